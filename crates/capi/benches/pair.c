@@ -1,4 +1,4 @@
-/* What an allocate and free pair costs from C, through a registered stream: the median of many rounds, per size.
+/* What an allocate and free pair costs from C, by the kind of stream: the median of many rounds, per size.
  *
  *   scripts/bench-c [cuda|host|sim]
  */
@@ -9,7 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { ROUNDS = 501, PAIRS = 2000 };
+/* RMM's pool of streams has 16. */
+enum { ROUNDS = 201, PAIRS = 2000, STREAMS = 16 };
 
 static void check(millpond_status status) {
     if (status != MILLPOND_STATUS_OK) {
@@ -29,40 +30,54 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Pairs on `count` streams, one after the other. */
+static void measure(const char *kind, millpond_pool *pool, size_t bytes, const millpond_any_stream *streams, int count) {
+    double rounds[ROUNDS];
+    int round, pair;
+    for (round = 0; round < ROUNDS; ++round) {
+        const double start = now();
+        for (pair = 0; pair < PAIRS; ++pair) {
+            const millpond_any_stream stream = streams[pair % count];
+            void *block;
+            check(millpond_alloc(pool, bytes, stream, &block));
+            check(millpond_free(pool, block, stream));
+        }
+        rounds[round] = (now() - start) / PAIRS;
+    }
+    qsort(rounds, ROUNDS, sizeof *rounds, by_value);
+    printf("%-32s %10zu %14.1f %14.1f\n", kind, bytes, rounds[ROUNDS / 2], rounds[ROUNDS * 99 / 100]);
+}
+
 int main(int argc, char **argv) {
-    static const size_t sizes[] = {512, 4096, 65536, 1 << 20, 16 << 20};
+    static const size_t sizes[] = {512, 65536, 1 << 20, 16 << 20};
     const char *device = argc > 1 ? argv[1] : "cuda";
     millpond_context *context;
     millpond_pool *pool;
-    millpond_stream *own, *registered;
-    void *raw;
+    millpond_stream *own[STREAMS], *registered;
+    millpond_any_stream none = NULL, ours[STREAMS], raw[STREAMS];
     size_t index;
+    int at;
 
     check(strcmp(device, "host") == 0  ? millpond_context_host(&context)
           : strcmp(device, "sim") == 0 ? millpond_context_sim(NULL, &context)
                                        : millpond_context_cuda(0, &context));
     check(millpond_pool_create(context, NULL, &pool));
-    check(millpond_stream_create(context, &own));
-    check(millpond_stream_raw(own, &raw));
-    check(millpond_stream_register(context, raw, &registered));
-    printf("%12s %14s %14s\n", "bytes", "ns a pair, p50", "p99 of rounds");
+    for (at = 0; at < STREAMS; ++at) {
+        check(millpond_stream_create(context, &own[at]));
+        check(millpond_stream_raw(own[at], &raw[at]));
+        ours[at] = own[at];
+    }
+    check(millpond_stream_register(context, raw[0], &registered));
+    printf("%-32s %10s %14s %14s\n", "stream", "bytes", "ns a pair, p50", "p99 of rounds");
     for (index = 0; index < sizeof sizes / sizeof *sizes; ++index) {
-        double rounds[ROUNDS];
-        int round, pair;
-        for (round = 0; round < ROUNDS; ++round) {
-            const double start = now();
-            for (pair = 0; pair < PAIRS; ++pair) {
-                void *block;
-                check(millpond_alloc(pool, sizes[index], registered, &block));
-                check(millpond_free(pool, block, registered));
-            }
-            rounds[round] = (now() - start) / PAIRS;
-        }
-        qsort(rounds, ROUNDS, sizeof *rounds, by_value);
-        printf("%12zu %14.1f %14.1f\n", sizes[index], rounds[ROUNDS / 2], rounds[ROUNDS * 99 / 100]);
+        measure("default", pool, sizes[index], &none, 1);
+        measure("handle", pool, sizes[index], ours, 1);
+        measure("CUstream, registered", pool, sizes[index], raw, 1);
+        measure("16 handles in turn", pool, sizes[index], ours, STREAMS);
+        measure("16 CUstreams in turn, registered", pool, sizes[index], raw, STREAMS);
     }
     check(millpond_stream_release(registered));
-    check(millpond_stream_release(own));
+    for (at = 0; at < STREAMS; ++at) check(millpond_stream_release(own[at]));
     check(millpond_pool_release(pool));
     check(millpond_context_release(context));
     return 0;

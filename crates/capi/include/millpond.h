@@ -328,8 +328,9 @@ typedef struct millpond_workspace millpond_workspace;
 // A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
 //
 // Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
-// `millpond_stream` costs a table lookup. Any other `CUstream` is looked up each time, and a free on it records
-// an event at once, since it may be destroyed at any time: register the streams that are used often.
+// `millpond_stream` and a `CUstream` for which one was made (`millpond_stream_register`) are fast. Any other `CUstream` is
+// looked up each time, and a free on it records an event at once, since it may be destroyed at any time: register the
+// streams that are used often.
 typedef void *millpond_any_stream;
 
 // A process under a named budget. Sizes in bytes.
@@ -1048,14 +1049,16 @@ const char *millpond_version(void);
 // Creates a stream. Releasing the handle destroys it; work already given to it still runs.
 millpond_status millpond_stream_create(millpond_context *context, millpond_stream **out);
 
-// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
-// not be destroyed before the handle, and all workspaces made on it, are released. 2 is the calling thread's default
+// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path, which calls with the
+// `CUstream` itself then take, too. The stream must not be destroyed before all handles registered for it, and all workspaces
+// made with these, are released: what was freed on it could be used by others too early. 2 is the calling thread's default
 // stream: on another thread its handle frees late but safely, and other calls with it are DEVICE_INVALID.
 millpond_status millpond_stream_register(millpond_context *context,
                                          void *raw,
                                          millpond_stream **out);
 
-// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left.
+// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left. One that was
+// registered may be destroyed by its owner. The host does not wait for the stream's work.
 millpond_status millpond_stream_release(millpond_stream *stream);
 
 // The driver's handle (`CUstream`) of a stream, for launches and driver calls. Valid until the stream is released.

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <memory_resource>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #if defined(__has_include)
 #if __has_include(<cuda/memory_resource>) && __has_include(<cuda_runtime_api.h>)
@@ -74,15 +76,30 @@ private:
 
 /// A pool as a resource of CCCL: it satisfies cuda::mr::resource_with<cuda::mr::device_accessible> of CCCL 3.1 and
 /// later, and the async_resource of CCCL before that (allocate_async).
+///
+/// A stream_ref costs what a Stream costs while a Stream is registered for it. Any other stream's free records an event.
 class StreamResource {
 public:
     explicit StreamResource(const Pool &pool) : pool_(pool) {}
+
+    /// Keeps the streams registered, which must outlive every copy of the resource: those of an rmm::cuda_stream_pool, each as
+    /// Stream(pool.context(), stream.value()).
+    StreamResource(const Pool &pool, std::vector<Stream> registered)
+        : pool_(pool), registered_(std::move(registered)) {}
 
     void *allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t align = default_alignment) {
         return pool_.allocate_aligned(bytes, align, stream.get());
     }
 
     void deallocate(::cuda::stream_ref stream, void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
+        millpond_free(pool_.get(), ptr, stream.get());
+    }
+
+    void *allocate(const Stream &stream, std::size_t bytes, std::size_t align = default_alignment) {
+        return pool_.allocate_aligned(bytes, align, stream);
+    }
+
+    void deallocate(const Stream &stream, void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
         millpond_free(pool_.get(), ptr, stream.get());
     }
 
@@ -123,6 +140,7 @@ protected:
 
 private:
     Pool pool_;
+    std::vector<Stream> registered_;
 };
 
 #ifdef MILLPOND_HAS_RMM

@@ -1,4 +1,5 @@
-//! The fast path: a pool and a registered stream, or the default one, that the thread used before.
+//! The fast path: a pool and a registered stream, or the default one, that the thread used before. A registered stream
+//! has it by the driver's handle, too.
 //!
 //! It differs from the general path in what it does not do. It neither catches panics nor makes a
 //! [`Failure`](crate::failure::Failure), since what it calls can neither panic nor fail: it looks into the thread's
@@ -20,7 +21,7 @@ use crate::in_use;
 use crate::kind::{AnyStream, PoolHandle};
 use crate::place::Place;
 use crate::pool::POOLS;
-use crate::stream::{FoundStream, STREAMS};
+use crate::stream::FoundStream;
 
 /// The thread is inside as long as this lives.
 struct Inside(&'static Place);
@@ -71,21 +72,18 @@ pub(crate) fn remember(
     pool_itself: &Pool,
     found: &FoundStream<'_>,
 ) {
-    if !in_use::has_membarrier() {
+    if !in_use::has_membarrier() || !found.lasts(stream) {
         return;
     }
-    let Some(shortcut) = found.lasting().and_then(|stream| Shortcut::new(pool_itself, stream)) else {
-        return;
-    };
+    let Some(shortcut) = Shortcut::new(pool_itself, found) else { return };
     let Some(place) = Place::take() else { return };
     let pair = place.pair(pool, stream);
     // SAFETY: the place is this thread's, which is on the general path.
     unsafe { pair.set(pool, stream, shortcut) };
-    // Whoever releases a handle makes it invalid, then looks for pairs (`forget`), with such a fence between: either it
-    // finds this one, or this thread finds the handle invalid.
+    // Whoever releases a handle makes it invalid, or its stream unregistered, then looks for pairs (`forget`), with such a
+    // fence between: either it finds this one, or this thread finds that the handle does not last.
     fence(Ordering::SeqCst);
-    let is_default = matches!(found, FoundStream::Default(_));
-    if !POOLS.is_valid(pool) || !(is_default || STREAMS.is_valid(stream)) {
+    if !POOLS.is_valid(pool) || !found.lasts(stream) {
         pair.take_away();
     }
 }

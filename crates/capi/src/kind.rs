@@ -78,8 +78,9 @@ pub struct StreamHandle;
 /// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
 ///
 /// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
-/// `millpond_stream` costs a table lookup. Any other `CUstream` is looked up each time, and a free on it records
-/// an event at once, since it may be destroyed at any time: register the streams that are used often.
+/// `millpond_stream` and a `CUstream` for which one was made (`millpond_stream_register`) are fast. Any other `CUstream` is
+/// looked up each time, and a free on it records an event at once, since it may be destroyed at any time: register the
+/// streams that are used often.
 pub type AnyStream = *mut c_void;
 
 /// A point in a stream's work, made by `millpond_stream_record`. Opaque.

@@ -19,11 +19,12 @@ use crate::kind::{AnyStream, PoolHandle};
 
 const PLACES: usize = 1 << 12;
 
-/// Pairs that a thread remembers; of those that fall on the same one, the one used last on the general path.
-const PAIRS: usize = 4;
+/// Pairs that a thread remembers; of those that fall on the same one, the one used last on the general path. So many that a
+/// thread may go round a pool of 16 streams, as RMM's has, and mostly find them.
+const PAIRS: usize = 32;
 
 /// One thread's, on cache lines of its own. As long as a power of two, so that an address is soon computed.
-#[repr(align(512))]
+#[repr(align(4096))]
 pub(crate) struct Place {
     /// The thread pointer of the thread that has the place; 0 while none has.
     owner: AtomicU64,
@@ -159,10 +160,12 @@ impl Place {
         })
     }
 
-    /// Where this pool and stream are remembered. Handles end in small numbers, those of pools and those of streams.
+    /// Where this pool and stream are remembered. Our handles end in small numbers. The driver's are addresses, which
+    /// differ further up: so a hash, as in `index_of`.
     #[inline(always)]
     pub(crate) fn pair(&self, pool: *mut PoolHandle, stream: AnyStream) -> &Pair {
-        &self.pairs[(pool.addr() ^ stream.addr()) % PAIRS]
+        let hash = (pool.addr() as u64 ^ stream.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.pairs[(hash >> (u64::BITS - PAIRS.trailing_zeros())) as usize]
     }
 }
 

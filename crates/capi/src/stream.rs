@@ -4,46 +4,68 @@ use std::ffi::c_void;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use millpond::Stream;
+use millpond::bindings::{is_registered, withdraw};
 use millpond::device::StreamHandle as RawStream;
+use millpond::{RegisteredStream, Stream};
 
 use crate::arguments::Out;
 use crate::context::{CONTEXTS, ContextObject};
 use crate::event::EVENTS;
 use crate::failure::{Failure, boundary};
 use crate::handle::{Table, Using};
-use crate::in_use::Record;
+use crate::in_use::{Record, heavy_fence};
 use crate::kind::{AnyStream, ContextHandle, EventHandle, Kind, StreamHandle};
+use crate::place;
 use crate::status::Status;
 
 /// What a stream's handle stands for.
 #[derive(Debug)]
 pub(crate) struct StreamObject {
-    pub(crate) stream: Stream,
+    /// Registered, so that calls find it by the driver's handle, too. They may leave shortcuts under that (`fast`).
+    pub(crate) stream: RegisteredStream,
     /// A stream's device is looked at through its context.
     _context: Arc<ContextObject>,
 }
 
-pub(crate) static STREAMS: Table<StreamObject> = Table::new(Kind::Stream);
+impl Drop for StreamObject {
+    fn drop(&mut self) {
+        // As for a handle of ours: see `Table::release`.
+        withdraw(&mut self.stream);
+        place::forget(self.stream.handle().raw());
+        heavy_fence();
+        place::wait_for_calls();
+    }
+}
+
+pub(crate) static STREAMS: Table<Arc<StreamObject>> = Table::new(Kind::Stream);
 
 /// A stream for the time of a call.
 #[derive(Debug)]
 pub(crate) enum FoundStream<'a> {
     /// A handle.
-    Registered(Using<StreamObject>),
+    Registered(Using<Arc<StreamObject>>),
     /// The legacy default stream.
     Default(&'a Stream),
-    /// The driver's.
+    /// The driver's, registered or not.
     Raw(Stream),
 }
 
 impl FoundStream<'_> {
-    /// The stream, if it stays where it is: until its handle is released, or the context goes.
-    pub(crate) fn lasting(&self) -> Option<&Stream> {
+    /// Whether the stream stays where it is: until its `handle` is released, or all that are registered for a stream of
+    /// the driver's, or the context goes.
+    pub(crate) fn lasts(&self, handle: AnyStream) -> bool {
         match self {
-            Self::Registered(object) => Some(&object.stream),
-            Self::Default(stream) => Some(stream),
-            Self::Raw(_) => None,
+            Self::Registered(_) => STREAMS.is_valid(handle),
+            Self::Default(_) => true,
+            Self::Raw(stream) => is_registered(stream),
+        }
+    }
+
+    /// What keeps the stream registered, for who keeps it longer than its handle.
+    pub(crate) fn registration(&self) -> Option<Arc<StreamObject>> {
+        match self {
+            Self::Registered(object) => Some(Arc::clone(object)),
+            Self::Default(_) | Self::Raw(_) => None,
         }
     }
 }
@@ -93,8 +115,12 @@ unsafe fn find_raw_slow(context: &ContextObject, raw: u64) -> Result<FoundStream
     Ok(FoundStream::Raw(stream))
 }
 
-fn keep(stream: Stream, context: &Arc<ContextObject>) -> Result<*mut StreamHandle, Failure> {
-    STREAMS.insert(StreamObject { stream, _context: context.clone() })
+/// # Safety
+/// The stream is one of the device, and stays until the handle is released.
+unsafe fn keep(raw: RawStream, context: &Arc<ContextObject>) -> Result<*mut StreamHandle, Failure> {
+    // SAFETY: the caller's promise.
+    let stream = unsafe { context.context.register_stream(raw) }?;
+    STREAMS.insert(Arc::new(StreamObject { stream, _context: context.clone() }))
 }
 
 /// Creates a stream. Releasing the handle destroys it; work already given to it still runs.
@@ -107,13 +133,16 @@ pub unsafe extern "C" fn millpond_stream_create(
         // SAFETY: as the header asks of its caller.
         let out = unsafe { Out::pointer(out, "out") }?;
         let object = CONTEXTS.get(me, context)?;
-        out.set(keep(object.context.create_stream()?, &object)?);
+        let stream = object.context.create_stream()?;
+        // SAFETY: it is ours, and stays as long as anybody has it.
+        out.set(unsafe { keep(stream.handle(), &object) }?);
         Ok(())
     })
 }
 
-/// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
-/// not be destroyed before the handle, and all workspaces made on it, are released. 2 is the calling thread's default
+/// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path, which calls with the
+/// `CUstream` itself then take, too. The stream must not be destroyed before all handles registered for it, and all workspaces
+/// made with these, are released: what was freed on it could be used by others too early. 2 is the calling thread's default
 /// stream: on another thread its handle frees late but safely, and other calls with it are DEVICE_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_register(
@@ -129,18 +158,14 @@ pub unsafe extern "C" fn millpond_stream_register(
         if Kind::of(number).is_some() {
             return Err(Failure::option("raw", "a handle of millpond's own; it is registered already"));
         }
-        let stream = match number {
-            0 | 1 => object.default_stream()?.clone(),
-            2 => object.context.per_thread_stream()?,
-            // SAFETY: the caller keeps the stream until the handle is released, as asked above.
-            _ => unsafe { object.context.stream_from_raw(RawStream::from_raw(number)) }?,
-        };
-        out.set(keep(stream, &object)?);
+        // SAFETY: the caller keeps the stream until the handle is released, as asked above.
+        out.set(unsafe { keep(RawStream::from_raw(number.max(RawStream::LEGACY.raw())), &object) }?);
         Ok(())
     })
 }
 
-/// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left.
+/// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left. One that was
+/// registered may be destroyed by its owner. The host does not wait for the stream's work.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_stream_release(stream: *mut StreamHandle) -> Status {
     boundary(|me| STREAMS.release(me, stream))
@@ -248,4 +273,111 @@ pub unsafe extern "C" fn millpond_stream_is_idle(
         out.set(i32::from(idle));
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::in_use::this_thread;
+    use crate::kind::PoolHandle;
+    use crate::memory::{millpond_alloc, millpond_free};
+    use crate::place::Place;
+
+    /// A pool, and a stream of the device that millpond did not make.
+    struct Bench {
+        context: *mut ContextHandle,
+        pool: *mut PoolHandle,
+        device: Arc<dyn millpond::device::Device>,
+        raw: AnyStream,
+    }
+
+    // SAFETY: handles are for every thread.
+    unsafe impl Sync for Bench {}
+
+    impl Bench {
+        fn new() -> Self {
+            let (mut context, mut pool) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: both may be written, and no options are the default ones.
+            unsafe {
+                assert_eq!(crate::context::millpond_context_sim(ptr::null(), &mut context), Status::Ok);
+                assert_eq!(crate::pool::millpond_pool_create(context, ptr::null(), &mut pool), Status::Ok);
+            }
+            let device = CONTEXTS.get(this_thread(), context).unwrap().context.device().clone();
+            let raw = ptr::without_provenance_mut(device.create_stream().unwrap().raw() as usize);
+            Self { context, pool, device, raw }
+        }
+
+        fn register(&self) -> *mut StreamHandle {
+            let mut handle = ptr::null_mut();
+            // SAFETY: the stream stays as long as the device.
+            let status = unsafe { millpond_stream_register(self.context, self.raw, &mut handle) };
+            assert_eq!(status, Status::Ok);
+            handle
+        }
+
+        fn pairs(&self, count: usize) {
+            for _ in 0..count {
+                let mut block = ptr::null_mut();
+                // SAFETY: the block is this one's, and there is no work on it.
+                unsafe {
+                    assert_eq!(millpond_alloc(self.pool, 4096, self.raw, &mut block), Status::Ok);
+                    assert_eq!(millpond_free(self.pool, block, self.raw), Status::Ok);
+                }
+            }
+        }
+
+        /// Whether the calling thread has a shortcut under the driver's handle.
+        fn is_fast(&self) -> bool {
+            // SAFETY: the place is this thread's, which does not use what it finds.
+            Place::mine().is_some_and(|place| unsafe {
+                place.pair(self.pool, self.raw).find(self.pool, self.raw).is_some()
+            })
+        }
+    }
+
+    #[test]
+    fn a_raw_stream_is_fast_while_it_is_registered() {
+        let bench = Bench::new();
+        bench.pairs(3);
+        assert!(!bench.is_fast());
+        let (one, two) = (bench.register(), bench.register());
+        bench.pairs(3);
+        assert!(bench.is_fast() || !crate::in_use::has_membarrier());
+        assert_eq!(millpond_stream_release(one), Status::Ok);
+        assert!(!bench.is_fast(), "until it is asked once more");
+        bench.pairs(3);
+        assert!(bench.is_fast() || !crate::in_use::has_membarrier());
+        assert_eq!(millpond_stream_release(two), Status::Ok);
+        bench.pairs(3);
+        assert!(!bench.is_fast());
+        // SAFETY: nobody uses it any more.
+        unsafe { bench.device.destroy_stream(RawStream::from_raw(bench.raw.addr() as u64)) }.unwrap();
+    }
+
+    #[test]
+    fn threads_use_a_raw_stream_whose_registrations_come_and_go() {
+        let bench = Bench::new();
+        let is_done = AtomicBool::new(false);
+        let rounds = if cfg!(miri) { 3 } else { 300 };
+        std::thread::scope(|threads| {
+            for _ in 0..3 {
+                threads.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        bench.pairs(10);
+                    }
+                });
+            }
+            for _ in 0..rounds {
+                let handle = bench.register();
+                bench.pairs(10);
+                assert_eq!(millpond_stream_release(handle), Status::Ok);
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(crate::pool::millpond_pool_release(bench.pool), Status::Ok);
+        assert_eq!(crate::context::millpond_context_release(bench.context), Status::Ok);
+    }
 }

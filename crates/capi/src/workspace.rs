@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 
 use millpond::Workspace;
 use millpond::bindings::Process;
@@ -13,13 +14,15 @@ use crate::handle::Table;
 use crate::kind::{AnyStream, Kind, PoolHandle, WorkspaceHandle};
 use crate::pool::POOLS;
 use crate::status::Status;
-use crate::stream::find_stream;
+use crate::stream::{StreamObject, find_stream};
 
 /// What a workspace's handle stands for.
 #[derive(Debug)]
 pub(crate) struct WorkspaceObject {
     process: Process,
     workspace: Mutex<Workspace>,
+    /// After the workspace, which frees its memory on the stream.
+    _registration: Option<Arc<StreamObject>>,
 }
 
 impl WorkspaceObject {
@@ -46,10 +49,11 @@ pub unsafe extern "C" fn millpond_workspace_create(
         // SAFETY: likewise.
         let stream = unsafe { find_stream(me, &object.context, stream) }?;
         let workspace = Workspace::new(&object.pool, bytes as u64, &stream)?;
-        out.set(
-            WORKSPACES
-                .insert(WorkspaceObject { process: Process::here(), workspace: Mutex::new(workspace) })?,
-        );
+        out.set(WORKSPACES.insert(WorkspaceObject {
+            process: Process::here(),
+            workspace: Mutex::new(workspace),
+            _registration: stream.registration(),
+        })?);
         Ok(())
     })
 }

@@ -229,6 +229,7 @@ programs! {
     devices_work_together: "c/peers.c",
     pools_are_recorded: "c/recording.c",
     threads_share_pools_and_release_handles: "c/threads.c",
+    registered_streams_have_two_names: "c/registered_streams.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",

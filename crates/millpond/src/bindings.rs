@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
-use crate::order::Stream;
+use crate::order::{RegisteredStream, Stream};
 pub use crate::physical::{Mapping, watch_mappings};
 use crate::pool::{CapturePool, Pool};
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
@@ -47,6 +47,17 @@ impl Shortcut {
         // SAFETY: as in `alloc`.
         unsafe { self.0.free(ptr) }
     }
+}
+
+/// Whether the stream is registered. While that is so, whoever presents its handle may be given a [`Shortcut`] for it.
+pub fn is_registered(stream: &Stream) -> bool {
+    stream.is_registered()
+}
+
+/// The first part of a registration's end: from now on, it is not what makes [`is_registered`] say yes. Between this and
+/// the drop, a binding takes back the shortcuts that it gave out by the stream's handle.
+pub fn withdraw(registered: &mut RegisteredStream) {
+    registered.withdraw();
 }
 
 /// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. It is called

@@ -114,7 +114,7 @@ mod pages {
 pub use buffer::Buffer;
 pub use device::{Advice, Place, Residency};
 pub use error::{Error, Result};
-pub use order::{Event, ReusePolicies, Stream};
+pub use order::{Event, RegisteredStream, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
 pub use pool::{

@@ -7,12 +7,13 @@
 
 mod shared;
 
+use std::cell::RefCell;
 use std::sync::{Arc, mpsc};
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Hold, SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, MemoryKind, StreamHandle};
-use millpond::{Buffer, Context, Pool, PoolBuilder, ReusePolicies, Stream};
+use millpond::{Buffer, Context, Pool, PoolBuilder, RegisteredStream, ReusePolicies, Stream};
 
 use shared::Freeing;
 
@@ -32,6 +33,10 @@ trait Bench {
 
     fn builder(&self, context: &Context) -> PoolBuilder {
         Pool::builder(context)
+    }
+
+    fn stream(&self, context: &Context) -> Stream {
+        context.create_stream().unwrap()
     }
 
     fn hold(&self, stream: StreamHandle) -> Self::Hold;
@@ -121,6 +126,52 @@ impl<B: Bench> Bench for Other<B> {
     }
 }
 
+/// Streams of somebody else's, registered and found by their handles.
+struct Registered<B: Bench>(B, RefCell<Vec<RegisteredStream>>);
+
+impl<B: Bench> Registered<B> {
+    fn new(bench: B) -> Self {
+        Self(bench, RefCell::default())
+    }
+}
+
+impl<B: Bench> Bench for Registered<B> {
+    type Hold = B::Hold;
+    const BYTES: bool = B::BYTES;
+
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.device()
+    }
+
+    fn stream(&self, context: &Context) -> Stream {
+        let handle = context.device().create_stream().unwrap();
+        // SAFETY: it is destroyed after its registration.
+        let (registered, found) =
+            unsafe { (context.register_stream(handle).unwrap(), context.foreign_stream(handle).unwrap()) };
+        self.1.borrow_mut().push(registered);
+        found
+    }
+
+    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+        self.0.hold(stream)
+    }
+
+    fn release(&self, hold: Self::Hold) {
+        self.0.release(hold);
+    }
+}
+
+impl<B: Bench> Drop for Registered<B> {
+    fn drop(&mut self) {
+        for registered in self.1.take() {
+            let (device, handle) = (registered.device().clone(), registered.handle());
+            drop(registered);
+            // SAFETY: nobody uses it any more.
+            unsafe { device.destroy_stream(handle) }.unwrap();
+        }
+    }
+}
+
 #[cfg(feature = "cuda")]
 mod gpu {
     use millpond::device::cuda::{CudaDevice, CudaOptions};
@@ -168,7 +219,7 @@ fn two_streams(bench: &impl Bench, reuse: ReusePolicies) -> (Context, Pool, Stre
     let context = Context::new(bench.device());
     let granularity = bench.memory().properties().granularity;
     let pool = bench.builder(&context).reuse(reuse).page_sizes(granularity, granularity).build().unwrap();
-    let (first, second) = (context.create_stream().unwrap(), context.create_stream().unwrap());
+    let (first, second) = (bench.stream(&context), bench.stream(&context));
     (context, pool, first, second)
 }
 
@@ -447,6 +498,13 @@ macro_rules! on_each_device {
         on_each_device!(@device host_pinned_without_virtual_memory Other(Host::new(false), MemoryKind::Pinned), [] $($test)*);
         on_each_device!(@device sim_managed Other(Sim::new(true), MemoryKind::Managed), [] $($test)*);
         on_each_device!(@device host_managed Other(Host::new(true), MemoryKind::Managed), [] $($test)*);
+        on_each_device!(@device sim_registered Registered::new(Sim::new(true)), [] $($test)*);
+        on_each_device!(@device host_registered Registered::new(Host::new(true)), [] $($test)*);
+        #[cfg(feature = "cuda")]
+        on_each_device!(
+            @device cuda_registered Registered::new(gpu::Cuda::new(true)),
+            [#[ignore = "needs a CUDA GPU"]] $($test)*
+        );
         #[cfg(feature = "cuda")]
         on_each_device!(
             @device cuda_managed Other(gpu::Cuda::new(true), MemoryKind::Managed),

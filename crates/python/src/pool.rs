@@ -273,7 +273,19 @@ impl Pool {
     /// Makes a stream of the pool's device.
     fn create_stream(&self, py: Python<'_>) -> PyResult<Stream> {
         let inner = py.detach(|| self.context.create_stream()).map_err(Failure::from)?;
-        Ok(Stream { inner: inner.into(), context: Context::clone(&self.context).into() })
+        Ok(Stream::ours(inner, Context::clone(&self.context)))
+    }
+
+    /// Registers another library's stream of the pool's device, for the fast path: frees on it then record no event.
+    ///
+    /// Calls that are given the stream itself are fast, too. It stays registered until ``Stream.unregister`` is called, or what is
+    /// returned and all blocks made with that are gone. The other library's object is kept so long. A stream that is
+    /// passed as a number must not be destroyed before: memory that was used on it could be given to others too early.
+    ///
+    /// Raises:
+    ///     DeviceError: while the stream is being captured.
+    fn register_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<Stream> {
+        Stream::register(stream, &self.context)
     }
 
     /// Waits for all work on the device, then applies the release thresholds.

@@ -1,7 +1,8 @@
 //! Streams as Python names them: millpond's own, the driver's by number, or another library's object.
 
-use millpond::Context;
+use millpond::bindings::Mutex;
 use millpond::device::StreamHandle;
+use millpond::{Context, RegisteredStream};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
@@ -9,16 +10,57 @@ use pyo3::types::PyInt;
 use crate::detached::Detached;
 use crate::failure::{Failure, Result};
 
-/// A stream that millpond made (``Pool.create_stream``).
+/// A stream that millpond made (``Pool.create_stream``), or another library's that is registered (``Pool.register_stream``).
 #[pyclass(frozen, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct Stream {
+    // In the order of their ends: nothing is left of the stream when its registration ends, and then its owner goes.
     pub(crate) inner: Detached<millpond::Stream>,
+    registered: Mutex<Option<Detached<RegisteredStream>>>,
+    owner: Mutex<Option<Py<PyAny>>>,
     pub(crate) context: Detached<Context>,
+}
+
+impl Stream {
+    /// A stream that millpond made.
+    pub(crate) fn ours(inner: millpond::Stream, context: Context) -> Self {
+        let (inner, context) = (inner.into(), context.into());
+        Self { inner, registered: Mutex::default(), owner: Mutex::default(), context }
+    }
+
+    /// Another library's stream, registered as long as this lives.
+    pub(crate) fn register(stream: &Bound<'_, PyAny>, context: &Context) -> PyResult<Self> {
+        let handle = match StreamArgument::read(Some(stream))? {
+            StreamArgument::Ours(stream) => stream.handle(),
+            // SAFETY: that it is a live stream of the device is what the documentation asks of the caller.
+            StreamArgument::Raw(raw) => unsafe {
+                StreamHandle::from_raw(raw.max(StreamHandle::LEGACY.raw()))
+            },
+        };
+        // SAFETY: likewise, and that it stays; the owner is kept here.
+        let registered = stream.py().detach(|| unsafe { context.register_stream(handle) });
+        let registered = registered.map_err(Failure::from)?;
+        Ok(Self {
+            inner: millpond::Stream::clone(&registered).into(),
+            registered: Mutex::new(Some(registered.into())),
+            owner: Mutex::new(Some(stream.clone().unbind())),
+            context: context.clone().into(),
+        })
+    }
 }
 
 #[pymethods]
 impl Stream {
+    /// Ends the registration of another library's stream: that may be destroyed then. Does not wait for the stream's work.
+    ///
+    /// What was made with this object afterwards frees late but safely; all else with it is an error.
+    fn unregister(&self, py: Python<'_>) {
+        let registered = self.registered.lock().take();
+        py.detach(|| drop(registered));
+        let owner = self.owner.lock().take();
+        drop(owner);
+    }
+
     /// The driver's handle (``CUstream``), valid as long as this object.
     #[getter]
     fn handle(&self) -> u64 {

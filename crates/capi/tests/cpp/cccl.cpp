@@ -21,4 +21,14 @@ static_assert(!cuda::mr::resource_with<millpond::RmmResource, cuda::mr::host_acc
 #error "CCCL was not found"
 #endif
 
+#if defined(MILLPOND_HAS_CCCL)
+// Registered streams: kept, and given.
+static_assert(std::is_constructible_v<millpond::StreamResource, const millpond::Pool &, std::vector<millpond::Stream>>);
+void *on_a_registered_stream(millpond::StreamResource &resource, const millpond::Stream &stream) {
+    void *found = resource.allocate(stream, 16);
+    resource.deallocate(stream, found, 16);
+    return found;
+}
+#endif
+
 int main() {}

@@ -14,7 +14,6 @@ use cudarc::driver::{
 use super::uses::Uses;
 use super::{Stream, refused};
 use crate::device::StreamHandle;
-use crate::order::Marking;
 use crate::pool::{Pool, PoolInner};
 use crate::{Result, device};
 
@@ -230,7 +229,7 @@ impl<T> Buffer<T> {
             return Ok(());
         }
         // SAFETY: every thread has a default stream as long as it runs.
-        let here = unsafe { stream.timelines().adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }?;
+        let here = unsafe { stream.timelines().present_stream(StreamHandle::PER_THREAD) }?;
         self.pool.record_use(self.ptr, &here)
     }
 }

@@ -20,12 +20,17 @@
 //! **Streams that go away.** A stream's last handle records a final mark before the stream is destroyed. The timeline
 //! stays until that mark is complete. Then every tick of it counts as reached. Timelines are named by slot and
 //! generation, and streams by the driver's id, so a recycled handle is never taken for the old stream.
+//!
+//! **Streams of others** are kept by promises of different lengths (`timelines::Promise`). A [`RegisteredStream`] is valid
+//! until its owner ends the registration; that is when its last tick is closed. A stream without a promise is marked
+//! with each tick ([`Marking::AtOnce`]).
 
 mod event;
 mod fence;
 mod peers;
 mod questions;
 mod readiness;
+mod registered;
 mod stream;
 mod timeline;
 mod timelines;
@@ -38,6 +43,7 @@ pub(crate) use fence::LOOKS;
 pub(crate) use fence::{Fence, Tick, TimelineId};
 pub(crate) use questions::Admission;
 pub(crate) use readiness::ReadinessQuery;
+pub use registered::RegisteredStream;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;
 pub(crate) use timeline::{Marking, Timeline};

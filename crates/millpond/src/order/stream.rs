@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::timelines::HeldTimeline;
+use super::timelines::{HeldTimeline, Promise};
 use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
@@ -80,11 +80,11 @@ impl Stream {
     /// The driver's handle, for calls on this thread. It is an error where the handle would mean another stream here.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] for another thread's default stream, and for a foreign stream whose handle was
-    /// recycled; or the device's own.
+    /// [`DeviceError::Invalid`] for another thread's default stream, for a foreign stream whose handle was recycled, and for
+    /// one that is [registered](super::RegisteredStream) no longer; or the device's own.
     #[inline]
     pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
-        self.inner.timeline.check_usable(self.device().as_ref(), self.inner.handle)?;
+        self.inner.timeline.check_presented(self.device().as_ref(), self.inner.handle)?;
         Ok(self.inner.handle)
     }
 
@@ -223,17 +223,22 @@ impl Timelines {
         self.create(Marking::WhenNeeded).map(Stream::new)
     }
 
-    /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
+    /// The stream behind a handle that somebody else made and keeps.
     ///
     /// # Safety
-    /// The handle is valid until the last clone of the returned stream is gone. With [`Marking::AtOnce`], it is valid
-    /// now and in each later call that is given the returned stream.
-    pub(crate) unsafe fn adopt_stream(
-        self: &Arc<Self>,
-        handle: StreamHandle,
-        marking: Marking,
-    ) -> DeviceResult<Stream> {
+    /// The handle is valid until the last clone of the returned stream is gone.
+    pub(crate) unsafe fn adopt_stream(self: &Arc<Self>, handle: StreamHandle) -> DeviceResult<Stream> {
         // SAFETY: the caller's promise.
-        unsafe { self.adopt(handle, marking) }.map(Stream::new)
+        unsafe { self.adopt(handle, Promise::UntilDropped) }.map(Stream::new)
+    }
+
+    /// The stream behind a handle that somebody else made and may destroy at any time: a
+    /// [registered](RegisteredStream) one, or one whose ticks are closed [at once](Marking::AtOnce).
+    ///
+    /// # Safety
+    /// The handle is valid now and in each later call that is given the returned stream.
+    pub(crate) unsafe fn present_stream(self: &Arc<Self>, handle: StreamHandle) -> DeviceResult<Stream> {
+        // SAFETY: the caller's promise.
+        unsafe { self.adopt(handle, Promise::InCalls) }.map(Stream::new)
     }
 }

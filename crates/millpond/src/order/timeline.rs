@@ -82,6 +82,8 @@ pub(crate) struct Timeline {
     pub(crate) serial: u64,
     pub(crate) stream: StreamId,
     pub(crate) marking: Marking,
+    /// Whether its handle may be another stream's by now, although nobody should have destroyed it.
+    is_registered: bool,
     /// The thread whose default stream it is: to others, its handle means a stream of their own.
     of_thread: Option<u64>,
     /// The tick that work given now belongs to.
@@ -94,7 +96,12 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    pub(crate) fn new(id: TimelineId, handle: StreamHandle, stream: StreamId, marking: Marking) -> Self {
+    pub(crate) fn new(
+        id: TimelineId,
+        handle: StreamHandle,
+        stream: StreamId,
+        (marking, is_registered): (Marking, bool),
+    ) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         Self {
             id,
@@ -102,6 +109,7 @@ impl Timeline {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             stream,
             marking,
+            is_registered,
             of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
@@ -441,6 +449,11 @@ impl Timeline {
         self.state.lock().handle = None;
     }
 
+    /// Whether that was said.
+    pub(super) fn is_retired(&self) -> bool {
+        self.state.lock().handle.is_none()
+    }
+
     /// Gives up all marks, for a timeline that is complete or a device that is going away.
     pub(crate) fn take_marks(&self) -> Vec<Shared<EventHandle>> {
         self.state.lock().marks.drain(..).map(|mark| mark.event).collect()
@@ -453,9 +466,19 @@ impl Timeline {
         Ok(handle)
     }
 
+    /// As `usable_handle`, for who presents the stream.
+    #[inline]
+    pub(super) fn check_presented(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
+        if self.is_registered {
+            self.usable_handle(device, &self.state.lock()).map(drop)
+        } else {
+            self.check_usable(device, handle)
+        }
+    }
+
     /// Refuses a handle that means another stream to the calling thread. Every call that gives the device the stream's
     /// handle asks here first: else its ticks would be another stream's.
-    pub(super) fn check_usable(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
+    fn check_usable(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
         if let Some(thread) = self.of_thread {
             return if thread == calling_thread() {
                 Ok(())
@@ -466,10 +489,12 @@ impl Timeline {
             };
         }
         // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
-        // between. (One that was met in a capture is kept by the capture's route until its end, and is known by its
-        // handle. So is one that is being captured now, which the driver does not identify.)
-        if self.marking == Marking::AtOnce && !self.stream.is_in_capture() {
-            // SAFETY: presented by the caller, so valid.
+        // between. So may registered ones, against their owner's promise; their calls to the device are few. (One that
+        // was met in a capture is kept by the capture's route until its end, and is known by its handle. So is one that
+        // is being captured now, which the driver does not identify.)
+        let may_be_recycled = self.marking == Marking::AtOnce || self.is_registered;
+        if may_be_recycled && !self.stream.is_in_capture() {
+            // SAFETY: presented by the caller or registered, so valid by promise.
             let id = unsafe { device.stream_id(handle) }?;
             if id != self.stream && !id.is_in_capture() {
                 return Err(gone("the handle is another stream's now"));

@@ -53,8 +53,11 @@ pub(super) struct HeldTimeline {
     pub(super) timelines: Arc<Timelines>,
     pub(super) timeline: Arc<Timeline>,
     pub(super) handle: StreamHandle,
+    promise: Promise,
     /// Whether the stream is ours to destroy.
     owned: bool,
+    /// Whether somebody held the stream when its registration ended.
+    is_left_over: AtomicBool,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
     #[cfg(feature = "cudarc")]
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
@@ -64,7 +67,36 @@ pub(super) struct HeldTimeline {
 
 impl Drop for HeldTimeline {
     fn drop(&mut self) {
-        self.timelines.retire(&self.timeline, self.handle, self.owned);
+        self.timelines.retire(self);
+    }
+}
+
+/// How long the handle of a stream is valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Promise {
+    /// While anybody holds the stream: either we destroy it, or nobody does.
+    Stays,
+    /// Until its [registrations](super::RegisteredStream) have ended.
+    WhileRegistered,
+    /// Until the last clone of what was returned for it is gone.
+    UntilDropped,
+    /// In each call that presents it.
+    InCalls,
+}
+
+impl Promise {
+    fn marking(self) -> Marking {
+        if self == Self::InCalls { Marking::AtOnce } else { Marking::WhenNeeded }
+    }
+
+    /// By which promises the stream may have been adopted that a caller with this one is given.
+    fn suffices(self) -> &'static [Self] {
+        match self {
+            Self::Stays => &[Self::Stays],
+            Self::WhileRegistered => &[Self::Stays, Self::WhileRegistered],
+            Self::UntilDropped => &[Self::Stays, Self::UntilDropped],
+            Self::InCalls => &[Self::Stays, Self::WhileRegistered, Self::InCalls],
+        }
     }
 }
 
@@ -72,9 +104,13 @@ impl Drop for HeldTimeline {
 #[derive(Debug)]
 struct Alive {
     held: Weak<HeldTimeline>,
-    /// Whether its handle is valid while anybody holds it: either we destroy it, or nobody does.
-    stays: bool,
+    handle: StreamHandle,
+    /// How often it is registered.
+    registrations: usize,
 }
+
+/// By identity and promise.
+type AllAlive = HashMap<(StreamId, Promise), Alive>;
 
 /// See the [module](super).
 pub(crate) struct Timelines {
@@ -83,9 +119,9 @@ pub(crate) struct Timelines {
     table: OfProcess<RwLock<Table>>,
     /// Retired timelines that are not known to be complete. Those at the back were asked last.
     retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
-    /// Streams alive now, so that one stream has one timeline however often it is presented. Where one caller promises
-    /// that it stays and another does not, it has two: each promise ends with the streams that were returned for it.
-    alive: OfProcess<Mutex<HashMap<(StreamId, Marking), Alive>>>,
+    /// Streams alive now, so that one stream has one timeline however often it is presented. By different promises, it
+    /// may have several: each promise has its own end.
+    alive: OfProcess<Mutex<AllAlive>>,
     /// Events that stand for nothing, ready to be recorded.
     spare_events: OfProcess<Mutex<Vec<EventHandle>>>,
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
@@ -147,7 +183,7 @@ impl Timelines {
         let handle = self.device.create_stream()?;
         // SAFETY: the stream was created above.
         match unsafe { self.device.stream_id(handle) } {
-            Ok(id) => self.register(handle, id, marking, true),
+            Ok(id) => self.enter(handle, id, (Promise::Stays, marking), true),
             Err(error) => Err(error),
         }
         // SAFETY: the stream was created above and nobody else knows it.
@@ -161,35 +197,32 @@ impl Timelines {
     pub(super) unsafe fn adopt(
         self: &Arc<Self>,
         handle: StreamHandle,
-        marking: Marking,
+        promise: Promise,
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
-        let marking = match handle {
-            StreamHandle::PER_THREAD => Marking::AtOnce,
-            _ if is_legacy(handle) => Marking::WhenNeeded,
-            _ => marking,
+        let promise = match handle {
+            StreamHandle::PER_THREAD => Promise::InCalls,
+            _ if is_legacy(handle) => Promise::Stays,
+            _ => promise,
         };
         // SAFETY: the caller's promise.
         let id = unsafe { self.device.stream_id(handle) }?;
-        match self.find_alive(id, marking) {
+        if promise == Promise::WhileRegistered && id.is_in_capture() {
+            let what = "the stream is being captured: register it before or after".to_owned();
+            return Err(DeviceError::Invalid { call: "register_stream", what });
+        }
+        let found = find_alive(&mut self.alive.lock(), handle, id, promise);
+        match found {
             Some(held) => Ok(held),
-            None => self.register(handle, id, marking, false),
+            None => self.enter(handle, id, (promise, promise.marking()), false),
         }
     }
 
-    /// The stream, if somebody holds it by the same promise, or needs none.
-    fn find_alive(&self, id: StreamId, marking: Marking) -> Option<Arc<HeldTimeline>> {
-        let alive = self.alive.lock();
-        let staying = alive.get(&(id, Marking::WhenNeeded)).filter(|alive| alive.stays);
-        let found = staying.and_then(|alive| alive.held.upgrade());
-        found.or_else(|| alive.get(&(id, marking))?.held.upgrade())
-    }
-
-    fn register(
+    fn enter(
         self: &Arc<Self>,
         handle: StreamHandle,
         id: StreamId,
-        marking: Marking,
+        (promise, marking): (Promise, Marking),
         owned: bool,
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.sweep_retired();
@@ -205,7 +238,8 @@ impl Timelines {
             });
             let entry = &mut table.slots[slot as usize];
             let name = TimelineId { slot, generation: entry.generation };
-            let timeline = Arc::new(Timeline::new(name, handle, id, marking));
+            let is_registered = promise == Promise::WhileRegistered;
+            let timeline = Arc::new(Timeline::new(name, handle, id, (marking, is_registered)));
             entry.timeline = Some(timeline.clone());
             timeline
         };
@@ -213,13 +247,21 @@ impl Timelines {
             timelines: self.clone(),
             timeline,
             handle,
+            promise,
             owned,
+            is_left_over: AtomicBool::new(false),
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
         });
-        let alive = Alive { held: Arc::downgrade(&held), stays: owned || is_legacy(handle) };
-        self.alive.lock().insert((id, marking), alive);
+        let mut alive = self.alive.lock();
+        if let Some(other) = find_alive(&mut alive, handle, id, promise) {
+            // Another thread was faster. Without the lock, which the end of this one takes.
+            drop(alive);
+            return Ok(other);
+        }
+        let registrations = usize::from(promise == Promise::WhileRegistered);
+        alive.insert((id, promise), Alive { held: Arc::downgrade(&held), handle, registrations });
         Ok(held)
     }
 
@@ -234,39 +276,79 @@ impl Timelines {
             && self.alive.lock().try_reserve(1).is_ok()
     }
 
+    /// Whether a stream is registered, so that whoever presents its handle is given it.
+    pub(super) fn is_registered(&self, held: &HeldTimeline) -> bool {
+        let key = (held.timeline.stream, held.promise);
+        self.alive.lock().get(&key).is_some_and(|entry| entry.is_of(held) && entry.registrations > 0)
+    }
+
+    /// One registration ends. With the last one, who presents the handle is given the stream no more. Returns whether
+    /// the promise that the handle is valid has ended, too.
+    pub(super) fn unregister(&self, held: &HeldTimeline) -> bool {
+        let key = (held.timeline.stream, held.promise);
+        let mut alive = self.alive.lock();
+        let entry = alive.get_mut(&key).filter(|entry| entry.is_of(held) && entry.registrations > 0);
+        let Some(entry) = entry else { return false };
+        entry.registrations -= 1;
+        let ends = entry.registrations == 0 && held.promise == Promise::WhileRegistered;
+        if ends {
+            alive.remove(&key);
+        }
+        ends
+    }
+
+    /// What comes after the last registration [ended](Self::unregister): the owner may destroy the stream after this
+    /// call. Whoever still has a clone finds it gone.
+    pub(super) fn end(&self, held: &Arc<HeldTimeline>) {
+        // Nobody gets another clone. What is freed by one that is left, from here on, may be closed by no mark.
+        // Relaxed: read by whoever drops the last clone, which comes after.
+        held.is_left_over.store(Arc::strong_count(held) > 1, Ordering::Relaxed);
+        self.close_last(&held.timeline);
+    }
+
+    /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call.
+    fn close_last(&self, timeline: &Arc<Timeline>) {
+        let closed = match timeline.poll_idle(self.device.as_ref(), || self.is_capturing()) {
+            Ok(true) => Ok(true),
+            _ => self.close(timeline, timeline.now(), false),
+        };
+        if let Err(error) = &closed {
+            tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+        }
+        if !matches!(closed, Ok(true)) {
+            // After an error, or while the stream is being captured, the last tick stays open. The counter goes past
+            // it, so that the timeline is not taken for complete.
+            timeline.turn();
+        }
+        timeline.retire();
+    }
+
     /// The last clone of a stream is gone. Closes its last tick while the handle is still valid, destroys the stream if
     /// it is ours, and leaves the timeline to [`sweep_retired`](Self::sweep_retired).
-    pub(super) fn retire(&self, timeline: &Arc<Timeline>, handle: StreamHandle, owned: bool) {
+    fn retire(&self, held: &HeldTimeline) {
         if !self.is_here() {
             // The stream is the parent's.
             return;
         }
+        let timeline = &held.timeline;
         {
             let mut alive = self.alive.lock();
             // The same stream may have been presented again since: then the entry is the newcomer's.
-            let key = (timeline.stream, timeline.marking);
+            let key = (timeline.stream, held.promise);
             if alive.get(&key).is_some_and(|entry| entry.held.strong_count() == 0) {
                 alive.remove(&key);
             }
         }
-        if timeline.marking == Marking::WhenNeeded {
-            let closed = match timeline.poll_idle(self.device.as_ref(), || self.is_capturing()) {
-                Ok(true) => Ok(true),
-                _ => self.close(timeline, timeline.now(), false),
-            };
-            if let Err(error) = &closed {
-                tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
-            }
-            if !matches!(closed, Ok(true)) {
-                // After an error, or while the stream is being captured, the last tick stays open. The counter goes past
-                // it, so that the timeline is not taken for complete.
-                timeline.turn();
-            }
+        if held.is_left_over.load(Ordering::Relaxed) {
+            // As in `close_last`.
+            timeline.turn();
+        } else if timeline.marking == Marking::WhenNeeded && !timeline.is_retired() {
+            self.close_last(timeline);
         }
         timeline.retire();
-        if owned {
+        if held.owned {
             // SAFETY: the stream is ours, and this was the last clone.
-            if let Err(error) = unsafe { self.device.destroy_stream(handle) } {
+            if let Err(error) = unsafe { self.device.destroy_stream(held.handle) } {
                 tracing::warn!(%error, "a stream could not be destroyed");
             }
         }
@@ -481,6 +563,36 @@ impl Timelines {
     }
 }
 
+impl Alive {
+    fn is_of(&self, held: &HeldTimeline) -> bool {
+        std::ptr::eq(self.held.as_ptr(), held)
+    }
+}
+
+/// The stream, if somebody holds it by a promise that suffices.
+fn find_alive(
+    alive: &mut AllAlive,
+    handle: StreamHandle,
+    id: StreamId,
+    promise: Promise,
+) -> Option<Arc<HeldTimeline>> {
+    let found = promise.suffices().iter().find_map(|by| {
+        let entry = alive.get_mut(&(id, *by))?;
+        let held = entry.held.upgrade()?;
+        if promise == Promise::WhileRegistered {
+            entry.registrations += 1;
+        }
+        Some(held)
+    });
+    if found.is_some() || !id.is_in_capture() {
+        return found;
+    }
+    // The driver does not identify it. Its handle does, where somebody promised that it stays.
+    let stays = |by: &Promise| *by != Promise::InCalls && promise.suffices().contains(by);
+    let known = alive.iter().find(|((_, by), entry)| entry.handle == handle && stays(by));
+    known.and_then(|(_, entry)| entry.held.upgrade())
+}
+
 /// Whether the handle is the legacy default stream's, by either of its names. It is there as long as the device is.
 fn is_legacy(handle: StreamHandle) -> bool {
     handle.raw() <= StreamHandle::LEGACY.raw()
@@ -517,9 +629,14 @@ mod tests {
         (sim.clone(), Timelines::new(sim))
     }
 
-    fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle, marking: Marking) -> Stream {
+    fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle) -> Stream {
         // SAFETY: on a simulated device a handle that is gone is an error.
-        unsafe { timelines.adopt_stream(handle, marking) }.unwrap()
+        unsafe { timelines.adopt_stream(handle) }.unwrap()
+    }
+
+    fn present(timelines: &Arc<Timelines>, handle: StreamHandle) -> Stream {
+        // SAFETY: as above.
+        unsafe { timelines.present_stream(handle) }.unwrap()
     }
 
     fn failure() -> DeviceError {
@@ -542,7 +659,7 @@ mod tests {
         for _ in 0..3 {
             let before = sim.calls()[Call::QueryEvent];
             for _ in 0..200 {
-                adopt(&timelines, handle, Marking::AtOnce).tick();
+                present(&timelines, handle).tick();
             }
             asked.push(sim.calls()[Call::QueryEvent] - before);
         }
@@ -562,7 +679,7 @@ mod tests {
         drop(busy);
         for _ in 0..100 {
             let handle = sim.create_stream().unwrap();
-            adopt(&timelines, handle, Marking::AtOnce).tick();
+            present(&timelines, handle).tick();
         }
         assert!(timelines.count() <= 1 + MOST_PENDING, "{}", timelines.count());
         sim.release(hold);
@@ -606,10 +723,10 @@ mod tests {
     fn each_promise_about_a_handle_ends_with_its_own_streams() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
-        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
-        let foreign = adopt(&timelines, handle, Marking::AtOnce);
+        let kept = adopt(&timelines, handle);
+        let foreign = present(&timelines, handle);
         assert_eq!(foreign.timeline().marking, Marking::AtOnce);
-        let again = adopt(&timelines, handle, Marking::WhenNeeded);
+        let again = adopt(&timelines, handle);
         assert_eq!(again.key(), kept.key(), "the same promise, the same timeline");
         let fence = foreign.fence();
         drop((kept, again));
@@ -625,8 +742,8 @@ mod tests {
     fn a_promise_is_not_weakened_by_who_came_first() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
-        let foreign = adopt(&timelines, handle, Marking::AtOnce);
-        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
+        let foreign = present(&timelines, handle);
+        let kept = adopt(&timelines, handle);
         let mut uses = Fence::empty();
         assert!(timelines.add_use(&mut uses, &kept));
         let hold = sim.hold(handle).unwrap();
@@ -646,11 +763,11 @@ mod tests {
     fn a_stream_of_ours_stays_for_whoever_presents_it() {
         let (sim, timelines) = sim();
         let (ours, legacy) = (timelines.create_stream().unwrap(), StreamHandle::LEGACY);
-        let presented = adopt(&timelines, ours.handle(), Marking::AtOnce);
+        let presented = present(&timelines, ours.handle());
         assert_eq!(presented.key(), ours.key());
         drop(ours);
         presented.synchronize().expect("it lives as long as anybody holds it");
-        let default = adopt(&timelines, legacy, Marking::AtOnce);
+        let default = present(&timelines, legacy);
         assert_eq!(default.timeline().marking, Marking::WhenNeeded, "it is always there");
         drop(presented);
         assert_eq!(sim.calls()[Call::DestroyStream], 1);

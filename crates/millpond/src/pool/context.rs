@@ -11,7 +11,7 @@ use super::inner::PoolInner;
 use super::of_others::OfOthers;
 use super::registry::Registry;
 use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
-use crate::order::{Marking, Stream, Timelines};
+use crate::order::{RegisteredStream, Stream, Timelines};
 use crate::process::{OfProcess, PerProcess};
 use crate::{Error, Result, device};
 
@@ -158,7 +158,7 @@ impl Context {
     /// The device's own.
     pub fn default_stream(&self) -> DeviceResult<Stream> {
         // SAFETY: every device has it, for ever.
-        unsafe { self.inner.timelines.adopt_stream(StreamHandle::LEGACY, Marking::WhenNeeded) }
+        unsafe { self.inner.timelines.adopt_stream(StreamHandle::LEGACY) }
     }
 
     /// The calling thread's default stream, for use on this thread. On another thread it frees safely but late, once
@@ -168,7 +168,7 @@ impl Context {
     /// The device's own.
     pub fn per_thread_stream(&self) -> DeviceResult<Stream> {
         // SAFETY: every thread has it, for ever.
-        unsafe { self.inner.timelines.adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }
+        unsafe { self.inner.timelines.present_stream(StreamHandle::PER_THREAD) }
     }
 
     /// A stream that somebody else made and keeps. It costs no more than one of millpond's own.
@@ -181,12 +181,29 @@ impl Context {
     /// returned here is gone.
     pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> DeviceResult<Stream> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.timelines.adopt_stream(handle, Marking::WhenNeeded) }
+        unsafe { self.inner.timelines.adopt_stream(handle) }
     }
 
-    /// A stream that somebody else made and may destroy at any time. Each free on it records an event at once (0.16 µs
-    /// on an H200), since the stream may be gone later. Call this again whenever the handle is presented. A recycled
-    /// handle is recognised by the stream's id.
+    /// Registers a stream that somebody else made and keeps, so that [`foreign_stream`](Self::foreign_stream) finds it by
+    /// its handle. It costs no more than one of millpond's own. Several registrations of a stream end with the last.
+    ///
+    /// The legacy default stream and millpond's own need no registration.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`](device::DeviceError::Invalid) while the stream is being captured; or the device's own.
+    ///
+    /// # Safety
+    /// `handle` is a stream of this device, and is destroyed only after what is returned here is dropped. If it is destroyed
+    /// before, memory that was used on it may be given to others too early. Where a new stream got the same handle, it is
+    /// recognised by its id, except by a [`Shortcut`](crate::bindings::Shortcut).
+    pub unsafe fn register_stream(&self, handle: StreamHandle) -> DeviceResult<RegisteredStream> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.timelines.register_stream(handle) }
+    }
+
+    /// A stream that somebody else made and may destroy at any time. If it is [registered](Self::register_stream), it is that
+    /// stream. Else each free on it records an event at once (0.16 µs on an H200), since the stream may be gone later. Call
+    /// this again whenever the handle is presented. A recycled handle is recognised by the stream's id.
     ///
     /// # Errors
     /// The device's own.
@@ -196,7 +213,7 @@ impl Context {
     /// lives until each [capture](crate::Capturing) that it began or allocated for has ended.
     pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.timelines.adopt_stream(handle, Marking::AtOnce) }
+        unsafe { self.inner.timelines.present_stream(handle) }
     }
 
     /// Waits for all work on the device. Then the pools give back what lies above their release thresholds.

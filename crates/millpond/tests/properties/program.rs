@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Own,
     /// Made on the device, and destroyed there at any time.
     Foreign,
+    /// The same, and registered.
+    Registered,
     /// Made on the device, and destroyed there after the program's last use of it.
     Raw,
     /// The legacy default stream.
@@ -34,7 +36,7 @@ impl Kind {
 
     /// Whether a buffer may keep such a stream: the program must not destroy it while somebody has it.
     pub(crate) fn may_be_kept(self) -> bool {
-        !matches!(self, Self::Foreign | Self::Raw)
+        !matches!(self, Self::Foreign | Self::Registered | Self::Raw)
     }
 }
 
@@ -122,6 +124,10 @@ pub(crate) enum Step {
     NewStream {
         stream: usize,
         kind: Kind,
+    },
+    /// Registers a foreign stream, or ends its registration.
+    Register {
+        stream: usize,
     },
     Hold {
         stream: usize,
@@ -244,6 +250,7 @@ fn housekeeping() -> impl Strategy<Value = Step> {
     let kind = prop_oneof![
         4 => Just(Kind::Own),
         2 => Just(Kind::Foreign),
+        2 => Just(Kind::Registered),
         1 => Just(Kind::Raw),
         1 => Just(Kind::Legacy),
         1 => Just(Kind::PerThread)
@@ -251,6 +258,7 @@ fn housekeeping() -> impl Strategy<Value = Step> {
     let block = any::<u8>().prop_map(usize::from);
     prop_oneof![
         3 => (0..STREAMS, kind).prop_map(|(stream, kind)| Step::NewStream { stream, kind }),
+        2 => (0..STREAMS).prop_map(|stream| Step::Register { stream }),
         3 => (0..POOLS, 0..12_u64).prop_map(|(pool, pages)| Step::Trim { pool, pages }),
         1 => (0..POOLS, 0..STREAMS, 0..4 * GRANULARITY)
             .prop_map(|(pool, stream, bytes)| Step::Reserve { pool, stream, bytes }),

@@ -47,6 +47,7 @@ impl World {
                 Ok(())
             }
             Step::NewStream { stream, kind } => self.new_stream(stream, kind),
+            Step::Register { stream } => self.register_step(stream),
             Step::Hold { stream } => self.hold(stream),
             Step::Release { stream } => {
                 let hold = self.streams[stream % STREAMS].hold.take();
@@ -170,14 +171,34 @@ impl World {
         Ok(())
     }
 
+    fn register_step(&mut self, slot: usize) -> Verdict {
+        let slot = slot % STREAMS;
+        let kind = match self.streams[slot].kind {
+            Kind::Foreign => {
+                let registered = self.register(&self.streams[slot].stream);
+                let Some(registered) = self.allow("registering a stream", registered)? else { return Ok(()) };
+                self.streams[slot].registration = Some(registered);
+                Kind::Registered
+            }
+            Kind::Registered => {
+                self.streams[slot].registration = None;
+                Kind::Foreign
+            }
+            other => other,
+        };
+        self.streams[slot].kind = kind;
+        Ok(())
+    }
+
     /// Destroys a stream, whatever runs on it.
     pub(crate) fn retire_stream(&mut self, slot: StreamSlot) {
-        let StreamSlot { stream, handle, kind, hold, .. } = slot;
+        let StreamSlot { stream, registration, kind, hold, .. } = slot;
         self.stray_holds.extend(hold);
-        drop(stream);
+        let handle = stream.handle();
+        drop((stream, registration));
         if !kind.may_be_kept() {
             // SAFETY: the slot was the stream's only user.
-            unsafe { self.checker.destroy_stream(handle) }.ok();
+            unsafe { self.device.destroy_stream(handle) }.ok();
         }
     }
 

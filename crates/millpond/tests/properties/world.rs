@@ -7,7 +7,8 @@ use std::time::Duration;
 use millpond::device::sim::{Call, Hold, SimDevice};
 use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
 use millpond::testing::checker::{BlockId, CheckerDevice, Freeing};
-use millpond::{Budget, Buffer, Context, Error, Event, Pool, Result, Stream, Workspace};
+use millpond::testing::recycling::RecyclingDevice;
+use millpond::{Budget, Buffer, Context, Error, Event, Pool, RegisteredStream, Result, Stream, Workspace};
 
 use crate::options::Options;
 use crate::order::{Clock, Key, Order, Work};
@@ -19,7 +20,9 @@ pub(crate) type Verdict<T = ()> = std::result::Result<T, String>;
 
 pub(crate) struct StreamSlot {
     pub(crate) stream: Stream,
+    /// Of the device below, which never gives it to another stream.
     pub(crate) handle: StreamHandle,
+    pub(crate) registration: Option<RegisteredStream>,
     pub(crate) key: Key,
     pub(crate) kind: Kind,
     pub(crate) hold: Option<Hold>,
@@ -62,6 +65,8 @@ pub(crate) struct World {
     /// The device's other memory.
     pub(crate) others: [Arc<dyn Device>; 2],
     pub(crate) checker: Arc<CheckerDevice>,
+    /// Over the checker.
+    pub(crate) device: Arc<RecyclingDevice>,
     pub(crate) context: Context,
     pub(crate) budget: Option<Budget>,
     pub(crate) pools: Vec<PoolSlot>,
@@ -81,12 +86,14 @@ impl World {
     pub(crate) fn new(options: &Options) -> Verdict<Self> {
         let sim = options.device();
         let checker = CheckerDevice::new(sim.clone());
+        let device = RecyclingDevice::new(checker.clone());
         let mut world = Self {
             options: options.clone(),
             others: [sim.pinned(None), sim.managed()].map(|memory| memory.expect("it has every kind")),
             sim,
-            context: Context::new(checker.clone()),
+            context: Context::new(device.clone()),
             checker,
+            device,
             budget: options.budget(),
             pools: Vec::new(),
             streams: Vec::new(),
@@ -145,7 +152,7 @@ impl World {
             Kind::Own => self.context.create_stream()?,
             Kind::Legacy => self.context.default_stream()?,
             Kind::PerThread => self.context.per_thread_stream()?,
-            Kind::Foreign | Kind::Raw => self.adopt_stream(kind)?,
+            Kind::Foreign | Kind::Registered | Kind::Raw => self.adopt_stream(kind)?,
         };
         // The default streams are always the same.
         let known = self.default_streams.iter().find(|(of, _)| *of == kind).map(|(_, key)| *key);
@@ -153,7 +160,13 @@ impl World {
         if known.is_none() && matches!(kind, Kind::Legacy | Kind::PerThread) {
             self.default_streams.push((kind, key));
         }
-        Ok(StreamSlot { handle: stream.handle(), stream, key, kind, hold: None })
+        let handle = self.device.handle_below(stream.handle());
+        let registration = (kind == Kind::Registered).then(|| self.register(&stream)).transpose();
+        let registration = registration.inspect_err(|_| {
+            // SAFETY: nobody else knows the stream, and its only clone makes no call.
+            unsafe { self.device.destroy_stream(stream.handle()) }.ok();
+        })?;
+        Ok(StreamSlot { handle, stream, registration, key, kind, hold: None })
     }
 
     pub(crate) fn stream(&self, slot: usize) -> &StreamSlot {
@@ -162,8 +175,8 @@ impl World {
 
     /// A stream that somebody else made.
     fn adopt_stream(&self, kind: Kind) -> Result<Stream> {
-        let handle = self.checker.create_stream()?;
-        let adopted = if kind == Kind::Foreign {
+        let handle = self.device.create_stream()?;
+        let adopted = if kind != Kind::Raw {
             // SAFETY: the slot destroys the stream, after its last use of it.
             unsafe { self.context.foreign_stream(handle) }
         } else {
@@ -172,17 +185,24 @@ impl World {
         };
         if adopted.is_err() {
             // SAFETY: nobody knows the stream.
-            unsafe { self.checker.destroy_stream(handle) }.ok();
+            unsafe { self.device.destroy_stream(handle) }.ok();
         }
         Ok(adopted?)
+    }
+
+    pub(crate) fn register(&self, stream: &Stream) -> Result<RegisteredStream> {
+        // SAFETY: the slot drops it before it destroys the stream.
+        Ok(unsafe { self.context.register_stream(stream.handle()) }?)
     }
 
     /// The slot's stream as a program would present it now.
     pub(crate) fn present(&self, slot: usize) -> Result<Stream> {
         let slot = self.stream(slot);
         match slot.kind {
-            // SAFETY: the slot's stream is destroyed only when the slot is given another.
-            Kind::Foreign => Ok(unsafe { self.context.foreign_stream(slot.handle) }?),
+            Kind::Foreign | Kind::Registered => {
+                // SAFETY: the slot's stream is destroyed only when the slot is given another.
+                Ok(unsafe { self.context.foreign_stream(slot.stream.handle()) }?)
+            }
             _ => Ok(slot.stream.clone()),
         }
     }
@@ -301,7 +321,7 @@ impl World {
             Owner::Workspace(workspace) => workspace.stream().handle(),
             Owner::Program => unreachable!("the program frees its own blocks"),
         };
-        let _freed = self.checker.freed(block.checked, handle);
+        let _freed = self.checker.freed(block.checked, self.device.handle_below(handle));
         self.order.submit(block.begun.key);
         drop(block.owner);
     }

@@ -174,7 +174,7 @@ class RecordingStatus:
 
 @final
 class Stream:
-    """A stream that millpond made (``Pool.create_stream``)."""
+    """A stream that millpond made (``Pool.create_stream``), or another library's that is registered (``Pool.register_stream``)."""
 
     @property
     def handle(self) -> int:
@@ -189,6 +189,11 @@ class Stream:
         """Makes later work on this stream wait for all work given to ``other`` so far. The host does not wait."""
     def wait_for_default(self) -> None:
         """Makes later work on this stream wait for all work given to the legacy default stream so far."""
+    def unregister(self) -> None:
+        """Ends the registration of another library's stream: that may be destroyed then. Does not wait for the stream's work.
+
+        What was made with this object afterwards frees late but safely; all else with it is an error.
+        """
 
 @final
 class Residency:
@@ -653,6 +658,16 @@ class Pool:
         """
     def create_stream(self) -> Stream:
         """Makes a stream of the pool's device."""
+    def register_stream(self, stream: _StreamLike) -> Stream:
+        """Registers another library's stream of the pool's device, for the fast path: frees on it then record no event.
+
+        Calls that are given the stream itself are fast, too. It stays registered until ``Stream.unregister`` is called, or what is
+        returned and all blocks made with that are gone. The other library's object is kept so long. A stream that is
+        passed as a number must not be destroyed before: memory that was used on it could be given to others too early.
+
+        Raises:
+            DeviceError: while the stream is being captured.
+        """
     def synchronize(self) -> None:
         """Waits for all work on the device, then applies the release thresholds."""
     def allow_access(self, peer: Union[Pool, int]) -> None:

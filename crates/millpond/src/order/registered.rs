@@ -1,0 +1,109 @@
+//! Streams that their owners registered: whoever presents the handle is given the one timeline.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::timelines::Promise;
+use super::{Stream, Timelines};
+use crate::device::{DeviceResult, StreamHandle};
+
+/// A stream of somebody else's that stays until this is dropped ([`Context::register_stream`](crate::Context::register_stream)).
+///
+/// As long as it lives, [`Context::foreign_stream`](crate::Context::foreign_stream) finds the stream by its handle. So all who are given the
+/// handle share what is cached of it, and a free on it costs no event. A drop ends the registration. It records an event, so that
+/// what was freed before is known to be complete in time, and the host does not wait. Then the stream may be destroyed.
+///
+/// Clones of the [`Stream`] that are left then are of a stream that is gone. Calls with them are errors, but frees: that memory
+/// is used again once the device is synchronised.
+///
+/// ```
+/// use millpond::{Context, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let raw = device.device().create_stream()?; // or a CUstream
+/// // SAFETY: the stream is destroyed below, after the registration.
+/// let registered = unsafe { device.register_stream(raw) }?;
+/// // SAFETY: it is alive.
+/// let found = unsafe { device.foreign_stream(raw) }?; // finds it
+/// let block = pool.alloc(1 << 20, &found)?;
+/// // SAFETY: nobody else has the block, and there is no work on it.
+/// unsafe { pool.free(block, &registered) }?;
+/// drop((found, registered));
+/// // SAFETY: nobody uses it any more.
+/// unsafe { device.device().destroy_stream(raw) }?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub struct RegisteredStream {
+    stream: Stream,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Whoever presents the handle is given the stream.
+    Found,
+    /// Nobody is any more; the handle is valid.
+    Withdrawn,
+    /// Another registration goes on, or the stream needs none.
+    Over,
+}
+
+impl fmt::Debug for RegisteredStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RegisteredStream").field(&self.stream).finish()
+    }
+}
+
+impl Deref for RegisteredStream {
+    type Target = Stream;
+
+    #[inline]
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl RegisteredStream {
+    /// The first part of a drop: from now on, whoever presents the handle is not given this stream, unless it is
+    /// registered a second time.
+    pub(crate) fn withdraw(&mut self) {
+        // A forked child's parent has it registered.
+        if self.state == State::Found && self.stream.timelines().is_here() {
+            let ends = self.stream.timelines().unregister(&self.stream.inner);
+            self.state = if ends { State::Withdrawn } else { State::Over };
+        }
+    }
+}
+
+impl Drop for RegisteredStream {
+    fn drop(&mut self) {
+        self.withdraw();
+        if self.state == State::Withdrawn {
+            self.stream.timelines().end(&self.stream.inner);
+        }
+    }
+}
+
+impl Stream {
+    /// Whether the stream is registered, now.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.timelines().is_registered(&self.inner)
+    }
+}
+
+impl Timelines {
+    /// Registers a stream that somebody else made. One that needs no such promise is found without it.
+    ///
+    /// # Safety
+    /// The handle is valid until what is returned is gone.
+    pub(crate) unsafe fn register_stream(
+        self: &Arc<Self>,
+        handle: StreamHandle,
+    ) -> DeviceResult<RegisteredStream> {
+        // SAFETY: the caller's promise.
+        let held = unsafe { self.adopt(handle, Promise::WhileRegistered) }?;
+        Ok(RegisteredStream { stream: Stream::new(held), state: State::Found })
+    }
+}
