@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use millpond::bindings::{Mapping, backed, watch_mappings};
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Pool, Keep};
+use millpond::{Context, Keep, Pool};
 
 static MAPPED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
@@ -20,10 +20,11 @@ fn tell(Mapping { at, bytes, is_mapped, .. }: Mapping<'_>) {
 
 fn holds_all_that_is_backed(pool: &Pool) -> bool {
     let mapped = MAPPED.lock().unwrap();
-    let is_mapped = |at: u64| mapped.range(..=at).next_back().is_some_and(|(start, bytes)| at < start + bytes);
-    backed(pool).iter().all(|range| {
-        (range.start.raw()..range.start.raw() + range.bytes).step_by(2 << 20).all(is_mapped)
-    })
+    let is_mapped =
+        |at: u64| mapped.range(..=at).next_back().is_some_and(|(start, bytes)| at < start + bytes);
+    backed(pool)
+        .iter()
+        .all(|range| (range.start.raw()..range.start.raw() + range.bytes).step_by(2 << 20).all(is_mapped))
 }
 
 #[test]

@@ -269,7 +269,8 @@ static OPENED: PerProcess<Mutex<OpenedBlocks>> = PerProcess::new();
 
 /// Opens a block that another process [offers](offer), on a GPU. [`close`] closes it.
 pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {
-    let broken = |why: String| Failure::Broken(format!("a tensor of another process cannot be opened: {why}"));
+    let broken =
+        |why: String| Failure::Broken(format!("a tensor of another process cannot be opened: {why}"));
     let handle = Handle::read(handle)
         .ok_or_else(|| broken("its handle is of another version of millpond: use one in both".to_owned()))?;
     let device = device(gpu.into())?;
@@ -282,7 +283,11 @@ pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {
     if first != [GIVEN] {
         let mut why = String::new();
         (&connection).take(10_000).read_to_string(&mut why).ok();
-        return Err(broken(if why.is_empty() { "the handle is not one of its process".to_owned() } else { why }));
+        return Err(broken(if why.is_empty() {
+            "the handle is not one of its process".to_owned()
+        } else {
+            why
+        }));
     }
     let received = Received::receive(&connection)?;
     let stream = stream(gpu, device)?;

@@ -20,7 +20,12 @@ use crate::tags;
 ///
 /// # Safety
 /// `stream` is null or a live stream of the GPU, as `streams` says; `out` may be written.
-pub(super) unsafe extern "C" fn allocate(gpu: c_int, bytes: u64, stream: *mut c_void, out: *mut Entry) -> Outcome {
+pub(super) unsafe extern "C" fn allocate(
+    gpu: c_int,
+    bytes: u64,
+    stream: *mut c_void,
+    out: *mut Entry,
+) -> Outcome {
     outcome(|| {
         let device = device(gpu.into())?;
         // SAFETY: as promised to this function.

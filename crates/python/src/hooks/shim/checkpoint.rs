@@ -25,7 +25,12 @@ struct Checkpoint {
 ///
 /// # Safety
 /// There are so many addresses; each stands there once.
-pub(super) unsafe extern "C" fn are_live(gpu: c_int, id: PoolId, expected: *const *mut c_void, count: usize) -> bool {
+pub(super) unsafe extern "C" fn are_live(
+    gpu: c_int,
+    id: PoolId,
+    expected: *const *mut c_void,
+    count: usize,
+) -> bool {
     let live = present(gpu).map_or_else(Vec::new, |(ordinal, _)| book(ordinal).lock().live(Some(id)));
     // SAFETY: as promised to this function; a length of 0 has no address.
     let expected = if count == 0 { &[] } else { unsafe { slice::from_raw_parts(expected, count) } };
