@@ -174,15 +174,15 @@ private:
         if (device == "host") return millpond::Context::host();
         if (device == "sim") return millpond::Context::sim();
         if (device != "" && device != "cuda") {
-            throw millpond::Error(MILLPOND_STATUS_BAD_OPTION,
-                                  "MILLPOND_DEVICE=" + device + ": it may be host, sim or cuda, or unset, for the GPU");
+            throw millpond::RuntimeError(MILLPOND_STATUS_BAD_OPTION,
+                                         "MILLPOND_DEVICE=" + device + ": it may be host, sim or cuda, or unset, for the GPU");
         }
         try {
             return millpond::Context::cuda(device_id);
         } catch (const millpond::Error &error) {
             if (error.status() != MILLPOND_STATUS_DEVICE_UNAVAILABLE) throw;
             // "The host device" is here a word in the environment.
-            throw millpond::Error(error.status(), std::string(error.what()) + ": set MILLPOND_DEVICE=host");
+            throw millpond::RuntimeError(error.status(), std::string(error.what()) + ": set MILLPOND_DEVICE=host");
         }
     }
 

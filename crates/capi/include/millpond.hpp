@@ -2,8 +2,8 @@
 //
 // Contexts, streams, events, pools, budgets, workspaces and captures' memory are handles: a copy is the same thing, and
 // the last copy releases it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are
-// exceptions derived from std::runtime_error. Any thread may call any function; docs/stream-order.md says who may use
-// memory, and when.
+// exceptions derived from millpond::Error, and from one of the standard library's. Any thread may call any function;
+// docs/stream-order.md says who may use memory, and when.
 //
 // It includes millpond_resources.hpp: a pool as a std::pmr::memory_resource, and as a resource of CCCL where that is.
 #ifndef MILLPOND_HPP
@@ -18,6 +18,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -38,31 +39,64 @@ namespace millpond {
 
 // ---- errors -----------------------------------------------------------------------------------------
 
-/// A call that failed. what() is the library's message, with the figures and what to do next.
-class Error : public std::runtime_error {
+/// What every exception of Millpond is, to catch them all: a call that failed.
+///
+/// Each is one of the standard library's too, and so a std::exception: OutOfMemory is a std::bad_alloc, SizeOverflow a
+/// std::bad_array_new_length, and all others are a RuntimeError, which is a std::runtime_error.
+class Error {
 public:
-    Error(millpond_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
+    virtual ~Error() = default;
 
     millpond_status status() const noexcept { return status_; }
+    /// The library's message, with the figures and what to do next.
+    virtual const char *what() const noexcept = 0;
+
+protected:
+    explicit Error(millpond_status status) noexcept : status_(status) {}
+    Error(const Error &) = default;
+    Error &operator=(const Error &) = default;
 
 private:
     millpond_status status_;
 };
 
-/// Memory ran out, after everything that could be given back was given back.
-class OutOfMemory : public Error {
+/// A call that failed for another reason than memory.
+class RuntimeError : public Error, public std::runtime_error {
 public:
-    explicit OutOfMemory(const std::string &message) : Error(MILLPOND_STATUS_OUT_OF_MEMORY, message) {
+    RuntimeError(millpond_status status, const std::string &message) : Error(status), std::runtime_error(message) {}
+
+    const char *what() const noexcept override { return std::runtime_error::what(); }
+};
+
+/// Memory ran out, after everything that could be given back was given back.
+class OutOfMemory : public Error, public std::bad_alloc {
+public:
+    explicit OutOfMemory(const std::string &message) : Error(MILLPOND_STATUS_OUT_OF_MEMORY), message_(message) {
         report_.size = sizeof report_;
         // Leaves zeros where another failure of this thread came between.
         millpond_last_out_of_memory(&report_);
     }
 
+    const char *what() const noexcept override { return message_.what(); }
+
     /// Where the memory is.
     const millpond_out_of_memory &report() const noexcept { return report_; }
 
 private:
+    /// A text whose copies cannot throw.
+    std::runtime_error message_;
     millpond_out_of_memory report_{};
+};
+
+/// More bytes than can be addressed.
+class SizeOverflow : public Error, public std::bad_array_new_length {
+public:
+    explicit SizeOverflow(const std::string &message) : Error(MILLPOND_STATUS_SIZE_OVERFLOW), message_(message) {}
+
+    const char *what() const noexcept override { return message_.what(); }
+
+private:
+    std::runtime_error message_;
 };
 
 /// Throws what a status stands for, unless it is OK.
@@ -70,7 +104,8 @@ inline void check(millpond_status status) {
     if (status == MILLPOND_STATUS_OK) return;
     const std::string message = millpond_last_error();
     if (status == MILLPOND_STATUS_OUT_OF_MEMORY) throw OutOfMemory(message);
-    throw Error(status, message);
+    if (status == MILLPOND_STATUS_SIZE_OVERFLOW) throw SizeOverflow(message);
+    throw RuntimeError(status, message);
 }
 
 namespace detail {
@@ -804,8 +839,9 @@ public:
     /// is written to it later comes after the copy.
     void copy_from(const Buffer &from) {
         if (from.count_ != count_) {
-            throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, "copy_from: the other buffer has " + std::to_string(from.count_) +
-                                                             " elements, and this one " + std::to_string(count_));
+            throw RuntimeError(MILLPOND_STATUS_LENGTH_MISMATCH,
+                               "copy_from: the other buffer has " + std::to_string(from.count_) +
+                                   " elements, and this one " + std::to_string(count_));
         }
         if (empty()) return;
         check(millpond_copy_block(pool_->get(), data_, stream_.get(), from.pool_->get(), from.data_, from.stream_.get(),
@@ -904,9 +940,9 @@ public:
 private:
     void check_pinned(const char *what) const {
         if (empty() || pool_->memory() == Memory::pinned) return;
-        throw Error(MILLPOND_STATUS_NOT_PINNED, std::string(what) + ": pool '" + pool_->name() +
-                                                    "' is not of pinned memory: build one with Context::pinned, or use "
-                                                    "copy_from");
+        throw RuntimeError(MILLPOND_STATUS_NOT_PINNED,
+                           std::string(what) + ": pool '" + pool_->name() +
+                               "' is not of pinned memory: build one with Context::pinned, or use copy_from");
     }
 
     /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
@@ -918,15 +954,15 @@ private:
 
     void check_range(const char *what, std::size_t count, std::size_t first) const {
         if (first <= count_ && count <= count_ - first) return;
-        throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, std::string(what) + ": count " + std::to_string(count) +
-                                                         " from element " + std::to_string(first) +
-                                                         " on; the buffer has " + std::to_string(count_));
+        throw RuntimeError(MILLPOND_STATUS_LENGTH_MISMATCH,
+                           std::string(what) + ": count " + std::to_string(count) + " from element " +
+                               std::to_string(first) + " on; the buffer has " + std::to_string(count_));
     }
 
     Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
         : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream), count_(count) {
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "a buffer of more bytes than can be addressed");
+            throw SizeOverflow("a buffer of more bytes than can be addressed");
         }
         data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
     }
@@ -961,7 +997,7 @@ public:
     template <class T>
     T *allocate_array(std::size_t count) const {
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "an array of more bytes than can be addressed");
+            throw SizeOverflow("an array of more bytes than can be addressed");
         }
         return static_cast<T *>(allocate(count * sizeof(T)));
     }

@@ -1,5 +1,5 @@
-// A Millpond pool behind other people's interfaces: std::pmr, and CCCL where the compiler finds it (and so RMM and
-// Thrust). Included by millpond.hpp.
+// A Millpond pool behind other people's interfaces: std::pmr, and CCCL and RMM where the compiler finds them. Included by
+// millpond.hpp.
 #ifndef MILLPOND_RESOURCES_HPP
 #define MILLPOND_RESOURCES_HPP
 
@@ -16,6 +16,10 @@
 #if CCCL_VERSION >= 3001000 || defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
 #include <cuda/stream_ref>
 #define MILLPOND_HAS_CCCL 1
+#if __has_include(<rmm/error.hpp>) && CCCL_VERSION >= 3001000
+#include <rmm/error.hpp>
+#define MILLPOND_HAS_RMM 1
+#endif
 #endif
 #endif
 #endif
@@ -114,11 +118,43 @@ public:
     friend bool operator!=(const StreamResource &a, const StreamResource &b) noexcept { return !(a == b); }
     friend void get_property(const StreamResource &, ::cuda::mr::device_accessible) noexcept {}
 
-private:
+protected:
     static constexpr std::size_t default_alignment = 256;
 
+private:
     Pool pool_;
 };
+
+#ifdef MILLPOND_HAS_RMM
+
+/// A pool as a resource of RMM: as StreamResource, but out of memory is an rmm::out_of_memory, which RMM's adaptors and the
+/// spilling of cuDF catch. A program that uses it links RMM.
+class RmmResource : public StreamResource {
+public:
+    using StreamResource::StreamResource;
+
+    void *allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t align = default_alignment) {
+        return translate([&] { return StreamResource::allocate(stream, bytes, align); });
+    }
+
+    void *allocate_sync(std::size_t bytes, std::size_t align = default_alignment) {
+        return translate([&] { return StreamResource::allocate_sync(bytes, align); });
+    }
+
+    friend void get_property(const RmmResource &, ::cuda::mr::device_accessible) noexcept {}
+
+private:
+    template <class F>
+    static void *translate(F allocate) {
+        try {
+            return allocate();
+        } catch (const std::bad_alloc &error) {
+            throw rmm::out_of_memory(error.what());
+        }
+    }
+};
+
+#endif // MILLPOND_HAS_RMM
 
 /// A pool of pinned or managed memory as a resource of CCCL: as StreamResource, and cuda::mr::host_accessible. What is allocated on a
 /// stream is for the host once the stream was synchronised.

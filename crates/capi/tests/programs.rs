@@ -68,10 +68,20 @@ fn compile(file: &Path, name: &str, watch: Watch, standard: &str) -> PathBuf {
     if watch == Watch::Sanitizers {
         command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
     }
+    for folder in cccl() {
+        command.arg("-DEXPECT_CCCL").arg("-isystem").arg(folder);
+    }
     command.arg("-I").arg(here().join("include")).arg(file).arg("-o").arg(&program);
     command.arg("-L").arg(library()).arg("-lmillpond").arg(format!("-Wl,-rpath,{}", library().display()));
     run(&mut command);
     program
+}
+
+/// The folders with the headers of CCCL and of the CUDA runtime that `MILLPOND_CCCL` names, with colons between. Without it the
+/// resources for CCCL are compiled where the compiler finds these headers by itself.
+fn cccl() -> Vec<PathBuf> {
+    std::env::var_os("MILLPOND_CCCL")
+        .map_or_else(Vec::new, |folders| std::env::split_paths(&folders).collect())
 }
 
 fn compiler(standard: &str) -> &'static str {
@@ -138,6 +148,15 @@ fn two_processes_share_a_block() {
 #[test]
 fn cpp_objects_work_in_cpp_20() {
     check_as("cpp/raii.cpp", Watch::Sanitizers, "c++20");
+}
+
+/// The same program as on the host device.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn resources_do_what_rmm_asks_on_a_gpu() {
+    if has(compiler(CPP)) {
+        run(Command::new(build("cpp/resources.cpp", Watch::Nothing, CPP)).env("MILLPOND_DEVICE", "cuda"));
+    }
 }
 
 /// The fenced blocks of a page that are in this language.
@@ -213,5 +232,6 @@ programs! {
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",
+    resources_do_what_rmm_asks: "cpp/resources.cpp",
     shared_memory_is_a_buffer: "cpp/sharing.cpp",
 }

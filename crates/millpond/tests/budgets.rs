@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millpond::device::sim::SimOptions;
-use millpond::{Budget, Context, Error, Pool, Stream};
+use millpond::{Budget, Context, Error, Keep, Pool, Stream};
 
 use shared::{Freeing, MIB, Random, sim, sim_with};
 
@@ -233,6 +233,26 @@ fn what_is_idle_elsewhere_goes_to_who_asks() {
     assert!(again.ask("alloc 48").contains("out of memory"));
     home.pool.free_block(block, &home.stream).unwrap();
     again.does("alloc 48");
+}
+
+#[test]
+fn a_pool_that_wakes_asks_other_processes() {
+    let named = Named::new("wake");
+    let budget = named.join(64);
+    let home = Home::new(&budget);
+    let block = home.alloc(48).unwrap();
+    home.pool.sleep(Keep::Nothing).unwrap();
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 60");
+    assert!(matches!(home.pool.wake(), Err(Error::OutOfMemory(_))), "the other has the memory");
+    assert!(home.pool.is_asleep());
+    other.does("free");
+    assert_eq!(other.ask("held"), "60");
+    budget.set_patience(LONG).unwrap();
+    home.pool.wake().unwrap();
+    assert_eq!(home.pool.reserved().current, 48 * MIB);
+    assert!(other.ask("held").parse::<u64>().unwrap() <= 16);
+    home.pool.free_block(block, &home.stream).unwrap();
 }
 
 #[test]

@@ -256,15 +256,19 @@ fn what_was_not_shared_like_that_is_not_opened() {
             let not_pages = (0..=pages).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect();
             assert!(matches!(error(Received::new(token, not_pages).unwrap()), Error::BadToken { .. }));
             let received = Received::receive(&socket).unwrap();
-            let change = |at: usize, change: u8| {
-                let mut bytes = received.token().to_bytes();
-                bytes[at] ^= change;
+            let bytes = received.token().to_bytes();
+            let with = |part: std::ops::Range<usize>, value: &[u8]| {
+                let mut bytes = bytes.clone();
+                bytes[part].copy_from_slice(value);
                 millpond::SharedToken::from_bytes(&bytes).unwrap()
             };
             let descriptors = || Received::receive(&socket).unwrap().into_descriptors();
-            let longer = change(received.token().to_bytes().len() - 3, 0x80);
-            println!("{}", error(Received::new(longer, descriptors()).unwrap()));
-            println!("{}", error(Received::new(change(40, 0xff), descriptors()).unwrap()));
+            let longer = with(bytes.len() - 8..bytes.len(), &(1_u64 << 47).to_le_bytes());
+            let no_event = with(24..88, &[0xff; 64]);
+            for wrong in [longer, no_event] {
+                let error = error(Received::new(wrong, descriptors()).unwrap());
+                assert!(matches!(error, Error::BadToken { .. } | Error::Device(_)), "{error}");
+            }
             // All is well after that.
             context.open_shared::<u32>(received, &stream).unwrap();
             say(&socket);

@@ -4,53 +4,68 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
-use millpond::device::{DeviceName, DevicePtr, Kind};
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use crate::detached::detached;
 use crate::dlpack;
 use crate::failure::{Failure, Result};
 use crate::memory::{self, Residency};
+use crate::pool::{Given, Pool};
 use crate::sharing::Shared;
-use crate::stream::StreamArgument;
 
 /// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
 ///
 /// In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
 /// ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
 /// ``synchronize`` does. The block cannot be freed while one of these is alive.
+///
+/// Libraries of a GPU take a block in place: ``cupy.asarray(block)``, ``numba.cuda.as_cuda_array(block)`` and
+/// ``torch.from_dlpack(block)``. Their work comes after the work given so far to the block's stream.
 #[pyclass(frozen, module = "millpond", weakref)]
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
     bytes: u64,
-    context: millpond::Context,
-    pool: millpond::Pool,
+    pool: Py<Pool>,
     process: Process,
     /// The stream that it is freed on by default; `None` once it is freed.
     stream: Mutex<Option<millpond::Stream>>,
+    /// See [`Given::is_kept`].
+    stream_is_kept: bool,
     /// How many buffers and tensors show the block's bytes to others. Counted up under the lock of `stream`.
     views: AtomicUsize,
     /// Whether there may be advice on its memory, which is taken back before the block is freed.
     advised: AtomicBool,
     /// Another library's stream object, so that the stream lives until the block is freed on it.
-    _keeps: Option<Py<PyAny>>,
+    keeps: Option<Py<PyAny>>,
 }
 
 impl Block {
+    /// A block that this thread has ready, else what the pool finds without the GIL.
     pub(crate) fn allocate(
-        pool: &millpond::Pool,
-        context: &millpond::Context,
+        pool: &Bound<'_, Pool>,
         (bytes, align): (u64, Option<u64>),
-        stream: millpond::Stream,
+        Given { stream, is_kept }: Given,
         keeps: Option<Py<PyAny>>,
-    ) -> Result<Self> {
-        let ptr = match align {
-            None => pool.alloc(bytes, &stream)?,
-            Some(align) => pool.alloc_aligned(bytes, align, &stream)?,
+    ) -> PyResult<Self> {
+        let of = pool.get();
+        let is_plain = is_kept && align.is_none();
+        let ready = is_plain.then(|| of.alloc_ready(bytes, &stream)).flatten();
+        let (ptr, stream) = match ready {
+            Some(ready) => (ready, stream),
+            None => pool.py().detach(move || -> Result<_> {
+                let ptr = match align {
+                    None => of.pool.alloc(bytes, &stream)?,
+                    Some(align) => of.pool.alloc_aligned(bytes, align, &stream)?,
+                };
+                Ok((ptr, stream))
+            })?,
         };
         // SAFETY: it was allocated above.
-        Ok(unsafe { Self::over((pool.clone(), context.clone()), (ptr, bytes), stream, keeps) })
+        Ok(unsafe { Self::over(pool.clone().unbind(), (ptr, bytes), Given { stream, is_kept }, keeps) })
     }
 
     /// Over a live block of the pool, which it frees.
@@ -58,14 +73,47 @@ impl Block {
     /// # Safety
     /// Nobody else frees the block.
     pub(crate) unsafe fn over(
-        (pool, context): (millpond::Pool, millpond::Context),
+        pool: Py<Pool>,
         (ptr, bytes): (DevicePtr, u64),
-        stream: millpond::Stream,
+        Given { stream, is_kept: stream_is_kept }: Given,
         keeps: Option<Py<PyAny>>,
     ) -> Self {
         let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
         let (views, advised) = Default::default();
-        Self { ptr, bytes, context, pool, process, stream, views, advised, _keeps: keeps }
+        Self { ptr, bytes, pool, process, stream, stream_is_kept, views, advised, keeps }
+    }
+
+    fn pool(&self) -> &millpond::Pool {
+        &self.pool.get().pool
+    }
+
+    /// The stream that an argument means, if there is one.
+    fn other_stream(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<millpond::Stream>> {
+        let given = stream.filter(|stream| !stream.is_none());
+        given.map(|stream| Ok(self.pool.get().stream(py, Some(stream))?.stream)).transpose()
+    }
+
+    /// Frees the block on its stream if that takes no wait at all, not even for a lock.
+    fn free_at_once(&self) -> bool {
+        // Relaxed: who frees the block comes after who used it.
+        if !self.stream_is_kept || self.advised.load(Ordering::Relaxed) || !self.process.is_here() {
+            return false;
+        }
+        let Some(mut stream) = self.stream.try_lock() else { return false };
+        // Acquire: pairs with `conceal`. Counted up under this lock.
+        let Some(own) = stream.as_ref().filter(|_| self.views.load(Ordering::Acquire) == 0) else {
+            return false;
+        };
+        // SAFETY: as in `free_on`.
+        let is_freed = unsafe { self.pool.get().free_ready(self.ptr, own) };
+        if is_freed {
+            *stream = None;
+        }
+        is_freed
     }
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
@@ -81,12 +129,12 @@ impl Block {
         };
         // Relaxed: who frees the block comes after who used it.
         let taken_back = match self.advised.load(Ordering::Relaxed) {
-            true => self.pool.take_back_advice(self.ptr),
+            true => self.pool().take_back_advice(self.ptr),
             false => Ok(()),
         };
         // SAFETY: the block is this object's, which gave its stream up above; the order of its work is Python's promise.
         let freed =
-            taken_back.and_then(|()| unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) });
+            taken_back.and_then(|()| unsafe { self.pool().free(self.ptr, other.as_ref().unwrap_or(&own)) });
         if let Err(error) = freed {
             *self.stream.lock() = Some(own);
             return Err(error.into());
@@ -98,7 +146,7 @@ impl Block {
     /// due once they are not looked at any more.
     fn show(&self, py: Python<'_>) -> PyResult<*mut c_void> {
         if !self.is_for_the_cpu() {
-            let device = DeviceName::of(self.context.device().properties());
+            let device = self.device_name();
             return Err(PyBufferError::new_err(match device.kind() {
                 Kind::Sim => "a simulated device keeps no bytes: use Pool('host')".to_owned(),
                 _ => format!(
@@ -110,9 +158,7 @@ impl Block {
         py.detach(|| -> Result<()> {
             self.process.check()?;
             let stream = self.stream.lock();
-            if self.pool.is_asleep() {
-                return Err(millpond::Error::Asleep { pool: self.pool.name().to_owned() }.into());
-            }
+            self.check_awake()?;
             self.wait(stream.as_ref().ok_or(Failure::FreedBlock)?)?;
             // Relaxed: under the lock.
             self.views.fetch_add(1, Ordering::Relaxed);
@@ -121,19 +167,91 @@ impl Block {
         Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
     }
 
+    /// Shows the bytes to work that comes later on a stream of the consumer's, in the words of the array interface standard:
+    /// `None` is the legacy default stream, and -1 is nobody's. [`conceal`](Self::conceal) is due at the end.
+    fn show_on(&self, py: Python<'_>, consumer: Option<&Bound<'_, PyAny>>) -> PyResult<*mut c_void> {
+        const STREAMS: &str =
+            "1 (the legacy default stream), 2 (the thread's), a CUstream, -1 (no wait), or None (as 1)";
+        let number = consumer.map(|consumer| consumer.extract::<i64>()).transpose();
+        let number = number.map_err(|_| PyValueError::new_err(format!("stream: expected {STREAMS}")))?;
+        let consumer = match number {
+            Some(-1) => None,
+            Some(number) if number <= 0 => {
+                return Err(PyValueError::new_err(format!(
+                    "stream: {number} names no stream: expected {STREAMS}"
+                )));
+            }
+            _ => Some(self.pool.get().stream(py, consumer)?.stream),
+        };
+        py.detach(move || -> Result<()> {
+            self.process.check()?;
+            let stream = self.stream.lock();
+            self.check_awake()?;
+            let own = stream.as_ref().ok_or(Failure::FreedBlock)?;
+            if let Some(consumer) = consumer {
+                wait_for_uses(self.pool(), self.ptr, own)?;
+                if consumer.id() != own.id() {
+                    consumer.wait_for(own)?;
+                    self.pool().record_use(self.ptr, &consumer)?;
+                }
+            }
+            // Relaxed: under the lock.
+            self.views.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
+    }
+
+    fn check_awake(&self) -> Result<()> {
+        match self.pool().is_asleep() {
+            true => Err(millpond::Error::Asleep { pool: self.pool().name().to_owned() }.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn device_name(&self) -> DeviceName {
+        DeviceName::of(self.pool.get().context.device().properties())
+    }
+
+    /// The devices that reach the bytes where they are, in DLPack's numbers. The first one is what the block says it is of.
+    fn dlpack_devices(&self) -> Vec<(i32, i32)> {
+        let properties = self.pool().device().properties();
+        let on_gpu = (dlpack::CUDA, properties.ordinal as i32);
+        match (properties.kind, properties.memory) {
+            // Of the host for those who read it there: not all of them know a number of its own.
+            (Kind::Cuda, MemoryKind::Pinned) => vec![(dlpack::CPU, 0), on_gpu, (dlpack::PINNED, 0)],
+            (Kind::Cuda, MemoryKind::Managed) => vec![(dlpack::CPU, 0), on_gpu, (dlpack::MANAGED, 0)],
+            (Kind::Cuda, _) => vec![on_gpu],
+            _ => vec![(dlpack::CPU, 0)],
+        }
+    }
+
+    /// Another block with the same bytes, of the same pool and stream.
+    fn copied<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let (py, block) = (this.py(), this.get());
+        let stream = py.detach(|| block.while_live(|own| Ok(own.clone())))?;
+        let keeps = block.keeps.as_ref().map(|keeps| keeps.clone_ref(py));
+        let given = Given { stream, is_kept: block.stream_is_kept };
+        let copy = Self::allocate(block.pool.bind(py), (block.bytes, None), given, keeps)?;
+        if block.bytes > 0 {
+            py.detach(|| copy.copy_all_from(block))?;
+        }
+        Bound::new(py, copy)
+    }
+
     /// Whether the CPU can use the bytes: the host device's own, too, which stand for a GPU's elsewhere.
     fn is_for_the_cpu(&self) -> bool {
-        let properties = self.pool.device().properties();
+        let properties = self.pool().device().properties();
         properties.host_access || properties.kind == Kind::Host
     }
 
     /// Waits for the stream, which is the block's, and for recorded uses.
     fn wait(&self, stream: &millpond::Stream) -> Result<()> {
-        if self.pool.device().properties().host_access {
+        if self.pool().device().properties().host_access {
             // SAFETY: the block is not freed while its stream is locked; the order of its work is Python's promise.
             unsafe { with_buffer("Block", self.whole(), stream, |bytes| bytes.as_mut_slice().map(|_| ())) }?;
         } else {
-            wait_for_uses(&self.pool, self.ptr, stream)?;
+            wait_for_uses(self.pool(), self.ptr, stream)?;
             stream.synchronize()?;
         }
         Ok(())
@@ -145,7 +263,7 @@ impl Block {
     }
 
     fn whole(&self) -> (&millpond::Pool, DevicePtr, u64) {
-        (&self.pool, self.ptr, self.bytes)
+        (self.pool(), self.ptr, self.bytes)
     }
 
     /// Calls while the block is live, with its stream.
@@ -218,9 +336,9 @@ impl Block {
 
     /// Whether the block was freed.
     #[getter]
-    fn freed(&self) -> bool {
+    fn freed(&self, py: Python<'_>) -> bool {
         // In a forked child the block is its parent's.
-        self.process.is_here() && self.stream.lock().is_none()
+        self.process.is_here() && py.detach(|| self.stream.lock().is_none())
     }
 
     /// Frees the block after the work given so far to ``stream``, by default the stream of the allocation.
@@ -228,11 +346,11 @@ impl Block {
     /// Another stream must be ordered after that one and after all work on the block.
     #[pyo3(signature = (stream=None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let other = match stream.filter(|stream| !stream.is_none()) {
-            None => None,
-            some => Some(StreamArgument::read(some)?.find(&self.context)?),
-        };
-        Ok(py.detach(|| self.free_on(other))?)
+        let other = self.other_stream(py, stream)?;
+        if other.is_none() && self.free_at_once() {
+            return Ok(());
+        }
+        Ok(py.detach(move || self.free_on(other))?)
     }
 
     /// Notes that work given so far to ``stream`` uses the block: the free will wait for it.
@@ -240,15 +358,15 @@ impl Block {
     /// On a ``millpond.Stream``: also what is given to it until the block is freed. A stream of another GPU has to be one, and
     /// counts as far as it came.
     fn record_use(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let stream = StreamArgument::read(Some(stream))?.find(&self.context)?;
-        Ok(py.detach(|| {
+        let Given { stream, .. } = self.pool.get().stream(py, Some(stream))?;
+        Ok(py.detach(move || {
             self.process.check()?;
             // Held meanwhile: once the block is freed, another may lie at its address.
             let own = self.stream.lock();
             if own.is_none() {
                 return Err(Failure::FreedBlock);
             }
-            Ok(self.pool.record_use(self.ptr, &stream)?)
+            Ok(self.pool().record_use(self.ptr, &stream)?)
         })?)
     }
 
@@ -287,12 +405,9 @@ impl Block {
     #[pyo3(signature = (to, stream=None))]
     fn prefetch(&self, py: Python<'_>, to: &str, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let to = memory::read_place("to", to)?;
-        let other = match stream.filter(|stream| !stream.is_none()) {
-            None => None,
-            some => Some(StreamArgument::read(some)?.find(&self.context)?),
-        };
-        Ok(py.detach(|| {
-            self.while_live(|own| self.pool.prefetch(self.ptr, to, other.as_ref().unwrap_or(own)))
+        let other = self.other_stream(py, stream)?;
+        Ok(py.detach(move || {
+            self.while_live(|own| self.pool().prefetch(self.ptr, to, other.as_ref().unwrap_or(own)))
         })?)
     }
 
@@ -319,7 +434,7 @@ impl Block {
         Ok(py.detach(|| {
             self.while_live(|_| {
                 all.into_iter().try_for_each(|advice| {
-                    self.pool.advise(self.ptr, advice)?;
+                    self.pool().advise(self.ptr, advice)?;
                     self.advised.store(true, Ordering::Relaxed);
                     Ok(())
                 })
@@ -332,7 +447,7 @@ impl Block {
     /// Raises:
     ///     MisuseError: for other memory.
     fn residency(&self, py: Python<'_>) -> PyResult<Residency> {
-        Ok(py.detach(|| self.while_live(|_| self.pool.residency(self.ptr)))?.into())
+        Ok(py.detach(|| self.while_live(|_| self.pool().residency(self.ptr)))?.into())
     }
 
     /// Lets other processes open the block's memory, after the work given so far to ``stream``, by default the block's.
@@ -345,13 +460,11 @@ impl Block {
     ///     DeviceError: where the device cannot share memory.
     #[pyo3(signature = (stream=None))]
     fn share(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Shared> {
-        let other = match stream.filter(|stream| !stream.is_none()) {
-            None => None,
-            some => Some(StreamArgument::read(some)?.find(&self.context)?),
-        };
-        let shared =
-            py.detach(|| self.while_live(|own| self.pool.share(self.ptr, other.as_ref().unwrap_or(own))))?;
-        Ok(Shared::own(shared, &self.context))
+        let other = self.other_stream(py, stream)?;
+        let shared = py.detach(move || {
+            self.while_live(|own| self.pool().share(self.ptr, other.as_ref().unwrap_or(own)))
+        })?;
+        Ok(Shared::own(shared, &self.pool.get().context))
     }
 
     /// The bytes, for ``memoryview`` and NumPy.
@@ -378,17 +491,48 @@ impl Block {
         self.conceal();
     }
 
-    /// Where the memory is, in DLPack's numbers.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        let properties = self.pool.device().properties();
-        match properties.kind {
-            // Pinned memory is the CPU's for those who read it there: not all of them know a number of its own.
-            Kind::Cuda if !properties.host_access => (dlpack::CUDA, properties.ordinal as i32),
-            _ => (dlpack::CPU, 0),
+    /// The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.
+    ///
+    /// What takes it keeps the block, but does not count as a view: free the block after it.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.pool().device().properties().kind != Kind::Cuda {
+            return Err(PyAttributeError::new_err("the block is not memory of a GPU: use memoryview(block)"));
         }
+        let stream = py.detach(|| -> Result<u64> {
+            self.process.check()?;
+            let stream = self.stream.lock();
+            self.check_awake()?;
+            let own = stream.as_ref().ok_or(Failure::FreedBlock)?;
+            wait_for_uses(self.pool(), self.ptr, own)?;
+            Ok(own.handle().raw())
+        })?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", (self.bytes,))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self.ptr.raw(), false))?;
+        // 0 is not allowed, since it could mean two streams.
+        interface.set_item("stream", stream.max(1))?;
+        Ok(interface)
     }
 
-    /// The bytes as a DLPack tensor, for ``numpy.from_dlpack``.
+    /// Where the memory is, in DLPack's numbers. That of pinned and managed memory is the CPU's.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.dlpack_devices()[0]
+    }
+
+    /// The bytes as a DLPack tensor, for ``from_dlpack`` of NumPy, CuPy, PyTorch and others.
+    ///
+    /// Args:
+    ///     stream: on a GPU, the consumer's: its later work comes after the work given so far to the block's stream, and the
+    ///         free waits for it as ``record_use`` says. For the CPU, the work is complete when this returns.
+    ///     max_version: the newest version of DLPack that the consumer takes.
+    ///     dl_device: where the consumer uses the bytes. Pinned and managed memory is the GPU's as well as the CPU's.
+    ///     copy: with ``True``, the tensor is a new block of the pool.
+    ///
+    /// Raises:
+    ///     BufferError: where ``dl_device`` does not reach the memory.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         this: &Bound<'py, Self>,
@@ -397,15 +541,25 @@ impl Block {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // The work on the block is complete when this returns, for any stream.
-        let _ = stream;
-        let block = this.get();
-        if copy == Some(true) || dl_device.is_some_and(|device| device != block.__dlpack_device__()) {
-            return Err(PyBufferError::new_err("a block shows its own memory: copy what comes of it"));
+        let (py, block) = (this.py(), this.get());
+        let devices = block.dlpack_devices();
+        let device = dl_device.unwrap_or(devices[0]);
+        if !devices.contains(&device) {
+            return Err(PyBufferError::new_err(format!(
+                "the block is memory of {}, which DLPack's device {device:?} does not reach: copy what comes of it",
+                block.device_name()
+            )));
         }
-        let at = block.show(this.py())?;
-        let shown = Box::new(Shown(Some(this.clone().unbind())));
-        dlpack::capsule(this.py(), shown, at, block.bytes, max_version.is_some_and(|(major, _)| major >= 1))
+        let is_copy = copy == Some(true);
+        let shown = if is_copy { Self::copied(this)? } else { this.clone() };
+        let at = match device {
+            (dlpack::CPU, _) => shown.get().show(py),
+            _ => shown.get().show_on(py, stream),
+        }?;
+        let bytes = (at, block.bytes);
+        let owner = Box::new(Shown(Some(shown.unbind())));
+        let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        dlpack::capsule(py, owner, bytes, device, dlpack::Version { is_versioned, is_copy })
     }
 
     fn __int__(&self) -> u64 {
@@ -422,21 +576,22 @@ impl Block {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        if self.freed() || !self.process.is_here() { Ok(()) } else { self.free(py, None) }
+        if self.freed(py) || !self.process.is_here() { Ok(()) } else { self.free(py, None) }
     }
 
-    fn __repr__(&self) -> String {
-        let freed = if self.freed() { ", freed" } else { "" };
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let freed = if self.freed(py) { ", freed" } else { "" };
         format!("<millpond.Block of {} bytes at {}{freed}>", self.bytes, self.ptr)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.process.is_here()
-            && self.stream.get_mut().is_some()
-            && let Err(failure) = self.free_on(None)
-        {
+        if !self.process.is_here() || self.stream.get_mut().is_none() || self.free_at_once() {
+            return;
+        }
+        let this = &*self;
+        if let Err(failure) = detached(move || this.free_on(None)) {
             Python::attach(|py| PyErr::from(failure).write_unraisable(py, None));
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::detached::Detached;
 use crate::failure::{Failure, Result};
 use crate::sizes;
 
@@ -29,7 +30,7 @@ use crate::sizes;
 #[pyclass(frozen, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct Budget {
-    pub(crate) inner: millpond::Budget,
+    pub(crate) inner: Detached<millpond::Budget>,
 }
 
 /// A process under a named budget. Sizes in bytes.
@@ -114,7 +115,7 @@ impl Budget {
                 None => millpond::Budget::bytes(limit),
             };
             shares.set(&inner)?;
-            Ok(Self { inner })
+            Ok(Self { inner: inner.into() })
         });
         Ok(made?)
     }
@@ -123,13 +124,13 @@ impl Budget {
     #[staticmethod]
     fn find(py: Python<'_>, name: &str) -> PyResult<Option<Self>> {
         let found = py.detach(|| millpond::Budget::find(name)).map_err(Failure::from)?;
-        Ok(found.map(|inner| Self { inner }))
+        Ok(found.map(|inner| Self { inner: inner.into() }))
     }
 
     /// The limit in bytes.
     #[getter]
-    fn limit(&self) -> u64 {
-        self.inner.limit()
+    fn limit(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.inner.limit())
     }
 
     /// Bytes that the pools hold now, those of all processes.
@@ -167,8 +168,8 @@ impl Budget {
         py.detach(|| self.inner.tenants()).into_iter().map(Tenant::from).collect()
     }
 
-    fn __repr__(&self) -> String {
-        let [held, limit] = [self.inner.held(), self.inner.limit()].map(millpond::HumanBytes);
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let [held, limit] = py.detach(|| [self.inner.held(), self.inner.limit()]).map(millpond::HumanBytes);
         format!("<millpond.Budget: {held} of {limit} held>")
     }
 }

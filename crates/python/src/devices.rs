@@ -193,14 +193,17 @@ fn make_slow(number: i64) -> Result<&'static Device> {
 /// Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made.
 #[pyfunction]
 #[pyo3(signature = (**options))]
-fn configure(options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+fn configure(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let options = Options::from_keywords(options)?;
-    let mut present_options = OPTIONS.get().lock();
-    if let Some((ordinal, _)) = present().next() {
-        return Err(Failure::InUse(ordinal).into());
-    }
-    *present_options = Some(options);
-    Ok(())
+    // Another thread may be making a pool.
+    Ok(py.detach(move || {
+        let mut present_options = OPTIONS.get().lock();
+        if let Some((ordinal, _)) = present().next() {
+            return Err(Failure::InUse(ordinal));
+        }
+        *present_options = Some(options);
+        Ok(())
+    })?)
 }
 
 /// The shared pool of a GPU's own memory, or of pinned memory near it.
@@ -219,7 +222,7 @@ fn device_pool(py: Python<'_>, ordinal: i64, memory: Option<&Bound<'_, PyAny>>) 
             Memory::Pinned(_) => &device.pinned()?.pool,
             _ => &device.pool,
         };
-        Ok(Pool { context: device.context.clone(), pool: pool.clone() })
+        Ok(Pool::over(pool.clone(), device.context.clone()))
     });
     Ok(shared?)
 }
@@ -230,24 +233,50 @@ fn devices_in_use() -> Vec<usize> {
     present().map(|(ordinal, _)| ordinal).collect()
 }
 
-/// Lets a pool of another device stand for a GPU's, for tests without one.
+/// The most that the shared pool of a GPU may hold, in bytes; ``None`` without a limit.
 #[pyfunction]
-fn stand_in(ordinal: usize, pool: &Bound<'_, Pool>) -> PyResult<()> {
-    let Pool { pool, context } = pool.get();
-    let streams = Streams::new(context)?;
-    let slot = DEVICES.get(ordinal).ok_or(Failure::NoSuchDevice(ordinal as i64))?;
-    let _making = OPTIONS.get().lock();
-    if known(slot).is_some() {
-        return Err(Failure::InUse(ordinal).into());
-    }
-    let (pool, context, budget) = (pool.clone(), context.clone(), Budget::bytes(u64::MAX));
-    publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams })?;
-    Ok(())
+fn device_limit(py: Python<'_>, ordinal: i64) -> PyResult<Option<u64>> {
+    let limit = py.detach(|| device(ordinal).map(Device::limit))?;
+    Ok((limit < u64::MAX).then_some(limit))
+}
+
+/// Limits what the shared pool of a GPU may hold; ``None`` takes the limit back. Under a budget that processes share, it is
+/// the claim of this one.
+#[pyfunction]
+#[pyo3(signature = (ordinal, bytes))]
+fn set_device_limit(py: Python<'_>, ordinal: i64, bytes: Option<u64>) -> PyResult<()> {
+    Ok(py.detach(|| device(ordinal)?.set_limit(bytes.unwrap_or(u64::MAX)))?)
+}
+
+/// Lets a pool of another device stand for a GPU's, for tests without one. It has the budget that it was made with, if any.
+#[pyfunction]
+#[pyo3(signature = (ordinal, pool, budget=None))]
+fn stand_in(
+    py: Python<'_>,
+    ordinal: usize,
+    pool: &Bound<'_, Pool>,
+    budget: Option<&Bound<'_, crate::budget::Budget>>,
+) -> PyResult<()> {
+    let budget = budget.map_or_else(|| Budget::bytes(u64::MAX), |budget| Budget::clone(&budget.get().inner));
+    let pool = pool.get();
+    Ok(py.detach(|| {
+        let slot = DEVICES.get(ordinal).ok_or(Failure::NoSuchDevice(ordinal as i64))?;
+        let (pool, context) = (millpond::Pool::clone(&pool.pool), Context::clone(&pool.context));
+        let streams = Streams::new(&context)?;
+        let _making = OPTIONS.get().lock();
+        if known(slot).is_some() {
+            return Err(Failure::InUse(ordinal));
+        }
+        publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams })?;
+        Ok(())
+    })?)
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(configure, module)?)?;
     module.add_function(wrap_pyfunction!(device_pool, module)?)?;
     module.add_function(wrap_pyfunction!(devices_in_use, module)?)?;
+    module.add_function(wrap_pyfunction!(device_limit, module)?)?;
+    module.add_function(wrap_pyfunction!(set_device_limit, module)?)?;
     module.add_function(wrap_pyfunction!(stand_in, module)?)
 }

@@ -1,4 +1,4 @@
-//! A block's bytes as a DLPack tensor: one dimension of bytes that the CPU can read. The layouts are those of `dlpack.h`
+//! A block's bytes as a DLPack tensor: one dimension of bytes. The layouts are those of `dlpack.h`
 //! (<https://dmlc.github.io/dlpack/latest/c_api.html>).
 
 use std::ffi::{CStr, c_void};
@@ -10,6 +10,13 @@ use pyo3::prelude::*;
 pub(crate) const CPU: i32 = 1;
 /// `kDLCUDA`.
 pub(crate) const CUDA: i32 = 2;
+/// `kDLCUDAHost`.
+pub(crate) const PINNED: i32 = 3;
+/// `kDLCUDAManaged`.
+pub(crate) const MANAGED: i32 = 13;
+
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const IS_COPIED: u64 = 1 << 1;
 
 /// The names of capsules that nobody has taken yet.
 const PLAIN: &CStr = c"dltensor";
@@ -94,20 +101,27 @@ unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// A capsule with a tensor of `bytes` bytes from `at` on. It drops `owner` at its end, on any thread; until then the bytes
+/// Which of the two structures a consumer takes, and what it is told in the newer one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Version {
+    pub(crate) is_versioned: bool,
+    pub(crate) is_copy: bool,
+}
+
+/// A capsule with a tensor of `bytes` bytes from `at` on, on a device by its two numbers. It drops `owner` at its end, on any thread; until then the bytes
 /// are there.
 pub(crate) fn capsule(
     py: Python<'_>,
     owner: Box<dyn Send>,
-    at: *mut c_void,
-    bytes: u64,
-    versioned: bool,
+    (at, bytes): (*mut c_void, u64),
+    (device_type, device_id): (i32, i32),
+    Version { is_versioned, is_copy }: Version,
 ) -> PyResult<Bound<'_, PyAny>> {
     let kept = Box::into_raw(Box::new(Kept { shape: bytes as i64, stride: 1, _owner: owner }));
     let tensor = Tensor {
         data: at,
-        device_type: CPU,
-        device_id: 0,
+        device_type,
+        device_id,
         dimensions: 1,
         // `kDLUInt` of 8 bits.
         type_code: 1,
@@ -120,9 +134,10 @@ pub(crate) fn capsule(
         byte_offset: 0,
     };
     let context = kept.cast();
-    let (made, name): (*mut c_void, _) = if versioned {
+    let (made, name): (*mut c_void, _) = if is_versioned {
         let deleter = delete_versioned;
-        let made = ManagedVersioned { major: 1, minor: 0, context, deleter, flags: 0, tensor };
+        let flags = if is_copy { IS_COPIED } else { 0 };
+        let made = ManagedVersioned { major: 1, minor: 0, context, deleter, flags, tensor };
         (Box::into_raw(Box::new(made)).cast(), VERSIONED)
     } else {
         (Box::into_raw(Box::new(Managed { tensor, context, deleter: delete })).cast(), PLAIN)
@@ -132,7 +147,7 @@ pub(crate) fn capsule(
     if capsule.is_null() {
         // SAFETY: nobody has seen the tensor, which was made above.
         unsafe {
-            if versioned {
+            if is_versioned {
                 delete_versioned(made.cast());
             } else {
                 delete(made.cast());

@@ -10,10 +10,13 @@
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
+//! | `callbacks`, `captures` | functions of Python that a pool calls; memory for CUDA graphs |
 //! | `sharing` | blocks that several processes use |
+//! | `detached` | the GIL, and calls that may wait |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `replay` | what the command's `replay` has to tell |
+//! | `host_work` | work for the CPU's streams, for tests |
 //! | `failure` | what went wrong, and the Python exception for it |
 //!
 //! **How one request passes through.** PyTorch calls `hooks` with a size, a device and a stream, without Python in
@@ -23,10 +26,14 @@
 
 mod block;
 mod budget;
+mod callbacks;
+mod captures;
+mod detached;
 mod devices;
 mod dlpack;
 mod failure;
 mod hooks;
+mod host_work;
 mod memory;
 mod options;
 mod pool;
@@ -59,6 +66,8 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<budget::Budget>()?;
     module.add_class::<budget::Tenant>()?;
     module.add_class::<sharing::Shared>()?;
+    callbacks::add_to(module)?;
+    captures::add_to(module)?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<stats::Stats>()?;
     module.add_class::<stats::Level>()?;
@@ -66,6 +75,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<recording::RecordingStatus>()?;
     module.add_class::<recording::Tag>()?;
     tags::add_to(module)?;
+    host_work::add_to(module)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     replay::add_to(module)?;
     devices::add_to(module)?;

@@ -1,5 +1,6 @@
 //! A pool's options by the names that they have in Python, which are those of `PoolBuilder`.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use millpond::{Budget, Context, PoolBuilder, ReusePolicies};
@@ -76,7 +77,7 @@ impl Options {
             }
             "min_alignment" => self.min_alignment = Some(sizes::read(name, value)?),
             "spare" => self.spare = Some(sizes::read(name, value)?),
-            "budget" => self.budget = Some(value.cast::<budget::Budget>()?.get().inner.clone()),
+            "budget" => self.budget = Some(value.cast::<budget::Budget>()?.get().inner.deref().clone()),
             "accessible_from" => self.accessible_from = Some(peers(value)?),
             "record" => self.record = Some(value.extract()?),
             _ => return known(name),
@@ -166,7 +167,7 @@ fn peers(value: &Bound<'_, PyAny>) -> PyResult<Peers> {
     let open = |ordinal: i64| -> Result<Context> {
         Ok(Context::cuda(usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?)?)
     };
-    Ok(Peers::Of(ordinals.into_iter().map(open).collect::<Result<_>>()?))
+    Ok(Peers::Of(value.py().detach(|| ordinals.into_iter().map(open).collect::<Result<_>>())?))
 }
 
 /// `True` for all policies, `False` for none, or the names of those that are to be on.

@@ -1,7 +1,9 @@
 //! Pools, as Python sees them. `python/millpond/_millpond.pyi` has the same texts, for editors: a test compares them.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
+use millpond::bindings::Shortcut;
 use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
 use millpond::{Context, Keep, record};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -9,6 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::block::Block;
+use crate::callbacks::{self, Callback};
+use crate::captures::CapturePool;
+use crate::detached::Detached;
 use crate::failure::{Failure, Result};
 use crate::memory::{self, Memory};
 use crate::options::Options;
@@ -56,8 +61,17 @@ use crate::stream::{Stream, StreamArgument};
 #[pyclass(frozen, module = "millpond", weakref)]
 #[derive(Debug)]
 pub(crate) struct Pool {
-    pub(crate) context: Context,
-    pub(crate) pool: millpond::Pool,
+    /// The legacy default stream, once it was asked for: the most usual one, which needs no look at the device then.
+    default: Detached<OnceLock<millpond::Stream>>,
+    pub(crate) pool: Detached<millpond::Pool>,
+    pub(crate) context: Detached<Context>,
+}
+
+/// A stream that a call was given.
+pub(crate) struct Given {
+    pub(crate) stream: millpond::Stream,
+    /// Whether the pool, or the object that the call was given, keeps it. Then to drop this is no more than to count.
+    pub(crate) is_kept: bool,
 }
 
 /// Reads which device a pool is of: a GPU by its number, or any by its name.
@@ -73,9 +87,9 @@ fn read_device(argument: &Bound<'_, PyAny>) -> PyResult<DeviceName> {
 }
 
 /// Reads which device is to use a pool's memory: that of another pool, or a GPU by its number.
-fn read_peer(argument: &Bound<'_, PyAny>) -> PyResult<Context> {
+fn read_peer(argument: &Bound<'_, PyAny>) -> PyResult<Detached<Context>> {
     if let Ok(pool) = argument.cast::<Pool>() {
-        return Ok(pool.get().context.clone());
+        return Ok(Context::clone(&pool.get().context).into());
     }
     let Ok(ordinal) = argument.extract::<i64>() else {
         return Err(PyTypeError::new_err(
@@ -83,7 +97,7 @@ fn read_peer(argument: &Bound<'_, PyAny>) -> PyResult<Context> {
         ));
     };
     let ordinal = usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?;
-    Ok(open(DeviceName::cuda(ordinal), None)?)
+    Ok(argument.py().detach(|| open(DeviceName::cuda(ordinal), None))?.into())
 }
 
 /// Opens a device; one without a capacity of its own is shared with the rest of the process.
@@ -102,8 +116,44 @@ fn gpu_ordinal(name: &str) -> Option<usize> {
 }
 
 impl Pool {
-    fn stream(&self, argument: Option<&Bound<'_, PyAny>>) -> PyResult<millpond::Stream> {
-        Ok(StreamArgument::read(argument)?.find(&self.context)?)
+    pub(crate) fn over(pool: millpond::Pool, context: Context) -> Self {
+        Self { default: OnceLock::new().into(), pool: pool.into(), context: context.into() }
+    }
+
+    /// The stream that an argument means.
+    pub(crate) fn stream(&self, py: Python<'_>, argument: Option<&Bound<'_, PyAny>>) -> PyResult<Given> {
+        let argument = match StreamArgument::read(argument)? {
+            StreamArgument::Ours(stream) => return Ok(Given { stream, is_kept: true }),
+            StreamArgument::Raw(0 | 1) => {
+                let stream = match self.default.get() {
+                    Some(stream) => stream.clone(),
+                    None => {
+                        let found = py.detach(|| StreamArgument::Raw(0).find(&self.context))?;
+                        self.default.get_or_init(|| found).clone()
+                    }
+                };
+                return Ok(Given { stream, is_kept: true });
+            }
+            other => other,
+        };
+        let stream = py.detach(|| argument.find(&self.context))?;
+        Ok(Given { stream, is_kept: false })
+    }
+
+    /// A block that this thread has ready. It never waits.
+    pub(crate) fn alloc_ready(&self, bytes: u64, stream: &millpond::Stream) -> Option<DevicePtr> {
+        // SAFETY: pool and stream are there until this returns, and it is this thread's.
+        unsafe { Shortcut::new(&self.pool, stream)?.alloc(bytes) }
+    }
+
+    /// Frees a block, if this thread keeps it ready for the next request. It never waits.
+    ///
+    /// # Safety
+    /// As for [`millpond::Pool::free`].
+    #[must_use]
+    pub(crate) unsafe fn free_ready(&self, ptr: DevicePtr, stream: &millpond::Stream) -> bool {
+        // SAFETY: as in `alloc_ready`.
+        Shortcut::new(&self.pool, stream).is_some_and(|shortcut| unsafe { shortcut.free(ptr) })
     }
 }
 
@@ -127,10 +177,10 @@ impl Pool {
                 "capacity: it is for 'host' and 'sim'; the memory of a GPU is fixed",
             ));
         }
-        let built = py.detach(|| -> Result<Self> {
+        let built = py.detach(move || -> Result<Self> {
             let context = open(device, capacity)?;
             let pool = options.set_all(memory.builder(&context)?).build()?;
-            Ok(Self { context, pool })
+            Ok(Self::over(pool, context))
         });
         Ok(built?)
     }
@@ -167,8 +217,8 @@ impl Pool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let size = sizes::read("size", size)?;
-        let stream = self.stream(stream)?;
-        Ok(py.detach(|| self.pool.reserve(size, &stream)).map_err(Failure::from)?)
+        let Given { stream, .. } = self.stream(py, stream)?;
+        Ok(py.detach(move || self.pool.reserve(size, &stream)).map_err(Failure::from)?)
     }
 
     /// Allocates ``size`` bytes for work on ``stream``. The address is a multiple of ``align``.
@@ -177,16 +227,15 @@ impl Pool {
     ///     OutOfMemoryError: after everything that could make room was tried.
     #[pyo3(signature = (size, stream=None, *, align=None))]
     fn allocate(
-        &self,
-        py: Python<'_>,
+        this: &Bound<'_, Self>,
         size: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
         align: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Block> {
         let (size, align) = (sizes::read("size", size)?, sizes::read_if_given("align", align)?);
-        let found = self.stream(stream)?;
+        let given = this.get().stream(this.py(), stream)?;
         let keeps = stream.map(|stream| stream.clone().unbind());
-        Ok(py.detach(|| Block::allocate(&self.pool, &self.context, (size, align), found, keeps))?)
+        Block::allocate(this, (size, align), given, keeps)
     }
 
     /// Allocates for a caller that keeps the address itself, and gives it to ``free_address``.
@@ -198,8 +247,11 @@ impl Pool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let size = sizes::read("size", size)?;
-        let stream = self.stream(stream)?;
-        Ok(py.detach(|| self.pool.alloc(size, &stream)).map_err(Failure::from)?.raw())
+        let Given { stream, is_kept } = self.stream(py, stream)?;
+        if is_kept && let Some(ready) = self.alloc_ready(size, &stream) {
+            return Ok(ready.raw());
+        }
+        Ok(py.detach(move || self.pool.alloc(size, &stream)).map_err(Failure::from)?.raw())
     }
 
     /// Frees what ``allocate_address`` gave, after the work given so far to ``stream``.
@@ -218,11 +270,13 @@ impl Pool {
                 "address: {address} is no address: pass what allocate_address gave"
             ))
         })?;
-        let stream = self.stream(stream)?;
+        let (address, Given { stream, is_kept }) = (DevicePtr::new(address), self.stream(py, stream)?);
         // SAFETY: whoever frees an address got it from the pool and owns the block: Python cannot promise more.
-        Ok(py
-            .detach(|| unsafe { self.pool.free(DevicePtr::new(address), &stream) })
-            .map_err(Failure::from)?)
+        if is_kept && unsafe { self.free_ready(address, &stream) } {
+            return Ok(());
+        }
+        // SAFETY: likewise; nothing was done.
+        Ok(py.detach(move || unsafe { self.pool.free(address, &stream) }).map_err(Failure::from)?)
     }
 
     /// Waits for a block that another process sends (``Shared.send``), and opens it for work on ``stream``.
@@ -242,18 +296,19 @@ impl Pool {
         socket: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Block, Shared)> {
-        let found = self.stream(stream)?;
-        let (pool, block, shared) = sharing::open(py, &self.context, socket, &found)?;
+        let given = self.stream(py, stream)?;
+        let (pool, block, shared) = sharing::open(py, &self.context, socket, &given.stream)?;
+        let pool = Py::new(py, Self::over(pool, Context::clone(&self.context)))?;
         let keeps = stream.map(|stream| stream.clone().unbind());
         // SAFETY: nobody else has the block.
-        let block = unsafe { Block::over((pool, self.context.clone()), block, found, keeps) };
+        let block = unsafe { Block::over(pool, block, given, keeps) };
         Ok((block, shared))
     }
 
     /// Makes a stream of the pool's device.
-    fn create_stream(&self) -> PyResult<Stream> {
-        let inner = self.context.create_stream().map_err(Failure::from)?;
-        Ok(Stream { inner, context: self.context.clone() })
+    fn create_stream(&self, py: Python<'_>) -> PyResult<Stream> {
+        let inner = py.detach(|| self.context.create_stream()).map_err(Failure::from)?;
+        Ok(Stream { inner: inner.into(), context: Context::clone(&self.context).into() })
     }
 
     /// Waits for all work on the device, then applies the release thresholds.
@@ -364,15 +419,15 @@ impl Pool {
     }
 
     /// The part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same hard limit.
-    fn tagged(&self, tag: &str) -> PyResult<Self> {
-        let pool = self.pool.tagged(tag).map_err(Failure::from)?;
-        Ok(Self { context: self.context.clone(), pool })
+    fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
+        let pool = py.detach(|| self.pool.tagged(tag)).map_err(Failure::from)?;
+        Ok(Self::over(pool, Context::clone(&self.context)))
     }
 
     /// The tags that were named so far.
     #[getter]
-    fn tags(&self) -> Vec<String> {
-        self.pool.tags()
+    fn tags(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.pool.tags())
     }
 
     /// Gives the pinned memory back that sleeps left for the next one. Returns the bytes given back.
@@ -381,9 +436,34 @@ impl Pool {
     }
 
     /// Free and total bytes of the memory that the pool is of, as its driver counts.
-    fn memory_info(&self) -> PyResult<(u64, u64)> {
-        let info = self.pool.memory_info().map_err(Failure::from)?;
+    fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let info = py.detach(|| self.pool.memory_info()).map_err(Failure::from)?;
         Ok((info.free, info.total))
+    }
+
+    /// Registers a function that is asked when memory is short, after everything that the pool can do itself.
+    ///
+    /// It gets the bytes that are wanted. It may free, trim and allocate, and returns whether to try again. It is called on
+    /// the thread that allocates. For what it allocates from this pool itself, no function is asked. An exception in it is
+    /// printed (``sys.unraisablehook``), and counts as ``False``.
+    ///
+    /// The pool keeps the function until it is removed, and so what the function refers to. One that refers to the pool, or to
+    /// blocks of it, keeps the pool: remove it, or let it refer to them by ``weakref``.
+    fn on_reclaim(&self, py: Python<'_>, function: Bound<'_, PyAny>) -> PyResult<Callback> {
+        callbacks::on_reclaim(py, &self.pool, function)
+    }
+
+    /// Registers a function that is told of each request for which there was no memory, before its caller gets the error.
+    ///
+    /// It gets an ``OutOfMemory``. It is called on the thread that allocates. Use it to log, or to write a snapshot. An exception
+    /// in it is printed (``sys.unraisablehook``). The pool keeps it as ``on_reclaim`` says.
+    fn on_out_of_memory(&self, py: Python<'_>, function: Bound<'_, PyAny>) -> PyResult<Callback> {
+        callbacks::on_out_of_memory(py, &self.pool, function)
+    }
+
+    /// Memory for what is captured into CUDA graphs. It holds nothing yet.
+    fn capture_pool(this: &Bound<'_, Self>) -> CapturePool {
+        CapturePool::of(this)
     }
 
     /// Starts recording to a file, for ``millpond replay``. A recording that runs is stopped.
@@ -401,8 +481,8 @@ impl Pool {
 
     /// The recording that runs.
     #[getter]
-    fn recording(&self) -> Option<RecordingStatus> {
-        self.pool.recording().map(Into::into)
+    fn recording(&self, py: Python<'_>) -> Option<RecordingStatus> {
+        py.detach(|| self.pool.recording()).map(Into::into)
     }
 
     /// Writes a snapshot for memory_viz. Returns ``False``, and writes no file, where there is nothing to show.

@@ -9,6 +9,7 @@ use millpond::{Context, Received, SharedEvent};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::detached::Detached;
 use crate::failure::{Failure, Result};
 use crate::stream::StreamArgument;
 
@@ -19,8 +20,8 @@ use crate::stream::StreamArgument;
 #[pyclass(frozen, module = "millpond", weakref)]
 pub(crate) struct Shared {
     /// `None` once it is closed.
-    side: Mutex<Option<Side>>,
-    context: Context,
+    side: Detached<Mutex<Option<Side>>>,
+    context: Detached<Context>,
     process: Process,
 }
 
@@ -40,7 +41,7 @@ impl Side {
 
 impl Shared {
     fn new(side: Side, context: Context) -> Self {
-        Self { side: Mutex::new(Some(side)), context, process: Process::here() }
+        Self { side: Mutex::new(Some(side)).into(), context: context.into(), process: Process::here() }
     }
 
     pub(crate) fn own(shared: millpond::Shared, context: &Context) -> Self {
@@ -59,8 +60,11 @@ impl Shared {
         stream: Option<&Bound<'_, PyAny>>,
         call: impl FnOnce(&SharedEvent, &millpond::Stream) -> millpond::Result<()> + Send,
     ) -> PyResult<()> {
-        let stream = StreamArgument::read(stream)?.find(&self.context)?;
-        Ok(py.detach(|| self.with(|side| Ok(call(side.event(), &stream)?)))?)
+        let stream = StreamArgument::read(stream)?;
+        Ok(py.detach(move || {
+            let stream = stream.find(&self.context)?;
+            self.with(|side| Ok(call(side.event(), &stream)?))
+        })?)
     }
 }
 
@@ -104,11 +108,13 @@ impl Shared {
 
     /// Bytes of the pages that the block lies on, which other processes can reach. 0 where the block is another process's.
     #[getter]
-    fn exposed(&self) -> PyResult<u64> {
-        Ok(self.with(|side| {
-            Ok(match side {
-                Side::Own(shared) => shared.token().exposed_bytes(),
-                Side::Opened(_) => 0,
+    fn exposed(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(py.detach(|| {
+            self.with(|side| {
+                Ok(match side {
+                    Side::Own(shared) => shared.token().exposed_bytes(),
+                    Side::Opened(_) => 0,
+                })
             })
         })?)
     }
@@ -132,15 +138,15 @@ impl Shared {
         if self.process.is_here() { self.close(py) } else { Ok(()) }
     }
 
-    fn __repr__(&self) -> &'static str {
+    fn __repr__(&self, py: Python<'_>) -> &'static str {
         if !self.process.is_here() {
             return "<millpond.Shared of a parent process>";
         }
-        match &*self.side.lock() {
+        py.detach(|| match &*self.side.lock() {
             None => "<millpond.Shared, closed>",
             Some(Side::Own(_)) => "<millpond.Shared of this process>",
             Some(Side::Opened(_)) => "<millpond.Shared of another process>",
-        }
+        })
     }
 }
 

@@ -6,14 +6,15 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
+use crate::detached::Detached;
 use crate::failure::{Failure, Result};
 
 /// A stream that millpond made (``Pool.create_stream``).
 #[pyclass(frozen, module = "millpond")]
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Stream {
-    pub(crate) inner: millpond::Stream,
-    pub(crate) context: Context,
+    pub(crate) inner: Detached<millpond::Stream>,
+    pub(crate) context: Detached<Context>,
 }
 
 #[pymethods]
@@ -47,8 +48,8 @@ impl Stream {
 
     /// Whether all work given to the stream so far is complete.
     #[getter]
-    fn idle(&self) -> PyResult<bool> {
-        Ok(self.inner.is_idle().map_err(Failure::from)?)
+    fn idle(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(py.detach(|| self.inner.is_idle()).map_err(Failure::from)?)
     }
 
     fn __repr__(&self) -> String {
@@ -72,7 +73,7 @@ impl StreamArgument {
             return Ok(Self::Raw(0));
         };
         if let Ok(stream) = argument.cast::<Stream>() {
-            return Ok(Self::Ours(stream.get().inner.clone()));
+            return Ok(Self::Ours(millpond::Stream::clone(&stream.get().inner)));
         }
         if argument.is_instance_of::<PyInt>() {
             let handle = argument.extract().map_err(|_| {

@@ -36,8 +36,8 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
     Known(&'a Stream),
-    /// The calling thread's default stream, which is another for each thread.
-    PerThread(Stream),
+    /// The calling thread's default stream, which is another for each thread; or one that may be destroyed after the call.
+    ForCall(Stream),
 }
 
 impl Deref for Found<'_> {
@@ -47,7 +47,7 @@ impl Deref for Found<'_> {
     fn deref(&self) -> &Stream {
         match self {
             Self::Known(stream) => stream,
-            Self::PerThread(stream) => stream,
+            Self::ForCall(stream) => stream,
         }
     }
 }
@@ -70,16 +70,50 @@ impl Streams {
         if handle == 0 || handle == StreamHandle::LEGACY.raw() {
             return Ok(Found::Known(&self.default));
         }
-        let last = LAST.try_with(Cell::get).ok().flatten();
-        if let Some((of, known, stream)) = last
-            && std::ptr::eq(of, self)
-            && known == handle
-            && self.is_still(stream)
-        {
+        if let Some(stream) = self.last(handle) {
             return Ok(Found::Known(stream));
         }
         // SAFETY: as promised to this function.
         unsafe { self.find_slow(handle) }
+    }
+
+    /// The stream that a handle means, whose owner may destroy it at any time: fast where [`find`](Self::find) was promised
+    /// that it stays.
+    ///
+    /// # Safety
+    /// The handle is null or a live stream of the device, until the call ends that this is for.
+    #[inline]
+    pub(crate) unsafe fn find_for_call(&'static self, handle: u64) -> Result<Found<'static>> {
+        if handle == 0 || handle == StreamHandle::LEGACY.raw() {
+            return Ok(Found::Known(&self.default));
+        }
+        if let Some(stream) = self.last(handle) {
+            return Ok(Found::Known(stream));
+        }
+        let known = self.by_handle.read().get(&handle).copied();
+        match known {
+            Some(stream) if self.is_still(stream) => {
+                self.set_last(handle, stream);
+                Ok(Found::Known(stream))
+            }
+            _ if handle == StreamHandle::PER_THREAD.raw() => {
+                Ok(Found::ForCall(self.context.per_thread_stream()?))
+            }
+            // SAFETY: as promised to this function.
+            _ => Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?)),
+        }
+    }
+
+    /// The stream that this thread used last, if it is meant again.
+    #[inline]
+    fn last(&self, handle: u64) -> Option<&'static Stream> {
+        let (of, known, stream) = LAST.try_with(Cell::get).ok().flatten()?;
+        (std::ptr::eq(of, self) && known == handle && self.is_still(stream)).then_some(stream)
+    }
+
+    fn set_last(&self, handle: u64, stream: &'static Stream) {
+        // Fails while the thread ends; then the next call looks again.
+        LAST.try_with(|last| last.set(Some((self, handle, stream)))).ok();
     }
 
     /// Whether the handle is the same stream's as when it was registered. A stream that is being captured cannot be
@@ -95,7 +129,7 @@ impl Streams {
     #[cold]
     unsafe fn find_slow(&'static self, handle: u64) -> Result<Found<'static>> {
         if handle == StreamHandle::PER_THREAD.raw() {
-            return Ok(Found::PerThread(self.context.per_thread_stream()?));
+            return Ok(Found::ForCall(self.context.per_thread_stream()?));
         }
         let known = self.by_handle.read().get(&handle).copied();
         let stream = match known {
@@ -107,8 +141,7 @@ impl Streams {
                 unsafe { self.register(handle, recycled) }?
             }
         };
-        // Fails while the thread ends; then the next call looks again.
-        LAST.try_with(|last| last.set(Some((self, handle, stream)))).ok();
+        self.set_last(handle, stream);
         Ok(Found::Known(stream))
     }
 

@@ -21,6 +21,8 @@ def public(of: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
                 continue
         if isinstance(member, (str, bool, int, type(None))) and not isinstance(member, type):
             continue
+        if inspect.ismodule(member) and not member.__name__.startswith("millpond"):
+            continue
         yield name, member
         if inspect.isclass(member):
             own = [each for each in vars(member) if not each.startswith("_")]

@@ -77,5 +77,47 @@ def test_where_the_cpu_cannot_read_it_is_said_in_words(pool: millpond.Pool) -> N
     for look in (memoryview, np.from_dlpack):
         with pytest.raises(BufferError, match="a simulated device keeps no bytes: use Pool\\('host'\\)"):
             look(simulated)
-    with pytest.raises(BufferError, match="shows its own memory"):
-        pool.allocate(MIB).__dlpack__(copy=True)
+    with pytest.raises(BufferError, match="does not reach"):
+        pool.allocate(MIB).__dlpack__(dl_device=(2, 0))
+    with pytest.raises(AttributeError, match="not memory of a GPU: use memoryview"):
+        pool.allocate(MIB).__cuda_array_interface__
+
+
+def test_a_tensor_is_the_memory_or_a_copy_as_it_is_asked(pool: millpond.Pool) -> None:
+    for memory in ("device", "pinned", "managed"):
+        block = millpond.Pool("host", memory=memory).allocate(MIB)
+        shown = np.from_dlpack(block, device="cpu", copy=False)
+        shown[:] = 7
+        copy = np.from_dlpack(block, copy=True)
+        assert shown.ctypes.data == block.ptr != copy.ctypes.data
+        shown[:] = 8
+        assert (copy == 7).all() and (np.from_dlpack(block) == 8).all()
+        assert block.__dlpack_device__() == (1, 0)
+        del shown
+        gc.collect()
+        block.free()
+        assert (copy == 7).all()
+    assert np.from_dlpack(pool.allocate(0), copy=True).size == 0
+
+
+def test_a_tensor_says_whether_it_is_a_copy(pool: millpond.Pool) -> None:
+    import ctypes
+
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+    class Head(ctypes.Structure):
+        _fields_ = [
+            ("version", ctypes.c_uint32 * 2),
+            ("context", ctypes.c_void_p),
+            ("deleter", ctypes.c_void_p),
+            ("flags", ctypes.c_uint64),
+        ]
+
+    block = pool.allocate(MIB)
+    for copy, flags in ((None, 0), (False, 0), (True, 2)):
+        capsule = block.__dlpack__(max_version=(1, 3), copy=copy)
+        head = Head.from_address(get_pointer(capsule, b"dltensor_versioned"))
+        assert (list(head.version), head.flags) == ([1, 0], flags)
+        del capsule
+    assert pool.stats().blocks.current == 1

@@ -13,6 +13,10 @@ static_assert(cuda::mr::resource_with<millpond::StreamResource, cuda::mr::device
 static_assert(!cuda::mr::resource_with<millpond::StreamResource, cuda::mr::host_accessible>);
 static_assert(cuda::mr::resource_with<millpond::HostStreamResource, cuda::mr::device_accessible>);
 static_assert(cuda::mr::resource_with<millpond::HostStreamResource, cuda::mr::host_accessible>);
+#ifdef MILLPOND_HAS_RMM
+static_assert(cuda::mr::resource_with<millpond::RmmResource, cuda::mr::device_accessible>);
+static_assert(!cuda::mr::resource_with<millpond::RmmResource, cuda::mr::host_accessible>);
+#endif
 #elif defined(EXPECT_CCCL)
 #error "CCCL was not found"
 #endif

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory_resource>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -17,7 +18,13 @@
 
 using namespace millpond;
 
-static_assert(std::is_base_of_v<std::runtime_error, Error>);
+// Each exception is caught as a millpond::Error, and as one of the standard library's.
+template <class T, class... Bases>
+constexpr bool is_caught_as = (std::is_convertible_v<T *, Bases *> && ...);
+static_assert(is_caught_as<OutOfMemory, Error, std::bad_alloc, std::exception>);
+static_assert(is_caught_as<SizeOverflow, Error, std::bad_array_new_length, std::bad_alloc, std::exception>);
+static_assert(is_caught_as<RuntimeError, Error, std::runtime_error, std::exception>);
+static_assert(std::is_nothrow_copy_constructible_v<OutOfMemory> && std::is_nothrow_copy_constructible_v<RuntimeError>);
 static_assert(!std::is_copy_constructible_v<Buffer<int>> && std::is_nothrow_move_assignable_v<Buffer<int>>);
 static_assert(!std::is_convertible_v<int *, StreamRef>, "only streams are streams");
 static_assert(std::is_convertible_v<CUstream_st *, StreamRef>, "a cudaStream_t is one");
@@ -139,6 +146,21 @@ static void failures_are_exceptions() {
     } catch (const OutOfMemory &error) {
         assert(error.report().requested == std::size_t{64} << 20 && std::string(error.report().pool) == "small");
         assert(std::strstr(error.what(), "requested, but") != nullptr);
+        const std::bad_alloc &standard = error;
+        assert(std::strcmp(standard.what(), error.what()) == 0);
+    }
+    try {
+        MemoryResource resource(pool);
+        std::pmr::vector<char> much(std::size_t{64} << 20, &resource);
+        assert(false);
+    } catch (const std::bad_alloc &error) {
+        assert(dynamic_cast<const Error &>(error).status() == MILLPOND_STATUS_OUT_OF_MEMORY);
+    }
+    try {
+        const Buffer<char> much(pool, std::size_t{64} << 20);
+        assert(false);
+    } catch (const std::exception &error) {
+        assert(dynamic_cast<const OutOfMemory *>(&error) != nullptr);
     }
     try {
         pool.deallocate(&options);
@@ -149,7 +171,13 @@ static void failures_are_exceptions() {
     try {
         Buffer<double> much(pool, static_cast<std::size_t>(-1) / 4);
         assert(false);
-    } catch (const Error &error) {
+    } catch (const std::bad_alloc &error) {
+        assert(dynamic_cast<const Error &>(error).status() == MILLPOND_STATUS_SIZE_OVERFLOW);
+    }
+    try {
+        pool.allocate(static_cast<std::size_t>(-1));
+        assert(false);
+    } catch (const SizeOverflow &error) {
         assert(error.status() == MILLPOND_STATUS_SIZE_OVERFLOW);
     }
     options.min_alignment = 3;

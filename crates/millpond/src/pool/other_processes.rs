@@ -6,6 +6,9 @@ use super::inner::PoolInner;
 use crate::Result;
 use crate::physical::{GivesBack, Shortage};
 
+/// How often one request asks other processes, as long as its time is not over.
+pub(super) const MOST_ASKED: usize = 8;
+
 impl PoolInner {
     /// Waits until other processes have left so much of the budget, for as long as the patience lasts, which gets shorter.
     /// There is none any more where they have not. What was short says in which lengths memory is taken.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::callbacks::{Observer, ObserverId, ReclaimId, Reclaimer};
 use super::inner::PoolInner;
+use super::other_processes::MOST_ASKED;
 use crate::device::DevicePtr;
 use crate::extents::Refusal;
 use crate::host::try_box;
@@ -13,9 +14,6 @@ use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
 use crate::physical::{Budget, Shortage};
 use crate::{Error, Result};
-
-/// How often one request asks other processes, as long as its time is not over.
-const MOST_ASKED: usize = 8;
 
 impl PoolInner {
     pub(super) fn add_reclaimer(&self, reclaimer: Arc<Reclaimer>) -> ReclaimId {

@@ -20,10 +20,12 @@ use super::asleep::{Asleep, Keep};
 use super::capture_memory::MemoryId;
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
+use super::other_processes::MOST_ASKED;
 use super::sleep_gate::Awake;
 use super::staging::{Copies, Mark};
 use crate::device::{DeviceError, DeviceResult, MemoryKind};
 use crate::extents::{Arena, Refusal};
+use crate::physical::{Budget, Shortage};
 use crate::{Error, Result};
 
 /// Batches that are given to the device in advance.
@@ -257,24 +259,33 @@ impl PoolInner {
 
     fn wake(&self) -> Result<()> {
         self.check_process()?;
-        let refused = {
-            let _turn = self.sleep_turn.lock();
-            let mut woken = self.wake_under_lock();
-            if matches!(woken, Err(Refusal::Short { .. })) && self.trim_others()? {
-                woken = self.wake_under_lock();
-            }
-            if woken.is_ok() {
-                self.sleep_gate.open();
-            }
-            woken.err()
-        };
-        if let Some(refusal) = refused {
-            let (what, _) = self.shortage_of(refusal)?;
+        if let Some(what) = self.wake_in_turn()? {
             return Err(self.out_of_memory_awaking(what));
         }
         // What was put off.
         self.let_go_of_released();
         Ok(())
+    }
+
+    /// What is short where there is no memory. Others of this process are asked for it first, then other processes.
+    fn wake_in_turn(&self) -> Result<Option<Shortage>> {
+        let _turn = self.sleep_turn.lock();
+        let mut patience = self.limits.budget.as_ref().and_then(Budget::patience);
+        let mut short = None;
+        for asked in 0..=MOST_ASKED {
+            let Err(refusal) = self.wake_under_lock() else {
+                self.sleep_gate.open();
+                return Ok(None);
+            };
+            let (what, at_once) = self.shortage_of(refusal)?;
+            short = Some(what);
+            let has_made_room = (asked == 0 && self.trim_others()?)
+                || self.ask_processes(self.counters.asleep.current(), (what, at_once), &mut patience);
+            if !has_made_room {
+                break;
+            }
+        }
+        Ok(short)
     }
 
     fn wake_under_lock(&self) -> std::result::Result<(), Refusal> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, Optional, Protocol, Union, Unpack, final
+from typing import Any, Callable, Literal, Optional, Protocol, Union, Unpack, final
 
 from ._options import Options
 
@@ -252,6 +252,9 @@ class Block:
     In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
     ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
     ``synchronize`` does. The block cannot be freed while one of these is alive.
+
+    Libraries of a GPU take a block in place: ``cupy.asarray(block)``, ``numba.cuda.as_cuda_array(block)`` and
+    ``torch.from_dlpack(block)``. Their work comes after the work given so far to the block's stream.
     """
 
     @property
@@ -333,8 +336,14 @@ class Block:
             DeviceError: where the device cannot share memory.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.
+
+        What takes it keeps the block, but does not count as a view: free the block after it.
+        """
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where the memory is, in DLPack's numbers."""
+        """Where the memory is, in DLPack's numbers. That of pinned and managed memory is the CPU's."""
     def __dlpack__(
         self,
         *,
@@ -343,10 +352,125 @@ class Block:
         dl_device: Optional[tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        """The bytes as a DLPack tensor, for ``numpy.from_dlpack``."""
+        """The bytes as a DLPack tensor, for ``from_dlpack`` of NumPy, CuPy, PyTorch and others.
+
+        Args:
+            stream: on a GPU, the consumer's: its later work comes after the work given so far to the block's stream, and the
+                free waits for it as ``record_use`` says. For the CPU, the work is complete when this returns.
+            max_version: the newest version of DLPack that the consumer takes.
+            dl_device: where the consumer uses the bytes. Pinned and managed memory is the GPU's as well as the CPU's.
+            copy: with ``True``, the tensor is a new block of the pool.
+
+        Raises:
+            BufferError: where ``dl_device`` does not reach the memory.
+        """
     def __int__(self) -> int: ...
     def __len__(self) -> int: ...
     def __enter__(self) -> Block: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class Callback:
+    """A function that a pool calls: made by ``Pool.on_reclaim`` and ``Pool.on_out_of_memory``.
+
+    The pool calls it until it is removed. ``with pool.on_reclaim(function):`` removes it at the end.
+    """
+
+    def remove(self) -> bool:
+        """Lets the pool call it no more. Returns whether it was not removed before.
+
+        It does not wait for calls that other threads are in.
+        """
+    def __enter__(self) -> Callback: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class OutOfMemory:
+    """Where the memory is when it ran out. Sizes in bytes; ``str()`` is the text of the error."""
+
+    @property
+    def pool(self) -> str:
+        """The pool's name."""
+    @property
+    def memory(self) -> _Memory:
+        """What memory the pool is of: ``"device"``, ``"pinned"`` or ``"managed"``. *The device*, below, is what has that memory."""
+    @property
+    def requested(self) -> int:
+        """Bytes asked for."""
+    @property
+    def limit(self) -> Literal["device", "hard_limit", "budget", "headroom"]:
+        """What stood in the way: ``"device"``, ``"hard_limit"``, ``"budget"`` or ``"headroom"``."""
+    @property
+    def limit_bytes(self) -> Optional[int]:
+        """Bytes of that limit; ``None`` for the device."""
+    @property
+    def live(self) -> int:
+        """Bytes in live blocks of the pool."""
+    @property
+    def blocks(self) -> int:
+        """Live blocks of the pool."""
+    @property
+    def cached(self) -> int:
+        """Bytes that the pool holds but that are in no live block."""
+    @property
+    def reserved(self) -> int:
+        """Physical bytes that the pool holds."""
+    @property
+    def other_pools(self) -> int:
+        """Bytes that other pools of the device hold."""
+    @property
+    def device_free(self) -> int:
+        """Bytes free on the device, as its driver counts."""
+    @property
+    def device_total(self) -> int:
+        """Bytes that the device has."""
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the longest free range."""
+    @property
+    def tenants(self) -> list[Tenant]:
+        """The other processes under the pool's named budget."""
+    @property
+    def advice(self) -> str:
+        """What would have let the request succeed."""
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+
+@final
+class CapturePool:
+    """Memory for what is captured into CUDA graphs: made by ``Pool.capture_pool``.
+
+    It stays at its addresses, and nothing else uses it, until this object is dropped. So keep it as long as the graph. Several
+    captures may share it, one after the other. Then replay their graphs in that order, and never at the same time.
+
+    Drop it only when no graph that uses the memory is launched again: the host then waits for the device, and what is free goes
+    back. Blocks that are live stay valid until they are freed. docs/graphs.md says more.
+    """
+
+    def begin(self, stream: _StreamLike = None) -> Capturing:
+        """Lets the pool's allocations for ``stream``, and for others of the same capture, come from this memory.
+
+        Call it before the capture begins, and end it after the capture has ended: ``with memory.begin(stream):`` around the
+        capture does both.
+
+        Raises:
+            Error: where another one has not ended.
+        """
+    @property
+    def reserved(self) -> int:
+        """Physical bytes that the memory holds."""
+    @property
+    def used(self) -> int:
+        """Bytes in live blocks of the memory."""
+
+@final
+class Capturing:
+    """As long as it has not ended, allocations come from the memory of a capture: made by ``CapturePool.begin``."""
+
+    def end(self) -> None:
+        """Lets allocations come from the pool's own memory again. A second call does nothing."""
+    def __enter__(self) -> Capturing: ...
     def __exit__(self, *exception: object) -> None: ...
 
 @final
@@ -592,6 +716,24 @@ class Pool:
         """Gives the pinned memory back that sleeps left for the next one. Returns the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the memory that the pool is of, as its driver counts."""
+    def on_reclaim(self, function: Callable[[int], object]) -> Callback:
+        """Registers a function that is asked when memory is short, after everything that the pool can do itself.
+
+        It gets the bytes that are wanted. It may free, trim and allocate, and returns whether to try again. It is called on
+        the thread that allocates. For what it allocates from this pool itself, no function is asked. An exception in it is
+        printed (``sys.unraisablehook``), and counts as ``False``.
+
+        The pool keeps the function until it is removed, and so what the function refers to. One that refers to the pool, or to
+        blocks of it, keeps the pool: remove it, or let it refer to them by ``weakref``.
+        """
+    def on_out_of_memory(self, function: Callable[[OutOfMemory], object]) -> Callback:
+        """Registers a function that is told of each request for which there was no memory, before its caller gets the error.
+
+        It gets an ``OutOfMemory``. It is called on the thread that allocates. Use it to log, or to write a snapshot. An exception
+        in it is printed (``sys.unraisablehook``). The pool keeps it as ``on_reclaim`` says.
+        """
+    def capture_pool(self) -> CapturePool:
+        """Memory for what is captured into CUDA graphs. It holds nothing yet."""
     def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
         """Starts recording to a file, for ``millpond replay``. A recording that runs is stopped."""
     def stop_recording(self) -> Optional[RecordingStatus]:
@@ -626,6 +768,9 @@ def device_pool(ordinal: int, memory: Optional[Literal["device", "pinned"]] = No
 def devices_in_use() -> list[int]:
     """The GPUs that have a shared pool now."""
 
+def keep_stream(ordinal: int, stream: object) -> None:
+    """Registers a stream that stays as long as the process, for the shared pool of a GPU: calls with its handle are then fast."""
+
 def last_error() -> Optional[str]:
     """The message of the last request of PyTorch's that failed."""
 
@@ -633,11 +778,27 @@ def replay_as_json(arguments: Sequence[Union[str, "os.PathLike[str]"]]) -> tuple
     """Replays with the command's arguments, of which the first is the trace, prints nothing, and returns the results as JSON
     with the remarks."""
 
+def rmm_table() -> int:
+    """The address of the table of functions that RMM's resource stands on."""
+
 def run_command(arguments: Sequence[str]) -> int:
     """Runs the ``millpond`` command with these arguments, of which the first is the program's name; its exit status."""
 
-def stand_in(ordinal: int, pool: Pool) -> None:
-    """Lets a pool of another device stand for a GPU's, for tests without one."""
+def device_limit(ordinal: int) -> Optional[int]:
+    """The most that the shared pool of a GPU may hold, in bytes; ``None`` without a limit."""
+
+def set_device_limit(ordinal: int, bytes: Optional[int]) -> None:
+    """Limits what the shared pool of a GPU may hold; ``None`` takes the limit back. Under a budget that processes share, it is
+    the claim of this one."""
+
+def stand_in(ordinal: int, pool: Pool, budget: Optional[Budget] = None) -> None:
+    """Lets a pool of another device stand for a GPU's, for tests without one. It has the budget that it was made with, if any."""
+
+def pool_for_host_functions() -> Pool:
+    """A pool of the CPU as a device, for tests: its streams take ``launch_host_function``."""
+
+def launch_host_function(stream: Stream, function: int, argument: int) -> None:
+    """Lets a stream of such a pool call a C function, by its address, with one argument, in stream order. For tests."""
 
 def set_tag(tag: Optional[str]) -> Optional[str]:
     """Lets PyTorch's allocations on this thread belong to a tag of the GPUs' pools. Returns the one before."""

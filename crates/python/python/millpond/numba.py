@@ -3,21 +3,48 @@
 Numba does not say for which stream memory is allocated, nor on which it was last used. So a block is freed after what
 was given so far to the legacy default stream, which waits for every stream that ``numba.cuda.stream()`` makes. Streams
 of other libraries that do not wait for it (``cudaStreamNonBlocking``) must be synchronised before their arrays go.
+
+``array.get_ipc_handle()`` works between processes that both use millpond. The handle can be pickled, and sent by any way.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Unpack
+import os
+from typing import TYPE_CHECKING, Any, Callable, Optional, Unpack
 
-from . import _millpond, _shared
-from ._millpond import Pool, Stream
+from . import _millpond, _offers, _shared
+from ._millpond import Block, Pool, Shared, Stream
 
 if TYPE_CHECKING:
     from ._options import Options
 
 
-class Freer:
-    """Frees blocks of one pool, on a stream of its own.
+class _Live:
+    """A block that Numba has, and what other processes open it by."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._shared: Optional[tuple[Shared, _offers.Offer]] = None
+
+    def offer(self) -> _offers.Offer:
+        """Shares the block, after the work given so far to the default stream."""
+        if self._shared is None:
+            shared = self.block.share()
+            self._shared = shared, _offers.make(shared)
+        shared, offer = self._shared
+        shared.record()
+        return offer
+
+    def end(self) -> None:
+        """Ends the sharing. Who opened the block has it still."""
+        if self._shared is not None:
+            shared, offer = self._shared
+            _offers.take_back(offer)
+            shared.close()
+
+
+class _Blocks:
+    """The blocks of one GPU that Numba has. They are freed on a stream of its own.
 
     A block that went back to the default stream at once could be given to the next kernel on any stream, while the last
     one on another still runs. On a stream of its own, which waits for the default stream, the pool sees the order.
@@ -26,25 +53,99 @@ class Freer:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.stream: Stream = pool.create_stream()
+        self._live: dict[int, _Live] = {}
 
-    def finalizer(self, address: int) -> Callable[[], None]:
-        """What Numba calls when nothing uses the block any more."""
+    def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
+        """An address, and what Numba calls when nothing uses the memory any more."""
+        live = _Live(self.pool.allocate(size))
+        address = live.block.ptr
+        self._live[address] = live
 
         def free() -> None:
-            self.stream.wait_for_default()
-            self.pool.free_address(address, self.stream)
+            self._live.pop(address, None)
+            live.end()
+            self.free(live.block)
 
-        return free
+        return address, free
+
+    def free(self, block: Block) -> None:
+        """Frees a block after what was given so far to the default stream."""
+        self.stream.wait_for_default()
+        block.free(self.stream)
+
+    def find(self, address: int) -> tuple[_Live, int]:
+        """The block that an address lies in, and where in it."""
+        for start, live in list(self._live.items()):
+            if start <= address < start + live.block.size:
+                return live, address - start
+        raise ValueError(f"{address:#x} is no memory of millpond: only arrays that Numba allocated have IPC handles")
 
 
-_freers: dict[int, Freer] = {}
+_blocks: dict[int, _Blocks] = {}
 
 
-def _freer(ordinal: int) -> Freer:
-    freer = _freers.get(ordinal)
-    if freer is None:
-        freer = _freers[ordinal] = Freer(_shared.pool(ordinal))
-    return freer
+def _blocks_of(ordinal: int) -> _Blocks:
+    blocks = _blocks.get(ordinal)
+    if blocks is None:
+        blocks = _blocks[ordinal] = _Blocks(_shared.pool(ordinal))
+    return blocks
+
+
+class IpcHandle:
+    """What ``get_ipc_handle`` returns: Numba's ``IpcHandle`` for memory of millpond.
+
+    It can be pickled and sent to another process, which opens it in place, by ``numba.cuda``'s ways or by these. The array
+    must live until then. As with Numba's own handles, say to each other by other means when the array is written and read.
+    """
+
+    def __init__(self, offer: _offers.Offer, size: int, offset: int, base: Any = None) -> None:
+        #: The memory, in the process that has it.
+        self.base = base
+        self.size, self.offset = size, offset
+        self._offer = offer
+        self._opened: Optional[tuple[Shared, Callable[[], None]]] = None
+
+    def open(self, context: Any) -> Any:
+        """Opens the memory in another process, for its work on the default stream. Returns a ``MemoryPointer``."""
+        import ctypes
+
+        from numba import cuda
+
+        if self.base is not None:
+            raise ValueError("an IPC handle is for another process: this one has the array")
+        if self._opened is not None:
+            raise ValueError("IpcHandle is already opened")
+        blocks = _blocks_of(context.device.id)
+        block, shared = _offers.open_offer(self._offer, blocks.pool)
+        here = os.getpid()
+
+        def free() -> None:
+            if os.getpid() == here and not block.freed:
+                blocks.free(block)
+
+        self._opened = shared, free
+        pointer = ctypes.c_void_p(block.ptr + self.offset)
+        return cuda.MemoryPointer(context, pointer, self.size, finalizer=free)
+
+    def open_array(self, context: Any, shape: Any, dtype: Any, strides: Any = None) -> Any:
+        """Opens the memory in another process, as an array."""
+        from numba.cuda.cudadrv import devicearray
+
+        strides = dtype.itemsize if strides is None else strides
+        memory = self.open(context)
+        return devicearray.DeviceNDArray(shape=shape, strides=strides, dtype=dtype, gpu_data=memory)
+
+    def close(self) -> None:
+        """Ends the use of the memory, after the work given so far to the default stream."""
+        if self._opened is None:
+            raise ValueError("IpcHandle not opened")
+        shared, free = self._opened
+        self._opened = None
+        free()
+        shared.close()
+
+    def __reduce__(self) -> tuple[type[IpcHandle], tuple[_offers.Offer, int, int]]:
+        return IpcHandle, (self._offer, self.size, self.offset)
 
 
 def manager() -> Any:
@@ -63,19 +164,18 @@ def manager() -> Any:
             """Allocates for work after what was given to the default stream."""
             import ctypes
 
-            freer = _freer(self.context.device.id)
-            address = freer.pool.allocate_address(size)
-            pointer, free = ctypes.c_void_p(address), freer.finalizer(address)
-            return cuda.MemoryPointer(self.context, pointer, size, finalizer=free)
+            address, free = _blocks_of(self.context.device.id).allocate(size)
+            return cuda.MemoryPointer(self.context, ctypes.c_void_p(address), size, finalizer=free)
 
         def get_memory_info(self) -> Any:
             """Free and total memory, as the driver counts."""
-            free, total = _freer(self.context.device.id).pool.memory_info()
+            free, total = _blocks_of(self.context.device.id).pool.memory_info()
             return cuda.MemoryInfo(free=free, total=total)
 
-        def get_ipc_handle(self, memory: Any) -> Any:
-            """Refused: mapped memory has no handle of this kind."""
-            raise NotImplementedError("memory of millpond cannot be shared between processes by Numba's IPC handles")
+        def get_ipc_handle(self, memory: Any) -> IpcHandle:
+            """A handle by which another process that uses millpond opens the memory."""
+            live, offset = _blocks_of(self.context.device.id).find(memory.device_ctypes_pointer.value)
+            return IpcHandle(live.offer(), memory.size, offset, base=memory)
 
     return Manager
 

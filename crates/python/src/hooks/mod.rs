@@ -12,11 +12,13 @@
 //! That is the plug-in. The native interface is the C++ shim's (`crates/python/torch`), which gets the functions of `shim`
 //! as a table; these give it back what went wrong, and it throws. `blocks` has the blocks that PyTorch has, for its
 //! figures, snapshots and checkpoints. `sharing` has those that other processes use, `pinned` PyTorch's
-//! pinned memory, `settings` what its settings mean here.
+//! pinned memory, `settings` what its settings mean here. `rmm` is to RMM's resource what `shim` is to PyTorch's allocator.
 
 mod blocks;
 mod captures;
+mod outcome;
 mod pinned;
+mod rmm;
 mod settings;
 mod sharing;
 mod shim;
@@ -79,5 +81,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_shim_table, module)?)?;
     module.add_function(wrap_pyfunction!(settings::torch_set_fraction, module)?)?;
     module.add_function(wrap_pyfunction!(settings::torch_set_kept, module)?)?;
-    module.add_function(wrap_pyfunction!(settings::torch_synchronized, module)?)
+    module.add_function(wrap_pyfunction!(settings::torch_synchronized, module)?)?;
+    rmm::add_to(module)
 }

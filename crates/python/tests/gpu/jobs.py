@@ -1,12 +1,13 @@
-"""Trains one of three small models, with PyTorch's allocator or millpond, and prints what came of it as JSON.
+"""Trains a small model, with PyTorch's allocator or millpond, and prints what came of it as JSON.
 
-    python jobs.py mlp|conv|gpt native|millpond [steps]
+    python jobs.py mlp|conv|gpt|transformers native|millpond [steps]
 
 Seeds and settings are fixed, so that both allocators must give the same losses, bit by bit.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -19,6 +20,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -95,27 +97,85 @@ def gpt() -> tuple[nn.Module, Any]:
     return Gpt(), loss
 
 
+def transformers() -> tuple[nn.Module, Any]:
+    """A GPT-2 of the package transformers, without weights from elsewhere."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 8192, "n_positions": 1024, "n_embd": 512, "n_layer": 6, "n_head": 8}
+
+    def loss(model: nn.Module, step: int) -> Any:
+        words = torch.randint(8192, (8, 256 + 64 * (step % 9)), device="cuda")
+        return model(input_ids=words, labels=words, use_cache=False).loss
+
+    return GPT2LMHeadModel(GPT2Config(**sizes)), loss
+
+
+JOBS = {"mlp": mlp, "conv": conv, "gpt": gpt, "transformers": transformers}
+
+
 def target(rows: int, classes: int) -> Any:
     return torch.randint(classes, (rows,), device="cuda")
 
 
-def steps_of(job: str) -> Callable[[int], float]:
-    """Makes the model, and returns what trains it by one step and gives that step's loss."""
+def checkpoint_parts(model: nn.Module) -> None:
+    """The model keeps the inputs of its parts, and computes the rest again for the gradients."""
+    if hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        return
+    for part in getattr(model, "blocks", model):
+        part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
+
+
+def captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step as a graph, after some steps that are not."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Any:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def steps_of(job: str, way: str = "eager") -> Callable[[int], float]:
+    """Makes the model, and returns what trains it by one step and gives that step's loss.
+
+    The ways are those of `proof.py`. Where work is compiled or captured, its shapes are always those of the first step.
+    """
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    model, loss_of = {"mlp": mlp, "conv": conv, "gpt": gpt}[job]()
+    model, loss_of = JOBS[job]()
     model.cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, capturable=way == "captured")
+    if way == "checkpointing":
+        checkpoint_parts(model)
+    elif way in ("compiled", "reduce-overhead"):
+        model.compile(mode="default" if way == "compiled" else way, dynamic=False)
+    is_static = way in ("compiled", "reduce-overhead", "captured")
 
-    def step(number: int) -> float:
+    def once(number: int) -> Any:
+        if way == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(model, number)
+        with torch.autocast("cuda", torch.bfloat16, enabled=way == "autocast"):
+            loss = loss_of(model, 0 if is_static else number)
         loss.backward()
         optimizer.step()
-        return float(loss.item())
+        return loss
 
-    return step
+    if way == "captured":
+        replay = captured(lambda: once(0))
+        return lambda _number: float(replay().item())
+    return lambda number: float(once(number).item())
 
 
 def train(job: str, steps: int) -> dict[str, Any]:

@@ -60,38 +60,52 @@ def work(job: str, allocator: str) -> None:
         print(json.dumps({"ms": [1e3 * t for t in times], "allocations": allocations, "misses": misses}), flush=True)
 
 
-class Worker:
-    def __init__(self, job: str, allocator: str) -> None:
+class Asked:
+    """A process that answers each line with one of JSON."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--work", job, allocator],
+            [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=environment,
         )
-        self.kept: list[float] = []
-        self.allocations = self.misses = self.steps = 0
 
-    def run(self, first: int, count: int) -> list[float]:
+    def ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{first} {count}\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer says so
         answer = self.process.stdout.readline()
         if not answer:
-            sys.exit(f"steps: a process ended early, with {self.process.wait()}; its message is above")
-        told = json.loads(answer)
+            sys.exit(f"a process ended early, with {self.process.wait()}; its message is above")
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Worker(Asked):
+    def __init__(self, job: str, allocator: str) -> None:
+        super().__init__(__file__, "--work", job, allocator)
+        self.forget()
+
+    def run(self, first: int, count: int) -> list[float]:
+        told = self.ask(f"{first} {count}")
         self.allocations += told["allocations"]
         self.misses += told["misses"]
         self.steps += count
         return list(told["ms"])
 
     def forget(self) -> None:
-        self.kept = []
+        self.kept: list[float] = []
         self.allocations = self.misses = self.steps = 0
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def interval(sorted_values: list[float]) -> tuple[float, float]:

@@ -6,8 +6,6 @@ import gc
 import pickle
 import threading
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +13,17 @@ import millpond
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
 
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
+from both import (  # noqa: E402, F401
+    test_graphs_that_share_a_pool_replay_in_order,
+    test_out_of_memory_is_torchs_error_with_the_pools_message,
+    test_recorded_streams_keep_a_tensors_memory,
+    test_sixteen_threads_with_a_stream_each,
+    test_tensors_come_from_the_pool,
+)
+from tensors import GIB, KIB, MIB, empty, filled, live_in, segments_of  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _enabled() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        millpond.torch.enable(backend="native-interface", pinned=True)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    gc.collect()
-    yield
-    gc.collect()
-    torch.cuda.synchronize()
-    millpond.pool(0).check()
-
-
-def filled(mib: int, value: int = 1) -> Any:
-    return torch.full((mib * MIB,), value, dtype=torch.uint8, device="cuda")
-
-
-def empty(size: int) -> Any:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
-
-
-def segments_of(pool: Any) -> list[Any]:
-    return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == tuple(pool)]
-
-
-def live_in(segments: list[Any]) -> list[int]:
-    return [block["address"] for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("native_interface", "nothing_is_broken")]
 
 
 # ---- one allocation --------------------------------------------------------------------------------------------------
@@ -60,10 +32,6 @@ def live_in(segments: list[Any]) -> list[int]:
 def test_the_library_for_this_pytorch_is_in_use() -> None:
     assert millpond.torch.backend() == "native-interface" and millpond.torch.is_enabled()
     assert torch.cuda.get_allocator_backend() == "millpond"
-    before = millpond.stats(0).allocations
-    assert filled(1, 3).sum().item() == 3 * MIB
-    assert millpond.stats(0).allocations > before
-    assert torch.empty(0, device="cuda").numel() == 0
 
 
 def test_a_raw_allocation_is_the_pools() -> None:
@@ -87,47 +55,7 @@ def test_a_pair_is_faster_than_native_and_is_printed() -> None:
     print(f"  torch.empty and its end: {(time.perf_counter() - began) / 20_000 * 1e9:.0f} ns")
 
 
-def test_threads_allocate_at_once() -> None:
-    failures: list[Any] = []
-
-    def work(number: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for step in range(200):
-                    size = 1000 * (number + 1) + step * 37
-                    tensor = torch.full((size,), float(number), device="cuda")
-                    if tensor.sum().item() != number * size:
-                        raise AssertionError(f"thread {number}, step {step}")
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
 # ---- streams ---------------------------------------------------------------------------------------------------------
-
-
-def test_recorded_streams_keep_a_tensors_memory() -> None:
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    sums, wanted = [], []
-    for step in range(100):
-        side = streams[step % 4]
-        tensor = torch.full((256 * 1024,), float(step), device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        tensor.record_stream(side)
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(200_000)
-            sums.append(tensor.sum())
-        wanted.append(step * 256.0 * 1024)
-        del tensor
-        torch.full((256 * 1024,), -1.0, device="cuda")
-    torch.cuda.synchronize()
-    assert [value.item() for value in sums] == wanted
 
 
 def test_a_stream_recorded_on_memory_of_others_does_nothing() -> None:
@@ -239,15 +167,6 @@ def test_a_memory_fraction_is_read_back_and_is_a_limit() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     empty(2 * GIB)
-
-
-def test_out_of_memory_is_torchs_error_with_the_pools_message() -> None:
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        empty(2 * torch.cuda.mem_get_info()[1])
-    assert str(caught.value).startswith("CUDA out of memory. out of memory in pool 'cuda:0': ")
-    assert torch.ones(10, device="cuda").sum().item() == 10, "the process goes on"
-    with pytest.raises(torch.OutOfMemoryError):
-        empty(1 << 60)
 
 
 def test_an_observer_is_told_of_an_out_of_memory() -> None:

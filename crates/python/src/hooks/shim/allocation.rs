@@ -8,10 +8,10 @@ use millpond::{CapturePool, Error, Stream};
 
 use super::super::blocks::{Block, book};
 use super::super::captures::{self, PoolId};
+use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::sharing;
 use super::super::torch::{address, alloc_tagged, block_around, caught, pointer, report};
 use super::entries::{Entry, entry};
-use super::outcome::{Outcome, or_default, outcome};
 use crate::devices::{self, Device, device};
 use crate::failure::Result;
 use crate::tags;

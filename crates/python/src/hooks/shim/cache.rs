@@ -4,9 +4,9 @@ use std::ffi::c_int;
 
 use super::super::blocks::book;
 use super::super::captures;
+use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::sharing;
 use super::entries::present;
-use super::outcome::{Outcome, or_default, outcome};
 use crate::devices::{self, device};
 use crate::tags;
 

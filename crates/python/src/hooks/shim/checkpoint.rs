@@ -8,9 +8,9 @@ use millpond::device::DevicePtr;
 
 use super::super::blocks::{Block, book};
 use super::super::captures::{self, PoolId};
+use super::super::outcome::{Outcome, outcome};
 use super::allocation::{free, strike};
 use super::entries::{Entry, Tell, entry, handle, present};
-use super::outcome::{Outcome, outcome};
 use crate::devices::device;
 use crate::failure::Failure;
 

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::pinned::{self, PinnedFigures};
 use super::super::torch::{caught, report};
-use super::outcome::{Outcome, or_default, outcome};
 
 /// # Safety
 /// `out` may be written.

@@ -10,7 +10,6 @@ mod checkpoint;
 mod entries;
 mod figures;
 mod host;
-mod outcome;
 mod pages;
 mod pools;
 mod sharing;
@@ -23,12 +22,13 @@ use self::checkpoint::*;
 use self::entries::*;
 use self::figures::{figures, reset_accumulated, reset_peaks, snapshot};
 use self::host::*;
-use self::outcome::*;
+
 use self::pages::*;
 use self::pools::*;
 use self::sharing::*;
 use super::blocks::Figures;
 use super::captures::PoolId;
+use super::outcome::{Outcome, forget_failure};
 use super::pinned::{PinnedFigures, free_pinned};
 
 macro_rules! table {

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use super::super::captures::{self, PoolId};
+use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::torch::{caught, report};
-use super::outcome::{Outcome, or_default, outcome};
 use crate::devices;
 
 /// A C++ function that says of a stream whether its allocations belong to a pool.

@@ -2,10 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use super::super::outcome::{Outcome, outcome};
 use super::super::sharing;
 use super::super::torch::{address, caught, pointer, report};
 use super::entries::holder;
-use super::outcome::{Outcome, outcome};
 use crate::failure::Failure;
 
 /// Room for a handle, in bytes.

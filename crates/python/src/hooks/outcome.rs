@@ -4,8 +4,8 @@ use std::ffi::{CString, c_char};
 
 use millpond::Error;
 
-use super::super::note;
-use super::super::torch::{caught, report};
+use super::note;
+use super::torch::{caught, report};
 use crate::failure::{Failure, Result};
 
 /// Why a call did nothing. The shim gives it back to [`forget_failure`].
