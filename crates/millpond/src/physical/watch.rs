@@ -6,6 +6,26 @@ use super::Pages;
 use crate::device::{Device, DevicePtr};
 
 /// A page that is mapped, or about to be unmapped.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use millpond::bindings::{Mapping, watch_mappings};
+///
+/// static MAPPED: AtomicU64 = AtomicU64::new(0);
+///
+/// fn tell(Mapping { bytes, is_mapped, .. }: Mapping<'_>) {
+///     MAPPED.fetch_add(if is_mapped { bytes } else { bytes.wrapping_neg() }, Ordering::Relaxed);
+/// }
+///
+/// assert!(watch_mappings(tell));
+/// let device = millpond::Context::host()?;
+/// let pool = millpond::Pool::builder(&device).build()?;
+/// let stream = device.create_stream()?;
+/// let buffer = millpond::Buffer::<u8>::new(&pool, 5 << 20, &stream)?;
+/// assert_eq!(MAPPED.load(Ordering::Relaxed), pool.stats().reserved.current);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping<'a> {
     /// Whose memory it is.

@@ -42,7 +42,7 @@ def parsed(settings: str) -> dict[str, str]:
 
 
 def number(settings: dict[str, str], name: str) -> float | None:
-    """A setting between 0 and 1.
+    """A setting from 0 to 1.
 
     Raises:
         ValueError: for another value.
@@ -53,9 +53,22 @@ def number(settings: dict[str, str], name: str) -> float | None:
         value = float(settings[name])
     except ValueError:
         value = -1.0
-    if not 0 < value <= 1:
-        raise ValueError(f"{name}:{settings[name]}: a number above 0 and up to 1 is expected")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}:{settings[name]}: a number from 0 to 1 is expected")
     return value
+
+
+def check_backend(settings: dict[str, str], source: str) -> None:
+    """
+    Raises:
+        ValueError: for another backend than PyTorch's usual one.
+    """
+    other = settings.get("backend", "native")
+    if other != "native":
+        raise ValueError(
+            f"{source} asks for the allocator {other!r}, and millpond is another one: leave out 'backend:{other}', or do not "
+            "call millpond.torch.enable()"
+        )
 
 
 def without_effect(settings: dict[str, str], *, pinned: bool) -> list[str]:
@@ -67,24 +80,18 @@ def without_effect(settings: dict[str, str], *, pinned: bool) -> list[str]:
     ]
 
 
-def apply(settings: str, source: str, *, pinned: bool) -> bool:
+def apply(settings: dict[str, str], source: str, *, pinned: bool) -> bool:
     """Does what the settings say. Returns whether a release threshold is among them.
 
     Raises:
-        ValueError: for a wrong value, or another backend.
+        ValueError: for a wrong value.
     """
-    found = parsed(settings)
-    if found.get("backend", "native") != "native":
-        raise ValueError(
-            f"{source} asks for the allocator {found['backend']!r}, and millpond is another one: leave out "
-            f"'backend:{found['backend']}', or do not call millpond.torch.enable()"
-        )
-    fraction, threshold = (number(found, name) for name in ("per_process_memory_fraction", "garbage_collection_threshold"))
+    fraction, threshold = (number(settings, name) for name in ("per_process_memory_fraction", "garbage_collection_threshold"))
     if fraction is not None:
         _millpond.torch_set_fraction(fraction)
     if threshold is not None:
         _millpond.torch_set_kept(threshold)
-    ignored = without_effect(found, pinned=pinned)
+    ignored = without_effect(settings, pinned=pinned)
     if ignored:
         _said.update(ignored)
         warn(
@@ -97,21 +104,19 @@ def apply(settings: str, source: str, *, pinned: bool) -> bool:
 
 def from_environment(torch: Any, *, pinned: bool) -> bool:
     """Does what the environment says, before PyTorch's allocator is replaced. As for :func:`apply`."""
-    for source in VARIABLES:
-        settings = environ.get(source)
-        if settings is not None:
-            break
-    else:
+    source = next((name for name in VARIABLES if name in environ), None)
+    if source is None:
         return False
-    has_threshold = apply(settings, source, pinned=pinned)
+    found = parsed(environ[source])
+    check_backend(found, source)
     check = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if check is not None:
         try:
             # It knows all names. It reads the variable at its first use anyway.
-            check(settings)
+            check(environ[source])
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{source}: {error}") from error
-    return has_threshold
+    return apply(found, source, pinned=pinned)
 
 
 def replace_settings(torch: Any, *, pinned: bool, has_threshold: bool) -> None:
@@ -127,11 +132,12 @@ def replace_settings(torch: Any, *, pinned: bool, has_threshold: bool) -> None:
 def _setting(torch: Any, known: Any, *, pinned: bool) -> Any:
     def set_allocator_settings(settings: str) -> None:
         """Changes PyTorch's settings of its allocator, as far as they have a meaning with millpond."""
-        has_threshold = apply(settings, "these settings", pinned=pinned)
+        found = parsed(settings)
+        check_backend(found, "what is set here")
         # PyTorch compares the backend's name with the allocator's.
-        rest = {name: value for name, value in parsed(settings).items() if name != "backend"}
-        known(",".join(f"{name}:{value}" for name, value in rest.items()))
-        if has_threshold:
+        found.pop("backend", None)
+        known(",".join(f"{name}:{value}" for name, value in found.items()))
+        if apply(found, "what is set here", pinned=pinned):
             replace_synchronize(torch)
 
     return set_allocator_settings

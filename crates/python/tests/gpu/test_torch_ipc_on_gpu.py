@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-# As a program has it, before CUDA is used. A process that is spawned imports this, too.
-if torch.backends.cuda.is_built():
+# As a program has it, before CUDA is used. A process that is spawned imports this, too. NVML starts no CUDA, as a fork needs it.
+if torch.cuda._device_count_nvml() > 0:
     millpond.torch.enable(backend="native-interface")
 
 MIB = 1 << 20
