@@ -1,10 +1,11 @@
 //! A block of a pool that is freed with the last Python reference to it.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
-use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind};
+use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind, StreamHandle};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,8 +14,8 @@ use pyo3::types::PyDict;
 use crate::detached::detached;
 use crate::dlpack;
 use crate::failure::{Failure, Result};
+use crate::handle::{Given, Handle};
 use crate::memory::{self, Residency};
-use crate::pool::{Given, Pool};
 use crate::sharing::Shared;
 
 /// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
@@ -29,7 +30,7 @@ use crate::sharing::Shared;
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
     bytes: u64,
-    pool: Py<Pool>,
+    pool: Arc<Handle>,
     process: Process,
     /// The stream that it is freed on by default; `None` once it is freed.
     stream: Mutex<Option<millpond::Stream>>,
@@ -46,26 +47,26 @@ pub(crate) struct Block {
 impl Block {
     /// A block that this thread has ready, else what the pool finds without the GIL.
     pub(crate) fn allocate(
-        pool: &Bound<'_, Pool>,
+        py: Python<'_>,
+        pool: &Arc<Handle>,
         (bytes, align): (u64, Option<u64>),
         Given { stream, is_kept }: Given,
         keeps: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let of = pool.get();
         let is_plain = is_kept && align.is_none();
-        let ready = is_plain.then(|| of.alloc_ready(bytes, &stream)).flatten();
+        let ready = is_plain.then(|| pool.alloc_ready(bytes, &stream)).flatten();
         let (ptr, stream) = match ready {
             Some(ready) => (ready, stream),
-            None => pool.py().detach(move || -> Result<_> {
+            None => py.detach(move || -> Result<_> {
                 let ptr = match align {
-                    None => of.pool.alloc(bytes, &stream)?,
-                    Some(align) => of.pool.alloc_aligned(bytes, align, &stream)?,
+                    None => pool.pool.alloc(bytes, &stream)?,
+                    Some(align) => pool.pool.alloc_aligned(bytes, align, &stream)?,
                 };
                 Ok((ptr, stream))
             })?,
         };
         // SAFETY: it was allocated above.
-        Ok(unsafe { Self::over(pool.clone().unbind(), (ptr, bytes), Given { stream, is_kept }, keeps) })
+        Ok(unsafe { Self::over(pool.clone(), (ptr, bytes), Given { stream, is_kept }, keeps) })
     }
 
     /// Over a live block of the pool, which it frees.
@@ -73,7 +74,7 @@ impl Block {
     /// # Safety
     /// Nobody else frees the block.
     pub(crate) unsafe fn over(
-        pool: Py<Pool>,
+        pool: Arc<Handle>,
         (ptr, bytes): (DevicePtr, u64),
         Given { stream, is_kept: stream_is_kept }: Given,
         keeps: Option<Py<PyAny>>,
@@ -84,7 +85,7 @@ impl Block {
     }
 
     fn pool(&self) -> &millpond::Pool {
-        &self.pool.get().pool
+        &self.pool.pool
     }
 
     /// The stream that an argument means, if there is one.
@@ -94,7 +95,7 @@ impl Block {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<millpond::Stream>> {
         let given = stream.filter(|stream| !stream.is_none());
-        given.map(|stream| Ok(self.pool.get().stream(py, Some(stream))?.stream)).transpose()
+        given.map(|stream| Ok(self.pool.stream(py, Some(stream))?.stream)).transpose()
     }
 
     /// Frees the block on its stream if that takes no wait at all, not even for a lock.
@@ -109,7 +110,7 @@ impl Block {
             return false;
         };
         // SAFETY: as in `free_on`.
-        let is_freed = unsafe { self.pool.get().free_ready(self.ptr, own) };
+        let is_freed = unsafe { self.pool.free_ready(self.ptr, own) };
         if is_freed {
             *stream = None;
         }
@@ -181,7 +182,7 @@ impl Block {
                     "stream: {number} names no stream: expected {STREAMS}"
                 )));
             }
-            _ => Some(self.pool.get().stream(py, consumer)?.stream),
+            _ => Some(self.pool.stream(py, consumer)?.stream),
         };
         py.detach(move || -> Result<()> {
             self.process.check()?;
@@ -190,7 +191,9 @@ impl Block {
             let own = stream.as_ref().ok_or(Failure::FreedBlock)?;
             if let Some(consumer) = consumer {
                 wait_for_uses(self.pool(), self.ptr, own)?;
-                if consumer.id() != own.id() {
+                // In a capture, a stream that is first seen there has another identity.
+                let is_same = consumer.handle() == own.handle() && own.handle() != StreamHandle::PER_THREAD;
+                if !is_same && consumer.id() != own.id() {
                     consumer.wait_for(own)?;
                     self.pool().record_use(self.ptr, &consumer)?;
                 }
@@ -210,7 +213,7 @@ impl Block {
     }
 
     fn device_name(&self) -> DeviceName {
-        DeviceName::of(self.pool.get().context.device().properties())
+        DeviceName::of(self.pool.context.device().properties())
     }
 
     /// The devices that reach the bytes where they are, in DLPack's numbers. The first one is what the block says it is of.
@@ -232,7 +235,7 @@ impl Block {
         let stream = py.detach(|| block.while_live(|own| Ok(own.clone())))?;
         let keeps = block.keeps.as_ref().map(|keeps| keeps.clone_ref(py));
         let given = Given { stream, is_kept: block.stream_is_kept };
-        let copy = Self::allocate(block.pool.bind(py), (block.bytes, None), given, keeps)?;
+        let copy = Self::allocate(py, &block.pool, (block.bytes, None), given, keeps)?;
         if block.bytes > 0 {
             py.detach(|| copy.copy_all_from(block))?;
         }
@@ -358,7 +361,7 @@ impl Block {
     /// On a ``millpond.Stream``: also what is given to it until the block is freed. A stream of another GPU has to be one, and
     /// counts as far as it came.
     fn record_use(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Given { stream, .. } = self.pool.get().stream(py, Some(stream))?;
+        let Given { stream, .. } = self.pool.stream(py, Some(stream))?;
         Ok(py.detach(move || {
             self.process.check()?;
             // Held meanwhile: once the block is freed, another may lie at its address.
@@ -464,7 +467,7 @@ impl Block {
         let shared = py.detach(move || {
             self.while_live(|own| self.pool().share(self.ptr, other.as_ref().unwrap_or(own)))
         })?;
-        Ok(Shared::own(shared, &self.pool.get().context))
+        Ok(Shared::own(shared, &self.pool.context))
     }
 
     /// The bytes, for ``memoryview`` and NumPy.
@@ -493,27 +496,32 @@ impl Block {
 
     /// The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.
     ///
-    /// What takes it keeps the block, but does not count as a view: free the block after it.
+    /// What takes it keeps the block, but does not count as a view: free the block after it. While the block's stream is being
+    /// captured, it names no stream, since nobody may wait for that one: use the block in the same capture.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.pool().device().properties().kind != Kind::Cuda {
             return Err(PyAttributeError::new_err("the block is not memory of a GPU: use memoryview(block)"));
         }
-        let stream = py.detach(|| -> Result<u64> {
+        let stream = py.detach(|| -> Result<Option<u64>> {
             self.process.check()?;
             let stream = self.stream.lock();
             self.check_awake()?;
             let own = stream.as_ref().ok_or(Failure::FreedBlock)?;
+            // SAFETY: the block's stream is there as long as the block.
+            if unsafe { own.device().capture_of(own.handle_here()?) }?.is_some() {
+                return Ok(None);
+            }
             wait_for_uses(self.pool(), self.ptr, own)?;
-            Ok(own.handle().raw())
+            // 0 is not allowed, since it could mean two streams.
+            Ok(Some(own.handle().raw().max(1)))
         })?;
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", (self.bytes,))?;
         interface.set_item("typestr", "|u1")?;
         interface.set_item("data", (self.ptr.raw(), false))?;
-        // 0 is not allowed, since it could mean two streams.
-        interface.set_item("stream", stream.max(1))?;
+        interface.set_item("stream", stream)?;
         Ok(interface)
     }
 
@@ -592,7 +600,8 @@ impl Drop for Block {
         }
         let this = &*self;
         if let Err(failure) = detached(move || this.free_on(None)) {
-            Python::attach(|py| PyErr::from(failure).write_unraisable(py, None));
+            // While Python ends, there is nobody to tell.
+            Python::try_attach(|py| PyErr::from(failure).write_unraisable(py, None));
         }
     }
 }

@@ -133,6 +133,12 @@ impl Budget {
         py.detach(|| self.inner.limit())
     }
 
+    /// The most that the pools of this process may hold: the limit, or its claim if that is lower.
+    #[getter]
+    fn most(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.inner.most())
+    }
+
     /// Bytes that the pools hold now, those of all processes.
     #[getter]
     fn held(&self, py: Python<'_>) -> u64 {

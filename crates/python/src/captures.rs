@@ -1,11 +1,13 @@
 //! Memory for what is captured into CUDA graphs.
 
+use std::sync::Arc;
+
 use millpond::bindings::Mutex;
 use pyo3::prelude::*;
 
 use crate::detached::Detached;
 use crate::failure::Failure;
-use crate::pool::{Given, Pool};
+use crate::handle::{Given, Handle};
 
 /// Memory for what is captured into CUDA graphs: made by ``Pool.capture_pool``.
 ///
@@ -17,16 +19,13 @@ use crate::pool::{Given, Pool};
 #[pyclass(frozen, module = "millpond", weakref)]
 pub(crate) struct CapturePool {
     memory: Detached<millpond::CapturePool>,
-    pool: Py<Pool>,
+    pool: Arc<Handle>,
 }
 
 impl CapturePool {
-    pub(crate) fn of(pool: &Bound<'_, Pool>) -> Self {
-        let memory = pool.py().detach({
-            let pool = pool.get();
-            || pool.pool.capture_pool()
-        });
-        Self { memory: memory.into(), pool: pool.clone().unbind() }
+    pub(crate) fn of(py: Python<'_>, pool: &Arc<Handle>) -> Self {
+        let memory = py.detach(|| pool.pool.capture_pool());
+        Self { memory: memory.into(), pool: pool.clone() }
     }
 }
 
@@ -41,7 +40,7 @@ impl CapturePool {
     ///     Error: where another one has not ended.
     #[pyo3(signature = (stream=None))]
     fn begin(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Capturing> {
-        let Given { stream: found, .. } = self.pool.get().stream(py, stream)?;
+        let Given { stream: found, .. } = self.pool.stream(py, stream)?;
         let capturing = py.detach(move || self.memory.begin(&found)).map_err(Failure::from)?;
         let keeps = stream.map(|stream| stream.clone().unbind());
         Ok(Capturing { capturing: Mutex::new(Some(capturing)).into(), _keeps: keeps })

@@ -2,7 +2,7 @@
 //!
 //! What a call waits for may need the GIL itself: a host function that a stream is to run, or a callback on another thread.
 //! So nothing that can wait is done with the GIL held: no call, and no end of a value. Where a call cannot wait, the GIL
-//! stays: another thread that got it would keep it for milliseconds.
+//! stays: to hand it over costs more than the call.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;

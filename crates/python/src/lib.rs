@@ -9,6 +9,7 @@
 //! | `tags` | the part of a GPU's pool that a thread allocates from |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
+//! | `handle` | a pool as these share it, and the streams that calls are given |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `callbacks`, `captures` | functions of Python that a pool calls; memory for CUDA graphs |
 //! | `sharing` | blocks that several processes use |
@@ -23,6 +24,12 @@
 //! between. `devices` has the pool, a load; `streams` has the stream, from a variable of the thread where it was the
 //! last one used there, with a look at its identity; and the pool allocates. Where it cannot, `hooks` throws PyTorch's
 //! own `OutOfMemoryError` with the pool's message. From Python, `pool` does the same, without the GIL held.
+//!
+//! **Threads.** Nothing here relies on the GIL for order, so that free-threaded Pythons leave it off (`gil_used = false`). Classes
+//! are frozen: what changes in an object is behind a lock or atomic. What the module has beside objects is atomics
+//! (`devices`, `streams`, `tags`), locks (`devices`' options, `hooks`' last error), values that are made once (`host_work`,
+//! `hooks::throw`), and variables of a thread (`streams`, `tags`). No reference to a Python object lies in any of them. `tag` objects
+//! belong to their thread, which PyO3 checks. `detached` says where the GIL is let go of.
 
 mod block;
 mod budget;
@@ -32,6 +39,7 @@ mod detached;
 mod devices;
 mod dlpack;
 mod failure;
+mod handle;
 mod hooks;
 mod host_work;
 mod memory;

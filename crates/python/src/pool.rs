@@ -1,9 +1,9 @@
 //! Pools, as Python sees them. `python/millpond/_millpond.pyi` has the same texts, for editors: a test compares them.
 
+use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::Arc;
 
-use millpond::bindings::Shortcut;
 use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
 use millpond::{Context, Keep, record};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -15,6 +15,7 @@ use crate::callbacks::{self, Callback};
 use crate::captures::CapturePool;
 use crate::detached::Detached;
 use crate::failure::{Failure, Result};
+use crate::handle::{Given, Handle};
 use crate::memory::{self, Memory};
 use crate::options::Options;
 use crate::recording::RecordingStatus;
@@ -22,7 +23,7 @@ use crate::sharing::{self, Shared};
 use crate::sizes;
 use crate::snapshot;
 use crate::stats::Stats;
-use crate::stream::{Stream, StreamArgument};
+use crate::stream::Stream;
 
 /// A memory pool of one device.
 ///
@@ -61,17 +62,8 @@ use crate::stream::{Stream, StreamArgument};
 #[pyclass(frozen, module = "millpond", weakref)]
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// The legacy default stream, once it was asked for: the most usual one, which needs no look at the device then.
-    default: Detached<OnceLock<millpond::Stream>>,
-    pub(crate) pool: Detached<millpond::Pool>,
-    pub(crate) context: Detached<Context>,
-}
-
-/// A stream that a call was given.
-pub(crate) struct Given {
-    pub(crate) stream: millpond::Stream,
-    /// Whether the pool, or the object that the call was given, keeps it. Then to drop this is no more than to count.
-    pub(crate) is_kept: bool,
+    /// What its blocks keep, too.
+    handle: Arc<Handle>,
 }
 
 /// Reads which device a pool is of: a GPU by its number, or any by its name.
@@ -117,43 +109,15 @@ fn gpu_ordinal(name: &str) -> Option<usize> {
 
 impl Pool {
     pub(crate) fn over(pool: millpond::Pool, context: Context) -> Self {
-        Self { default: OnceLock::new().into(), pool: pool.into(), context: context.into() }
+        Self { handle: Arc::new(Handle::new(pool, context)) }
     }
+}
 
-    /// The stream that an argument means.
-    pub(crate) fn stream(&self, py: Python<'_>, argument: Option<&Bound<'_, PyAny>>) -> PyResult<Given> {
-        let argument = match StreamArgument::read(argument)? {
-            StreamArgument::Ours(stream) => return Ok(Given { stream, is_kept: true }),
-            StreamArgument::Raw(0 | 1) => {
-                let stream = match self.default.get() {
-                    Some(stream) => stream.clone(),
-                    None => {
-                        let found = py.detach(|| StreamArgument::Raw(0).find(&self.context))?;
-                        self.default.get_or_init(|| found).clone()
-                    }
-                };
-                return Ok(Given { stream, is_kept: true });
-            }
-            other => other,
-        };
-        let stream = py.detach(|| argument.find(&self.context))?;
-        Ok(Given { stream, is_kept: false })
-    }
+impl Deref for Pool {
+    type Target = Handle;
 
-    /// A block that this thread has ready. It never waits.
-    pub(crate) fn alloc_ready(&self, bytes: u64, stream: &millpond::Stream) -> Option<DevicePtr> {
-        // SAFETY: pool and stream are there until this returns, and it is this thread's.
-        unsafe { Shortcut::new(&self.pool, stream)?.alloc(bytes) }
-    }
-
-    /// Frees a block, if this thread keeps it ready for the next request. It never waits.
-    ///
-    /// # Safety
-    /// As for [`millpond::Pool::free`].
-    #[must_use]
-    pub(crate) unsafe fn free_ready(&self, ptr: DevicePtr, stream: &millpond::Stream) -> bool {
-        // SAFETY: as in `alloc_ready`.
-        Shortcut::new(&self.pool, stream).is_some_and(|shortcut| unsafe { shortcut.free(ptr) })
+    fn deref(&self) -> &Handle {
+        &self.handle
     }
 }
 
@@ -227,15 +191,16 @@ impl Pool {
     ///     OutOfMemoryError: after everything that could make room was tried.
     #[pyo3(signature = (size, stream=None, *, align=None))]
     fn allocate(
-        this: &Bound<'_, Self>,
+        &self,
+        py: Python<'_>,
         size: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
         align: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Block> {
         let (size, align) = (sizes::read("size", size)?, sizes::read_if_given("align", align)?);
-        let given = this.get().stream(this.py(), stream)?;
+        let given = self.stream(py, stream)?;
         let keeps = stream.map(|stream| stream.clone().unbind());
-        Block::allocate(this, (size, align), given, keeps)
+        Block::allocate(py, &self.handle, (size, align), given, keeps)
     }
 
     /// Allocates for a caller that keeps the address itself, and gives it to ``free_address``.
@@ -298,7 +263,7 @@ impl Pool {
     ) -> PyResult<(Block, Shared)> {
         let given = self.stream(py, stream)?;
         let (pool, block, shared) = sharing::open(py, &self.context, socket, &given.stream)?;
-        let pool = Py::new(py, Self::over(pool, Context::clone(&self.context)))?;
+        let pool = Arc::new(Handle::new(pool, Context::clone(&self.context)));
         let keeps = stream.map(|stream| stream.clone().unbind());
         // SAFETY: nobody else has the block.
         let block = unsafe { Block::over(pool, block, given, keeps) };
@@ -474,8 +439,8 @@ impl Pool {
     }
 
     /// Memory for what is captured into CUDA graphs. It holds nothing yet.
-    fn capture_pool(this: &Bound<'_, Self>) -> CapturePool {
-        CapturePool::of(this)
+    fn capture_pool(&self, py: Python<'_>) -> CapturePool {
+        CapturePool::of(py, &self.handle)
     }
 
     /// Starts recording to a file, for ``millpond replay``. A recording that runs is stopped.

@@ -78,15 +78,17 @@ impl Streams {
         if handle == 0 || handle == StreamHandle::LEGACY.raw() {
             return Ok(Found::Known(&self.default));
         }
-        if let Some(stream) = self.last(handle) {
-            return Ok(Found::Known(stream));
+        if let Some(known) = self.last(handle)
+            && self.is_still(known)
+        {
+            return Ok(Found::Known(&known.stream));
         }
         // SAFETY: as promised to this function.
         unsafe { self.find_slow(handle) }
     }
 
-    /// The stream that a handle means, whose owner may destroy it at any time: fast where [`find`](Self::find) was promised
-    /// that it stays.
+    /// The stream that a handle means, whose owner may destroy it after the call: fast where it was promised that it
+    /// [stays](Self::keep).
     ///
     /// # Safety
     /// The handle is null or a live stream of the device, until the call ends that this is for.
@@ -95,28 +97,34 @@ impl Streams {
         if handle == 0 || handle == StreamHandle::LEGACY.raw() {
             return Ok(Found::Known(&self.default));
         }
-        if let Some(stream) = self.last(handle) {
+        if let Some(Known { stream, is_kept: true }) = self.last(handle) {
             return Ok(Found::Known(stream));
         }
-        let known = self.by_handle.read().get(&handle).copied();
-        match known {
-            Some(known) if self.is_still(known) => {
-                self.set_last(handle, known);
-                Ok(Found::Known(&known.stream))
-            }
-            _ if handle == StreamHandle::PER_THREAD.raw() => {
-                Ok(Found::ForCall(self.context.per_thread_stream()?))
-            }
-            // SAFETY: as promised to this function.
-            _ => Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?)),
-        }
+        // SAFETY: as promised to this function.
+        unsafe { self.find_for_call_slow(handle) }
     }
 
-    /// The stream that this thread used last, if it is meant again.
+    /// # Safety
+    /// As for [`find_for_call`](Self::find_for_call).
+    #[cold]
+    unsafe fn find_for_call_slow(&'static self, handle: u64) -> Result<Found<'static>> {
+        if handle == StreamHandle::PER_THREAD.raw() {
+            return Ok(Found::ForCall(self.context.per_thread_stream()?));
+        }
+        let known = self.by_handle.read().get(&handle).copied();
+        if let Some(known @ Known { stream, is_kept: true }) = known {
+            self.set_last(handle, known);
+            return Ok(Found::Known(stream));
+        }
+        // SAFETY: as promised to this function.
+        Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?))
+    }
+
+    /// The stream that this thread used last, if its handle is presented again.
     #[inline]
-    fn last(&self, handle: u64) -> Option<&'static Stream> {
+    fn last(&self, handle: u64) -> Option<&'static Known> {
         let (of, its_handle, known) = LAST.try_with(Cell::get).ok().flatten()?;
-        (std::ptr::eq(of, self) && its_handle == handle && self.is_still(known)).then_some(&known.stream)
+        (std::ptr::eq(of, self) && its_handle == handle).then_some(known)
     }
 
     fn set_last(&self, handle: u64, known: &'static Known) {

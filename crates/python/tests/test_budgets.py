@@ -58,10 +58,15 @@ def test_processes_share_a_named_budget(name: str) -> None:
             pool.allocate("40MiB")
         mine, theirs = budget.tenants()
         assert (mine.pid, mine.claim, mine.held) == (os.getpid(), 48 * MIB, 0)
+        assert (budget.limit, budget.most) == (64 * MIB, 48 * MIB)
         assert (theirs.pid, theirs.claim, theirs.held, theirs.floor) == (other.pid, None, 40 * MIB, 0)
         assert theirs.program and "holds 40.00 MiB" in repr(theirs)
         print(file=other.stdin, flush=True)
         assert other.stdout.readline() == "free\n"
+        with pytest.raises(millpond.OutOfMemoryError):
+            pool.allocate("50MiB")
+        budget.set(floor="16MiB", claim="40MiB")
+        assert (budget.tenants()[0].floor, budget.most) == (16 * MIB, 40 * MIB)
         # What is idle there comes here.
         budget.set(patience=20)
         block = pool.allocate("40MiB")

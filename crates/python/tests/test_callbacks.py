@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -161,3 +162,41 @@ def test_what_cannot_be_called_is_refused(pool: millpond.Pool) -> None:
     for register in (pool.on_reclaim, pool.on_out_of_memory):
         with pytest.raises(TypeError, match="something to call is expected, not int"):
             register(nonsense)
+
+
+#: PyTorch allocates with and without the GIL.
+FROM_C = """
+import ctypes, threading
+import millpond
+from millpond import _millpond
+
+_millpond.stand_in(0, millpond.Pool("host", hard_limit="64MiB"))
+hooks = dict(_millpond.torch_hooks()[1])
+signature = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+cache, told = [], []
+# The callbacks are the pool's, not those of the object for it.
+millpond.pool(0).on_reclaim(lambda size: bool(cache) and cache.pop().free() is None)
+millpond.pool(0).on_out_of_memory(told.append)
+free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(hooks["free"])
+
+def allocate(alloc):
+    address = alloc(40 << 20, 0, None)
+    assert address and not cache
+    assert alloc(40 << 20, 0, None) is None and told.pop().requested == 40 << 20
+    free(address, 40 << 20, 0, None)
+
+for kind in (ctypes.CFUNCTYPE, ctypes.PYFUNCTYPE):
+    alloc = kind(*signature)(hooks["alloc"])
+    cache.append(millpond.pool(0).allocate("40MiB"))
+    allocate(alloc)
+    cache.append(millpond.pool(0).allocate("40MiB"))
+    thread = threading.Thread(target=allocate, args=(alloc,))
+    thread.start()
+    thread.join()
+    assert not cache and not told
+"""
+
+
+def test_callbacks_are_called_for_pytorch_with_and_without_the_gil() -> None:
+    done = subprocess.run([sys.executable, "-c", FROM_C], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

@@ -21,7 +21,7 @@ MIB = 1 << 20
 def prepare() -> Any:
     """A context of Numba, with millpond as its manager, over the CPU as a device."""
     cuda = fakes.install_numba()
-    if _millpond.devices_in_use() == []:
+    if 0 not in _millpond.devices_in_use():
         _millpond.stand_in(0, millpond.Pool("host"))
     millpond.numba.enable()
     return cuda.current_context()

@@ -345,7 +345,8 @@ class Block:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.
 
-        What takes it keeps the block, but does not count as a view: free the block after it.
+        What takes it keeps the block, but does not count as a view: free the block after it. While the block's stream is being
+        captured, it names no stream, since nobody may wait for that one: use the block in the same capture.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
         """Where the memory is, in DLPack's numbers. That of pinned and managed memory is the CPU's."""
@@ -533,6 +534,9 @@ class Budget:
     @property
     def limit(self) -> int:
         """The limit in bytes."""
+    @property
+    def most(self) -> int:
+        """The most that the pools of this process may hold: the limit, or its claim if that is lower."""
     @property
     def held(self) -> int:
         """Bytes that the pools hold now, those of all processes."""

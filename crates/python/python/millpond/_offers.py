@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from typing import NamedTuple
 
 from ._errors import Error
@@ -36,6 +37,8 @@ class _Server:
         self.name = b"\0millpond-" + secrets.token_hex(16).encode()
         self._socket.bind(self.name)
         self._socket.listen()
+        # A forked child has no thread that answers.
+        os.register_at_fork(after_in_child=self._socket.close)
         threading.Thread(target=self._serve, name="millpond-offers", daemon=True).start()
 
     def offer(self, shared: Shared) -> Offer:
@@ -48,7 +51,11 @@ class _Server:
 
     def _serve(self) -> None:
         while True:
-            connection, _ = self._socket.accept()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # out of descriptors, for example
+                time.sleep(0.01)
+                continue
             # Who is slow keeps nobody else waiting.
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 

@@ -26,7 +26,7 @@ pub(super) fn torch_set_fraction(py: Python<'_>, fraction: f64) -> PyResult<()> 
     })?)
 }
 
-/// Has [`torch_synchronized`] give back what a pool holds above this part of its limit, between 0 and 1.
+/// Has ``torch_synchronized`` give back what a pool holds above this part of its limit, between 0 and 1.
 #[pyfunction]
 pub(super) fn torch_set_kept(part: f64) {
     // Relaxed: a setting, read at the next synchronise.

@@ -16,4 +16,7 @@ PROGRAMS = pages.programs(gpu=True)
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    for library in ("torch", "cupy"):
+        if f"import {library}\n" in PROGRAMS[name]:
+            pytest.importorskip(library)
     pages.run(PROGRAMS[name], tmp_path)
