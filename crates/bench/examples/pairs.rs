@@ -86,9 +86,10 @@ fn median(pool: &Pool, bytes: u64, given: &Given<'_>) -> Result<f64, Box<dyn Err
             Given::Kept(stream) => pool.alloc(bytes, stream),
             Given::Presented(present) => pool.alloc(bytes, &present()?),
         }?;
-        // SAFETY, both: nobody else has the block, and there is no work on it.
         match given {
+            // SAFETY: nobody else has the block, and there is no work on it.
             Given::Kept(stream) => unsafe { pool.free(block, stream) },
+            // SAFETY: as above.
             Given::Presented(present) => unsafe { pool.free(block, &present()?) },
         }
     };
