@@ -409,6 +409,28 @@ fn a_filter_decides_which_streams_are_routed() {
 }
 
 #[test]
+fn of_several_that_take_a_stream_the_last_one_gets_it() {
+    let rig = Rig::new();
+    let [outer, inner] = [(); 2].map(|()| rig.pool.capture_pool());
+    let used = || (outer.used(), inner.used());
+    let mut blocks = Vec::new();
+    let mut alloc = || blocks.push(rig.pool.alloc(MIB, &rig.stream).unwrap());
+    let _outer = outer.begin_where(|_| true).unwrap();
+    alloc();
+    let within = inner.begin_where(|_| true).unwrap();
+    alloc();
+    assert_eq!(used(), (MIB, MIB));
+    drop(within);
+    alloc();
+    assert_eq!(used(), (2 * MIB, MIB));
+    let again = inner.begin_where(|_| false).unwrap();
+    alloc();
+    assert_eq!(used(), (3 * MIB, MIB));
+    drop(again);
+    blocks.into_iter().for_each(|block| rig.pool.free_block(block, &rig.stream).unwrap());
+}
+
+#[test]
 fn a_stream_wrapped_anew_reuses_memory_of_its_captures() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();

@@ -21,7 +21,15 @@ use crate::failure::{Failure, Result};
 pub(crate) struct Streams {
     context: Context,
     default: Stream,
-    by_handle: RwLock<FxHashMap<u64, &'static Stream>>,
+    by_handle: RwLock<FxHashMap<u64, Registered>>,
+}
+
+/// A stream that was met.
+#[derive(Debug, Clone, Copy)]
+struct Registered {
+    stream: &'static Stream,
+    /// Whether it was promised that it stays as long as the process.
+    stays: bool,
 }
 
 /// How many `Streams` this process has made: at least one for each GPU in use.
@@ -29,7 +37,7 @@ static MADE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The stream that this thread used last: its `Streams`, its handle, and itself.
-    static LAST: Cell<Option<(*const Streams, u64, &'static Stream)>> = const { Cell::new(None) };
+    static LAST: Cell<Option<(*const Streams, u64, Registered)>> = const { Cell::new(None) };
 }
 
 /// A stream for the time of a call.
@@ -70,15 +78,17 @@ impl Streams {
         if handle == 0 || handle == StreamHandle::LEGACY.raw() {
             return Ok(Found::Known(&self.default));
         }
-        if let Some(stream) = self.last(handle) {
-            return Ok(Found::Known(stream));
+        if let Some(last) = self.last(handle)
+            && self.is_still(last)
+        {
+            return Ok(Found::Known(last.stream));
         }
         // SAFETY: as promised to this function.
         unsafe { self.find_slow(handle) }
     }
 
-    /// The stream that a handle means, whose owner may destroy it at any time: fast where [`find`](Self::find) was promised
-    /// that it stays.
+    /// The stream that a handle means, whose owner may destroy it after the call: fast where it was promised that it
+    /// [stays](Self::keep).
     ///
     /// # Safety
     /// The handle is null or a live stream of the device, until the call ends that this is for.
@@ -87,38 +97,62 @@ impl Streams {
         if handle == 0 || handle == StreamHandle::LEGACY.raw() {
             return Ok(Found::Known(&self.default));
         }
-        if let Some(stream) = self.last(handle) {
+        if let Some(Registered { stream, stays: true }) = self.last(handle) {
             return Ok(Found::Known(stream));
         }
-        let known = self.by_handle.read().get(&handle).copied();
-        match known {
-            Some(stream) if self.is_still(stream) => {
-                self.set_last(handle, stream);
-                Ok(Found::Known(stream))
-            }
-            _ if handle == StreamHandle::PER_THREAD.raw() => {
-                Ok(Found::ForCall(self.context.per_thread_stream()?))
-            }
-            // SAFETY: as promised to this function.
-            _ => Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?)),
+        // SAFETY: as promised to this function.
+        unsafe { self.find_for_call_slow(handle) }
+    }
+
+    /// # Safety
+    /// As for [`find_for_call`](Self::find_for_call).
+    #[cold]
+    unsafe fn find_for_call_slow(&'static self, handle: u64) -> Result<Found<'static>> {
+        if handle == StreamHandle::PER_THREAD.raw() {
+            return Ok(Found::ForCall(self.context.per_thread_stream()?));
         }
+        let known = self.by_handle.read().get(&handle).copied();
+        if let Some(registered @ Registered { stream, stays: true }) = known {
+            self.set_last(handle, registered);
+            return Ok(Found::Known(stream));
+        }
+        // SAFETY: as promised to this function.
+        Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?))
     }
 
-    /// The stream that this thread used last, if it is meant again.
+    /// Registers a stream for good.
+    ///
+    /// # Safety
+    /// The handle is null or a live stream of the device, and is not destroyed before the process ends.
+    pub(crate) unsafe fn keep(&'static self, handle: u64) -> Result<()> {
+        // SAFETY: as promised to this function.
+        unsafe { self.find(handle) }?;
+        if let Some(registered) = self.by_handle.write().get_mut(&handle) {
+            // What was met in a capture is named anew after it.
+            registered.stays = !registered.stream.id().is_in_capture();
+            self.set_last(handle, *registered);
+        }
+        Ok(())
+    }
+
+    /// The stream that this thread used last, if its handle is presented again.
     #[inline]
-    fn last(&self, handle: u64) -> Option<&'static Stream> {
-        let (of, known, stream) = LAST.try_with(Cell::get).ok().flatten()?;
-        (std::ptr::eq(of, self) && known == handle && self.is_still(stream)).then_some(stream)
+    fn last(&self, handle: u64) -> Option<Registered> {
+        let (of, known, registered) = LAST.try_with(Cell::get).ok().flatten()?;
+        (std::ptr::eq(of, self) && known == handle).then_some(registered)
     }
 
-    fn set_last(&self, handle: u64, stream: &'static Stream) {
+    fn set_last(&self, handle: u64, registered: Registered) {
         // Fails while the thread ends; then the next call looks again.
-        LAST.try_with(|last| last.set(Some((self, handle, stream)))).ok();
+        LAST.try_with(|last| last.set(Some((self, handle, registered)))).ok();
     }
 
     /// Whether the handle is the same stream's as when it was registered. A stream that is being captured cannot be
     /// identified; whoever captures it has it still, as PyTorch has its streams for good.
-    fn is_still(&self, stream: &Stream) -> bool {
+    fn is_still(&self, Registered { stream, stays }: Registered) -> bool {
+        if stays {
+            return true;
+        }
         // SAFETY: the handle is the one that was presented, and live by the promise of `find`.
         let id = unsafe { self.context.device().stream_id(stream.handle()) };
         id.is_ok_and(|id| id == stream.id() || id.is_in_capture())
@@ -132,22 +166,22 @@ impl Streams {
             return Ok(Found::ForCall(self.context.per_thread_stream()?));
         }
         let known = self.by_handle.read().get(&handle).copied();
-        let stream = match known {
-            Some(stream) if self.is_still(stream) => stream,
+        let registered = match known {
+            Some(registered) if self.is_still(registered) => registered,
             // What was met in a capture first is named anew after it: the stream is the same.
             stale => {
-                let recycled = stale.is_some_and(|stale| !stale.id().is_in_capture());
+                let recycled = stale.is_some_and(|stale| !stale.stream.id().is_in_capture());
                 // SAFETY: as promised to this function.
                 unsafe { self.register(handle, recycled) }?
             }
         };
-        self.set_last(handle, stream);
-        Ok(Found::Known(stream))
+        self.set_last(handle, registered);
+        Ok(Found::Known(registered.stream))
     }
 
     /// # Safety
     /// As for [`find`](Self::find).
-    unsafe fn register(&self, handle: u64, recycled: bool) -> Result<&'static Stream> {
+    unsafe fn register(&self, handle: u64, recycled: bool) -> Result<Registered> {
         if recycled {
             // The old stream is gone, and no event can be recorded on it any more. After this, none is needed: all its
             // work is complete, and the timelines know.
@@ -158,14 +192,14 @@ impl Streams {
         self.refuse_another_gpus(&stream)?;
         let mut by_handle = self.by_handle.write();
         if let Some(known) = by_handle.get(&handle).copied()
-            && known.id() == stream.id()
+            && known.stream.id() == stream.id()
         {
             // Another thread was faster.
             return Ok(known);
         }
-        let stream: &'static Stream = Box::leak(Box::new(stream));
-        by_handle.insert(handle, stream);
-        Ok(stream)
+        let registered = Registered { stream: Box::leak(Box::new(stream)), stays: false };
+        by_handle.insert(handle, registered);
+        Ok(registered)
     }
 
     /// A stream of another GPU has a handle as good as any, but none of our events can be recorded on it, so that what

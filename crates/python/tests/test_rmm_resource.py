@@ -179,3 +179,50 @@ assert pool.stats().requested.current == 1000
 callback.deallocate(address, 1000)
 assert pool.stats().requested.current == 0
 """)
+
+
+@needs_library
+@needs_rmm
+def test_streams_lent_and_registered_pair_and_registered_ones_stay() -> None:
+    run("""
+import gc
+from rmm.pylibrmm.stream import Stream
+if not hasattr(Stream, "__cuda_stream__"):
+    raise SystemExit(0)
+lent, kept = pool.create_stream(), pool.create_stream()
+handle = kept.handle
+millpond.rmm.register([kept], 0)
+del kept
+gc.collect()
+
+class Raw:
+    def __cuda_stream__(self):
+        return 0, handle
+
+for stream in (Stream(lent), Stream(Raw())):
+    for size in (1, 1000, 1 << 20):
+        address = resource.allocate(size, stream)
+        resource.deallocate(address, size, stream)
+        assert resource.allocate(size, stream) == address
+        resource.deallocate(address, size, stream)
+assert pool.stats().requested.current == 0
+pool.check()
+""")
+
+
+@needs_library
+@needs_rmm
+def test_threads_share_the_resource() -> None:
+    run("""
+from concurrent.futures import ThreadPoolExecutor
+
+def work(number):
+    for size in range(1 + number, 300_000, 7001):
+        address = resource.allocate(size)
+        resource.deallocate(address, size)
+
+with ThreadPoolExecutor(4) as threads:
+    list(threads.map(work, range(4)))
+assert pool.stats().requested.current == 0
+pool.check()
+""")

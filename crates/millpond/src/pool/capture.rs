@@ -138,7 +138,8 @@ impl CapturePool {
     }
 
     /// As [`begin`](Self::begin), for allocations on streams of which `takes` says so. It is called for each
-    /// allocation of the pool, without locks, and must not allocate from the pool.
+    /// allocation of the pool, without locks, and must not allocate from the pool. Where several take a stream, the memory that
+    /// began last gets the allocation.
     ///
     /// # Errors
     /// Those of [`begin`](Self::begin).

@@ -70,7 +70,8 @@ impl Routes {
         self.all.lock().is_empty()
     }
 
-    /// The memory that an allocation for work on `stream` belongs to, by the oldest route that takes it.
+    /// The memory that an allocation for work on `stream` belongs to, by the newest route that takes it: one may
+    /// begin while another one lasts.
     pub(super) fn of(&self, stream: &Stream) -> Option<MemoryId> {
         // Relaxed: whoever allocates for a capture knows that it began, and so ordered this after `add`. Other
         // requests belong to no route.
@@ -78,10 +79,10 @@ impl Routes {
             return None;
         }
         // Copies: filters are the program's, and run without locks.
-        let mut next = 0;
+        let mut before = u64::MAX;
         let mut routes = std::iter::from_fn(|| {
-            let route = self.all.lock().iter().find(|route| route.number >= next).cloned()?;
-            next = route.number + 1;
+            let route = self.all.lock().iter().rfind(|route| route.number < before).cloned()?;
+            before = route.number;
             Some(route)
         });
         let route = routes.find(|route| (route.takes)(stream))?;

@@ -92,7 +92,7 @@ fn keep_stream(py: Python<'_>, ordinal: i64, stream: &Bound<'_, PyAny>) -> PyRes
     };
     py.detach(|| {
         // SAFETY: the documentation asks of the caller that the stream is one of the GPU, and stays.
-        unsafe { device(ordinal)?.streams.find(handle) }.map(drop)
+        unsafe { device(ordinal)?.streams.keep(handle) }
     })?;
     Ok(())
 }

@@ -102,12 +102,14 @@ def transformers() -> tuple[nn.Module, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": 8192, "n_positions": 1024, "n_embd": 512, "n_layer": 6, "n_head": 8}
+    # Those that it has by default are no words of so few.
+    words_of_its_own = {"bos_token_id": None, "eos_token_id": None}
 
     def loss(model: nn.Module, step: int) -> Any:
         words = torch.randint(8192, (8, 256 + 64 * (step % 9)), device="cuda")
         return model(input_ids=words, labels=words, use_cache=False).loss
 
-    return GPT2LMHeadModel(GPT2Config(**sizes)), loss
+    return GPT2LMHeadModel(GPT2Config(**sizes, **words_of_its_own)), loss
 
 
 JOBS = {"mlp": mlp, "conv": conv, "gpt": gpt, "transformers": transformers}

@@ -1,6 +1,6 @@
 """Does training with Millpond give the losses of PyTorch's own allocator, in as little memory and as fast?
 
-    python proof.py [--jobs mlp,conv,gpt,transformers] [--ways eager,compiled,…] [--of native-interface] [--rounds 12]
+    python proof.py [--jobs mlp,conv,gpt,transformers] [--ways eager,compiled,…] [--of native-interface] [--rounds 9]
 
 Each job of `jobs.py` is trained in each way: eager, compiled, compiled with CUDA graphs, with activation checkpointing, with
 autocast, and as one captured graph. There is one process for each job and allocator. Both take turns of the same steps, with
@@ -36,7 +36,7 @@ WARM_STEPS = 12
 #: How long a turn takes, about.
 TURN_SECONDS = 0.1
 #: Seconds after which no more turns are timed: what follows is compared, with fewer of them.
-PATIENCE = 200
+PATIENCE = 215
 MIB = 1 << 20
 
 
@@ -69,7 +69,8 @@ def work(job: str, allocator: str) -> None:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
                 step = jobs.steps_of(job, words[0])
-                answer: dict[str, Any] = {}
+                name = torch.cuda.get_device_properties(0).name
+                answer: dict[str, Any] = {"machine": f"{name}, PyTorch {torch.__version__}"}
             else:
                 losses, times = [], []
                 for number in range(int(words[0]), int(words[0]) + int(words[1])):
@@ -102,11 +103,13 @@ class Side:
         self.times: list[float] = []
         self.requested = self.reserved = 0
         self.failure: str | None = None
+        self.machine = ""
 
     def ask(self, line: str) -> list[float]:
         """The steps' times."""
         told = self.process.ask(line)
         self.failure = self.failure or told.get("failure")
+        self.machine = told.get("machine", self.machine)
         self.losses += told.get("losses", [])
         self.requested, self.reserved = told.get("requested", 0), told.get("reserved", 0)
         return list(told.get("ms", []))
@@ -130,7 +133,7 @@ def turns(native: Side, ours: Side, rounds: int) -> list[float]:
     count = min(max(round(1e3 * TURN_SECONDS / native.step), 2 + DISCARDED), 60)
     for side in (native, ours):
         side.times = []
-    ratios = []
+    ratios: list[float] = []
     for turn in range(rounds):
         took = {}
         # Who goes first changes from turn to turn.
@@ -195,11 +198,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=listed(JOBS), default=list(JOBS), help=f"of {','.join(JOBS)}; all by default")
     parser.add_argument("--ways", type=listed(WAYS), default=list(WAYS), help=f"of {','.join(WAYS)}; all by default")
     parser.add_argument("--of", choices=(*OURS, "native"), default=OURS[0], help="what is held against native")
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each process (12)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each process (9)")
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    began, good = time.monotonic(), True
+    began, good, machine = time.monotonic(), True, ""
     print(time.strftime("%Y-%m-%d %H:%MZ", time.gmtime()) + f"; {given.of} beside native\n")
     row("job", "way", "losses", "requested", "native, reserved", "ours, reserved", "native, a step", "ours, a step", "ratio")
     row(*["---"] * 9)
@@ -210,13 +213,16 @@ def main() -> None:
             if job == "transformers" and importlib.util.find_spec("transformers") is None:
                 row(job, "", "the package transformers is not installed", *[""] * 6)
                 continue
-            processes = [Asked(__file__, "--work", job, allocator, environment=environment) for allocator in ("native", given.of)]
+            allocators = ("native", given.of)
+            processes = [Asked(__file__, "--work", job, each, environment=environment) for each in allocators]
             for way in given.ways:
                 late = time.monotonic() - began > PATIENCE
-                good &= compare(job, way, Side(processes[0]), Side(processes[1]), 1 if late else given.rounds)
+                native, ours = (Side(process) for process in processes)
+                good &= compare(job, way, native, ours, 1 if late else given.rounds)
+                machine = native.machine or machine
             for process in processes:
                 process.end()
-    print(f"\n{time.monotonic() - began:.0f} s")
+    print(f"\n{machine}; {time.monotonic() - began:.0f} s")
     if not good:
         sys.exit("proof: not all is as with native; see the table")
 

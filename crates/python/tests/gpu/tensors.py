@@ -21,6 +21,9 @@ GIB = 1 << 30
 #: What pytest is to run the tests with: ``native-interface``, or ``native`` for PyTorch's own allocator.
 ALLOCATOR = os.environ.get("MILLPOND_TEST_ALLOCATOR", "native-interface")
 
+#: Of PyTorch, such as ``(2, 11)``.
+VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 #: Cycles of the GPU's clock that outlast what the host does meanwhile: about 0.1 s.
 WHILE = 200_000_000
 
@@ -33,9 +36,9 @@ def filled(mib: int, value: int = 1) -> Any:
     return torch.full((mib * MIB,), value, dtype=torch.uint8, device="cuda")
 
 
-def holds(tensor: Any, value: int) -> bool:
-    """Whether all of a tensor has this value."""
-    return bool((tensor == value).all())
+def holds(tensor: Any, value: float) -> bool:
+    """Whether all of a tensor has this value. It takes no memory of the tensor's size."""
+    return bool(tensor.min() == value) and bool(tensor.max() == value)
 
 
 def segments_of(pool: Any) -> list[Any]:

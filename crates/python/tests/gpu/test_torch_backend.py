@@ -275,7 +275,7 @@ def test_a_mempool_has_its_own_memory() -> None:
     assert torch.cuda.memory_reserved() < reserved
 
 
-def test_mempools_nest_and_are_each_threads() -> None:
+def test_mempools_are_each_threads() -> None:
     outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
     others: list[Any] = []
     with torch.cuda.use_mem_pool(outer):

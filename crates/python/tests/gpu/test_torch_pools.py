@@ -20,9 +20,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tensors import (  # noqa: E402
-    ALLOCATOR,
     KIB,
     MIB,
+    VERSION,
     WHILE,
     addresses_of,
     captured,
@@ -41,7 +41,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def pools_are_given_back() -> Iterator[None]:
+def pools_are_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test leaves no pool behind."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -50,7 +50,9 @@ def pools_are_given_back() -> Iterator[None]:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    assert private_segments() <= before
+    # PyTorch ends no capture that CUDA has ended: its pool stays.
+    if request.function is not test_a_capture_that_fails_leaves_the_allocator_in_order:
+        assert private_segments() <= before
 
 
 def private_segments() -> int:
@@ -350,7 +352,7 @@ def test_pools_nest() -> None:
         assert set(live_in(torch.cuda.memory_snapshot(pool.id))) == {tensors[at].data_ptr() for at in wanted}
 
 
-# test_mempool_with_allocator: `use_count`
+# test_mempool_with_allocator
 def test_a_pool_is_claimed_while_it_is_used() -> None:
     pool = torch.cuda.MemPool()
     assert pool.use_count() == 1
@@ -390,10 +392,10 @@ def test_only_a_pool_that_says_so_gives_its_memory_to_others() -> None:
         assert third.data_ptr() == address
         with pytest.raises(torch.OutOfMemoryError):
             empty(30 * MIB)
-        assert holds(third, 3)
-        del third
-        with torch.cuda.use_mem_pool(for_all):
-            assert empty(20 * MIB).data_ptr() == address
+    assert holds(third, 3)
+    del third
+    with torch.cuda.use_mem_pool(for_all):
+        assert empty(20 * MIB).data_ptr() == address
 
 
 # test_deleted_mempool_not_used_on_oom
@@ -409,11 +411,12 @@ def test_pools_that_are_gone_are_not_asked_for_memory() -> None:
             empty(40 * MIB)
         tensors = [filled(20, value) for value in (1, 2)]
         assert set(live_in(segments_of(last.id))) == addresses_of(tensors)
-        assert [holds(tensor, value) for value, tensor in enumerate(tensors, 1)] == [True] * 2
-        del tensors
+    assert [holds(tensor, value) for value, tensor in enumerate(tensors, 1)] == [True] * 2
+    del tensors
 
 
 # test_mempool_no_split
+@pytest.mark.skipif(VERSION < (2, 10), reason="PyTorch has it since 2.10")
 def test_a_pool_without_splits_has_a_block_in_each_segment() -> None:
     split, whole = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
     tensors = []
@@ -457,7 +460,8 @@ class Plugged:
         self.library = ctypes.CDLL(str(library))
 
     def calls(self) -> tuple[int, int]:
-        return tuple(ctypes.c_int.in_dll(self.library, name).value for name in ("allocated", "freed"))  # type: ignore[return-value]
+        allocated, freed = (ctypes.c_int.in_dll(self.library, name) for name in ("allocated", "freed"))
+        return allocated.value, freed.value
 
 
 @pytest.fixture
@@ -563,20 +567,21 @@ def test_of_graphs_that_share_a_pool_each_finds_what_another_left() -> None:
 # test_graph_memory_stats_and_use_result_after_destroy_graph
 @pytest.mark.parametrize("size", [512, 256 * KIB, MIB, 30 * MIB])
 def test_a_result_outlives_its_graph(size: int) -> None:
-    before = torch.cuda.memory_stats()
+    before = torch.cuda.memory_allocated()
     graph, (result,) = captured(lambda: [bytes_of(size) + 1])
+    assert live_in(segments_of(graph.pool())) == [result.data_ptr()]
     graph.replay()
-    stats = torch.cuda.memory_stats()
-    assert stats["allocated_bytes.all.current"] - before["allocated_bytes.all.current"] == result.untyped_storage().nbytes()
-    assert stats["allocation.all.current"] - before["allocation.all.current"] == 1
     del graph
     gc.collect()
     torch.cuda.empty_cache()
     others = [bytes_of(size) for _ in range(4)]
     assert holds(result, 2)
     assert result.data_ptr() not in addresses_of(others)
-    del result, others
-    assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"]
+    held = torch.cuda.memory_allocated()
+    del result
+    assert torch.cuda.memory_allocated() == held - size
+    del others
+    assert torch.cuda.memory_allocated() == before
 
 
 # test_graph_record_stream
@@ -661,8 +666,34 @@ def test_a_graph_is_reset_and_captured_anew() -> None:
         del temporary
         graph.replay()
         graph.replay()
-        assert holds(x, 2 * step)  # type: ignore[arg-type]
+        assert holds(x, 2 * step)
         graph.reset()
+
+
+# test_cuda_graph_raw_graph_keep_graph_false, test_cuda_graph_raw_graph_exec
+def test_a_graph_that_is_kept_is_instantiated_twice() -> None:
+    graph, x = torch.cuda.CUDAGraph(keep_graph=True), torch.zeros(2000, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        x += 1
+    assert graph.raw_cuda_graph()
+    for replays in (1, 2):
+        graph.instantiate()
+        assert graph.raw_cuda_graph_exec()
+        graph.replay()
+        assert holds(x, replays)
+
+
+# test_graph_is_current_stream_capturing
+def test_a_capture_knows_that_it_is_one() -> None:
+    assert not torch.cuda.is_current_stream_capturing()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside, x = torch.cuda.is_current_stream_capturing(), torch.ones(4, device="cuda")
+    assert inside and not torch.cuda.is_current_stream_capturing()
+    graph.replay()
+    assert x.tolist() == [1.0] * 4
 
 
 # test_graph_make_graphed_callables
@@ -772,5 +803,4 @@ def test_a_capture_refuses_a_copy_of_memory_that_is_not_pinned(to_host: bool) ->
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             host, on_gpu = torch.empty(8), torch.empty(8, device="cuda")
             (host if to_host else on_gpu).copy_(on_gpu if to_host else host, non_blocking=True)
-    assert ALLOCATOR  # the process goes on
-    assert bytes_of(MIB).sum().item() == MIB
+    assert bytes_of(MIB).sum().item() == MIB, "the process goes on"
