@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._options import Options
 
 #: What :func:`enable` takes where nothing else is said.
-DEFAULT_BACKEND = "plug-in"
+DEFAULT_BACKEND = "native-interface"
 
 _enabled: str | None = None
 
@@ -43,10 +43,10 @@ def enable(
     and their like) then are the pool's. docs/pytorch.md has a table of what works with each backend.
 
     Args:
-        backend: ``"plug-in"`` uses PyTorch's hooks for allocators of others, which leave many functions out.
-            ``"native-interface"`` derives from the class of PyTorch's own allocator, so that they work. Where there is no
-            library for this PyTorch, the plug-in is used, with a warning that says why. By default what the environment
-            variable ``MILLPOND_TORCH_BACKEND`` says, else the plug-in.
+        backend: ``"native-interface"`` derives from the class of PyTorch's own allocator. Where there is no library for this
+            PyTorch, the plug-in is used, with a warning that says why. ``"plug-in"`` uses PyTorch's hooks for allocators of
+            others, which leave many functions out. By default what the environment variable ``MILLPOND_TORCH_BACKEND`` says,
+            else the native interface.
 
         pinned: PyTorch's pinned memory (``Tensor.pin_memory``, ``DataLoader(pin_memory=True)``) comes from a pool, too:
             ``millpond.pool(0, memory="pinned")``. That needs the native interface.

@@ -24,7 +24,7 @@ _millpond.stand_in(0, pool)
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:0.9,per_process_memory_fraction:0.75,backend:native"
 with warnings.catch_warnings():
     warnings.simplefilter("error")
-    millpond.torch.enable(backend="native-interface", pinned=True)
+    millpond.torch.enable(pinned=True)
 
 import torch  # noqa: E402
 

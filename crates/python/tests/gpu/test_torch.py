@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("plug_in", "nothing_is_br
 
 def test_enabling_twice_is_enabling_once() -> None:
     assert millpond.torch.is_enabled() and millpond.torch.throws_out_of_memory
-    millpond.torch.enable()
+    millpond.torch.enable(backend="plug-in")
 
 
 def test_from_the_second_pass_on_no_device_call_is_made() -> None:
