@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import millpond
 import pytest
@@ -18,7 +19,7 @@ class Foreign:
         self.ptr = ptr
 
 
-def _pair(pool: millpond.Pool, stream: object) -> int:
+def _pair(pool: millpond.Pool, stream: Any) -> int:
     block = pool.allocate(MIB, stream)
     address = block.ptr
     block.free()

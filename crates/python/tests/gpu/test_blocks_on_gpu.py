@@ -46,6 +46,7 @@ def test_tensors_wait_for_the_blocks_stream_and_the_free_for_them() -> None:
             seen = torch.from_dlpack(block)  # no host waits
             last = seen[-1].clone()
         block.record_use(theirs)
+        theirs.synchronize()
         assert int(last) == turn
         del mine, seen
         gc.collect()

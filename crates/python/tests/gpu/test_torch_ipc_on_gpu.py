@@ -132,13 +132,14 @@ def test_more_tensors_are_shared_than_a_process_has_descriptors_at_first() -> No
     assert len(os.listdir("/proc/self/fd")) < before + 50
 
 
-def weights(model: Any, answers: Any) -> None:
+def weights(models: Any, answers: Any) -> None:
+    model = models.get()
     with torch.no_grad():
         answers.put(sum(parameter.sum().item() for parameter in model.parameters()))
         for parameter in model.parameters():
             parameter.zero_()
         torch.cuda.synchronize()
-    del model
+    del model, parameter
     let_go()
     answers.put("zeroed")
 
@@ -147,9 +148,11 @@ def test_a_model_is_shared_with_a_worker() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 10)).cuda()
     expected = sum(parameter.sum().item() for parameter in model.parameters())
     context = torch.multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=weights, args=(model, answers))
+    # By a queue: a process keeps its arguments until it ends, and then tells nobody that it let go of them.
+    models, answers = context.Queue(), context.Queue()
+    process = context.Process(target=weights, args=(models, answers))
     process.start()
+    models.put(model)
     assert answers.get(timeout=WAIT) == pytest.approx(expected)
     assert answers.get(timeout=WAIT) == "zeroed"
     assert all(not parameter.any() for parameter in model.parameters())
