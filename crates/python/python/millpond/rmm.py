@@ -74,9 +74,8 @@ def register(streams: Any, device: Any = None) -> None:
         _registered.append(stream)
 
 
-@cache
-def _class_of(rmm: Any) -> tuple[type[Any] | None, str]:
-    return _rmm_resource.load(rmm)
+#: The class of the compiled resource for this RMM, or why there is none.
+_class_of = cache(_rmm_resource.load)
 
 
 def _callbacks(ordinal: int) -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]:
