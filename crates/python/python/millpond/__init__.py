@@ -44,7 +44,7 @@ from ._shared import (
     snapshot,
     stats,
 )
-from . import cupy, numba, rmm, torch
+from . import cupy, numba, rmm, torch, vllm
 
 __all__ = [
     "Block",
@@ -84,4 +84,5 @@ __all__ = [
     "stats",
     "tag",
     "torch",
+    "vllm",
 ]
