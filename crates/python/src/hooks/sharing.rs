@@ -84,7 +84,7 @@ impl Handle {
 #[derive(Debug, Default)]
 struct Offers {
     /// Socket and secret; `None` before the first share.
-    door: Option<(u64, u128)>,
+    server: Option<(u64, u128)>,
     next: u64,
     /// GPU and address, by number.
     blocks: FxHashMap<u64, (c_int, u64)>,
@@ -119,9 +119,9 @@ pub(super) fn offer(gpu: c_int, ptr: DevicePtr) -> Result<String> {
         return Err(not_shareable("the device has no virtual memory: send a copy on the CPU (tensor.cpu())"));
     }
     let mut offers = OFFERS.get().lock();
-    let (socket, secret) = match offers.door {
-        Some(door) => door,
-        None => *offers.door.insert(listen().map_err(|error| {
+    let (socket, secret) = match offers.server {
+        Some(server) => server,
+        None => *offers.server.insert(listen().map_err(|error| {
             Failure::Broken(format!("no socket could be made for processes that share tensors: {error}"))
         })?),
     };
@@ -171,18 +171,18 @@ fn listen() -> io::Result<(u64, u128)> {
     let mut random = [0; 24];
     fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
     let (socket, secret) = random.split_at(8);
-    let door = (
+    let server = (
         u64::from_le_bytes(socket.try_into().expect("8 bytes")),
         u128::from_le_bytes(secret.try_into().expect("16 bytes")),
     );
-    let address = Handle { socket: door.0, secret: 0, block: 0 }.address()?;
+    let address = Handle { socket: server.0, secret: 0, block: 0 }.address()?;
     let listener = UnixListener::bind_addr(&address)?;
     let descriptor = listener.as_raw_fd();
     thread::Builder::new().name("millpond share".to_owned()).spawn(move || {
         for connection in listener.incoming() {
             // One that went away, or asks for nothing that there is, got its answer, or needs none.
             if let Ok(connection) = connection {
-                answer(&connection, door.1).ok();
+                answer(&connection, server.1).ok();
             } else {
                 // Out of descriptors, for example.
                 thread::sleep(Duration::from_millis(10));
@@ -195,7 +195,7 @@ fn listen() -> io::Result<(u64, u128)> {
         on_fork(close_listener);
     }
     LISTENER.store(descriptor, Ordering::Relaxed);
-    Ok(door)
+    Ok(server)
 }
 
 fn answer(connection: &UnixStream, secret: u128) -> io::Result<()> {
