@@ -52,13 +52,21 @@ impl Callback {
     }
 }
 
-/// A function that Python can call.
-fn checked(function: &Bound<'_, PyAny>) -> PyResult<()> {
-    if function.is_callable() {
-        return Ok(());
+/// Has the pool call a function of Python's.
+fn registered(
+    py: Python<'_>,
+    pool: &millpond::Pool,
+    function: &Bound<'_, PyAny>,
+    register: impl FnOnce(Py<PyAny>) -> Id + Send,
+) -> PyResult<Callback> {
+    if !function.is_callable() {
+        let found = function.get_type();
+        let what = format!("function: something to call is expected, not {}", found.name()?);
+        return Err(PyTypeError::new_err(what));
     }
-    let found = function.get_type();
-    Err(PyTypeError::new_err(format!("function: something to call is expected, not {}", found.name()?)))
+    let function = function.clone().unbind();
+    let id = py.detach(|| register(function));
+    Ok(Callback { pool: pool.clone().into(), id: Mutex::new(Some(id)) })
 }
 
 /// Calls, and prints an exception instead of passing it on. `None` for one, and while Python ends.
@@ -73,28 +81,26 @@ fn call<R>(function: &Py<PyAny>, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResul
 pub(crate) fn on_reclaim(
     py: Python<'_>,
     pool: &millpond::Pool,
-    function: Bound<'_, PyAny>,
+    function: &Bound<'_, PyAny>,
 ) -> PyResult<Callback> {
-    checked(&function)?;
-    let function = function.unbind();
-    let reclaim =
-        move |bytes| call(&function, |function| function.call1((bytes,))?.is_truthy()).unwrap_or(false);
-    let id = py.detach(move || Id::Reclaim(pool.on_reclaim(reclaim)));
-    Ok(Callback { pool: pool.clone().into(), id: Mutex::new(Some(id)) })
+    registered(py, pool, function, |function| {
+        let reclaim =
+            move |bytes| call(&function, |function| function.call1((bytes,))?.is_truthy()).unwrap_or(false);
+        Id::Reclaim(pool.on_reclaim(reclaim))
+    })
 }
 
 pub(crate) fn on_out_of_memory(
     py: Python<'_>,
     pool: &millpond::Pool,
-    function: Bound<'_, PyAny>,
+    function: &Bound<'_, PyAny>,
 ) -> PyResult<Callback> {
-    checked(&function)?;
-    let function = function.unbind();
-    let tell = move |report: &OutOfMemory| {
-        call(&function, |function| function.call1((Report::from(report),)).map(|_| ()));
-    };
-    let id = py.detach(move || Id::Observer(pool.on_out_of_memory(tell)));
-    Ok(Callback { pool: pool.clone().into(), id: Mutex::new(Some(id)) })
+    registered(py, pool, function, |function| {
+        let tell = move |report: &OutOfMemory| {
+            call(&function, |function| function.call1((Report::from(report),)).map(|_| ()));
+        };
+        Id::Observer(pool.on_out_of_memory(tell))
+    })
 }
 
 /// Where the memory is when it ran out. Sizes in bytes; ``str()`` is the text of the error.

@@ -426,7 +426,7 @@ impl Pool {
     ///
     /// The pool keeps the function until it is removed, and so what the function refers to. One that refers to the pool, or to
     /// blocks of it, keeps the pool: remove it, or let it refer to them by ``weakref``.
-    fn on_reclaim(&self, py: Python<'_>, function: Bound<'_, PyAny>) -> PyResult<Callback> {
+    fn on_reclaim(&self, py: Python<'_>, function: &Bound<'_, PyAny>) -> PyResult<Callback> {
         callbacks::on_reclaim(py, &self.pool, function)
     }
 
@@ -434,7 +434,7 @@ impl Pool {
     ///
     /// It gets an ``OutOfMemory``. It is called on the thread that allocates. Use it to log, or to write a snapshot. An exception
     /// in it is printed (``sys.unraisablehook``). The pool keeps it as ``on_reclaim`` says.
-    fn on_out_of_memory(&self, py: Python<'_>, function: Bound<'_, PyAny>) -> PyResult<Callback> {
+    fn on_out_of_memory(&self, py: Python<'_>, function: &Bound<'_, PyAny>) -> PyResult<Callback> {
         callbacks::on_out_of_memory(py, &self.pool, function)
     }
 

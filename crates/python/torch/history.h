@@ -103,26 +103,10 @@ class History {
   // A page that is mapped now, or unmapped next. Called with the lock of a pool held, so without a stack: who gathers one
   // waits for Python.
   void mapped(int gpu, void* at, size_t bytes, bool is_mapped) {
-    if (!is_on_) {
-      return;
-    }
-    Entry entry{};
-    entry.gpu = gpu;
-    entry.requested = bytes;
-    std::lock_guard<std::mutex> lock(mutex_);
-    note(is_mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP, at, entry, nullptr);
+    note_bare(is_mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP, gpu, at, bytes);
   }
 
-  void snapshot_taken(int gpu, size_t active) {
-    if (!is_on_) {
-      return;
-    }
-    Entry entry{};
-    entry.gpu = gpu;
-    entry.requested = active;
-    std::lock_guard<std::mutex> lock(mutex_);
-    note(Action::SNAPSHOT, nullptr, entry, nullptr);
-  }
+  void snapshot_taken(int gpu, size_t active) { note_bare(Action::SNAPSHOT, gpu, nullptr, active); }
 
   void annotate(c10::DeviceIndex gpu, const std::vector<std::pair<std::string, std::string>>& what) {
     if (!is_recording_) {
@@ -138,14 +122,7 @@ class History {
 
 #if MILLPOND_TORCH >= 214
   void annotated(c10::DeviceIndex gpu, void* ptr, size_t bytes, const std::string& metadata) {
-    if (!is_on_) {
-      return;
-    }
-    Entry entry{};
-    entry.gpu = gpu;
-    entry.requested = bytes;
-    std::lock_guard<std::mutex> lock(mutex_);
-    note(Action::ANNOTATE, ptr, entry, nullptr, metadata);
+    note_bare(Action::ANNOTATE, gpu, ptr, bytes, metadata);
   }
 #endif
 
@@ -213,6 +190,23 @@ class History {
     while (entries.size() > most_) {
       entries.pop_front();
     }
+  }
+
+  // What has neither a stream nor a stack.
+  void note_bare(
+      Action action,
+      int gpu,
+      void* address,
+      size_t bytes,
+      const std::string& metadata = user_metadata()) {
+    if (!is_on_) {
+      return;
+    }
+    Entry entry{};
+    entry.gpu = gpu;
+    entry.requested = bytes;
+    std::lock_guard<std::mutex> lock(mutex_);
+    note(action, address, entry, nullptr, metadata);
   }
 
   // With the lock.

@@ -21,10 +21,11 @@
 //! stays until that mark is complete. Then every tick of it counts as reached. Timelines are named by slot and
 //! generation, and streams by the driver's id, so a recycled handle is never taken for the old stream.
 //!
-//! **Streams of others** are kept by promises of different lengths (`timelines::Promise`). A [`RegisteredStream`] is valid
+//! **Streams of others** are kept by promises of different lengths (`alive::Promise`). A [`RegisteredStream`] is valid
 //! until its owner ends the registration; that is when its last tick is closed. A stream without a promise is marked
 //! with each tick ([`Marking::AtOnce`]).
 
+mod alive;
 mod event;
 mod fence;
 mod peers;

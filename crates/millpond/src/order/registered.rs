@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::timelines::Promise;
+use super::alive::Promise;
 use super::{Stream, Timelines};
 use crate::device::{DeviceResult, StreamHandle};
 

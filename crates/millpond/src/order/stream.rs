@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::timelines::{HeldTimeline, Promise};
+use super::alive::Promise;
+use super::timelines::HeldTimeline;
 use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 

@@ -1,12 +1,13 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::host::Shared;
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
+use super::alive::{Alive, Promise};
 use super::timeline::{Mark, Marking};
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId};
@@ -71,47 +72,6 @@ impl Drop for HeldTimeline {
     }
 }
 
-/// How long the handle of a stream is valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Promise {
-    /// While anybody holds the stream: either we destroy it, or nobody does.
-    Stays,
-    /// Until its [registrations](super::RegisteredStream) have ended.
-    WhileRegistered,
-    /// Until the last clone of what was returned for it is gone.
-    UntilDropped,
-    /// In each call that presents it.
-    InCalls,
-}
-
-impl Promise {
-    fn marking(self) -> Marking {
-        if self == Self::InCalls { Marking::AtOnce } else { Marking::WhenNeeded }
-    }
-
-    /// By which promises the stream may have been adopted that a caller with this one is given.
-    fn suffices(self) -> &'static [Self] {
-        match self {
-            Self::Stays => &[Self::Stays],
-            Self::WhileRegistered => &[Self::Stays, Self::WhileRegistered],
-            Self::UntilDropped => &[Self::Stays, Self::UntilDropped],
-            Self::InCalls => &[Self::Stays, Self::WhileRegistered, Self::InCalls],
-        }
-    }
-}
-
-/// A stream that somebody holds.
-#[derive(Debug)]
-struct Alive {
-    held: Weak<HeldTimeline>,
-    handle: StreamHandle,
-    /// How often it is registered.
-    registrations: usize,
-}
-
-/// By identity and promise.
-type AllAlive = HashMap<(StreamId, Promise), Alive>;
-
 /// See the [module](super).
 pub(crate) struct Timelines {
     device: Arc<dyn Device>,
@@ -121,7 +81,7 @@ pub(crate) struct Timelines {
     retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
     /// Streams alive now, so that one stream has one timeline however often it is presented. By different promises, it
     /// may have several: each promise has its own end.
-    alive: OfProcess<Mutex<AllAlive>>,
+    alive: OfProcess<Mutex<Alive<HeldTimeline>>>,
     /// Events that stand for nothing, ready to be recorded.
     spare_events: OfProcess<Mutex<Vec<EventHandle>>>,
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
@@ -211,7 +171,7 @@ impl Timelines {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
         }
-        let found = find_alive(&mut self.alive.lock(), handle, id, promise);
+        let found = self.alive.lock().find(handle, id, promise);
         match found {
             Some(held) => Ok(held),
             None => self.enter(handle, id, (promise, promise.marking()), false),
@@ -255,13 +215,12 @@ impl Timelines {
             stand_ins: Mutex::default(),
         });
         let mut alive = self.alive.lock();
-        if let Some(other) = find_alive(&mut alive, handle, id, promise) {
+        if let Some(other) = alive.find(handle, id, promise) {
             // Another thread was faster. Without the lock, which the end of this one takes.
             drop(alive);
             return Ok(other);
         }
-        let registrations = usize::from(promise == Promise::WhileRegistered);
-        alive.insert((id, promise), Alive { held: Arc::downgrade(&held), handle, registrations });
+        alive.insert(handle, id, promise, &held);
         Ok(held)
     }
 
@@ -278,23 +237,13 @@ impl Timelines {
 
     /// Whether a stream is registered, so that whoever presents its handle is given it.
     pub(super) fn is_registered(&self, held: &HeldTimeline) -> bool {
-        let key = (held.timeline.stream, held.promise);
-        self.alive.lock().get(&key).is_some_and(|entry| entry.is_of(held) && entry.registrations > 0)
+        self.alive.lock().is_registered(held.timeline.stream, held.promise, held)
     }
 
     /// One registration ends. With the last one, who presents the handle is given the stream no more. Returns whether
     /// the promise that the handle is valid has ended, too.
     pub(super) fn unregister(&self, held: &HeldTimeline) -> bool {
-        let key = (held.timeline.stream, held.promise);
-        let mut alive = self.alive.lock();
-        let entry = alive.get_mut(&key).filter(|entry| entry.is_of(held) && entry.registrations > 0);
-        let Some(entry) = entry else { return false };
-        entry.registrations -= 1;
-        let ends = entry.registrations == 0 && held.promise == Promise::WhileRegistered;
-        if ends {
-            alive.remove(&key);
-        }
-        ends
+        self.alive.lock().unregister(held.timeline.stream, held.promise, held)
     }
 
     /// What comes after the last registration [ended](Self::unregister): the owner may destroy the stream after this
@@ -331,14 +280,7 @@ impl Timelines {
             return;
         }
         let timeline = &held.timeline;
-        {
-            let mut alive = self.alive.lock();
-            // The same stream may have been presented again since: then the entry is the newcomer's.
-            let key = (timeline.stream, held.promise);
-            if alive.get(&key).is_some_and(|entry| entry.held.strong_count() == 0) {
-                alive.remove(&key);
-            }
-        }
+        self.alive.lock().forget_ended(timeline.stream, held.promise);
         if held.is_left_over.load(Ordering::Relaxed) {
             // As in `close_last`.
             timeline.turn();
@@ -561,36 +503,6 @@ impl Timelines {
             listener.after_sync();
         }
     }
-}
-
-impl Alive {
-    fn is_of(&self, held: &HeldTimeline) -> bool {
-        std::ptr::eq(self.held.as_ptr(), held)
-    }
-}
-
-/// The stream, if somebody holds it by a promise that suffices.
-fn find_alive(
-    alive: &mut AllAlive,
-    handle: StreamHandle,
-    id: StreamId,
-    promise: Promise,
-) -> Option<Arc<HeldTimeline>> {
-    let found = promise.suffices().iter().find_map(|by| {
-        let entry = alive.get_mut(&(id, *by))?;
-        let held = entry.held.upgrade()?;
-        if promise == Promise::WhileRegistered {
-            entry.registrations += 1;
-        }
-        Some(held)
-    });
-    if found.is_some() || !id.is_in_capture() {
-        return found;
-    }
-    // The driver does not identify it. Its handle does, where somebody promised that it stays.
-    let stays = |by: &Promise| *by != Promise::InCalls && promise.suffices().contains(by);
-    let known = alive.iter().find(|((_, by), entry)| entry.handle == handle && stays(by));
-    known.and_then(|(_, entry)| entry.held.upgrade())
 }
 
 /// Whether the handle is the legacy default stream's, by either of its names. It is there as long as the device is.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from . import torch as _torch
 
 if TYPE_CHECKING:
+    from ._millpond import Pool
     from ._options import Options
 
 #: The name of the backend in vLLM's settings: ``--sleep-mode-backend millpond``.
@@ -28,9 +29,7 @@ class Allocator:
 
     default_tag = "default"
 
-    def __init__(self) -> None:
-        self._asleep: set[str] = set()
-        self._graphs: Any = None
+    _graphs: Any = None
 
     @contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
@@ -49,37 +48,36 @@ class Allocator:
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
         """Puts all tags to sleep: these keep their bytes in pinned memory, those of the others are dropped."""
         kept = (self.default_tag,) if offload_tags is None else _tuple(offload_tags)
-        for tag in self._tags() - self._asleep:
+        for tag in self._tags(asleep=False):
             _torch.sleep(tag, keep="pinned" if tag in kept else "nothing")
-            self._asleep.add(tag)
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Puts these tags to sleep, and drops their bytes."""
-        for tag in (self._tags() & set(_tuple(tags))) - self._asleep:
+        for tag in self._tags(asleep=False) & set(_tuple(tags)):
             _torch.sleep(tag, keep="nothing")
-            self._asleep.add(tag)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Wakes these tags of those that may wait (:data:`DEFERRABLE_TAGS`), and all others; or all."""
-        for tag in sorted(self._asleep):
+        for tag in self._tags(asleep=True):
             if tags is None or tag in tags or tag not in DEFERRABLE_TAGS:
                 _torch.wake(tag)
-                self._asleep.discard(tag)
 
     def get_current_usage(self) -> int:
         """Bytes in live blocks that have a tag."""
-        return sum(
-            pool.tagged(tag).stats().allocated.current for pool in _torch._pools(None) for tag in pool.tags
-        )
+        return sum(pool.stats().allocated.current for _, pool in self._tagged())
 
     def release_pools(self) -> None:
         """Nothing: a tag's memory goes back with its tensors."""
 
     close = release_pools
 
+    def _tags(self, *, asleep: bool) -> set[str]:
+        return {tag for tag, pool in self._tagged() if pool.is_asleep == asleep}
+
     @staticmethod
-    def _tags() -> set[str]:
-        return {tag for pool in _torch._pools(None) for tag in pool.tags}
+    def _tagged() -> Iterator[tuple[str, Pool]]:
+        """Each tag, and the part of a GPU's pool that is its."""
+        return ((tag, pool.tagged(tag)) for pool in _torch._pools(None) for tag in pool.tags)
 
 
 _allocator = Allocator()
@@ -136,7 +134,7 @@ def _make_backend() -> type[Any]:
         def resume(self, tags: list[str] | None = None) -> None:
             self._state = "RESUMING"
             _allocator.wake_up(tags)
-            self._state = "SUSPENDED" if _allocator._asleep else "RUNNING"
+            self._state = "SUSPENDED" if _allocator._tags(asleep=True) else "RUNNING"
 
         def discard(self, tags: tuple[str, ...]) -> None:
             _allocator.discard(tags)

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from both import (  # noqa: E402, F401
+    test_a_captured_graph_replays_while_eager_work_goes_on,
     test_graphs_that_share_a_pool_replay_in_order,
     test_out_of_memory_is_torchs_error_with_the_pools_message,
     test_recorded_streams_keep_a_tensors_memory,
@@ -323,27 +324,14 @@ def test_a_mempool_without_splits_is_left_to_pytorch() -> None:
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_captured_graph_replays_while_eager_work_goes_on() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)).cuda()
-    entry = torch.randn(128, 256, device="cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(3):
-            model(entry)
-    torch.cuda.current_stream().wait_stream(side)
+def test_a_graphs_result_lies_in_its_pool() -> None:
+    entry = torch.ones(MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        result = model(entry) + model(entry * 2)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result = entry * 2
     assert result.data_ptr() in live_in(segments_of(graph.pool()))
-    for step in range(30):
-        fresh = torch.randn(128, 256, device="cuda")
-        entry.copy_(fresh)
-        graph.replay()
-        eager = [torch.full((step * 1000 + 1,), float(step), device="cuda") for _ in range(5)]
-        with torch.no_grad():
-            torch.testing.assert_close(result, model(fresh) + model(fresh * 2), rtol=1e-4, atol=1e-4)
-        assert all(tensor[-1].item() == step for tensor in eager)
+    del result, graph
 
 
 def test_a_checkpoint_makes_the_same_blocks_live_again() -> None:
