@@ -46,7 +46,6 @@ const MAY_END: &[(&str, usize)] = &[
     ("Pool::alloc, a large one, the first", 2),
     ("Pool::alloc, a huge one, the first", 2),
     ("Pool::alloc_aligned", 1),
-    ("Pool::alloc, with pages of several streams", 1),
     ("Pool::alloc, of segments", 6),
     ("pairs of Pool::alloc and free", 3),
     ("Stream::wait_for, of many", 1),

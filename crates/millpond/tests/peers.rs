@@ -184,6 +184,39 @@ fn a_remapped_page_loses_the_access() {
 }
 
 #[test]
+fn a_page_that_comes_back_has_the_access_of_its_pool() {
+    for is_for_all in [false, true] {
+        let sim = Sim::new();
+        let [first, second] = &sim.gpus;
+        let peers = is_for_all.then_some(&second.context);
+        let pool = Pool::builder(&first.context).page_sizes(PAGE, PAGE).accessible_from(peers).build().unwrap();
+        let zeroed = |pages: u64| {
+            let block = Buffer::<u8>::zeroed(&pool, (pages * PAGE) as usize, &first.stream).unwrap();
+            assert_eq!(pool.is_accessible_from(block.ptr(), &second.context).unwrap(), is_for_all);
+            block
+        };
+        drop(zeroed(6));
+        for _ in 0..3 {
+            let mut six: Vec<_> = (0..6).map(|_| zeroed(1)).collect();
+            // Before it moves, a page is shared.
+            six[1].allow_access(&second.context).unwrap();
+            [5, 3, 1].into_iter().for_each(|at| drop(six.remove(at)));
+            let moved = zeroed(3);
+            drop((six, moved));
+            let whole = zeroed(6);
+            if is_for_all {
+                second.stream.wait_for(&first.stream).unwrap();
+                sim.uses(1, &whole, &second.stream);
+                whole.record_use(&second.stream).unwrap();
+            }
+        }
+        assert_eq!(pool.reserved().current, 6 * PAGE);
+        drop(pool);
+        sim.ends_well();
+    }
+}
+
+#[test]
 fn a_pool_for_a_peer_gives_access_as_it_maps() {
     let sim = Sim::new();
     let [first, second] = &sim.gpus;

@@ -26,7 +26,7 @@ struct Recount {
     units: u64,
     free: usize,
     unmapped: usize,
-    pending_unmap: usize,
+    old_mappings: usize,
     segment_bytes: u64,
     seen: HashSet<ExtentId>,
 }
@@ -36,16 +36,16 @@ struct Recount {
 struct Check<'a> {
     map: &'a ExtentMap,
     mapper: &'a Mapper,
-    pending_unmap: HashSet<ExtentId>,
+    old_mappings: HashSet<ExtentId>,
 }
 
 /// Recounts everything; says what is wrong, if anything is. `reserved` is what was counted.
 pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(), String> {
-    let listed = mapper.pending_unmap().ids();
-    let pending_unmap: HashSet<_> = listed.iter().copied().collect();
-    ensure!(pending_unmap.len() == listed.len(), "an extent pending unmap is listed twice");
+    let listed = mapper.old_mappings().ids().count();
+    let old_mappings: HashSet<_> = mapper.old_mappings().ids().collect();
+    ensure!(old_mappings.len() == listed, "an old mapping is listed twice");
     let mut count = Recount::default();
-    let check = Check { map, mapper, pending_unmap };
+    let check = Check { map, mapper, old_mappings };
     for (id, region) in map.regions.iter() {
         check.check_region(id, region, &mut count)?;
     }
@@ -66,7 +66,7 @@ pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(
         let indexed = indexed.iter().map(|index| index.len()).sum::<usize>();
         ensure!(lacks || indexed == counted, "the index of {what} extents has others than the regions");
     }
-    ensure!(count.pending_unmap == listed.len(), "an extent pending unmap is not listed");
+    ensure!(count.old_mappings == listed, "an old mapping is not listed");
     check.check_pages()
 }
 
@@ -132,13 +132,15 @@ impl Check<'_> {
                 let twin = extent.next.is_some_and(|next| self.map.is(next, ExtentState::Unmapped));
                 ensure!(!twin, "unmapped {id:?} and the next could be one");
             }
-            ExtentState::PendingUnmap(page) => {
-                count.pending_unmap += 1;
-                ensure!(self.pending_unmap.contains(&id), "extent pending unmap {id:?} is not listed");
+            ExtentState::PendingUnmap(page) | ExtentState::Dormant(page) => {
+                count.old_mappings += 1;
+                ensure!(self.old_mappings.contains(&id), "old mapping {id:?} is not listed");
                 ensure!(
                     self.mapper.pages().mappings(page) > 0,
-                    "extent pending unmap {id:?} is of a page mapped nowhere"
+                    "old mapping {id:?} is of a page mapped nowhere"
                 );
+                let bytes = self.mapper.pages().bytes_of(page);
+                ensure!(self.map.bytes(id) == bytes, "old mapping {id:?} is not as long as its page");
             }
             ExtentState::Unused => return Err(format!("unused extent {id:?} is linked")),
         }
@@ -211,14 +213,14 @@ impl Check<'_> {
     /// Every page is either at home or parked, and is mapped as often as extents say.
     fn check_pages(&self) -> Result<(), String> {
         for (id, page) in self.mapper.pages().iter() {
-            let pending_unmap = self
-                .pending_unmap
-                .iter()
-                .filter(|extent| self.map.is(**extent, ExtentState::PendingUnmap(id)))
-                .count() as u32;
+            let is_of = |extent: &&ExtentId| {
+                self.map.is(**extent, ExtentState::PendingUnmap(id))
+                    || self.map.is(**extent, ExtentState::Dormant(id))
+            };
+            let old = self.old_mappings.iter().filter(is_of).count() as u32;
             let parked = self.mapper.pages().parked().contains(&id);
             ensure!(parked != page.home.is_some(), "{id:?} is parked and at home, or neither");
-            let mappings = pending_unmap + u32::from(page.home.is_some());
+            let mappings = old + u32::from(page.home.is_some());
             ensure!(self.mapper.pages().mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
             if let Some((region, base_page)) = page.home {
                 let there = self.map.regions.page_at(region, u64::from(base_page));

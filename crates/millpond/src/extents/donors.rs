@@ -5,7 +5,6 @@ use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
-use super::placement::Placement;
 use super::refusal::Refusal;
 use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
@@ -46,6 +45,9 @@ struct Donor {
 #[derive(Debug, Default)]
 pub(super) struct Donors {
     list: Vec<Donor>,
+    /// By page id: the place in the list of the donor that has the page, and 1; 0 for none. Empty where no page may come
+    /// back to an old mapping of it.
+    donor_of: Vec<u32>,
     /// All their classes.
     classes: u32,
     /// The class that was asked for last, and the best donor that has it.
@@ -60,11 +62,22 @@ pub(super) struct Donors {
 }
 
 impl Donors {
-    /// Lists the pages outside the place that free extents could give to the stream.
-    pub(super) fn gather(&mut self, map: &ExtentMap, rules: &ReuseRules, place: &Placement, stream: &Stream) {
+    /// Lists the pages that free extents could give to the stream, for at most so many base pages. Of those that
+    /// `may_come_back` it notes where they are.
+    pub(super) fn gather(
+        &mut self,
+        map: &ExtentMap,
+        rules: &ReuseRules,
+        (base_pages, stream): (u64, &Stream),
+        may_come_back: Option<usize>,
+    ) {
         let layout = &map.layout;
-        self.place = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
-        let enough = enough_pages(place.missing);
+        let enough = enough_pages(base_pages);
+        if let Some(pages) = may_come_back
+            && self.donor_of.try_reserve(pages).is_ok()
+        {
+            self.donor_of.resize(pages, 0);
+        }
         let mut count = 0;
         let mut query = rules.query(stream);
         let free = Zone::BOTH.iter().flat_map(|zone| map.free(*zone).at_least(layout.units_per_base_page()));
@@ -73,12 +86,7 @@ impl Donors {
             if !is_ready && !rules.policies.internal_dependencies {
                 continue;
             }
-            let (region, base_pages, place) = (map[id].region, map.base_pages_within(id), self.place);
-            let whole = if is_beside((region, base_pages), place) {
-                map.whole(id)
-            } else {
-                map.regions.whole_within(region, base_pages, |page| is_beside((region, page), place))
-            };
+            let (region, base_pages, whole) = (map[id].region, map.base_pages_within(id), map.whole(id));
             count += whole.count;
             if whole.classes != 0 {
                 if self.list.try_reserve(1).is_err() {
@@ -89,6 +97,12 @@ impl Donors {
                 self.classes |= whole.classes;
                 let (classes, next) = (whole.classes, (u32::MAX, 0));
                 self.list.push(Donor { rank, extent: id, region, base_pages, classes, next });
+                if !self.donor_of.is_empty() {
+                    let number = self.list.len() as u32;
+                    map.regions.for_each_whole(region, base_pages, |PageId(page), _, _| {
+                        self.donor_of[page as usize] = number;
+                    });
+                }
             }
             if u64::from(count) >= enough {
                 return;
@@ -96,8 +110,62 @@ impl Donors {
         }
     }
 
-    /// Maps the largest page that fits from a donor at the cursor; its old mapping is then pending unmap. Returns
-    /// whether there was one.
+    /// The place that is backed: its region and base pages. From now on it gives no page.
+    pub(super) fn set_place(&mut self, place: (u32, (u64, u64))) {
+        self.place = place;
+    }
+
+    /// Whether a donor has the page, outside the place: region and base pages.
+    pub(super) fn can_give(&self, regions: &Regions, page: PageId, place: (u32, (u64, u64))) -> bool {
+        let donor = self.donor_with(page);
+        donor.is_some_and(|donor| is_beside((donor.region, regions.span_of(page)), place))
+    }
+
+    fn donor_with(&self, PageId(page): PageId) -> Option<&Donor> {
+        let number = self.donor_of.get(page as usize)?.checked_sub(1)?;
+        Some(&self.list[number as usize])
+    }
+
+    /// Moves a page back to a dormant mapping of it, if a donor has it. Needs no device call. Returns whether it was moved.
+    pub(super) fn bring_back(
+        &mut self,
+        map: &mut ExtentMap,
+        rules: &ReuseRules,
+        mapper: &mut Mapper,
+        (dormant, page): (ExtentId, PageId),
+        stream: &Stream,
+    ) -> Result<bool, Refusal> {
+        if !self.can_give(&map.regions, page, self.place) {
+            return Ok(false);
+        }
+        let given = self.donor_with(page).map(|donor| (donor.extent, donor.rank.0));
+        let Some((extent, is_ready)) = given else { return Ok(false) };
+        let Some((from, home)) = locate(map, mapper, &DonorPage { page, extent, is_ready }) else {
+            return Ok(false);
+        };
+        if !is_ready && !rules.make_ready(&map[from].fence, stream)? {
+            return Ok(false);
+        }
+        let streams = map[from].fence.len();
+        if !mapper.make_room_for_page(map)
+            || !map.make_room_to_split(from)
+            || !map.fence_mut(dormant).make_room(streams)
+        {
+            return Err(map.no_room());
+        }
+        self.donor_of[page.0 as usize] = 0;
+        let (freed, peers) = (map[from].freed, mapper.pages().peers_of(page));
+        let old = self.cut_page(map, mapper, from, home, page);
+        // Out of the extent for as long as it is read.
+        let fence = std::mem::take(map.fence_mut(old));
+        mapper.come_back(map, (dormant, page), &fence, freed);
+        *map.fence_mut(old) = fence;
+        mapper.leave(map, (old, page), peers);
+        Ok(true)
+    }
+
+    /// Maps the largest page that fits from a donor at the cursor; its old mapping is then dormant. Returns whether there
+    /// was one.
     pub(super) fn remap(
         &mut self,
         map: &mut ExtentMap,
@@ -115,14 +183,14 @@ impl Donors {
             if !map.make_room_to_split(from) || !cursor.make_room_for_fence(map, streams) {
                 return Err(Refusal::of_host("a list of streams", map.host_bytes()));
             }
-            let freed = map[from].freed;
+            let (freed, peers) = (map[from].freed, mapper.pages().peers_of(donated.page));
             mapper.map_only(map, cursor, donated.page)?;
             let old = self.cut_page(map, mapper, from, home, donated.page);
-            mapper.push_pending(old);
             // Out of the extent for as long as it is read.
             let fence = std::mem::take(map.fence_mut(old));
             mapper.attach(map, cursor, donated.page, &fence, freed);
             *map.fence_mut(old) = fence;
+            mapper.leave(map, (old, donated.page), peers);
             mapper.counters().pages_remapped.add(1);
             return Ok(true);
         }
@@ -169,6 +237,7 @@ impl Donors {
         donated: &DonorPage,
     ) -> Result<bool, DeviceError> {
         let Some((from, home)) = locate(map, mapper, donated) else { return Ok(false) };
+        mapper.clear_all_of(map, donated.page, &mut self.emptied);
         if !mapper.make_room_for_page(map)
             || !map.make_room_to_split(from)
             || self.emptied.try_reserve(1).is_err()
@@ -187,7 +256,7 @@ impl Donors {
         mapper.release(donated.page).map(|()| true)
     }
 
-    /// Cuts the page's range out of the free extent `from`, as an extent pending unmap that the caller lists. What is
+    /// Cuts the page's range out of the free extent `from`, as an extent on no index and no list. What is
     /// left of the extent before it is on no index until the [end](Self::close_donor): the next page is likely to be the one
     /// before.
     fn cut_page(
@@ -229,8 +298,9 @@ impl Donors {
     /// Ends the miss: makes emptied extents unmapped, and forgets all donors. It keeps its memory for the next miss. Joins
     /// extents that the place or the donors may name.
     pub(super) fn close(&mut self, map: &mut ExtentMap) {
-        self.emptied.drain(..).for_each(|id| map.make_unmapped(id));
+        self.emptied.drain(..).for_each(|id| _ = map.make_unmapped(id));
         self.list.clear();
+        self.donor_of.clear();
         (self.classes, self.best) = (0, None);
     }
 

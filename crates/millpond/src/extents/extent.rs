@@ -21,8 +21,12 @@ pub(super) enum ExtentState {
     Free,
     /// Nothing is mapped. Starts and ends at base pages.
     Unmapped,
-    /// An old mapping of a page that now backs another address. Starts and ends at base pages.
+    /// An old mapping of a page that moved away, which is removed once its work is complete. Starts and ends at base
+    /// pages.
     PendingUnmap(PageId),
+    /// An old mapping that stays as long as nothing else needs its addresses: the page may come back. As long as the
+    /// page. Its fence is empty once its work is complete.
+    Dormant(PageId),
     /// The record is unused.
     Unused,
 }

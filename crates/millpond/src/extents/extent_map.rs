@@ -534,8 +534,8 @@ impl ExtentMap {
         &self.unmapped[zone as usize]
     }
 
-    /// The base pages of an unmapped extent that a window covers, also in part.
-    pub(super) fn unmapped_base_pages(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
+    /// The base pages of an extent without blocks that a window covers, also in part.
+    pub(super) fn base_pages_in(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
         let extent = &self.extents[id];
         (
             self.layout.base_page_of(extent.start.max(window.0)),
@@ -543,8 +543,9 @@ impl ExtentMap {
         )
     }
 
-    /// Makes an extent that is on no index unmapped, joins it with the unmapped ones beside it, and indexes it.
-    pub(super) fn make_unmapped(&mut self, id: ExtentId) {
+    /// Makes an extent that is on no index unmapped, joins it with the unmapped ones beside it, and indexes it. Returns the
+    /// id that keeps the whole.
+    pub(super) fn make_unmapped(&mut self, id: ExtentId) -> ExtentId {
         let mut id = id;
         self.make_bare(id);
         for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
@@ -554,6 +555,7 @@ impl ExtentMap {
             }
         }
         self.index_unmapped(id);
+        id
     }
 
     /// Makes an extent that is on no index unmapped, and leaves it there.
@@ -574,12 +576,17 @@ impl ExtentMap {
 
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes that an extent on no index is an old mapping of the page.
+    /// Notes that an extent on no index is an old mapping of the page, to be removed.
     pub(super) fn make_pending_unmap(&mut self, id: ExtentId, page: PageId) {
         self.extents[id].state = ExtentState::PendingUnmap(page);
     }
 
-    /// Notes that an unmapped extent on no index is backed: it is free, behind the fence.
+    /// Notes that an extent on no index is an old mapping of the page, to stay for now.
+    pub(super) fn make_dormant(&mut self, id: ExtentId, page: PageId) {
+        self.extents[id].state = ExtentState::Dormant(page);
+    }
+
+    /// Notes that an extent on no index, where nothing was in use, is backed: it is free, behind the fence.
     pub(super) fn make_backed(&mut self, id: ExtentId, fence: &Fence, freed: u64) {
         let extent = &mut self.extents[id];
         extent.state = ExtentState::Free;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::cursor::MapCursor;
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
-use super::pending_unmap::PendingUnmap;
+use super::old_mappings::OldMappings;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use crate::counters::Counters;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, PeerSet};
 use crate::order::Fence;
 use crate::physical::{MapFailure, NoPage, PageId, Pages};
 
@@ -20,7 +20,7 @@ use crate::physical::{MapFailure, NoPage, PageId, Pages};
 #[derive(Debug)]
 pub(super) struct Mapper {
     pages: Pages,
-    pending_unmap: PendingUnmap,
+    old_mappings: OldMappings,
     /// Pages that the request under way created, to be given back if it fails.
     created: Vec<PageId>,
     counters: Arc<Counters>,
@@ -28,7 +28,7 @@ pub(super) struct Mapper {
 
 impl Mapper {
     pub(super) fn new(pages: Pages, counters: Arc<Counters>) -> Self {
-        Self { pages, pending_unmap: PendingUnmap::default(), created: Vec::new(), counters }
+        Self { pages, old_mappings: OldMappings::default(), created: Vec::new(), counters }
     }
 
     pub(super) fn pages(&self) -> &Pages {
@@ -43,8 +43,8 @@ impl Mapper {
         &self.counters
     }
 
-    pub(super) fn pending_unmap(&self) -> &PendingUnmap {
-        &self.pending_unmap
+    pub(super) fn old_mappings(&self) -> &OldMappings {
+        &self.old_mappings
     }
 
     /// Bytes that are reserved, by all that count together with this one.
@@ -54,12 +54,65 @@ impl Mapper {
 
     /// Reserves the host's memory to map one more page, wherever it comes from; `false` where it is refused.
     pub(super) fn make_room_for_page(&mut self, map: &mut ExtentMap) -> bool {
-        map.make_room_for_page() && self.pending_unmap.make_room() && self.created.try_reserve(1).is_ok()
+        map.make_room_for_page() && self.old_mappings.make_room() && self.created.try_reserve(1).is_ok()
     }
+
+    // ---- old mappings ----------------------------------------------------------------------------
 
     /// Removes the old mappings whose work is complete.
     pub(super) fn reap(&mut self, map: &mut ExtentMap, rules: &ReuseRules) {
-        self.pending_unmap.reap(map, rules, &mut self.pages);
+        self.old_mappings.reap(map, rules, &mut self.pages);
+    }
+
+    /// The same, but for the dormant ones: finds out which of them are idle.
+    pub(super) fn settle(&mut self, map: &mut ExtentMap, rules: &ReuseRules) {
+        self.old_mappings.settle(map, rules, &mut self.pages);
+    }
+
+    /// Notes that a page moved away from an extent, which is on no index. It may come back, unless other devices had
+    /// access to it there.
+    pub(super) fn leave(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId), peers: PeerSet) {
+        if peers.is_empty() {
+            self.old_mappings.push_dormant(map, id, page);
+        } else {
+            self.old_mappings.push_leaving(map, id, page);
+        }
+    }
+
+    /// Pages that there may be, if they may come back to old mappings of theirs: no other device has access there.
+    pub(super) fn may_come_back(&self) -> Option<usize> {
+        (self.pages.peers.is_empty() && self.old_mappings.has_dormant()).then_some(self.pages.records())
+    }
+
+    /// Notes that a page came back to a dormant mapping, which is free now, behind the fence.
+    pub(super) fn come_back(
+        &mut self,
+        map: &mut ExtentMap,
+        (id, page): (ExtentId, PageId),
+        fence: &Fence,
+        freed: u64,
+    ) {
+        self.old_mappings.take(id);
+        self.pages.get_mut(page).forget_peers();
+        let home = (map[id].region, map.base_pages_within(id).0);
+        self.set_home(map, page, home);
+        map.make_backed(id, fence, freed);
+        map.index_free(id);
+        // Its neighbours may be free too; whoever needs a longer extent joins them.
+        map.list_if_unmerged(id);
+    }
+
+    /// Removes a dormant mapping, whose addresses are needed; returns the unmapped extent that they are in now. `None`
+    /// where it cannot be removed yet: it is pending unmap.
+    pub(super) fn clear(&mut self, map: &mut ExtentMap, dormant: (ExtentId, PageId)) -> Option<ExtentId> {
+        self.old_mappings.clear(map, &mut self.pages, dormant)
+    }
+
+    /// Removes the idle dormant mappings of a page. Their extents are listed in `emptied`, to be made unmapped.
+    pub(super) fn clear_all_of(&mut self, map: &mut ExtentMap, page: PageId, emptied: &mut Vec<ExtentId>) {
+        if self.pages.mappings(page) > 1 {
+            self.old_mappings.clear_all_of(map, &mut self.pages, page, emptied);
+        }
     }
 
     // ---- mapping ---------------------------------------------------------------------------------
@@ -142,8 +195,7 @@ impl Mapper {
             MapFailure::Clean(error) => error,
             MapFailure::Stuck(error) => {
                 let stuck = cursor.cut(map, self.pages.get(page).base_pages);
-                map.make_pending_unmap(stuck, page);
-                self.pending_unmap.push(stuck);
+                self.old_mappings.push_leaving(map, stuck, page);
                 error
             }
         })
@@ -168,11 +220,6 @@ impl Mapper {
         let known = self.pages.get_mut(page);
         known.home = Some((region, first));
         map.regions.set_page(region, base_page, known.base_pages, Some(page));
-    }
-
-    /// Lists the old mapping of a page that moved away.
-    pub(super) fn push_pending(&mut self, id: ExtentId) {
-        self.pending_unmap.push(id);
     }
 
     // ---- giving back -----------------------------------------------------------------------------

@@ -52,16 +52,58 @@ impl Miss<'_> {
     }
 
     fn back_with_pages(&mut self, origin: PageOrigin) -> Result<Found, Refusal> {
-        self.mapper.reap(self.map, self.rules);
-        let place = choose_place(self.map, self.rules, self.request, self.keeps)?;
-        if origin == PageOrigin::All && !self.keeps {
-            self.donors.gather(self.map, self.rules, &place, self.request.stream);
+        self.mapper.settle(self.map, self.rules);
+        loop {
+            if origin == PageOrigin::All && !self.keeps {
+                let needs = (self.map.layout.base_pages_for(self.request.units), self.request.stream);
+                self.donors.gather(self.map, self.rules, needs, self.mapper.may_come_back());
+            }
+            let backed = self.back_a_place();
+            self.donors.close(self.map);
+            if let Some(found) = backed? {
+                return Ok(found);
+            }
         }
-        let filled = self.fill(&place);
+    }
+
+    /// Chooses a place and backs it. `None` where it turned out that it cannot be: another one is chosen next.
+    fn back_a_place(&mut self) -> Result<Option<Found>, Refusal> {
+        let mut place = choose_place(self.map, self.rules, self.donors, self.request, self.keeps)?;
+        let layout = &self.map.layout;
+        let base_pages = (layout.base_page_of(place.start), layout.base_pages_for(place.end));
+        self.donors.set_place((place.region, base_pages));
+        let filled = match self.wake(&mut place) {
+            Ok(true) => self.fill(&place).map(|()| true),
+            not_all => not_all,
+        };
         self.donors.close_donor(self.map);
-        let whole = filled.map(|()| self.map.join_free(place.first, (place.start, place.end)));
-        self.donors.close(self.map);
-        Ok((whole?, place.start))
+        let is_backed = filled?;
+        Ok(is_backed.then(|| (self.map.join_free(place.first, (place.start, place.end)), place.start)))
+    }
+
+    /// Has pages come back to the dormant mappings in the place, and removes the mappings of those that cannot. `false`
+    /// where one could not be removed; it is pending unmap now.
+    fn wake(&mut self, place: &mut Placement) -> Result<bool, Refusal> {
+        let mut at = Some(place.first);
+        while let Some(mut id) = at.filter(|id| self.map[*id].start < place.end) {
+            if let ExtentState::Dormant(page) = self.map[id].state
+                && !self.donors.bring_back(
+                    self.map,
+                    self.rules,
+                    self.mapper,
+                    (id, page),
+                    self.request.stream,
+                )?
+            {
+                let Some(unmapped) = self.mapper.clear(self.map, (id, page)) else { return Ok(false) };
+                if id == place.first {
+                    place.first = unmapped;
+                }
+                id = unmapped;
+            }
+            at = self.map[id].next;
+        }
+        Ok(true)
     }
 
     /// Puts pages behind every base page of the place. On an error, what was backed so far is free memory.
@@ -71,7 +113,7 @@ impl Miss<'_> {
         while let Some(id) = at.filter(|id| self.map[*id].start < place.end) {
             let next = self.map[id].next;
             if self.map[id].state == ExtentState::Unmapped {
-                let base_pages = self.map.unmapped_base_pages(id, (place.start, place.end));
+                let base_pages = self.map.base_pages_in(id, (place.start, place.end));
                 let mut cursor = MapCursor::open(self.map, id, base_pages);
                 let filled = self.fill_at(&mut cursor);
                 cursor.close(self.map);

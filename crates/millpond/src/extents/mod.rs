@@ -15,7 +15,7 @@
 //! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), the `regions` with their page
 //!   tables. Its `page_map` leads from an address to its block. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
-//! - `mapper`: which page backs which address. With it work `cursor`, `pending_unmap`, `donors` and `segments`.
+//! - `mapper`: which page backs which address. With it work `cursor`, `old_mappings`, `donors` and `segments`.
 //! - `miss`, `shorten`, `sleeping` and `trim`: what takes pages, exchanges them and gives them back.
 //! - `arena`: composes all of them. `peers`: which other devices may use its memory.
 //!
@@ -52,10 +52,10 @@ mod index;
 mod layout;
 mod mapper;
 mod miss;
+mod old_mappings;
 mod page_map;
 mod pages_under;
 mod peers;
-mod pending_unmap;
 mod placement;
 mod ranges;
 mod refusal;

@@ -1,5 +1,6 @@
 //! Where an allocation goes that no free extent fits: the place in address space that lacks the fewest pages.
 
+use super::donors::Donors;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::refusal::Refusal;
@@ -16,21 +17,22 @@ pub(super) struct Placement {
     pub(super) end: u64,
     /// The extent that holds `start`.
     pub(super) first: ExtentId,
-    /// Base pages in `start..end` with no page.
+    /// Base pages in `start..end` that a page has to be mapped at.
     pub(super) missing: u64,
 }
 
-/// The place for the request that lacks the fewest pages, ready for its stream but for those. At a tie it grows what
-/// is free already, unless the stream would have to wait for that. So free space stays contiguous. A region that has to
-/// be added `is_short` or not.
+/// The place for the request that the fewest pages have to be mapped at, ready for its stream but for those. Pages that
+/// `donors` can give back to their old mappings need not be. At a tie it grows what is free already, unless the stream
+/// would have to wait for that. So free space stays contiguous. A region that has to be added `is_short` or not.
 pub(super) fn choose_place(
     map: &mut ExtentMap,
     rules: &ReuseRules,
+    donors: &Donors,
     request: Request<'_>,
     is_short: bool,
 ) -> Result<Placement, Refusal> {
     let base_pages = map.layout.base_pages_for(request.units);
-    let growth = Growth { map, rules, request };
+    let growth = Growth { map, rules, donors, request };
     if let Some(grown) = growth.best()
         && (grown.missing < base_pages || (grown.missing == base_pages && growth.is_ready(&grown)))
         && growth.make_ready(&grown)?
@@ -51,6 +53,7 @@ pub(super) fn choose_place(
 struct Growth<'a> {
     map: &'a ExtentMap,
     rules: &'a ReuseRules,
+    donors: &'a Donors,
     request: Request<'a>,
 }
 
@@ -73,7 +76,9 @@ impl Growth<'_> {
 
     /// Whether there is room for pages beside a free extent.
     fn may_grow(&self, id: ExtentId) -> bool {
-        let is_open = |id| matches!(self.map[id].state, ExtentState::Unmapped | ExtentState::Free);
+        let is_open = |id| {
+            matches!(self.map[id].state, ExtentState::Unmapped | ExtentState::Dormant(_) | ExtentState::Free)
+        };
         let extent = &self.map[id];
         extent.next.is_some_and(is_open) || extent.prev.is_some_and(is_open)
     }
@@ -113,13 +118,23 @@ impl Growth<'_> {
         Some(Placement { region, start, end, first: at, missing })
     }
 
-    /// Base pages to be backed in the part of an extent that lies in `window`. `None` where no place may hold the extent.
+    /// Base pages to be mapped in the part of an extent that lies in `window`. `None` where no place may hold the extent.
     fn missing_in(&self, id: ExtentId, window: (u64, u64)) -> Option<u64> {
-        match self.map[id].state {
+        let Extent { state, region, ref fence, .. } = self.map[id];
+        let all = || {
+            let (first, end) = self.map.base_pages_in(id, window);
+            end - first
+        };
+        match state {
             ExtentState::Free => self.could_be_ready(id).then_some(0),
-            ExtentState::Unmapped => {
-                let (first, end) = self.map.unmapped_base_pages(id, window);
-                Some(end - first)
+            ExtentState::Unmapped => Some(all()),
+            ExtentState::Dormant(page) => {
+                let layout = &self.map.layout;
+                let place = (layout.base_page_of(window.0), layout.base_pages_for(window.1));
+                if self.donors.can_give(&self.map.regions, page, (region, place)) {
+                    return Some(0);
+                }
+                fence.is_empty().then(all)
             }
             _ => None,
         }

@@ -228,6 +228,11 @@ impl Regions {
         Some((self.page_at(region, base_page)?, self.page_span(region, base_page)?))
     }
 
+    /// Where a page lies that backs base pages of a region: its first base page, and the first behind it.
+    pub(super) fn span_of(&self, page: PageId) -> (u64, u64) {
+        self.in_base_pages(self.spans[page.0 as usize])
+    }
+
     fn in_base_pages(&self, (first, end): Span) -> (u64, u64) {
         (first >> self.base_page_shift, end >> self.base_page_shift)
     }

@@ -233,6 +233,133 @@ fn an_aligned_block_is_found_behind_many_that_lie_badly() {
     }
 }
 
+// ---- pages that come back ---------------------------------------------------------------------------
+
+/// Six blocks of a page each, side by side, in what was one block.
+fn six_pages() -> (Bench, [DevicePtr; 6]) {
+    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB).spare(0));
+    let whole = bench.alloc(12 * MIB);
+    bench.free(whole);
+    let pages = bench.six();
+    assert_eq!(pages, std::array::from_fn(|at| whole.offset(at as u64 * 2 * MIB)));
+    (bench, pages)
+}
+
+impl Bench {
+    fn six(&self) -> [DevicePtr; 6] {
+        std::array::from_fn(|_| self.alloc(2 * MIB))
+    }
+
+    /// Frees the second, the fourth and the last of six. The block that is then allocated begins with the last, and has
+    /// the pages of the two others.
+    fn move_two(&self, six: [DevicePtr; 6]) -> DevicePtr {
+        [1, 3, 5].into_iter().for_each(|at| self.free(six[at]));
+        let moved = self.alloc(6 * MIB);
+        assert_eq!(moved, six[5]);
+        moved
+    }
+
+    /// Calls that map, unmap, create or release pages.
+    fn page_calls(&self) -> [u64; 4] {
+        let calls = self.pool.stats().calls;
+        [calls.create, calls.map, calls.unmap, calls.release]
+    }
+}
+
+#[test]
+fn a_job_that_repeats_itself_moves_its_pages_once() {
+    for is_busy in [false, true] {
+        let (bench, six) = six_pages();
+        let hold = is_busy.then(|| bench.sim.hold(bench.stream.handle()).unwrap());
+        let before = bench.page_calls();
+        for turn in 0..5 {
+            let moved = bench.move_two(six);
+            [0, 2, 4].into_iter().for_each(|at| bench.free(six[at]));
+            bench.free(moved);
+            // All six are free: in three places, and behind them.
+            let whole = bench.alloc(12 * MIB);
+            assert_eq!(whole, six[0], "in turn {turn}");
+            bench.free(whole);
+            assert_eq!(bench.six(), six);
+            let [created, mapped, unmapped, released] = bench.page_calls();
+            assert_eq!([created, mapped - 2, unmapped, released], before, "in turn {turn}, busy: {is_busy}");
+        }
+        assert_eq!((bench.pool.stats().pages_remapped, bench.reserved_mib()), (2, 12));
+        hold.into_iter().for_each(|hold| bench.sim.release(hold));
+    }
+}
+
+/// The first, third and fifth of six pages are free, and between them are the old mappings of pages that are in use.
+fn two_asleep() -> (Bench, [DevicePtr; 6]) {
+    let (bench, six) = six_pages();
+    bench.move_two(six);
+    [0, 2, 4].into_iter().for_each(|at| bench.free(six[at]));
+    (bench, six)
+}
+
+#[test]
+fn an_old_mapping_goes_where_its_page_cannot_come_back() {
+    let (bench, six) = two_asleep();
+    let [created, mapped, unmapped, _] = bench.page_calls();
+    assert_eq!(bench.alloc(10 * MIB), six[0]);
+    assert_eq!(bench.page_calls(), [created + 2, mapped + 2, unmapped + 2, 0]);
+}
+
+#[test]
+fn a_place_whose_old_mapping_cannot_be_removed_is_left_alone() {
+    let (bench, six) = two_asleep();
+    let what = "a test asked for it".to_owned();
+    bench.sim.fail_next(Call::Unmap, 1, DeviceError::Invalid { call: "unmap", what });
+    let elsewhere = bench.alloc(10 * MIB);
+    assert!(elsewhere > six[5] || elsewhere < six[0], "{elsewhere} among {six:?}");
+    // It is removed with the next miss.
+    let before = bench.page_calls()[2];
+    bench.alloc(20 * MIB);
+    assert!(bench.page_calls()[2] > before);
+}
+
+#[test]
+fn a_busy_old_mapping_is_in_nobodys_way() {
+    let (bench, six) = six_pages();
+    let hold = bench.sim.hold(bench.stream.handle()).unwrap();
+    bench.move_two(six);
+    [0, 2, 4].into_iter().for_each(|at| bench.free(six[at]));
+    let before = bench.page_calls()[2];
+    assert_ne!(bench.alloc(10 * MIB), six[0]);
+    assert_eq!(bench.page_calls()[2], before, "work uses it");
+    bench.sim.release(hold);
+}
+
+#[test]
+fn what_is_given_back_is_mapped_nowhere() {
+    let (bench, six) = six_pages();
+    let moved = bench.move_two(six);
+    [six[0], six[2], six[4], moved].into_iter().for_each(|ptr| bench.free(ptr));
+    bench.pool.trim_to(0).unwrap();
+    let [created, mapped, unmapped, released] = bench.page_calls();
+    assert_eq!((bench.reserved_mib(), created, mapped), (0, released, unmapped));
+}
+
+#[test]
+fn old_mappings_are_about_as_many_as_pages_at_most() {
+    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB).spare(0));
+    let mut live = std::collections::VecDeque::new();
+    // A multiplicative generator: sizes from 1 to 33 MiB, of which 20 blocks are live.
+    let sizes = std::iter::successors(Some(1_u64), |last| Some(last * 48_271 % 0x7fff_ffff));
+    for bytes in sizes.map(|number| MIB + number % 64 * (MIB / 2)).take(if cfg!(miri) { 60 } else { 600 }) {
+        live.push_back(bench.alloc(bytes));
+        if live.len() > 20 {
+            let oldest = live.remove(bytes as usize / 512 % 7).unwrap();
+            bench.free(oldest);
+        }
+    }
+    let [created, mapped, unmapped, released] = bench.page_calls();
+    let (pages, old) = (created - released, mapped - unmapped - (created - released));
+    // One miss may add as many as it takes.
+    assert!(pages / 4 < old && old <= pages + 17, "{old} old mappings of {pages} pages");
+    live.into_iter().for_each(|ptr| bench.free(ptr));
+}
+
 // ---- what different streams freed ------------------------------------------------------------------
 
 /// Two streams of a pool that holds 64 MiB, of which nothing is live.

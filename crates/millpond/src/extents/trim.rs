@@ -14,7 +14,7 @@ use crate::order::Fence;
 pub(super) fn fence_of_all_free(map: &ExtentMap, rules: &ReuseRules, mapper: &Mapper) -> Fence {
     let mut all = map.fence_of(map.free_ids());
     // Host memory may be short, as there.
-    let _ = all.try_join(&mapper.pending_unmap().fence(map));
+    let _ = all.try_join(&mapper.old_mappings().fence(map));
     rules.prune(&mut all);
     all
 }

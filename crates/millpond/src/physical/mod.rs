@@ -3,8 +3,8 @@
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
 //! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. It may be
-//! mapped at several addresses for a while. When the arena remaps it, the new mapping is made at once. The old one goes
-//! when its work is complete. A page that is mapped nowhere is *parked*: held, counted as reserved, and the first to be
+//! mapped at several addresses, of which the arena uses one. When the arena remaps it, the new mapping is made at once. The
+//! old one goes later, or is used again. A page that is mapped nowhere is *parked*: held, counted as reserved, and the first to be
 //! used again.
 //!
 //! **How one request passes through.** The arena needs a run of base pages backed. It takes a parked page
@@ -41,11 +41,18 @@ pub(crate) struct Page {
     pub(crate) base_pages: u32,
     /// Where the arena uses it: region and first base page. `None` while it is parked.
     pub(crate) home: Option<(u32, u32)>,
-    /// Mappings, the one in use and old ones that wait for their fence. A page that sleeps has one, too.
+    /// Mappings, the one in use and old ones. A page that sleeps has one, too.
     mappings: u32,
     presence: Presence,
     /// The other devices that may use it, through the mapping in use.
     peers: PeerSet,
+}
+
+impl Page {
+    /// Notes that it is used through another of its mappings, which no other device has access to.
+    pub(crate) fn forget_peers(&mut self) {
+        self.peers = PeerSet::NONE;
+    }
 }
 
 /// Why there is no page.

@@ -20,6 +20,8 @@ pub(crate) enum Mechanism {
     Splitting,
     /// Free pages that are too long are exchanged for shorter ones.
     Exchange,
+    /// Old mappings stay, for pages to come back to.
+    Dormant,
     /// Where threads cache large blocks, the caches are emptied before a large free block is cut up. Left out: only
     /// where no free block is ready.
     CachesFirst,
@@ -58,7 +60,7 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 16] = [
+    const NAMES: [(&str, Mechanism); 17] = [
         ("throughput", Mechanism::Throughput),
         ("reuse-history", Mechanism::ReuseHistory),
         ("reuse-history-always", Mechanism::ReuseHistoryAlways),
@@ -66,6 +68,7 @@ mod lab {
         ("growth-flat", Mechanism::GrowthFlat),
         ("splitting", Mechanism::Splitting),
         ("exchange", Mechanism::Exchange),
+        ("dormant", Mechanism::Dormant),
         ("caches-first", Mechanism::CachesFirst),
         ("zones", Mechanism::Zones),
         ("lowest", Mechanism::Lowest),

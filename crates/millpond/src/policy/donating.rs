@@ -1,4 +1,6 @@
-//! How many pages of free extents one miss looks at, to take them or to give them back.
+//! How many pages of free extents one miss looks at, to take them or to give them back, and how many may come back.
+
+use super::{Mechanism, without};
 
 /// Pages considered in one miss, unless it lacks more. Bounds a miss where very much is free in pieces: 8 GiB in pages of
 /// 2 MiB.
@@ -11,6 +13,12 @@ const REFUSALS: usize = 8;
 /// or the pool would grow with free pages left.
 pub(crate) fn enough_pages(missing: u64) -> u64 {
     MOST_DONOR_PAGES.max(missing)
+}
+
+/// How many old mappings stay, for pages that may come back, in a pool that has so many pages. Twice and four times as many
+/// were no better (docs/lab/pages.md).
+pub(crate) fn most_dormant(pages: usize) -> usize {
+    if without(Mechanism::Dormant) { 0 } else { pages }
 }
 
 /// Whether to look for more pages to give back, after so many were refused.
