@@ -154,13 +154,13 @@ impl Donors {
             return Err(map.no_room());
         }
         self.donor_of[page.0 as usize] = 0;
-        let (freed, peers) = (map[from].freed, mapper.pages().peers_of(page));
+        let (freed, had_usual_peers) = (map[from].freed, mapper.pages().has_usual_peers(page));
         let old = self.cut_page(map, mapper, from, home, page);
         // Out of the extent for as long as it is read.
         let fence = std::mem::take(map.fence_mut(old));
         mapper.come_back(map, (dormant, page), &fence, freed);
         *map.fence_mut(old) = fence;
-        mapper.leave(map, (old, page), peers);
+        mapper.leave(map, (old, page), had_usual_peers);
         Ok(true)
     }
 
@@ -183,14 +183,14 @@ impl Donors {
             if !map.make_room_to_split(from) || !cursor.make_room_for_fence(map, streams) {
                 return Err(Refusal::of_host("a list of streams", map.host_bytes()));
             }
-            let (freed, peers) = (map[from].freed, mapper.pages().peers_of(donated.page));
+            let (freed, had_usual_peers) = (map[from].freed, mapper.pages().has_usual_peers(donated.page));
             mapper.map_only(map, cursor, donated.page)?;
             let old = self.cut_page(map, mapper, from, home, donated.page);
             // Out of the extent for as long as it is read.
             let fence = std::mem::take(map.fence_mut(old));
             mapper.attach(map, cursor, donated.page, &fence, freed);
             *map.fence_mut(old) = fence;
-            mapper.leave(map, (old, donated.page), peers);
+            mapper.leave(map, (old, donated.page), had_usual_peers);
             mapper.counters().pages_remapped.add(1);
             return Ok(true);
         }

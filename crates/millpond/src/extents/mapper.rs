@@ -69,19 +69,28 @@ impl Mapper {
         self.old_mappings.settle(map, rules, &mut self.pages);
     }
 
-    /// Notes that a page moved away from an extent, which is on no index. It may come back, unless other devices had
-    /// access to it there.
-    pub(super) fn leave(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId), peers: PeerSet) {
-        if peers.is_empty() {
+    /// Notes that a page moved away from an extent, which is on no index. It may come back, if it `had_usual_peers` there:
+    /// access belongs to a mapping.
+    pub(super) fn leave(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId), had_usual_peers: bool) {
+        if had_usual_peers {
             self.old_mappings.push_dormant(map, id, page);
         } else {
             self.old_mappings.push_leaving(map, id, page);
         }
     }
 
-    /// Pages that there may be, if they may come back to old mappings of theirs: no other device has access there.
+    /// Pages that there may be, if some may come back to old mappings of theirs.
     pub(super) fn may_come_back(&self) -> Option<usize> {
-        (self.pages.peers.is_empty() && self.old_mappings.has_dormant()).then_some(self.pages.records())
+        self.old_mappings.has_dormant().then_some(self.pages.records())
+    }
+
+    /// Lets these devices use all pages as soon as they are mapped, and no others. No page comes back to a mapping that
+    /// others may use.
+    pub(super) fn set_peers(&mut self, map: &mut ExtentMap, peers: PeerSet) {
+        if peers != self.pages.peers {
+            self.old_mappings.retire(map);
+            self.pages.peers = peers;
+        }
     }
 
     /// Notes that a page came back to a dormant mapping, which is free now, behind the fence.
@@ -93,7 +102,7 @@ impl Mapper {
         freed: u64,
     ) {
         self.old_mappings.take(id);
-        self.pages.get_mut(page).forget_peers();
+        self.pages.set_usual_peers(page);
         let home = (map[id].region, map.base_pages_within(id).0);
         self.set_home(map, page, home);
         map.make_backed(id, fence, freed);

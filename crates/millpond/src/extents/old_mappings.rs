@@ -67,13 +67,18 @@ impl OldMappings {
     /// Removes the old mappings whose work is complete, the dormant ones too. Never waits; a mapping that cannot be
     /// removed stays pending unmap.
     pub(super) fn reap(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages) {
-        self.retire_idle(map, self.idle.len());
+        self.retire(map);
+        self.sort_out(map, rules, pages);
+    }
+
+    /// All of them are pending unmap from now on.
+    pub(super) fn retire(&mut self, map: &mut ExtentMap) {
+        self.pending.append(&mut self.idle);
         for &id in &self.pending {
             if let ExtentState::Dormant(page) = map[id].state {
                 map.make_pending_unmap(id, page);
             }
         }
-        self.sort_out(map, rules, pages);
     }
 
     /// Removes those pending unmap whose work is complete, and finds out which of the dormant ones are idle. Of these, the

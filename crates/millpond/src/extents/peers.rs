@@ -18,7 +18,7 @@ impl Arena {
 
     /// Lets these devices use all memory as soon as it is mapped, and no others.
     pub(crate) fn set_peers(&mut self, peers: PeerSet) {
-        self.mapper.pages_mut().peers = peers;
+        self.mapper.set_peers(&mut self.map, peers);
     }
 
     /// Whether these devices may use a live block. Of what they have of segments only the device keeps a list: the answer is

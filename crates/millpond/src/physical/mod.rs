@@ -48,13 +48,6 @@ pub(crate) struct Page {
     peers: PeerSet,
 }
 
-impl Page {
-    /// Notes that it is used through another of its mappings, which no other device has access to.
-    pub(crate) fn forget_peers(&mut self) {
-        self.peers = PeerSet::NONE;
-    }
-}
-
 /// Why there is no page.
 #[derive(Debug)]
 pub(crate) enum NoPage {
@@ -353,6 +346,16 @@ impl Pages {
     /// The other devices that may use a page, through the mapping in use.
     pub(crate) fn peers_of(&self, id: PageId) -> PeerSet {
         self.get(id).peers
+    }
+
+    /// Whether the devices that may use a page, through the mapping in use, are those that may use every page.
+    pub(crate) fn has_usual_peers(&self, id: PageId) -> bool {
+        self.get(id).peers == self.peers
+    }
+
+    /// Notes that the mapping in use is another one now, through which those devices may use the page.
+    pub(crate) fn set_usual_peers(&mut self, id: PageId) {
+        self.get_mut(id).peers = self.peers;
     }
 
     pub(crate) fn mappings(&self, id: PageId) -> u32 {
