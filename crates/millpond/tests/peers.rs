@@ -189,7 +189,8 @@ fn a_page_that_comes_back_has_the_access_of_its_pool() {
         let sim = Sim::new();
         let [first, second] = &sim.gpus;
         let peers = is_for_all.then_some(&second.context);
-        let pool = Pool::builder(&first.context).page_sizes(PAGE, PAGE).accessible_from(peers).build().unwrap();
+        let pool =
+            Pool::builder(&first.context).page_sizes(PAGE, PAGE).accessible_from(peers).build().unwrap();
         let zeroed = |pages: u64| {
             let block = Buffer::<u8>::zeroed(&pool, (pages * PAGE) as usize, &first.stream).unwrap();
             assert_eq!(pool.is_accessible_from(block.ptr(), &second.context).unwrap(), is_for_all);
@@ -214,7 +215,10 @@ fn a_page_that_comes_back_has_the_access_of_its_pool() {
             }
             mapped[turn] = sim.calls(Call::Map);
         }
-        assert!(mapped[0] > 6 && mapped[1..] == [mapped[1]; 3], "{mapped:?} pages were mapped by each turn's end");
+        assert!(
+            mapped[0] > 6 && mapped[1..] == [mapped[1]; 3],
+            "{mapped:?} pages were mapped by each turn's end"
+        );
         assert_eq!(pool.reserved().current, 6 * PAGE);
         drop(pool);
         sim.ends_well();

@@ -1,4 +1,4 @@
-//! Where pages come from that lie in free extents: remapped to another address, or exchanged for shorter ones.
+//! Where pages come from that lie in free extents: remapped to another address, or back to one that they had.
 
 use super::cursor::MapCursor;
 use super::extent::ExtentId;
@@ -8,11 +8,9 @@ use super::mapper::Mapper;
 use super::refusal::Refusal;
 use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
-use crate::device::DeviceError;
 use crate::order::Stream;
 use crate::physical::PageId;
-use crate::policy::donating::{enough_pages, exchange_goes_on};
-use crate::policy::{Mechanism, without};
+use crate::policy::donating::enough_pages;
 
 /// A page to be taken from a free extent.
 #[derive(Debug, Clone, Copy)]
@@ -54,9 +52,6 @@ pub(super) struct Donors {
     best: Option<(u32, usize)>,
     /// Region and base pages of the place that is backed, which gives none.
     place: (u32, (u64, u64)),
-    /// Extents whose pages went back to the device. They become unmapped after the miss: that joins extents which the
-    /// miss names.
-    emptied: Vec<ExtentId>,
     /// The free extent that pages were cut out of last. It is on no index.
     open_donor: Option<ExtentId>,
 }
@@ -197,65 +192,6 @@ impl Donors {
         Ok(false)
     }
 
-    /// Gives free pages whose work is complete back to the device, until there is room for `bytes`. Called where
-    /// every free page is too long: shorter ones are created instead. Returns whether any was given back.
-    pub(super) fn exchange(
-        &mut self,
-        map: &mut ExtentMap,
-        rules: &ReuseRules,
-        mapper: &mut Mapper,
-        bytes: u64,
-    ) -> bool {
-        if without(Mechanism::Exchange) {
-            return false;
-        }
-        let before = mapper.reserved();
-        let mut refused = 0;
-        while before - mapper.reserved() < bytes
-            && exchange_goes_on(refused)
-            && let Some(donated) = self.take_shortest(&map.regions)
-        {
-            match self.give_back(map, rules, mapper, &donated) {
-                Ok(true) => {}
-                Ok(false) => refused += 1,
-                Err(error) => {
-                    refused += 1;
-                    tracing::warn!(%error, "a free page could not be given back");
-                }
-            }
-        }
-        before > mapper.reserved()
-    }
-
-    /// Gives one page back, if the work on it is complete; its place is listed as emptied. Returns whether it
-    /// was.
-    fn give_back(
-        &mut self,
-        map: &mut ExtentMap,
-        rules: &ReuseRules,
-        mapper: &mut Mapper,
-        donated: &DonorPage,
-    ) -> Result<bool, DeviceError> {
-        let Some((from, home)) = locate(map, mapper, donated) else { return Ok(false) };
-        mapper.clear_all_of(map, donated.page, &mut self.emptied);
-        if !mapper.make_room_for_page(map)
-            || !map.make_room_to_split(from)
-            || self.emptied.try_reserve(1).is_err()
-        {
-            return Ok(false);
-        }
-        rules.poll(&map[from].fence);
-        let has_old_mappings = mapper.pages().mappings(donated.page) > 1;
-        if has_old_mappings || !rules.is_complete(&map[from].fence) {
-            return Ok(false);
-        }
-        // SAFETY: the page lies wholly in a free extent whose fence is complete. What it leaves is cut out below.
-        unsafe { mapper.unmap(map, donated.page, home) }?;
-        let emptied = self.cut_page(map, mapper, from, home, donated.page);
-        self.emptied.push(emptied);
-        mapper.release(donated.page).map(|()| true)
-    }
-
     /// Cuts the page's range out of the free extent `from`, as an extent on no index and no list. What is
     /// left of the extent before it is on no index until the [end](Self::close_donor): the next page is likely to be the one
     /// before.
@@ -289,16 +225,15 @@ impl Donors {
     }
 
     /// Puts what is left of the extent that pages were cut out of last on the index.
-    pub(super) fn close_donor(&mut self, map: &mut ExtentMap) {
+    fn close_donor(&mut self, map: &mut ExtentMap) {
         if let Some(open_donor) = self.open_donor.take() {
             map.index_free(open_donor);
         }
     }
 
-    /// Ends the miss: makes emptied extents unmapped, and forgets all donors. It keeps its memory for the next miss. Joins
-    /// extents that the place or the donors may name.
+    /// Ends the miss: forgets all donors. It keeps its memory for the next miss.
     pub(super) fn close(&mut self, map: &mut ExtentMap) {
-        self.emptied.drain(..).for_each(|id| _ = map.make_unmapped(id));
+        self.close_donor(map);
         self.list.clear();
         self.donor_of.clear();
         (self.classes, self.best) = (0, None);
@@ -309,16 +244,6 @@ impl Donors {
         let short = u32::MAX >> base_pages.leading_zeros();
         while let Some(class) = (self.classes & short).checked_ilog2() {
             if let taken @ Some(_) = self.take(class, regions) {
-                return taken;
-            }
-        }
-        None
-    }
-
-    /// The shortest page.
-    fn take_shortest(&mut self, regions: &Regions) -> Option<DonorPage> {
-        while self.classes != 0 {
-            if let taken @ Some(_) = self.take(self.classes.trailing_zeros(), regions) {
                 return taken;
             }
         }

@@ -71,7 +71,12 @@ impl Mapper {
 
     /// Notes that a page moved away from an extent, which is on no index. It may come back, if it `had_usual_peers` there:
     /// access belongs to a mapping.
-    pub(super) fn leave(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId), had_usual_peers: bool) {
+    pub(super) fn leave(
+        &mut self,
+        map: &mut ExtentMap,
+        (id, page): (ExtentId, PageId),
+        had_usual_peers: bool,
+    ) {
         if had_usual_peers {
             self.old_mappings.push_dormant(map, id, page);
         } else {
@@ -115,13 +120,6 @@ impl Mapper {
     /// where it cannot be removed yet: it is pending unmap.
     pub(super) fn clear(&mut self, map: &mut ExtentMap, dormant: (ExtentId, PageId)) -> Option<ExtentId> {
         self.old_mappings.clear(map, &mut self.pages, dormant)
-    }
-
-    /// Removes the idle dormant mappings of a page. Their extents are listed in `emptied`, to be made unmapped.
-    pub(super) fn clear_all_of(&mut self, map: &mut ExtentMap, page: PageId, emptied: &mut Vec<ExtentId>) {
-        if self.pages.mappings(page) > 1 {
-            self.old_mappings.clear_all_of(map, &mut self.pages, page, emptied);
-        }
     }
 
     // ---- mapping ---------------------------------------------------------------------------------

@@ -60,25 +60,23 @@ impl Miss<'_> {
             }
             let backed = self.back_a_place();
             self.donors.close(self.map);
-            if let Some(found) = backed? {
-                return Ok(found);
+            if let Some(place) = backed? {
+                return Ok((self.map.join_free(place.first, (place.start, place.end)), place.start));
             }
         }
     }
 
     /// Chooses a place and backs it. `None` where it turned out that it cannot be: another one is chosen next.
-    fn back_a_place(&mut self) -> Result<Option<Found>, Refusal> {
+    fn back_a_place(&mut self) -> Result<Option<Placement>, Refusal> {
         let mut place = choose_place(self.map, self.rules, self.donors, self.request, self.keeps)?;
         let layout = &self.map.layout;
         let base_pages = (layout.base_page_of(place.start), layout.base_pages_for(place.end));
         self.donors.set_place((place.region, base_pages));
-        let filled = match self.wake(&mut place) {
-            Ok(true) => self.fill(&place).map(|()| true),
-            not_all => not_all,
-        };
-        self.donors.close_donor(self.map);
-        let is_backed = filled?;
-        Ok(is_backed.then(|| (self.map.join_free(place.first, (place.start, place.end)), place.start)))
+        if !self.wake(&mut place)? {
+            return Ok(None);
+        }
+        self.fill(&place)?;
+        Ok(Some(place))
     }
 
     /// Has pages come back to the dormant mappings in the place, and removes the mappings of those that cannot. `false`
@@ -171,14 +169,11 @@ impl Miss<'_> {
         if after > reserved.high {
             self.shortening.note_growth();
         }
-        // Any free pages left are too long here. That is no reason to hold more than ever before.
-        self.exchange(after.saturating_sub(reserved.high));
         loop {
             let bytes = u64::from(base_pages) * base_page_bytes;
             match self.mapper.create(base_pages) {
                 Ok(page) => return Ok(page),
                 Err(NoPage::Short(what)) if base_pages > 1 && what != Shortage::Headroom => base_pages /= 2,
-                Err(NoPage::Short(_)) if self.exchange(bytes) => {}
                 Err(error) => return Err(Refusal::of_page(error, bytes)),
             }
         }
@@ -196,10 +191,5 @@ impl Miss<'_> {
             held: self.mapper.reserved() / layout.base_page_bytes,
             balance: self.request.balance,
         })
-    }
-
-    /// Gives free pages back for shorter ones, until there is room for so many bytes; returns whether any was.
-    fn exchange(&mut self, bytes: u64) -> bool {
-        self.donors.exchange(self.map, self.rules, self.mapper, bytes)
     }
 }

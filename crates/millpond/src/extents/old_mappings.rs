@@ -147,27 +147,6 @@ impl OldMappings {
         self.push_leaving(map, id, page);
         None
     }
-
-    /// Removes the idle mappings of a page. Their extents are on no index, and are put into `emptied`, to be made unmapped.
-    pub(super) fn clear_all_of(
-        &mut self,
-        map: &mut ExtentMap,
-        pages: &mut Pages,
-        page: PageId,
-        emptied: &mut Vec<ExtentId>,
-    ) {
-        self.idle.retain(|&id| {
-            let goes = map[id].state == ExtentState::Dormant(page)
-                && emptied.try_reserve(1).is_ok()
-                && unmap(map, pages, id);
-            if goes {
-                // Not joined with its neighbours yet.
-                map.make_pending_unmap(id, page);
-                emptied.push(id);
-            }
-            !goes
-        });
-    }
 }
 
 fn are_neighbours(map: &ExtentMap, a: ExtentId, b: ExtentId) -> bool {

@@ -164,22 +164,13 @@ fn donors_found_last_come_first_their_last_page_first() {
 }
 
 #[test]
-fn a_page_too_long_is_exchanged_for_a_short_one() {
-    let bench = bench(|builder| builder);
-    bench.with_a_long_page_free();
-    let _small = bench.alloc(1000);
-    assert_eq!(bench.reserved_mib(), 384 - 32 + 2);
-    assert_eq!(bench.pool.reserved().high / MIB, 384);
-}
-
-#[test]
-fn a_page_in_use_stays_and_the_pool_grows() {
-    let bench = bench(|builder| builder);
-    let hold = bench.sim.hold(bench.stream.handle()).unwrap();
-    bench.with_a_long_page_free();
-    let _small = bench.alloc(1000);
-    assert_eq!(bench.reserved_mib(), 384 + 2);
-    bench.sim.release(hold);
+fn a_page_too_long_goes_where_a_limit_leaves_no_room_for_a_short_one() {
+    for (limit, reserved) in [(1 << 30, 384 + 2), (384 * MIB, 384 - 32 + 2)] {
+        let bench = bench(|builder| builder.hard_limit(limit));
+        bench.with_a_long_page_free();
+        let _small = bench.alloc(1000);
+        assert_eq!(bench.reserved_mib(), reserved);
+    }
 }
 
 /// Holes of 2.5 MiB between blocks that stay. The last block ends with its base page.

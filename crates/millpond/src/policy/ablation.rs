@@ -18,8 +18,6 @@ pub(crate) enum Mechanism {
     GrowthFlat,
     /// Long pages are split while there is time.
     Splitting,
-    /// Free pages that are too long are exchanged for shorter ones.
-    Exchange,
     /// Old mappings stay, for pages to come back to.
     Dormant,
     /// Where threads cache large blocks, the caches are emptied before a large free block is cut up. Left out: only
@@ -60,14 +58,13 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 17] = [
+    const NAMES: [(&str, Mechanism); 16] = [
         ("throughput", Mechanism::Throughput),
         ("reuse-history", Mechanism::ReuseHistory),
         ("reuse-history-always", Mechanism::ReuseHistoryAlways),
         ("growth", Mechanism::Growth),
         ("growth-flat", Mechanism::GrowthFlat),
         ("splitting", Mechanism::Splitting),
-        ("exchange", Mechanism::Exchange),
         ("dormant", Mechanism::Dormant),
         ("caches-first", Mechanism::CachesFirst),
         ("zones", Mechanism::Zones),

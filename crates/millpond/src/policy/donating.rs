@@ -1,13 +1,10 @@
-//! How many pages of free extents one miss looks at, to take them or to give them back, and how many may come back.
+//! How many pages of free extents one miss looks at, and how many old mappings stay.
 
 use super::{Mechanism, without};
 
 /// Pages considered in one miss, unless it lacks more. Bounds a miss where very much is free in pieces: 8 GiB in pages of
 /// 2 MiB.
 const MOST_DONOR_PAGES: u64 = 4096;
-
-/// Pages with incomplete work after which an exchange gives up. Where the device is behind, others are rarely complete.
-const REFUSALS: usize = 8;
 
 /// Donor pages that are enough for a miss that lacks so many base pages. There must be enough of the shortest pages too,
 /// or the pool would grow with free pages left.
@@ -21,11 +18,6 @@ pub(crate) fn most_dormant(pages: usize) -> usize {
     if without(Mechanism::Dormant) { 0 } else { pages }
 }
 
-/// Whether to look for more pages to give back, after so many were refused.
-pub(crate) fn exchange_goes_on(refused: usize) -> bool {
-    refused < REFUSALS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,10 +25,5 @@ mod tests {
     #[test]
     fn a_miss_considers_as_many_pages_as_it_may_take() {
         assert_eq!([1, 4096, 10_000].map(enough_pages), [4096, 4096, 10_000]);
-    }
-
-    #[test]
-    fn an_exchange_ends_after_some_refusals() {
-        assert!(exchange_goes_on(0) && exchange_goes_on(REFUSALS - 1) && !exchange_goes_on(REFUSALS));
     }
 }
