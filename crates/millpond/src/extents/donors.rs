@@ -1,5 +1,7 @@
 //! Where pages come from that lie in free extents: remapped to another address, or back to one that they had.
 
+use std::cmp::Reverse;
+
 use super::cursor::MapCursor;
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
@@ -26,8 +28,9 @@ struct DonorPage {
 #[derive(Debug)]
 struct Donor {
     /// How soon its pages are taken, the greatest first. A donor that the stream may use without waiting comes first,
-    /// then the one that was found last.
-    rank: (bool, u32),
+    /// then the one that has been free for longest, by the count of frees. In a program that repeats its steps, its pages
+    /// are likely to be free here each time.
+    rank: (bool, Reverse<u64>),
     extent: ExtentId,
     region: u32,
     /// The base pages that lie wholly in the extent: the first, and the first behind them.
@@ -88,7 +91,7 @@ impl Donors {
                     // What was found so far has to do.
                     return;
                 }
-                let rank = (is_ready, count);
+                let rank = (is_ready, Reverse(map[id].freed));
                 self.classes |= whole.classes;
                 let (classes, next) = (whole.classes, (u32::MAX, 0));
                 self.list.push(Donor { rank, extent: id, region, base_pages, classes, next });

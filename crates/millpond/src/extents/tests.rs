@@ -150,17 +150,20 @@ fn how_long_pages_are_depends_on_the_ledger() {
 }
 
 #[test]
-fn donors_found_last_come_first_their_last_page_first() {
-    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
-    let [young, _, old, _] = [(); 4].map(|()| bench.alloc(4 * MIB));
-    bench.free(old);
-    bench.free(young);
-    let _long = bench.alloc(6 * MIB);
-    // 6 MiB are three pages of 2 MiB; the four blocks were 16 MiB.
-    assert_eq!((bench.pool.stats().pages_remapped, bench.reserved_mib()), (3, 16));
-    // The first page of the younger one is left.
-    assert_eq!(bench.alloc(2 * MIB), young);
-    assert_eq!(bench.reserved_mib(), 16);
+fn what_is_free_for_longest_gives_first_its_last_page_first() {
+    for is_lower_older in [false, true] {
+        let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
+        let [lower, _, higher, _] = [(); 4].map(|()| bench.alloc(4 * MIB));
+        let (old, young) = if is_lower_older { (lower, higher) } else { (higher, lower) };
+        bench.free(old);
+        bench.free(young);
+        let _long = bench.alloc(6 * MIB);
+        // 6 MiB are three pages of 2 MiB; the four blocks were 16 MiB.
+        assert_eq!((bench.pool.stats().pages_remapped, bench.reserved_mib()), (3, 16));
+        // The first page of the younger one is left.
+        assert_eq!(bench.alloc(2 * MIB), young);
+        assert_eq!(bench.reserved_mib(), 16);
+    }
 }
 
 #[test]
