@@ -21,6 +21,13 @@ pub(super) struct Placement {
     pub(super) missing: u64,
 }
 
+impl Placement {
+    fn is_better(&self, other: &Self) -> bool {
+        let lies_lower = (self.region, self.start) < (other.region, other.start);
+        self.missing < other.missing || self.missing == 0 && other.missing == 0 && lies_lower
+    }
+}
+
 /// The place for the request that the fewest pages have to be mapped at, ready for its stream but for those. Pages that
 /// `donors` can give back to their old mappings need not be. At a tie it grows what is free already, unless the stream
 /// would have to wait for that. So free space stays contiguous. A region that has to be added `is_short` or not.
@@ -58,7 +65,9 @@ struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    /// The place with the fewest missing base pages that begins or ends with one of the longest free extents.
+    /// The place with the fewest missing base pages that begins or ends with one of the longest free extents. Of those that
+    /// lack none it is the lowest: so a program that repeats its steps gets the same one each time, and the others keep
+    /// their pages.
     fn best(&self) -> Option<Placement> {
         let mut best: Option<Placement> = None;
         let longest = self.map.free(self.request.zone).below(self.request.units);
@@ -67,8 +76,10 @@ impl Growth<'_> {
                 continue;
             }
             for grow in [Self::up, Self::down] {
-                let better_than = best.map_or(u64::MAX, |best| best.missing);
-                best = grow(self, id, better_than).or(best);
+                let most = best.map_or(u64::MAX, |best| best.missing);
+                best = grow(self, id, most)
+                    .filter(|grown| best.is_none_or(|best| grown.is_better(&best)))
+                    .or(best);
             }
         }
         best
@@ -83,8 +94,8 @@ impl Growth<'_> {
         extent.next.is_some_and(is_open) || extent.prev.is_some_and(is_open)
     }
 
-    /// The place that starts with a free extent, if it lacks fewer base pages than `better_than`.
-    fn up(&self, id: ExtentId, better_than: u64) -> Option<Placement> {
+    /// The place that starts with a free extent, if it lacks at most so many base pages.
+    fn up(&self, id: ExtentId, most: u64) -> Option<Placement> {
         let Extent { region, start, .. } = self.map[id];
         let start = self.map.align_up(region, start, self.request.align);
         let end = start + self.request.units;
@@ -93,15 +104,15 @@ impl Growth<'_> {
         while self.map[at].end() < end {
             at = self.map[at].next?;
             missing += self.missing_in(at, (start, end))?;
-            if missing >= better_than {
+            if missing > most {
                 return None;
             }
         }
         (start < self.map[id].end()).then_some(Placement { region, start, end, first: id, missing })
     }
 
-    /// The place that ends with a free extent, if it lacks fewer base pages than `better_than`.
-    fn down(&self, id: ExtentId, better_than: u64) -> Option<Placement> {
+    /// The place that ends with a free extent, if it lacks at most so many base pages.
+    fn down(&self, id: ExtentId, most: u64) -> Option<Placement> {
         let region = self.map[id].region;
         let lowest = self.map[id].end().checked_sub(self.request.units)?;
         let start = self.map.align_down(region, lowest, self.request.align)?;
@@ -111,7 +122,7 @@ impl Growth<'_> {
         while self.map[at].start > start {
             at = self.map[at].prev?;
             missing += self.missing_in(at, (start, end))?;
-            if missing >= better_than {
+            if missing > most {
                 return None;
             }
         }
