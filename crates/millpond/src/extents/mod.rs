@@ -4,8 +4,8 @@
 //!
 //! **Base pages and extents.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
 //! Every byte of a region belongs to one *extent*. It is allocated (a *block*, live or in a magazine of `cache/`), free
-//! (backed by pages), unmapped, or pending unmap. The latter is the old mapping of a page that moved, until its work is
-//! complete.
+//! (backed by pages), unmapped, or the old mapping of a page that moved. That is *dormant*, if the page may come back, or
+//! *pending unmap*.
 //! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
@@ -24,9 +24,9 @@
 //!    the device is asked (*opportunistic*). Where the best fit leaves much over, the lowest address is taken.
 //! 2. The same by making the stream wait (*internal dependencies*).
 //! 3. The same after joining neighbours that were kept apart because different streams freed them.
-//! 4. A *miss* (`miss`): the place is chosen that lacks the fewest pages (`placement`). It is backed with parked pages,
-//!    then with pages remapped from free extents elsewhere (`donors`), and only then with new ones. Where that
-//!    takes more memory than ever before, free pages that are too long are given back first.
+//! 4. A *miss* (`miss`): the place is chosen that the fewest pages have to be mapped at (`placement`). It is backed with
+//!    pages that come back to their old mappings there (`old_mappings`). Then come parked pages, pages remapped from free
+//!    extents elsewhere (`donors`), and only then new ones.
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
 //! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
