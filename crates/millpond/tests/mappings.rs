@@ -32,10 +32,10 @@ fn a_watcher_knows_at_any_time_what_is_mapped() -> millpond::Result<()> {
     assert!(watch_mappings(tell));
     assert!(!watch_mappings(tell), "there can be one");
     let device = Context::new(SimDevice::new(SimOptions::default().capacity(256 << 20))?);
-    let pool = Pool::builder(&device).build()?;
+    let pool = Pool::builder(&device).page_sizes(2 << 20, 2 << 20).build()?;
     let stream = device.create_stream()?;
     let mut blocks = Vec::new();
-    for step in 1..200_u64 {
+    for step in 1..1000_u64 {
         blocks.push(pool.alloc(step * 7919 % 9_000_000 + 1, &stream)?);
         if step % 3 != 0 {
             let block = blocks.swap_remove((step * 31) as usize % blocks.len());
@@ -47,7 +47,11 @@ fn a_watcher_knows_at_any_time_what_is_mapped() -> millpond::Result<()> {
             blocks.drain(..10).try_for_each(|block| unsafe { pool.free(block, &stream) })?;
         }
         assert!(holds_all_that_is_backed(&pool), "step {step}");
+        // Twice only what moved in the last miss: at most nine pages.
+        let (told, held) = (MAPPED.lock().unwrap().values().sum::<u64>(), pool.stats().reserved.current);
+        assert!(told <= held + 9 * (2 << 20), "step {step}: {told} of {held} bytes");
     }
+    assert!(pool.stats().pages_remapped > 20, "{:?}", pool.stats());
     pool.sleep(Keep::Nothing)?;
     assert!(MAPPED.lock().unwrap().is_empty());
     pool.wake()?;

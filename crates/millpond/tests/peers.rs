@@ -198,7 +198,7 @@ fn a_page_that_comes_back_has_the_access_of_its_pool() {
         };
         drop(zeroed(6));
         let mut mapped = [0; 4];
-        for turn in 0..4 {
+        for (turn, mapped) in mapped.iter_mut().enumerate() {
             let mut six: Vec<_> = (0..6).map(|_| zeroed(1)).collect();
             if turn == 0 {
                 // To where it was shared, no page comes back.
@@ -213,7 +213,7 @@ fn a_page_that_comes_back_has_the_access_of_its_pool() {
                 sim.uses(1, &whole, &second.stream);
                 whole.record_use(&second.stream).unwrap();
             }
-            mapped[turn] = sim.calls(Call::Map);
+            *mapped = sim.calls(Call::Map);
         }
         assert!(
             mapped[0] > 6 && mapped[1..] == [mapped[1]; 3],

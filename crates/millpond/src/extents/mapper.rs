@@ -93,7 +93,7 @@ impl Mapper {
     /// others may use.
     pub(super) fn set_peers(&mut self, map: &mut ExtentMap, peers: PeerSet) {
         if peers != self.pages.peers {
-            self.old_mappings.retire(map);
+            self.old_mappings.retire(map, &mut self.pages);
             self.pages.peers = peers;
         }
     }
@@ -106,7 +106,7 @@ impl Mapper {
         fence: &Fence,
         freed: u64,
     ) {
-        self.old_mappings.take(id);
+        self.old_mappings.wake(map, &self.pages, (id, page));
         self.pages.set_usual_peers(page);
         let home = (map[id].region, map.base_pages_within(id).0);
         self.set_home(map, page, home);

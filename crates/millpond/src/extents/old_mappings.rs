@@ -50,12 +50,21 @@ impl OldMappings {
         self.pending.push(id);
     }
 
-    /// Takes a dormant mapping off the lists.
-    pub(super) fn take(&mut self, id: ExtentId) {
-        for list in [&mut self.pending, &mut self.idle] {
-            if let Some(at) = list.iter().rposition(|other| *other == id) {
-                list.remove(at);
-            }
+    /// Takes a dormant mapping off the lists; returns whether it was idle.
+    fn take(&mut self, id: ExtentId) -> bool {
+        let Self { pending, idle } = self;
+        if let Some(at) = idle.iter().rposition(|other| *other == id) {
+            idle.remove(at);
+            return true;
+        }
+        pending.retain(|other| *other != id);
+        false
+    }
+
+    /// A page comes back to a dormant mapping.
+    pub(super) fn wake(&mut self, map: &ExtentMap, pages: &Pages, (id, page): (ExtentId, PageId)) {
+        if self.take(id) {
+            pages.take_up(page, map.address_of(id));
         }
     }
 
@@ -67,13 +76,13 @@ impl OldMappings {
     /// Removes the old mappings whose work is complete, the dormant ones too. Never waits; a mapping that cannot be
     /// removed stays pending unmap.
     pub(super) fn reap(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages) {
-        self.retire(map);
+        self.retire(map, pages);
         self.sort_out(map, rules, pages);
     }
 
-    /// All of them are pending unmap from now on.
-    pub(super) fn retire(&mut self, map: &mut ExtentMap) {
-        self.pending.append(&mut self.idle);
+    /// Removes those that are idle; all others are pending unmap from now on.
+    pub(super) fn retire(&mut self, map: &mut ExtentMap, pages: &mut Pages) {
+        self.remove_idle(map, pages, self.idle.len());
         for &id in &self.pending {
             if let ExtentState::Dormant(page) = map[id].state {
                 map.make_pending_unmap(id, page);
@@ -85,18 +94,31 @@ impl OldMappings {
     /// oldest go where there are too many.
     pub(super) fn settle(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages) {
         let too_many = self.idle.len().saturating_sub(most_dormant(pages.records()));
-        self.retire_idle(map, too_many);
+        self.remove_idle(map, pages, too_many);
         self.sort_out(map, rules, pages);
     }
 
-    /// The first so many idle ones are pending unmap from now on.
-    fn retire_idle(&mut self, map: &mut ExtentMap, count: usize) {
-        for id in self.idle.drain(..count) {
-            if let ExtentState::Dormant(page) = map[id].state {
-                map.make_pending_unmap(id, page);
+    /// Removes so many idle ones, the oldest.
+    fn remove_idle(&mut self, map: &mut ExtentMap, pages: &mut Pages, count: usize) {
+        self.idle.rotate_left(count);
+        for _ in 0..count {
+            if let Some(id) = self.idle.pop() {
+                self.remove(map, pages, id);
             }
-            self.pending.push(id);
         }
+    }
+
+    /// Removes an idle mapping, which is on no list; returns the unmapped extent that its addresses are in now. `None` where it
+    /// cannot be removed: it is pending unmap.
+    fn remove(&mut self, map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<ExtentId> {
+        let ExtentState::Dormant(page) = map[id].state else { return None };
+        // SAFETY: as in `unmap`; the work is complete, since it is idle.
+        if let Err(error) = unsafe { pages.unmap_laid_aside(page, map.address_of(id)) } {
+            tracing::warn!(%error, "an old mapping could not be removed; it is tried again");
+            self.push_leaving(map, id, page);
+            return None;
+        }
+        Some(map.make_unmapped(id))
     }
 
     /// Of those whose work is complete, removes what is pending unmap; the dormant ones are idle.
@@ -113,7 +135,8 @@ impl OldMappings {
                 return true;
             }
             complete = Some(std::mem::take(map.fence_mut(id)));
-            if let ExtentState::Dormant(_) = map[id].state {
+            if let ExtentState::Dormant(page) = map[id].state {
+                pages.lay_aside(page, map.address_of(id));
                 idle.push(id);
                 return false;
             }
@@ -140,9 +163,8 @@ impl OldMappings {
         pages: &mut Pages,
         (id, page): (ExtentId, PageId),
     ) -> Option<ExtentId> {
-        self.take(id);
-        if map[id].fence.is_empty() && unmap(map, pages, id) {
-            return Some(map.make_unmapped(id));
+        if self.take(id) {
+            return self.remove(map, pages, id);
         }
         self.push_leaving(map, id, page);
         None
@@ -155,7 +177,7 @@ fn are_neighbours(map: &ExtentMap, a: ExtentId, b: ExtentId) -> bool {
 
 /// Unmaps an old mapping whose work is complete. It is unmapped then, and on no index.
 fn unmap(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> bool {
-    let (ExtentState::PendingUnmap(page) | ExtentState::Dormant(page)) = map[id].state else { return false };
+    let ExtentState::PendingUnmap(page) = map[id].state else { return false };
     let at = map.address_of(id);
     // SAFETY: the page was mapped here when it was remapped. The work that used the range is complete. Later work
     // cannot use it, since the program holds no pointer into a free extent.

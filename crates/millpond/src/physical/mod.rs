@@ -286,14 +286,41 @@ impl Pages {
     /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
     pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
         if self.get(id).presence > Presence::Unmapped {
-            let bytes = self.bytes(self.get(id).base_pages);
-            self.tell(at, bytes, false);
+            self.tell(at, self.bytes_of(id), false);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.unmap_untold(id, at) }
+    }
+
+    /// # Safety
+    /// As for [`unmap`](Self::unmap).
+    unsafe fn unmap_untold(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+        if self.get(id).presence > Presence::Unmapped {
             // SAFETY: the caller's promise is the device's condition.
-            unsafe { self.device.unmap(at, bytes) }?;
+            unsafe { self.device.unmap(at, self.bytes_of(id)) }?;
             self.counters.calls.unmap.add(1);
         }
         self.get_mut(id).mappings -= 1;
         Ok(())
+    }
+
+    /// Lays the page's mapping at `at` aside. Whoever watches mappings is told that it is gone: no work uses it.
+    pub(crate) fn lay_aside(&self, id: PageId, at: DevicePtr) {
+        self.tell(at, self.bytes_of(id), false);
+    }
+
+    /// Takes the page's mapping at `at`, which was [laid aside](Self::lay_aside), in use again.
+    pub(crate) fn take_up(&self, id: PageId, at: DevicePtr) {
+        self.tell(at, self.bytes_of(id), true);
+    }
+
+    /// Removes the page's mapping at `at`, which was [laid aside](Self::lay_aside). After an error it no longer is.
+    ///
+    /// # Safety
+    /// As for [`unmap`](Self::unmap).
+    pub(crate) unsafe fn unmap_laid_aside(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.unmap_untold(id, at) }.inspect_err(|_| self.take_up(id, at))
     }
 
     /// Gives a page that is mapped nowhere and in nobody's hands back to the device. On an error it is

@@ -34,7 +34,8 @@ pub struct Mapping<'a> {
     pub at: DevicePtr,
     /// The page's bytes.
     pub bytes: u64,
-    /// Whether it is mapped now, and can be used. Else it is unmapped next.
+    /// Whether it is mapped now, and can be used. Else nothing uses it here any more: it is unmapped next, or its page may come
+    /// back, which is told of then.
     pub is_mapped: bool,
 }
 
