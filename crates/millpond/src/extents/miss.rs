@@ -53,6 +53,7 @@ impl Miss<'_> {
 
     fn back_with_pages(&mut self, origin: PageOrigin) -> Result<Found, Refusal> {
         self.mapper.settle(self.map, self.rules);
+        // Each turn in vain leaves one dormant mapping less, and there are no new ones.
         loop {
             if origin == PageOrigin::All && !self.keeps {
                 let needs = (self.map.layout.base_pages_for(self.request.units), self.request.stream);
