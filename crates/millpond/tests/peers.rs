@@ -187,40 +187,35 @@ fn a_remapped_page_loses_the_access() {
 fn a_page_that_comes_back_has_the_access_of_its_pool() {
     for is_for_all in [false, true] {
         let sim = Sim::new();
-        let [first, second] = &sim.gpus;
+        let second = &sim.gpus[1];
         let peers = is_for_all.then_some(&second.context);
-        let pool =
-            Pool::builder(&first.context).page_sizes(PAGE, PAGE).accessible_from(peers).build().unwrap();
-        let zeroed = |pages: u64| {
-            let block = Buffer::<u8>::zeroed(&pool, (pages * PAGE) as usize, &first.stream).unwrap();
-            assert_eq!(pool.is_accessible_from(block.ptr(), &second.context).unwrap(), is_for_all);
+        let first = Gpu::new(sim.checkers[0].clone(), |pool| pool.accessible_from(peers));
+        let pages = |count| {
+            let block = first.zeroed(count * PAGE);
+            assert_eq!(first.is_accessible_from(&block, second), is_for_all);
             block
         };
-        drop(zeroed(6));
-        let mut mapped = [0; 4];
-        for (turn, mapped) in mapped.iter_mut().enumerate() {
-            let mut six: Vec<_> = (0..6).map(|_| zeroed(1)).collect();
+        drop(pages(6));
+        let mut mapped = Vec::new();
+        for turn in 0..4 {
+            let mut six: Vec<_> = (0..6).map(|_| pages(1)).collect();
             if turn == 0 {
                 // To where it was shared, no page comes back.
                 six[1].allow_access(&second.context).unwrap();
             }
             [5, 3, 1].into_iter().for_each(|at| drop(six.remove(at)));
-            let moved = zeroed(3);
-            drop((six, moved));
-            let whole = zeroed(6);
+            drop((pages(3), six));
+            let whole = pages(6);
             if is_for_all {
                 second.stream.wait_for(&first.stream).unwrap();
                 sim.uses(1, &whole, &second.stream);
                 whole.record_use(&second.stream).unwrap();
             }
-            *mapped = sim.calls(Call::Map);
+            mapped.push(sim.calls(Call::Map));
         }
-        assert!(
-            mapped[0] > 6 && mapped[1..] == [mapped[1]; 3],
-            "{mapped:?} pages were mapped by each turn's end"
-        );
-        assert_eq!(pool.reserved().current, 6 * PAGE);
-        drop(pool);
+        assert!(mapped[0] > 6 && mapped[1..] == [mapped[1]; 3], "{mapped:?} by each turn's end");
+        assert_eq!(first.pool.reserved().current, 6 * PAGE);
+        drop(first);
         sim.ends_well();
     }
 }

@@ -10,7 +10,7 @@ use super::mapper::Mapper;
 use super::refusal::Refusal;
 use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
-use crate::order::Stream;
+use crate::order::{Fence, Stream};
 use crate::physical::PageId;
 use crate::policy::donating::enough_pages;
 
@@ -60,21 +60,19 @@ pub(super) struct Donors {
 }
 
 impl Donors {
-    /// Lists the pages that free extents could give to the stream, for at most so many base pages. Of those that
-    /// `may_come_back` it notes where they are.
+    /// Lists the pages that free extents could give to the stream, for at most so many base pages. Of those whose `ids` are
+    /// below a bound it notes which extent has them.
     pub(super) fn gather(
         &mut self,
         map: &ExtentMap,
         rules: &ReuseRules,
         (base_pages, stream): (u64, &Stream),
-        may_come_back: Option<usize>,
+        ids: usize,
     ) {
         let layout = &map.layout;
         let enough = enough_pages(base_pages);
-        if let Some(pages) = may_come_back
-            && self.donor_of.try_reserve(pages).is_ok()
-        {
-            self.donor_of.resize(pages, 0);
+        if self.donor_of.try_reserve(ids).is_ok() {
+            self.donor_of.resize(ids, 0);
         }
         let mut count = 0;
         let mut query = rules.query(stream);
@@ -115,13 +113,14 @@ impl Donors {
 
     /// Whether a donor has the page, outside the place: region and base pages.
     pub(super) fn can_give(&self, regions: &Regions, page: PageId, place: (u32, (u64, u64))) -> bool {
-        let donor = self.donor_with(page);
-        donor.is_some_and(|donor| is_beside((donor.region, regions.span_of(page)), place))
+        self.donor_of(regions, page, place).is_some()
     }
 
-    fn donor_with(&self, PageId(page): PageId) -> Option<&Donor> {
-        let number = self.donor_of.get(page as usize)?.checked_sub(1)?;
+    /// The donor that has the page, outside the place.
+    fn donor_of(&self, regions: &Regions, page: PageId, place: (u32, (u64, u64))) -> Option<&Donor> {
+        let number = self.donor_of.get(page.0 as usize)?.checked_sub(1)?;
         Some(&self.list[number as usize])
+            .filter(|donor| is_beside((donor.region, regions.span_of(page)), place))
     }
 
     /// Moves a page back to a dormant mapping of it, if a donor has it. Needs no device call. Returns whether it was moved.
@@ -133,15 +132,11 @@ impl Donors {
         (dormant, page): (ExtentId, PageId),
         stream: &Stream,
     ) -> Result<bool, Refusal> {
-        if !self.can_give(&map.regions, page, self.place) {
-            return Ok(false);
-        }
-        let given = self.donor_with(page).map(|donor| (donor.extent, donor.rank.0));
-        let Some((extent, is_ready)) = given else { return Ok(false) };
-        let Some((from, home)) = locate(map, mapper, &DonorPage { page, extent, is_ready }) else {
-            return Ok(false);
-        };
-        if !is_ready && !rules.make_ready(&map[from].fence, stream)? {
+        let donor = self.donor_of(&map.regions, page, self.place);
+        let donated = donor.map(|donor| DonorPage { page, extent: donor.extent, is_ready: donor.rank.0 });
+        let Some(donated) = donated else { return Ok(false) };
+        let Some((from, home)) = locate(map, mapper, &donated) else { return Ok(false) };
+        if !donated.is_ready && !rules.make_ready(&map[from].fence, stream)? {
             return Ok(false);
         }
         let streams = map[from].fence.len();
@@ -152,13 +147,10 @@ impl Donors {
             return Err(map.no_room());
         }
         self.donor_of[page.0 as usize] = 0;
-        let (freed, had_usual_peers) = (map[from].freed, mapper.pages().has_usual_peers(page));
-        let old = self.cut_page(map, mapper, from, home, page);
-        // Out of the extent for as long as it is read.
-        let fence = std::mem::take(map.fence_mut(old));
-        mapper.come_back(map, (dormant, page), &fence, freed);
-        *map.fence_mut(old) = fence;
-        mapper.leave(map, (old, page), had_usual_peers);
+        let had_usual_peers = mapper.pages().has_usual_peers(page);
+        self.move_page(map, mapper, (from, home), (page, had_usual_peers), |map, mapper, fence, freed| {
+            mapper.come_back(map, (dormant, page), fence, freed);
+        });
         Ok(true)
     }
 
@@ -181,18 +173,41 @@ impl Donors {
             if !map.make_room_to_split(from) || !cursor.make_room_for_fence(map, streams) {
                 return Err(Refusal::of_host("a list of streams", map.host_bytes()));
             }
-            let (freed, had_usual_peers) = (map[from].freed, mapper.pages().has_usual_peers(donated.page));
-            mapper.map_only(map, cursor, donated.page)?;
-            let old = self.cut_page(map, mapper, from, home, donated.page);
-            // Out of the extent for as long as it is read.
-            let fence = std::mem::take(map.fence_mut(old));
-            mapper.attach(map, cursor, donated.page, &fence, freed);
-            *map.fence_mut(old) = fence;
-            mapper.leave(map, (old, donated.page), had_usual_peers);
+            let page = donated.page;
+            let had_usual_peers = mapper.pages().has_usual_peers(page);
+            mapper.map_only(map, cursor, page)?;
+            self.move_page(
+                map,
+                mapper,
+                (from, home),
+                (page, had_usual_peers),
+                |map, mapper, fence, freed| {
+                    mapper.attach(map, cursor, page, fence, freed);
+                },
+            );
             mapper.counters().pages_remapped.add(1);
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Cuts a page out of the free extent `from`, has it `arrive` elsewhere with the fence and the age of that, and notes that
+    /// it left. Before, it was for the usual peers or not.
+    fn move_page(
+        &mut self,
+        map: &mut ExtentMap,
+        mapper: &mut Mapper,
+        (from, home): (ExtentId, (u32, u64)),
+        (page, had_usual_peers): (PageId, bool),
+        arrive: impl FnOnce(&mut ExtentMap, &mut Mapper, &Fence, u64),
+    ) {
+        let freed = map[from].freed;
+        let old = self.cut_page(map, mapper, from, home, page);
+        // Out of the extent for as long as it is read.
+        let fence = std::mem::take(map.fence_mut(old));
+        arrive(map, mapper, &fence, freed);
+        *map.fence_mut(old) = fence;
+        mapper.leave(map, (old, page), had_usual_peers);
     }
 
     /// Cuts the page's range out of the free extent `from`, as an extent on no index and no list. What is

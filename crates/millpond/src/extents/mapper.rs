@@ -84,9 +84,9 @@ impl Mapper {
         }
     }
 
-    /// Pages that there may be, if some may come back to old mappings of theirs.
-    pub(super) fn may_come_back(&self) -> Option<usize> {
-        self.old_mappings.has_dormant().then_some(self.pages.records())
+    /// The ids of pages that may come back to old mappings of theirs are below this; 0 where there is none.
+    pub(super) fn ids_of_dormant(&self) -> usize {
+        if self.old_mappings.is_empty() { 0 } else { self.pages.records() }
     }
 
     /// Lets these devices use all pages as soon as they are mapped, and no others. No page comes back to a mapping that
@@ -106,7 +106,7 @@ impl Mapper {
         fence: &Fence,
         freed: u64,
     ) {
-        self.old_mappings.wake(map, &self.pages, (id, page));
+        self.old_mappings.take_up(map, &self.pages, (id, page));
         self.pages.set_usual_peers(page);
         let home = (map[id].region, map.base_pages_within(id).0);
         self.set_home(map, page, home);

@@ -57,7 +57,7 @@ impl Miss<'_> {
         loop {
             if origin == PageOrigin::All && !self.keeps {
                 let needs = (self.map.layout.base_pages_for(self.request.units), self.request.stream);
-                self.donors.gather(self.map, self.rules, needs, self.mapper.may_come_back());
+                self.donors.gather(self.map, self.rules, needs, self.mapper.ids_of_dormant());
             }
             let backed = self.back_a_place();
             self.donors.close(self.map);
@@ -73,7 +73,7 @@ impl Miss<'_> {
         let layout = &self.map.layout;
         let base_pages = (layout.base_page_of(place.start), layout.base_pages_for(place.end));
         self.donors.set_place((place.region, base_pages));
-        if !self.wake(&mut place)? {
+        if !self.bring_pages_back(&mut place)? {
             return Ok(None);
         }
         self.fill(&place)?;
@@ -82,7 +82,7 @@ impl Miss<'_> {
 
     /// Has pages come back to the dormant mappings in the place, and removes the mappings of those that cannot. `false`
     /// where one could not be removed; it is pending unmap now.
-    fn wake(&mut self, place: &mut Placement) -> Result<bool, Refusal> {
+    fn bring_pages_back(&mut self, place: &mut Placement) -> Result<bool, Refusal> {
         let mut at = Some(place.first);
         while let Some(mut id) = at.filter(|id| self.map[*id].start < place.end) {
             if let ExtentState::Dormant(page) = self.map[id].state

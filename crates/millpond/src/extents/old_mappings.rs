@@ -25,9 +25,8 @@ impl OldMappings {
         self.pending.iter().chain(&self.idle).copied()
     }
 
-    /// Whether any is dormant, or may be.
-    pub(super) fn has_dormant(&self) -> bool {
-        !self.pending.is_empty() || !self.idle.is_empty()
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.idle.is_empty()
     }
 
     /// Reserves the host's memory for one more; `false` where it is refused.
@@ -62,7 +61,7 @@ impl OldMappings {
     }
 
     /// A page comes back to a dormant mapping.
-    pub(super) fn wake(&mut self, map: &ExtentMap, pages: &Pages, (id, page): (ExtentId, PageId)) {
+    pub(super) fn take_up(&mut self, map: &ExtentMap, pages: &Pages, (id, page): (ExtentId, PageId)) {
         if self.take(id) {
             pages.take_up(page, map.address_of(id));
         }

@@ -284,7 +284,7 @@ fn a_job_that_repeats_itself_moves_its_pages_once() {
 }
 
 /// The first, third and fifth of six pages are free, and between them are the old mappings of pages that are in use.
-fn two_asleep() -> (Bench, [DevicePtr; 6]) {
+fn two_dormant() -> (Bench, [DevicePtr; 6]) {
     let (bench, six) = six_pages();
     bench.move_two(six);
     [0, 2, 4].into_iter().for_each(|at| bench.free(six[at]));
@@ -293,7 +293,7 @@ fn two_asleep() -> (Bench, [DevicePtr; 6]) {
 
 #[test]
 fn an_old_mapping_goes_where_its_page_cannot_come_back() {
-    let (bench, six) = two_asleep();
+    let (bench, six) = two_dormant();
     let [created, mapped, unmapped, _] = bench.page_calls();
     assert_eq!(bench.alloc(10 * MIB), six[0]);
     assert_eq!(bench.page_calls(), [created + 2, mapped + 2, unmapped + 2, 0]);
@@ -301,7 +301,7 @@ fn an_old_mapping_goes_where_its_page_cannot_come_back() {
 
 #[test]
 fn a_place_whose_old_mapping_cannot_be_removed_is_left_alone() {
-    let (bench, six) = two_asleep();
+    let (bench, six) = two_dormant();
     let what = "a test asked for it".to_owned();
     bench.sim.fail_next(Call::Unmap, 1, DeviceError::Invalid { call: "unmap", what });
     let elsewhere = bench.alloc(10 * MIB);

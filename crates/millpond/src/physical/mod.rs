@@ -3,9 +3,9 @@
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
 //! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. It may be
-//! mapped at several addresses, of which the arena uses one. When the arena remaps it, the new mapping is made at once. The
-//! old one goes later, or is used again. A page that is mapped nowhere is *parked*: held, counted as reserved, and the first to be
-//! used again.
+//! mapped at several addresses, of which the arena uses one. When the arena remaps it, the new mapping is made at once.
+//! The old one goes later, or is used again. A page that is mapped nowhere is *parked*: held, counted as reserved, and
+//! the first to be used again.
 //!
 //! **How one request passes through.** The arena needs a run of base pages backed. It takes a parked page
 //! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first). Then it maps the page
