@@ -1,6 +1,8 @@
 //! What the host's memory holds of a pool, and what becomes of one where the host has none: the process's allocator
-//! counts, and refuses.
+//! counts, and refuses. Each test runs in a process of its own: the test harness allocates, too.
 
+#[path = "shared/processes.rs"]
+mod processes;
 mod shared;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -8,11 +10,11 @@ use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stream};
 
+use processes::alone;
 use shared::Freeing;
 
 /// The system's allocator, which counts what it gives out, and refuses what it is told to.
@@ -64,13 +66,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time counts.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn held() -> isize {
     HELD.load(Ordering::Relaxed)
 }
@@ -104,123 +99,128 @@ fn rest(context: &Context, pool: &Pool) {
 
 #[test]
 fn a_stream_at_rest_takes_little_for_each_thread() {
-    let _alone = alone();
-    let (context, pool) = bench();
-    let streams: Vec<_> = (0..65).map(|_| context.create_stream().unwrap()).collect();
-    const THREADS: isize = 4;
-    let pairs = THREADS * streams.len() as isize;
-    let barrier = std::sync::Barrier::new(THREADS as usize + 1);
-    // What is held while so many threads work, when the pool is at rest, and when the threads have ended.
-    let round = || {
-        std::thread::scope(|scope| {
-            let work = || {
-                streams.iter().for_each(|stream| use_pool(&pool, stream));
+    alone("a_stream_at_rest_takes_little_for_each_thread", || {
+        let (context, pool) = bench();
+        let streams: Vec<_> = (0..65).map(|_| context.create_stream().unwrap()).collect();
+        const THREADS: isize = 4;
+        let pairs = THREADS * streams.len() as isize;
+        let barrier = std::sync::Barrier::new(THREADS as usize + 1);
+        // What is held while so many threads work, when the pool is at rest, and when the threads have ended.
+        let round = || {
+            std::thread::scope(|scope| {
+                let work = || {
+                    streams.iter().for_each(|stream| use_pool(&pool, stream));
+                    barrier.wait();
+                    barrier.wait();
+                };
+                let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
                 barrier.wait();
+                let working = held();
+                rest(&context, &pool);
+                let at_rest = held();
                 barrier.wait();
-            };
-            let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
-            barrier.wait();
-            let working = held();
-            rest(&context, &pool);
-            let at_rest = held();
-            barrier.wait();
-            // A scope alone would not wait until a thread has said goodbye.
-            workers.into_iter().for_each(|worker| worker.join().unwrap());
-            rest(&context, &pool);
-            (working, at_rest, held())
-        })
-    };
-    // What the arena and the timelines take for so much stays; how much that is depends on how the threads meet. What a
-    // stream cache would leave behind, it would leave in each round.
-    for _ in 0..3 {
-        round();
-    }
-    let (.., mut before) = round();
-    let mut least = [isize::MAX; 3];
-    for _ in 0..6 {
-        let (working, at_rest, ended) = round();
-        least = std::array::from_fn(|at| least[at].min([working, at_rest, ended][at] - before));
-        before = ended;
-    }
-    let [working, at_rest, ended] = least.map(|held| held / pairs);
-    // 5,337, 630 and -4 were measured. A stream cache alone has 2.7 KiB.
-    assert!(working < 8 * KIB, "{working} bytes for each pair of a thread and a stream");
-    assert!(at_rest < KIB, "{at_rest} bytes for each pair of a thread and a stream at rest");
-    assert!(ended < KIB / 64, "{ended} bytes for each pair after threads ended");
+                // A scope alone would not wait until a thread has said goodbye.
+                workers.into_iter().for_each(|worker| worker.join().unwrap());
+                rest(&context, &pool);
+                (working, at_rest, held())
+            })
+        };
+        // What the arena and the timelines take for so much stays; how much that is depends on how the threads meet. What a
+        // stream cache would leave behind, it would leave in each round.
+        for _ in 0..3 {
+            round();
+        }
+        let (.., mut before) = round();
+        let mut least = [isize::MAX; 3];
+        for _ in 0..6 {
+            let (working, at_rest, ended) = round();
+            least = std::array::from_fn(|at| least[at].min([working, at_rest, ended][at] - before));
+            before = ended;
+        }
+        let [working, at_rest, ended] = least.map(|held| held / pairs);
+        // 5,337, 630 and -4 were measured. A stream cache alone has 2.7 KiB.
+        assert!(working < 8 * KIB, "{working} bytes for each pair of a thread and a stream");
+        assert!(at_rest < KIB, "{at_rest} bytes for each pair of a thread and a stream at rest");
+        assert!(ended < KIB / 64, "{ended} bytes for each pair after threads ended");
+    });
 }
 
 #[test]
 fn a_thousand_streams_one_after_the_other_leave_nothing() {
-    let _alone = alone();
-    let (context, pool) = bench();
-    let one = |_| use_pool(&pool, &context.create_stream().unwrap());
-    (0..50).for_each(one);
-    rest(&context, &pool);
-    let before = held();
-    (0..1000).for_each(one);
-    rest(&context, &pool);
-    let more = held() - before;
-    assert!(more < 4 * KIB, "{more} bytes after 1,000 streams");
+    alone("a_thousand_streams_one_after_the_other_leave_nothing", || {
+        let (context, pool) = bench();
+        let one = |_| use_pool(&pool, &context.create_stream().unwrap());
+        (0..50).for_each(one);
+        rest(&context, &pool);
+        let before = held();
+        (0..1000).for_each(one);
+        rest(&context, &pool);
+        let more = held() - before;
+        assert!(more < 4 * KIB, "{more} bytes after 1,000 streams");
+    });
 }
 
 #[test]
 fn a_thousand_streams_at_once_leave_next_to_nothing() {
-    let _alone = alone();
-    let (context, pool) = bench();
-    let use_streams = |count| {
-        let streams: Vec<_> = (0..count).map(|_| context.create_stream().unwrap()).collect();
-        streams.iter().for_each(|stream| use_pool(&pool, stream));
-        drop(streams);
-        // Twice: a stream's place in the table is found empty by the next one that comes.
-        context.synchronize().unwrap();
-        drop(context.create_stream().unwrap());
-        rest(&context, &pool);
-        held()
-    };
-    let before = use_streams(50);
-    let more = use_streams(1000) - before;
-    // The table of timelines may have twice the places that it needs: 144 bytes a stream were measured.
-    assert!(more / 1000 < 160, "{more} bytes after 1,000 streams");
+    alone("a_thousand_streams_at_once_leave_next_to_nothing", || {
+        let (context, pool) = bench();
+        let use_streams = |count| {
+            let streams: Vec<_> = (0..count).map(|_| context.create_stream().unwrap()).collect();
+            streams.iter().for_each(|stream| use_pool(&pool, stream));
+            drop(streams);
+            // Twice: a stream's place in the table is found empty by the next one that comes.
+            context.synchronize().unwrap();
+            drop(context.create_stream().unwrap());
+            rest(&context, &pool);
+            held()
+        };
+        let before = use_streams(50);
+        let more = use_streams(1000) - before;
+        // The table of timelines may have twice the places that it needs: 144 bytes a stream were measured.
+        assert!(more / 1000 < 160, "{more} bytes after 1,000 streams");
+    });
 }
 
 #[test]
 fn a_thousand_threads_one_after_the_other_leave_nothing() {
-    let _alone = alone();
-    let (context, pool) = bench();
-    let stream = context.create_stream().unwrap();
-    let one = |_| std::thread::scope(|scope| scope.spawn(|| use_pool(&pool, &stream)).join().unwrap());
-    (0..50).for_each(one);
-    rest(&context, &pool);
-    let before = held();
-    (0..1000).for_each(one);
-    rest(&context, &pool);
-    let more = held() - before;
-    assert!(more < 4 * KIB, "{more} bytes after 1,000 threads");
+    alone("a_thousand_threads_one_after_the_other_leave_nothing", || {
+        let (context, pool) = bench();
+        let stream = context.create_stream().unwrap();
+        let one = |_| std::thread::scope(|scope| scope.spawn(|| use_pool(&pool, &stream)).join().unwrap());
+        (0..50).for_each(one);
+        rest(&context, &pool);
+        let before = held();
+        (0..1000).for_each(one);
+        rest(&context, &pool);
+        let more = held() - before;
+        assert!(more < 4 * KIB, "{more} bytes after 1,000 threads");
+    });
 }
 
 #[test]
 fn without_host_memory_for_caches_blocks_go_through_the_arena() {
-    let _alone = alone();
-    let (context, pool) = bench();
-    let streams = [context.create_stream().unwrap(), context.create_stream().unwrap()];
-    use_pool(&pool, &streams[0]);
-    // What all streams have in common is there; this thread has no cache for the other one yet, and the second none at
-    // all.
-    let refused = |stream: &Stream| {
-        REFUSES.set(true);
-        use_pool(&pool, stream);
-        REFUSES.set(false);
-        REFUSED.replace(0)
-    };
-    assert!(refused(&streams[1]) > 0, "the cache of a second stream");
-    let worker = || {
-        assert!(refused(&streams[0]) > 0, "the cache of a second thread");
+    alone("without_host_memory_for_caches_blocks_go_through_the_arena", || {
+        let (context, pool) = bench();
+        let streams = [context.create_stream().unwrap(), context.create_stream().unwrap()];
         use_pool(&pool, &streams[0]);
-    };
-    std::thread::scope(|scope| scope.spawn(worker).join().unwrap());
-    pool.check().unwrap();
-    use_pool(&pool, &streams[1]);
-    let stats = pool.stats();
-    assert_eq!((stats.blocks.current, stats.allocations), (0, 5 * SIZES.len() as u64 * 13));
-    rest(&context, &pool);
+        // What all streams have in common is there; this thread has no cache for the other one yet, and the second none at
+        // all.
+        let refused = |stream: &Stream| {
+            REFUSES.set(true);
+            use_pool(&pool, stream);
+            REFUSES.set(false);
+            REFUSED.replace(0)
+        };
+        assert!(refused(&streams[1]) > 0, "the cache of a second stream");
+        let worker = || {
+            assert!(refused(&streams[0]) > 0, "the cache of a second thread");
+            use_pool(&pool, &streams[0]);
+        };
+        std::thread::scope(|scope| scope.spawn(worker).join().unwrap());
+        pool.check().unwrap();
+        use_pool(&pool, &streams[1]);
+        let stats = pool.stats();
+        assert_eq!((stats.blocks.current, stats.allocations), (0, 5 * SIZES.len() as u64 * 13));
+        rest(&context, &pool);
+    });
 }

@@ -31,7 +31,7 @@
 //! # Ok::<(), millpond::device::DeviceError>(())
 //! ```
 
-// The lowest floor: it uses nothing of ours. All three devices pass `tests/conformance.rs`. What a driver does for `cuda`,
+// The lowest floor: it uses nothing of ours. All three devices pass `tests/integration/conformance`. What a driver does for `cuda`,
 // `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
 // it does otherwise (`forward`).
 

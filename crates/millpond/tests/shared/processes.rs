@@ -6,13 +6,14 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
+use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Which test a process has a part in.
-const TEST: &str = "MILLPOND_TEST_SHARING";
+const TEST: &str = "MILLPOND_TEST";
 /// Where it finds the other process.
-const SOCKET: &str = "MILLPOND_TEST_SHARING_SOCKET";
+const SOCKET: &str = "MILLPOND_TEST_SOCKET";
 
 /// What lines begin with that the test's own process prints, too.
 pub(crate) const MEASURED: &str = "measured: ";
@@ -65,11 +66,25 @@ fn run(name: &str) {
 }
 
 fn program(name: &str, part: &str) -> Command {
-    let mut program = Command::new(std::env::current_exe().unwrap());
+    let mut program = again(name);
+    program.env(TEST, format!("{name} {part}"));
     program
-        .args([name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
-        .env(TEST, format!("{name} {part}"));
-    program
+}
+
+/// This program again, to run just the test of this name. A name that two files have stands behind the file's: `file::name`.
+pub(crate) fn again(name: &str) -> Command {
+    static TESTS: OnceLock<String> = OnceLock::new();
+    let program = std::env::current_exe().unwrap();
+    let tests = TESTS.get_or_init(|| {
+        let listed = Command::new(&program).args(["--list", "--format=terse"]).output().unwrap();
+        String::from_utf8(listed.stdout).unwrap()
+    });
+    let paths = tests.lines().filter_map(|line| line.strip_suffix(": test"));
+    let named: Vec<_> = paths.filter(|path| format!("::{path}").ends_with(&format!("::{name}"))).collect();
+    let [path] = named[..] else { panic!("tests that are called {name}: {named:?}") };
+    let mut command = Command::new(&program);
+    command.args([path, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
+    command
 }
 
 pub(crate) fn say(mut socket: &UnixStream) {

@@ -1,4 +1,4 @@
-//! What only the host device can show; the rest is in `tests/conformance.rs`.
+//! What only the host device can show; the rest is in `tests/integration/conformance`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

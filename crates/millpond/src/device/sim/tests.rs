@@ -1,5 +1,5 @@
 //! What only the simulated device has: time, accounts, failures, sameness. The rest is in
-//! `tests/conformance.rs`.
+//! `tests/integration/conformance`.
 
 use super::*;
 use crate::device::{Advice, Device, DevicePtr, PeerSet, Place};

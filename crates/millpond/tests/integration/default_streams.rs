@@ -1,0 +1,130 @@
+//! Threads' default streams: one handle, which means another stream on each thread.
+
+use std::sync::Arc;
+use std::thread;
+
+use millpond::device::sim::{Call, SimDevice, SimOptions};
+use millpond::device::{Device, DeviceError, StreamHandle};
+use millpond::testing::checker::CheckerDevice;
+use millpond::{Buffer, Context, Error, Pool, ReusePolicies, Stream};
+
+use crate::shared::Freeing;
+
+/// A checked device, a pool, and the main thread's default stream.
+struct Bench {
+    sim: Arc<SimDevice>,
+    checker: Arc<CheckerDevice>,
+    context: Context,
+    pool: Pool,
+    stream: Stream,
+}
+
+impl Bench {
+    fn new(reuse: ReusePolicies) -> Self {
+        let sim = SimDevice::new(SimOptions::default().capacity(64 << 20)).unwrap();
+        let checker = CheckerDevice::new(sim.clone());
+        let context = Context::new(checker.clone());
+        let pool = Pool::builder(&context).reuse(reuse).build().unwrap();
+        let stream = context.per_thread_stream().unwrap();
+        Self { sim, checker, context, pool, stream }
+    }
+}
+
+/// Runs `act` on a thread of its own.
+fn elsewhere<R: Send>(act: impl FnOnce() -> R + Send) -> R {
+    thread::scope(|threads| threads.spawn(act).join().unwrap())
+}
+
+fn is_invalid<T>(result: millpond::Result<T>) -> bool {
+    matches!(result, Err(Error::Device(DeviceError::Invalid { .. })))
+}
+
+#[test]
+fn another_threads_synchronize_frees_nothing_that_is_in_use() {
+    for reuse in [ReusePolicies::NONE, ReusePolicies::ALL] {
+        let Bench { sim, checker, context, pool, stream } = Bench::new(reuse);
+        let hold = sim.hold(stream.handle()).unwrap();
+        let used = pool.alloc(4 << 20, &stream).unwrap();
+        let block = checker.allocated(used, 4 << 20, stream.handle());
+        let _freed = checker.freed(block, stream.handle());
+        pool.free_block(used, &stream).unwrap();
+        elsewhere(|| {
+            let clone = stream.clone();
+            assert!(is_invalid(clone.synchronize().map_err(Error::from)));
+            assert!(is_invalid(clone.is_idle().map_err(Error::from)));
+        });
+        let third = context.create_stream().unwrap();
+        let got = pool.alloc(4 << 20, &third).unwrap();
+        checker.allocated(got, 4 << 20, third.handle());
+        checker.verify().unwrap();
+        sim.release(hold);
+        stream.synchronize().unwrap();
+        assert_eq!(stream.is_idle(), Ok(true));
+    }
+}
+
+#[test]
+fn no_other_thread_can_give_a_default_stream_work() {
+    let Bench { sim, pool, context, stream, .. } = Bench::new(ReusePolicies::ALL);
+    let mut buffer = Buffer::<u8>::new(&pool, 16, &stream).unwrap();
+    let copies = |sim: &SimDevice| {
+        let calls = sim.calls();
+        [Call::Memset, Call::CopyFromHost, Call::CopyToHost, Call::Copy].map(|call| calls[call])
+    };
+    let before = copies(&sim);
+    let live = pool.stats().blocks.current;
+    elsewhere(|| {
+        assert!(is_invalid(buffer.set_zero()));
+        assert!(is_invalid(buffer.copy_from_slice(&[1; 16])));
+        assert!(is_invalid(buffer.to_vec()));
+        assert!(is_invalid(Buffer::<u8>::zeroed(&pool, 16, &stream)));
+        assert!(is_invalid(Buffer::from_slice(&pool, &[1_u8; 16], &stream)));
+        assert!(is_invalid(pool.alloc_zeroed(16, &stream)));
+        let own = context.per_thread_stream().unwrap();
+        let mut other = Buffer::<u8>::new(&pool, 16, &own).unwrap();
+        assert!(is_invalid(other.copy_from(&buffer)), "it would have to wait for the other's stream");
+        assert!(is_invalid(buffer.copy_from(&other)));
+        other.set_zero().unwrap();
+    });
+    let [memsets, rest @ ..] = copies(&sim);
+    assert_eq!((memsets, &rest[..]), (before[0] + 1, &before[1..]), "the thread's own only");
+    assert_eq!(pool.stats().blocks.current, live, "nothing was lost");
+    buffer.set_zero().unwrap();
+}
+
+#[test]
+fn memory_for_another_threads_stream_is_had_without_its_waiting() {
+    let Bench { sim, checker, context, pool, stream } = Bench::new(ReusePolicies::ALL);
+    let busy = context.create_stream().unwrap();
+    let used = pool.alloc(4 << 20, &busy).unwrap();
+    let block = checker.allocated(used, 4 << 20, busy.handle());
+    let hold = sim.hold(busy.handle()).unwrap();
+    let _freed = checker.freed(block, busy.handle());
+    pool.free_block(used, &busy).unwrap();
+    let got = elsewhere(|| pool.alloc(4 << 20, &stream)).expect("there is other memory");
+    checker.allocated(got, 4 << 20, stream.handle());
+    checker.verify().unwrap();
+    sim.release(hold);
+}
+
+#[test]
+fn the_default_streams_handle_is_no_stream_to_keep() {
+    let Bench { sim, checker, context, pool, .. } = Bench::new(ReusePolicies::NONE);
+    // SAFETY: the thread outlives the stream.
+    let kept = unsafe { context.stream_from_raw(StreamHandle::PER_THREAD) }.unwrap();
+    let used = pool.alloc(4 << 20, &kept).unwrap();
+    let block = checker.allocated(used, 4 << 20, kept.handle());
+    let hold = sim.hold(kept.handle()).unwrap();
+    let _freed = checker.freed(block, kept.handle());
+    pool.free_block(used, &kept).unwrap();
+    elsewhere(|| {
+        pool.trim_to(0).unwrap();
+        pool.set_reuse(ReusePolicies::ALL);
+        let own = context.create_stream().unwrap();
+        let got = pool.alloc(4 << 20, &own).unwrap();
+        checker.allocated(got, 4 << 20, own.handle());
+        checker.verify().unwrap();
+    });
+    sim.release(hold);
+    checker.synchronize().unwrap();
+}

@@ -1,0 +1,66 @@
+//! What a pool takes of the host's memory: little at rest, about a hundredth of the device memory that it describes, and
+//! a trim gives it back.
+
+use millpond::Pool;
+use millpond::device::sim::SimOptions;
+
+use crate::processes::alone;
+use crate::shared::{Freeing, KIB, MIB, sim_with};
+
+/// Bytes of the host's memory that the process has now, without files.
+fn resident() -> u64 {
+    // What the C library keeps for later is not the pool's.
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it only gives back what is free.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line =
+        status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line of Linux 4.5 and later");
+    line.split_whitespace().nth(1).expect("a figure").parse::<u64>().unwrap() * KIB
+}
+
+#[test]
+fn a_pool_takes_little_host_memory_and_trims_it() {
+    alone("a_pool_takes_little_host_memory_and_trims_it", || {
+        // Else glibc soon takes long lists from a thread's heap, of whose end `malloc_trim` gives nothing back.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: it only says which lists are mapped on their own.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10)
+        };
+        let (_, context, stream) = sim_with(SimOptions::default());
+        let before = resident();
+        let pools: Vec<_> = (0..16).map(|_| Pool::builder(&context).build().unwrap()).collect();
+        let a_pool = (resident() - before) / 16;
+        assert!(a_pool <= 64 * KIB, "a pool at rest takes {a_pool} bytes");
+
+        // Blocks, their length, and per cent of it. Each takes 192 bytes, and 4 for each place where one may start: 0.8 % below
+        // 1 MiB. The simulated device's own notes are in it, and lists that grow by doubling.
+        let bounds = [
+            (1_000, 16 << 20, 0.1),
+            (16_000, 512 * KIB, 1.0),
+            (60_000, 64 * KIB, 1.4),
+            (60_000, 8 * KIB, 5.5),
+        ];
+        for ((count, bytes, most), pool) in bounds.into_iter().zip(&pools) {
+            let before = resident();
+            let mut blocks = Vec::with_capacity(count);
+            blocks.extend((0..count).map(|_| pool.alloc(bytes, &stream).unwrap()));
+            let held = resident() - before;
+            let per_cent = held as f64 * 100.0 / pool.reserved().current as f64;
+            assert!(per_cent < most, "{per_cent} % of the device's memory in blocks of {} KiB", bytes / KIB);
+
+            blocks.drain(..).for_each(|ptr| pool.free_block(ptr, &stream).unwrap());
+            pool.trim_to(0).unwrap();
+            assert_eq!(pool.reserved().current, 0);
+            let left = resident().saturating_sub(before);
+            assert!(left < (held / 4).max(6 * MIB), "{left} of {held} bytes are left after a trim");
+            // What was given back is used again.
+            let again: Vec<_> = (0..100).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
+            again.into_iter().for_each(|ptr| pool.free_block(ptr, &stream).unwrap());
+            pool.check().unwrap();
+        }
+    });
+}

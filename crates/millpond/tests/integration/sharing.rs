@@ -1,0 +1,609 @@
+//! Memory that two processes share, on the host device: the other process is this program again.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::sim::{Call, SimDevice, SimOptions};
+use millpond::device::{Device, DeviceError};
+use millpond::testing::checker::CheckerDevice;
+use millpond::{Buffer, Context, Error, Opened, Pool, Received, SharedToken, Stream};
+
+use crate::processes::{Other, alone, hear, open_here, say, until};
+use crate::shared::{Freeing, MIB};
+
+fn over(device: Arc<dyn Device>) -> (Context, Pool, Stream) {
+    let context = Context::new(device);
+    let pool = Pool::builder(&context).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    (context, pool, stream)
+}
+
+fn host() -> (Context, Pool, Stream) {
+    over(HostDevice::with_options(HostOptions::default().capacity(1 << 30)).unwrap())
+}
+
+/// What was sent arrives, in this process.
+fn pass(shared: &millpond::Shared) -> Received {
+    let (from, to) = UnixStream::pair().unwrap();
+    shared.send(&from).unwrap();
+    Received::receive(&to).unwrap()
+}
+
+/// What was imported is unmapped once its stream is done, and what was shared is its owner's then.
+fn settle(stream: &Stream) {
+    stream.synchronize().unwrap();
+    stream.synchronize().unwrap();
+}
+
+fn numbers(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|number| number.wrapping_mul(2_654_435_761)).collect()
+}
+
+#[test]
+fn bytes_go_both_ways() {
+    const COUNT: usize = 5 << 20;
+    Other::with(
+        "bytes_go_both_ways",
+        |other| {
+            let (_context, pool, stream) = host();
+            // So that the next begins inside a page.
+            let _before = Buffer::<u8>::new(&pool, 3 << 20, &stream).unwrap();
+            let buffer = Buffer::from_slice(&pool, &numbers(COUNT), &stream).unwrap();
+            let shared = buffer.share().unwrap();
+            shared.send(&other.socket).unwrap();
+            hear(&other.socket);
+            shared.event().wait(&stream).unwrap();
+            let doubled: Vec<_> = numbers(COUNT).iter().map(|number| number.wrapping_mul(2)).collect();
+            assert!(buffer.to_vec().unwrap() == doubled);
+            pool.check().unwrap();
+        },
+        |socket| {
+            let (context, pool, stream) = host();
+            let Opened { mut buffer, event, .. } =
+                context.open_shared::<u32>(Received::receive(&socket).unwrap(), &stream).unwrap();
+            let mut found = buffer.to_vec().unwrap();
+            assert!(found == numbers(COUNT));
+            found.iter_mut().for_each(|number| *number = number.wrapping_mul(2));
+            buffer.copy_from_slice(&found).unwrap();
+            event.record(&stream).unwrap();
+            say(&socket);
+            // What was imported takes no memory here.
+            assert_eq!(pool.reserved().current, 0);
+            assert_eq!(context.memory_info().unwrap().free, 1024 * MIB);
+        },
+    );
+}
+
+#[test]
+fn work_of_each_process_waits_for_the_others() {
+    const PATIENCE: Duration = Duration::from_millis(200);
+    Other::with(
+        "work_of_each_process_waits_for_the_others",
+        |other| {
+            let device = HostDevice::new().unwrap();
+            let (_context, pool, stream) = over(device.clone());
+            let mut buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+            device.launch(stream.handle_here().unwrap(), || sleep(PATIENCE)).unwrap();
+            buffer.copy_from_slice(&[2; 1024]).unwrap();
+            let shared = buffer.share().unwrap();
+            assert!(!shared.event().query().unwrap(), "its work is pending");
+            shared.send(&other.socket).unwrap();
+            hear(&other.socket);
+            // Recorded by the other, whose work is pending.
+            shared.event().wait(&stream).unwrap();
+            assert_eq!(buffer.to_vec().unwrap(), [3; 1024]);
+            assert!(shared.event().query().unwrap());
+            // And once more, from here.
+            device.launch(stream.handle_here().unwrap(), || sleep(PATIENCE)).unwrap();
+            buffer.copy_from_slice(&[4; 1024]).unwrap();
+            shared.event().record(&stream).unwrap();
+            say(&other.socket);
+            hear(&other.socket);
+        },
+        |socket| {
+            let device = HostDevice::new().unwrap();
+            let (context, _pool, stream) = over(device.clone());
+            let Opened { mut buffer, event, .. } =
+                context.open_shared::<u32>(Received::receive(&socket).unwrap(), &stream).unwrap();
+            assert_eq!(buffer.to_vec().unwrap(), [2; 1024]);
+            device.launch(stream.handle_here().unwrap(), || sleep(PATIENCE)).unwrap();
+            buffer.copy_from_slice(&[3; 1024]).unwrap();
+            event.record(&stream).unwrap();
+            say(&socket);
+            hear(&socket);
+            event.wait(&stream).unwrap();
+            assert_eq!(buffer.to_vec().unwrap(), [4; 1024]);
+            say(&socket);
+        },
+    );
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing_behind() {
+    Other::with(
+        "sharing::a_process_that_is_killed_leaves_nothing_behind",
+        |other| {
+            let (context, pool, stream) = host();
+            let before = open_here().0;
+            let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
+            let ptr = buffer.ptr();
+            let shared = buffer.share().unwrap();
+            shared.send(&other.socket).unwrap();
+            hear(&other.socket);
+            drop((buffer, shared));
+            pool.trim_to(0).unwrap();
+            assert_eq!((pool.used().current, pool.reserved().current), (4 * MIB, 4 * MIB), "it is kept");
+            assert!(pool.is_shared(ptr).unwrap());
+            other.kill();
+            until("the memory goes back", || {
+                pool.trim_to(0).unwrap();
+                pool.reserved().current == 0
+            });
+            pool.check().unwrap();
+            assert_eq!(pool.used().current, 0);
+            assert_eq!(context.memory_info().unwrap().free, 1024 * MIB);
+            assert_eq!(open_here().0, before);
+        },
+        |socket| {
+            let device = HostDevice::new().unwrap();
+            let (context, _pool, stream) = over(device.clone());
+            let opened = context.open_shared::<u32>(Received::receive(&socket).unwrap(), &stream).unwrap();
+            device.launch(stream.handle_here().unwrap(), || sleep(Duration::from_secs(1000))).unwrap();
+            opened.event.record(&stream).unwrap();
+            say(&socket);
+            sleep(Duration::from_secs(1000));
+        },
+    );
+}
+
+#[test]
+fn nobody_waits_for_work_of_a_process_that_died() {
+    Other::with(
+        "nobody_waits_for_work_of_a_process_that_died",
+        |other| {
+            let (_context, pool, stream) = host();
+            let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+            let shared = buffer.share().unwrap();
+            shared.send(&other.socket).unwrap();
+            hear(&other.socket);
+            shared.event().wait(&stream).unwrap();
+            assert!(!stream.is_idle().unwrap());
+            other.kill();
+            assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
+        },
+        |socket| {
+            let device = HostDevice::new().unwrap();
+            let (context, _pool, stream) = over(device.clone());
+            let opened = context.open_shared::<u32>(Received::receive(&socket).unwrap(), &stream).unwrap();
+            device.launch(stream.handle_here().unwrap(), || sleep(Duration::from_secs(1000))).unwrap();
+            opened.event.record(&stream).unwrap();
+            say(&socket);
+            sleep(Duration::from_secs(1000));
+        },
+    );
+}
+
+#[test]
+fn memory_outlives_the_process_that_shared_it() {
+    Other::with(
+        "sharing::memory_outlives_the_process_that_shared_it",
+        |other| {
+            let (context, _pool, stream) = host();
+            let before = open_here().0;
+            let received = Received::receive(&other.socket).unwrap();
+            let Opened { mut buffer, event, .. } = context.open_shared::<u32>(received, &stream).unwrap();
+            let never_opened = Received::receive(&other.socket).unwrap();
+            other.kill();
+            assert!(buffer.to_vec().unwrap() == numbers(1 << 20));
+            buffer.set_zero().unwrap();
+            assert!(buffer.to_vec().unwrap().iter().all(|number| *number == 0));
+            assert_eq!(event.record(&stream), Err(Error::OwnerGone));
+            assert_eq!(event.wait(&stream), Err(Error::OwnerGone));
+            let late = context.open_shared::<u32>(never_opened, &stream);
+            assert!(matches!(late, Err(Error::OwnerGone)));
+            drop((buffer, event));
+            stream.synchronize().unwrap();
+            assert_eq!(open_here().0, before);
+        },
+        |socket| {
+            let (_context, pool, stream) = host();
+            let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
+            // What it has not done when it dies is never done.
+            stream.synchronize().unwrap();
+            let shared = buffer.share().unwrap();
+            shared.send(&socket).unwrap();
+            shared.send(&socket).unwrap();
+            sleep(Duration::from_secs(1000));
+        },
+    );
+}
+
+/// After thousands of imports: no descriptor more, and of mappings those that the heap may have made.
+fn assert_nothing_left((descriptors, mappings): (usize, usize), before: (usize, usize)) {
+    assert_eq!(descriptors, before.0);
+    assert!(mappings <= before.1 + 10, "{mappings} mappings, and {} before", before.1);
+}
+
+#[test]
+fn ten_thousand_imports_leave_nothing_behind() {
+    const ROUNDS: usize = 10_000;
+    Other::with(
+        "sharing::ten_thousand_imports_leave_nothing_behind",
+        |other| {
+            let (_context, pool, stream) = host();
+            let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
+            let shared = buffer.share().unwrap();
+            let before = open_here();
+            for _ in 0..ROUNDS {
+                shared.send(&other.socket).unwrap();
+                hear(&other.socket);
+            }
+            assert_nothing_left(open_here(), before);
+            drop((shared, buffer));
+            pool.trim_to(0).unwrap();
+            assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+        },
+        |socket| {
+            let (context, _pool, stream) = host();
+            let mut before = None;
+            for round in 0..ROUNDS {
+                let opened =
+                    context.open_shared::<u32>(Received::receive(&socket).unwrap(), &stream).unwrap();
+                if round % 1000 == 0 {
+                    assert!(opened.buffer.to_vec().unwrap() == numbers(1 << 20));
+                }
+                drop(opened);
+                stream.synchronize().unwrap();
+                // The first one makes the pool.
+                if round == 0 {
+                    before = Some(open_here());
+                }
+                if round + 1 == ROUNDS {
+                    assert_nothing_left(open_here(), before.unwrap());
+                    assert_eq!(context.memory_info().unwrap().free, 1024 * MIB);
+                }
+                say(&socket);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_freed_block_is_nobody_elses_while_it_is_open() {
+    let (context, pool, stream) = host();
+    let buffer = Buffer::from_slice(&pool, &[7_u8; 4 << 20], &stream).unwrap();
+    let ptr = buffer.ptr();
+    let first = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+    let second = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+    assert!(pool.is_shared(ptr).unwrap());
+    drop(buffer);
+    // Whatever the pool does for memory.
+    let others: Vec<_> = (0..20).map(|_| Buffer::<u8>::zeroed(&pool, 3 << 20, &stream).unwrap()).collect();
+    pool.trim_to(0).unwrap();
+    drop(others);
+    pool.trim_to(0).unwrap();
+    pool.check().unwrap();
+    assert_eq!(first.buffer.to_vec().unwrap(), [7; 4 << 20]);
+    assert_eq!(pool.used().current, 4 * MIB);
+    drop(first);
+    settle(&stream);
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.used().current, 4 * MIB, "the second has it");
+    assert_eq!(second.buffer.to_vec().unwrap(), [7; 4 << 20]);
+    drop(second);
+    settle(&stream);
+    pool.trim_to(0).unwrap();
+    assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+}
+
+#[test]
+fn a_block_that_nobody_opened_is_freed_as_any_other() {
+    let (_context, pool, stream) = host();
+    let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+    let (ptr, shared) = (buffer.ptr(), buffer.share().unwrap());
+    let never_opened = pass(&shared);
+    assert!(pool.is_shared(ptr).unwrap());
+    drop((shared, never_opened));
+    assert!(!pool.is_shared(ptr).unwrap());
+    drop(buffer);
+    assert_eq!(pool.used().current, 0);
+    // What is shared when its owner frees it, and let go of after.
+    let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    drop(buffer);
+    assert_eq!(pool.used().current, 4 * MIB);
+    drop(shared);
+    assert_eq!(pool.used().current, 0);
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_plain_block_is_shared_once_and_freed_once() {
+    let (context, pool, stream) = host();
+    let block = pool.alloc(5000, &stream).unwrap();
+    let shared = pool.share(block, &stream).unwrap();
+    assert_eq!((shared.token().byte_len(), shared.token().element_size()), (5000, 1));
+    let opened = context.open_shared::<u8>(pass(&shared), &stream).unwrap();
+    assert_eq!(opened.buffer.len(), 5000);
+    pool.free_block(block, &stream).unwrap();
+    assert!(matches!(pool.free_block(block, &stream), Err(Error::DoubleFree { .. })));
+    assert!(matches!(pool.share(block, &stream), Err(Error::DoubleFree { .. })));
+    drop((shared, opened));
+    settle(&stream);
+    assert_eq!(pool.used().current, 0);
+    pool.check().unwrap();
+}
+
+#[test]
+fn memory_under_pressure_comes_from_what_others_let_go_of() {
+    let (context, _, stream) = host();
+    let pool = Pool::builder(&context).hard_limit(64 * MIB).build().unwrap();
+    let buffer = Buffer::<u8>::zeroed(&pool, 40 << 20, &stream).unwrap();
+    let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+    drop(buffer);
+    let refused = Buffer::<u8>::new(&pool, 40 << 20, &stream);
+    assert!(matches!(refused, Err(Error::OutOfMemory(_))), "it is not taken from who has it");
+    drop(opened);
+    settle(&stream);
+    Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
+}
+
+#[test]
+fn more_pages_than_one_message_carries_arrive() {
+    let (context, _, stream) = host();
+    let pool = Pool::builder(&context).for_sharing().build().unwrap();
+    let buffer = Buffer::<u32>::new(&pool, 150 << 20, &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    assert_eq!(shared.token().descriptors(), 302, "one for each page, one for the lease, one for the event");
+    assert_eq!(shared.token().exposed_bytes(), 600 * MIB);
+    let (from, to) = UnixStream::pair().unwrap();
+    let received = std::thread::scope(|scope| {
+        scope.spawn(|| shared.send(&from).unwrap());
+        Received::receive(&to).unwrap()
+    });
+    let opened = context.open_shared::<u32>(received, &stream).unwrap();
+    assert_eq!(opened.buffer.len(), buffer.len());
+}
+
+#[test]
+fn buffers_of_a_pool_for_sharing_have_pages_of_their_own() {
+    let (context, pool, stream) = host();
+    let for_sharing = Pool::builder(&context).for_sharing().build().unwrap();
+    for bytes in [1, 100_000, 3 << 20] {
+        let _neighbours: Vec<_> =
+            (0..3).map(|_| Buffer::<u8>::new(&for_sharing, 1 << 20, &stream).unwrap()).collect();
+        let buffer = Buffer::<u8>::new(&for_sharing, bytes, &stream).unwrap();
+        let shared = buffer.share().unwrap();
+        assert_eq!(shared.token().exposed_bytes(), (bytes as u64).next_multiple_of(2 * MIB));
+    }
+    let small = Buffer::<u8>::new(&pool, 1, &stream).unwrap();
+    assert!(small.share().unwrap().token().exposed_bytes() >= 2 * MIB);
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    let (context, pool, stream) = host();
+    let refused = |buffer: &Buffer<u8>, why: &str| {
+        let error = buffer.share().unwrap_err();
+        assert!(matches!(error, Error::NotShareable { .. }) && error.to_string().contains(why), "{error}");
+    };
+    refused(&Buffer::new(&pool, 0, &stream).unwrap(), "no bytes");
+    for other in [context.pinned().unwrap(), context.managed().unwrap()] {
+        refused(&Buffer::new(&other.build().unwrap(), 100, &stream).unwrap(), "a device's own memory");
+    }
+    let buffer = Buffer::<u8>::new(&pool, 100, &stream).unwrap();
+    let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+    refused(&opened.buffer, "a device's own memory");
+    let memory = pool.capture_pool();
+    let capturing = memory.begin(&stream).unwrap();
+    refused(&Buffer::new(&pool, 100, &stream).unwrap(), "a capture");
+    drop(capturing);
+    let without = HostOptions::default().capacity(1 << 30).virtual_memory(false);
+    let (_context, pool, stream) = over(HostDevice::with_options(without).unwrap());
+    refused(&Buffer::new(&pool, 100, &stream).unwrap(), "virtual memory");
+}
+
+#[test]
+fn what_was_not_shared_like_that_is_not_opened() {
+    alone("sharing::what_was_not_shared_like_that_is_not_opened", || {
+        let (context, pool, stream) = host();
+        let buffer = Buffer::<u32>::zeroed(&pool, 1 << 20, &stream).unwrap();
+        let shared = buffer.share().unwrap();
+        let descriptors =
+            || shared.descriptors().iter().map(|file| file.try_clone_to_owned().unwrap()).collect::<Vec<_>>();
+        let bad = |error: &Error| matches!(error, Error::BadToken { .. } | Error::Device(_));
+        let before = open_here();
+        // Elements of another size.
+        let error = context.open_shared::<u64>(pass(&shared), &stream).unwrap_err();
+        assert!(error.to_string().contains("its elements have 4 bytes, and those asked for 8"), "{error}");
+        // A device of another kind.
+        let (sim, _, of_sim) = over(SimDevice::new(SimOptions::default()).unwrap());
+        let error = sim.open_shared::<u32>(pass(&shared), &of_sim).unwrap_err();
+        assert!(error.to_string().contains("cannot reach"), "{error}");
+        // A stream of another context.
+        let error = context.open_shared::<u32>(pass(&shared), &of_sim).unwrap_err();
+        assert!(matches!(error, Error::WrongDevice { .. }), "{error}");
+        // Too few descriptors, and those of others in each place.
+        assert!(matches!(Received::new(shared.token().clone(), Vec::new()), Err(Error::BadToken { .. })));
+        for at in 0..shared.token().descriptors() {
+            for other in ["/dev/null", "/proc/self/maps", "/proc/self/exe"] {
+                let mut wrong = descriptors();
+                wrong[at] = OwnedFd::from(File::open(other).unwrap());
+                let received = Received::new(shared.token().clone(), wrong).unwrap();
+                let error = context.open_shared::<u32>(received, &stream).unwrap_err();
+                assert!(bad(&error), "{at}, {other}: {error}");
+            }
+        }
+        let mut reversed = descriptors();
+        reversed.reverse();
+        let received = Received::new(shared.token().clone(), reversed).unwrap();
+        assert!(bad(&context.open_shared::<u32>(received, &stream).unwrap_err()));
+        // Pages that are longer than their file, and no multiple of a page.
+        let mut bytes = shared.token().to_bytes();
+        let last = bytes.len() - 8;
+        for (length, what) in [(1_u64 << 40, "beyond its file"), ((4 << 20) + 512, "no multiple")] {
+            bytes[last..].copy_from_slice(&length.to_le_bytes());
+            let token = SharedToken::from_bytes(&bytes).unwrap();
+            let received = Received::new(token, descriptors()).unwrap();
+            let error = context.open_shared::<u32>(received, &stream).unwrap_err();
+            assert!(bad(&error), "{what}: {error}");
+        }
+        drop((sim, of_sim));
+        assert_eq!(open_here().0, before.0);
+        context.open_shared::<u32>(pass(&shared), &stream).unwrap();
+    });
+}
+
+#[test]
+fn nonsense_over_a_socket_is_an_error() {
+    for sent in [&[0; 8][..], &[255; 8], &[16, 0, 0, 0, 1, 0, 0, 0, 1], b"not a token, but some text", &[]] {
+        let (mut from, to) = UnixStream::pair().unwrap();
+        from.write_all(sent).unwrap();
+        drop(from);
+        let received = Received::receive(&to);
+        assert!(matches!(received, Err(Error::BadToken { .. } | Error::Socket { .. })), "{sent:?}");
+    }
+}
+
+#[test]
+fn an_imported_buffer_is_ordered_by_its_stream() {
+    let device = HostDevice::new().unwrap();
+    let (context, pool, stream) = over(device.clone());
+    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let opened = context.open_shared::<u32>(pass(&buffer.share().unwrap()), &stream).unwrap();
+    let (let_go, held) = mpsc::channel::<()>();
+    device.launch(stream.handle_here().unwrap(), move || held.recv().unwrap()).unwrap();
+    let Opened { buffer: mut imported, event, .. } = opened;
+    imported.copy_from_slice(&[2; 1024]).unwrap();
+    // Unmapped only after the copy.
+    drop((imported, event));
+    assert!(pool.is_shared(buffer.ptr()).unwrap());
+    let_go.send(()).unwrap();
+    settle(&stream);
+    assert_eq!(buffer.to_vec().unwrap(), [2; 1024]);
+    assert!(!pool.is_shared(buffer.ptr()).unwrap());
+}
+
+#[test]
+fn the_end_of_pools_and_contexts_waits_for_nobody() {
+    let (context, pool, stream) = host();
+    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let opened = {
+        let (others, _pool, stream) = host();
+        let opened = others.open_shared::<u32>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        settle(&stream);
+        opened
+    };
+    // Its context has no handle any more.
+    assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
+    drop(buffer);
+    assert!(matches!(pool.destroy(), Err(Error::LiveBlocks { blocks: 1, .. })));
+    drop(pool);
+    assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
+    drop(opened);
+    context.synchronize().unwrap();
+    assert_eq!(context.memory_info().unwrap().free, 1024 * MIB, "the destroyed pool gave it back");
+}
+
+/// A simulated device under a checker.
+fn checked() -> (Arc<SimDevice>, Arc<CheckerDevice>, Context, Pool, Stream) {
+    let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
+    let checker = CheckerDevice::new(sim.clone());
+    let (context, pool, stream) = over(checker.clone());
+    (sim, checker, context, pool, stream)
+}
+
+#[test]
+fn the_checker_sees_no_byte_with_two_owners() {
+    let (sim, checker, context, pool, stream) = checked();
+    let other = context.create_stream().unwrap();
+    let buffer = Buffer::<u8>::new(&pool, 20 << 20, &stream).unwrap();
+    let block = checker.allocated(buffer.ptr(), 20 * MIB, stream.handle());
+    checker.used(block, stream.handle());
+    let _ = checker.freed(block, stream.handle());
+    let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &other).unwrap();
+    drop(buffer);
+    // From here on the memory is that of who opened it.
+    let theirs = checker.allocated(opened.buffer.ptr(), 20 * MIB, other.handle());
+    let hold = sim.hold(other.handle()).unwrap();
+    checker.used(theirs, other.handle());
+    let mut live = Vec::new();
+    for mib in [3, 20, 100, 7, 20] {
+        let bytes = mib * MIB;
+        let ptr = pool.alloc(bytes, &stream).unwrap();
+        live.push((ptr, checker.allocated(ptr, bytes, stream.handle())));
+    }
+    for (ptr, block) in live {
+        let _ = checker.freed(block, stream.handle());
+        pool.free_block(ptr, &stream).unwrap();
+    }
+    pool.trim_to(0).unwrap();
+    checker.verify().unwrap();
+    let _ = checker.freed(theirs, other.handle());
+    drop(opened);
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.used().current, 20 * MIB, "work of the other is pending");
+    sim.release(hold);
+    context.synchronize().unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.used().current, 0);
+    drop((pool, stream, other, context));
+    checker.verify_nothing_left().unwrap();
+}
+
+#[test]
+fn whatever_fails_nothing_is_lost() {
+    const CALLS: [Call; 13] = [
+        Call::Identity,
+        Call::ExportPage,
+        Call::ImportPage,
+        Call::CreateSharedEvent,
+        Call::OpenEvent,
+        Call::RecordEvent,
+        Call::WaitEvent,
+        Call::Reserve,
+        Call::Map,
+        Call::SetAccess,
+        Call::Unmap,
+        Call::Unreserve,
+        Call::ReleasePage,
+    ];
+    let mut failed = 0;
+    for call in CALLS {
+        for nth in 1..=4 {
+            let (sim, checker, context, pool, stream) = checked();
+            // Several pages.
+            let buffer = Buffer::<u8>::new(&pool, 100 << 20, &stream).unwrap();
+            sim.fail_next(call, nth, DeviceError::Unavailable("asked for".to_owned()));
+            let run = || -> Result<(), Error> {
+                let shared = buffer.share()?;
+                let opened = context.open_shared::<u8>(pass(&shared), &stream)?;
+                shared.event().record(&stream)?;
+                opened.event.wait(&stream)?;
+                Ok(())
+            };
+            let done = run();
+            failed += usize::from(done.is_err());
+            assert!(matches!(done, Ok(()) | Err(Error::Device(_))), "{done:?}");
+            // What could not be unmapped is, the next time.
+            context.synchronize().unwrap();
+            sim.fail_no_more();
+            context.synchronize().unwrap();
+            assert!(!pool.is_shared(buffer.ptr()).unwrap(), "{} {nth}", call.name());
+            drop(buffer);
+            pool.check().unwrap();
+            pool.trim_to(0).unwrap();
+            assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+            drop((pool, stream, context));
+            checker.verify_nothing_left().unwrap_or_else(|error| panic!("{} {nth}: {error}", call.name()));
+        }
+    }
+    assert!(failed >= 20, "{failed}");
+}
