@@ -14,8 +14,8 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fs, mem};
@@ -173,8 +173,17 @@ fn start() -> io::Result<(u64, u128)> {
     let (socket, secret) = random.split_at(8);
     let socket = u64::from_le_bytes(socket.try_into().expect("8 bytes"));
     let secret = u128::from_le_bytes(secret.try_into().expect("16 bytes"));
-    let listener = listener::make(&address(socket)?)?;
-    thread::Builder::new().name("millpond offers".to_owned()).spawn(move || serve(&listener, secret))?;
+    let (address, (tell, told)) = (address(socket)?, mpsc::channel());
+    // Whatever else can fail comes before there is a socket: a child closes its descriptor by number.
+    thread::Builder::new().name("millpond offers".to_owned()).spawn(move || {
+        let listener = match listener::make(&address) {
+            Ok(listener) => listener,
+            Err(error) => return tell.send(Err(error)).unwrap_or_default(),
+        };
+        tell.send(Ok(())).ok();
+        serve(&listener, secret);
+    })?;
+    told.recv().map_err(io::Error::other)??;
     Ok((socket, secret))
 }
 
@@ -190,7 +199,7 @@ mod listener {
 
     pub(super) fn make(address: &SocketAddr) -> io::Result<UnixListener> {
         static IS_WATCHED: AtomicBool = AtomicBool::new(false);
-        // Relaxed: under the lock of `OFFERS`.
+        // Relaxed: whoever started this thread holds the lock of `OFFERS`.
         if !IS_WATCHED.swap(true, Ordering::Relaxed) {
             // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
             let failed = unsafe { libc::pthread_atfork(Some(enter), Some(leave), Some(leave_in_child)) };

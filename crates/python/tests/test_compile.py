@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +100,8 @@ def test_what_it_is_built_of_makes_another_library(workshop: Workshop, monkeypat
     assert len(found) == workshop.compiled() == 4
 
 
-def test_processes_that_start_together_build_once(workshop: Workshop) -> None:
+def start(workshop: Workshop) -> subprocess.Popen[str]:
+    """A process that builds the library, and prints where it is."""
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -109,11 +112,31 @@ workshop.folder = Path({str(workshop.folder)!r})
 print(workshop.build())
 """
     command = [sys.executable, "-c", program]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def test_processes_that_start_together_build_once(workshop: Workshop) -> None:
+    processes = [start(workshop) for _ in range(4)]
     said = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, said
     assert len({out for out, _ in said}) == 1 and workshop.compiled() == 1
     assert sorted(err.count("building a small library") for _, err in said) == [0, 0, 0, 1]
+
+
+def test_a_process_that_is_killed_while_it_builds_leaves_that_to_the_next(workshop: Workshop) -> None:
+    # The first time, the compiler never ends.
+    hangs = '[ -e "$0.log" ] || { case "$*" in *main.cpp*) echo compiled >>"$0.log"; sleep 600 ;; esac; }\n'
+    workshop.compiler.write_text(COMPILER.replace("case", hangs + "case", 1))
+    killed = start(workshop)
+    while not workshop.compiled():
+        time.sleep(0.01)
+    waiting = start(workshop)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    out, said = waiting.communicate()
+    assert waiting.returncode == 0 and Path(out.strip()).is_file(), said
 
 
 def test_what_does_not_compile_is_said_and_not_tried_again(workshop: Workshop) -> None:

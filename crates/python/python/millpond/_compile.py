@@ -34,6 +34,10 @@ class CannotBuild(Exception):
     """Why a library cannot be built, and what to do, as the end of a sentence."""
 
 
+class _Refused(CannotBuild):
+    """What a program printed that failed by its own decision."""
+
+
 class Library(NamedTuple):
     """A library that can be built."""
 
@@ -68,7 +72,10 @@ def digest(folder: Path, *names: str) -> str:
 
 def package_folders(name: str, within: str) -> list[Path]:
     """Folders in an installed package, which is not imported."""
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module that a program made itself
+        return []
     places = (spec.submodule_search_locations if spec else None) or []
     return [path for place in places for path in sorted(Path(place).glob(within)) if path.is_dir()]
 
@@ -178,10 +185,6 @@ def _build(library: Library, command: Command, out: Path) -> None:
             log.write_text(str(refused))
             raise _failed(log) from None
         (work / "library").rename(out)
-
-
-class _Refused(CannotBuild):
-    """What a program printed that failed by its own decision."""
 
 
 def _failed(log: Path) -> CannotBuild:

@@ -139,15 +139,12 @@ def build(rmm: Any) -> Path:
 
     Raises:
         CannotBuild: where that fails.
+        OSError: where a file cannot be read.
     """
     package = Path(rmm.__file__).parent
     include = include_of(package)
     others = _compile.package_folders("rapids_logger", "include") + _compile.cuda_includes()
-    try:
-        wanted = library(version_of(rmm), package, include, others)
-    except OSError as error:
-        raise CannotBuild(f"RMM's headers cannot be read ({error})") from error
-    return _compile.built(wanted, _compile.user_folder())
+    return _compile.built(library(version_of(rmm), package, include, others), _compile.user_folder())
 
 
 def load(rmm: Any) -> tuple[type[Any] | None, str]:
@@ -156,7 +153,7 @@ def load(rmm: Any) -> tuple[type[Any] | None, str]:
     if path is None:
         try:
             path = build(rmm)
-        except CannotBuild as error:
+        except (CannotBuild, OSError) as error:
             return None, f"{missing}, and a library for it cannot be built: {error}"
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)

@@ -97,6 +97,7 @@ def build(version: str, include: Path) -> Path:
 
     Raises:
         CannotBuild: where that fails.
+        OSError: where a file cannot be read.
     """
     if not (include / HEADERS[-1]).is_file():
         raise CannotBuild(f"{include} does not have PyTorch's headers. Install PyTorch from its wheel")
@@ -118,7 +119,7 @@ def install(torch: Any, table: int, *, pinned: bool) -> str | None:
     if path is None:
         try:
             path = build(torch.__version__, include)
-        except CannotBuild as error:
+        except (CannotBuild, OSError) as error:
             return f"{missing}, and a library for it cannot be built: {error}"
     try:
         loaded = ctypes.CDLL(str(path))
