@@ -16,6 +16,7 @@ use crate::dlpack;
 use crate::failure::{Failure, Result};
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Residency};
+use crate::offers::{self, Offered};
 use crate::sharing::Shared;
 
 /// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
@@ -604,4 +605,29 @@ impl Drop for Block {
             Python::try_attach(|py| PyErr::from(failure).write_unraisable(py, None));
         }
     }
+}
+
+/// Offers a block to other processes of this user, which open it by the text that is returned (``open_offer``). Their work on it
+/// comes after what ``stream`` is given until then. Whoever frees the block ends the offer before (``withdraw``).
+#[pyfunction]
+fn offer(py: Python<'_>, block: &Bound<'_, Block>, stream: &Bound<'_, PyAny>) -> PyResult<String> {
+    let block = block.get();
+    let stream = block.pool.stream(py, Some(stream))?.stream;
+    Ok(py.detach(|| {
+        block.while_live(|_| Ok(()))?;
+        offers::offer(Offered { pool: block.pool().clone(), ptr: block.ptr, stream })
+    })?)
+}
+
+/// Ends the offer of a block. Who opened it has it still.
+#[pyfunction]
+fn withdraw(py: Python<'_>, block: &Bound<'_, Block>) {
+    let ptr = block.get().ptr.raw();
+    py.detach(|| offers::withdraw(ptr));
+}
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Block>()?;
+    module.add_function(wrap_pyfunction!(offer, module)?)?;
+    module.add_function(wrap_pyfunction!(withdraw, module)?)
 }

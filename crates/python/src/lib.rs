@@ -13,6 +13,7 @@
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `callbacks`, `captures` | functions of Python that a pool calls; memory for CUDA graphs |
 //! | `sharing` | blocks that several processes use |
+//! | `offers` | blocks for processes that were handed a string |
 //! | `detached` | the GIL, and calls that may wait |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
@@ -43,6 +44,7 @@ mod handle;
 mod hooks;
 mod host_work;
 mod memory;
+mod offers;
 mod options;
 mod pool;
 mod recording;
@@ -69,7 +71,7 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     pool::add_to(module)?;
-    module.add_class::<block::Block>()?;
+    block::add_to(module)?;
     module.add_class::<memory::Residency>()?;
     module.add_class::<budget::Budget>()?;
     module.add_class::<budget::Tenant>()?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
-use millpond::{Context, Keep, record};
+use millpond::{Context, Keep, Received, record};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,6 +17,7 @@ use crate::detached::Detached;
 use crate::failure::{Failure, Result};
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Memory};
+use crate::offers;
 use crate::options::Options;
 use crate::recording::RecordingStatus;
 use crate::sharing::{self, Shared};
@@ -118,6 +119,24 @@ impl Deref for Pool {
 
     fn deref(&self) -> &Handle {
         &self.handle
+    }
+}
+
+impl Pool {
+    /// Opens what another process sent.
+    fn open_received(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        receive: impl FnOnce() -> Result<Received> + Send,
+    ) -> PyResult<(Block, Shared)> {
+        let given = self.stream(py, stream)?;
+        let (pool, block, shared) = py.detach(|| sharing::open(&self.context, receive()?, &given.stream))?;
+        let pool = Arc::new(Handle::new(pool, Context::clone(&self.context)));
+        let keeps = stream.map(|stream| stream.clone().unbind());
+        // SAFETY: nobody else has the block.
+        let block = unsafe { Block::over(pool, block, given, keeps) };
+        Ok((block, shared))
     }
 }
 
@@ -261,13 +280,8 @@ impl Pool {
         socket: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Block, Shared)> {
-        let given = self.stream(py, stream)?;
-        let (pool, block, shared) = sharing::open(py, &self.context, socket, &given.stream)?;
-        let pool = Arc::new(Handle::new(pool, Context::clone(&self.context)));
-        let keeps = stream.map(|stream| stream.clone().unbind());
-        // SAFETY: nobody else has the block.
-        let block = unsafe { Block::over(pool, block, given, keeps) };
-        Ok((block, shared))
+        let socket = sharing::read_socket(socket)?;
+        self.open_received(py, stream, move || Ok(Received::receive(&socket)?))
     }
 
     /// Makes a stream of the pool's device.
@@ -486,7 +500,14 @@ impl Pool {
     }
 }
 
+/// Opens the block that another process offers (``offer``), for work on the default stream.
+#[pyfunction]
+fn open_offer(py: Python<'_>, pool: &Bound<'_, Pool>, handle: &str) -> PyResult<(Block, Shared)> {
+    pool.get().open_received(py, None, || offers::open(handle))
+}
+
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Pool>()?;
+    module.add_function(wrap_pyfunction!(open_offer, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_ordinal, module)?)
 }

@@ -152,21 +152,16 @@ impl Shared {
 
 /// Opens what another process sends: its pool, address and bytes, and what orders the work on it.
 pub(crate) fn open(
-    py: Python<'_>,
     context: &Context,
-    socket: &Bound<'_, PyAny>,
+    received: Received,
     stream: &millpond::Stream,
-) -> PyResult<(millpond::Pool, (DevicePtr, u64), Shared)> {
-    let socket = read_socket(socket)?;
-    Ok(py.detach(|| -> Result<_> {
-        let received = Received::receive(&socket)?;
-        let (pool, ptr, bytes, event) = bindings::open_shared(context, received, stream)?;
-        Ok((pool, (ptr, bytes), Shared::new(Side::Opened(event), context.clone())))
-    })?)
+) -> Result<(millpond::Pool, (DevicePtr, u64), Shared)> {
+    let (pool, ptr, bytes, event) = bindings::open_shared(context, received, stream)?;
+    Ok((pool, (ptr, bytes), Shared::new(Side::Opened(event), context.clone())))
 }
 
 /// A descriptor of one's own for the socket of a Python object, which keeps its own.
-fn read_socket(socket: &Bound<'_, PyAny>) -> PyResult<UnixStream> {
+pub(crate) fn read_socket(socket: &Bound<'_, PyAny>) -> PyResult<UnixStream> {
     let Ok(descriptor) = socket.call_method0("fileno").and_then(|number| number.extract::<i32>()) else {
         let found = socket.get_type();
         let found = found.name()?;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import pickle
-import socket
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import fakes
 import millpond
 import pytest
-from millpond import _millpond, _offers
+from millpond import _millpond
 
 MIB = 1 << 20
 
@@ -61,7 +60,7 @@ def opens(pipe: Connection) -> None:
         handle.close()
     array = pipe.recv().open_array(context, shape=(3,), dtype=Dtype())
     pipe.send((array.shape, array.strides, text(array.gpu_data).raw))
-    with pytest.raises(millpond.Error, match="could not be opened"):
+    with pytest.raises(millpond.Error, match="was freed there"):
         pipe.recv().open(context)
     pipe.send("done")
 
@@ -117,17 +116,3 @@ def test_memory_of_others_has_no_handle(context: Any) -> None:
     nothing = [context.memory_manager.memalloc(0) for _ in range(3)]
     del nothing
     millpond.pool(0).check()
-
-
-def test_who_does_not_know_the_secret_gets_nothing(context: Any) -> None:
-    memory = context.memory_manager.memalloc(1000)
-    handle = context.memory_manager.get_ipc_handle(memory)
-    name, secret = handle._offer
-    for said in (b"", b"short", bytes(len(secret)), secret[:-1]):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(name)
-            connection.sendall(said)
-            connection.shutdown(socket.SHUT_WR)
-            assert connection.recv(100) == b""
-    with pytest.raises(millpond.Error, match="could not be opened"):
-        _offers.open_offer(_offers.Offer(b"\0millpond-nobody", secret), millpond.pool(0))

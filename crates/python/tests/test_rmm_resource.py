@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from millpond import _millpond, _rmm_resource
+from millpond import _compile, _millpond, _rmm_resource
 
 FUNCTIONS = 4
 
@@ -26,9 +26,9 @@ resource = millpond.rmm.resource(0)
 """
 
 
-def run(program: str) -> str:
+def run(program: str, before: str = "") -> str:
     """Runs a program in a process of its own: a GPU's pool is for the whole process."""
-    command = [sys.executable, "-c", BEGIN + program]
+    command = [sys.executable, "-c", before + BEGIN + program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -158,9 +158,11 @@ assert millpond.stats(0).allocations == 0
 @needs_rmm
 def test_without_a_library_python_is_called_and_a_warning_says_why() -> None:
     run("""
+import os
 from millpond import _rmm_resource
 from pathlib import Path
 _rmm_resource.FOLDER = Path("/nowhere")
+os.environ["CXX"] = "nowhere"
 millpond.rmm._class_of.cache_clear()
 if not hasattr(rmm.pylibrmm.stream.Stream, "__cuda_stream__"):
     try:
@@ -173,12 +175,34 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     callback = millpond.rmm.resource(0)
 assert isinstance(callback, rmm.mr.CallbackMemoryResource)
-assert "was built without any, and this is RMM" in str(said[0].message), said[0].message
+for part in ("was built without any, and this is RMM", "cannot be built: ", "Install "):
+    assert part in str(said[0].message), said[0].message
 address = callback.allocate(1000)
 assert pool.stats().requested.current == 1000
 callback.deallocate(address, 1000)
 assert pool.stats().requested.current == 0
 """)
+
+
+@needs_rmm
+def test_for_an_rmm_that_is_not_known_a_resource_is_built_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        _compile.compiler(), _compile.cuda_includes()
+    except _compile.CannotBuild as error:
+        pytest.skip(str(error))
+    if importlib.util.find_spec("Cython") is None:
+        pytest.skip("Cython is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = run(
+        """
+assert resource.deallocate(resource.allocate(1 << 20), 1 << 20) is None
+assert type(resource).__mro__[1] is rmm.mr.DeviceMemoryResource
+print(resource.__class__.__module__)
+""",
+        before="import millpond._rmm_resource as own, pathlib; own.FOLDER = pathlib.Path('/nowhere')",
+    )
+    assert said == "_millpond_rmm_resource\n"
+    assert len(list(tmp_path.glob("millpond/rmm-*.so"))) == 1
 
 
 @needs_library

@@ -787,6 +787,16 @@ def device_pool(ordinal: int, memory: Optional[Literal["device", "pinned"]] = No
 def devices_in_use() -> list[int]:
     """The GPUs that have a shared pool now."""
 
+def offer(block: Block, stream: _StreamLike) -> str:
+    """Offers a block to other processes of this user, which open it by the text that is returned (``open_offer``). Their work on it
+    comes after what ``stream`` is given until then. Whoever frees the block ends the offer before (``withdraw``)."""
+
+def withdraw(block: Block) -> None:
+    """Ends the offer of a block. Who opened it has it still."""
+
+def open_offer(pool: Pool, handle: str) -> tuple[Block, Shared]:
+    """Opens the block that another process offers (``offer``), for work on the default stream."""
+
 def keep_stream(ordinal: int, stream: object) -> None:
     """Registers a stream that stays as long as the process, for the shared pool of a GPU: calls with its handle are then fast."""
 

@@ -1,7 +1,7 @@
 """PyTorch's allocator as a class of its own interface: a C++ library for each layout of that interface.
 
 `scripts/torch-shims` builds these libraries from the headers of PyTorch's wheels. A library is used only with a PyTorch whose
-own headers are, byte for byte, those that it was built from.
+own headers are, byte for byte, those that it was built from. For any other PyTorch, one is built here from its headers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+
+from . import _compile
+from ._compile import CannotBuild, Library
 
 FOLDER = Path(__file__).parent / "_torch_shims"
 
@@ -28,6 +31,13 @@ HEADERS = (
     "c10/util/UniqueVoidPtr.h",
     "torch/csrc/cuda/CUDAPluggableAllocator.h",
 )
+
+
+#: What a library includes of PyTorch.
+INCLUDED = ("c10/", "torch/headeronly/", "torch/csrc/cuda/", "ATen/core/CachingHostAllocator.h")
+
+#: PyTorch's libraries that a library needs.
+LINKS = ["c10", "c10_cuda", "torch_cpu", "torch_cuda"]
 
 
 def fingerprint(include: Path) -> str:
@@ -63,6 +73,37 @@ def shim_for(version: str, include: Path) -> tuple[Path | None, str]:
     return FOLDER / f"{minor}.so", ""
 
 
+def library(version: str, include: Path, cuda: list[Path]) -> Library:
+    """What a library for a PyTorch is built of, with the folders of its headers and of the CUDA runtime's."""
+    minor = minor_of(version)
+    major, number = (int(part) for part in minor.split("."))
+    sources = _compile.SOURCES / "torch"
+    headers = [_compile.digest(include, *INCLUDED)]
+    headers += [_compile.digest(folder, "cuda_runtime_api.h", "crt/host_defines.h") for folder in cuda]
+    return Library(
+        what=f"the allocator for PyTorch {minor}",
+        name=f"torch-{minor}",
+        sources=sources,
+        main=lambda _: sources / "allocator.cpp",
+        flags=[f"-DMILLPOND_TORCH={major}{number:02}"],
+        includes=[include, *cuda],
+        links=LINKS,
+        headers=" ".join(headers),
+    )
+
+
+def build(version: str, include: Path) -> Path:
+    """The library for a PyTorch, built for this user unless it was before.
+
+    Raises:
+        CannotBuild: where that fails.
+        OSError: where a file cannot be read.
+    """
+    if not (include / HEADERS[-1]).is_file():
+        raise CannotBuild(f"{include} does not have PyTorch's headers. Install PyTorch from its wheel")
+    return _compile.built(library(version, include, _compile.cuda_includes()), _compile.user_folder())
+
+
 def install(torch: Any, table: int, *, pinned: bool) -> str | None:
     """Makes the pools PyTorch's allocator; or says why the library for that cannot be used.
 
@@ -73,16 +114,20 @@ def install(torch: Any, table: int, *, pinned: bool) -> str | None:
     Raises:
         RuntimeError: where PyTorch refuses another allocator.
     """
-    path, missing = shim_for(torch.__version__, Path(torch.__file__).parent / "include")
+    include = Path(torch.__file__).parent / "include"
+    path, missing = shim_for(torch.__version__, include)
     if path is None:
-        return missing
+        try:
+            path = build(torch.__version__, include)
+        except (CannotBuild, OSError) as error:
+            return f"{missing}, and a library for it cannot be built: {error}"
     try:
-        library = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return f"its library cannot be loaded ({error})"
-    library.millpond_torch_install.argtypes = [ctypes.c_void_p, ctypes.c_bool]
-    library.millpond_torch_install.restype = ctypes.c_char_p
-    refused = library.millpond_torch_install(table, pinned)
+    loaded.millpond_torch_install.argtypes = [ctypes.c_void_p, ctypes.c_bool]
+    loaded.millpond_torch_install.restype = ctypes.c_char_p
+    refused = loaded.millpond_torch_install(table, pinned)
     if refused is not None:
         raise RuntimeError(refused.decode(errors="replace"))
     return None

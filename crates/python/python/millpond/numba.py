@@ -12,35 +12,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Optional, Unpack
 
-from . import _millpond, _offers, _shared
+from . import _millpond, _shared
 from ._millpond import Block, Pool, Shared, Stream
 
 if TYPE_CHECKING:
     from ._options import Options
-
-
-class _Live:
-    """A block that Numba has, and what other processes open it by."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self._shared: Optional[tuple[Shared, _offers.Offer]] = None
-
-    def offer(self) -> _offers.Offer:
-        """Shares the block, after the work given so far to the default stream."""
-        if self._shared is None:
-            shared = self.block.share()
-            self._shared = shared, _offers.make(shared)
-        shared, offer = self._shared
-        shared.record()
-        return offer
-
-    def end(self) -> None:
-        """Ends the sharing. Who opened the block has it still."""
-        if self._shared is not None:
-            shared, offer = self._shared
-            _offers.take_back(offer)
-            shared.close()
 
 
 class _Blocks:
@@ -53,18 +29,18 @@ class _Blocks:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.stream: Stream = pool.create_stream()
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Block] = {}
 
     def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
         """An address, and what Numba calls when nothing uses the memory any more."""
-        live = _Live(self.pool.allocate(size))
-        address = live.block.ptr
-        self._live[address] = live
+        block = self.pool.allocate(size)
+        address = block.ptr
+        self._live[address] = block
 
         def free() -> None:
             self._live.pop(address, None)
-            live.end()
-            self.free(live.block)
+            _millpond.withdraw(block)
+            self.free(block)
 
         return address, free
 
@@ -73,11 +49,13 @@ class _Blocks:
         self.stream.wait_for_default()
         block.free(self.stream)
 
-    def find(self, address: int) -> tuple[_Live, int]:
-        """The block that an address lies in, and where in it."""
-        for start, live in list(self._live.items()):
-            if start <= address < start + live.block.size:
-                return live, address - start
+    def offer(self, address: int) -> tuple[str, int]:
+        """Offers the block that an address lies in to other processes; also where in it. Their work comes after what was given
+        so far to the default stream."""
+        for start, block in list(self._live.items()):
+            if start <= address < start + block.size:
+                self.stream.wait_for_default()
+                return _millpond.offer(block, self.stream), address - start
         raise ValueError(f"{address:#x} is no memory of millpond: only arrays that Numba allocated have IPC handles")
 
 
@@ -98,7 +76,7 @@ class IpcHandle:
     must live until then. As with Numba's own handles, say to each other by other means when the array is written and read.
     """
 
-    def __init__(self, offer: _offers.Offer, size: int, offset: int, base: Any = None) -> None:
+    def __init__(self, offer: str, size: int, offset: int, base: Any = None) -> None:
         #: The memory, in the process that has it.
         self.base = base
         self.size, self.offset = size, offset
@@ -116,7 +94,7 @@ class IpcHandle:
         if self._opened is not None:
             raise ValueError("IpcHandle is already opened")
         blocks = _blocks_of(context.device.id)
-        block, shared = _offers.open_offer(self._offer, blocks.pool)
+        block, shared = _millpond.open_offer(blocks.pool, self._offer)
         here = os.getpid()
 
         def free() -> None:
@@ -144,7 +122,7 @@ class IpcHandle:
         free()
         shared.close()
 
-    def __reduce__(self) -> tuple[type[IpcHandle], tuple[_offers.Offer, int, int]]:
+    def __reduce__(self) -> tuple[type[IpcHandle], tuple[str, int, int]]:
         return IpcHandle, (self._offer, self.size, self.offset)
 
 
@@ -174,8 +152,8 @@ def manager() -> Any:
 
         def get_ipc_handle(self, memory: Any) -> IpcHandle:
             """A handle by which another process that uses millpond opens the memory."""
-            live, offset = _blocks_of(self.context.device.id).find(memory.device_ctypes_pointer.value)
-            return IpcHandle(live.offer(), memory.size, offset, base=memory)
+            offer, offset = _blocks_of(self.context.device.id).offer(memory.device_ctypes_pointer.value)
+            return IpcHandle(offer, memory.size, offset, base=memory)
 
     return Manager
 

@@ -24,8 +24,9 @@ _registered: list[Any] = []
 def resource(device: Any = None) -> Any:
     """An RMM memory resource over the pool of a GPU, ordered by the streams that RMM passes.
 
-    RMM's C++ calls it without Python. That needs a library for this version of RMM; without one it is a
-    ``CallbackMemoryResource``, which calls Python, and a warning says why. The pool is made by the first allocation.
+    RMM's C++ calls it without Python. That needs a library for this version of RMM. Where there is none, one is built, once.
+    Where that fails, it is a ``CallbackMemoryResource``, which calls Python, and a warning says why. The pool is made by the
+    first allocation.
 
     Raises:
         millpond.Error: for an RMM without a library that is too old for callbacks, too.

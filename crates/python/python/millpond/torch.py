@@ -44,9 +44,9 @@ def enable(
 
     Args:
         backend: ``"native-interface"`` derives from the class of PyTorch's own allocator. Where there is no library for this
-            PyTorch, the plug-in is used, with a warning that says why. ``"plug-in"`` uses PyTorch's hooks for allocators of
-            others, which leave many functions out. By default what the environment variable ``MILLPOND_TORCH_BACKEND`` says,
-            else the native interface.
+            PyTorch, one is built, once. Where that fails, the plug-in is used, with a warning that says why. ``"plug-in"``
+            uses PyTorch's hooks for allocators of others, which leave many functions out. By default what the environment
+            variable ``MILLPOND_TORCH_BACKEND`` says, else the native interface.
 
         pinned: PyTorch's pinned memory (``Tensor.pin_memory``, ``DataLoader(pin_memory=True)``) comes from a pool, too:
             ``millpond.pool(0, memory="pinned")``. That needs the native interface.
@@ -156,7 +156,7 @@ def _derive(torch: Any, *, pinned: bool) -> bool:
         return True
     warn(
         f"millpond uses PyTorch's plug-in interface, which leaves out memory snapshots, CUDA graph trees, MemPool, "
-        f"cudnn.benchmark and pinned memory: {missing}",
+        f"cudnn.benchmark, tensors of several processes and pinned memory: {missing}",
         stacklevel=4,
     )
     return False

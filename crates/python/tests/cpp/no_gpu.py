@@ -6,6 +6,7 @@ The CUDA runtime does nothing (`no_cuda.c`), and a pool of the CPU stands in for
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import os
 import pickle
 import warnings
@@ -21,7 +22,11 @@ MIB = 1 << 20
 
 pool = millpond.Pool("host", name="stand-in", hard_limit=512 * MIB)
 _millpond.stand_in(0, pool)
-os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:0.9,per_process_memory_fraction:0.75,backend:native"
+version = tuple(int(number) for number in minor_of(importlib.metadata.version("torch")).split("."))
+# PyTorch 2.9 has fewer settings, and refuses to name a backend where the allocator is another.
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:0.9"
+if version >= (2, 10):
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] += ",per_process_memory_fraction:0.75,backend:native"
 with warnings.catch_warnings():
     warnings.simplefilter("error")
     millpond.torch.enable(pinned=True)
@@ -31,8 +36,6 @@ import torch  # noqa: E402
 # The properties of the GPU, which has none.
 torch.cuda._queued_calls.clear()
 torch.cuda.init()
-
-version = tuple(int(number) for number in minor_of(torch.__version__).split("."))
 
 
 def empty(bytes: int) -> Any:
@@ -75,7 +78,7 @@ def figures() -> None:
 
 
 def limits() -> None:
-    assert torch.cuda.get_per_process_memory_fraction() == 0.75
+    assert torch.cuda.get_per_process_memory_fraction() == (0.75 if version >= (2, 10) else 1.0)
     torch.cuda.set_per_process_memory_fraction(0.5)
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -87,6 +90,8 @@ def limits() -> None:
 
 
 def settings() -> None:
+    if version < (2, 10):
+        return
     change = torch._C._accelerator_setAllocatorSettings
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -148,6 +153,8 @@ def segments() -> None:
     while at < kept.data_ptr() + 70 * MIB:
         at += mapped[at]
     torch.cuda.memory._record_memory_history(enabled=None)
+    if version < (2, 10):
+        return
     torch.cuda.memory._record_memory_history(stacks="python", skip_actions=["segment_map"])
     empty(90 * MIB)
     told = {event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]}

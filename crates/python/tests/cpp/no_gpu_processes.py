@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import sys
 from typing import Any
 
@@ -109,7 +110,13 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     print(f"  {method}")
 
 
+def allow_many_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def read_all(tensors: Any, answers: Any) -> None:
+    allow_many_files()
     start()
     received = tensors.get()
     assert all(holds(tensor, number % 256) for number, tensor in enumerate(received))
@@ -118,6 +125,7 @@ def read_all(tensors: Any, answers: Any) -> None:
 
 def many(pool: millpond.Pool) -> None:
     """More than a process may have open descriptors at first."""
+    allow_many_files()
     context = mp.get_context("spawn")
     tensors, answers = context.Queue(), context.Queue()
     process = context.Process(target=read_all, args=(tensors, answers))
@@ -166,7 +174,7 @@ def refusals(pool: millpond.Pool) -> None:
     assert handle[1] == storage._share_cuda_()[1], "one block has one handle"
     rebuild = torch.UntypedStorage._new_shared_cuda
     old, wrong, gone = (handle[1].split(b"/") for _ in range(3))
-    old[1], wrong[3] = b"2", b"0" * 32
+    old[1], wrong[3] = b"1", b"0" * 32
     fails(lambda: rebuild(handle[0], b"/".join(old), *handle[2:]), RuntimeError, "of another version of millpond")
     fails(lambda: rebuild(handle[0], b"/".join(wrong), *handle[2:]), RuntimeError, "not one of its process")
     gone[4] = b"ffff"

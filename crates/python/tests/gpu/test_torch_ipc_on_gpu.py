@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,12 +111,19 @@ def test_tensors_go_to_a_process_that_was_forked_before_cuda_was_used() -> None:
     assert subprocess.run([sys.executable, __file__]).returncode == 0
 
 
+def allow_many_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def sum_all(tensors: Any, answers: Any) -> None:
+    allow_many_files()
     received = tensors.get()
     answers.put(sum(int(tensor[0]) for tensor in received))
 
 
 def test_more_tensors_are_shared_than_a_process_has_descriptors_at_first() -> None:
+    allow_many_files()
     context = torch.multiprocessing.get_context("spawn")
     tensors, answers = context.Queue(), context.Queue()
     process = context.Process(target=sum_all, args=(tensors, answers))

@@ -1,0 +1,357 @@
+//! Blocks for other processes that were handed a string: PyTorch's tensors by `torch.multiprocessing`, Numba's IPC handles.
+//!
+//! The string names a socket of this process, a secret, and the block. The first offer starts a thread that listens at the
+//! socket. A block's pages are exported when they are asked for, and none of their descriptors is kept here. So thousands of
+//! blocks can be offered.
+//!
+//! **How one request passes through.** The other process connects, looks whose the socket is, and only then says the secret.
+//! Here the thread that listens drops connections of other users at once. It gives each of the others a thread of its own, up
+//! to a number, and ends whichever lasts too long. That thread reads the request, shares the block and sends it.
+//! [`OFFERS`] is not locked meanwhile, so that frees need not wait.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fs, mem};
+
+use millpond::bindings::{Mutex, PerProcess};
+use millpond::device::DevicePtr;
+use millpond::{Pool, Received, Stream};
+use rustc_hash::FxHashMap;
+
+use crate::failure::{Failure, Result};
+
+/// What each handle begins with: PyTorch's own begin with a byte below 32.
+const HANDLE: &str = "millpond/2/";
+
+/// How long a connection may last here, from its first byte to the last.
+const TO_ANSWER: Duration = Duration::from_secs(10);
+/// How many connections are answered at once. Others wait for a free place, at most [`TO_ANSWER`] each time.
+const MOST_AT_ONCE: usize = 16;
+/// How often the thread that listens looks at the connections that are being answered.
+const TO_LOOK: Duration = Duration::from_millis(50);
+/// How long the other process waits for the next bytes of an answer.
+const TO_WAIT: Duration = Duration::from_secs(60);
+
+/// The first byte of an answer: what follows is a token with descriptors, or else why there is none.
+const GIVEN: u8 = 0;
+const REFUSED: u8 = 1;
+
+/// What stands in a handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Handle {
+    /// Names the socket. Every process of the machine can read that.
+    socket: u64,
+    /// Nobody can, but those who were handed the string.
+    secret: u128,
+    block: u64,
+}
+
+impl Handle {
+    fn text(&self) -> String {
+        format!("{HANDLE}{:016x}/{:032x}/{:x}", self.socket, self.secret, self.block)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.strip_prefix(HANDLE)?.split('/');
+        let handle = Self {
+            socket: u64::from_str_radix(parts.next()?, 16).ok()?,
+            secret: u128::from_str_radix(parts.next()?, 16).ok()?,
+            block: u64::from_str_radix(parts.next()?, 16).ok()?,
+        };
+        parts.next().is_none().then_some(handle)
+    }
+
+    fn bytes(&self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..16].copy_from_slice(&self.secret.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.block.to_le_bytes());
+        bytes
+    }
+}
+
+/// In Linux's abstract namespace: there is no file, and the name goes with the process. Any user may connect, and may take
+/// the name once it is free. So each end looks [whose](user_of) the other is.
+fn address(socket: u64) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("millpond-offers-{socket:016x}"))
+}
+
+/// The user of the process at the other end: of the one that connected, or of the one that listened.
+fn user_of(socket: &UnixStream) -> io::Result<libc::uid_t> {
+    let mut found = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
+    let mut bytes = mem::size_of_val(&found) as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: `found` may be written, and has as many bytes.
+    match unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut found).cast(), &raw mut bytes)
+    } {
+        0 => Ok(found.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn this_user() -> libc::uid_t {
+    // SAFETY: it only answers.
+    unsafe { libc::geteuid() }
+}
+
+// ---- the process that has the memory -----------------------------------------------------------------
+
+/// A block that others may open.
+#[derive(Debug, Clone)]
+pub(crate) struct Offered {
+    pub(crate) pool: Pool,
+    pub(crate) ptr: DevicePtr,
+    /// Who opens the block works on it after what this stream was given until then.
+    pub(crate) stream: Stream,
+}
+
+/// What this process offers.
+#[derive(Debug, Default)]
+struct Offers {
+    /// Socket and secret; `None` before the first offer.
+    server: Option<(u64, u128)>,
+    next: u64,
+    blocks: FxHashMap<u64, Offered>,
+    /// Number, by address.
+    numbers: FxHashMap<u64, u64>,
+}
+
+static OFFERS: PerProcess<Mutex<Offers>> = PerProcess::new();
+
+/// Offers a live block to other processes of this user, until [`withdraw`]. Returns what [`open`] takes there; the same as often
+/// as it is offered.
+pub(crate) fn offer(offered: Offered) -> Result<String> {
+    let mut offers = OFFERS.get().lock();
+    let (socket, secret) = match offers.server {
+        Some(server) => server,
+        None => *offers.server.insert(start().map_err(|error| {
+            Failure::Broken(format!("no socket could be made for processes that share memory: {error}"))
+        })?),
+    };
+    let ptr = offered.ptr.raw();
+    let block = match offers.numbers.get(&ptr) {
+        Some(number) => *number,
+        None => {
+            let number = offers.next;
+            offers.next += 1;
+            offers.blocks.insert(number, offered);
+            offers.numbers.insert(ptr, number);
+            number
+        }
+    };
+    Ok(Handle { socket, secret, block }.text())
+}
+
+/// Ends the offer of a block, before the block is freed. Who opened it has it still.
+#[cold]
+pub(crate) fn withdraw(ptr: u64) {
+    let mut offers = OFFERS.get().lock();
+    let gone = offers.numbers.remove(&ptr).and_then(|number| offers.blocks.remove(&number));
+    // The end of a pool or a stream may wait.
+    drop(offers);
+    drop(gone);
+}
+
+/// A block that is offered, by its number.
+fn find(block: u64) -> Result<Offered> {
+    OFFERS.get().lock().blocks.get(&block).cloned().ok_or_else(|| {
+        Failure::Broken("the memory was freed there: keep it until the other process has it".to_owned())
+    })
+}
+
+/// Makes the socket, and the thread that listens there. Returns the socket's name, and the secret.
+fn start() -> io::Result<(u64, u128)> {
+    let mut random = [0; 24];
+    fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+    let (socket, secret) = random.split_at(8);
+    let socket = u64::from_le_bytes(socket.try_into().expect("8 bytes"));
+    let secret = u128::from_le_bytes(secret.try_into().expect("16 bytes"));
+    let (address, (tell, told)) = (address(socket)?, mpsc::channel());
+    // Whatever else can fail comes before there is a socket: a child closes its descriptor by number.
+    thread::Builder::new().name("millpond offers".to_owned()).spawn(move || {
+        let listener = match listener::make(&address) {
+            Ok(listener) => listener,
+            Err(error) => return tell.send(Err(error)).unwrap_or_default(),
+        };
+        tell.send(Ok(())).ok();
+        serve(&listener, secret);
+    })?;
+    told.recv().map_err(io::Error::other)??;
+    Ok((socket, secret))
+}
+
+/// The socket, which a forked child must not keep: whoever connects would wait for the child.
+mod listener {
+    use super::*;
+
+    /// Its descriptor; negative while there is none.
+    static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+
+    /// Whether a thread makes the socket, or forks. Not both at once, so that a child knows each socket that it inherits.
+    static IS_BUSY: AtomicBool = AtomicBool::new(false);
+
+    pub(super) fn make(address: &SocketAddr) -> io::Result<UnixListener> {
+        static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+        // Relaxed: whoever started this thread holds the lock of `OFFERS`.
+        if !IS_WATCHED.swap(true, Ordering::Relaxed) {
+            // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
+            let failed = unsafe { libc::pthread_atfork(Some(enter), Some(leave), Some(leave_in_child)) };
+            if failed != 0 {
+                return Err(io::Error::from_raw_os_error(failed));
+            }
+        }
+        enter();
+        let made = UnixListener::bind_addr(address);
+        // Relaxed: read in a child, before which comes `enter`.
+        DESCRIPTOR.store(made.as_ref().map_or(-1, AsRawFd::as_raw_fd), Ordering::Relaxed);
+        leave();
+        made
+    }
+
+    /// Waits for a few calls of the system at most: who is inside neither locks nor allocates.
+    extern "C" fn enter() {
+        // Acquire and the Release of `leave`: who enters sees what was written inside.
+        while IS_BUSY.swap(true, Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    extern "C" fn leave() {
+        IS_BUSY.store(false, Ordering::Release);
+    }
+
+    /// In a forked child. The thread that listens is its parent's, and so is the socket.
+    extern "C" fn leave_in_child() {
+        // Relaxed: there is one thread.
+        let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: its owner is a variable of a thread that this process does not have.
+            drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        }
+        leave();
+    }
+}
+
+/// A connection that a thread answers.
+struct Answering {
+    connection: Arc<UnixStream>,
+    until: Instant,
+    thread: JoinHandle<()>,
+}
+
+/// Answers until the process ends.
+fn serve(listener: &UnixListener, secret: u128) {
+    let mut answering: Vec<Answering> = Vec::new();
+    loop {
+        answering.retain(|one| !one.thread.is_finished());
+        let now = Instant::now();
+        for one in answering.iter().filter(|one| one.until <= now) {
+            // Ends its reads and writes.
+            one.connection.shutdown(Shutdown::Both).ok();
+        }
+        if answering.len() == MOST_AT_ONCE {
+            thread::sleep(TO_LOOK);
+            continue;
+        }
+        if !is_asked(listener, !answering.is_empty()) {
+            continue;
+        }
+        match listener.accept() {
+            Ok((connection, _)) => answering.extend(answer_beside(connection, secret)),
+            // Out of descriptors, for example.
+            Err(_) => thread::sleep(TO_LOOK),
+        }
+    }
+}
+
+/// Waits until somebody connects; `false` where that took too long, if it may not.
+fn is_asked(listener: &UnixListener, is_hurried: bool) -> bool {
+    let mut asked = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let most = if is_hurried { TO_LOOK.as_millis() as i32 } else { -1 };
+    // SAFETY: `asked` may be written, and is one.
+    unsafe { libc::poll(&raw mut asked, 1, most) == 1 }
+}
+
+/// Answers a process of this user on a thread. All others are dropped at once.
+fn answer_beside(connection: UnixStream, secret: u128) -> Option<Answering> {
+    if user_of(&connection).ok()? != this_user() {
+        return None;
+    }
+    let connection = Arc::new(connection);
+    let (here, until) = (connection.clone(), Instant::now() + TO_ANSWER);
+    let answered = move || {
+        // One that went away, or asks for nothing that there is, got its answer, or needs none.
+        answer(&here, secret).ok();
+        // Also where a child that was forked meanwhile still has the connection.
+        here.shutdown(Shutdown::Both).ok();
+    };
+    let thread = thread::Builder::new().name("millpond offer".to_owned()).spawn(answered).ok()?;
+    Some(Answering { connection, until, thread })
+}
+
+fn answer(mut connection: &UnixStream, secret: u128) -> io::Result<()> {
+    let mut asked = [0; 24];
+    connection.read_exact(&mut asked)?;
+    let (given, block) = asked.split_at(16);
+    // Who guesses learns nothing from the time that this takes: it is 16 bytes, in one comparison.
+    if u128::from_le_bytes(given.try_into().expect("16 bytes")) != secret {
+        return connection.write_all(&[REFUSED]);
+    }
+    let block = u64::from_le_bytes(block.try_into().expect("8 bytes"));
+    if let Err(failure) = send(connection, block) {
+        connection.write_all(&[REFUSED])?;
+        connection.write_all(failure.to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+fn send(mut connection: &UnixStream, block: u64) -> Result<()> {
+    let Offered { pool, ptr, stream } = find(block)?;
+    let shared = pool.share(ptr, &stream)?;
+    // It may have been freed in between, and what lies there now be another block. Once it is shared, it stays.
+    find(block)?;
+    let failed = |error: io::Error| Failure::Broken(format!("the memory could not be sent: {error}"));
+    connection.write_all(&[GIVEN]).map_err(failed)?;
+    Ok(shared.send(connection)?)
+}
+
+// ---- the process that gets it ------------------------------------------------------------------------
+
+/// Gets a block that another process of this user [offers](offer).
+pub(crate) fn open(handle: &str) -> Result<Received> {
+    let broken = |why: String| Failure::Broken(format!("memory of another process cannot be opened: {why}"));
+    let handle = Handle::read(handle)
+        .ok_or_else(|| broken("its handle is of another version of millpond: use one in both".to_owned()))?;
+    let gone = |error: io::Error| {
+        broken(format!("its process does not answer ({error}): keep that running until it was opened"))
+    };
+    let mut connection = address(handle.socket).and_then(|at| UnixStream::connect_addr(&at)).map_err(gone)?;
+    // Before the secret is said: a name that its process no longer has may be anybody's.
+    let (user, this) = (user_of(&connection).map_err(gone)?, this_user());
+    if user != this {
+        return Err(broken(format!(
+            "user {user} answers in the place of its process, and this is user {this}: run both as one user"
+        )));
+    }
+    connection.set_read_timeout(Some(TO_WAIT)).map_err(gone)?;
+    connection.write_all(&handle.bytes()).map_err(gone)?;
+    let mut first = [REFUSED];
+    connection.read_exact(&mut first).map_err(|error| broken(format!("no answer ({error})")))?;
+    if first != [GIVEN] {
+        let mut why = String::new();
+        connection.take(10_000).read_to_string(&mut why).ok();
+        return Err(broken(if why.is_empty() {
+            "the handle is not one of its process".to_owned()
+        } else {
+            why
+        }));
+    }
+    Ok(Received::receive(&connection)?)
+}
