@@ -307,6 +307,8 @@ impl Timelines {
             let polled = timeline.poll(self.device.as_ref(), |event| self.let_go(event));
             // The turn at retirement closed every tick below `now`.
             if polled.is_ok() && timeline.observed() + 1 >= timeline.now() {
+                // It may be complete only since the poll: by another thread's wait.
+                timeline.give_up_marks(|event| self.let_go(event));
                 self.table.write().remove(timeline.id);
             } else {
                 self.retired.lock().push_back(timeline);
@@ -517,11 +519,10 @@ impl Drop for Timelines {
             return;
         }
         // Streams hold this table, so none is left: every timeline is retired.
-        let slots = std::mem::take(&mut self.table.get_mut().slots);
-        let marks =
-            slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
-        let events = marks.filter_map(Shared::into_inner);
-        for event in events.chain(self.spare_events.get_mut().drain(..)) {
+        for timeline in self.each() {
+            timeline.give_up_marks(|event| self.let_go(event));
+        }
+        for event in self.spare_events.get_mut().drain(..) {
             // SAFETY: no timeline is left that could use the event.
             unsafe { self.device.destroy_event(event) }.ok();
         }
@@ -531,8 +532,8 @@ impl Drop for Timelines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::device::{DeviceError, Forward};
     use crate::order::ReusePolicies;
     use crate::order::Stream;
 
@@ -581,6 +582,55 @@ mod tests {
         sim.release(hold);
         drop(timelines.create_stream().unwrap());
         assert_eq!(timelines.count(), 0, "all are complete, and one sweep finds them");
+    }
+
+    /// Does something between the answer to the next question about an event and what is made of it.
+    #[derive(Default)]
+    struct Meanwhile(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl std::fmt::Debug for Meanwhile {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Meanwhile")
+        }
+    }
+
+    #[derive(Debug)]
+    struct Interrupted(Arc<SimDevice>, Meanwhile);
+
+    // SAFETY: each call goes to the device below, and its answer is given back.
+    unsafe impl Forward for Interrupted {
+        fn below(&self) -> &dyn Device {
+            &*self.0
+        }
+
+        unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+            // SAFETY: the caller's promise.
+            let answer = unsafe { self.0.query_event(event) };
+            if let Some(meanwhile) = self.1.0.lock().take() {
+                meanwhile();
+            }
+            answer
+        }
+    }
+
+    #[test]
+    fn a_stream_that_ends_while_the_host_synchronises_loses_no_event() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let device = Arc::new(Interrupted(sim.clone(), Meanwhile::default()));
+        let timelines = Timelines::new(device.clone());
+        let ends = timelines.create_stream().unwrap();
+        let hold = sim.hold(ends.handle()).unwrap();
+        let (synchronises, other) = (Arc::downgrade(&timelines), sim.clone());
+        *device.1.0.lock() = Some(Box::new(move || {
+            other.release(hold);
+            let waits = std::thread::spawn(move || synchronises.upgrade().unwrap().synchronize_device());
+            waits.join().unwrap().unwrap();
+        }));
+        drop(ends);
+        assert_eq!(timelines.count(), 0, "all is complete");
+        drop(timelines);
+        assert_eq!(sim.calls()[Call::CreateEvent], 1);
+        assert_eq!(sim.calls()[Call::DestroyEvent], 1);
     }
 
     #[test]
