@@ -232,12 +232,12 @@ impl PoolInner {
 
     /// Gives back what is free, lists what will sleep, and takes pinned memory for what is to be kept.
     fn prepare_sleep(&self, state: &mut PoolState, keep: Keep) -> DeviceResult<Asleep> {
-        state.trim_released();
+        state.captured.trim_all();
         state.arena.trim(0)?;
         let mut asleep = Asleep { pages: Vec::new(), pieces: Vec::new() };
         asleep.add(&mut state.arena, None, keep)?;
-        for captured in &mut state.captured {
-            asleep.add(&mut captured.arena, Some(captured.id), keep)?;
+        for (id, arena) in state.captured.iter_mut() {
+            asleep.add(arena, Some(id), keep)?;
         }
         state.staging.lengthen(self.timelines.device().as_ref(), asleep.bytes())?;
         Ok(asleep)
@@ -383,13 +383,13 @@ impl PoolState {
     fn arena_named(&mut self, of: Option<MemoryId>) -> Option<&mut Arena> {
         match of {
             None => Some(&mut self.arena),
-            Some(id) => self.captured(id).map(|at| &mut self.captured[at].arena),
+            Some(id) => self.captured.get_mut(id),
         }
     }
 
     /// Forgets the pages that sleep and hold no live byte. Those that a graph may use stay.
     fn forget_asleep(&mut self) {
-        let captured = self.captured.iter_mut().map(|captured| &mut captured.arena);
+        let captured = self.captured.iter_mut().map(|(_, arena)| arena);
         for arena in captured.filter(|arena| !arena.keeps()).chain([&mut self.arena]) {
             if let Err(error) = arena.forget_asleep() {
                 tracing::warn!(%error, "memory of a pool that sleeps could not be given back");
@@ -402,7 +402,7 @@ impl PoolState {
         asleep
             .join(|of, first, next| self.arena_named(of).is_some_and(|arena| arena.join_asleep(first, next)));
         self.arena.forget_whole();
-        self.captured.iter().for_each(|captured| captured.arena.forget_whole());
+        self.captured.iter().for_each(|(_, arena)| arena.forget_whole());
     }
 
     /// The pool is at its end, and nothing in it is live: it needs not wake.
