@@ -54,6 +54,8 @@ pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
 pub(crate) use sharing::OpenedBlock;
+#[cfg(feature = "cudarc")]
+pub(crate) use sleeping::KeptAwake;
 pub use sharing::{Shared, SharedEvent};
 use tagged::Tags;
 
