@@ -65,6 +65,11 @@ impl ThreadCache {
         epoch: fn(&Tally) -> &Epoch,
         stream: StreamKey,
     ) -> Option<Entered<'_>> {
+        // A thread is inside once, by whatever epoch.
+        #[cfg(debug_assertions)]
+        if self.tally.epochs().iter().any(|epoch| epoch.is_inside()) {
+            crate::lock::end_interrupted();
+        }
         let epoch = epoch(&self.tally);
         let (mut magazines, passage) = if WITHOUT_ENTRY {
             let passage = self.lock.enter_without_entry(epoch)?;
