@@ -139,7 +139,8 @@ impl Timeline {
         let state = self.state.lock();
         match (self.marking, state.handle) {
             (Marking::WhenNeeded, Some(_)) => self.now(),
-            (Marking::WhenNeeded, None) => self.now() - 1,
+            // What was recorded since is closed by no mark.
+            (Marking::WhenNeeded, None) => recorded.max(self.now() - 1),
             (Marking::AtOnce, _) => recorded,
         }
     }

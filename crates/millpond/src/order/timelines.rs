@@ -43,8 +43,11 @@ impl Table {
     fn remove(&mut self, id: TimelineId) {
         let slot = &mut self.slots[id.slot as usize];
         slot.timeline = None;
-        slot.generation += 1;
-        self.free.push(id.slot);
+        // Where generations are used up, the slot stays empty: no name is given twice.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(id.slot);
+        }
     }
 }
 
@@ -719,6 +722,37 @@ mod tests {
         );
         sim.release(hold);
         drop(foreign);
+    }
+
+    #[test]
+    fn a_use_noted_after_a_registrations_end_waits_for_the_device() {
+        let (sim, timelines) = sim();
+        let handle = sim.create_stream().unwrap();
+        // SAFETY: it is never destroyed.
+        let registered = unsafe { timelines.register_stream(handle) }.unwrap();
+        let left = registered.clone();
+        drop(registered);
+        let hold = sim.hold(handle).unwrap();
+        let (mut uses, mut fence) = (Fence::empty(), Fence::empty());
+        assert!(timelines.add_use(&mut uses, &left));
+        timelines.add_uses(&mut fence, &mut uses);
+        assert!(!timelines.is_complete(&fence), "no mark closes its tick");
+        sim.release(hold);
+        timelines.synchronize_device().unwrap();
+        assert!(timelines.is_complete(&fence));
+    }
+
+    #[test]
+    fn a_slot_whose_generations_are_used_up_is_given_to_nobody() {
+        let (_, timelines) = sim();
+        let stream = timelines.create_stream().unwrap();
+        let slot = stream.timeline().id.slot;
+        drop(stream);
+        timelines.table.write().slots[slot as usize].generation = u32::MAX;
+        let last = timelines.create_stream().unwrap();
+        assert_eq!(last.timeline().id, TimelineId { slot, generation: u32::MAX });
+        drop(last);
+        assert_ne!(timelines.create_stream().unwrap().timeline().id.slot, slot);
     }
 
     #[test]

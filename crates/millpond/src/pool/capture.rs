@@ -83,7 +83,8 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        if self.pool.timelines.end_capture() {
+        // In a forked child the capture is the parent's, and whoever had the locks is gone.
+        if self.pool.is_here() && self.pool.timelines.end_capture() {
             // This one also where the context is gone.
             self.pool.let_go_of_released();
             self.pool.others().for_each(|pool| _ = pool.let_go_of_released());
