@@ -31,7 +31,7 @@ const MAY_END: &[(&str, usize)] = &[
     ("Context::default_pool, current_pool", 14),
     ("Context::create_stream", 2),
     ("Context::default_stream, foreign_stream", 4),
-    ("CapturePool::begin, alloc, free, end", 12),
+    ("CapturePool::begin, alloc, free, end", 14),
     ("Budget::bytes, fraction", 3),
     ("Pool::on_reclaim, on_out_of_memory, and their removal", 4),
     // Recordings.

@@ -1,6 +1,6 @@
 //! One training by several ranks, here threads with a device each: losses, memory, checkpoints, and the end of a rank.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::ranks::{LastResort, Place, Ranks, Shard};
+use millpond_mlp::ranks::{LastResort, Place, Ranks, Secret, Shard};
 use millpond_mlp::{Epoch, Error, Hyper, Machine, Memory, Observer, Result, Saving, Step, Upload, train};
 
 const HYPER: Hyper = Hyper {
@@ -54,7 +54,8 @@ fn free_port() -> u16 {
 
 fn place(rank: usize, world: usize, port: u16) -> Place {
     let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
-    Place { rank, world, local_rank: rank, is_one_machine: true, host, port, timeout }
+    let (listens_at, secret) = (host.clone(), Secret::default());
+    Place { rank, world, local_rank: rank, is_one_machine: true, host, listens_at, port, timeout, secret }
 }
 
 /// What a rank has to say, for each rank of a world.
@@ -318,23 +319,6 @@ fn a_rank_that_does_not_come_is_named() {
     });
     let error = meet(3).unwrap_err().to_string();
     assert!(error.starts_with(&format!("rank 3: rank 0 at 127.0.0.1:{port} did not answer")), "{error}");
-}
-
-#[test]
-fn a_rank_that_is_started_again_takes_its_place() {
-    let port = free_port();
-    std::thread::scope(|scope| {
-        let meet = move |rank| scope.spawn(move || Ranks::meet(place(rank, 3, port), NEVER).unwrap());
-        let first = meet(0);
-        // Rank 1 comes, and does not live to see rank 2.
-        for purpose in [0, 1] {
-            let mut stream = until_connected(port);
-            stream.write_all(&[&b"millpnd1"[..], &[purpose], &[1, 0, 0, 0, 3, 0, 0, 0]].concat()).unwrap();
-            stream.read_exact(&mut [0; 10]).unwrap();
-        }
-        let all = [first, meet(1), meet(2)].map(|rank| rank.join().unwrap());
-        all.iter().for_each(|rank| rank.leave(None));
-    });
 }
 
 fn until_connected(port: u16) -> TcpStream {

@@ -110,7 +110,7 @@ impl Epoch {
         Passage { epoch: self, before }
     }
 
-    fn is_inside(&self) -> bool {
+    pub(super) fn is_inside(&self) -> bool {
         // Acquire: pairs with the Release where the owner leaves: what it did inside is seen.
         self.0.load(Ordering::Acquire) % 2 == 1
     }

@@ -73,6 +73,12 @@ impl ThreadCache {
         } else {
             self.lock.enter(epoch, stream)?
         };
+        // It is no sentinel, which several threads may pass at once. A thread that is inside by another epoch has two odd
+        // ones now, and one that is inside by this epoch none.
+        #[cfg(debug_assertions)]
+        if self.tally.epochs().iter().filter(|epoch| epoch.is_inside()).count() != 1 {
+            crate::lock::end_interrupted();
+        }
         // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
         // owner has left (`Caches::for_all`). That is not before `passage` is dropped with the returned reference. So
         // long the magazines stay, too: see `asymmetric_lock`.

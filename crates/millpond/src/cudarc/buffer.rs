@@ -14,7 +14,7 @@ use cudarc::driver::{
 use super::uses::Uses;
 use super::{Stream, refused};
 use crate::device::StreamHandle;
-use crate::pool::{Pool, PoolInner};
+use crate::pool::{KeptAwake, Pool};
 use crate::{Result, device};
 
 /// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
@@ -22,6 +22,9 @@ use crate::{Result, device};
 ///
 /// cudarc orders its use on other streams than its own, as it does for its slices. It does so where the context has
 /// more than one stream and tracks events. Reads then wait for writes, writes for both, and the free for all of them.
+///
+/// cudarc's calls do not ask whether the pool [sleeps](Pool::sleep). So a pool is not put to sleep while such buffers of it
+/// live. A [`millpond::Buffer`](crate::Buffer) can sleep, and goes into launches, too.
 ///
 /// ```no_run
 /// use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
@@ -47,7 +50,8 @@ pub struct Buffer<T> {
     uses: ManuallyDrop<Uses>,
     ptr: device::DevicePtr,
     len: usize,
-    pool: Arc<PoolInner>,
+    /// cudarc asks for the address, and cannot be refused it.
+    pool: KeptAwake,
     stream: Stream,
     element: PhantomData<T>,
 }
@@ -56,8 +60,8 @@ impl<T: DeviceRepr> Buffer<T> {
     /// A buffer of `len` elements with no defined content.
     ///
     /// # Errors
-    /// [`Error::SizeOverflow`](crate::Error::SizeOverflow), those of [`Pool::alloc`], and those that cudarc
-    /// noted earlier where there was nobody to tell.
+    /// [`Error::SizeOverflow`](crate::Error::SizeOverflow), those of [`Pool::alloc`] (among them
+    /// [`Error::Asleep`](crate::Error::Asleep) where the pool sleeps), and those that cudarc noted earlier where there was nobody to tell.
     ///
     /// # Panics
     /// Inside cudarc, where the driver refuses to create an event.
@@ -108,6 +112,7 @@ impl<T: DeviceRepr> Buffer<T> {
     /// A buffer whose first write has yet to be recorded.
     fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let bytes = crate::buffer::byte_len::<T>(len)?;
+        let awake = pool.inner().keep_awake()?;
         // What comes next is given to cudarc's side, which does not know whose default stream it is.
         stream.millpond().handle_here()?;
         let ptr = pool.alloc(bytes, stream.millpond())?;
@@ -120,8 +125,8 @@ impl<T: DeviceRepr> Buffer<T> {
                 return Err(error.into());
             }
         };
-        let (pool, stream) = (pool.inner().clone(), stream.clone());
-        Ok(Self { uses, ptr, len, pool, stream, element: PhantomData })
+        let stream = stream.clone();
+        Ok(Self { uses, ptr, len, pool: awake, stream, element: PhantomData })
     }
 }
 

@@ -81,11 +81,12 @@ impl KeptUses {
         bytes: usize,
         stream: &Arc<CudaStream>,
     ) -> DeviceResult<Uses> {
-        if stream.context().is_event_tracking()
-            && let Some(kept) = self.by_address.lock().remove(&ptr)
-            && kept.len() >= bytes
-        {
-            return Ok(kept);
+        if stream.context().is_event_tracking() {
+            // A statement: those of a shorter block go without the lock.
+            let kept = self.by_address.lock().remove(&ptr);
+            if let Some(kept) = kept.filter(|kept| kept.len() >= bytes) {
+                return Ok(kept);
+            }
         }
         // SAFETY: the caller's promise.
         unsafe { Uses::new(ptr, bytes, stream) }

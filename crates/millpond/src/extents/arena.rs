@@ -107,6 +107,11 @@ impl Arena {
         self.keeps
     }
 
+    /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
+    pub(crate) fn has_loose_pages(&self) -> bool {
+        !self.mapper.pages().parked().is_empty() || !self.mapper.old_mappings().is_empty()
+    }
+
     /// Leads from an address to its block without the lock.
     pub(crate) fn page_map(&self) -> &Arc<PageMap> {
         self.map.page_map()

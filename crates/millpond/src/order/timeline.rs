@@ -139,7 +139,8 @@ impl Timeline {
         let state = self.state.lock();
         match (self.marking, state.handle) {
             (Marking::WhenNeeded, Some(_)) => self.now(),
-            (Marking::WhenNeeded, None) => self.now() - 1,
+            // What was recorded since is closed by no mark.
+            (Marking::WhenNeeded, None) => recorded.max(self.now() - 1),
             (Marking::AtOnce, _) => recorded,
         }
     }
@@ -455,8 +456,8 @@ impl Timeline {
     }
 
     /// Gives up all marks, for a timeline that is complete or a device that is going away.
-    pub(crate) fn take_marks(&self) -> Vec<Shared<EventHandle>> {
-        self.state.lock().marks.drain(..).map(|mark| mark.event).collect()
+    pub(super) fn give_up_marks(&self, let_go: impl FnMut(Shared<EventHandle>)) {
+        self.state.lock().marks.drain(..).map(|mark| mark.event).for_each(let_go);
     }
 
     /// The stream's handle, if it is still this stream's and the calling thread may use it.

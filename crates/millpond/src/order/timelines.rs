@@ -43,8 +43,11 @@ impl Table {
     fn remove(&mut self, id: TimelineId) {
         let slot = &mut self.slots[id.slot as usize];
         slot.timeline = None;
-        slot.generation += 1;
-        self.free.push(id.slot);
+        // Where generations are used up, the slot stays empty: no name is given twice.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(id.slot);
+        }
     }
 }
 
@@ -307,6 +310,8 @@ impl Timelines {
             let polled = timeline.poll(self.device.as_ref(), |event| self.let_go(event));
             // The turn at retirement closed every tick below `now`.
             if polled.is_ok() && timeline.observed() + 1 >= timeline.now() {
+                // It may be complete only since the poll: by another thread's wait.
+                timeline.give_up_marks(|event| self.let_go(event));
                 self.table.write().remove(timeline.id);
             } else {
                 self.retired.lock().push_back(timeline);
@@ -517,11 +522,10 @@ impl Drop for Timelines {
             return;
         }
         // Streams hold this table, so none is left: every timeline is retired.
-        let slots = std::mem::take(&mut self.table.get_mut().slots);
-        let marks =
-            slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
-        let events = marks.filter_map(Shared::into_inner);
-        for event in events.chain(self.spare_events.get_mut().drain(..)) {
+        for timeline in self.each() {
+            timeline.give_up_marks(|event| self.let_go(event));
+        }
+        for event in self.spare_events.get_mut().drain(..) {
             // SAFETY: no timeline is left that could use the event.
             unsafe { self.device.destroy_event(event) }.ok();
         }
@@ -531,8 +535,8 @@ impl Drop for Timelines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::device::{DeviceError, Forward};
     use crate::order::ReusePolicies;
     use crate::order::Stream;
 
@@ -581,6 +585,55 @@ mod tests {
         sim.release(hold);
         drop(timelines.create_stream().unwrap());
         assert_eq!(timelines.count(), 0, "all are complete, and one sweep finds them");
+    }
+
+    /// Does something between the answer to the next question about an event and what is made of it.
+    #[derive(Default)]
+    struct Meanwhile(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl std::fmt::Debug for Meanwhile {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Meanwhile")
+        }
+    }
+
+    #[derive(Debug)]
+    struct Interrupted(Arc<SimDevice>, Meanwhile);
+
+    // SAFETY: each call goes to the device below, and its answer is given back.
+    unsafe impl Forward for Interrupted {
+        fn below(&self) -> &dyn Device {
+            &*self.0
+        }
+
+        unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+            // SAFETY: the caller's promise.
+            let answer = unsafe { self.0.query_event(event) };
+            if let Some(meanwhile) = self.1.0.lock().take() {
+                meanwhile();
+            }
+            answer
+        }
+    }
+
+    #[test]
+    fn a_stream_that_ends_while_the_host_synchronises_loses_no_event() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let device = Arc::new(Interrupted(sim.clone(), Meanwhile::default()));
+        let timelines = Timelines::new(device.clone());
+        let ends = timelines.create_stream().unwrap();
+        let hold = sim.hold(ends.handle()).unwrap();
+        let (synchronises, other) = (Arc::downgrade(&timelines), sim.clone());
+        *device.1.0.lock() = Some(Box::new(move || {
+            other.release(hold);
+            let waits = std::thread::spawn(move || synchronises.upgrade().unwrap().synchronize_device());
+            waits.join().unwrap().unwrap();
+        }));
+        drop(ends);
+        assert_eq!(timelines.count(), 0, "all is complete");
+        drop(timelines);
+        assert_eq!(sim.calls()[Call::CreateEvent], 1);
+        assert_eq!(sim.calls()[Call::DestroyEvent], 1);
     }
 
     #[test]
@@ -669,6 +722,37 @@ mod tests {
         );
         sim.release(hold);
         drop(foreign);
+    }
+
+    #[test]
+    fn a_use_noted_after_a_registrations_end_waits_for_the_device() {
+        let (sim, timelines) = sim();
+        let handle = sim.create_stream().unwrap();
+        // SAFETY: it is never destroyed.
+        let registered = unsafe { timelines.register_stream(handle) }.unwrap();
+        let left = registered.clone();
+        drop(registered);
+        let hold = sim.hold(handle).unwrap();
+        let (mut uses, mut fence) = (Fence::empty(), Fence::empty());
+        assert!(timelines.add_use(&mut uses, &left));
+        timelines.add_uses(&mut fence, &mut uses);
+        assert!(!timelines.is_complete(&fence), "no mark closes its tick");
+        sim.release(hold);
+        timelines.synchronize_device().unwrap();
+        assert!(timelines.is_complete(&fence));
+    }
+
+    #[test]
+    fn a_slot_whose_generations_are_used_up_is_given_to_nobody() {
+        let (_, timelines) = sim();
+        let stream = timelines.create_stream().unwrap();
+        let slot = stream.timeline().id.slot;
+        drop(stream);
+        timelines.table.write().slots[slot as usize].generation = u32::MAX;
+        let last = timelines.create_stream().unwrap();
+        assert_eq!(last.timeline().id, TimelineId { slot, generation: u32::MAX });
+        drop(last);
+        assert_ne!(timelines.create_stream().unwrap().timeline().id.slot, slot);
     }
 
     #[test]

@@ -180,8 +180,8 @@ impl PoolInner {
             return Ok(Err(Refusal::Short { what, bytes }));
         }
         let mut request = LockedRequest { units, align, stream, others };
-        let found = match route.and_then(|to| state.captured(to)) {
-            Some(captured) => self.alloc_captured(&mut state, captured, &request),
+        let found = match route.and_then(|to| self.alloc_captured(&mut state, to, &request)) {
+            Some(found) => found,
             None => {
                 request.units = self.units_to_allocate(&mut state, bytes, stream);
                 match self.climb(&mut state, &request) {
@@ -312,16 +312,19 @@ impl PoolInner {
         Ok(Some(found))
     }
 
-    /// Allocates from the memory of a capture.
+    /// Allocates from the memory of a capture; `None` where it is gone.
     fn alloc_captured(
         &self,
         state: &mut PoolState,
-        at: usize,
+        to: MemoryId,
         request: &LockedRequest<'_>,
-    ) -> Climb<Allocation> {
-        self.refuse_impossible(state, request)?;
+    ) -> Option<Climb<Allocation>> {
+        let refused = self.refuse_impossible(state, request);
         let PoolState { captured, ledger, .. } = state;
-        self.alloc_mapping(&mut captured[at].arena, ledger, request)
+        let arena = captured.get_mut(to)?;
+        let found = refused.and_then(|_| self.alloc_mapping(arena, ledger, request));
+        captured.note_loose_pages(to);
+        Some(found)
     }
 
     /// Allocates a block of a capture's memory at an address, for work on `stream`. `false`, and nothing done, where that
@@ -337,8 +340,8 @@ impl PoolInner {
         let units = self.caches.sizes().units(bytes);
         let mut state = self.state.lock();
         self.check_allocates(&state)?;
-        let Some(at) = state.captured(to) else { return Ok(false) };
-        let Some(found) = state.captured[at].arena.alloc_at(ptr, units) else { return Ok(false) };
+        let found = state.captured.get_mut(to).and_then(|arena| arena.alloc_at(ptr, units));
+        let Some(found) = found else { return Ok(false) };
         self.hand_out(&mut state, &found, bytes);
         drop(state);
         self.recording.alloc(ptr, bytes, stream);

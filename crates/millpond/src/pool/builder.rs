@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::lock::Mutex;
 
 use super::callbacks::Callbacks;
+use super::capture_memory::CaptureMemory;
 use super::context::{OtherMemory, PoolMemory};
 use super::inner::{PoolInner, PoolState};
 use super::registry::Registry;
@@ -341,7 +342,7 @@ impl PoolBuilder {
                 arena,
                 locked: Locked::default(),
                 ledger,
-                captured: Vec::new(),
+                captured: CaptureMemory::default(),
                 destroyed: false,
                 asleep: None,
                 staging: Staging::default(),

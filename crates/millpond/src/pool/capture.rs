@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::capture_memory::{Captured, MemoryId};
+use super::capture_memory::MemoryId;
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use super::routes::{Filter, Route};
 use crate::device::DevicePtr;
-use crate::extents::Owner;
+use crate::extents::{Arena, Owner};
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -83,7 +83,8 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        if self.pool.timelines.end_capture() {
+        // In a forked child the capture is the parent's, and whoever had the locks is gone.
+        if self.pool.is_here() && self.pool.timelines.end_capture() {
             // This one also where the context is gone.
             self.pool.let_go_of_released();
             self.pool.others().for_each(|pool| _ = pool.let_go_of_released());
@@ -95,19 +96,15 @@ impl Drop for UnderWay {
 impl CapturePool {
     pub(super) fn new(pool: &Arc<PoolInner>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Under the lock, so that the list stays in order. Relaxed: what orders them there is the lock.
-        let next = || MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
+        // Relaxed: only uniqueness matters.
+        let id = MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
         // In a forked child the pool is the parent's, which has no such memory.
-        let id = if pool.is_here() {
+        if pool.is_here() {
             let mut state = pool.state.lock();
-            let id = next();
             let mut arena = state.arena.that_keeps();
             arena.publish(&pool.ranges, Owner { pool: pool.number, memory: Some(id.0) });
-            state.captured.push(Captured { id, arena, is_released: false });
-            id
-        } else {
-            next()
-        };
+            state.captured.add(id, arena);
+        }
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
 
@@ -172,20 +169,20 @@ impl CapturePool {
 
     /// Physical bytes that the memory holds.
     pub fn reserved(&self) -> u64 {
-        self.with(|captured| captured.arena.held())
+        self.with(Arena::held)
     }
 
     /// Bytes in live blocks of the memory.
     pub fn used(&self) -> u64 {
-        self.with(|captured| captured.arena.allocated().1)
+        self.with(|arena| arena.allocated().1)
     }
 
-    fn with(&self, look: impl FnOnce(&Captured) -> u64) -> u64 {
+    fn with(&self, look: impl FnOnce(&Arena) -> u64) -> u64 {
         if !self.claim.pool.is_here() {
             return 0;
         }
         let state = self.claim.pool.state.lock();
-        state.captured(self.claim.id).map_or(0, |at| look(&state.captured[at]))
+        state.captured.get(self.claim.id).map_or(0, look)
     }
 }
 
@@ -194,12 +191,7 @@ impl Drop for Claim {
         if !self.pool.is_here() {
             return;
         }
-        {
-            let mut state = self.pool.state.lock();
-            if let Some(at) = state.captured(self.id) {
-                state.captured[at].is_released = true;
-            }
-        }
+        self.pool.state.lock().captured.release(self.id);
         self.pool.let_go_of_released();
         // What could not be let go must not be taken from a replay by the end of the pool.
         self.pool.outlive_if_needed();

@@ -1,76 +1,51 @@
 //! How a pool finds, frees and lets go of the memory of captures: see `capture_memory`.
 
-use super::capture_memory::{Captured, MemoryId};
+use super::capture_memory::MemoryId;
 use super::inner::{PoolInner, PoolState};
 use crate::device::DevicePtr;
 use crate::extents::{Arena, ExtentId, Pointer};
 use crate::order::Stream;
 
 impl PoolState {
-    /// Where the memory is in the list.
-    pub(super) fn captured(&self, id: MemoryId) -> Option<usize> {
-        self.captured.binary_search_by_key(&id, |captured| captured.id).ok()
-    }
-
     /// The memory of a capture in whose address space the pointer lies.
-    pub(super) fn captured_at(&self, ptr: DevicePtr) -> Option<usize> {
+    pub(super) fn captured_at(&self, ptr: DevicePtr) -> Option<MemoryId> {
         if self.captured.is_empty() {
             return None;
         }
-        self.captured(MemoryId(self.arena.owner_of(ptr)?.memory?))
+        let id = MemoryId(self.arena.owner_of(ptr)?.memory?);
+        self.captured.get(id).map(|_| id)
     }
 
     /// The pool's own arena, and those of captures.
     #[cfg(feature = "record")]
     pub(super) fn arenas(&self) -> impl Iterator<Item = &Arena> {
-        std::iter::once(&self.arena).chain(self.captured.iter().map(|captured| &captured.arena))
+        std::iter::once(&self.arena).chain(self.captured.iter().map(|(_, arena)| arena))
     }
 
     /// The same, to be changed.
     pub(super) fn arenas_mut(&mut self) -> impl Iterator<Item = &mut Arena> {
-        std::iter::once(&mut self.arena).chain(self.captured.iter_mut().map(|captured| &mut captured.arena))
+        std::iter::once(&mut self.arena).chain(self.captured.iter_mut().map(|(_, arena)| arena))
     }
 
     /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
     pub(super) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
         let own = self.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, None));
-        let of_captures = self.captured.iter().flat_map(|captured| {
-            captured.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, Some(captured.id.0)))
+        let of_captures = self.captured.iter().flat_map(|(id, arena)| {
+            arena.backed().into_iter().map(move |(start, bytes)| (start, bytes, Some(id.0)))
         });
         own.chain(of_captures).collect()
     }
 
     /// What the pointer is to any of them.
     pub(super) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        match self.captured_at(ptr) {
-            Some(at) => self.captured[at].arena.look_up(ptr),
-            None => self.arena.look_up(ptr),
-        }
+        let captured = self.captured_at(ptr).and_then(|id| self.captured.get(id));
+        captured.unwrap_or(&self.arena).look_up(ptr)
     }
 
     /// The arena in whose address space the pointer lies; the pool's own if it lies in none.
     pub(super) fn arena_of(&mut self, ptr: DevicePtr) -> &mut Arena {
-        match self.captured_at(ptr) {
-            Some(at) => &mut self.captured[at].arena,
-            None => &mut self.arena,
-        }
-    }
-
-    /// The memory that was let go, but for what is live there.
-    pub(super) fn released(&self) -> impl Iterator<Item = &Captured> {
-        self.captured.iter().filter(|captured| !captured.arena.keeps())
-    }
-
-    /// Gives back what is free, and complete, of the memory that was let go; of other memory what is mapped nowhere.
-    pub(super) fn trim_released(&mut self) {
-        for captured in &mut self.captured {
-            if let Err(error) = captured.arena.trim(0) {
-                tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
-            }
-        }
-        // Only addresses are left then. Where they cannot be given back, that is tried again.
-        self.captured
-            .retain_mut(|captured| captured.arena.keeps() || !captured.is_bare() || !captured.tear_down());
+        let captured = self.captured_at(ptr).and_then(|id| self.captured.get_mut(id));
+        captured.unwrap_or(&mut self.arena)
     }
 }
 
@@ -79,11 +54,11 @@ impl PoolInner {
     pub(super) fn free_captured(
         &self,
         state: &mut PoolState,
-        at: usize,
+        memory: MemoryId,
         id: ExtentId,
         stream: &Stream,
     ) -> bool {
-        let arena = &mut state.captured[at].arena;
+        let Some(arena) = state.captured.get_mut(memory) else { return false };
         let (requested, size) = (arena.requested(id), arena.bytes(id));
         if !arena.free(id, stream.fence()) {
             return false;
@@ -91,7 +66,7 @@ impl PoolInner {
         let last_of_released = !arena.keeps() && arena.allocated().0 == 0;
         self.caches.count_free(&mut state.locked, requested, size);
         if last_of_released {
-            state.trim_released();
+            state.captured.trim(memory);
         }
         true
     }
@@ -101,18 +76,20 @@ impl PoolInner {
     /// be waited for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for
     /// the device, or is short of memory.
     pub(super) fn let_go_of_released(&self) -> bool {
-        let to_let_go = |captured: &&Captured| captured.is_released && captured.arena.keeps();
         let mut waiting = Vec::new();
         if self.sleep_gate.is_closed() {
             // The wake calls this again.
             return false;
         }
-        for captured in self.state.lock().captured.iter().filter(to_let_go) {
-            // Without memory for the list, the others go another time.
-            if waiting.try_reserve(1).is_err() {
-                break;
+        {
+            let state = self.state.lock();
+            for (id, _) in state.captured.released().filter(|(_, arena)| arena.keeps()) {
+                // Without memory for the list, the others go another time.
+                if waiting.try_reserve(1).is_err() {
+                    break;
+                }
+                waiting.push(id);
             }
-            waiting.push(captured.id);
         }
         if waiting.is_empty() {
             return false;
@@ -130,15 +107,14 @@ impl PoolInner {
         if state.asleep.is_some() {
             return false;
         }
-        let now = state.captured.iter_mut().filter(|captured| waiting.contains(&captured.id));
-        now.for_each(|captured| captured.arena.let_go());
-        state.trim_released();
+        waiting.into_iter().for_each(|id| state.captured.let_go(id));
         true
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::capture_memory::VISITS;
     use crate::device::DevicePtr;
     use crate::extents::LOOKS;
     use crate::fixtures::{Bench, Freeing, MIB};
@@ -198,6 +174,43 @@ mod tests {
         }
     }
 
+    /// How many captures' memory is looked at by: the end of a claim on empty memory, a free of a captured block, a free of
+    /// the pool's own, the free of the last block of memory that nobody claims any more, and a wait of the host's.
+    fn visits_beside(captures: usize) -> [usize; 5] {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let make = || {
+            let memory = pool.capture_pool();
+            let capturing = memory.begin(&stream).unwrap();
+            let block = pool.alloc(1 << 20, &stream).unwrap();
+            drop(capturing);
+            (memory, block)
+        };
+        let beside: Vec<_> = (0..captures).map(|_| make()).collect();
+        let visits = |act: &dyn Fn()| {
+            let before = VISITS.get();
+            act();
+            VISITS.get() - before
+        };
+        let free = |block| visits(&|| pool.free_block(block, &stream).unwrap());
+        let empty = std::cell::Cell::new(Some(pool.capture_pool()));
+        let end = visits(&|| drop(empty.take()));
+        let own = free(pool.alloc(3 << 20, &stream).unwrap());
+        let (released, last) = make();
+        drop(released);
+        let held = pool.reserved().current;
+        let last = free(last);
+        assert!(pool.reserved().current < held);
+        let waited = visits(&|| stream.synchronize().unwrap());
+        [end, free(beside[0].1), own, last, waited]
+    }
+
+    #[test]
+    fn what_ends_or_is_freed_visits_no_other_capture() {
+        let visits = visits_beside(3);
+        assert_eq!(visits_beside(300), visits);
+        assert!(visits.iter().all(|visits| *visits <= 6), "{visits:?}");
+    }
+
     #[test]
     fn a_captured_blocks_owner_is_found_in_few_looks() {
         let Bench { pool, stream, .. } = Bench::new(|pool| pool);
@@ -227,7 +240,7 @@ mod tests {
         drop(capturing);
         pool.free_block(block, &stream).unwrap();
         drop(kept);
-        assert_eq!(pool.inner().state.lock().captured.len(), 0);
+        assert!(pool.inner().state.lock().captured.is_empty());
         pool.check().unwrap();
     }
 }

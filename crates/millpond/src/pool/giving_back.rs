@@ -38,7 +38,7 @@ impl PoolInner {
         if self.caches.any_ended() {
             self.collect_ended(state);
         }
-        state.trim_released();
+        state.captured.trim_all();
         if self.counters.reserved.current() <= keep {
             return Ok(0);
         }
@@ -53,7 +53,9 @@ impl PoolInner {
         let mut state = self.state.lock();
         self.empty_caches(&mut state);
         let mut fence = state.arena.fence_of_all_free();
-        state.released().for_each(|captured| _ = fence.try_join(&captured.arena.fence_of_all_free()));
+        for (_, arena) in state.captured.released().filter(|(_, arena)| !arena.keeps()) {
+            _ = fence.try_join(&arena.fence_of_all_free());
+        }
         fence
     }
 
@@ -128,7 +130,7 @@ impl PoolInner {
         self.timelines.wait_on_host(&fence)?;
         let left = {
             let mut state = self.state.lock();
-            state.trim_released();
+            state.captured.trim_all();
             state.arena.tear_down()?;
             state.arena.held()
         };
@@ -175,11 +177,8 @@ impl Drop for PoolInner {
         if let Err(error) = self.timelines.wait_on_host(&fence) {
             tracing::error!(%error, pool = self.name, "the end of a pool could not wait for work on its memory");
         }
-        // What a replay may still use stays mapped: better lost than taken from it.
         let PoolState { arena, captured, .. } = self.state.get_mut();
-        for captured in captured.iter_mut().filter(|captured| !captured.arena.keeps()) {
-            captured.tear_down();
-        }
+        captured.tear_down();
         if let Err(error) = arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
         }

@@ -8,7 +8,7 @@ use crate::lock::{Mutex, RwLock};
 
 use super::asleep::Asleep;
 use super::callbacks::{Callbacks, Observer, Reclaimer};
-use super::capture_memory::Captured;
+use super::capture_memory::CaptureMemory;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
 use super::shares::Shares;
@@ -74,8 +74,7 @@ pub(super) struct PoolState {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
     pub(super) ledger: Ledger,
-    /// The memory of captures, in the order of their ids.
-    pub(super) captured: Vec<Captured>,
+    pub(super) captured: CaptureMemory,
     pub(super) destroyed: bool,
     /// Set while the pool sleeps.
     pub(super) asleep: Option<Asleep>,

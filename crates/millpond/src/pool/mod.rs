@@ -55,6 +55,8 @@ pub use context::Context;
 pub(crate) use inner::PoolInner;
 pub(crate) use sharing::OpenedBlock;
 pub use sharing::{Shared, SharedEvent};
+#[cfg(feature = "cudarc")]
+pub(crate) use sleeping::KeptAwake;
 use tagged::Tags;
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
@@ -90,6 +92,10 @@ use crate::{Error, OutOfMemory, Result};
 /// In a forked process, the parent's pools, streams, events and buffers answer each call at once with
 /// [`Error::Forked`]. Calls without an error do nothing there, and so do drops. The child can make contexts of its own,
 /// but not of a GPU: CUDA does not work after a fork.
+///
+/// **Signal handlers** must not call a pool, nor drop what frees to it: as with `malloc`, the thread that they interrupted may
+/// be inside. The call could hang, or leave counts wrong. Set a flag in the handler, and allocate or free after it. A debug build
+/// ends the process with a message where a handler meets its thread inside.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolInner>,

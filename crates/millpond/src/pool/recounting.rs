@@ -7,13 +7,13 @@ impl PoolInner {
     /// Recounts everything; says what is wrong, if anything is.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let mut state = self.state.lock();
-        let elsewhere: u64 = state.captured.iter().map(|captured| captured.arena.held()).sum();
+        let elsewhere: u64 = state.captured.iter().map(|(_, arena)| arena.held()).sum();
         state.arena.check(self.counters.reserved.current() - elsewhere)?;
-        for captured in &state.captured {
-            captured.arena.check(captured.arena.held())?;
+        for (_, arena) in state.captured.iter() {
+            arena.check(arena.held())?;
         }
         let PoolState { arena, locked, captured, .. } = &mut *state;
-        let arenas = std::iter::once(&*arena).chain(captured.iter().map(|captured| &captured.arena));
+        let arenas = std::iter::once(&*arena).chain(captured.iter().map(|(_, arena)| arena));
         self.caches.check(locked, |cached| self.check_counts(arenas, cached))
     }
 

@@ -1,6 +1,6 @@
 //! The gate of a pool that may sleep: who gives work on its memory to the device holds it open for that long.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Set while the pool sleeps. The other bits count who is inside.
@@ -8,7 +8,11 @@ const CLOSED: u32 = 1 << 31;
 
 /// See the [module](self). Nobody waits for it but the thread that closes it, so that it can be entered with any lock held.
 #[derive(Debug, Default)]
-pub(crate) struct SleepGate(AtomicU32);
+pub(crate) struct SleepGate {
+    inside: AtomicU32,
+    /// Who uses the pool's memory for long, without entering each time.
+    residents: AtomicUsize,
+}
 
 /// While it lives, the pool does not fall asleep.
 #[derive(Debug)]
@@ -21,31 +25,54 @@ impl SleepGate {
     // before the close, which waits for it, or finds the gate closed.
     pub(crate) fn enter(&self) -> Option<Awake<'_>> {
         let entered = Awake(self);
-        (self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0).then_some(entered)
+        (self.inside.fetch_add(1, Ordering::Acquire) & CLOSED == 0).then_some(entered)
+    }
+
+    /// Until it [moves out](Self::move_out), the pool is not put to sleep. `false` where it sleeps.
+    #[cfg(any(feature = "cudarc", test))]
+    pub(super) fn move_in(&self) -> bool {
+        let entered = self.enter();
+        // Relaxed: who closes the gate waits for `entered` to leave, and so sees this.
+        entered.is_some_and(|_entered| {
+            self.residents.fetch_add(1, Ordering::Relaxed);
+            true
+        })
+    }
+
+    #[cfg(any(feature = "cudarc", test))]
+    pub(super) fn move_out(&self) {
+        // Release: pairs with `has_residents`. The work that the resident gave to the device comes before.
+        self.residents.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether anybody lives here. While the gate is closed nobody comes.
+    pub(super) fn has_residents(&self) -> bool {
+        // Acquire: pairs with `move_out`.
+        self.residents.load(Ordering::Acquire) > 0
     }
 
     /// Closes the gate, and waits until nobody is inside: for as long as it takes to give work to the device.
     pub(super) fn close(&self) {
-        self.0.fetch_or(CLOSED, Ordering::Relaxed);
+        self.inside.fetch_or(CLOSED, Ordering::Relaxed);
         // Acquire: pairs with the Release of who leaves.
-        while self.0.load(Ordering::Acquire) != CLOSED {
+        while self.inside.load(Ordering::Acquire) != CLOSED {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
 
     pub(super) fn open(&self) {
         // Release: pairs with `enter`.
-        self.0.fetch_and(!CLOSED, Ordering::Release);
+        self.inside.fetch_and(!CLOSED, Ordering::Release);
     }
 
     /// Whether the pool sleeps, or is about to. A glance.
     pub(super) fn is_closed(&self) -> bool {
-        self.0.load(Ordering::Relaxed) & CLOSED != 0
+        self.inside.load(Ordering::Relaxed) & CLOSED != 0
     }
 }
 
 impl Drop for Awake<'_> {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Release);
+        self.0.inside.fetch_sub(1, Ordering::Release);
     }
 }

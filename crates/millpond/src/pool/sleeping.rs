@@ -13,7 +13,11 @@
 //! pool sleeps, some of its pages do not, and each call can be made again.
 
 use std::collections::VecDeque;
+#[cfg(any(feature = "cudarc", test))]
+use std::ops::Deref;
 use std::ops::Range;
+#[cfg(any(feature = "cudarc", test))]
+use std::sync::Arc;
 
 use super::Pool;
 use super::asleep::{Asleep, Keep};
@@ -63,8 +67,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::CannotSleep`] for a pool of pinned or managed memory, on a device without virtual memory, while other
-    /// processes may use [shared](crate::Buffer::share) blocks, and while a graph is being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host has too
-    /// little pinned memory.
+    /// processes may use [shared](crate::Buffer::share) blocks, while a buffer of the module `cudarc` lives, and while a graph is
+    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host has
+    /// too little pinned memory.
     ///
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
@@ -114,7 +119,35 @@ impl Pool {
     }
 }
 
+/// A pool that is not put to sleep as long as this lives: for memory that somebody's safe code uses without a question to
+/// the pool.
+#[cfg(any(feature = "cudarc", test))]
+pub(crate) struct KeptAwake(Arc<PoolInner>);
+
+#[cfg(any(feature = "cudarc", test))]
+impl Deref for KeptAwake {
+    type Target = PoolInner;
+
+    fn deref(&self) -> &PoolInner {
+        &self.0
+    }
+}
+
+#[cfg(any(feature = "cudarc", test))]
+impl Drop for KeptAwake {
+    fn drop(&mut self) {
+        self.0.sleep_gate.move_out();
+    }
+}
+
 impl PoolInner {
+    /// See [`KeptAwake`].
+    #[cfg(any(feature = "cudarc", test))]
+    pub(crate) fn keep_awake(self: &Arc<Self>) -> Result<KeptAwake> {
+        self.check_process()?;
+        if self.sleep_gate.move_in() { Ok(KeptAwake(self.clone())) } else { Err(self.error_asleep()) }
+    }
+
     /// Until this is dropped, the pool does not fall asleep. Who gives work on its memory to the device has one.
     pub(crate) fn stay_awake(&self) -> Result<Awake<'_>> {
         self.sleep_gate.enter().ok_or_else(|| self.error_asleep())
@@ -175,6 +208,12 @@ impl PoolInner {
     }
 
     fn sleep_behind_gate(&self, keep: Keep) -> Result<u64> {
+        if self.sleep_gate.has_residents() {
+            return Err(self.cannot_sleep(
+                "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
+                 millpond::Buffer",
+            ));
+        }
         // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
         if !self.timelines.synchronize_device_unless_capturing()? {
             return Err(self.cannot_sleep(
@@ -232,12 +271,12 @@ impl PoolInner {
 
     /// Gives back what is free, lists what will sleep, and takes pinned memory for what is to be kept.
     fn prepare_sleep(&self, state: &mut PoolState, keep: Keep) -> DeviceResult<Asleep> {
-        state.trim_released();
+        state.captured.trim_all();
         state.arena.trim(0)?;
         let mut asleep = Asleep { pages: Vec::new(), pieces: Vec::new() };
         asleep.add(&mut state.arena, None, keep)?;
-        for captured in &mut state.captured {
-            asleep.add(&mut captured.arena, Some(captured.id), keep)?;
+        for (id, arena) in state.captured.iter_mut() {
+            asleep.add(arena, Some(id), keep)?;
         }
         state.staging.lengthen(self.timelines.device().as_ref(), asleep.bytes())?;
         Ok(asleep)
@@ -383,13 +422,13 @@ impl PoolState {
     fn arena_named(&mut self, of: Option<MemoryId>) -> Option<&mut Arena> {
         match of {
             None => Some(&mut self.arena),
-            Some(id) => self.captured(id).map(|at| &mut self.captured[at].arena),
+            Some(id) => self.captured.get_mut(id),
         }
     }
 
     /// Forgets the pages that sleep and hold no live byte. Those that a graph may use stay.
     fn forget_asleep(&mut self) {
-        let captured = self.captured.iter_mut().map(|captured| &mut captured.arena);
+        let captured = self.captured.iter_mut().map(|(_, arena)| arena);
         for arena in captured.filter(|arena| !arena.keeps()).chain([&mut self.arena]) {
             if let Err(error) = arena.forget_asleep() {
                 tracing::warn!(%error, "memory of a pool that sleeps could not be given back");
@@ -402,7 +441,7 @@ impl PoolState {
         asleep
             .join(|of, first, next| self.arena_named(of).is_some_and(|arena| arena.join_asleep(first, next)));
         self.arena.forget_whole();
-        self.captured.iter().for_each(|captured| captured.arena.forget_whole());
+        self.captured.iter().for_each(|(_, arena)| arena.forget_whole());
     }
 
     /// The pool is at its end, and nothing in it is live: it needs not wake.
@@ -413,5 +452,45 @@ impl PoolState {
         if let Err(error) = self.staging.release() {
             tracing::warn!(%error, "pinned memory of a pool could not be given back");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sleep_gate::SleepGate;
+    use super::*;
+    use crate::fixtures::{Bench, Freeing};
+
+    #[test]
+    fn a_pool_is_not_put_to_sleep_while_it_is_kept_awake() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        let held = pool.reserved().current;
+        let kept = [pool.inner().keep_awake().unwrap(), pool.inner().keep_awake().unwrap()];
+        for kept in kept {
+            let refused = pool.sleep(Keep::Nothing).unwrap_err();
+            assert!(matches!(refused, Error::CannotSleep { why, .. } if why.contains("drop them first")));
+            assert_eq!((pool.is_asleep(), pool.reserved().current), (false, held));
+            assert!(pool.inner().stay_awake().is_ok(), "its memory can be used");
+            drop(kept);
+        }
+        assert_eq!(pool.sleep(Keep::Nothing), Ok(held));
+        assert!(matches!(pool.inner().keep_awake(), Err(Error::Asleep { .. })));
+        pool.wake().unwrap();
+        drop(pool.inner().keep_awake().unwrap());
+        pool.free_block(block, &stream).unwrap();
+    }
+
+    #[test]
+    fn who_comes_while_a_sleep_begins_is_refused() {
+        let gate = SleepGate::default();
+        gate.close();
+        assert!(!gate.move_in(), "the sleep looked for residents, or is about to");
+        assert!(!gate.has_residents());
+        gate.open();
+        assert!(gate.move_in() && gate.has_residents());
+        gate.close();
+        gate.move_out();
+        assert!(!gate.has_residents());
     }
 }

@@ -14,7 +14,7 @@ use cudarc::driver::{
 use millpond::cudarc::{Buffer, Stream};
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
-use millpond::{Context, Error, Pool};
+use millpond::{Context, Error, Keep, Pool};
 
 use crate::shared::Freeing;
 
@@ -166,6 +166,22 @@ fn kernels_on_the_buffers_own_stream_run_in_order() -> Outcome {
     }
     assert_eq!(stream.clone_dtoh(&from)?, vec![1024.0; ELEMENTS]);
     assert!(pool.stats().hits > 0, "{:?}", pool.stats());
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_pool_with_buffers_does_not_sleep_and_one_asleep_gives_none() -> Outcome {
+    let Rig { pool, stream, on, .. } = rig()?;
+    let buffer = Buffer::from_slice(&pool, &vec![1.0_f32; ELEMENTS], &on)?;
+    assert!(matches!(pool.sleep(Keep::InPinnedMemory), Err(Error::CannotSleep { .. })));
+    assert_eq!(stream.clone_dtoh(&buffer)?, vec![1.0; ELEMENTS]);
+    drop(buffer);
+    pool.sleep(Keep::Nothing)?;
+    assert!(matches!(Buffer::<f32>::zeroed(&pool, ELEMENTS, &on), Err(Error::Asleep { .. })));
+    pool.wake()?;
+    let buffer = Buffer::<f32>::zeroed(&pool, ELEMENTS, &on)?;
+    assert_eq!(stream.clone_dtoh(&buffer)?, vec![0.0; ELEMENTS]);
     Ok(())
 }
 

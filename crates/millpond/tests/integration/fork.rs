@@ -407,6 +407,20 @@ fn the_checker_reports_calls_in_a_forked_process() {
     });
 }
 
+#[test]
+fn a_child_that_ends_a_capture_waits_for_no_lock() {
+    alone("a_child_that_ends_a_capture_waits_for_no_lock", || {
+        let world = World::sim();
+        let (memory, released) = (world.pool.capture_pool(), world.pool.capture_pool());
+        let capturing = memory.begin(&world.stream).unwrap();
+        // It goes when the last capture has ended.
+        drop(released);
+        let cell = std::cell::Cell::new(Some(capturing));
+        world.while_busy(|| (0..CHILDREN).for_each(|_| fork_and(End::Exit, || drop(cell.take()))));
+        assert!(cell.take().is_some());
+    });
+}
+
 /// Ends the process, on whatever thread it interrupts.
 extern "C" fn exit_now(_: libc::c_int) {
     // SAFETY: what the test is about.

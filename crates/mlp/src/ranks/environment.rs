@@ -1,7 +1,9 @@
 //! Which rank a process is, as its launcher says in the environment.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
+use super::secret::Secret;
 use crate::{Error, Result};
 
 /// The port of rank 0 is this, where nothing else says it: PyTorch's default, and one.
@@ -13,6 +15,10 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The variable with the port at which rank 0 listens.
 pub const PORT: &str = "MILLPOND_RENDEZVOUS_PORT";
+/// The variable with the address at which rank 0 listens.
+pub const ADDRESS: &str = "MILLPOND_RENDEZVOUS_ADDRESS";
+/// The variable with the secret that all ranks share.
+pub const SECRET: &str = "MILLPOND_SECRET";
 /// The variable with the seconds that ranks wait for each other.
 pub const TIMEOUT: &str = "MILLPOND_RENDEZVOUS_TIMEOUT";
 
@@ -27,12 +33,16 @@ pub struct Place {
     pub local_rank: usize,
     /// Whether all ranks are known to be on this machine.
     pub is_one_machine: bool,
-    /// The machine of rank 0, by name or address.
+    /// The machine of rank 0, by name or address: where the others look for it.
     pub host: String,
+    /// Where rank 0 listens, by name or address.
+    pub listens_at: String,
     /// Where rank 0 listens.
     pub port: u16,
     /// How long the ranks wait for each other at the start.
     pub timeout: Duration,
+    /// What tells ranks from strangers. Empty where only this machine can come.
+    pub secret: Secret,
 }
 
 /// The variables in which a kind of launcher says it.
@@ -134,13 +144,25 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             });
         }
         let is_one_machine = world == 1 || locals == Some(world) || self.has_one_node()?;
+        let host = self.host(is_one_machine)?;
+        let listens_at = self.text(ADDRESS).unwrap_or_else(|| host.clone());
+        let secret = Secret::from(self.text(SECRET).unwrap_or_default());
+        if secret.is_empty() && world > 1 && !(is_loopback(&host) && is_loopback(&listens_at)) {
+            return Err(format!(
+                "{SECRET} is not set, and other machines can reach rank 0 at {listens_at}: set it to the same random text \
+                 for every rank, such as that of `openssl rand -hex 16`. If all ranks are on this machine, set MASTER_ADDR \
+                 to 127.0.0.1 instead"
+            ));
+        }
         Ok(Some(Place {
             rank,
             world,
             local_rank: local_rank_is,
             is_one_machine,
-            host: self.host(is_one_machine)?,
+            host,
+            listens_at,
             port: self.port()?,
+            secret,
             timeout: self.number(TIMEOUT)?.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
         }))
     }
@@ -155,11 +177,12 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn host(&self, is_one_machine: bool) -> Said<String> {
-        if let Some(host) = self.text("MASTER_ADDR") {
-            return Ok(host);
-        }
-        if is_one_machine {
+        let asked = self.text("MASTER_ADDR");
+        if is_one_machine && (asked.is_none() || self.text(ADDRESS).is_none()) {
             return Ok("127.0.0.1".to_owned());
+        }
+        if let Some(host) = asked {
+            return Ok(host);
         }
         // Slurm's first rank is on the first node.
         self.text("SLURM_STEP_NODELIST").map(|list| first_host(&list)).ok_or_else(|| {
@@ -188,6 +211,11 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         });
         Ok(JOB_PORTS.start + (hash % JOB_PORTS.len() as u64) as u16)
     }
+}
+
+/// Whether only this machine can come there.
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 fn missing(name: &str, value: usize, other: &str) -> String {
@@ -222,7 +250,10 @@ mod tests {
         (rank, world, local_rank, format!("{host}:{port}"))
     }
 
-    const TORCHRUN: [(&str, &str); 7] = [
+    const SHARED: (&str, &str) = (SECRET, "0123456789abcdef");
+
+    const TORCHRUN: [(&str, &str); 8] = [
+        SHARED,
         ("RANK", "5"),
         ("WORLD_SIZE", "8"),
         ("LOCAL_RANK", "1"),
@@ -250,6 +281,7 @@ mod tests {
             ("MASTER_ADDR", "job-master-0"),
             ("MASTER_PORT", "23456"),
             ("PET_NNODES", "2"),
+            SHARED,
         ];
         assert_eq!(found(&job), (1, 2, 0, "job-master-0:23457".to_owned()), "one GPU a pod");
         let mpirun = [
@@ -267,10 +299,51 @@ mod tests {
             ("SLURM_STEP_NODELIST", "gpu[03-04]"),
             ("SLURM_STEP_NUM_NODES", "2"),
             ("MASTER_PORT", "30000"),
+            SHARED,
         ];
         assert_eq!(found(&srun), (6, 8, 2, "gpu03:30001".to_owned()));
         let one_node = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NUM_NODES", "1")];
         assert_eq!(found(&one_node), (1, 2, 0, "127.0.0.1:29501".to_owned()));
+    }
+
+    #[test]
+    fn one_machine_is_met_within_itself_without_a_secret() {
+        let torchrun = [
+            ("RANK", "0"),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "gpu03.example.org"),
+            ("MASTER_PORT", "29500"),
+        ];
+        let of = |more: &[(&str, &str)]| place(&[&torchrun[..], more].concat());
+        let found = of(&[]).unwrap().unwrap();
+        assert_eq!((&*found.host, &*found.listens_at), ("127.0.0.1", "127.0.0.1"));
+        assert!(found.secret.is_empty());
+        // Unless it is asked for otherwise.
+        let error = of(&[(ADDRESS, "0.0.0.0")]).unwrap_err();
+        assert!(
+            error.contains("MILLPOND_SECRET is not set, and other machines can reach rank 0 at 0.0.0.0"),
+            "{error}"
+        );
+        let found = of(&[(ADDRESS, "0.0.0.0"), SHARED]).unwrap().unwrap();
+        assert_eq!((&*found.host, &*found.listens_at), ("gpu03.example.org", "0.0.0.0"));
+        assert!(!format!("{found:?}").contains(SHARED.1), "{found:?}");
+    }
+
+    #[test]
+    fn several_machines_need_a_secret() {
+        let without: Vec<_> = TORCHRUN.into_iter().filter(|known| *known != SHARED).collect();
+        let error = place(&without).unwrap_err();
+        assert!(
+            error.contains("MILLPOND_SECRET is not set") && error.contains("openssl rand -hex 16"),
+            "{error}"
+        );
+        let found = place(&TORCHRUN).unwrap().unwrap();
+        assert_eq!(found.listens_at, "gpu03", "at the address by which it is known, not at all");
+        let by_hand =
+            [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")];
+        assert_eq!(place(&by_hand).unwrap().unwrap().listens_at, "localhost");
     }
 
     #[test]
@@ -327,7 +400,7 @@ mod tests {
                 "WORLD_SIZE is 4, but OMPI_COMM_WORLD_SIZE is 2: unset one of them",
             ),
         ] {
-            let error = place(variables).unwrap_err();
+            let error = place(&[variables, &[SHARED]].concat()).unwrap_err();
             assert!(error.contains(expected), "{variables:?}: {error}");
         }
     }

@@ -5,6 +5,7 @@
 //! | file | concern |
 //! | --- | --- |
 //! | `environment` | which rank this process is: what launchers say |
+//! | `secret` | how ranks know each other from strangers |
 //! | `rendezvous` | how the ranks meet, over TCP |
 //! | `control` | what they say to each other beside the data; how they learn that one is gone |
 //! | `collective` | what they do together with memory: the trait |
@@ -23,11 +24,13 @@ mod collective;
 mod control;
 mod environment;
 mod rendezvous;
+mod secret;
 mod tcp;
 mod world;
 
 pub use collective::Collective;
 pub use control::{LastResort, Loss};
-pub use environment::{PORT, Place, TIMEOUT};
+pub use environment::{ADDRESS, PORT, Place, SECRET, TIMEOUT};
+pub use secret::Secret;
 pub(crate) use tcp::Tcp;
 pub use world::{Ranks, Shard, Team};
