@@ -20,11 +20,16 @@ pub(crate) fn create(name: &str, bytes: u64) -> DeviceResult<OwnedFd> {
     Ok(file)
 }
 
+/// `TMPFS_MAGIC` of linux/magic.h.
+const IN_MEMORY: rustix::fs::FsWord = 0x0102_1994;
+
 /// Refuses what is no file of so many bytes that stay.
 pub(crate) fn check(call: &'static str, file: &OwnedFd, bytes: u64) -> DeviceResult<()> {
     // Only files in memory have seals; others answer with an error.
     let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    if !sealed || length(file)? < bytes {
+    // Files of huge pages have seals, too. But the system maps more of them than it is asked for, over what lies behind.
+    let plain = rustix::fs::fstatfs(file).is_ok_and(|of| of.f_type == IN_MEMORY);
+    if !sealed || !plain || length(file)? < bytes {
         return invalid(call, "the descriptor is not what another process of millpond exported");
     }
     Ok(())

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::close_on_fork::CloseOnFork;
@@ -44,6 +44,8 @@ impl Lent {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = || socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map(<[_; 2]>::from);
         let [end, other] = CloseOnFork::open(pair).map_err(system("socketpair"))?;
+        // Nothing is sent. A peer could send its own end, which nobody could close then.
+        shutdown(end.here().expect("made here"), Shutdown::Read).map_err(system("shutdown"))?;
         let (users, file) = SharedNumber::create("millpond lease")?;
         Ok((Self { end, users, ended: None }, [other, CloseOnFork::new(file)]))
     }

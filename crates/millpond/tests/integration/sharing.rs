@@ -713,6 +713,41 @@ fn a_peer_cannot_make_the_file_of_a_device_useless() {
 }
 
 #[test]
+fn a_file_of_huge_pages_is_refused() {
+    let (context, pool, stream) = host();
+    let shared = Buffer::<u32>::zeroed(&pool, 1024, &stream).unwrap().share().unwrap();
+    let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    // A system may have none.
+    let Ok(huge) = rustix::fs::memfd_create("huge", flags) else { return };
+    rustix::fs::ftruncate(&huge, 1 << 30).unwrap();
+    rustix::fs::fcntl_add_seals(&huge, rustix::fs::SealFlags::SHRINK).unwrap();
+    for at in 1..shared.token().descriptors() {
+        let mut descriptors = pass(&shared).into_descriptors();
+        descriptors[at] = huge.try_clone().unwrap();
+        let received = Received::new(shared.token().clone(), descriptors).unwrap();
+        let error = context.open_shared::<u32>(received, &stream).unwrap_err();
+        assert!(error.to_string().contains("not what another process of millpond exported"), "{at}: {error}");
+    }
+}
+
+#[test]
+fn a_lease_cannot_be_hidden_in_its_own_socket() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let (_context, pool, stream) = host();
+    let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+    let (ptr, shared) = (buffer.ptr(), buffer.share().unwrap());
+    let lease = pass(&shared).into_descriptors().remove(0);
+    let rights = [std::os::fd::AsFd::as_fd(&lease)];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+    let sent = sendmsg(&lease, &[std::io::IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent, Err(rustix::io::Errno::PIPE));
+    drop((lease, shared));
+    assert!(!pool.is_shared(ptr).unwrap(), "nobody has it");
+}
+
+#[test]
 fn an_imported_buffer_is_ordered_by_its_stream() {
     let device = HostDevice::new().unwrap();
     let (context, pool, stream) = over(device.clone());
