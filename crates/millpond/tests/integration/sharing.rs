@@ -333,6 +333,32 @@ fn an_owner_is_gone_though_a_raw_clone_of_it_lives() {
 }
 
 #[test]
+fn an_owner_that_becomes_another_program_is_gone() {
+    use std::os::unix::process::CommandExt;
+    Other::with(
+        "an_owner_that_becomes_another_program_is_gone",
+        |other| {
+            let (context, _pool, stream) = host();
+            let received = Received::receive(&other.socket).unwrap();
+            let opened = context.open_shared::<u32>(received, &stream).unwrap();
+            say(&other.socket);
+            until("it is another program", || opened.event.record(&stream) == Err(Error::OwnerGone));
+            assert_eq!(opened.buffer.to_vec().unwrap(), [7; 1024]);
+            other.kill();
+        },
+        |socket| {
+            let (_context, pool, stream) = host();
+            let buffer = Buffer::from_slice(&pool, &[7_u32; 1024], &stream).unwrap();
+            stream.synchronize().unwrap();
+            let shared = buffer.share().unwrap();
+            shared.send(&socket).unwrap();
+            hear(&socket);
+            panic!("{}", std::process::Command::new("sleep").arg("1000").exec());
+        },
+    );
+}
+
+#[test]
 fn nobody_waits_for_a_killed_process_whose_child_lives() {
     Other::with(
         "nobody_waits_for_a_killed_process_whose_child_lives",
