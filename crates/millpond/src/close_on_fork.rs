@@ -104,6 +104,7 @@ mod tests {
     use std::io::{self, Read, pipe};
 
     use super::*;
+    use crate::fixtures::alone;
 
     fn file() -> OwnedFd {
         File::open("/dev/null").unwrap().into()
@@ -132,46 +133,52 @@ mod tests {
 
     #[test]
     fn a_child_has_none_of_them_and_all_others() {
-        let (kept, closed) = (file(), CloseOnFork::new(file()));
-        let [kept_at, closed_at] = [kept.as_raw_fd(), closed.here().unwrap().as_raw_fd()];
-        assert!(is_open(closed_at));
-        assert!(child_finds(|| is_open(kept_at) && !is_open(closed_at) && closed.here().is_none()));
-        assert!(is_open(closed_at));
+        alone("close_on_fork::tests::a_child_has_none_of_them_and_all_others", || {
+            let (kept, closed) = (file(), CloseOnFork::new(file()));
+            let [kept_at, closed_at] = [kept.as_raw_fd(), closed.here().unwrap().as_raw_fd()];
+            assert!(is_open(closed_at));
+            assert!(child_finds(|| is_open(kept_at) && !is_open(closed_at) && closed.here().is_none()));
+            assert!(is_open(closed_at));
+        });
     }
 
     #[test]
     fn a_number_is_its_next_owners() {
-        let closed = CloseOnFork::new(file());
-        let word = &NOTED[closed.here().unwrap().as_raw_fd() as usize / 64];
-        let bit = 1 << (closed.here().unwrap().as_raw_fd() % 64);
-        assert!(word.load(Ordering::SeqCst) & bit != 0);
-        let number = closed.here().unwrap().as_raw_fd();
-        // A child forgets it, and may open another one there, which its own children keep.
-        assert!(child_finds(|| {
-            let next = file();
-            // SAFETY: the number is nobody's here, or the file's own.
-            let moved = unsafe { libc::dup2(next.as_raw_fd(), number) } == number;
-            drop(closed);
-            moved && child_finds(|| is_open(number))
-        }));
+        alone("close_on_fork::tests::a_number_is_its_next_owners", || {
+            let closed = CloseOnFork::new(file());
+            let word = &NOTED[closed.here().unwrap().as_raw_fd() as usize / 64];
+            let bit = 1 << (closed.here().unwrap().as_raw_fd() % 64);
+            assert!(word.load(Ordering::SeqCst) & bit != 0);
+            let number = closed.here().unwrap().as_raw_fd();
+            // A child forgets it, and may open another one there, which its own children keep.
+            assert!(child_finds(|| {
+                let next = file();
+                // SAFETY: the number is nobody's here, or the file's own.
+                let moved = unsafe { libc::dup2(next.as_raw_fd(), number) } == number;
+                drop(closed);
+                moved && child_finds(|| is_open(number))
+            }));
+        });
     }
 
     #[test]
     fn what_a_fork_came_between_is_opened_anew() {
-        let mut calls = 0;
-        let (mut children_end, parents_end) = pipe().unwrap();
-        let [opened] = CloseOnFork::open(|| {
-            calls += 1;
-            let end = parents_end.try_clone()?;
-            if calls == 1 {
-                // A child that has the first one, and does not know it.
-                assert!(child_finds(|| true));
-            }
-            io::Result::Ok([end.into()])
-        })
-        .unwrap();
-        assert!(calls >= 2, "other tests fork, too");
-        drop((opened, parents_end));
-        assert_eq!(children_end.read(&mut [0]).unwrap(), 0, "all copies are closed");
+        alone("close_on_fork::tests::what_a_fork_came_between_is_opened_anew", || {
+            let mut calls = 0;
+            let (mut children_end, parents_end) = pipe().unwrap();
+            let [opened] = CloseOnFork::open(|| {
+                calls += 1;
+                let end = parents_end.try_clone()?;
+                if calls == 1 {
+                    // A child that has the first one, and does not know it.
+                    assert!(child_finds(|| true));
+                }
+                io::Result::Ok([end.into()])
+            })
+            .unwrap();
+            assert_eq!(calls, 2);
+            drop((opened, parents_end));
+            assert_eq!(children_end.read(&mut [0]).unwrap(), 0, "all copies are closed");
+        });
     }
 }
