@@ -45,3 +45,16 @@ impl Freeing for Context {
         unsafe { self.free(ptr, stream) }
     }
 }
+
+/// Runs a test that forks in a process of its own. A child would hold what other tests have open. The name is the whole one.
+#[cfg(not(miri))]
+pub(crate) fn alone(name: &str, test: impl FnOnce()) {
+    const TEST: &str = "MILLPOND_TEST_ALONE";
+    if std::env::var(TEST).is_ok_and(|asked| asked == name) {
+        return test();
+    }
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = program.args([name, "--exact", "--test-threads=1"]).env(TEST, name).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && out.contains("1 passed"), "{out}");
+}

@@ -58,6 +58,7 @@
 pub mod bindings;
 mod buffer;
 mod cache;
+mod close_on_fork;
 mod counters;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;

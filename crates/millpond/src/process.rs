@@ -13,6 +13,9 @@
 //! forking thread's index away, which closes the fast path at no cost, and it takes a page and Linux. `vfork` and
 //! `posix_spawn` need neither: their child runs nothing of ours before it is another program.
 //!
+//! **What is made while a fork is under way.** The child may have a copy of it, or half of one. Whoever minds asks
+//! [`watch_forks`], and makes it again.
+//!
 //! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. [`OfProcess`] is for
 //! what must not be dropped in a child, where it may be half written.
 
@@ -84,12 +87,35 @@ fn watch() {
     if !IS_WATCHED.load(Ordering::Acquire) {
         // Miri neither forks nor knows this function.
         #[cfg(all(unix, not(miri)))]
-        // SAFETY: a function of this library, which the C library forgets when this one is unloaded.
-        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+        // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
+        if unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0 {
             tracing::warn!("a forked child would not know that it is one: pthread_atfork failed");
         }
         IS_WATCHED.store(true, Ordering::Release);
     }
+}
+
+/// Forks of this process that began, and that ended.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
+#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
+extern "C" fn before_fork() {
+    BEGUN.fetch_add(1, Ordering::SeqCst);
+}
+
+#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
+extern "C" fn after_fork() {
+    ENDED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// What `make` makes, and whether no fork was under way meanwhile, of which the child may have a copy.
+pub(crate) fn watch_forks<T>(make: impl FnOnce() -> T) -> (T, bool) {
+    watch();
+    // Sequentially consistent, as where they are counted: the calls of the system between them are rare and slow.
+    let ended = ENDED.load(Ordering::SeqCst);
+    let made = make();
+    (made, BEGUN.load(Ordering::SeqCst) == ended)
 }
 
 /// In the child, on its only thread, before `fork` returns. Takes no lock, and allocates nothing.
@@ -97,6 +123,8 @@ fn watch() {
 extern "C" fn in_child() {
     // Relaxed: see `present`.
     FORKS.fetch_add(1, Ordering::Relaxed);
+    // Those under way are the parent's.
+    ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
     TOLD.each(|tell| tell());
 }
 
@@ -236,6 +264,11 @@ pub(crate) struct OfProcess<T> {
 impl<T> OfProcess<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: ManuallyDrop::new(value), process: Process::here() }
+    }
+
+    /// The value; `None` in a process that did not make it.
+    pub(crate) fn here(this: &Self) -> Option<&T> {
+        this.process.is_here().then_some(&this.value)
     }
 }
 

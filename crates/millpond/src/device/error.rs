@@ -83,6 +83,19 @@ pub(crate) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
         call,
         code: error.raw_os_error(),
         name: format!("{error:?}"),
-        text: error.to_string(),
+        text: match error {
+            Errno::MFILE => format!("{error}: raise the process's limit of descriptors (ulimit -n)"),
+            _ => error.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_says_what_to_raise() {
+        assert!(system("open")(Errno::MFILE).to_string().contains("ulimit -n"));
     }
 }

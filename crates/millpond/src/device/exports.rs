@@ -31,6 +31,32 @@ impl fmt::Debug for DeviceIdentity {
     }
 }
 
+/// What another process needs to [import](crate::device::Device::import_page) a page.
+///
+/// ```
+/// use millpond::device::Device;
+/// use millpond::device::host::HostDevice;
+///
+/// let (device, other) = (HostDevice::new()?, HostDevice::new()?);
+/// let page = device.create_page(2 << 20)?;
+/// // SAFETY: each page is of the device that gets it, and is released last.
+/// unsafe {
+///     let export = device.export_page(page)?;
+///     // … send it to another process, which opens it with a device of its own:
+///     let same = other.import_page(export, 2 << 20)?;
+///     other.release_page(same)?;
+///     device.release_page(page)?;
+/// }
+/// # Ok::<(), millpond::device::DeviceError>(())
+/// ```
+#[derive(Debug)]
+pub struct PageExport {
+    /// Stands for the page, or for what it lies in.
+    pub descriptor: OwnedFd,
+    /// Where in that the page begins, in bytes; 0 where the descriptor stands for the page.
+    pub position: u64,
+}
+
 /// What another process needs to open an event: bytes, and on some devices a descriptor.
 ///
 /// ```

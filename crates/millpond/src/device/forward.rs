@@ -1,14 +1,13 @@
 //! Devices over another device: to watch it, check it, or do one thing otherwise.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Device;
 use super::driver_pool::DriverPool;
 use super::error::DeviceResult;
-use super::exports::{DeviceIdentity, EventExport};
+use super::exports::{DeviceIdentity, EventExport, PageExport};
 use super::peers::{PeerId, PeerSet};
 use super::types::{
     Advice, CaptureId, DevicePtr, EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency,
@@ -163,7 +162,7 @@ pass_on! {
         fn create_event() -> EventHandle;
         fn identity() -> DeviceIdentity;
         fn reaches(other: DeviceIdentity) -> bool;
-        fn import_page(from: OwnedFd, bytes: u64) -> PageHandle;
+        fn import_page(from: PageExport, bytes: u64) -> PageHandle;
         fn create_shared_event() -> (EventHandle, EventExport);
         fn open_event(from: EventExport) -> EventHandle;
         fn can_be_reached_from(peer: PeerId) -> bool;
@@ -190,7 +189,7 @@ pass_on! {
         fn copy_from_host(to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> ();
         fn copy_to_host(to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
         fn copy(to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
-        fn export_page(page: PageHandle) -> OwnedFd;
+        fn export_page(page: PageHandle) -> PageExport;
         fn set_peer_access(at: DevicePtr, bytes: u64, peers: PeerSet, allowed: bool) -> ();
         fn copy_from_peer(to: DevicePtr, from: DevicePtr, bytes: u64, peer: PeerId, stream: StreamHandle) -> ();
     }

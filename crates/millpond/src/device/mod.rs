@@ -35,7 +35,6 @@
 // `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
 // it does otherwise (`forward`).
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,18 +54,20 @@ mod name;
 mod peers;
 #[cfg(any(feature = "cuda", test))]
 mod populated;
+mod sealed;
 pub mod sim;
 mod types;
 
 pub use driver_pool::DriverPool;
 pub(crate) use error::system;
 pub use error::{DeviceError, DeviceResult};
-pub use exports::{DeviceIdentity, EventExport};
+pub use exports::{DeviceIdentity, EventExport, PageExport};
 pub use forward::Forward;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use ledger::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub use peers::{PeerId, PeerSet};
+pub(crate) use sealed::SharedNumber;
 pub(crate) use types::calling_thread;
 pub use types::{
     Advice, AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Place,
@@ -403,24 +404,24 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
         Ok(self.identity()? == other)
     }
 
-    /// A file descriptor that stands for a page. A process that has it can [import](Self::import_page) the page. The page's
-    /// memory stays as long as the descriptor, or a page that was imported from it.
+    /// What another process needs to [import](Self::import_page) a page. The page's memory stays as long as the descriptor,
+    /// or a page that was imported from it.
     ///
     /// # Safety
     /// The page is [valid](self).
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] where pages cannot be shared.
-    unsafe fn export_page(&self, _page: PageHandle) -> DeviceResult<OwnedFd> {
+    unsafe fn export_page(&self, _page: PageHandle) -> DeviceResult<PageExport> {
         Err(unsupported(self.properties(), SHARING))
     }
 
-    /// The page that a descriptor of [`export_page`](Self::export_page) stands for, of so many bytes. It takes no memory of
-    /// this device's. It is mapped and released as other pages are. The descriptor is closed.
+    /// The page of so many bytes that [`export_page`](Self::export_page) exported. It takes no memory of this device's. It is
+    /// mapped and released as other pages are. The descriptor is closed.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`], or the driver's own, for a descriptor that is not of such a page.
-    fn import_page(&self, _from: OwnedFd, _bytes: u64) -> DeviceResult<PageHandle> {
+    /// [`DeviceError::Invalid`], or the driver's own, for what is no such page.
+    fn import_page(&self, _from: PageExport, _bytes: u64) -> DeviceResult<PageHandle> {
         Err(unsupported(self.properties(), SHARING))
     }
 

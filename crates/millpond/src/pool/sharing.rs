@@ -5,7 +5,7 @@
 //! it is destroyed from the start.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use super::inner::{PoolInner, PoolState};
 use super::of_others::OfOthers;
 use super::shares::{Freed, Loan, OwnedEvent};
 use super::{Context, Pool, PoolBuilder};
-use crate::device::{DeviceError, DevicePtr, EventExport, MemoryKind};
+use crate::close_on_fork::CloseOnFork;
+use crate::device::{DeviceError, DevicePtr, DeviceResult, EventExport, MemoryKind, PageExport};
 use crate::extents::{ExtentId, MOST_UNITS, PagesUnder, Pointer};
 use crate::order::{Fence, Stream, Timelines};
 use crate::sharing::{self, Borrowed, Import, ImportedMemory, Lent, Received, SharedToken};
@@ -44,7 +45,7 @@ use crate::{Error, Result};
 pub struct Shared {
     token: SharedToken,
     /// In the order of [`descriptors`](Self::descriptors). `None` once this is being dropped.
-    descriptors: Option<Vec<OwnedFd>>,
+    descriptors: Option<Vec<CloseOnFork>>,
     event: SharedEvent,
     pool: Arc<PoolInner>,
 }
@@ -66,10 +67,10 @@ impl Shared {
         &self.token
     }
 
-    /// The descriptors that another process needs, in this order: one for the lease, one for the event on some devices, and
-    /// one for each page.
+    /// The descriptors that another process needs, in this order: two for the lease, one for the event on some devices, and
+    /// one for each page. None in a forked child, which closes them: for a child, make copies before it is forked.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.descriptors.iter().flatten().map(AsFd::as_fd).collect()
+        self.descriptors.iter().flatten().filter_map(CloseOnFork::here).collect()
     }
 
     /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
@@ -241,12 +242,20 @@ impl PoolInner {
         let loan = Loan { lent, _event: event.event.clone() };
         let (bytes, PagesUnder { pages, offset }) = self.lend(ptr, elements.map(|(bytes, _)| bytes), loan)?;
         // From here on the block is kept. If an export fails, its only lease ends here.
-        let mut descriptors = vec![lease];
+        let mut descriptors = Vec::from(lease);
         let event_descriptor = export.descriptor.is_some();
-        descriptors.extend(export.descriptor);
+        descriptors.extend(export.descriptor.map(CloseOnFork::new));
+        let mut positions = Vec::with_capacity(pages.len());
         for (page, _) in &pages {
-            // SAFETY: the page backs a block that stays allocated.
-            descriptors.push(unsafe { self.device.export_page(*page) }?);
+            let mut at = 0;
+            let export = || {
+                // SAFETY: the page backs a block that stays allocated.
+                let PageExport { descriptor, position } = unsafe { self.device.export_page(*page) }?;
+                at = position;
+                DeviceResult::Ok([descriptor])
+            };
+            descriptors.extend(CloseOnFork::open(export)?);
+            positions.push(at);
         }
         let token = SharedToken {
             device: identity,
@@ -255,6 +264,7 @@ impl PoolInner {
             element: elements.map_or(1, |(_, element)| element as u32),
             offset,
             bytes,
+            positions,
             pages: pages.into_iter().map(|(_, bytes)| bytes).collect(),
         };
         Ok(Shared { token, descriptors: Some(descriptors), event, pool: self.clone() })
@@ -430,7 +440,7 @@ impl PoolInner {
 }
 
 /// The event, the lease, and the pages with their lengths.
-type Opened = (SharedEvent, Arc<Borrowed>, Vec<(OwnedFd, u64)>);
+type Opened = (SharedEvent, Arc<Borrowed>, Vec<(PageExport, u64)>);
 
 fn open_descriptors(
     timelines: &Arc<Timelines>,
@@ -439,9 +449,10 @@ fn open_descriptors(
 ) -> Result<Opened> {
     let missing = || Error::BadToken { why: "descriptors are missing".to_owned() };
     let mut descriptors = descriptors.into_iter();
-    let lease = Arc::new(Borrowed::begin(descriptors.next().ok_or_else(missing)?)?);
+    let mut next = || descriptors.next().ok_or_else(missing);
+    let lease = Arc::new(Borrowed::begin(next()?, &next()?)?);
     let descriptor = match token.event_descriptor {
-        true => Some(descriptors.next().ok_or_else(missing)?),
+        true => Some(next()?),
         false => None,
     };
     if lease.owner_is_gone() {
@@ -450,7 +461,9 @@ fn open_descriptors(
     let handle = timelines.device().open_event(EventExport { data: token.event, descriptor })?;
     let event = Arc::new(OwnedEvent { timelines: timelines.clone(), handle });
     let event = SharedEvent { event, lease: Some(lease.clone()) };
-    Ok((event, lease, descriptors.zip(token.pages.iter().copied()).collect()))
+    let exports = descriptors.zip(&token.positions);
+    let exports = exports.map(|(descriptor, position)| PageExport { descriptor, position: *position });
+    Ok((event, lease, exports.zip(token.pages.iter().copied()).collect()))
 }
 
 #[cfg(all(test, not(miri)))]

@@ -1,11 +1,10 @@
 //! Memory of other processes, as a device: its segments are what was imported.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Borrowed;
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, Properties};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
 use crate::lock::Mutex;
 use crate::process::OfProcess;
 
@@ -25,11 +24,11 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    /// Maps pages, given as descriptors and lengths, for the device. Behind the offset there are at least `room` bytes of
+    /// Maps pages, given with their lengths, for the device. Behind the offset there are at least `room` bytes of
     /// address space. Nothing is left of what fails half way.
     pub(crate) fn open(
         device: &Arc<dyn Device>,
-        pages: Vec<(OwnedFd, u64)>,
+        pages: Vec<(PageExport, u64)>,
         (offset, room): (u64, u64),
         lease: Arc<Borrowed>,
     ) -> DeviceResult<Self> {
@@ -40,16 +39,16 @@ impl Import {
         let mapped = Vec::with_capacity(pages.len());
         let mut import = Self { device: device.clone(), base, reserved, mapped, offset, _lease: lease };
         let mut at = base;
-        for (descriptor, bytes) in pages {
-            import.map(at, descriptor, bytes)?;
+        for (page, bytes) in pages {
+            import.map(at, page, bytes)?;
             at = at.offset(bytes);
         }
         Ok(import)
     }
 
-    fn map(&mut self, at: DevicePtr, descriptor: OwnedFd, bytes: u64) -> DeviceResult<()> {
+    fn map(&mut self, at: DevicePtr, page: PageExport, bytes: u64) -> DeviceResult<()> {
         let device = &self.device;
-        let page = device.import_page(descriptor, bytes)?;
+        let page = device.import_page(page, bytes)?;
         // SAFETY: the page was imported above, and the range is reserved, with nothing mapped there.
         let mapped = unsafe { device.map(at, bytes, page) };
         if mapped.is_ok() {

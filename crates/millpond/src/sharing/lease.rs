@@ -1,147 +1,289 @@
 //! Leases: whether another process may still use memory that was shared.
 //!
 //! A pair of sockets. The owner keeps one end. All who may use the memory have copies of the other, and close them when they
-//! are done. Each says when it begins to use the memory, and when it ends. So the owner knows whether one died in between:
-//! kernels of a process that dies run on for an instant.
+//! are done. Beside it lies a number that they share: how many of them use the memory now. It is not 0 when one died in
+//! between. Then the owner waits a little longer: kernels of a process that dies run on for an instant.
+//!
+//! The owner is gone when its end is closed, or its process has ended. Forked children close the owner's end. The process
+//! is asked, too, because a raw `clone` and a child that is about to become another program keep it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::device::{DeviceResult, system};
+use crate::close_on_fork::CloseOnFork;
+use crate::device::{DeviceResult, SharedNumber, system};
+use crate::process::Process;
 use crate::{Error, Result};
 
 /// How long kernels of a process may run on after it died.
 const AFTER_DEATH: Duration = Duration::from_millis(200);
 
-const BEGINS: u8 = b'+';
-const ENDS: u8 = b'-';
+/// Of `getsockopt`, since Linux 6.5: a descriptor of the process at the other end. The same on all CPUs that CUDA is for.
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// The owner's end.
 #[derive(Debug)]
 pub(crate) struct Lent {
-    end: OwnedFd,
-    /// Those that began to use the memory, less those that said that they ended.
-    users: i64,
+    end: CloseOnFork,
+    /// How many use the memory, as they say.
+    users: SharedNumber,
     /// When the last copy of the other end was found closed.
     ended: Option<Instant>,
 }
 
 impl Lent {
-    /// A lease, and the end for others.
-    pub(crate) fn new() -> DeviceResult<(Self, OwnedFd)> {
+    /// A lease, and the two descriptors for others.
+    pub(crate) fn new() -> DeviceResult<(Self, [CloseOnFork; 2])> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (end, other) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(system("socketpair"))?;
-        Ok((Self { end, users: 0, ended: None }, other))
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map(<[_; 2]>::from);
+        let [end, other] = CloseOnFork::open(pair).map_err(system("socketpair"))?;
+        // Nothing is sent. A peer could send its own end, which nobody could close then.
+        shutdown(end.here().expect("made here"), Shutdown::Read).map_err(system("shutdown"))?;
+        let (users, file) = SharedNumber::create("millpond lease")?;
+        Ok((Self { end, users, ended: None }, [other, CloseOnFork::new(file)]))
     }
 
     /// Whether nobody can use the memory any more, `now`.
     pub(crate) fn is_over(&mut self, now: Instant) -> bool {
-        if self.ended.is_none() && has_hung_up(&self.end) {
+        if self.ended.is_none() && self.end.here().is_some_and(|end| is(end, PollFlags::HUP)) {
             self.ended = Some(now);
         }
-        // Each time, so that there is room for more.
-        self.count_users();
         let Some(ended) = self.ended else { return false };
-        self.users == 0 || now.saturating_duration_since(ended) >= AFTER_DEATH
-    }
-
-    fn count_users(&mut self) {
-        let mut said = [0_u8; 256];
-        while let Ok((_, count @ 1..)) = recv(&self.end, &mut said, RecvFlags::DONTWAIT) {
-            let count = |of| said[..count].iter().filter(|byte| **byte == of).count() as i64;
-            self.users += count(BEGINS) - count(ENDS);
-        }
+        // Acquire: who closed its end counted itself out before.
+        self.users.load(Ordering::Acquire) == 0 || now.saturating_duration_since(ended) >= AFTER_DEATH
     }
 }
 
 /// A copy of the other end, of one who uses the memory.
 #[derive(Debug)]
-pub(crate) struct Borrowed(OwnedFd);
+pub(crate) struct Borrowed {
+    end: OwnedFd,
+    users: SharedNumber,
+    process: Process,
+}
 
 impl Borrowed {
-    /// Takes an end that another process sent.
-    pub(crate) fn begin(end: OwnedFd) -> Result<Self> {
+    /// Takes the two descriptors that another process sent.
+    pub(crate) fn begin(end: OwnedFd, users: &OwnedFd) -> Result<Self> {
         let kind = rustix::fs::fstat(&end).map(|found| FileType::from_raw_mode(found.st_mode));
         if kind != Ok(FileType::Socket) {
             let why =
                 "its first descriptor is no lease: pass the descriptors in the order of Shared::descriptors";
             return Err(Error::BadToken { why: why.to_owned() });
         }
-        tell(&end, BEGINS);
-        Ok(Self(end))
+        let users = SharedNumber::open("open_shared", users)?;
+        // Relaxed: the owner reads it once `end` is closed.
+        users.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { end, users, process: Process::here() })
     }
 
     /// Whether the owner's process is gone.
     pub(crate) fn owner_is_gone(&self) -> bool {
-        has_hung_up(&self.0)
+        is(&self.end, PollFlags::HUP) || peer_has_ended(&self.end)
     }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        tell(&self.0, ENDS);
+        // A forked child never used it.
+        if self.process.is_here() {
+            // Release: see `Lent::is_over`. Then the end is closed.
+            self.users.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
-/// Says something to the owner, if there is room and the owner lives: who is not heard is waited for a little longer.
-fn tell(end: &OwnedFd, what: u8) {
-    let _ = send(end, &[what], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-}
-
-/// Whether the other side of a pair is closed.
-fn has_hung_up(end: &OwnedFd) -> bool {
-    let mut asked = [PollFd::new(end, PollFlags::empty())];
+/// Whether a descriptor is in this state.
+fn is(file: impl AsFd, state: PollFlags) -> bool {
+    let mut asked = [PollFd::new(&file, state)];
     loop {
         match poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             Err(Errno::INTR) => {}
             Err(_) => return false,
-            Ok(_) => return asked[0].revents().contains(PollFlags::HUP),
+            Ok(_) => return asked[0].revents().contains(state),
         }
+    }
+}
+
+/// Whether the process that made a pair of sockets has ended. Where the system cannot tell, it has not.
+fn peer_has_ended(end: &OwnedFd) -> bool {
+    match pidfd_of_peer(end) {
+        Ok(process) => is(process, PollFlags::IN),
+        // Nobody has the number, or it is that of a thread by now.
+        Err(error) => matches!(error, Errno::SRCH | Errno::INVAL),
+    }
+}
+
+fn pidfd_of_peer(end: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    match peer_option(end, SO_PEERPIDFD, -1) {
+        // SAFETY: the system opened it for this call.
+        Ok(process) => Ok(unsafe { OwnedFd::from_raw_fd(process) }),
+        Err(Errno::NOPROTOOPT) => pidfd_by_number(end),
+        Err(error) => Err(error),
+    }
+}
+
+/// Before Linux 6.5. If the number is another process's by now, the owner counts as alive until its end is closed.
+fn pidfd_by_number(end: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let peer = peer_option(end, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })?;
+    // A process of another PID namespace has none here.
+    let pid = Pid::from_raw(peer.pid).ok_or(Errno::NOSYS)?;
+    pidfd_open(pid, PidfdFlags::empty())
+}
+
+/// What a socket says of its other end.
+fn peer_option<T: Copy>(end: &OwnedFd, option: libc::c_int, mut found: T) -> rustix::io::Result<T> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    let to = (&raw mut found).cast();
+    // SAFETY: `found` may be written for as many bytes, and is numbers, of which any are valid.
+    match unsafe { libc::getsockopt(end.as_raw_fd(), libc::SOL_SOCKET, option, to, &raw mut length) } {
+        0 => Ok(found),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use std::mem::ManuallyDrop;
+    use std::os::unix::net::UnixStream;
+    use std::ptr;
+
     use super::*;
+    use crate::device::DeviceIdentity;
+    use crate::fixtures::alone;
+    use crate::sharing::{Received, SharedToken, send};
+
+    /// A lease, and what a process gets that it was sent to.
+    fn lease() -> (Lent, [OwnedFd; 2]) {
+        let (lent, [end, users]) = Lent::new().unwrap();
+        let copy = |file: &CloseOnFork| file.here().unwrap().try_clone_to_owned().unwrap();
+        (lent, [copy(&end), copy(&users)])
+    }
+
+    /// What is left of a user that died.
+    fn die(user: Borrowed) {
+        let user = ManuallyDrop::new(user);
+        // SAFETY: nobody has the end after this.
+        drop(unsafe { ptr::read(&user.end) });
+    }
+
+    /// Has a child do this, whose end is waited for.
+    fn in_child(act: impl FnOnce()) {
+        // SAFETY: the child makes system calls, and ends.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            act();
+            // SAFETY: it ends the child, and runs nothing of ours.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: our child, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(status, 0);
+    }
 
     #[test]
     fn a_lease_is_over_when_its_last_copy_is_closed() {
-        let (mut lent, end) = Lent::new().unwrap();
-        let first = Borrowed::begin(end.try_clone().unwrap()).unwrap();
-        let second = Borrowed::begin(end).unwrap();
+        let (mut lent, [end, users]) = lease();
+        let first = Borrowed::begin(end.try_clone().unwrap(), &users).unwrap();
+        let second = Borrowed::begin(end, &users).unwrap();
         assert!(!lent.is_over(Instant::now()));
         drop(first);
         assert!(!lent.is_over(Instant::now()) && !second.owner_is_gone());
         drop(second);
-        assert!(lent.is_over(Instant::now()));
+        // A process that another test starts has copies until it is another program.
+        while !lent.is_over(Instant::now()) {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
     fn one_that_died_is_waited_for_a_little_longer() {
-        let (mut lent, end) = Lent::new().unwrap();
-        tell(&end, BEGINS);
-        drop(end);
+        let (mut lent, [end, users]) = lease();
+        die(Borrowed::begin(end, &users).unwrap());
         assert!(!lent.is_over(Instant::now()));
         assert!(lent.is_over(Instant::now() + AFTER_DEATH));
     }
 
     #[test]
+    fn one_that_died_is_known_after_a_thousand_others() {
+        let (mut lent, [end, users]) = lease();
+        let begin = || Borrowed::begin(end.try_clone().unwrap(), &users).unwrap();
+        (0..1000).for_each(|_| drop(begin()));
+        die(begin());
+        drop(end);
+        assert!(!lent.is_over(Instant::now()));
+    }
+
+    #[test]
+    fn what_a_child_drops_does_not_end_its_parents_use() {
+        alone("sharing::lease::tests::what_a_child_drops_does_not_end_its_parents_use", || {
+            let (mut lent, [end, users]) = lease();
+            let user = Borrowed::begin(end, &users).unwrap();
+            // SAFETY: the child's copy is dropped there, and this process's below.
+            let copy = unsafe { ptr::read(&user) };
+            let copy = ManuallyDrop::new(copy);
+            in_child(|| drop(ManuallyDrop::into_inner(copy)));
+            die(user);
+            assert!(!lent.is_over(Instant::now()));
+        });
+    }
+
+    #[test]
     fn the_owners_end_is_seen() {
-        let (lent, end) = Lent::new().unwrap();
-        let borrowed = Borrowed::begin(end).unwrap();
+        let (lent, [end, users]) = lease();
+        let borrowed = Borrowed::begin(end, &users).unwrap();
+        assert!(!borrowed.owner_is_gone());
         drop(lent);
         assert!(borrowed.owner_is_gone());
     }
 
     #[test]
-    fn what_is_no_socket_is_refused() {
-        let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert!(matches!(Borrowed::begin(file), Err(Error::BadToken { .. })));
+    fn the_end_of_the_owners_process_is_seen_whoever_has_its_descriptors() {
+        alone(
+            "sharing::lease::tests::the_end_of_the_owners_process_is_seen_whoever_has_its_descriptors",
+            || {
+                let (from, to) = UnixStream::pair().unwrap();
+                // Of three descriptors, since there is one page.
+                let token = SharedToken {
+                    device: DeviceIdentity([7; 16]),
+                    event: [0; 64],
+                    event_descriptor: false,
+                    element: 1,
+                    offset: 0,
+                    bytes: 1,
+                    positions: vec![0],
+                    pages: vec![1],
+                };
+                in_child(|| {
+                    let (lent, [end, users]) = Lent::new().unwrap();
+                    let all = [&end, &users, &lent.end].map(|file| file.here().unwrap());
+                    send(&from, &token, &all).unwrap();
+                });
+                let received = Received::receive(&to).unwrap().into_descriptors();
+                let [end, users, _the_owners] = received.try_into().unwrap();
+                assert_eq!(pidfd_by_number(&end).map(drop), Err(Errno::SRCH));
+                assert!(!is(&end, PollFlags::HUP) && peer_has_ended(&end));
+                assert!(Borrowed::begin(end, &users).unwrap().owner_is_gone());
+                let (_lent, [end, _]) = lease();
+                assert!(!is(pidfd_by_number(&end).unwrap(), PollFlags::IN) && !peer_has_ended(&end));
+            },
+        );
+    }
+
+    #[test]
+    fn what_is_no_lease_is_refused() {
+        let (_lent, [end, users]) = lease();
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        assert!(matches!(Borrowed::begin(file(), &users), Err(Error::BadToken { .. })));
+        assert!(Borrowed::begin(end, &file()).is_err());
     }
 }

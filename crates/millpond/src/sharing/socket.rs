@@ -21,7 +21,7 @@ use crate::{Error, Result};
 const AT_ONCE: usize = 64;
 
 /// A longer token cannot be.
-const LONGEST_TOKEN: usize = 16 << 20;
+const LONGEST_TOKEN: usize = 32 << 20;
 
 /// What another process shared: a token and its descriptors, to be [opened](crate::Context::open_shared).
 ///
@@ -47,7 +47,7 @@ impl Received {
         }
         let [length, count] = [&header[..4], &header[4..]]
             .map(|field| u32::from_le_bytes(field.try_into().expect("four bytes")) as usize);
-        if length > LONGEST_TOKEN || count > length {
+        if length > LONGEST_TOKEN || count > SharedToken::most_descriptors(length) {
             return Err(Error::BadToken { why: "what came over the socket is no token".to_owned() });
         }
         while descriptors.len() < count {

@@ -3,10 +3,13 @@
 use crate::device::DeviceIdentity;
 use crate::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"mpshare1";
+const MAGIC: &[u8; 8] = b"mpshare2";
 
-/// Bytes before the lengths of the pages.
+/// Bytes before what is said of the pages.
 const HEADER: usize = 128;
+
+/// Descriptors of the lease.
+const LEASE: usize = 2;
 
 /// More than any device has of either.
 const MOST_PAGES: usize = 1 << 20;
@@ -41,6 +44,8 @@ pub struct SharedToken {
     /// Where on the first page the memory begins.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
+    /// Where each page begins in what its descriptor stands for, in bytes.
+    pub(crate) positions: Vec<u64>,
     /// The length of each page, in bytes.
     pub(crate) pages: Vec<u64>,
 }
@@ -68,12 +73,17 @@ impl SharedToken {
 
     /// How many descriptors belong to it.
     pub fn descriptors(&self) -> usize {
-        1 + usize::from(self.event_descriptor) + self.pages.len()
+        LEASE + usize::from(self.event_descriptor) + self.pages.len()
+    }
+
+    /// The most descriptors that belong to a token of so many bytes.
+    pub(super) fn most_descriptors(bytes: usize) -> usize {
+        LEASE + 1 + bytes.saturating_sub(HEADER) / 16
     }
 
     /// The token as bytes, of the same format in each version whose token begins the same.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER + 8 * self.pages.len());
+        let mut bytes = Vec::with_capacity(HEADER + 16 * self.pages.len());
         bytes.extend(MAGIC);
         bytes.extend(self.device.0);
         bytes.extend(self.event);
@@ -84,7 +94,7 @@ impl SharedToken {
         bytes.extend((self.pages.len() as u64).to_le_bytes());
         bytes.extend([0; 8]);
         debug_assert_eq!(bytes.len(), HEADER);
-        bytes.extend(self.pages.iter().flat_map(|page| page.to_le_bytes()));
+        bytes.extend(self.positions.iter().chain(&self.pages).flat_map(|number| number.to_le_bytes()));
         bytes
     }
 
@@ -107,11 +117,12 @@ impl SharedToken {
         if flags > 1 || reserved != 0 {
             return Err(bad("it has flags that this version of millpond does not know"));
         }
-        let (pages, rest) = pages.as_chunks::<8>();
-        if !rest.is_empty() || pages.len() as u64 != count || !(1..=MOST_PAGES).contains(&pages.len()) {
+        if !(1..=MOST_PAGES as u64).contains(&count) || pages.len() as u64 != 16 * count {
             return Err(bad("its number of pages is not its length"));
         }
-        let pages: Vec<u64> = pages.iter().map(|page| u64::from_le_bytes(*page)).collect();
+        let numbers = pages.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number));
+        let mut positions: Vec<u64> = numbers.collect();
+        let pages = positions.split_off(count as usize);
         let total = pages.iter().try_fold(0_u64, |sum, page| sum.checked_add(*page));
         let Some(total) = total.filter(|total| *total <= MOST_BYTES && !pages.contains(&0)) else {
             return Err(bad("no page can have such a length"));
@@ -126,7 +137,16 @@ impl SharedToken {
         if element == 0 || !length.is_multiple_of(u64::from(element)) {
             return Err(bad("its length is no whole number of elements"));
         }
-        Ok(Self { device, event, event_descriptor: flags == 1, element, offset, bytes: length, pages })
+        Ok(Self {
+            device,
+            event,
+            event_descriptor: flags == 1,
+            element,
+            offset,
+            bytes: length,
+            positions,
+            pages,
+        })
     }
 }
 
@@ -153,6 +173,7 @@ mod tests {
             element: 4,
             offset: 512,
             bytes: 4 << 20,
+            positions: vec![6 << 20, 0, 0],
             pages: vec![2 << 20, 2 << 20, 2 << 20],
         }
     }

@@ -1,10 +1,10 @@
 //! For tests: a device whose handles are trusted.
 
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
 
 use crate::device::{
-    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle, StreamId,
+    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageExport, PageHandle,
+    StreamHandle, StreamId,
 };
 
 /// A device for a test that makes its promise once. The calls of [`Device`] that are unsafe only because of their handles
@@ -67,7 +67,7 @@ trust! {
     query_event(event: EventHandle) -> bool;
     wait_event(stream: StreamHandle, event: EventHandle) -> ();
     synchronize_event(event: EventHandle) -> ();
-    export_page(page: PageHandle) -> OwnedFd;
+    export_page(page: PageHandle) -> PageExport;
 }
 
 #[allow(clippy::missing_errors_doc, reason = "they are those of `DriverPool`")]

@@ -177,7 +177,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
             let (_context, pool, stream) = gpu(0);
             let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
             let shared = buffer.share().unwrap();
-            let pages = shared.token().descriptors() - 1;
+            let pages = shared.token().descriptors() - 2;
             let mut before = None;
             for round in 0..ROUNDS {
                 shared.send(&other.socket).unwrap();

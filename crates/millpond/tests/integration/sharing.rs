@@ -1,8 +1,8 @@
 //! Memory that two processes share, on the host device: the other process is this program again.
 
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write, pipe};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -225,6 +225,182 @@ fn memory_outlives_the_process_that_shared_it() {
     );
 }
 
+/// A child of this process that does nothing, with all that this process has. It is there, and ready, when this returns.
+struct IdleChild(libc::pid_t);
+
+impl IdleChild {
+    fn fork() -> Self {
+        // SAFETY: the child makes system calls only.
+        Self::by(|| unsafe { libc::fork() })
+    }
+
+    /// By a raw `clone`, of which nobody is told.
+    fn clone_raw() -> Self {
+        // SAFETY: as a fork; zeros are no stack and no addresses.
+        Self::by(|| unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t)
+    }
+
+    fn by(make: impl FnOnce() -> libc::pid_t) -> Self {
+        let (mut heard, mut said) = pipe().unwrap();
+        let child = make();
+        assert!(child >= 0);
+        if child == 0 {
+            said.write_all(&[1]).unwrap();
+            loop {
+                // SAFETY: it waits until it is killed.
+                unsafe { libc::pause() };
+            }
+        }
+        heard.read_exact(&mut [0]).unwrap();
+        Self(child)
+    }
+
+    /// Tells another process, which kills it.
+    fn entrust(self, mut to: &UnixStream) {
+        to.write_all(&self.0.to_le_bytes()).unwrap();
+        std::mem::forget(self);
+    }
+
+    fn entrusted(mut by: &UnixStream) -> Self {
+        let mut child = [0; 4];
+        by.read_exact(&mut child).unwrap();
+        Self(libc::pid_t::from_le_bytes(child))
+    }
+}
+
+impl Drop for IdleChild {
+    fn drop(&mut self) {
+        // SAFETY: it waits to be killed. Where it is another's child, that one or the system waits for it.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// Shares a buffer whose event has work that is never done, makes a child, and waits to be killed.
+fn share_and_leave(socket: &UnixStream, child: fn() -> IdleChild) {
+    let device = HostDevice::new().unwrap();
+    let (_context, pool, stream) = over(device.clone());
+    let buffer = Buffer::from_slice(&pool, &[7_u32; 1024], &stream).unwrap();
+    device.launch(stream.handle_here().unwrap(), || sleep(Duration::from_secs(1000))).unwrap();
+    let shared = buffer.share().unwrap();
+    child().entrust(socket);
+    shared.send(socket).unwrap();
+    sleep(Duration::from_secs(1000));
+}
+
+#[test]
+fn an_owner_is_gone_though_a_child_of_its_lives() {
+    Other::with(
+        "an_owner_is_gone_though_a_child_of_its_lives",
+        |other| {
+            let (context, _pool, stream) = host();
+            let child = IdleChild::entrusted(&other.socket);
+            let received = Received::receive(&other.socket).unwrap();
+            let opened = context.open_shared::<u32>(received, &stream).unwrap();
+            assert!(!opened.event.query().unwrap());
+            other.kill();
+            assert_eq!(opened.event.record(&stream), Err(Error::OwnerGone));
+            assert_eq!(opened.event.wait(&stream), Err(Error::OwnerGone));
+            assert_eq!(opened.event.query(), Err(Error::OwnerGone));
+            // The stream waits for the event since the buffer was opened.
+            opened.buffer.to_vec().unwrap();
+            drop(child);
+        },
+        |socket| share_and_leave(&socket, IdleChild::fork),
+    );
+}
+
+#[test]
+fn an_owner_is_gone_though_a_raw_clone_of_it_lives() {
+    Other::with(
+        "an_owner_is_gone_though_a_raw_clone_of_it_lives",
+        |other| {
+            let (context, _pool, stream) = host();
+            let child = IdleChild::entrusted(&other.socket);
+            let received = Received::receive(&other.socket).unwrap();
+            let opened = context.open_shared::<u32>(received, &stream).unwrap();
+            other.kill();
+            assert_eq!(opened.event.record(&stream), Err(Error::OwnerGone));
+            assert_eq!(opened.event.query(), Err(Error::OwnerGone));
+            // The clone keeps the event locked.
+            drop(child);
+            opened.buffer.to_vec().unwrap();
+        },
+        |socket| share_and_leave(&socket, IdleChild::clone_raw),
+    );
+}
+
+#[test]
+fn an_owner_that_becomes_another_program_is_gone() {
+    use std::os::unix::process::CommandExt;
+    Other::with(
+        "an_owner_that_becomes_another_program_is_gone",
+        |other| {
+            let (context, _pool, stream) = host();
+            let received = Received::receive(&other.socket).unwrap();
+            let opened = context.open_shared::<u32>(received, &stream).unwrap();
+            say(&other.socket);
+            until("it is another program", || opened.event.record(&stream) == Err(Error::OwnerGone));
+            assert_eq!(opened.buffer.to_vec().unwrap(), [7; 1024]);
+            other.kill();
+        },
+        |socket| {
+            let (_context, pool, stream) = host();
+            let buffer = Buffer::from_slice(&pool, &[7_u32; 1024], &stream).unwrap();
+            stream.synchronize().unwrap();
+            let shared = buffer.share().unwrap();
+            shared.send(&socket).unwrap();
+            hear(&socket);
+            panic!("{}", std::process::Command::new("sleep").arg("1000").exec());
+        },
+    );
+}
+
+#[test]
+fn nobody_waits_for_a_killed_process_whose_child_lives() {
+    Other::with(
+        "nobody_waits_for_a_killed_process_whose_child_lives",
+        |other| {
+            let (_context, pool, stream) = host();
+            let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+            let shared = buffer.share().unwrap();
+            shared.send(&other.socket).unwrap();
+            let child = IdleChild::entrusted(&other.socket);
+            shared.event().wait(&stream).unwrap();
+            other.kill();
+            assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
+            assert!(shared.event().query().unwrap());
+            drop(child);
+        },
+        |socket| {
+            let device = HostDevice::new().unwrap();
+            let (context, _pool, stream) = over(device.clone());
+            let opened = context.open_shared::<u32>(Received::receive(&socket).unwrap(), &stream).unwrap();
+            device.launch(stream.handle_here().unwrap(), || sleep(Duration::from_secs(1000))).unwrap();
+            opened.event.record(&stream).unwrap();
+            IdleChild::fork().entrust(&socket);
+            sleep(Duration::from_secs(1000));
+        },
+    );
+}
+
+#[test]
+fn a_child_of_the_owner_keeps_nothing_shared() {
+    alone("a_child_of_the_owner_keeps_nothing_shared", || {
+        let (_context, pool, stream) = host();
+        let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+        let (ptr, shared) = (buffer.ptr(), buffer.share().unwrap());
+        let _child = IdleChild::fork();
+        assert!(pool.is_shared(ptr).unwrap());
+        drop(shared);
+        assert!(!pool.is_shared(ptr).unwrap());
+        drop(buffer);
+        assert_eq!(pool.used().current, 0);
+    });
+}
+
 /// After thousands of imports: no descriptor more, and of mappings those that the heap may have made.
 fn assert_nothing_left((descriptors, mappings): (usize, usize), before: (usize, usize)) {
     assert_eq!(descriptors, before.0);
@@ -361,7 +537,7 @@ fn more_pages_than_one_message_carries_arrive() {
     let pool = Pool::builder(&context).for_sharing().build().unwrap();
     let buffer = Buffer::<u32>::new(&pool, 150 << 20, &stream).unwrap();
     let shared = buffer.share().unwrap();
-    assert_eq!(shared.token().descriptors(), 302, "one for each page, one for the lease, one for the event");
+    assert_eq!(shared.token().descriptors(), 303, "one for each page, two for the lease, one for the event");
     assert_eq!(shared.token().exposed_bytes(), 600 * MIB);
     let (from, to) = UnixStream::pair().unwrap();
     let received = std::thread::scope(|scope| {
@@ -470,6 +646,131 @@ fn nonsense_over_a_socket_is_an_error() {
         let received = Received::receive(&to);
         assert!(matches!(received, Err(Error::BadToken { .. } | Error::Socket { .. })), "{sent:?}");
     }
+    // A token of one page has at most four descriptors. Nobody waits for a fifth.
+    let (mut from, to) = UnixStream::pair().unwrap();
+    from.write_all(&[144, 0, 0, 0, 5, 0, 0, 0]).unwrap();
+    assert!(matches!(Received::receive(&to), Err(Error::BadToken { .. })));
+}
+
+#[test]
+fn a_receiver_that_moves_in_a_file_moves_no_other() {
+    let (context, pool, stream) = host();
+    // So that the next begins further on in the file.
+    let _before = Buffer::from_slice(&pool, &[1_u32; 5 << 20], &stream).unwrap();
+    let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let [first, second] = [pass(&shared), pass(&shared)];
+    for file in first.into_descriptors() {
+        let _ = rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0));
+    }
+    let opened = context.open_shared::<u32>(second, &stream).unwrap();
+    assert!(opened.buffer.to_vec().unwrap() == numbers(1 << 20));
+}
+
+/// The descriptors of an event and of a page, as another process has them.
+fn event_and_page(shared: &millpond::Shared) -> (OwnedFd, OwnedFd) {
+    let mut descriptors = pass(shared).into_descriptors();
+    let page = descriptors.pop().unwrap();
+    (descriptors.pop().unwrap(), page)
+}
+
+#[test]
+fn a_peer_that_locks_an_event_ends_in_an_error() {
+    let device = HostDevice::new().unwrap();
+    let (_context, pool, stream) = over(device.clone());
+    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    stream.synchronize().unwrap();
+    let (event, _) = event_and_page(&shared);
+    // With locks of its own.
+    let peer =
+        File::options().read(true).write(true).open(format!("/proc/self/fd/{}", event.as_raw_fd())).unwrap();
+    let lock = |kind: libc::c_int| {
+        // SAFETY: numbers, of which zeros are valid: the whole file.
+        let mut range: libc::flock = unsafe { std::mem::zeroed() };
+        range.l_type = kind as libc::c_short;
+        // SAFETY: the descriptor is open, and the description readable.
+        assert_eq!(unsafe { libc::fcntl(peer.as_raw_fd(), libc::F_OFD_SETLK, &range) }, 0);
+    };
+    lock(libc::F_WRLCK);
+    let error = shared.event().record(&stream).unwrap_err();
+    assert!(error.to_string().contains("another process keeps the event locked"), "{error}");
+    lock(libc::F_UNLCK);
+    shared.event().record(&stream).unwrap();
+    stream.synchronize().unwrap();
+    assert!(shared.event().query().unwrap());
+}
+
+#[test]
+fn any_number_in_an_event_is_survived() {
+    let (_context, pool, stream) = host();
+    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let event = File::from(event_and_page(&shared).0);
+    for number in [u64::MAX, i64::MAX as u64, 1 << 63, i64::MAX as u64 - 1, 0] {
+        rustix::io::pwrite(&event, &number.to_le_bytes(), 0).unwrap();
+        shared.event().query().unwrap();
+        shared.event().wait(&stream).unwrap();
+        shared.event().record(&stream).unwrap();
+        shared.event().wait(&stream).unwrap();
+        stream.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn a_peer_cannot_make_the_file_of_a_device_useless() {
+    use rustix::fs::SealFlags;
+    let (_context, pool, stream) = host();
+    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let (event, page) = event_and_page(&shared);
+    for file in [&event, &page] {
+        for seal in [SealFlags::GROW, SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
+            assert_eq!(rustix::fs::fcntl_add_seals(file, seal), Err(rustix::io::Errno::PERM));
+        }
+        assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
+        rustix::fs::ftruncate(file, 1 << 40).unwrap();
+    }
+    // It still grows, and is still mapped.
+    let more = Buffer::from_slice(&pool, &[2_u8; 40 << 20], &stream).unwrap();
+    assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
+    assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
+    shared.event().record(&stream).unwrap();
+}
+
+#[test]
+fn a_file_of_huge_pages_is_refused() {
+    let (context, pool, stream) = host();
+    let shared = Buffer::<u32>::zeroed(&pool, 1024, &stream).unwrap().share().unwrap();
+    let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    // A system may have none.
+    let Ok(huge) = rustix::fs::memfd_create("huge", flags) else { return };
+    rustix::fs::ftruncate(&huge, 1 << 30).unwrap();
+    rustix::fs::fcntl_add_seals(&huge, rustix::fs::SealFlags::SHRINK).unwrap();
+    for at in 1..shared.token().descriptors() {
+        let mut descriptors = pass(&shared).into_descriptors();
+        descriptors[at] = huge.try_clone().unwrap();
+        let received = Received::new(shared.token().clone(), descriptors).unwrap();
+        let error = context.open_shared::<u32>(received, &stream).unwrap_err();
+        assert!(error.to_string().contains("not what another process of millpond exported"), "{at}: {error}");
+    }
+}
+
+#[test]
+fn a_lease_cannot_be_hidden_in_its_own_socket() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let (_context, pool, stream) = host();
+    let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+    let (ptr, shared) = (buffer.ptr(), buffer.share().unwrap());
+    let lease = pass(&shared).into_descriptors().remove(0);
+    let rights = [std::os::fd::AsFd::as_fd(&lease)];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+    let sent = sendmsg(&lease, &[std::io::IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent, Err(rustix::io::Errno::PIPE));
+    drop((lease, shared));
+    assert!(!pool.is_shared(ptr).unwrap(), "nobody has it");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The [`Device`] trait, call by call.
 
 use std::ffi::{c_uint, c_void};
-use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
 
@@ -16,8 +15,8 @@ use super::peers::{self, access_of};
 use super::pinned::CudaPinned;
 use crate::device::{
     Advice, AsyncUsage, CaptureId, Device, DeviceIdentity, DevicePtr, DeviceResult, DriverPool, EventExport,
-    EventHandle, MemoryInfo, PageHandle, PeerId, PeerSet, Place, Properties, Residency, StreamHandle,
-    StreamId,
+    EventHandle, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place, Properties, Residency,
+    StreamHandle, StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -392,17 +391,17 @@ unsafe impl Device for CudaDevice {
         exports::reaches(self, other)
     }
 
-    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         let _relaxed = self.relax()?;
         // SAFETY: the caller's promise.
         unsafe { exports::export_page(self, page) }
     }
 
-    fn import_page(&self, from: OwnedFd, _bytes: u64) -> DeviceResult<PageHandle> {
+    fn import_page(&self, from: PageExport, _bytes: u64) -> DeviceResult<PageHandle> {
         let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
         // The driver knows how long it is, and maps no more.
-        exports::import_page(self, &from)
+        exports::import_page(self, &from.descriptor)
     }
 
     fn create_shared_event(&self) -> DeviceResult<(EventHandle, EventExport)> {

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUdevice, CUevent, CUevent_flags, CUipcEventHandle, CU
 use super::api::Api;
 use super::device::{CudaDevice, find};
 use super::{driver, peers};
-use crate::device::{DeviceIdentity, DeviceResult, EventExport, PageHandle};
+use crate::device::{DeviceIdentity, DeviceResult, EventExport, PageExport, PageHandle};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const AS_DESCRIPTOR: c_uint = 1;
@@ -42,7 +42,7 @@ pub(super) fn reaches(device: &CudaDevice, other: DeviceIdentity) -> DeviceResul
 
 /// # Safety
 /// As for [`Device::export_page`](crate::device::Device::export_page).
-pub(super) unsafe fn export_page(device: &CudaDevice, page: PageHandle) -> DeviceResult<OwnedFd> {
+pub(super) unsafe fn export_page(device: &CudaDevice, page: PageHandle) -> DeviceResult<PageExport> {
     if !device.page_extras.are_exportable() {
         return Err(device.unsupported("memory that is shared with other processes"));
     }
@@ -54,7 +54,7 @@ pub(super) unsafe fn export_page(device: &CudaDevice, page: PageHandle) -> Devic
     let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
     rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
         .map_err(crate::device::system("fcntl(F_SETFD)"))?;
-    Ok(descriptor)
+    Ok(PageExport { descriptor, position: 0 })
 }
 
 pub(super) fn import_page(device: &CudaDevice, from: &OwnedFd) -> DeviceResult<PageHandle> {

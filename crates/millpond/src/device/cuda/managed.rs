@@ -89,10 +89,8 @@ unsafe impl Forward for CudaManaged {
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         // The driver is not documented to wait for all work.
         self.gpu.synchronize()?;
-        // First: once it is free, another thread may get the address.
-        self.gpu.managed.remove(at);
         // SAFETY: the caller's promise: a segment that is not used again. `cuMemFree` is for managed memory, too.
-        unsafe { self.gpu.free_segment(at) }
+        self.gpu.managed.give_back(at, || unsafe { self.gpu.free_segment(at) })
     }
 
     /// The pages of managed memory are the driver's.

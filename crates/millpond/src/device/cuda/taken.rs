@@ -46,8 +46,14 @@ impl Taken {
         Ok(at)
     }
 
-    pub(super) fn remove(&self, at: DevicePtr) {
-        self.0.lock().bytes.remove(&at.raw());
+    /// Gives a segment back. It is out of the list before it is `free`: then another thread may get the address.
+    pub(super) fn give_back(
+        &self,
+        at: DevicePtr,
+        free: impl FnOnce() -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
+        let bytes = self.0.lock().bytes.remove(&at.raw());
+        free().inspect_err(|_| self.0.lock().bytes.extend(bytes.map(|bytes| (at.raw(), bytes))))
     }
 }
 
@@ -74,9 +80,12 @@ mod tests {
         assert_eq!(left(80), 10, "nothing of it was touched");
         assert_eq!(left(10), 10, "all of it was touched");
         assert_eq!(left(5), 5, "others took memory");
-        taken.remove(DevicePtr::new(1));
+        let refused = || Err(DeviceError::Unavailable("asked for".to_owned()));
+        assert!(taken.give_back(DevicePtr::new(1), refused).is_err());
+        assert_eq!(left(80), 10, "it was not freed");
+        taken.give_back(DevicePtr::new(1), || Ok(())).unwrap();
         assert_eq!(left(80), 60);
-        taken.remove(DevicePtr::new(2));
+        taken.give_back(DevicePtr::new(2), || Ok(())).unwrap();
         assert_eq!(left(90), 90);
     }
 }

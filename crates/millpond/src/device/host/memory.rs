@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
 use crate::lock::Mutex;
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
@@ -19,8 +19,8 @@ use crate::device::error::system;
 use crate::device::hints::Hints;
 use crate::device::ledger::{Extent, Ledger, Owner};
 use crate::device::{
-    Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle, PeerId, PeerSet,
-    Residency,
+    Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageExport, PageHandle, PeerId,
+    PeerSet, Residency, sealed,
 };
 use crate::process::{OfProcess, Process};
 use std::sync::Arc;
@@ -41,17 +41,14 @@ struct State {
     length: u64,
     driver_pool: DriverPoolModel<Moment>,
     hints: Hints,
-    /// By page: the file that a page of another process lies in, and where.
-    imported: HashMap<PageHandle, (OwnedFd, u64)>,
+    /// By page: where a page of another process lies.
+    imported: HashMap<PageHandle, PageExport>,
 }
 
 impl Memory {
     pub(super) fn new(granularity: u64, capacity: u64) -> DeviceResult<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("millpond", flags).map_err(system("memfd_create"))?;
-        exports::seal(&file)?;
         Ok(Self {
-            file,
+            file: sealed::create("millpond", 0)?,
             granularity,
             process: Process::here(),
             state: OfProcess::new(Mutex::new(State {
@@ -120,7 +117,10 @@ impl Memory {
         let (page, extent) = state.ledger.create_page(bytes)?;
         let end = extent.offset + extent.bytes;
         if end > state.length {
-            if let Err(error) = rustix::fs::ftruncate(&self.file, end) {
+            if let Err(error) = rustix::fs::ftruncate(&self.file, end)
+                // Others who have the file may have made it longer, and nobody can shorten it.
+                && !sealed::length(&self.file).is_ok_and(|length| length >= end)
+            {
                 state.ledger.release_page(page)?;
                 return Err(system("ftruncate")(error));
             }
@@ -133,7 +133,7 @@ impl Memory {
         let mut state = self.state.lock();
         let extent = state.ledger.map(at, bytes, page)?;
         let (file, offset) = match state.imported.get(&page) {
-            Some((file, offset)) => (file, *offset),
+            Some(imported) => (&imported.descriptor, imported.position),
             None => (&self.file, extent.offset),
         };
         // SAFETY: the ledger knows the range as reserved by us with nothing mapped in it.
@@ -188,23 +188,24 @@ impl Memory {
 
     // ---- other processes -------------------------------------------------------------------------
 
-    pub(super) fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+    pub(super) fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         let state = self.state.lock();
-        match state.ledger.page_extent("export_page", page)? {
-            Some(extent) => exports::reopen_at(&self.file, extent.offset),
+        let (file, position) = match state.ledger.page_extent("export_page", page)? {
+            Some(extent) => (&self.file, extent.offset),
             None => {
-                let (file, offset) = &state.imported[&page];
-                exports::reopen_at(file, *offset)
+                let imported = &state.imported[&page];
+                (&imported.descriptor, imported.position)
             }
-        }
+        };
+        Ok(PageExport { descriptor: exports::reopen(file)?, position })
     }
 
-    pub(super) fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+    pub(super) fn import_page(&self, from: PageExport, bytes: u64) -> DeviceResult<PageHandle> {
         let mut state = self.state.lock();
         state.ledger.check_size("import_page", bytes)?;
-        let offset = exports::check_page(&from, bytes)?;
+        exports::check_page(&from, bytes)?;
         let page = state.ledger.import_page(bytes)?;
-        state.imported.insert(page, (from, offset));
+        state.imported.insert(page, from);
         Ok(page)
     }
 

@@ -37,7 +37,6 @@ mod streams;
 mod tests;
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
@@ -51,8 +50,8 @@ use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties,
-    Residency, StreamHandle, StreamId, machine,
+    EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
+    Properties, Residency, StreamHandle, StreamId, machine,
 };
 use crate::process::Process;
 
@@ -611,11 +610,11 @@ unsafe impl Device for HostDevice {
         Ok(DeviceIdentity(*b"millpond's host\0"))
     }
 
-    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         self.memory()?.export_page(page)
     }
 
-    fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+    fn import_page(&self, from: PageExport, bytes: u64) -> DeviceResult<PageHandle> {
         self.needs_virtual_memory()?;
         self.memory()?.import_page(from, bytes)
     }

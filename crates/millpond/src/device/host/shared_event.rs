@@ -4,42 +4,43 @@
 //! before is done, and whoever waits for it waits for the lock. The system drops the locks of a process that dies, so
 //! nobody waits for it.
 //!
-//! Such locks belong to an open file. So each event opens its file twice: once to record it, and once to wait.
+//! Such locks belong to an open file. So each event opens its file twice: once to record it, and once to wait. Forked
+//! children close both. Else a lock would last as long as a child does.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
 
 use super::exports;
-use crate::device::DeviceResult;
+use crate::close_on_fork::CloseOnFork;
 use crate::device::error::system;
+use crate::device::sealed::SharedNumber;
+use crate::device::{DeviceError, DeviceResult};
 use crate::lock::Mutex;
 
-/// Bytes of the file that are mapped.
-const BYTES: usize = 4096;
+/// The largest number: a file has no byte beyond.
+const LARGEST: u64 = i64::MAX as u64;
+
+/// How long a record waits for another process that is recording: that takes microseconds, unless it is stopped.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct SharedEvent {
     /// Locked while the number is raised. Threads share the locks of a file, and so exclude each other here.
-    recording: Arc<Mutex<OwnedFd>>,
-    waiting: OwnedFd,
+    recording: Arc<Mutex<CloseOnFork>>,
+    waiting: CloseOnFork,
     /// How often it was recorded, in any process.
-    count: *const AtomicU64,
+    count: SharedNumber,
 }
-
-// SAFETY: the pointer is to memory that threads, and processes, share.
-unsafe impl Send for SharedEvent {}
-// SAFETY: as above.
-unsafe impl Sync for SharedEvent {}
 
 /// One record. Dropped when the work before it is done.
 #[derive(Debug)]
 pub(super) struct Pending {
-    file: Arc<Mutex<OwnedFd>>,
+    file: Arc<Mutex<CloseOnFork>>,
     number: u64,
 }
 
@@ -53,53 +54,64 @@ impl Drop for Pending {
 impl SharedEvent {
     /// A new event, and the file that others open it by.
     pub(super) fn create() -> DeviceResult<(Self, OwnedFd)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("millpond event", flags).map_err(system("memfd_create"))?;
-        rustix::fs::ftruncate(&file, BYTES as u64).map_err(system("ftruncate"))?;
-        exports::seal(&file)?;
-        Ok((Self::open(&file)?, file))
+        let (count, file) = SharedNumber::create("millpond event")?;
+        Ok((Self::over(count, &file)?, file))
     }
 
     /// The event of this file, which another process may have made.
     pub(super) fn open(file: &OwnedFd) -> DeviceResult<Self> {
-        exports::check_file("open_event", file, BYTES as u64)?;
-        let (recording, waiting) = (exports::reopen(file)?, exports::reopen(file)?);
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at an address that the system chooses. Nobody can shorten the file.
-        let at =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, &recording, 0) };
-        let count = at.map_err(system("mmap"))?.cast_const().cast();
-        Ok(Self { recording: Arc::new(Mutex::new(recording)), waiting, count })
+        Self::over(SharedNumber::open("open_event", file)?, file)
     }
 
-    fn count(&self) -> &AtomicU64 {
-        // SAFETY: mapped as long as this lives, and aligned as a page is.
-        unsafe { &*self.count }
+    fn over(count: SharedNumber, file: &OwnedFd) -> DeviceResult<Self> {
+        let [recording, waiting] =
+            CloseOnFork::open(|| DeviceResult::Ok([exports::reopen(file)?, exports::reopen(file)?]))?;
+        Ok(Self { recording: Arc::new(Mutex::new(recording)), waiting, count })
     }
 
     /// The last record, to be [waited](Self::wait) for.
     pub(super) fn recorded(&self) -> u64 {
-        // Acquire: pairs with the Release in `record`. Whoever sees a number sees its lock.
-        self.count().load(Ordering::Acquire)
+        // Acquire: pairs with the Release in `try_record`. Whoever sees a number sees its lock. Another process may have
+        // written any number.
+        self.count.load(Ordering::Acquire) & LARGEST
     }
 
     /// Lets the event stand for what is not done until the result is dropped.
     pub(super) fn record(&self) -> DeviceResult<Pending> {
-        let file = self.recording.lock();
+        let began = Instant::now();
         loop {
-            let last = self.recorded();
-            let number = last.wrapping_add(1) & i64::MAX as u64;
-            // Before anybody sees the number. Another process that locked it first is about to raise the count.
-            if lock(&file, libc::F_WRLCK, number, libc::F_OFD_SETLK).map_err(system("fcntl(F_OFD_SETLK)"))? {
-                let count = self.count();
-                if count.compare_exchange(last, number, Ordering::Release, Ordering::Relaxed).is_ok() {
-                    break Ok(Pending { file: self.recording.clone(), number });
-                }
-                lock(&file, libc::F_UNLCK, number, libc::F_OFD_SETLK)
-                    .map_err(system("fcntl(F_OFD_SETLK)"))?;
+            if let Some(pending) = self.try_record().map_err(system("fcntl(F_OFD_SETLK)"))? {
+                return Ok(pending);
             }
-            std::thread::yield_now();
+            if began.elapsed() > PATIENCE {
+                return Err(DeviceError::Driver {
+                    call: "record_event",
+                    code: Errno::AGAIN.raw_os_error(),
+                    name: "EVENT_LOCKED".to_owned(),
+                    text: "another process keeps the event locked, or stopped while it recorded it: end that process, \
+                           or share the memory anew"
+                        .to_owned(),
+                });
+            }
+            // Without the lock of this process: work that is done must be able to say so.
+            thread::sleep(Duration::from_micros(10));
         }
+    }
+
+    /// `None` where another process is recording.
+    fn try_record(&self) -> Result<Option<Pending>, Errno> {
+        let file = self.recording.lock();
+        let last = self.count.load(Ordering::Acquire);
+        let number = last.wrapping_add(1) & LARGEST;
+        // Before anybody sees the number. Another process that locked it first is about to raise the count.
+        if !lock(&file, libc::F_WRLCK, number, libc::F_OFD_SETLK)? {
+            return Ok(None);
+        }
+        if self.count.compare_exchange(last, number, Ordering::Release, Ordering::Relaxed).is_ok() {
+            return Ok(Some(Pending { file: self.recording.clone(), number }));
+        }
+        lock(&file, libc::F_UNLCK, number, libc::F_OFD_SETLK)?;
+        Ok(None)
     }
 
     /// Whether the work before the last record is done.
@@ -127,16 +139,10 @@ impl SharedEvent {
     }
 }
 
-impl Drop for SharedEvent {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `open`, and nobody has the pointer after this.
-        let unmapped = unsafe { rustix::mm::munmap(self.count.cast_mut().cast(), BYTES) };
-        debug_assert_eq!(unmapped, Ok(()));
-    }
-}
-
 /// Locks or unlocks the byte of a number; `false` where another file has it, and this does not wait.
-fn lock(file: &OwnedFd, kind: libc::c_int, number: u64, how: libc::c_int) -> Result<bool, Errno> {
+fn lock(file: &CloseOnFork, kind: libc::c_int, number: u64, how: libc::c_int) -> Result<bool, Errno> {
+    // A forked child has no locks: those of the parent stay.
+    let Some(file) = file.here() else { return Ok(true) };
     // SAFETY: numbers, of which zeros are valid.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as libc::c_short;

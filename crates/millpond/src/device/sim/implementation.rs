@@ -1,6 +1,5 @@
 //! The calls of [`Device`], one by one.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +15,8 @@ use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties,
-    Residency, StreamHandle, StreamId,
+    EventExport, EventHandle, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
+    Properties, Residency, StreamHandle, StreamId,
 };
 
 impl SimDevice {
@@ -446,19 +445,19 @@ unsafe impl Device for SimDevice {
         Ok(self.shared.identity)
     }
 
-    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         let mut state = self.enter(Call::ExportPage)?;
         state.ledger(self.kind()).page_extent("export_page", page)?;
-        let file = exports::export_page(self.shared.identity, page)?;
+        let descriptor = exports::export_page(self.shared.identity, page)?;
         let cost = state.costs.share_page;
         state.spend(Call::ExportPage, cost);
-        Ok(file)
+        Ok(PageExport { descriptor, position: 0 })
     }
 
-    fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+    fn import_page(&self, from: PageExport, bytes: u64) -> DeviceResult<PageHandle> {
         const CALL: &str = "import_page";
         let mut state = self.enter(Call::ImportPage)?;
-        let exported = exports::page_of(self.shared.identity, &from)?;
+        let exported = exports::page_of(self.shared.identity, &from.descriptor)?;
         let ledger = state.ledger(self.kind());
         if ledger.page_bytes(exported)? != bytes {
             return invalid(CALL, format!("the page does not have {bytes} bytes"));

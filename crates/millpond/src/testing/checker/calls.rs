@@ -3,7 +3,6 @@
 //! Calls that do not wait are passed on under the lock. So the clocks see calls in the same order as the device. Calls
 //! that wait take what they will teach before, and note it after.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::clock::{Clock, DeviceNumber, StreamKey};
@@ -11,7 +10,7 @@ use super::memory::{FileKey, Origin, PageKey};
 use super::{CheckerDevice, State};
 use crate::device::{
     Advice, AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventExport, EventHandle, Forward,
-    MemoryKind, PageHandle, PeerId, PeerSet, Place, Residency, StreamHandle, StreamId,
+    MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place, Residency, StreamHandle, StreamId,
 };
 
 impl CheckerDevice {
@@ -54,9 +53,8 @@ impl CheckerDevice {
 }
 
 /// What the descriptors of one exported page have in common.
-fn file_key(file: &OwnedFd) -> Option<FileKey> {
-    let position = rustix::fs::seek(file, rustix::fs::SeekFrom::Current(0)).ok()?;
-    Some((rustix::fs::fstat(file).ok()?.st_ino, position))
+fn file_key(export: &PageExport) -> Option<FileKey> {
+    Some((rustix::fs::fstat(&export.descriptor).ok()?.st_ino, export.position))
 }
 
 // SAFETY: it passes every call on or refuses it, and changes no answer.
@@ -302,7 +300,7 @@ unsafe impl Forward for CheckerDevice {
         Ok(())
     }
 
-    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         let mut state = self.note_call("export_page", [page.raw(), 0, 0])?;
         let checked = state.memory.check_page(self.page(page));
         state.require("export_page", checked)?;
@@ -315,7 +313,7 @@ unsafe impl Forward for CheckerDevice {
         Ok(file)
     }
 
-    fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+    fn import_page(&self, from: PageExport, bytes: u64) -> DeviceResult<PageHandle> {
         let mut state = self.note_call("import_page", [bytes, 0, 0])?;
         let key = file_key(&from);
         let page = self.inner.import_page(from, bytes);
