@@ -3,6 +3,7 @@
 //! The other processes are this program again, as the test [`tenant`]: it does what its standard input says.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +19,9 @@ const BUDGET: &str = "MILLPOND_TEST_BUDGET";
 
 /// Set for a tenant on the first GPU.
 const ON_GPU: &str = "MILLPOND_TEST_ON_GPU";
+
+/// Set for a tenant on the CPU, whose pages a forked child has, too.
+const ON_HOST: &str = "MILLPOND_TEST_ON_HOST";
 
 /// What a tenant's answers begin with: the test harness prints, too.
 const ANSWER: &str = "answer: ";
@@ -57,6 +61,9 @@ impl Home {
         #[cfg(feature = "cuda")]
         if std::env::var_os(ON_GPU).is_some() {
             return Self::of(Context::cuda(0).unwrap(), budget);
+        }
+        if std::env::var_os(ON_HOST).is_some() {
+            return Self::of(Context::host().unwrap(), budget);
         }
         Self::of(sim(1 << 30).1, budget)
     }
@@ -124,6 +131,13 @@ impl Tenant {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+
+    /// Kills it. What it forked, or became, goes on until the input ends.
+    fn kill_but_not_its_child(mut self) -> ChildStdin {
+        self.kill();
+        let nothing = Command::new("true").stdin(Stdio::piped()).spawn().map(|mut child| child.stdin.take());
+        std::mem::replace(&mut self.input, nothing.unwrap().unwrap())
+    }
 }
 
 impl Drop for Tenant {
@@ -142,6 +156,9 @@ fn tenant() {
     let home = Home::new(&budget);
     let mut blocks = Vec::new();
     for line in lines {
+        if line == "leave" {
+            break;
+        }
         let (what, number) = line.split_once(' ').unwrap_or((line.as_str(), "0"));
         let number: u64 = number.parse().unwrap();
         let mut answer = "done".to_owned();
@@ -157,11 +174,43 @@ fn tenant() {
             },
             "claim" => budget.set_claim(number * MIB).unwrap(),
             "patience" => budget.set_patience(Duration::from_millis(number)).unwrap(),
+            "trim" => _ = home.pool.trim_to(0).unwrap(),
             "held" => answer = (home.pool.reserved().current / MIB).to_string(),
+            // The child has what its parent has, until the input ends.
+            // SAFETY: the child does nothing but wait.
+            "fork" => match unsafe { libc::fork() } {
+                0 => wait_for_the_end_of_input(),
+                child => assert!(child > 0),
+            },
+            // Another program, until the input ends.
+            "exec" => panic!("{}", Command::new("cat").exec()),
             "churn" => churn(&name, number, &home),
             other => panic!("{other}?"),
         }
         println!("{ANSWER}{answer}");
+    }
+    drop((budget, home));
+    println!("{ANSWER}done");
+    // Ended by who began it.
+    wait_for_the_end_of_input();
+}
+
+/// In a forked child, where little else can be called. Reads nothing: that may be for its parent.
+fn wait_for_the_end_of_input() {
+    let mut input = libc::pollfd { fd: 0, events: 0, revents: 0 };
+    // SAFETY: one entry, which can be written; `_exit` ends the process.
+    unsafe {
+        while libc::poll(&raw mut input, 1, -1) != 1 {}
+        libc::_exit(0);
+    }
+}
+
+/// Until this is so, which it will be soon.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -410,6 +459,71 @@ fn a_process_never_holds_more_than_its_claim() {
     assert!(home.alloc(1).unwrap_err().to_string().contains("hold 16.00 MiB of 16.00 MiB"));
     budget.set_claim(64 * MIB).unwrap();
     home.alloc(48).unwrap();
+}
+
+#[test]
+fn a_killed_process_counts_for_nothing_as_soon_as_it_was_waited_for() {
+    let named = Named::new("killed");
+    let budget = named.join(64);
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 40");
+    assert_eq!(budget.held(), 40 * MIB);
+    other.kill();
+    // Nothing else asked the budget for anything.
+    assert_eq!(budget.held(), 0);
+}
+
+#[test]
+fn a_killed_process_counts_as_long_as_a_child_that_it_forked_lives() {
+    for device in ["MILLPOND_TEST_ON_SIM", ON_HOST] {
+        let named = Named::new("heir");
+        let budget = named.join(64);
+        let home = Home::new(&budget);
+        let mut other = Tenant::with(&named, 64, |command| _ = command.env(device, "1"));
+        other.does("alloc 40");
+        other.does("fork");
+        let pid = other.pid();
+        let input = other.kill_but_not_its_child();
+        assert_eq!(budget.held(), 40 * MIB, "the child has the driver's descriptors");
+        let Err(Error::OutOfMemory(report)) = home.alloc(30) else { panic!("the child has the memory") };
+        assert_eq!((report.tenants[0].pid, report.tenants[0].held), (pid, 40 * MIB));
+        assert_eq!(report.tenants[0].program, "has ended");
+        // Who comes later finds the same.
+        assert!(Tenant::new(&named, 64).ask("alloc 30").contains("out of memory"));
+        drop(input);
+        until("the child ends, and the memory is there", || budget.held() == 0);
+        home.alloc(64).unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_becomes_another_program_counts_for_nothing() {
+    let named = Named::new("exec");
+    let budget = named.join(64);
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 40");
+    other.tell("exec");
+    until("its descriptors are closed", || budget.held() == 0);
+    assert!(other.child.try_wait().unwrap().is_none(), "the process lives");
+    assert_eq!(budget.tenants().len(), 1);
+    Tenant::new(&named, 64).does("alloc 64");
+}
+
+#[test]
+fn a_child_does_not_keep_what_its_parent_gave_back() {
+    let named = Named::new("given-back");
+    let budget = named.join(64);
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 40");
+    other.does("fork");
+    other.does("free");
+    other.does("trim");
+    assert_eq!(budget.held(), 0);
+    other.does("leave");
+    assert_eq!(budget.tenants().len(), 1, "it left, and its child has nothing");
+    // Its place is another one's meanwhile.
+    let mut next = Tenant::new(&named, 64);
+    next.does("alloc 64");
 }
 
 #[test]
