@@ -1,13 +1,14 @@
 //! A limit that several pools share.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::named::{GivesBack, Tenancy};
-use crate::device::Device;
+use crate::device::{Device, DevicePtr};
 use crate::lock::Mutex;
 use crate::process::PerProcess;
 use crate::tenant::Tenant;
@@ -288,6 +289,15 @@ impl Budget {
         match &self.inner {
             Inner::Private(_) => false,
             Inner::Named(tenancy) => tenancy.ask(bytes, patience),
+        }
+    }
+
+    /// A descriptor for others who open the bytes at this address: what a process under a named budget shares counts as long as
+    /// anybody has that descriptor, or the file that it stands for. `None` for a budget without a name.
+    pub(crate) fn lend(&self, at: DevicePtr, bytes: u64) -> Result<Option<OwnedFd>> {
+        match &self.inner {
+            Inner::Private(_) => Ok(None),
+            Inner::Named(tenancy) => tenancy.lend(at.raw()..at.raw() + bytes).map(Some),
         }
     }
 

@@ -36,6 +36,8 @@ pub struct SharedToken {
     pub(crate) event: [u8; 64],
     /// Whether the event has a descriptor, too.
     pub(crate) event_descriptor: bool,
+    /// Whether it is memory under a named budget: the last descriptor is to be kept as long as it is open.
+    pub(crate) budget_descriptor: bool,
     /// Bytes of an element.
     pub(crate) element: u32,
     /// Where on the first page the memory begins.
@@ -68,7 +70,7 @@ impl SharedToken {
 
     /// How many descriptors belong to it.
     pub fn descriptors(&self) -> usize {
-        1 + usize::from(self.event_descriptor) + self.pages.len()
+        1 + usize::from(self.event_descriptor) + usize::from(self.budget_descriptor) + self.pages.len()
     }
 
     /// The token as bytes, of the same format in each version whose token begins the same.
@@ -77,7 +79,8 @@ impl SharedToken {
         bytes.extend(MAGIC);
         bytes.extend(self.device.0);
         bytes.extend(self.event);
-        bytes.extend(u32::from(self.event_descriptor).to_le_bytes());
+        let flags = u32::from(self.event_descriptor) | u32::from(self.budget_descriptor) << 1;
+        bytes.extend(flags.to_le_bytes());
         bytes.extend(self.element.to_le_bytes());
         bytes.extend(self.offset.to_le_bytes());
         bytes.extend(self.bytes.to_le_bytes());
@@ -104,7 +107,7 @@ impl SharedToken {
         let (device, event) = (DeviceIdentity(fields.take()), fields.take());
         let (flags, element) = (u32::from_le_bytes(fields.take()), u32::from_le_bytes(fields.take()));
         let [offset, length, count, reserved] = [(); 4].map(|()| u64::from_le_bytes(fields.take()));
-        if flags > 1 || reserved != 0 {
+        if flags > 3 || reserved != 0 {
             return Err(bad("it has flags that this version of millpond does not know"));
         }
         let (pages, rest) = pages.as_chunks::<8>();
@@ -126,7 +129,8 @@ impl SharedToken {
         if element == 0 || !length.is_multiple_of(u64::from(element)) {
             return Err(bad("its length is no whole number of elements"));
         }
-        Ok(Self { device, event, event_descriptor: flags == 1, element, offset, bytes: length, pages })
+        let [event_descriptor, budget_descriptor] = [1, 2].map(|flag| flags & flag != 0);
+        Ok(Self { device, event, event_descriptor, budget_descriptor, element, offset, bytes: length, pages })
     }
 }
 
@@ -150,6 +154,7 @@ mod tests {
             device: DeviceIdentity([7; 16]),
             event: [9; 64],
             event_descriptor: true,
+            budget_descriptor: true,
             element: 4,
             offset: 512,
             bytes: 4 << 20,
