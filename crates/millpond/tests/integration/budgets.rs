@@ -3,6 +3,7 @@
 //! The other processes are this program again, as the test [`tenant`]: it does what its standard input says.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -581,6 +582,35 @@ fn a_budget_that_others_have_is_found() {
     drop(found);
     drop(other);
     assert!(Budget::find(&named.0).unwrap().is_none(), "there is a file, but nobody has it");
+}
+
+#[test]
+fn nobody_takes_the_name_of_a_budget_first() {
+    let named = Named::new("taken");
+    // Any user can make this.
+    // SAFETY: it only asks.
+    let user = unsafe { libc::geteuid() };
+    let in_the_way = format!("/dev/shm/millpond-budget-{user}-{}", named.0);
+    std::fs::create_dir(&in_the_way).unwrap();
+    let joined = Budget::named(&named.0, MIB).map(|budget| budget.path().unwrap().to_owned());
+    std::fs::remove_dir(&in_the_way).unwrap();
+    let folder = joined.unwrap().parent().unwrap().to_owned();
+    let about = std::fs::symlink_metadata(&folder).unwrap();
+    assert!(about.is_dir() && (about.uid(), about.mode() & 0o777) == (user, 0o700), "{}", folder.display());
+}
+
+#[test]
+fn processes_with_the_same_runtime_folder_share_a_budget() {
+    let (named, runtime) = (Named::new("runtime"), tempfile::tempdir().unwrap());
+    let here = named.join(64);
+    let there = |folder: &std::path::Path| {
+        Tenant::with(&named, 64, |command| _ = command.env("XDG_RUNTIME_DIR", folder))
+    };
+    let [mut first, mut second] = [(); 2].map(|()| there(runtime.path()));
+    first.does("alloc 40");
+    assert!(second.ask("alloc 30").contains("out of memory"));
+    assert_eq!(here.held(), 0, "this process has another runtime folder");
+    assert!(runtime.path().join("millpond").join(&named.0).is_file());
 }
 
 #[test]

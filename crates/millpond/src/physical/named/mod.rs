@@ -1,13 +1,14 @@
 //! `named/`: one budget for many processes.
 //!
 //! **How one request passes through.** A pool that grows calls [`Tenancy::take`], which looks into the shared
-//! [`Ledger`](ledger): one page of `/dev/shm`, with a slot for each process. Where there is no room, the pool makes some of
+//! [`Ledger`](ledger): one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
 //! its own, and then calls [`Tenancy::ask`]: the slot says what is wanted, and the other processes are woken. A thread of
 //! each process waits for that. It has the process's pools give free memory back, and says that it did.
 //!
 //! A slot is a process's as long as it has the slot's [seat](seat), a lock. See the ledger for why it is right after
 //! `kill -9` at any instruction.
 
+mod folder;
 mod lease;
 mod ledger;
 mod seat;
@@ -30,9 +31,6 @@ use crate::lock::Mutex;
 use crate::process::{OfProcess, Process};
 use crate::tenant::Tenant;
 use crate::{Error, Result};
-
-/// Where the ledgers lie: memory, not a disk.
-const FOLDER: &str = "/dev/shm";
 
 /// The longest name.
 const LONGEST_NAME: usize = 64;
@@ -80,7 +78,7 @@ impl Tenancy {
     /// Joins the processes that have this budget, and starts the thread that answers them. Without a limit, `None` where
     /// there is no such process.
     pub(super) fn join(name: &str, limit: Option<u64>) -> Result<Option<Arc<Self>>> {
-        let path = path(FOLDER, name)?;
+        let path = path(name)?;
         let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
         let lease = Lease::mine().map_err(failed)?;
         let ledger = match limit {
@@ -387,8 +385,8 @@ fn answer(ledger: &Ledger, tenancy: &Weak<Tenancy>) {
     }
 }
 
-/// The file of the ledger: one for each user.
-fn path(folder: &str, name: &str) -> Result<PathBuf> {
+/// The file of the ledger.
+fn path(name: &str) -> Result<PathBuf> {
     let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_allowed) {
         return Err(Error::BadOption {
@@ -396,8 +394,9 @@ fn path(folder: &str, name: &str) -> Result<PathBuf> {
             why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
         });
     }
-    let user = rustix::process::geteuid().as_raw();
-    Ok([folder, &format!("millpond-budget-{user}-{name}")].iter().collect())
+    let failed =
+        |(folder, what): (PathBuf, String)| Error::SharedBudget { path: folder.display().to_string(), what };
+    Ok(folder::of_user().map_err(failed)?.join(name))
 }
 
 fn nanoseconds(time: Duration) -> u64 {
