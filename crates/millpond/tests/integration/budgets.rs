@@ -404,6 +404,40 @@ fn what_a_killed_process_had_on_a_gpu_is_there_as_soon_as_the_budget_says_so() {
     }
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn memory_on_a_gpu_counts_until_the_last_forked_child_has_ended() {
+    let named = Named::new("gpu-heir");
+    let context = Context::cuda(0).unwrap();
+    let free = context.memory_info().unwrap().free / MIB;
+    let (limit, most) = (free * 9 / 10, free * 6 / 10);
+    let budget = named.join(limit);
+    budget.set_patience(Duration::ZERO).unwrap();
+    let home = Home::of(context, &budget);
+    let on_gpu = || {
+        let mut other = Tenant::with(&named, limit, |command| _ = command.env(ON_GPU, "1"));
+        other.does(&format!("alloc {most}"));
+        other
+    };
+    let mut other = on_gpu();
+    other.does("fork");
+    let input = other.kill_but_not_its_child();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(budget.held() >= most * MIB && home.alloc(most).is_err(), "the child has the memory");
+    drop(input);
+    until("the child ends, and the memory is there", || budget.held() == 0);
+    let block = home.alloc(most).expect("what the budget says is free is free on the device");
+    home.pool.free_block(block, &home.stream).unwrap();
+    home.pool.trim_to(0).unwrap();
+    // And one that becomes another program gives it back.
+    let mut other = on_gpu();
+    other.tell("exec");
+    until("its descriptors are closed", || budget.held() == 0);
+    assert!(other.child.try_wait().unwrap().is_none(), "the process lives");
+    home.alloc(most).expect("what the budget says is free is free on the device");
+}
+
 #[test]
 fn a_limit_changes_while_processes_run() {
     let named = Named::new("limit");

@@ -200,8 +200,8 @@ impl Ledger {
         }
         if ledger.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
             return Err(
-                "it was made in another PID or time namespace, where process ids mean others: share the \
-                        namespace (docker run --pid), or use another name"
+                "it was made in another PID or time namespace, where process ids mean others: share the namespace \
+                 (docker run --pid), use another name, or remove it if no process has it"
                     .to_owned(),
             );
         }
