@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use crate::open_file::OpenFile;
 
@@ -17,6 +18,9 @@ const WINDOW: u64 = 1 << 56;
 
 /// How often the system is asked what is open of one process. A process whose memory lies in more places counts in full.
 const MOST_ASKED: usize = 1 << 12;
+
+/// How long a claim is waited for: it takes some microseconds, unless its holder is stopped.
+const CLAIM_PATIENCE: Duration = Duration::from_millis(1);
 
 /// The byte of a seat.
 fn byte(slot: usize) -> Range<u64> {
@@ -57,7 +61,10 @@ impl Claim {
 
     /// Keeps it until the process and all that it forks have ended.
     pub(super) fn keep(mut self) -> io::Result<Seat> {
-        let kept = OpenFile::keep(self.file.as_ref().expect("it is no seat yet"))?;
+        let file = self.file.as_ref().expect("it is no seat yet");
+        let kept = OpenFile::keep(file)?;
+        // By its kind, a seat is told from a claim.
+        lock(file, libc::F_RDLCK, byte(self.slot))?;
         self.file = None;
         Ok(Seat { slot: self.slot, _kept: kept })
     }
@@ -74,10 +81,17 @@ impl Drop for Claim {
     }
 }
 
-/// Whether somebody has the seat: the process that took it, or a child that it forked.
+/// Whether somebody has the seat: the process that took it, or a child that it forked. Waits for who only claims it.
 pub(super) fn is_taken(ledger: &File, slot: usize) -> bool {
-    // If the system cannot say, nobody is taken for gone.
-    first_lock(ledger, byte(slot)).map_or(true, |found| found.is_some())
+    let began = Instant::now();
+    loop {
+        match first_lock(ledger, byte(slot)) {
+            Ok(None) => return false,
+            Ok(Some((libc::F_WRLCK, _))) if began.elapsed() < CLAIM_PATIENCE => std::thread::yield_now(),
+            // If the system cannot say, nobody is taken for gone.
+            _ => return true,
+        }
+    }
 }
 
 /// Locks a range of the process's addresses. Whoever has the descriptor, or the same file, keeps it locked. It cannot be
@@ -102,7 +116,7 @@ pub(super) fn lent_bytes(ledger: &File, slot: usize) -> u64 {
         let Some(part) = parts.pop() else { return bytes };
         match first_lock(ledger, part.clone()) {
             Ok(None) => {}
-            Ok(Some(found)) => {
+            Ok(Some((_, found))) => {
                 let found = found.start.max(part.start)..found.end.min(part.end);
                 bytes += found.end - found.start;
                 let beside = [part.start..found.start, found.end..part.end];
@@ -139,8 +153,8 @@ fn lock(file: &File, kind: libc::c_int, range: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// One of the locks on a range that are not this file's own.
-fn first_lock(file: &File, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+/// One of the locks on a range that are not this file's own: its kind, and what it is on.
+fn first_lock(file: &File, range: Range<u64>) -> io::Result<Option<(libc::c_int, Range<u64>)>> {
     let mut found = request(libc::F_WRLCK, &range);
     // SAFETY: the request can be written.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut found) } != 0 {
@@ -152,7 +166,7 @@ fn first_lock(file: &File, range: Range<u64>) -> io::Result<Option<Range<u64>>> 
     let start = found.l_start.cast_unsigned();
     // No length is up to the end of all files.
     let length = if found.l_len == 0 { i64::MAX } else { found.l_len };
-    Ok(Some(start..start.saturating_add(length.cast_unsigned())))
+    Ok(Some((found.l_type.into(), start..start.saturating_add(length.cast_unsigned()))))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -185,6 +199,20 @@ mod tests {
         let _copy = claim.file.as_ref().unwrap().try_clone().unwrap();
         assert!(is_taken(&file, 5));
         drop(claim);
+        assert!(!is_taken(&file, 5));
+    }
+
+    #[test]
+    fn who_only_claims_a_seat_is_waited_for() {
+        let file = file();
+        let claim = Claim::take(&file, 5).unwrap().unwrap();
+        assert!(is_taken(&file, 5), "its holder is stopped, maybe");
+        // Until then, whoever asks waits; and a process that is there is not waited for.
+        let seat = claim.keep().unwrap();
+        let (kind, _) = first_lock(&file, byte(5)).unwrap().unwrap();
+        assert_eq!(kind, libc::F_RDLCK);
+        assert!(is_taken(&file, 5) && Claim::take(&file, 5).unwrap().is_none());
+        drop(seat);
         assert!(!is_taken(&file, 5));
     }
 
