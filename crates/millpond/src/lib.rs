@@ -71,6 +71,7 @@ mod host;
 mod lock;
 #[cfg(not(feature = "record"))]
 mod no_record;
+mod open_file;
 mod order;
 mod out_of_memory;
 mod physical;

@@ -24,7 +24,8 @@ use crate::stats::HumanBytes;
 pub struct Tenant {
     /// The process.
     pub pid: u32,
-    /// The name of its program, as the system has it; empty where it cannot be told.
+    /// The name of its program, as the system has it; empty where it cannot be told. `has ended` where it runs no more, and a
+    /// child that it forked, or a process that opened what it shared, still has its memory.
     pub program: String,
     /// Bytes that its pools with the budget hold.
     pub held: u64,

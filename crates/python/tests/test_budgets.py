@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import millpond
@@ -16,10 +15,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def name() -> Iterator[str]:
-    name = f"python-{os.getpid()}"
-    yield name
-    Path(f"/dev/shm/millpond-budget-{os.geteuid()}-{name}").unlink(missing_ok=True)
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return f"python-{os.getpid()}"
 
 
 def test_pools_share_a_budget_of_this_process() -> None:

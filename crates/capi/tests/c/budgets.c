@@ -101,7 +101,8 @@ static void mistakes(void) {
 
 int main(void) {
     int there[2], back[2], status;
-    char file[128];
+    char folder[] = "/tmp/millpond-c-XXXXXX", file[256];
+    CHECK(mkdtemp(folder) != NULL && setenv("XDG_RUNTIME_DIR", folder, 1) == 0);
     snprintf(name, sizeof name, "c-%ld", (long)getpid());
     CHECK(pipe(there) == 0 && pipe(back) == 0);
     /* Before the library is used: each process joins for itself. */
@@ -114,7 +115,9 @@ int main(void) {
     this_process(back[0], there[1], other);
     CHECK(waitpid(other, &status, 0) == other && status == 0);
     mistakes();
-    snprintf(file, sizeof file, "/dev/shm/millpond-budget-%ld-%s", (long)geteuid(), name);
+    snprintf(file, sizeof file, "%s/millpond/%s", folder, name);
     CHECK(unlink(file) == 0);
+    *strrchr(file, '/') = 0;
+    CHECK(rmdir(file) == 0 && rmdir(folder) == 0);
     return 0;
 }

@@ -222,6 +222,8 @@ static void reclaim_is_asked_and_may_throw() {
 }
 
 static void processes_share_a_named_budget() {
+    char folder[] = "/tmp/millpond-cpp-XXXXXX";
+    assert(mkdtemp(folder) != nullptr && setenv("XDG_RUNTIME_DIR", folder, 1) == 0);
     const std::string name = "cpp-" + std::to_string(getpid());
     assert(!Budget::find(name));
     const Budget budget = Budget::named(name, std::size_t{64} << 20);
@@ -247,8 +249,9 @@ static void processes_share_a_named_budget() {
         assert(error.report().limit_bytes == std::size_t{48} << 20);
     }
     pool.deallocate(block);
-    const std::string file = "/dev/shm/millpond-budget-" + std::to_string(geteuid()) + "-" + name;
-    assert(unlink(file.c_str()) == 0);
+    const std::string millpond = std::string(folder) + "/millpond";
+    assert(unlink((millpond + "/" + name).c_str()) == 0);
+    assert(rmdir(millpond.c_str()) == 0 && rmdir(folder) == 0);
 }
 
 static void pools_have_figures_and_attributes() {

@@ -1,13 +1,14 @@
 //! A limit that several pools share.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::named::{GivesBack, Tenancy};
-use crate::device::Device;
+use crate::device::{Device, DevicePtr};
 use crate::lock::Mutex;
 use crate::process::PerProcess;
 use crate::tenant::Tenant;
@@ -80,7 +81,7 @@ impl Budget {
     ///
     /// A process that lacks memory asks the others, and waits for some time ([`set_patience`](Self::set_patience)). Their
     /// free memory goes back, but for what lies below their [floors](Self::set_floor). A process that ends in any way,
-    /// `kill -9` too, gives up what it held.
+    /// `kill -9` too, gives up what it held, unless a child that it forked or a process that opened its memory still has it.
     ///
     /// ```
     /// use millpond::{Budget, Context, Pool};
@@ -155,7 +156,8 @@ impl Budget {
         }
     }
 
-    /// Bytes that the pools hold now; with a named budget, those of all processes.
+    /// Bytes that the pools hold now; with a named budget, those of all processes that have not ended, and what is still in use of
+    /// those that have. For that it asks the system about each process, some tenths of a microsecond.
     pub fn held(&self) -> u64 {
         match &self.inner {
             // Relaxed: a figure to read; nothing is concluded from it.
@@ -213,7 +215,8 @@ impl Budget {
         Ok(())
     }
 
-    /// The processes that have this budget, this one too; none for a budget without a name.
+    /// The processes that have this budget, this one too; none for a budget without a name. With them are those that ended while
+    /// a child or another process has their memory: their program is `has ended`.
     pub fn tenants(&self) -> Vec<Tenant> {
         match &self.inner {
             Inner::Private(_) => Vec::new(),
@@ -288,6 +291,15 @@ impl Budget {
         match &self.inner {
             Inner::Private(_) => false,
             Inner::Named(tenancy) => tenancy.ask(bytes, patience),
+        }
+    }
+
+    /// A descriptor for others who open the bytes at this address: what a process under a named budget shares counts as long as
+    /// anybody has that descriptor, or the file that it stands for. `None` for a budget without a name.
+    pub(crate) fn lend(&self, at: DevicePtr, bytes: u64) -> Result<Option<OwnedFd>> {
+        match &self.inner {
+            Inner::Private(_) => Ok(None),
+            Inner::Named(tenancy) => tenancy.lend(at.raw()..at.raw() + bytes).map(Some),
         }
     }
 

@@ -9,6 +9,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rustix::fs::FileType;
+
 use super::inner::{PoolInner, PoolState};
 use super::of_others::OfOthers;
 use super::shares::{Freed, Loan, OwnedEvent};
@@ -16,6 +18,7 @@ use super::{Context, Pool, PoolBuilder};
 use crate::close_on_fork::CloseOnFork;
 use crate::device::{DeviceError, DevicePtr, DeviceResult, EventExport, MemoryKind, PageExport};
 use crate::extents::{ExtentId, MOST_UNITS, PagesUnder, Pointer};
+use crate::open_file::OpenFile;
 use crate::order::{Fence, Stream, Timelines};
 use crate::sharing::{self, Borrowed, Import, ImportedMemory, Lent, Received, SharedToken};
 use crate::{Error, Result};
@@ -67,8 +70,9 @@ impl Shared {
         &self.token
     }
 
-    /// The descriptors that another process needs, in this order: two for the lease, one for the event on some devices, and
-    /// one for each page. None in a forked child, which closes them: for a child, make copies before it is forked.
+    /// The descriptors that another process needs, in this order: two for the lease, one for the event on some devices, one
+    /// for each page, and one where the pool has a named budget. None in a forked child, which closes them: for a child, make
+    /// copies before it is forked.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.descriptors.iter().flatten().filter_map(CloseOnFork::here).collect()
     }
@@ -257,10 +261,17 @@ impl PoolInner {
             descriptors.extend(CloseOnFork::open(export)?);
             positions.push(at);
         }
+        let budget = self.limits.budget.as_ref();
+        let bytes_of_pages = pages.iter().map(|(_, bytes)| bytes).sum();
+        let first_page = DevicePtr::new(ptr.raw() - offset);
+        let counted = budget.map_or(Ok(None), |budget| budget.lend(first_page, bytes_of_pages))?;
+        let budget_descriptor = counted.is_some();
+        descriptors.extend(counted.map(CloseOnFork::new));
         let token = SharedToken {
             device: identity,
             event: export.data,
             event_descriptor,
+            budget_descriptor,
             element: elements.map_or(1, |(_, element)| element as u32),
             offset,
             bytes,
@@ -369,9 +380,10 @@ impl Context {
         if !Arc::ptr_eq(stream.timelines(), timelines) {
             return Err(Error::WrongDevice { what: "stream", pool: SHARED.to_owned() });
         }
-        let (token, descriptors) = received.into_parts();
+        let (token, mut descriptors) = received.into_parts();
         accept(&token)?;
         self.check_token(&token)?;
+        let counted = keep_budget(&token, &mut descriptors)?;
         let (event, lease, pages) = open_descriptors(timelines, &token, descriptors)?;
         let mut of_others = self.of_others().lock();
         let OfOthers { memory, pool } = match &mut *of_others {
@@ -382,7 +394,7 @@ impl Context {
         pool.trim(0)?;
         let granularity = self.device().properties().granularity;
         let room = token.bytes.next_multiple_of(granularity);
-        let import = Import::open(self.device(), pages, (token.offset, room), lease)?;
+        let import = Import::open(self.device(), pages, (token.offset, room), (lease, counted))?;
         event.wait(stream)?;
         memory.set_next(Some(import));
         let opened = pool.alloc_import(token.bytes, stream);
@@ -435,6 +447,20 @@ impl PoolInner {
         match self.shortage_of(refusal) {
             Err(error) => error,
             Ok(_) => self.no_host_memory("memory of another process", 0),
+        }
+    }
+}
+
+/// Keeps the last descriptor's file, without the descriptor, where there is one of a budget.
+fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Option<OpenFile>> {
+    let Some(file) = token.budget_descriptor.then(|| descriptors.pop()).flatten() else { return Ok(None) };
+    let kind = rustix::fs::fstat(&file).map(|found| FileType::from_raw_mode(found.st_mode));
+    let kept = if kind == Ok(FileType::RegularFile) { OpenFile::keep(&file).ok() } else { None };
+    match kept {
+        Some(kept) => Ok(Some(kept)),
+        None => {
+            let why = "its last descriptor is no budget's: pass them in the order of Shared::descriptors";
+            Err(Error::BadToken { why: why.to_owned() })
         }
     }
 }

@@ -6,7 +6,11 @@ use std::sync::Arc;
 use super::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
 use crate::lock::Mutex;
+use crate::open_file::OpenFile;
 use crate::process::OfProcess;
+
+/// What goes with pages as long as they are open: the lease, and the file of the owner's budget.
+type Kept = (Arc<Borrowed>, Option<OpenFile>);
 
 /// Pages of another process, mapped one behind the other.
 #[derive(Debug)]
@@ -19,8 +23,8 @@ pub(crate) struct Import {
     mapped: Vec<(DevicePtr, u64)>,
     /// Where on the first page the memory begins.
     offset: u64,
-    /// Closed last: then the owner may use the pages for something else.
-    _lease: Arc<Borrowed>,
+    /// Closed last: then the owner may use the pages for something else, and nobody's budget counts them.
+    _kept: Kept,
 }
 
 impl Import {
@@ -30,14 +34,14 @@ impl Import {
         device: &Arc<dyn Device>,
         pages: Vec<(PageExport, u64)>,
         (offset, room): (u64, u64),
-        lease: Arc<Borrowed>,
+        kept: Kept,
     ) -> DeviceResult<Self> {
         let granularity = device.properties().granularity;
         let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
         let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
         let base = device.reserve(reserved)?;
         let mapped = Vec::with_capacity(pages.len());
-        let mut import = Self { device: device.clone(), base, reserved, mapped, offset, _lease: lease };
+        let mut import = Self { device: device.clone(), base, reserved, mapped, offset, _kept: kept };
         let mut at = base;
         for (page, bytes) in pages {
             import.map(at, page, bytes)?;

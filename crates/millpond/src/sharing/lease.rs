@@ -256,6 +256,7 @@ mod tests {
                 let token = SharedToken {
                     device: DeviceIdentity([7; 16]),
                     event: [0; 64],
+                    budget_descriptor: false,
                     event_descriptor: false,
                     element: 1,
                     offset: 0,

@@ -39,6 +39,8 @@ pub struct SharedToken {
     pub(crate) event: [u8; 64],
     /// Whether the event has a descriptor, too.
     pub(crate) event_descriptor: bool,
+    /// Whether it is memory under a named budget: the last descriptor is to be kept as long as it is open.
+    pub(crate) budget_descriptor: bool,
     /// Bytes of an element.
     pub(crate) element: u32,
     /// Where on the first page the memory begins.
@@ -73,12 +75,12 @@ impl SharedToken {
 
     /// How many descriptors belong to it.
     pub fn descriptors(&self) -> usize {
-        LEASE + usize::from(self.event_descriptor) + self.pages.len()
+        LEASE + usize::from(self.event_descriptor) + usize::from(self.budget_descriptor) + self.pages.len()
     }
 
     /// The most descriptors that belong to a token of so many bytes.
     pub(super) fn most_descriptors(bytes: usize) -> usize {
-        LEASE + 1 + bytes.saturating_sub(HEADER) / 16
+        LEASE + 2 + bytes.saturating_sub(HEADER) / 16
     }
 
     /// The token as bytes, of the same format in each version whose token begins the same.
@@ -87,7 +89,8 @@ impl SharedToken {
         bytes.extend(MAGIC);
         bytes.extend(self.device.0);
         bytes.extend(self.event);
-        bytes.extend(u32::from(self.event_descriptor).to_le_bytes());
+        let flags = u32::from(self.event_descriptor) | u32::from(self.budget_descriptor) << 1;
+        bytes.extend(flags.to_le_bytes());
         bytes.extend(self.element.to_le_bytes());
         bytes.extend(self.offset.to_le_bytes());
         bytes.extend(self.bytes.to_le_bytes());
@@ -114,7 +117,7 @@ impl SharedToken {
         let (device, event) = (DeviceIdentity(fields.take()), fields.take());
         let (flags, element) = (u32::from_le_bytes(fields.take()), u32::from_le_bytes(fields.take()));
         let [offset, length, count, reserved] = [(); 4].map(|()| u64::from_le_bytes(fields.take()));
-        if flags > 1 || reserved != 0 {
+        if flags > 3 || reserved != 0 {
             return Err(bad("it has flags that this version of millpond does not know"));
         }
         if !(1..=MOST_PAGES as u64).contains(&count) || pages.len() as u64 != 16 * count {
@@ -137,10 +140,12 @@ impl SharedToken {
         if element == 0 || !length.is_multiple_of(u64::from(element)) {
             return Err(bad("its length is no whole number of elements"));
         }
+        let [event_descriptor, budget_descriptor] = [1, 2].map(|flag| flags & flag != 0);
         Ok(Self {
             device,
             event,
-            event_descriptor: flags == 1,
+            event_descriptor,
+            budget_descriptor,
             element,
             offset,
             bytes: length,
@@ -170,6 +175,7 @@ mod tests {
             device: DeviceIdentity([7; 16]),
             event: [9; 64],
             event_descriptor: true,
+            budget_descriptor: true,
             element: 4,
             offset: 512,
             bytes: 4 << 20,

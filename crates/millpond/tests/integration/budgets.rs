@@ -3,6 +3,8 @@
 //! The other processes are this program again, as the test [`tenant`]: it does what its standard input says.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +20,9 @@ const BUDGET: &str = "MILLPOND_TEST_BUDGET";
 
 /// Set for a tenant on the first GPU.
 const ON_GPU: &str = "MILLPOND_TEST_ON_GPU";
+
+/// Set for a tenant on the CPU, whose pages a forked child has, too.
+const ON_HOST: &str = "MILLPOND_TEST_ON_HOST";
 
 /// What a tenant's answers begin with: the test harness prints, too.
 const ANSWER: &str = "answer: ";
@@ -57,6 +62,9 @@ impl Home {
         #[cfg(feature = "cuda")]
         if std::env::var_os(ON_GPU).is_some() {
             return Self::of(Context::cuda(0).unwrap(), budget);
+        }
+        if std::env::var_os(ON_HOST).is_some() {
+            return Self::of(Context::host().unwrap(), budget);
         }
         Self::of(sim(1 << 30).1, budget)
     }
@@ -124,6 +132,13 @@ impl Tenant {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+
+    /// Kills it. What it forked, or became, goes on until the input ends.
+    fn kill_but_not_its_child(mut self) -> ChildStdin {
+        self.kill();
+        let nothing = Command::new("true").stdin(Stdio::piped()).spawn().map(|mut child| child.stdin.take());
+        std::mem::replace(&mut self.input, nothing.unwrap().unwrap())
+    }
 }
 
 impl Drop for Tenant {
@@ -142,6 +157,9 @@ fn tenant() {
     let home = Home::new(&budget);
     let mut blocks = Vec::new();
     for line in lines {
+        if line == "leave" {
+            break;
+        }
         let (what, number) = line.split_once(' ').unwrap_or((line.as_str(), "0"));
         let number: u64 = number.parse().unwrap();
         let mut answer = "done".to_owned();
@@ -157,11 +175,43 @@ fn tenant() {
             },
             "claim" => budget.set_claim(number * MIB).unwrap(),
             "patience" => budget.set_patience(Duration::from_millis(number)).unwrap(),
+            "trim" => _ = home.pool.trim_to(0).unwrap(),
             "held" => answer = (home.pool.reserved().current / MIB).to_string(),
+            // The child has what its parent has, until the input ends.
+            // SAFETY: the child does nothing but wait.
+            "fork" => match unsafe { libc::fork() } {
+                0 => wait_for_the_end_of_input(),
+                child => assert!(child > 0),
+            },
+            // Another program, until the input ends.
+            "exec" => panic!("{}", Command::new("cat").exec()),
             "churn" => churn(&name, number, &home),
             other => panic!("{other}?"),
         }
         println!("{ANSWER}{answer}");
+    }
+    drop((budget, home));
+    println!("{ANSWER}done");
+    // Ended by who began it.
+    wait_for_the_end_of_input();
+}
+
+/// In a forked child, where little else can be called. Reads nothing: that may be for its parent.
+fn wait_for_the_end_of_input() {
+    let mut input = libc::pollfd { fd: 0, events: 0, revents: 0 };
+    // SAFETY: one entry, which can be written; `_exit` ends the process.
+    unsafe {
+        while libc::poll(&raw mut input, 1, -1) != 1 {}
+        libc::_exit(0);
+    }
+}
+
+/// Until this is so, which it will be soon.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -354,6 +404,40 @@ fn what_a_killed_process_had_on_a_gpu_is_there_as_soon_as_the_budget_says_so() {
     }
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn memory_on_a_gpu_counts_until_the_last_forked_child_has_ended() {
+    let named = Named::new("gpu-heir");
+    let context = Context::cuda(0).unwrap();
+    let free = context.memory_info().unwrap().free / MIB;
+    let (limit, most) = (free * 9 / 10, free * 6 / 10);
+    let budget = named.join(limit);
+    budget.set_patience(Duration::ZERO).unwrap();
+    let home = Home::of(context, &budget);
+    let on_gpu = || {
+        let mut other = Tenant::with(&named, limit, |command| _ = command.env(ON_GPU, "1"));
+        other.does(&format!("alloc {most}"));
+        other
+    };
+    let mut other = on_gpu();
+    other.does("fork");
+    let input = other.kill_but_not_its_child();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(budget.held() >= most * MIB && home.alloc(most).is_err(), "the child has the memory");
+    drop(input);
+    until("the child ends, and the memory is there", || budget.held() == 0);
+    let block = home.alloc(most).expect("what the budget says is free is free on the device");
+    home.pool.free_block(block, &home.stream).unwrap();
+    home.pool.trim_to(0).unwrap();
+    // And one that becomes another program gives it back.
+    let mut other = on_gpu();
+    other.tell("exec");
+    until("its descriptors are closed", || budget.held() == 0);
+    assert!(other.child.try_wait().unwrap().is_none(), "the process lives");
+    home.alloc(most).expect("what the budget says is free is free on the device");
+}
+
 #[test]
 fn a_limit_changes_while_processes_run() {
     let named = Named::new("limit");
@@ -413,6 +497,71 @@ fn a_process_never_holds_more_than_its_claim() {
 }
 
 #[test]
+fn a_killed_process_counts_for_nothing_as_soon_as_it_was_waited_for() {
+    let named = Named::new("killed");
+    let budget = named.join(64);
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 40");
+    assert_eq!(budget.held(), 40 * MIB);
+    other.kill();
+    // Nothing else asked the budget for anything.
+    assert_eq!(budget.held(), 0);
+}
+
+#[test]
+fn a_killed_process_counts_as_long_as_a_child_that_it_forked_lives() {
+    for device in ["MILLPOND_TEST_ON_SIM", ON_HOST] {
+        let named = Named::new("heir");
+        let budget = named.join(64);
+        let home = Home::new(&budget);
+        let mut other = Tenant::with(&named, 64, |command| _ = command.env(device, "1"));
+        other.does("alloc 40");
+        other.does("fork");
+        let pid = other.pid();
+        let input = other.kill_but_not_its_child();
+        assert_eq!(budget.held(), 40 * MIB, "the child has the driver's descriptors");
+        let Err(Error::OutOfMemory(report)) = home.alloc(30) else { panic!("the child has the memory") };
+        assert_eq!((report.tenants[0].pid, report.tenants[0].held), (pid, 40 * MIB));
+        assert_eq!(report.tenants[0].program, "has ended");
+        // Who comes later finds the same.
+        assert!(Tenant::new(&named, 64).ask("alloc 30").contains("out of memory"));
+        drop(input);
+        until("the child ends, and the memory is there", || budget.held() == 0);
+        home.alloc(64).unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_becomes_another_program_counts_for_nothing() {
+    let named = Named::new("exec");
+    let budget = named.join(64);
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 40");
+    other.tell("exec");
+    until("its descriptors are closed", || budget.held() == 0);
+    assert!(other.child.try_wait().unwrap().is_none(), "the process lives");
+    assert_eq!(budget.tenants().len(), 1);
+    Tenant::new(&named, 64).does("alloc 64");
+}
+
+#[test]
+fn a_child_does_not_keep_what_its_parent_gave_back() {
+    let named = Named::new("given-back");
+    let budget = named.join(64);
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 40");
+    other.does("fork");
+    other.does("free");
+    other.does("trim");
+    assert_eq!(budget.held(), 0);
+    other.does("leave");
+    assert_eq!(budget.tenants().len(), 1, "it left, and its child has nothing");
+    // Its place is another one's meanwhile.
+    let mut next = Tenant::new(&named, 64);
+    next.does("alloc 64");
+}
+
+#[test]
 fn a_forked_child_does_not_count_as_its_parent() {
     alone("a_forked_child_does_not_count_as_its_parent", || {
         let named = Named::new("fork");
@@ -467,6 +616,35 @@ fn a_budget_that_others_have_is_found() {
     drop(found);
     drop(other);
     assert!(Budget::find(&named.0).unwrap().is_none(), "there is a file, but nobody has it");
+}
+
+#[test]
+fn nobody_takes_the_name_of_a_budget_first() {
+    let named = Named::new("taken");
+    // Any user can make this.
+    // SAFETY: it only asks.
+    let user = unsafe { libc::geteuid() };
+    let in_the_way = format!("/dev/shm/millpond-budget-{user}-{}", named.0);
+    std::fs::create_dir(&in_the_way).unwrap();
+    let joined = Budget::named(&named.0, MIB).map(|budget| budget.path().unwrap().to_owned());
+    std::fs::remove_dir(&in_the_way).unwrap();
+    let folder = joined.unwrap().parent().unwrap().to_owned();
+    let about = std::fs::symlink_metadata(&folder).unwrap();
+    assert!(about.is_dir() && (about.uid(), about.mode() & 0o777) == (user, 0o700), "{}", folder.display());
+}
+
+#[test]
+fn processes_with_the_same_runtime_folder_share_a_budget() {
+    let (named, runtime) = (Named::new("runtime"), tempfile::tempdir().unwrap());
+    let here = named.join(64);
+    let there = |folder: &std::path::Path| {
+        Tenant::with(&named, 64, |command| _ = command.env("XDG_RUNTIME_DIR", folder))
+    };
+    let [mut first, mut second] = [(); 2].map(|()| there(runtime.path()));
+    first.does("alloc 40");
+    assert!(second.ask("alloc 30").contains("out of memory"));
+    assert_eq!(here.held(), 0, "this process has another runtime folder");
+    assert!(runtime.path().join("millpond").join(&named.0).is_file());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError};
 use millpond::testing::checker::CheckerDevice;
-use millpond::{Buffer, Context, Error, Opened, Pool, Received, SharedToken, Stream};
+use millpond::{Budget, Buffer, Context, Error, Opened, Pool, Received, SharedToken, Stream};
 
 use crate::processes::{Other, alone, hear, open_here, say, until};
 use crate::shared::{Freeing, MIB};
@@ -399,6 +399,99 @@ fn a_child_of_the_owner_keeps_nothing_shared() {
         drop(buffer);
         assert_eq!(pool.used().current, 0);
     });
+}
+
+/// A budget for one test, of 64 MiB, which its process removes.
+fn budget_of(name: &str, pid: u32) -> Budget {
+    Budget::named(&format!("{name}-{pid}"), 64 * MIB).unwrap()
+}
+
+#[test]
+fn what_a_killed_process_shared_counts_as_long_as_it_is_open() {
+    const NAME: &str = "what_a_killed_process_shared_counts_as_long_as_it_is_open";
+    Other::with(
+        &format!("sharing::{NAME}"),
+        |other| {
+            let budget = budget_of("heir", std::process::id());
+            let (context, _, stream) = host();
+            let pool = Pool::builder(&context).budget(&budget).build().unwrap();
+            other.socket.write_all(&std::process::id().to_le_bytes()).unwrap();
+            let [first, same, small, also_small, unopened] =
+                [(); 5].map(|()| Received::receive(&other.socket).unwrap());
+            let exposed = first.token().exposed_bytes();
+            assert!(
+                exposed >= 40 * MIB && small.token().exposed_bytes() == also_small.token().exposed_bytes()
+            );
+            let open = |received| context.open_shared::<u8>(received, &stream).unwrap();
+            let (first, same) = (open(first), open(same));
+            let (small, also_small) = (open(small), open(also_small));
+            let of_small = unopened.token().exposed_bytes();
+            assert!(budget.held() >= 60 * MIB);
+            assert_eq!(budget.tenants().len(), 2, "who opens memory holds none while its owner lives");
+            let theirs = budget.tenants().iter().find(|tenant| tenant.held > 0).unwrap().pid;
+            other.kill();
+            // The small ones lie on pages of their own, or on one.
+            let counted = budget.held();
+            assert!(
+                (exposed..=exposed + of_small).contains(&counted),
+                "{counted} bytes, {exposed} of the large"
+            );
+            let tenants = budget.tenants();
+            let left = tenants.iter().find(|tenant| tenant.held > 0).unwrap();
+            assert_eq!((left.pid, left.program.as_str(), left.held), (theirs, "has ended", counted));
+            assert!(pool.alloc(30 * MIB, &stream).is_err(), "others have the memory open");
+            pool.free_block(pool.alloc(10 * MIB, &stream).unwrap(), &stream).unwrap();
+            pool.trim_to(0).unwrap();
+            // As long as anybody has it.
+            drop((first, also_small));
+            settle(&stream);
+            assert_eq!(budget.held(), counted);
+            drop(same);
+            settle(&stream);
+            assert_eq!(budget.held(), of_small);
+            drop(small);
+            settle(&stream);
+            assert_eq!(budget.held(), of_small, "it was received, and not opened");
+            drop(unopened);
+            assert_eq!(budget.held(), 0);
+            assert_eq!(budget.tenants().len(), 1);
+            pool.alloc(64 * MIB, &stream).unwrap();
+            std::fs::remove_file(budget.path().unwrap()).unwrap();
+        },
+        |mut socket| {
+            let mut pid = [0; 4];
+            socket.read_exact(&mut pid).unwrap();
+            let budget = budget_of("heir", u32::from_le_bytes(pid));
+            let (context, _, stream) = host();
+            let pool = Pool::builder(&context).budget(&budget).build().unwrap();
+            let large = Buffer::<u8>::zeroed(&pool, 40 << 20, &stream).unwrap();
+            let _not_shared = Buffer::<u8>::zeroed(&pool, 18 << 20, &stream).unwrap();
+            let small = Buffer::<u8>::zeroed(&pool, 4096, &stream).unwrap();
+            let shared = [&large, &large, &small, &small, &small].map(|buffer| buffer.share().unwrap());
+            shared.iter().for_each(|shared| shared.send(&socket).unwrap());
+            sleep(Duration::from_secs(1000));
+        },
+    );
+}
+
+#[test]
+fn a_descriptor_that_is_no_budgets_is_refused() {
+    let budget = budget_of("no-file", std::process::id());
+    let (context, _, stream) = host();
+    let pool = Pool::builder(&context).budget(&budget).build().unwrap();
+    let buffer = Buffer::<u8>::zeroed(&pool, 4096, &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let descriptors = || -> Vec<OwnedFd> {
+        shared.descriptors().iter().map(|file| file.try_clone_to_owned().unwrap()).collect()
+    };
+    let mut others = descriptors();
+    *others.last_mut().unwrap() = File::open("/dev/null").unwrap().into();
+    let refused = context.open_shared::<u8>(Received::new(shared.token().clone(), others).unwrap(), &stream);
+    assert!(matches!(refused.map(drop), Err(Error::BadToken { .. })));
+    // Who has it can read the ledger, and not write there.
+    let ledger = File::from(descriptors().pop().unwrap());
+    assert!((&ledger).write_all(&[1]).is_err() && ledger.set_len(0).is_err());
+    std::fs::remove_file(budget.path().unwrap()).unwrap();
 }
 
 /// After thousands of imports: no descriptor more, and of mappings those that the heap may have made.

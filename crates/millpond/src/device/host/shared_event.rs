@@ -1,8 +1,8 @@
 //! An event that several processes record and wait for.
 //!
 //! Its file holds one number: how often it was recorded. Whoever records it locks the byte of that number, until the work
-//! before is done, and whoever waits for it waits for the lock. The system drops the locks of a process that dies, so
-//! nobody waits for it.
+//! before is done, and whoever waits for it waits until the byte can be locked. The system drops the locks of a process that
+//! dies, so nobody waits for it.
 //!
 //! Such locks belong to an open file. So each event opens its file twice: once to record it, and once to wait. Forked
 //! children close both. Else a lock would last as long as a child does.
@@ -46,7 +46,7 @@ pub(super) struct Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let unlocked = lock(&self.file.lock(), libc::F_UNLCK, self.number, libc::F_OFD_SETLK);
+        let unlocked = lock(&self.file.lock(), libc::F_UNLCK, self.number);
         debug_assert_eq!(unlocked, Ok(true));
     }
 }
@@ -104,43 +104,50 @@ impl SharedEvent {
         let last = self.count.load(Ordering::Acquire);
         let number = last.wrapping_add(1) & LARGEST;
         // Before anybody sees the number. Another process that locked it first is about to raise the count.
-        if !lock(&file, libc::F_WRLCK, number, libc::F_OFD_SETLK)? {
+        if !lock(&file, libc::F_WRLCK, number)? {
             return Ok(None);
         }
         if self.count.compare_exchange(last, number, Ordering::Release, Ordering::Relaxed).is_ok() {
             return Ok(Some(Pending { file: self.recording.clone(), number }));
         }
-        lock(&file, libc::F_UNLCK, number, libc::F_OFD_SETLK)?;
+        lock(&file, libc::F_UNLCK, number)?;
         Ok(None)
     }
 
     /// Whether the work before the last record is done.
     pub(super) fn query(&self) -> DeviceResult<bool> {
-        self.try_wait(self.recorded(), libc::F_OFD_SETLK).map_err(system("fcntl(F_OFD_SETLK)"))
+        self.try_wait(self.recorded()).map_err(system("fcntl(F_OFD_SETLK)"))
     }
 
-    /// Waits until the work before a record is done, or its process is gone.
+    /// Waits until the work before a record is done, or its process is gone. It asks again and again: valgrind keeps all
+    /// threads of the process waiting while one waits for such a lock (3.19).
     pub(super) fn wait(&self, number: u64) {
-        if let Err(error) = self.try_wait(number, libc::F_OFD_SETLKW) {
-            // A panic of the work on a stream is reported by the next call that waits for it.
-            panic!("an event of another process cannot be waited for: {error}");
+        let mut pause = Duration::from_micros(10);
+        loop {
+            match self.try_wait(number) {
+                Ok(true) => return,
+                Ok(false) => thread::sleep(pause),
+                // A panic of the work on a stream is reported by the next call that waits for it.
+                Err(error) => panic!("an event of another process cannot be waited for: {error}"),
+            }
+            pause = (2 * pause).min(Duration::from_millis(1));
         }
     }
 
-    fn try_wait(&self, number: u64, how: libc::c_int) -> Result<bool, Errno> {
+    fn try_wait(&self, number: u64) -> Result<bool, Errno> {
         if number == 0 {
             return Ok(true);
         }
-        let is_done = lock(&self.waiting, libc::F_RDLCK, number, how)?;
+        let is_done = lock(&self.waiting, libc::F_RDLCK, number)?;
         if is_done {
-            lock(&self.waiting, libc::F_UNLCK, number, libc::F_OFD_SETLK)?;
+            lock(&self.waiting, libc::F_UNLCK, number)?;
         }
         Ok(is_done)
     }
 }
 
-/// Locks or unlocks the byte of a number; `false` where another file has it, and this does not wait.
-fn lock(file: &CloseOnFork, kind: libc::c_int, number: u64, how: libc::c_int) -> Result<bool, Errno> {
+/// Locks or unlocks the byte of a number, without waiting; `false` where another file has it.
+fn lock(file: &CloseOnFork, kind: libc::c_int, number: u64) -> Result<bool, Errno> {
     // A forked child has no locks: those of the parent stay.
     let Some(file) = file.here() else { return Ok(true) };
     // SAFETY: numbers, of which zeros are valid.
@@ -151,7 +158,7 @@ fn lock(file: &CloseOnFork, kind: libc::c_int, number: u64, how: libc::c_int) ->
     range.l_len = 1;
     loop {
         // SAFETY: the descriptor is open, and the description readable.
-        if unsafe { libc::fcntl(file.as_raw_fd(), how, &range) } == 0 {
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) } == 0 {
             return Ok(true);
         }
         match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {

@@ -1,4 +1,4 @@
-//! Which process holds something, said so that any other process can tell when it is gone.
+//! Which process holds something, said so that any other process can tell whether it runs.
 
 use std::fs;
 use std::io::Read;
@@ -8,8 +8,11 @@ use std::os::unix::fs::MetadataExt;
 /// (`PID_MAX_LIMIT`).
 const START_BITS: u32 = 42;
 
-/// A process, by its id and its start time in clock ticks: no two processes between two boots have both in common. One
-/// word, so that it is written and compared at once. Never 0.
+/// Of the flags of a process (include/linux/sched.h): its first thread is ending. It is set before anything is let go of.
+const PF_EXITING: u64 = 0x4;
+
+/// A process, by its id and its start time in clock ticks: no two processes between two boots have both in common. But it
+/// stays the same when the process becomes another program. One word, so that it is written and compared at once. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lease(u64);
 
@@ -52,6 +55,15 @@ impl Lease {
     pub(super) fn is_alive(self) -> bool {
         self.program().is_some()
     }
+
+    /// Whether the process is ending: it runs nothing any more, but may have files open.
+    pub(super) fn is_ending(self) -> bool {
+        match Stat::read(&self.pid().to_string()) {
+            Some(stat) => stat.lease() == self && stat.is_ending && !stat.has_ended,
+            // Not readable is not gone.
+            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true),
+        }
+    }
 }
 
 /// What a lease means depends on these: the inodes of the PID namespace and of the time namespace.
@@ -63,6 +75,7 @@ pub(super) fn namespaces() -> [u64; 2] {
 struct Stat {
     pid: u32,
     program: String,
+    is_ending: bool,
     has_ended: bool,
     start: u64,
 }
@@ -80,9 +93,11 @@ impl Stat {
         let fields: Vec<_> = text.get(after + 1..)?.split_ascii_whitespace().collect();
         // Field 3 is the first here. A first thread that has ended is a zombie, too, as long as others live.
         let (state, threads) = (*fields.first()?, fields.get(17)?.parse::<u64>().ok()?);
+        let flags: u64 = fields.get(6)?.parse().ok()?;
         Some(Self {
             pid: text[..before].trim().parse().ok()?,
             program: text.get(before + 1..after)?.to_owned(),
+            is_ending: flags & PF_EXITING != 0,
             has_ended: matches!(state, "X" | "x") || state == "Z" && threads <= 1,
             start: fields.get(19)?.parse().ok()?,
         })
@@ -109,7 +124,7 @@ mod tests {
     fn the_present_process_is_alive() {
         let lease = Lease::mine().unwrap();
         assert_eq!(lease.pid(), std::process::id());
-        assert!(lease.is_alive() && Lease::from_bits(lease.bits()) == Some(lease));
+        assert!(lease.is_alive() && !lease.is_ending() && Lease::from_bits(lease.bits()) == Some(lease));
     }
 
     #[test]
@@ -121,8 +136,9 @@ mod tests {
         while lease.is_alive() {
             std::thread::yield_now();
         }
+        assert!(!lease.is_ending());
         child.wait().unwrap();
-        assert!(!lease.is_alive());
+        assert!(!lease.is_alive() && !lease.is_ending());
     }
 
     #[test]
@@ -134,11 +150,11 @@ mod tests {
     #[test]
     fn names_with_parentheses_and_first_threads_that_ended_are_understood() {
         let text = |state, threads| {
-            format!("42 (a) b (c) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 777 1 1 1")
+            format!("42 (a) b (c) {state} 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 777 1 1 1")
         };
         let stat = Stat::parse(&text("Z", 2)).unwrap();
         assert_eq!((stat.pid, stat.program.as_str(), stat.start), (42, "a) b (c", 777));
-        assert!(!stat.has_ended);
+        assert!(stat.is_ending && !stat.has_ended);
         assert!(
             Stat::parse(&text("Z", 1)).unwrap().has_ended && !Stat::parse(&text("S", 1)).unwrap().has_ended
         );

@@ -1,19 +1,24 @@
 //! The ledger of a named budget: a page of memory that processes share, in which each has a slot.
 //!
-//! **It is right at every instruction.** A slot belongs to a [`Lease`], and says in one word what that process holds. The
-//! sum is not kept: it is computed over all slots, so that no step lies between a slot and the sum. Slots of processes that
-//! are gone are cleared by whoever looks.
+//! **It is right at every instruction.** A slot says in one word what its process holds. The sum is not kept: it is
+//! computed over all slots, so that no step lies between a slot and the sum.
 //!
-//! **Who may write.** A slot is claimed, grows and is cleared under the ledger's lock, which is a word with its holder's
-//! lease. The lock of a process that is gone is taken over: it left nothing half done. What a process holds may shrink at
-//! any time, without the lock.
+//! **Whose a slot is.** Who has the [seat](super::seat) of a slot may claim and clear it. A process has its own as long as
+//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Ledger::settle) by whoever looks:
+//! it is cleared, or it counts what others have open of its memory, as long as they do.
+//!
+//! **Who may write.** A slot grows under the ledger's lock, a word with its holder's slot. The lock of a process that is gone is
+//! taken over: it left nothing half done. What a process holds may shrink at any time, without the lock.
 //!
 //! **What is mapped may hold anything.** Whoever may write the file may change it at any time, and it may be of another
-//! program. So all of it is atomic words, any value of each has a meaning, and sums saturate. The file never shrinks by
-//! our doing; if its owner cuts it, the system ends the processes that use it (`SIGBUS`).
+//! program. So all of it is atomic words, any value of each has a meaning, and sums saturate. A slot counts for nothing
+//! where nobody has its seat, whatever stands there. The file never shrinks by our doing; if its owner cuts it, the system
+//! ends the processes that use it (`SIGBUS`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -23,18 +28,22 @@ use std::time::{Duration, Instant};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::lease::{Lease, namespaces};
+use super::seat::{self, Claim, Seat};
 
 /// Sequentially consistent throughout: all of it is rare, and easier to be right.
 const ORDER: Ordering = Ordering::SeqCst;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"millpond");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Processes that one budget can have.
 pub(super) const SLOTS: usize = 63;
 
 /// How long the lock is waited for: it is held for less than a microsecond, unless its holder is stopped.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long until the holder is looked for in `/proc`, which takes some microseconds.
+const LOOK_FOR_HOLDER: Duration = Duration::from_millis(1);
 
 /// What the file holds: one page.
 #[derive(Debug)]
@@ -46,7 +55,7 @@ pub(super) struct Table {
     namespaces: [AtomicU64; 2],
     /// Bytes that all processes may hold together.
     pub(super) limit: AtomicU64,
-    /// The lease of the process that has the lock, or 0.
+    /// How often it was taken, and in the lowest six bits the holder's slot, counted from 1, or 0.
     lock: AtomicU64,
     /// Counts requests for memory, and processes that leave. Who wants to hear of them waits for it to change.
     pub(super) asks: AtomicU32,
@@ -71,6 +80,10 @@ pub(super) struct Slot {
     pub(super) wants: AtomicU64,
     /// The last request that it has answered.
     pub(super) answered: AtomicU32,
+    /// Whether the process has joined, and may have set the limit.
+    joined: AtomicU32,
+    /// The owner once more, as soon as it is known to run no more: only its memory is in use.
+    ended: AtomicU64,
 }
 
 const BYTES: usize = size_of::<Table>();
@@ -81,17 +94,31 @@ impl Slot {
         Lease::from_bits(self.owner.load(ORDER))
     }
 
+    /// Requests are counted in a circle.
+    fn has_answered(&self, ask: u32) -> bool {
+        ask.wrapping_sub(self.answered.load(ORDER)).cast_signed() <= 0
+    }
+
+    /// Whether its process is known to run no more.
+    fn has_ended(&self) -> bool {
+        self.ended.load(ORDER) == self.owner.load(ORDER)
+    }
+
     /// What the others have to leave to it.
     fn counted(&self) -> u64 {
         self.held.load(ORDER).max(self.floor.load(ORDER))
     }
 
-    fn clear(&self) {
-        // The owner last: until then, whoever looks next clears it again.
-        for word in [&self.held, &self.floor, &self.claim, &self.wants] {
-            word.store(0, ORDER);
+    /// Only what others have open of its memory counts from now on.
+    fn settle(&self, owner: Lease, lent: u64) {
+        let held = self.held.load(ORDER).min(lent);
+        // Whoever is stopped here leaves it to who looks next: the owner comes last, and what is held never grows.
+        self.ended.store(owner.bits(), ORDER);
+        self.held.store(held, ORDER);
+        [&self.floor, &self.wants].into_iter().for_each(|word| word.store(0, ORDER));
+        if held == 0 {
+            self.owner.store(0, ORDER);
         }
-        self.owner.store(0, ORDER);
     }
 }
 
@@ -99,6 +126,8 @@ impl Slot {
 #[derive(Debug)]
 pub(super) struct Ledger {
     table: NonNull<Table>,
+    /// To ask for locks. It has none itself.
+    file: File,
 }
 
 // SAFETY: the table is atomics only, and the mapping is not bound to a thread.
@@ -159,7 +188,7 @@ impl Ledger {
                 "it belongs to user {owner} with mode {mode:o}, not to user {user} with mode 600: {ANOTHER}"
             ));
         }
-        let ledger = Self::map(&file).map_err(|error| format!("it cannot be mapped: {error}"))?;
+        let ledger = Self::map(file).map_err(|error| format!("it cannot be mapped: {error}"))?;
         match (ledger.magic.load(ORDER), ledger.version.load(ORDER)) {
             (MAGIC, VERSION) => {}
             (MAGIC, version) => {
@@ -171,26 +200,27 @@ impl Ledger {
         }
         if ledger.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
             return Err(
-                "it was made in another PID or time namespace, where process ids mean others: share the \
-                        namespace (docker run --pid), or use another name"
+                "it was made in another PID or time namespace, where process ids mean others: share the namespace \
+                 (docker run --pid), use another name, or remove it if no process has it"
                     .to_owned(),
             );
         }
         Ok(Some(ledger))
     }
 
-    fn map(file: &File) -> rustix::io::Result<Self> {
+    fn map(file: File) -> rustix::io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the system chooses.
-        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, file, 0) }?;
-        Ok(Self { table: NonNull::new(at.cast()).expect("nothing is mapped at null") })
+        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, &file, 0) }?;
+        Ok(Self { table: NonNull::new(at.cast()).expect("nothing is mapped at null"), file })
     }
 
     // ---- slots -------------------------------------------------------------------------------------
 
-    /// Slots that have an owner.
-    pub(super) fn owned(&self) -> impl Iterator<Item = (&Slot, Lease)> {
-        self.slots.iter().filter_map(|slot| Some((slot, slot.owner()?)))
+    /// Slots that have an owner, by their number.
+    pub(super) fn owned(&self) -> impl Iterator<Item = (usize, &Slot, Lease)> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(at, slot)| Some((at, slot, slot.owner()?)))
     }
 
     fn others(&self, mine: usize) -> impl Iterator<Item = &Slot> {
@@ -202,10 +232,9 @@ impl Ledger {
         slots.fold(0, |sum, slot| sum.saturating_add(bytes(slot)))
     }
 
-    /// Bytes that all processes hold. Without a lease, memory may pass from one to another meanwhile, and count twice.
-    pub(super) fn held(&self, me: Option<Lease>) -> u64 {
-        let _still = me.and_then(|me| self.lock(me));
-        Self::sum(self.owned().map(|(slot, _)| slot), |slot| slot.held.load(ORDER))
+    /// Bytes that all processes hold. Without the lock, memory may pass from one to another meanwhile, and count twice.
+    pub(super) fn held(&self) -> u64 {
+        Self::sum(self.owned().map(|(_, slot, _)| slot), |slot| slot.held.load(ORDER))
     }
 
     /// Bytes that the process with this slot may take now: up to its floor, what nobody holds; beyond it, what is kept for
@@ -230,7 +259,7 @@ impl Ledger {
 
     /// Bytes that the others ask for.
     pub(super) fn others_want(&self, mine: usize) -> u64 {
-        Self::sum(self.others(mine), |slot| slot.wants.load(ORDER))
+        Self::sum(self.others(mine).filter(|slot| !slot.has_ended()), |slot| slot.wants.load(ORDER))
     }
 
     /// Bytes that are kept for the others.
@@ -238,48 +267,115 @@ impl Ledger {
         Self::sum(self.others(mine), |slot| slot.floor.load(ORDER))
     }
 
-    /// Whether all others have answered this request.
+    /// Whether all others that run have answered this request.
     pub(super) fn others_answered(&self, mine: usize, ask: u32) -> bool {
-        // Requests are counted in a circle.
-        self.others(mine).all(|slot| ask.wrapping_sub(slot.answered.load(ORDER)).cast_signed() <= 0)
+        self.others(mine).all(|slot| slot.has_answered(ask) || slot.has_ended())
     }
 
+    /// Finds those that run no more among the others whose answer is missing.
+    pub(super) fn look_for_ended(&self, mine: usize) {
+        let asks = self.asks.load(ORDER);
+        for slot in self.others(mine).filter(|slot| !slot.has_answered(asks)) {
+            if let Some(owner) = slot.owner().filter(|owner| !owner.is_alive()) {
+                // Means nothing if the slot is another one's by now.
+                slot.ended.store(owner.bits(), ORDER);
+            }
+        }
+    }
+
+    // ---- who has which ------------------------------------------------------------------------------
+
     /// A slot for the process. The first process sets the limit; without one, `None` where there is no other process.
-    pub(super) fn join(&self, me: Lease, limit: Option<u64>) -> Result<Option<usize>, String> {
-        self.clear_gone(me);
-        let _locked = self.lock(me).ok_or(
-            "its lock is held by a process that does not go on: resume that process, or use another name",
-        )?;
-        if self.owned().next().is_none() {
-            let Some(limit) = limit else { return Ok(None) };
+    pub(super) fn join(&self, me: Lease, limit: Option<u64>) -> Result<Option<Seat>, String> {
+        self.settle_all();
+        let seat = self.take_seat(me)?;
+        let Some(locked) = self.lock(seat.slot) else {
+            self.leave(seat);
+            let what =
+                "its lock is held by a process that does not go on: resume that process, or use another name";
+            return Err(what.to_owned());
+        };
+        if self.others(seat.slot).all(|slot| slot.joined.load(ORDER) == 0) {
+            let Some(limit) = limit else {
+                drop(locked);
+                self.leave(seat);
+                return Ok(None);
+            };
             self.limit.store(limit, ORDER);
         }
-        let Some(at) = self.slots.iter().position(|slot| slot.owner().is_none()) else {
-            return Err(format!(
-                "{SLOTS} processes have it, which is the most: end one, or use another name"
-            ));
+        self.slots[seat.slot].joined.store(1, ORDER);
+        Ok(Some(seat))
+    }
+
+    /// A slot that is nobody's, with its seat.
+    fn take_seat(&self, me: Lease) -> Result<Seat, String> {
+        let failed = |error: io::Error| {
+            format!("it cannot be locked (F_OFD_SETLK): {error}: does the system have such locks, and /proc?")
         };
-        let slot = &self.slots[at];
-        slot.clear();
-        slot.claim.store(u64::MAX, ORDER);
-        slot.answered.store(self.asks.load(ORDER), ORDER);
-        slot.owner.store(me.bits(), ORDER);
-        Ok(Some(at))
+        for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.owner().is_none()) {
+            let Some(claim) = Claim::take(&self.file, at).map_err(failed)? else { continue };
+            if slot.owner().is_some() {
+                continue;
+            }
+            for word in [&slot.held, &slot.floor, &slot.wants, &slot.ended] {
+                word.store(0, ORDER);
+            }
+            slot.claim.store(u64::MAX, ORDER);
+            slot.joined.store(0, ORDER);
+            slot.answered.store(self.asks.load(ORDER), ORDER);
+            let seat = claim.keep().map_err(failed)?;
+            // The owner last: until then, it is nobody's.
+            slot.owner.store(me.bits(), ORDER);
+            return Ok(seat);
+        }
+        Err(format!("{SLOTS} processes have it, which is the most: end one, or use another name"))
     }
 
     /// Gives the slot up. One that still holds something stays until the process ends: its memory is lost, not free.
-    pub(super) fn leave(&self, me: Lease, mine: usize) {
-        let slot = &self.slots[mine];
-        if let Some(_locked) = self.lock(me)
-            && slot.held.load(ORDER) == 0
-        {
-            slot.clear();
+    pub(super) fn leave(&self, seat: Seat) {
+        let slot = &self.slots[seat.slot];
+        if slot.held.load(ORDER) > 0 {
+            // As long as the process lives.
+            std::mem::forget(seat);
+        } else if let Some(owner) = slot.owner() {
+            slot.held.store(seat::lent_bytes(&self.file, seat.slot), ORDER);
+            slot.settle(owner, u64::MAX);
         }
     }
 
+    /// Settles the slots of processes that are gone, and of their children; whether there were any.
+    pub(super) fn settle_all(&self) -> bool {
+        // All of them: no short cut.
+        self.owned().fold(false, |any, (at, _, _)| any | self.settle(at))
+    }
+
+    fn settle(&self, at: usize) -> bool {
+        // The seat of who is there is taken: one call of the system.
+        if seat::is_taken(&self.file, at) {
+            return false;
+        }
+        // Nobody takes the slot meanwhile. If that fails, somebody else settles it.
+        let Ok(Some(_claim)) = Claim::take(&self.file, at) else { return false };
+        let slot = &self.slots[at];
+        // A process that ends may let go of its seat before the driver has its memory back: its threads end at once. One
+        // that becomes another program lets go of its seat last.
+        let Some(owner) = slot.owner().filter(|owner| !owner.is_ending()) else { return false };
+        let before = slot.held.load(ORDER);
+        slot.settle(owner, seat::lent_bytes(&self.file, at));
+        slot.owner().is_none() || slot.held.load(ORDER) < before
+    }
+
+    /// A descriptor that keeps a range of the process's addresses counted, as long as anybody has it.
+    pub(super) fn lend(&self, mine: usize, addresses: Range<u64>) -> Result<OwnedFd, String> {
+        seat::lend(&self.file, mine, addresses)
+            .map_err(|error| format!("what is shared cannot be locked (F_OFD_SETLK): {error}"))
+    }
+
+    // ---- with the lock ------------------------------------------------------------------------------
+
     /// Takes `bytes` for the process with this slot, or nothing.
-    pub(super) fn take(&self, me: Lease, mine: usize, bytes: u64) -> bool {
-        let Some(_locked) = self.lock(me) else { return false };
+    pub(super) fn take(&self, mine: usize, bytes: u64) -> bool {
+        let Some(_locked) = self.lock(mine) else { return false };
         let fits = bytes <= self.room(mine);
         if fits {
             // The room was computed with it, so that the sum does not overflow.
@@ -289,8 +385,8 @@ impl Ledger {
     }
 
     /// Keeps `bytes` for the process with this slot, or says how much can be kept.
-    pub(super) fn set_floor(&self, me: Lease, mine: usize, bytes: u64) -> Result<(), u64> {
-        let Some(_locked) = self.lock(me) else { return Err(0) };
+    pub(super) fn set_floor(&self, mine: usize, bytes: u64) -> Result<(), u64> {
+        let Some(_locked) = self.lock(mine) else { return Err(0) };
         let most = self.limit.load(ORDER).saturating_sub(self.others_floors(mine));
         if bytes > most {
             return Err(most);
@@ -299,62 +395,57 @@ impl Ledger {
         Ok(())
     }
 
-    /// Clears the slots of processes that are gone; whether there were any.
-    pub(super) fn clear_gone(&self, me: Lease) -> bool {
-        // Looked for without the lock: it takes some microseconds a process.
-        let gone: Vec<_> = self.owned().filter(|(_, owner)| *owner != me && !owner.is_alive()).collect();
-        if gone.is_empty() {
-            return false;
-        }
-        let Some(_locked) = self.lock(me) else { return false };
-        for (slot, owner) in gone {
-            if slot.owner() == Some(owner) {
-                slot.clear();
+    /// Waits for the lock; `None` where its holder is there, but does not go on.
+    pub(super) fn lock(&self, mine: usize) -> Option<Locked<'_>> {
+        let mut began = None;
+        let mut seen = self.lock.load(ORDER);
+        loop {
+            // Each taking has a number of its own: who looked at an earlier one cannot take this one over.
+            let free = (seen & !HOLDER).wrapping_add(HOLDER + 1);
+            let waited = began.map(|began: Instant| began.elapsed());
+            if seen & HOLDER == 0 || waited.is_some_and(|waited| self.is_left_behind(seen, waited)) {
+                match self.lock.compare_exchange(seen, free | (mine as u64 + 1), ORDER, ORDER) {
+                    Ok(_) => return Some(Locked { ledger: self, free }),
+                    Err(other) => seen = other,
+                }
+                continue;
             }
+            if waited.is_some_and(|waited| waited >= LOCK_PATIENCE) {
+                tracing::warn!(slot = seen & HOLDER, "the lock of a budget does not come free");
+                return None;
+            }
+            began = began.or_else(|| Some(Instant::now()));
+            std::thread::sleep(Duration::from_micros(20));
+            seen = self.lock.load(ORDER);
         }
-        true
     }
 
-    // ---- the lock ----------------------------------------------------------------------------------
-
-    /// Waits for the lock; `None` where its holder is alive, but does not go on.
-    pub(super) fn lock(&self, me: Lease) -> Option<Locked<'_>> {
-        let mut holder = 0;
-        let mut began = None;
-        loop {
-            match self.lock.compare_exchange(holder, me.bits(), ORDER, ORDER) {
-                Ok(_) => return Some(Locked { ledger: self }),
-                Err(0) => holder = 0,
-                Err(other) => {
-                    let waited = began.get_or_insert_with(Instant::now).elapsed();
-                    if waited >= LOCK_PATIENCE {
-                        tracing::warn!(holder = ?Lease::from_bits(other), "the lock of a budget does not come free");
-                        return None;
-                    }
-                    // The lock of a process that is gone is taken over.
-                    let is_gone = waited >= Duration::from_millis(1)
-                        && Lease::from_bits(other).is_none_or(|other| !other.is_alive());
-                    holder = if is_gone { other } else { 0 };
-                    if !is_gone {
-                        std::thread::sleep(Duration::from_micros(20));
-                    }
-                }
-            }
-        }
+    /// Whether nobody goes on with the lock: the holder's seat is free, or only its children have that.
+    fn is_left_behind(&self, lock: u64, waited: Duration) -> bool {
+        let at = (lock & HOLDER) as usize - 1;
+        let owner = self.slots[at].owner();
+        let runs = |owner: Lease| waited < LOOK_FOR_HOLDER || owner.is_alive();
+        !seat::is_taken(&self.file, at) || !owner.is_some_and(runs)
     }
 }
+
+/// The bits of the lock that say who has it.
+const HOLDER: u64 = 63;
+const _: () = assert!(SLOTS as u64 <= HOLDER);
 
 /// What to do where the file is not ours.
 const ANOTHER: &str = "remove it, or use another name";
 
-/// As long as it lives, nobody else claims a slot, takes memory, or clears a slot.
+/// As long as it lives, nobody else takes memory, or joins.
 pub(super) struct Locked<'a> {
     ledger: &'a Ledger,
+    /// What the lock is afterwards.
+    free: u64,
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.ledger.lock.store(0, ORDER);
+        self.ledger.lock.store(self.free, ORDER);
     }
 }
 
@@ -379,12 +470,13 @@ fn create(path: &Path) -> io::Result<()> {
     made
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::process::Command;
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
+    use crate::open_file::OpenFile;
 
     const MIB: u64 = 1 << 20;
 
@@ -394,47 +486,85 @@ mod tests {
         (folder, path)
     }
 
+    impl Ledger {
+        fn joined(&self, limit: u64) -> Seat {
+            self.join(Lease::mine().unwrap(), Some(limit)).unwrap().unwrap()
+        }
+
+        /// What other tests start has this process's descriptors until it is another program.
+        fn until_held(&self, bytes: u64) {
+            while self.held() != bytes {
+                std::thread::yield_now();
+                self.settle_all();
+            }
+        }
+
+        /// A slot of a process, as it is when it is killed: its owner, and nobody at its seat.
+        fn left_by(&self, owner: Lease, held: u64) -> usize {
+            let slot = self.joined(0).slot;
+            self.slots[slot].owner.store(owner.bits(), ORDER);
+            self.slots[slot].held.store(held, ORDER);
+            slot
+        }
+    }
+
+    /// A process that waits.
+    struct Waits(Child);
+
+    impl Waits {
+        fn new() -> Self {
+            Self(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+        }
+
+        fn lease(&self) -> Lease {
+            Lease::of(self.0.id()).unwrap()
+        }
+    }
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
     /// The lease of a process that is gone.
     fn gone() -> Lease {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let lease = Lease::of(child.id()).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        lease
+        Waits::new().lease()
     }
 
     #[test]
     fn processes_never_take_more_than_the_limit_together() {
         let (_folder, path) = in_folder();
-        let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        let again = Ledger::open(&path).unwrap();
-        let (first, second) =
-            (ledger.join(me, Some(10)).unwrap().unwrap(), again.join(me, Some(99)).unwrap().unwrap());
+        let (ledger, again) = (Ledger::open(&path).unwrap(), Ledger::open(&path).unwrap());
+        let seats = (ledger.joined(10), again.joined(99));
+        let (first, second) = (seats.0.slot, seats.1.slot);
         assert_eq!((first, second, again.limit.load(ORDER)), (0, 1, 10));
-        assert!(ledger.take(me, first, 6) && !again.take(me, second, 5) && again.take(me, second, 4));
-        assert_eq!((ledger.held(Some(me)), ledger.room(first)), (10, 0));
-        assert!(!again.take(me, second, u64::MAX));
+        assert!(ledger.take(first, 6) && !again.take(second, 5) && again.take(second, 4));
+        assert_eq!((ledger.held(), ledger.room(first)), (10, 0));
+        assert!(!again.take(second, u64::MAX));
         ledger.slots[first].held.fetch_sub(6, ORDER);
-        assert!(again.take(me, second, 6));
+        assert!(again.take(second, 6));
         again.slots[second].held.store(0, ORDER);
-        [first, second].into_iter().for_each(|slot| ledger.leave(me, slot));
+        ledger.leave(seats.0);
+        again.leave(seats.1);
         assert_eq!(ledger.owned().count(), 0);
-        assert_eq!(ledger.join(me, None), Ok(None));
+        assert!(ledger.join(Lease::mine().unwrap(), None).unwrap().is_none());
         // Nobody is there: who comes sets the limit.
-        assert_eq!((ledger.join(me, Some(20)), again.limit.load(ORDER)), (Ok(Some(0)), 20));
+        assert_eq!((ledger.joined(20).slot, again.limit.load(ORDER)), (0, 20));
     }
 
     #[test]
     fn floors_are_left_alone_and_claims_are_kept() {
         let (_folder, path) = in_folder();
-        let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        let (first, second) =
-            (ledger.join(me, Some(10)).unwrap().unwrap(), ledger.join(me, Some(10)).unwrap().unwrap());
-        ledger.set_floor(me, first, 4).unwrap();
+        let ledger = Ledger::open(&path).unwrap();
+        let seats = (ledger.joined(10), ledger.joined(10));
+        let (first, second) = (seats.0.slot, seats.1.slot);
+        ledger.set_floor(first, 4).unwrap();
         assert_eq!((ledger.room(first), ledger.room(second)), (10, 6));
-        assert_eq!(ledger.set_floor(me, second, 7), Err(6));
-        assert!(ledger.take(me, second, 6) && !ledger.take(me, second, 1));
-        assert!(ledger.take(me, first, 4) && !ledger.take(me, first, 1));
+        assert_eq!(ledger.set_floor(second, 7), Err(6));
+        assert!(ledger.take(second, 6) && !ledger.take(second, 1));
+        assert!(ledger.take(first, 4) && !ledger.take(first, 1));
         // A limit below what is held forbids all, floors or not; but not what nobody holds of a floor.
         ledger.limit.store(8, ORDER);
         assert_eq!((ledger.room(first), ledger.room(second)), (0, 0));
@@ -449,39 +579,180 @@ mod tests {
     #[test]
     fn what_a_process_that_is_gone_held_and_locked_comes_back() {
         let (_folder, path) = in_folder();
-        let (ledger, me, gone) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap(), gone());
-        let theirs = ledger.join(gone, Some(10)).unwrap().unwrap();
-        let mine = ledger.join(me, Some(10)).unwrap().unwrap();
-        assert_eq!(theirs, mine, "it is gone already: its slot is the next one's");
-        let theirs = 7;
-        ledger.slots[theirs].owner.store(gone.bits(), ORDER);
-        ledger.slots[theirs].held.store(9, ORDER);
-        ledger.lock.store(gone.bits(), ORDER);
-        assert!(!ledger.take(me, mine, 2), "it counts until somebody looks");
-        assert!(ledger.clear_gone(me) && !ledger.clear_gone(me));
-        assert!(ledger.take(me, mine, 10) && ledger.owned().count() == 1);
-        assert_eq!(ledger.lock.load(ORDER), 0);
+        let ledger = Ledger::open(&path).unwrap();
+        let mine = ledger.joined(10);
+        let theirs = ledger.left_by(gone(), 9);
+        ledger.lock.store((7 << 6) | (theirs as u64 + 1), ORDER);
+        assert!(!ledger.take(mine.slot, 2), "it counts until somebody looks");
+        assert_eq!(ledger.lock.load(ORDER), 8 << 6, "the lock was taken over, and is free");
+        assert!(ledger.settle_all() && !ledger.settle_all());
+        assert!(ledger.take(mine.slot, 10) && ledger.owned().count() == 1);
+    }
+
+    #[test]
+    fn a_slot_counts_as_long_as_somebody_has_its_seat() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let (mine, child) = (ledger.joined(10), ledger.joined(10));
+        // The process is gone, and its child has the seat.
+        ledger.slots[child.slot].owner.store(gone().bits(), ORDER);
+        assert!(ledger.take(child.slot, 9) && !ledger.settle_all());
+        assert!(!ledger.take(mine.slot, 2));
+        // It answers nobody, and nobody waits for it.
+        let ask = ledger.asks.fetch_add(1, ORDER) + 1;
+        assert!(!ledger.others_answered(mine.slot, ask));
+        ledger.look_for_ended(mine.slot);
+        assert!(ledger.others_answered(mine.slot, ask));
+        drop(child);
+        assert!(ledger.settle_all() && ledger.take(mine.slot, 10));
+    }
+
+    #[test]
+    fn a_process_that_became_another_program_lets_go_of_slot_and_lock() {
+        let (_folder, path) = in_folder();
+        let (ledger, program) = (Ledger::open(&path).unwrap(), Waits::new());
+        let mine = ledger.joined(10);
+        let theirs = ledger.left_by(program.lease(), 9);
+        // One of its threads had the lock.
+        ledger.lock.store(theirs as u64 + 1, ORDER);
+        assert!(!ledger.take(mine.slot, 2), "the lock is taken over at once");
+        assert!(ledger.settle_all() && ledger.take(mine.slot, 10));
+    }
+
+    #[test]
+    fn who_looked_at_an_earlier_holder_does_not_take_the_lock_of_a_later_one() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let mine = ledger.joined(10);
+        let before = ledger.lock.load(ORDER);
+        let taken = || {
+            let _locked = ledger.lock(mine.slot).unwrap();
+            ledger.lock.load(ORDER)
+        };
+        let (first, second) = (taken(), taken());
+        assert_eq!((first & HOLDER, second & HOLDER), (1, 1));
+        assert_ne!(first, second, "the same slot, and another taking");
+        assert!(before != ledger.lock.load(ORDER));
+    }
+
+    #[test]
+    fn what_others_have_open_of_a_process_that_is_gone_counts() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let mine = ledger.joined(100);
+        let theirs = ledger.left_by(gone(), 90);
+        let (large, small) =
+            (ledger.lend(theirs, 1000..1060).unwrap(), ledger.lend(theirs, 1050..1070).unwrap());
+        assert!(ledger.settle_all() && !ledger.settle_all());
+        assert_eq!(ledger.held(), 70);
+        assert!(ledger.slots[theirs].has_ended(), "nobody waits for its answers");
+        assert!(ledger.take(mine.slot, 30) && !ledger.take(mine.slot, 1));
+        // Who comes now does not set the limit, nor gets the slot.
+        let next = ledger.joined(5);
+        assert_eq!((ledger.limit.load(ORDER), next.slot), (100, theirs + 1));
+        drop(large);
+        ledger.until_held(50);
+        // The opener's process has it without a descriptor.
+        let kept = OpenFile::keep(&small).unwrap();
+        drop(small);
+        assert!(!ledger.settle_all());
+        drop(kept);
+        ledger.until_held(30);
+        assert_eq!(ledger.owned().count(), 2);
+    }
+
+    #[test]
+    fn what_others_have_open_counts_for_no_more_than_was_held() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let theirs = ledger.left_by(gone(), 90);
+        let _everything = ledger.lend(theirs, 0..1 << 50).unwrap();
+        ledger.settle_all();
+        assert_eq!(ledger.held(), 90);
+    }
+
+    #[test]
+    fn a_slot_is_settled_by_one_at_a_time() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let theirs = ledger.left_by(gone(), 9);
+        let claim = Claim::take(&ledger.file, theirs).unwrap().unwrap();
+        assert!(!ledger.settle_all(), "somebody else does");
+        assert_eq!(ledger.joined(10).slot, theirs + 1);
+        drop(claim);
+        assert!(ledger.settle_all());
+    }
+
+    #[test]
+    fn who_is_killed_while_it_joins_or_settles_leaves_nothing() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        // It has the seat, and is no owner yet; then it is, and has not joined; or it has written half of a settled slot.
+        for step in 0..3 {
+            let at = ledger.left_by(gone(), 0);
+            let slot = &ledger.slots[at];
+            slot.joined.store(0, ORDER);
+            match step {
+                0 => slot.owner.store(0, ORDER),
+                1 => slot.claim.store(7, ORDER),
+                _ => slot.ended.store(slot.owner.load(ORDER), ORDER),
+            }
+            assert!(ledger.join(gone(), None).unwrap().is_none(), "nobody has joined");
+            assert_eq!(ledger.owned().count(), 0);
+        }
+        let seat = ledger.joined(10);
+        assert_eq!((seat.slot, ledger.room(0), ledger.limit.load(ORDER)), (0, 10, 10));
+    }
+
+    #[test]
+    fn what_is_lost_counts_as_long_as_its_process_lives() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let (mine, lost) = (ledger.joined(10), ledger.joined(10));
+        assert!(ledger.take(lost.slot, 4));
+        ledger.leave(lost);
+        assert!(!ledger.settle_all() && !ledger.take(mine.slot, 7));
+    }
+
+    #[test]
+    fn who_leaves_what_others_have_open_leaves_it_counted() {
+        let (_folder, path) = in_folder();
+        let ledger = Ledger::open(&path).unwrap();
+        let (mine, theirs) = (ledger.joined(10), ledger.joined(10));
+        let lent = ledger.lend(theirs.slot, 0..4).unwrap();
+        ledger.leave(theirs);
+        assert!(!ledger.settle_all() && !ledger.take(mine.slot, 7));
+        drop(lent);
+        ledger.until_held(0);
+        assert!(ledger.take(mine.slot, 10));
     }
 
     #[test]
     fn a_full_table_refuses_the_next_process() {
         let (_folder, path) = in_folder();
-        let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        (0..SLOTS).for_each(|at| assert_eq!(ledger.join(me, Some(10)), Ok(Some(at))));
-        assert!(ledger.join(me, Some(10)).unwrap_err().starts_with("63 processes have it"));
-        ledger.leave(me, 5);
-        assert_eq!(ledger.join(me, Some(10)), Ok(Some(5)));
+        let ledger = Ledger::open(&path).unwrap();
+        let mut seats: Vec<_> = (0..SLOTS).map(|_| ledger.joined(10)).collect();
+        assert!(seats.iter().enumerate().all(|(at, seat)| seat.slot == at));
+        let refused = ledger.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        assert!(refused.starts_with("63 processes have it"), "{refused}");
+        ledger.leave(seats.remove(5));
+        assert_eq!(ledger.joined(10).slot, 5);
+        // All killed at once: there is room again.
+        seats.into_iter().for_each(drop);
+        assert_eq!(ledger.joined(20).slot, 0);
+        assert_eq!(ledger.limit.load(ORDER), 20);
     }
 
     #[test]
     fn a_holder_that_does_not_go_on_ends_no_wait_but_is_an_error() {
         let (_folder, path) = in_folder();
-        let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        let mine = ledger.join(me, Some(10)).unwrap().unwrap();
-        let _locked = ledger.lock(me).unwrap();
-        assert!(!ledger.take(me, mine, 1));
-        assert!(ledger.join(me, Some(10)).unwrap_err().contains("does not go on"));
-        assert_eq!(ledger.slots[mine].held.load(ORDER), 0);
+        let ledger = Ledger::open(&path).unwrap();
+        let mine = ledger.joined(10);
+        let _locked = ledger.lock(mine.slot).unwrap();
+        assert!(!ledger.take(mine.slot, 1));
+        let refused = ledger.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        assert!(refused.contains("does not go on"), "{refused}");
+        assert_eq!((ledger.slots[mine.slot].held.load(ORDER), ledger.owned().count()), (0, 1));
     }
 
     #[test]
@@ -502,7 +773,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let ledger = Ledger::open(&path).unwrap();
         ledger.version.store(VERSION + 1, ORDER);
-        assert!(refusal(&path).starts_with("it is of version 2"));
+        assert!(refusal(&path).starts_with("it is of version 3"));
         ledger.version.store(VERSION, ORDER);
         ledger.namespaces[0].store(1, ORDER);
         assert!(refusal(&path).contains("namespace"));
@@ -522,7 +793,6 @@ mod tests {
     #[test]
     fn any_content_of_a_ledger_is_survived() {
         let (_folder, path) = in_folder();
-        let me = Lease::mine().unwrap();
         drop(Ledger::open(&path).unwrap());
         let mut content = fs::read(&path).unwrap();
         let mut random = 7_u64;
@@ -533,11 +803,24 @@ mod tests {
             }
             fs::write(&path, &content).unwrap();
             let ledger = Ledger::open(&path).unwrap();
-            // No process has such a lease.
-            let mine = ledger.join(me, Some(100 * MIB)).unwrap().unwrap();
-            assert_eq!((ledger.owned().count(), ledger.room(mine)), (1, 100 * MIB));
-            assert!(ledger.take(me, mine, 100 * MIB));
+            // Nobody has a seat.
+            let mine = ledger.joined(100 * MIB);
+            assert_eq!((ledger.owned().count(), ledger.room(mine.slot)), (1, 100 * MIB));
+            assert!(ledger.take(mine.slot, 100 * MIB));
         }
+    }
+
+    #[test]
+    fn a_living_process_whose_lease_was_written_there_keeps_nothing() {
+        let (_folder, path) = in_folder();
+        let (ledger, stranger) = (Ledger::open(&path).unwrap(), Waits::new());
+        for slot in &ledger.slots {
+            slot.owner.store(stranger.lease().bits(), ORDER);
+            slot.held.store(u64::MAX, ORDER);
+        }
+        ledger.lock.store(u64::MAX, ORDER);
+        let mine = ledger.joined(10);
+        assert!(ledger.take(mine.slot, 10));
     }
 
     #[test]

@@ -1,17 +1,21 @@
 //! `named/`: one budget for many processes.
 //!
 //! **How one request passes through.** A pool that grows calls [`Tenancy::take`], which looks into the shared
-//! [`Ledger`](ledger): one page of `/dev/shm`, with a slot for each process. Where there is no room, the pool makes some of
+//! [`Ledger`](ledger): one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
 //! its own, and then calls [`Tenancy::ask`]: the slot says what is wanted, and the other processes are woken. A thread of
 //! each process waits for that. It has the process's pools give free memory back, and says that it did.
 //!
-//! A slot belongs to a [`Lease`]. That of a process that is gone counts for nothing: see the ledger for why it is
-//! right after `kill -9` at any instruction.
+//! A slot is a process's as long as it has the slot's [seat](seat), a lock. See the ledger for why it is right after
+//! `kill -9` at any instruction.
 
+mod folder;
 mod lease;
 mod ledger;
+mod seat;
 
 use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,13 +26,11 @@ use rustix::thread::futex;
 
 use self::lease::Lease;
 use self::ledger::{Ledger, Slot};
+use self::seat::Seat;
 use crate::lock::Mutex;
 use crate::process::{OfProcess, Process};
 use crate::tenant::Tenant;
 use crate::{Error, Result};
-
-/// Where the ledgers lie: memory, not a disk.
-const FOLDER: &str = "/dev/shm";
 
 /// The longest name.
 const LONGEST_NAME: usize = 64;
@@ -41,6 +43,10 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const FIRST_ROUND: Duration = Duration::from_millis(4);
 const LAST_ROUND: Duration = Duration::from_millis(32);
 
+/// What stands for the program of a process that runs no more, and whose memory is in use: a child that it forked has the
+/// driver's descriptors, or others have open what it shared.
+const HAS_ENDED: &str = "has ended";
+
 /// What has memory under the budget: a pool.
 pub(crate) trait GivesBack: Send + Sync {
     /// Another process wants so many bytes. Gives free memory back, at most so much; returns the bytes given back.
@@ -52,9 +58,10 @@ pub(super) struct Tenancy {
     name: String,
     path: PathBuf,
     ledger: Arc<Ledger>,
-    lease: Lease,
     /// Which slot of the ledger.
     at: usize,
+    /// `None` once this is dropped.
+    seat: Option<Seat>,
     /// Nanoseconds.
     patience: AtomicU64,
     givers: OfProcess<Mutex<Vec<Weak<dyn GivesBack>>>>,
@@ -71,7 +78,7 @@ impl Tenancy {
     /// Joins the processes that have this budget, and starts the thread that answers them. Without a limit, `None` where
     /// there is no such process.
     pub(super) fn join(name: &str, limit: Option<u64>) -> Result<Option<Arc<Self>>> {
-        let path = path(FOLDER, name)?;
+        let path = path(name)?;
         let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
         let lease = Lease::mine().map_err(failed)?;
         let ledger = match limit {
@@ -79,7 +86,7 @@ impl Tenancy {
             None => Ledger::open_existing(&path).map_err(failed)?,
         };
         let Some(ledger) = ledger.map(Arc::new) else { return Ok(None) };
-        let Some(at) = ledger.join(lease, limit).map_err(failed)? else { return Ok(None) };
+        let Some(seat) = ledger.join(lease, limit).map_err(failed)? else { return Ok(None) };
         let present = ledger.limit.load(Ordering::SeqCst);
         if limit.is_some_and(|limit| limit != present) {
             tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
@@ -88,8 +95,8 @@ impl Tenancy {
             name: name.to_owned(),
             path: path.clone(),
             ledger: ledger.clone(),
-            lease,
-            at,
+            at: seat.slot,
+            seat: Some(seat),
             patience: AtomicU64::new(nanoseconds(PATIENCE)),
             givers: OfProcess::default(),
             process: Process::here(),
@@ -104,9 +111,10 @@ impl Tenancy {
         Ok(Some(tenancy))
     }
 
-    /// To lock the ledger with: a forked child must not, since it would do so as its parent.
-    fn lease_here(&self) -> Option<Lease> {
-        self.process.is_here().then_some(self.lease)
+    /// What `read` gives, with the ledger's lock; a forked child, and who does not get it, read without.
+    fn locked<T>(&self, read: impl FnOnce(&Ledger) -> T) -> T {
+        let _still = if self.process.is_here() { self.ledger.lock(self.at) } else { None };
+        read(&self.ledger)
     }
 
     fn slot(&self) -> &Slot {
@@ -138,14 +146,16 @@ impl Tenancy {
         }
     }
 
-    /// What all processes hold.
+    /// What all processes hold. Asks the system about each of them.
     pub(super) fn held(&self) -> u64 {
-        self.ledger.held(self.lease_here())
+        self.ledger.settle_all();
+        self.locked(Ledger::held)
     }
 
-    /// As [`held`](Self::held), at once: memory that passes to another process meanwhile may count twice.
+    /// As [`held`](Self::held), at once. Those that are gone may count, and memory that passes to another process
+    /// meanwhile may count twice.
     pub(super) fn about_held(&self) -> u64 {
-        self.ledger.held(None)
+        self.ledger.held()
     }
 
     /// The most that this process may ever hold.
@@ -168,7 +178,7 @@ impl Tenancy {
     }
 
     pub(super) fn take(&self, bytes: u64) -> bool {
-        self.process.is_here() && self.ledger.take(self.lease, self.at, bytes)
+        self.process.is_here() && self.ledger.take(self.at, bytes)
     }
 
     pub(super) fn give_back(&self, bytes: u64) {
@@ -179,8 +189,8 @@ impl Tenancy {
 
     pub(super) fn set_floor(&self, bytes: u64) -> Result<()> {
         self.check_process()?;
-        self.ledger.clear_gone(self.lease);
-        self.ledger.set_floor(self.lease, self.at, bytes).map_err(|most| Error::BadOption {
+        self.ledger.settle_all();
+        self.ledger.set_floor(self.at, bytes).map_err(|most| Error::BadOption {
             option: "floor",
             why: format!(
                 "{bytes} bytes are more than budget '{}' has left beside the others' floors: use at most {most}, or lower theirs",
@@ -206,29 +216,33 @@ impl Tenancy {
     }
 
     pub(super) fn tenants(&self) -> Vec<Tenant> {
-        if self.process.is_here() {
-            self.ledger.clear_gone(self.lease);
-        }
         self.list(|_| true)
     }
 
     pub(super) fn other_tenants(&self) -> Vec<Tenant> {
-        self.list(|owner| owner != self.lease)
+        self.list(|at| at != self.at)
     }
 
-    fn list(&self, which: impl Fn(Lease) -> bool) -> Vec<Tenant> {
-        let figures = |(slot, owner): (&Slot, Lease)| {
+    fn list(&self, which: impl Fn(usize) -> bool) -> Vec<Tenant> {
+        let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
             let words = [&slot.held, &slot.floor, &slot.claim];
             (owner, words.map(|word| word.load(Ordering::SeqCst)))
         };
-        let still = self.lease_here().and_then(|lease| self.ledger.lock(lease));
-        let found: Vec<_> = self.ledger.owned().filter(|(_, owner)| which(*owner)).map(figures).collect();
-        drop(still);
+        self.ledger.settle_all();
+        let found: Vec<_> =
+            self.locked(|ledger| ledger.owned().filter(|(at, ..)| which(*at)).map(figures).collect());
         // Without the lock: to look for a process takes some microseconds.
         let tenant = |(owner, [held, floor, claim]): (Lease, [u64; 3])| {
-            Some(Tenant { pid: owner.pid(), program: owner.program()?, held, floor, claim })
+            let program = owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
+            Tenant { pid: owner.pid(), program, held, floor, claim }
         };
-        found.into_iter().filter_map(tenant).collect()
+        found.into_iter().map(tenant).collect()
+    }
+
+    /// A descriptor that keeps a range of the device's addresses counted as long as anybody has it, also after this process.
+    pub(super) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
+        let failed = |what| Error::SharedBudget { path: self.path.display().to_string(), what };
+        self.ledger.lend(self.at, addresses).map_err(failed)
     }
 
     pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
@@ -257,19 +271,18 @@ impl Tenancy {
         let mut waiting = Waiting::new();
         let mut round = FIRST_ROUND;
         let has_room = loop {
+            // Who is gone does not answer.
+            self.ledger.settle_all();
             let room = self.ledger.room(self.at);
             if bytes <= room {
                 break true;
             }
             if bytes > self.ledger.may_have(self.at) {
-                if self.ledger.clear_gone(self.lease) {
-                    continue;
-                }
                 break false;
             }
             if !self.wait_for_answers(self.wake(), bytes, round) {
-                // Who is gone does not answer.
-                self.ledger.clear_gone(self.lease);
+                // Nor who left only children.
+                self.ledger.look_for_ended(self.at);
             }
             let room = self.ledger.room(self.at);
             let left = patience.saturating_sub(waiting.time(room));
@@ -306,7 +319,8 @@ impl Tenancy {
     /// Has the pools give back what others ask for, and what is beyond the limit; but what they hold up to the floor is
     /// theirs.
     fn give_what_is_wanted(&self) {
-        // Who asked and is gone counts, too, until somebody asks next and misses its answer.
+        // Who asked, and is gone, wants nothing any more.
+        self.ledger.settle_all();
         let beyond_limit = self.about_held().saturating_sub(self.limit());
         let mut wanted = self.ledger.others_want(self.at).max(beyond_limit);
         let givers: Vec<_> = self.givers.lock().iter().filter_map(Weak::upgrade).collect();
@@ -323,8 +337,10 @@ impl Tenancy {
 
 impl Drop for Tenancy {
     fn drop(&mut self) {
-        if self.process.is_here() {
-            self.ledger.leave(self.lease, self.at);
+        if self.process.is_here()
+            && let Some(seat) = self.seat.take()
+        {
+            self.ledger.leave(seat);
             // The thread that answers ends.
             self.wake();
         }
@@ -369,8 +385,8 @@ fn answer(ledger: &Ledger, tenancy: &Weak<Tenancy>) {
     }
 }
 
-/// The file of the ledger: one for each user.
-fn path(folder: &str, name: &str) -> Result<PathBuf> {
+/// The file of the ledger.
+fn path(name: &str) -> Result<PathBuf> {
     let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_allowed) {
         return Err(Error::BadOption {
@@ -378,8 +394,9 @@ fn path(folder: &str, name: &str) -> Result<PathBuf> {
             why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
         });
     }
-    let user = rustix::process::geteuid().as_raw();
-    Ok([folder, &format!("millpond-budget-{user}-{name}")].iter().collect())
+    let failed =
+        |(folder, what): (PathBuf, String)| Error::SharedBudget { path: folder.display().to_string(), what };
+    Ok(folder::of_user().map_err(failed)?.join(name))
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -420,9 +437,10 @@ mod tests {
     fn memory_that_comes_slowly_is_waited_for() {
         let name = format!("slowly-{}", std::process::id());
         let tenancy = Tenancy::join(&name, Some(10)).unwrap().unwrap();
-        let (ledger, lease) = (&tenancy.ledger, tenancy.lease);
-        let other = ledger.join(lease, None).unwrap().unwrap();
-        assert!(ledger.take(lease, other, 10));
+        let ledger = &tenancy.ledger;
+        let seat = ledger.join(Lease::mine().unwrap(), None).unwrap().unwrap();
+        let other = seat.slot;
+        assert!(ledger.take(other, 10));
         let patience = Duration::from_millis(400);
         std::thread::scope(|scope| {
             scope.spawn(|| {
