@@ -17,7 +17,8 @@ use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
-use crate::policy::caching::{CLASSES_TO_BORROW_FROM, CacheLimits, LEAST_LIMIT, drifts_too_far};
+use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
+use crate::policy::caching::{CacheLimits, LEAST_LIMIT, drifts_too_far};
 use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
 use crate::policy::{Mechanism, without};
 
@@ -281,7 +282,7 @@ impl Caches {
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_throughput_mode(bytes) {
             return None;
         }
-        if !known.history.may_borrow(tally.to_alloc().passages()) {
+        if !known.borrowing.may_borrow(tally.to_alloc().passages()) {
             return None;
         }
         let item = Self::borrow(magazines, index, |item| tally.rise(&passage, bytes, item.bytes()))?;

@@ -10,10 +10,9 @@ use super::sizes::MagazineIndex;
 use super::stream_cache::{Known, StreamCaches};
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::extents::{Allocation, BlockDescriptor, MOST_UNITS, Place};
+use crate::extents::{Allocation, BlockDescriptor, Place};
 use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
-use crate::policy::{Mechanism, without};
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
@@ -49,36 +48,6 @@ impl Caches {
         Some(self.mine())
     }
 
-    /// The length of a block for a request of `bytes`, at least 1, in units: a little more than that takes where such blocks
-    /// [grow](crate::policy::growth).
-    #[inline]
-    pub(crate) fn units_slow(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> u64 {
-        let units = self.sizes.units(bytes);
-        if without(Mechanism::GrowthFlat) && self.sizes.is_large(bytes) {
-            return units.next_multiple_of((units / 512).max(1).next_power_of_two());
-        }
-        if self.sizes.is_large(bytes) && self.grows(lock, units, bytes, stream) {
-            return self.sizes.units_of_growing(bytes);
-        }
-        units
-    }
-
-    /// Whether this thread's requests near this length are growing on this stream.
-    fn grows(&self, lock: &mut Locked, units: u64, bytes: u64, stream: &Stream) -> bool {
-        if units >= MOST_UNITS || without(Mechanism::Growth) {
-            return false;
-        }
-        let Some(cache) = self.join_slow(lock) else { return false };
-        // SAFETY: as in `restock`.
-        let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        let known =
-            stream_caches.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
-        known.is_some_and(|known| {
-            let last = known.magazine.top().map(|item| item.descriptor().requested());
-            known.growth.note_alloc(bytes, last)
-        })
-    }
-
     /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
     /// same from there. Blocks of streams that are gone are given to `each`.
     pub(crate) fn restock(
@@ -98,17 +67,16 @@ impl Caches {
         stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
         cache.open(stream_caches, stream.key(), self.has_lock_entries());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let Known { mut magazine, history, .. } = stream_caches.of(stream.key())?.known(at)?;
+        let Known { mut magazine, .. } = stream_caches.of(stream.key())?.known(at)?;
         if let Some(found) = magazine.take_alike(size) {
             return Some(found.out());
         }
         let is_large = self.sizes.is_large(size);
-        let earned = is_large && history.note_alloc(size);
         magazine.unstow();
         let has_room = magazine.restock_by() > 0;
-        let deserves_room = earned || (is_large && self.in_throughput_mode() && !has_room);
         // What other threads free again and again is worth room, too.
-        let wants_room = deserves_room || (!has_room && self.depot.has(timeline.id, size));
+        let wants_room =
+            !has_room && (is_large && self.in_throughput_mode() || self.depot.has(timeline.id, size));
         if wants_room {
             self.grant(stream_caches, stream, (at, size), &mut each);
             cache.note_granted(stream_caches);
@@ -182,12 +150,9 @@ impl Caches {
         let magazines = stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }));
         let Some(known) = magazines.and_then(|magazines| magazines.known(at)) else { return false };
         let mut magazine = known.magazine;
-        known.growth.note_free(descriptor.requested());
         magazine.unstow();
         if magazine.is_full() {
-            let may_grow =
-                !bounds.is_large || bounds.in_throughput_mode || without(Mechanism::ReuseHistoryAlways);
-            known.history.note_free(size);
+            let may_grow = !bounds.is_large || bounds.in_throughput_mode;
             if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
@@ -271,48 +236,5 @@ impl Caches {
                 alike.iter().for_each(|&item| each(Cached { item, of }));
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::fixtures::{Bench, Freeing, MIB};
-    use crate::policy::reuse_history::MANY_MISSED_REUSES;
-
-    /// Never in throughput mode, where every large block would have room.
-    fn bench() -> Bench {
-        Bench::new(|pool| pool.spare(0))
-    }
-
-    /// Pairs of so many bytes, and after each: whether the block is cached, so that the arena has none that is as long.
-    fn pairs(Bench { pool, stream, .. }: &Bench, bytes: u64, count: u32) -> Vec<bool> {
-        let pair = |_| {
-            let block = pool.alloc(bytes, stream).unwrap();
-            pool.free_block(block, stream).unwrap();
-            pool.inner().largest_free() < bytes
-        };
-        (0..count).map(pair).collect()
-    }
-
-    #[test]
-    fn a_repeated_large_pair_comes_from_a_magazine() {
-        let bench = bench();
-        let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES + 5);
-        // The first pair cannot miss a reuse.
-        assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_MISSED_REUSES as usize));
-        assert!(is_cached.ends_with(&[true; 5]));
-        bench.pool.check().unwrap();
-    }
-
-    #[test]
-    fn a_large_block_seldom_wanted_again_stays_in_the_arena() {
-        let bench = bench();
-        for _ in 0..10 {
-            let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES);
-            assert!(is_cached.iter().all(|cached| !cached), "{is_cached:?}");
-            // Another length of the same magazine comes between: it begins anew.
-            assert_eq!(pairs(&bench, 20 * MIB - 512, 1), [false]);
-        }
-        bench.pool.check().unwrap();
     }
 }

@@ -2,9 +2,7 @@
 
 use super::magazine::STRIDE;
 use crate::extents::MOST_UNITS;
-use crate::policy::size_classes::{
-    CLASS_BITS, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded, rounded_to_grow,
-};
+use crate::policy::size_classes::{CLASS_BITS, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded};
 
 /// How a pool rounds sizes. See the [module](super).
 #[derive(Debug, Clone, Copy)]
@@ -105,12 +103,6 @@ impl Sizes {
     /// Whether a request of this size is rounded to a class in throughput mode.
     pub(super) fn is_rounded_in_throughput_mode(self, bytes: u64) -> bool {
         bytes <= LONGEST_IN_THROUGHPUT_MODE
-    }
-
-    /// As [`units`](Self::units), for a large block that [grows](crate::policy::growth). No more than `MOST_UNITS`, and
-    /// of the same magazine.
-    pub(super) fn units_of_growing(self, bytes: u64) -> u64 {
-        rounded_to_grow(self.exact_units(bytes))
     }
 
     /// As [`units`](Self::units), for a block that is not of a class.

@@ -10,8 +10,7 @@ use super::strays::Strays;
 use crate::extents::Place;
 use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
-use crate::policy::growth::Growth;
-use crate::policy::reuse_history::ReuseHistory;
+use crate::policy::borrowing::Borrowing;
 
 /// The magazines of a stream cache.
 ///
@@ -38,8 +37,7 @@ struct MagazineRecord {
     longest: u64,
     /// Whether that is a large one.
     is_large: bool,
-    history: ReuseHistory,
-    growth: Growth,
+    borrowing: Borrowing,
 }
 
 /// A magazine with all that is known of it.
@@ -47,9 +45,7 @@ struct MagazineRecord {
 pub(super) struct Known<'a> {
     /// Itself.
     pub(super) magazine: BufferedMagazine<'a>,
-    /// Of blocks that it did not have.
-    pub(super) history: &'a mut ReuseHistory,
-    pub(super) growth: &'a mut Growth,
+    pub(super) borrowing: &'a mut Borrowing,
     longest: &'a mut u64,
     is_large: &'a mut bool,
 }
@@ -132,16 +128,15 @@ impl Magazines {
 
 impl MagazineRecord {
     fn new(number: usize) -> Self {
-        let (history, growth) = (ReuseHistory::default(), Growth::default());
-        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, history, growth }
+        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, borrowing: Borrowing::default() }
     }
 
     /// The magazine, one of these, and what is known of it.
     fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> Known<'a> {
         // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
         let magazine = unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) };
-        let Self { longest, is_large, history, growth, .. } = self;
-        Known { magazine, history, growth, longest, is_large }
+        let Self { longest, is_large, borrowing, .. } = self;
+        Known { magazine, borrowing, longest, is_large }
     }
 
     /// Bytes that the magazine may hold.

@@ -8,14 +8,6 @@
 pub(crate) enum Mechanism {
     /// Throughput mode.
     Throughput,
-    /// Large blocks are cached where their lengths repeat. Left out: they are cached in throughput mode only.
-    ReuseHistory,
-    /// Left out: every large block that finds no room gets some.
-    ReuseHistoryAlways,
-    /// Longer blocks for requests that grow.
-    Growth,
-    /// Left out: large sizes are rounded by 1/512, whether they grow or not.
-    GrowthFlat,
     /// Long pages are split while there is time.
     Splitting,
     /// Old mappings stay, for pages to come back to.
@@ -58,12 +50,8 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 16] = [
+    const NAMES: [(&str, Mechanism); 12] = [
         ("throughput", Mechanism::Throughput),
-        ("reuse-history", Mechanism::ReuseHistory),
-        ("reuse-history-always", Mechanism::ReuseHistoryAlways),
-        ("growth", Mechanism::Growth),
-        ("growth-flat", Mechanism::GrowthFlat),
         ("splitting", Mechanism::Splitting),
         ("dormant", Mechanism::Dormant),
         ("caches-first", Mechanism::CachesFirst),

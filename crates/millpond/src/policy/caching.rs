@@ -8,16 +8,6 @@ pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 /// Bytes from which on a magazine holds few blocks.
 const LARGE: u64 = 1 << 20;
 
-/// Longer classes in which a request looks for a block in throughput mode, where its own has none. There are eight
-/// classes a doubling. So the block is less than half as long again as the request, or three units longer in the
-/// shortest classes. It goes back to its own class when it is freed.
-///
-/// The number of live blocks of a class varies by about its root. In proportion, four classes together vary half as
-/// much. So a program whose sizes never repeat comes to rest within its growth allowance. Without borrowing, one class
-/// after the other would grow, until all is taken back and begins anew. Then 1 to 64 MiB take 250 to 500 ns a step, not
-/// 22 to 35 (docs/lab/mechanisms.md).
-pub(crate) const CLASSES_TO_BORROW_FROM: usize = 3;
-
 /// A thread's high-water mark may drift by this part of what the depot may hold.
 const MOST_DRIFT_PART: u64 = 16;
 

@@ -4,13 +4,12 @@
 //! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
 mod ablation;
+pub(crate) mod borrowing;
 pub(crate) mod caching;
 pub(crate) mod donating;
 pub(crate) mod fit;
-pub(crate) mod growth;
 pub(crate) mod ledger;
 pub(crate) mod page_length;
-pub(crate) mod reuse_history;
 pub(crate) mod settling;
 pub(crate) mod shortening;
 pub(crate) mod size_classes;

@@ -8,10 +8,6 @@
 /// wasted at most.
 pub(crate) const CLASS_BITS: u32 = 3;
 
-/// Bits that the length of a block that [grows](super::growth) keeps, besides the leading one: less than a 64th is
-/// wasted. Rounding every large size so costs 0.14 % of memory (docs/lab/mechanisms.md).
-const GROWING_BITS: u32 = 6;
-
 /// Bytes from which on blocks keep their exact size, outside of throughput mode.
 pub(crate) const EXACT_FROM: u64 = 1 << 20;
 
@@ -46,13 +42,6 @@ pub(crate) const fn rounded(units: u64) -> u64 {
     (last | (width - 1)) + 1
 }
 
-/// The length for a request that grows. It is of the same class.
-pub(crate) fn rounded_to_grow(units: u64) -> u64 {
-    let last = units - 1;
-    let ignored_bits = (last | 1).ilog2().saturating_sub(GROWING_BITS);
-    ((last >> ignored_bits) + 1) << ignored_bits
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,16 +58,6 @@ mod tests {
         }
         for power in 0..40 {
             assert_eq!(rounded(1 << power), 1 << power);
-        }
-    }
-
-    #[test]
-    fn a_grown_length_adds_less_than_a_64th() {
-        for units in (1..1 << 20).step_by(41 * ONE_IN).chain([1 << 31, (1 << 35) - 5]) {
-            let growing = rounded_to_grow(units);
-            assert!(units <= growing && (growing - units) * 64 < units, "{units} got {growing}");
-            assert_eq!(class_of(growing), class_of(units));
-            assert_eq!(rounded_to_grow(growing), growing);
         }
     }
 }

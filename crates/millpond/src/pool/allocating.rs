@@ -179,31 +179,22 @@ impl PoolInner {
         {
             return Ok(Err(Refusal::Short { what, bytes }));
         }
-        let mut request = LockedRequest { units, align, stream, others };
+        let request = LockedRequest { units, align, stream, others };
         let found = match route.and_then(|to| self.alloc_captured(&mut state, to, &request)) {
             Some(found) => found,
-            None => {
-                request.units = self.units_to_allocate(&mut state, bytes, stream);
-                match self.climb(&mut state, &request) {
-                    // The extra length of a growing request is not worth an error.
-                    Err(Refusal::Short { .. }) if request.units > units => {
-                        self.climb(&mut state, &LockedRequest { units, ..request })
-                    }
+            // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
+            // have the class's length.
+            None if state.ledger.is_overdrawn() => {
+                let longer = self.caches.sizes().units_in_throughput_mode(bytes);
+                match self.climb(&mut state, &LockedRequest { units: longer, ..request }) {
+                    // What a longer block has to spare is not worth an error.
+                    Err(Refusal::Short { .. }) if longer > units => self.climb(&mut state, &request),
                     found => found,
                 }
             }
+            None => self.climb(&mut state, &request),
         };
         Ok(found.map(|found| self.hand_out(&mut state, &found, bytes)))
-    }
-
-    /// How long the block is to be. Rounded whatever the alignment: a magazine of a class hands out any of its blocks,
-    /// so that all of them must have the class's length.
-    fn units_to_allocate(&self, state: &mut PoolState, bytes: u64, stream: &Stream) -> u64 {
-        if state.ledger.is_overdrawn() {
-            self.caches.sizes().units_in_throughput_mode(bytes)
-        } else {
-            self.caches.units_slow(&mut state.locked, bytes, stream)
-        }
     }
 
     fn climb(&self, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Allocation> {

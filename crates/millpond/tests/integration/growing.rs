@@ -4,7 +4,7 @@
 use millpond::device::DevicePtr;
 use millpond::{Pool, Stats, Stream};
 
-use crate::shared::{Freeing, MIB, sim};
+use crate::shared::{Freeing, sim};
 
 /// Bytes that a word adds to a block.
 const WORD: u64 = 4096;
@@ -66,27 +66,4 @@ fn texts_that_are_generated_seldom_move_pages() {
     assert!(stats.pages_remapped < 1_200, "{stats:?}");
     assert!(stats.reserved.high < stats.requested.high * 113 / 100, "{stats:?}");
     assert!(stats.allocated.high < stats.requested.high * 101 / 100, "{stats:?}");
-}
-
-#[test]
-fn lengths_are_not_rounded_where_that_would_be_refused() {
-    let (_, device, stream) = sim(64 << 30);
-    let by = 6 * MIB;
-    let last = (1 << 30) + 99 * by;
-    // Just what the last takes as it is, beside the one before with what that has to spare: lengths of between one and
-    // two gigabytes that grow are multiples of 16 MiB.
-    let before = (last - by).next_multiple_of(16 * MIB);
-    assert!(before > last - by && !last.is_multiple_of(16 * MIB), "both would get more than they ask for");
-    let pool = Pool::builder(&device).spare(0).hard_limit(last + before).build().unwrap();
-    let mut block = pool.alloc(1 << 30, &stream).unwrap();
-    for bytes in ((1 << 30) + by..=last).step_by(by as usize) {
-        let longer = pool.alloc(bytes, &stream).unwrap();
-        if bytes == last {
-            assert_eq!(pool.stats().allocated.current, last + before);
-        }
-        pool.free_block(std::mem::replace(&mut block, longer), &stream).unwrap();
-    }
-    assert!(pool.alloc(last, &stream).is_err(), "the limit was not reached");
-    pool.free_block(block, &stream).unwrap();
-    pool.check().unwrap();
 }
