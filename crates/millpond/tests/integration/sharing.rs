@@ -739,9 +739,9 @@ fn nonsense_over_a_socket_is_an_error() {
         let received = Received::receive(&to);
         assert!(matches!(received, Err(Error::BadToken { .. } | Error::Socket { .. })), "{sent:?}");
     }
-    // A token of one page has at most four descriptors. Nobody waits for a fifth.
+    // A token of one page has at most five descriptors. Nobody waits for a sixth.
     let (mut from, to) = UnixStream::pair().unwrap();
-    from.write_all(&[144, 0, 0, 0, 5, 0, 0, 0]).unwrap();
+    from.write_all(&[144, 0, 0, 0, 6, 0, 0, 0]).unwrap();
     assert!(matches!(Received::receive(&to), Err(Error::BadToken { .. })));
 }
 
