@@ -39,6 +39,22 @@ c10::Device device_of(int gpu) {
   return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu)};
 }
 
+// PyTorch refuses such requests without trying.
+constexpr size_t EXBIBYTE = size_t{1} << 60;
+
+// A size as PyTorch's out-of-memory error has it.
+std::string size_text(uint64_t bytes) {
+  constexpr std::pair<uint64_t, const char*> UNITS[] = {{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}};
+  for (auto [unit, name] : UNITS) {
+    if (bytes > unit) {
+      char text[32];
+      std::snprintf(text, sizeof text, "%.2f %s", static_cast<double>(bytes) / static_cast<double>(unit), name);
+      return text;
+    }
+  }
+  return std::to_string(bytes) + " bytes";
+}
+
 // Whether a callback freed memory: CUDA IPC has one, for what other processes let go.
 bool run_free_memory_callbacks() {
   bool freed = false;
@@ -100,6 +116,8 @@ class MillpondAllocator final : public CUDAAllocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     c10::DeviceIndex gpu = current_gpu();
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, bytes < EXBIBYTE, "CUDA out of memory. Tried to allocate more than 1EB memory.");
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream(gpu);
     if (C10_UNLIKELY(is_uncached() || left_.takes(gpu, stream))) {
       return before_->allocate(bytes);
@@ -118,7 +136,7 @@ class MillpondAllocator final : public CUDAAllocator {
 
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     c10::DeviceIndex gpu = current_gpu();
-    if (C10_UNLIKELY(left_.takes(gpu, stream))) {
+    if (C10_UNLIKELY(is_uncached() || left_.takes(gpu, stream))) {
       return before_->raw_alloc_with_stream(bytes, stream);
     }
     return allocate_on(gpu, bytes, stream);
@@ -174,6 +192,7 @@ class MillpondAllocator final : public CUDAAllocator {
 
   void emptyCache(MempoolId_t id = {0, 0}) override {
     if (id == MempoolId_t{0, 0}) {
+      History::Stack stack(history_, RecordContext::ALL);
       check(pool->empty_cache());
     }
     // Of a pool that is in use nothing can be given back; what was released is gone already.
@@ -237,6 +256,12 @@ class MillpondAllocator final : public CUDAAllocator {
 #endif
     bool is_of_pool = id.first != 0 || id.second != 0;
     SnapshotInfo snapshot{};
+    // First: the snapshot is an event too, which only the next one shows.
+    if (include_traces) {
+      snapshot.device_traces = history_.traces(gpus_);
+    } else {
+      snapshot.device_traces.resize(gpus_);
+    }
     for (int gpu = 0; gpu < gpus_; ++gpu) {
       c10::DeviceIndex index = static_cast<c10::DeviceIndex>(gpu);
       if (is_of_pool && left_.has(index, id)) {
@@ -250,11 +275,6 @@ class MillpondAllocator final : public CUDAAllocator {
       Figures figures;
       pool->figures(gpu, &figures);
       history_.snapshot_taken(gpu, figures.allocated[0].current);
-    }
-    if (include_traces) {
-      snapshot.device_traces = history_.traces(gpus_);
-    } else {
-      snapshot.device_traces.resize(gpus_);
     }
     snapshot.external_annotations = history_.annotations();
     snapshot.config_metadata.max_split_size = std::numeric_limits<size_t>::max();
@@ -456,6 +476,7 @@ class MillpondAllocator final : public CUDAAllocator {
       std::shared_ptr<native::AllocatorState> state) override {
     auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
     TORCH_CHECK(checkpoint, "setCheckpointPoolState: the state is not from getCheckpointState of millpond");
+    History::Stack stack(history_, RecordContext::STATE);
     struct Told {
       MillpondAllocator* self;
       native::CheckpointDelta delta;
@@ -529,6 +550,7 @@ class MillpondAllocator final : public CUDAAllocator {
     if (bytes == 0) {
       return nullptr;
     }
+    History::Stack stack(history_, RecordContext::STATE);
     Entry entry;
     Failed* failed = pool->allocate(gpu, bytes, stream, &entry);
     if (C10_UNLIKELY(failed != nullptr)) {
@@ -557,13 +579,26 @@ class MillpondAllocator final : public CUDAAllocator {
     bool is_out_of_memory = failed->is_out_of_memory;
     std::string text = text_of(failed);
     TORCH_CHECK(is_out_of_memory, text);
-    tell_out_of_memory(gpu, bytes, stream);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. ", text);
-  }
-
-  void tell_out_of_memory(c10::DeviceIndex gpu, size_t bytes, cudaStream_t stream) {
     uint64_t free = 0, total = 0;
     pool->memory_info(gpu, &free, &total);
+    tell_out_of_memory(gpu, bytes, stream, free, total);
+    // The first two sentences are PyTorch's: programs look for them.
+    TORCH_CHECK_WITH(
+        OutOfMemoryError,
+        false,
+        "CUDA out of memory. Tried to allocate ",
+        size_text(bytes),
+        ". GPU ",
+        static_cast<int>(gpu),
+        " has a total capacity of ",
+        size_text(total),
+        " of which ",
+        size_text(free),
+        " is free. ",
+        text);
+  }
+
+  void tell_out_of_memory(c10::DeviceIndex gpu, size_t bytes, cudaStream_t stream, uint64_t free, uint64_t total) {
     history_.out_of_memory(gpu, bytes, free, stream);
     Figures figures;
     pool->figures(gpu, &figures);
@@ -596,7 +631,8 @@ class MillpondAllocator final : public CUDAAllocator {
     c10::reportMemoryUsageToProfiler(entry.ptr, bytes, entry.allocated, entry.reserved, device_of(entry.gpu));
   }
 
-  // Each range of addresses becomes a segment: its live blocks, and what lies between them as inactive ones.
+  // Each range of addresses becomes a segment: its live blocks, and what lies between them as inactive ones. A segment of
+  // PyTorch's is of one stream, so a range ends where blocks of another stream begin.
   void add_segments(c10::DeviceIndex gpu, const MempoolId_t* only, std::vector<SegmentInfo>& segments) {
     struct Told {
       MillpondAllocator* self;
@@ -624,8 +660,15 @@ class MillpondAllocator final : public CUDAAllocator {
         },
         [](void* context, const Entry* entry) {
           auto told = static_cast<Told*>(context);
-          SegmentInfo& segment = told->segments.back();
           size_t start = reinterpret_cast<size_t>(entry->ptr);
+          auto stream = static_cast<cudaStream_t>(entry->stream);
+          if (told->segments.back().blocks.empty()) {
+            told->segments.back().stream = stream;
+          } else if (told->segments.back().stream != stream) {
+            split_segment(told->segments, told->end, start, stream);
+            told->end = start;
+          }
+          SegmentInfo& segment = told->segments.back();
           add_gap(segment, told->end, start);
           BlockInfo block;
           block.size = entry->bytes;
@@ -647,6 +690,21 @@ class MillpondAllocator final : public CUDAAllocator {
       }
       add_gap(segment, end, segment.address + segment.total_size);
     }
+  }
+
+  // Ends the last segment, whose blocks end at `end`, at `start`; the rest of it is the next one.
+  static void split_segment(std::vector<SegmentInfo>& segments, size_t end, size_t start, cudaStream_t stream) {
+    add_gap(segments.back(), end, start);
+    SegmentInfo rest;
+    rest.device = segments.back().device;
+    rest.address = start;
+    rest.total_size = segments.back().address + segments.back().total_size - start;
+    rest.stream = stream;
+    rest.is_large = true;
+    rest.is_expandable = true;
+    rest.owner_private_pool_id = segments.back().owner_private_pool_id;
+    segments.back().total_size -= rest.total_size;
+    segments.push_back(std::move(rest));
   }
 
   static void add_gap(SegmentInfo& segment, size_t start, size_t end) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "names.h"
@@ -58,11 +59,47 @@ class History {
     is_on_ = true;
   }
 
+  // Within an allocation or what gives pages back: the caller's stack, gathered before the pool's lock is taken. Events of
+  // pages have it, since they are told of with the lock held, and who gathers a stack waits for Python.
+  class Stack {
+   public:
+    Stack(History& history, RecordContext least) {
+      if (C10_UNLIKELY(history.is_on_)) {
+        gathered_ = history.gather(least);
+        before_ = std::exchange(present(), &gathered_);
+        is_present_ = true;
+      }
+    }
+    Stack(const Stack&) = delete;
+    Stack& operator=(const Stack&) = delete;
+    ~Stack() {
+      if (C10_UNLIKELY(is_present_)) {
+        present() = before_;
+      }
+    }
+
+    // The calling thread's; null outside of all.
+    static Context of_thread() {
+      return present() ? *present() : nullptr;
+    }
+
+   private:
+    static const Context*& present() {
+      thread_local const Context* present = nullptr;
+      return present;
+    }
+
+    Context gathered_;
+    const Context* before_ = nullptr;
+    bool is_present_ = false;
+  };
+
+  // Within a `Stack`.
   void allocated(const Entry& entry) {
     if (!is_on_) {
       return;
     }
-    Context context = gather(RecordContext::STATE);
+    Context context = Stack::of_thread();
     std::lock_guard<std::mutex> lock(mutex_);
     if (context) {
       contexts_[entry.ptr] = context;
@@ -91,7 +128,7 @@ class History {
     if (!is_on_) {
       return;
     }
-    Context context = gather(RecordContext::STATE);
+    Context context = Stack::of_thread();
     Entry entry{};
     entry.gpu = gpu;
     entry.requested = bytes;
@@ -100,8 +137,7 @@ class History {
     note(Action::OOM, reinterpret_cast<void*>(free), entry, std::move(context));
   }
 
-  // A page that is mapped now, or unmapped next. Called with the lock of a pool held, so without a stack: who gathers one
-  // waits for Python.
+  // A page that is mapped now, or unmapped next. Called with the lock of a pool held.
   void mapped(int gpu, void* at, size_t bytes, bool is_mapped) {
     note_bare(is_mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP, gpu, at, bytes);
   }
@@ -192,7 +228,7 @@ class History {
     }
   }
 
-  // What has neither a stream nor a stack.
+  // What has no stream.
   void note_bare(
       Action action,
       int gpu,
@@ -206,7 +242,7 @@ class History {
     entry.gpu = gpu;
     entry.requested = bytes;
     std::lock_guard<std::mutex> lock(mutex_);
-    note(action, address, entry, nullptr, metadata);
+    note(action, address, entry, Stack::of_thread(), metadata);
   }
 
   // With the lock.
