@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
         let Self { map, rules, request } = *self;
         let mut query = rules.query(request.stream);
         let SearchResult { found, passed_over, mut longer } = self.look(&mut query);
-        let is_asked = self.is_worth_asking(found, passed_over);
+        let is_asked = self.is_worth_asking(passed_over);
         let found = if is_asked {
             // The old one must be gone before the device is asked, and is out of date after it.
             query = rules.query(request.stream);
@@ -101,12 +101,9 @@ impl<'a> Search<'a> {
         Ok(Some(self.lowest_ready(found, longer, &mut query)))
     }
 
-    /// Whether to ask the device: a better fit for a large block might be complete by now. Else the next best is cut up
-    /// for nothing.
-    fn is_worth_asking(&self, found: Option<Found>, passed_over: bool) -> bool {
-        passed_over
-            && (found.is_none() || self.request.zone == Zone::Large)
-            && self.rules.policies.opportunistic
+    /// Whether to ask the device: a better fit might be complete by now. Else the next best is cut up for nothing.
+    fn is_worth_asking(&self, passed_over: bool) -> bool {
+        passed_over && self.rules.policies.opportunistic
     }
 
     /// The ready extent with the lowest address that the request fits into, by what is known: `found`, or one of the

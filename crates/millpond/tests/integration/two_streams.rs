@@ -407,6 +407,27 @@ fn a_recorded_use_holds_the_block_back(bench: &impl Bench) {
     bench.device().synchronize().unwrap();
 }
 
+/// Rather than to cut the next one off what is free.
+fn a_small_block_is_taken_again_once_a_recorded_use_is_complete(bench: &impl Bench) {
+    let (context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
+    let hold = bench.hold(second.handle());
+    let block = pool.alloc(512, &first).unwrap();
+    pool.record_use(block, &second).unwrap();
+    pool.free_block(block, &first).unwrap();
+    let other = pool.alloc(512, &first).unwrap();
+    assert_ne!(other, block, "the other stream may still use it");
+    bench.release(hold);
+    // Not through the context, so that the pool has to look for itself.
+    context.device().synchronize().unwrap();
+    let again = pool.alloc(512, &first).unwrap();
+    assert_eq!(again, block);
+    assert_eq!(pool.stats().stream_waits, 0);
+    for block in [other, again] {
+        pool.free_block(block, &first).unwrap();
+    }
+    pool.check().unwrap();
+}
+
 /// Work that reads a block comes before the work of whoever gets its memory next.
 fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
     let (context, pool, first, second) = two_streams(bench, only_internal());
@@ -551,6 +572,7 @@ on_each_device! {
     complete_neighbours_of_two_streams_join_before_growth
     the_pool_makes_the_other_stream_wait
     a_recorded_use_holds_the_block_back
+    a_small_block_is_taken_again_once_a_recorded_use_is_complete
     bytes_are_read_before_the_next_owner_writes_them
     bytes_are_read_before_their_page_is_written_elsewhere
 }
