@@ -11,6 +11,7 @@
 mod managed;
 mod outcome;
 mod program;
+mod rising;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -28,6 +29,7 @@ use millpond_baselines::{Allocator, ChoiceError, memory_of};
 pub use managed::{Moves, in_managed_memory};
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
+pub(crate) use rising::about_needed;
 pub use waste::{Map, Waste, at_peak, map_at_peak};
 pub use watch::{Backing, Watched};
 
@@ -177,8 +179,23 @@ impl Stage {
         steps: &[Step],
         blocks: &mut [DevicePtr],
     ) -> Result<Played, ReplayError> {
+        self.play_watched(allocator, steps, blocks, |_, _, _| {})
+    }
+
+    /// As [`play`](Self::play). After each step `look` gets its number, the step, and the address that it allocated or
+    /// freed.
+    ///
+    /// # Errors
+    /// As for [`play`](Self::play).
+    pub fn play_watched(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+        look: impl FnMut(usize, &Step, DevicePtr),
+    ) -> Result<Played, ReplayError> {
         let start = Instant::now();
-        let stopped = self.play_until_refused(allocator, steps, blocks);
+        let stopped = self.play_until_refused(allocator, steps, blocks, look);
         let took = start.elapsed();
         let Some((event, error)) = stopped else {
             return Ok(Played { events: steps.len(), took, oom: None });
@@ -199,6 +216,7 @@ impl Stage {
         allocator: &dyn Allocator,
         steps: &[Step],
         blocks: &mut [DevicePtr],
+        mut look: impl FnMut(usize, &Step, DevicePtr),
     ) -> Option<(usize, millpond::Error)> {
         let mut time_us = None;
         for (at, step) in steps.iter().enumerate() {
@@ -209,13 +227,18 @@ impl Stage {
             let stream = &self.streams[usize::from(step.stream)];
             let block = &mut blocks[step.block as usize];
             let done = if step.alloc {
-                allocator.allocate(step.size, stream).map(|ptr| *block = ptr)
+                allocator.allocate(step.size, stream).map(|ptr| {
+                    *block = ptr;
+                    ptr
+                })
             } else {
+                let ptr = std::mem::take(block);
                 // SAFETY: the replay alone has the block, and its work is the trace's, ordered as there.
-                unsafe { allocator.free(std::mem::take(block), stream) }
+                unsafe { allocator.free(ptr, stream) }.map(|()| ptr)
             };
-            if let Err(error) = done {
-                return Some((at, error));
+            match done {
+                Ok(ptr) => look(at, step, ptr),
+                Err(error) => return Some((at, error)),
             }
         }
         None

@@ -71,7 +71,7 @@ fn the_smallest_capacity_fits_and_a_step_less_does_not() {
     for allocator in ["millpond", "caching", "stream-ordered"] {
         let choose = named(allocator);
         let unlimited = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
-        let smallest = crate::fit::Need::of(&trace, &program, &choose, &unlimited).unwrap().unwrap().bytes;
+        let smallest = crate::fit::Need::of(&program, &choose, &unlimited).unwrap().unwrap().bytes;
         let outcome = |capacity| on_sim(&trace, &program, &choose, capacity).unwrap().oom;
         assert_eq!(outcome(smallest), None, "{allocator}");
         assert!(smallest >= unlimited.peak_requested);

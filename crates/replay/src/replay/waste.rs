@@ -61,13 +61,11 @@ pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut freed = Vec::new();
-    for step in steps {
-        let before = blocks[step.block as usize];
-        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+    stage.play_watched(&*allocator, steps, &mut blocks, |_, step, ptr| {
         if !step.alloc {
-            freed.push(Span { address: before.raw(), bytes: step.size.max(1), stream: step.stream });
+            freed.push(Span { address: ptr.raw(), bytes: step.size.max(1), stream: step.stream });
         }
-    }
+    })?;
     let usage = allocator.usage();
     let live = live(steps, &blocks);
     let backing = stage.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default();
@@ -104,15 +102,14 @@ fn peak_step(program: &Program, choose: &Choose<'_>) -> Result<usize, ReplayErro
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut peak = (0, 0);
-    for (at, step) in program.steps.iter().enumerate() {
-        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+    stage.play_watched(&*allocator, &program.steps, &mut blocks, |at, step, _| {
         if step.alloc {
             let reserved = allocator.usage().reserved.current;
             if reserved > peak.0 {
                 peak = (reserved, at);
             }
         }
-    }
+    })?;
     stage.clear(&*allocator, program, &mut blocks)?;
     Ok(peak.1)
 }
