@@ -223,12 +223,25 @@ const MOST_TAGS: usize = 6;
 const MOST_HELD: usize = 8;
 const MOST_GROWN: usize = 5;
 
-/// A name without its end where it is too long: what stands first says most.
+/// A name without its end where it is too long: what stands first says most. Of a call site whose function has a long name the
+/// file and line stay.
 fn cut(name: &str, room: usize) -> String {
-    if name.chars().count() <= room {
-        return name.to_owned();
+    let short = |text: &str, room: usize| {
+        let is_long = text.chars().count() > room;
+        if is_long {
+            format!("{}…", text.chars().take(room.saturating_sub(1)).collect::<String>())
+        } else {
+            text.to_owned()
+        }
+    };
+    let innermost = name.split(" < ").next().unwrap_or(name);
+    match innermost.rsplit_once(" (") {
+        Some((function, place)) if innermost.chars().count() > room && place.chars().count() + 8 < room => {
+            let place = format!(" ({place}");
+            short(function, room - place.chars().count()) + &place
+        }
+        _ => short(name, room),
     }
-    format!("{}…", name.chars().take(room - 1).collect::<String>())
 }
 
 /// Who fits in the capacity asked for.
@@ -259,6 +272,11 @@ mod tests {
     fn a_long_name_loses_its_end() {
         assert_eq!(cut("convert (t3.py:67)", 10), "convert (…");
         assert_eq!(cut("short", 10), "short");
+        assert_eq!(
+            cut("step/cache: a_long_name (t3.py:67) < main (t3.py:1)", 24),
+            "step/cache: … (t3.py:67)"
+        );
+        assert_eq!(cut("step: a_long_name (t3.py:67) < main (t3.py:1)", 24), "step: a_lon… (t3.py:67)");
     }
 
     #[test]
