@@ -114,7 +114,7 @@ impl FromStr for Card {
 
 /// What a card is called without what stands beside it, and its size in GiB where that is said: "4090", and 24.
 fn name_and_size(text: &str) -> (String, Option<u64>) {
-    let lower = text.to_ascii_lowercase();
+    let lower = text.to_ascii_lowercase().replace(" gib", "gib").replace(" gb", "gb");
     let words = lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let (mut name, mut size) = (String::new(), None);
     for word in words.filter(|word| !BESIDE_THE_NAME.contains(word)) {

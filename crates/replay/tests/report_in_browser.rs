@@ -130,7 +130,7 @@ fn opened(chromium: &Path, page: &str, width: u32) -> String {
         .output()
         .unwrap();
     assert!(output.status.success(), "{} failed", chromium.display());
-    String::from_utf8(output.stdout).unwrap()
+    String::from_utf8(output.stdout).unwrap().replace("&nbsp;", " ")
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::phases::{PhaseSum, sums};
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
 use crate::trace::Trace;
-use tables::{escaped, time};
+use tables::{escaped, prose, time};
 use timeline::{Point, is_idle, timeline};
 
 /// What a report says of itself, so that whoever gets it knows where it comes from.
@@ -113,10 +113,10 @@ impl Section {
     fn write(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "<section id=trace-{number}><h2>{}</h2>", escaped(&self.name))?;
         for fact in &self.facts {
-            writeln!(out, "<p class=note>{}</p>", escaped(fact))?;
+            writeln!(out, "<p class=note>{}</p>", prose(fact))?;
         }
         for line in &self.verdict {
-            writeln!(out, "<p class=verdict>{}</p>", escaped(line))?;
+            writeln!(out, "<p class=verdict>{}</p>", prose(line))?;
         }
         tables::write_live("Live when most is requested", &self.at_peak, out)?;
         self.write_grown(out)?;
@@ -227,7 +227,7 @@ pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Re
         writeln!(out, "<nav><h2>Traces</h2><ol>")?;
         for (number, Section { name, verdict, .. }) in sections.iter().enumerate() {
             let first = verdict.first().map(String::as_str).unwrap_or_default();
-            let (name, first) = (escaped(name), escaped(first));
+            let (name, first) = (escaped(name), prose(first));
             writeln!(out, "<li><a href=\"#trace-{number}\">{name}</a> <span class=no>{first}</span></li>")?;
         }
         writeln!(out, "</ol></nav>")?;

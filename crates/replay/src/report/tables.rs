@@ -78,7 +78,7 @@ impl Section {
         if self.grown.is_empty() {
             return writeln!(out, "<h3>Grew from step to step: nothing</h3>");
         }
-        writeln!(out, "<h3>Grew from step to step</h3><div class=names>")?;
+        writeln!(out, "<h3>Grew from step to step</h3><div class=\"names grown\">")?;
         let rows = self.grown.iter().map(|grown| {
             let (from, to) = grown.from_to();
             let name = match (&grown.tag, &grown.site) {
@@ -187,7 +187,8 @@ pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Re
     }
     let (bytes, blocks) = (HumanBytes(live.bytes), thousands(live.blocks));
     let many = if live.blocks == 1 { "block" } else { "blocks" };
-    writeln!(out, "<h3>{when}: {bytes} in {blocks} {many}</h3><div class=beside>")?;
+    let title = prose(&format!("{when}: {bytes} in {blocks} {many}"));
+    writeln!(out, "<h3>{title}</h3><div class=beside>")?;
     write_tags(live, out)?;
     if live.sites.is_empty() {
         writeln!(out, "<p class=note>No tags or call stacks were recorded to say whose.</p>")?;
@@ -197,11 +198,13 @@ pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Re
             row.extend([thousands(site.blocks), breakable(&site.name())]);
             row
         });
-        writeln!(out, "<div class=names>")?;
+        writeln!(out, "<div class=\"names held\">")?;
         table(&["bytes", "", "blocks", "call site"], rows, out)?;
         writeln!(out, "</div>")?;
     }
-    let rows = live.by_size.iter().rev().map(|(&from, &bytes)| {
+    let mut by_size: Vec<_> = live.by_size.iter().collect();
+    by_size.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
+    let rows = by_size.into_iter().map(|(&from, &bytes)| {
         let mut row = share(bytes, live.bytes).to_vec();
         row.push(sizes(from));
         row
@@ -220,7 +223,7 @@ fn write_tags(live: &Live, out: &mut dyn Write) -> io::Result<()> {
         row.extend([thousands(tag.blocks), tag.tag.as_deref().map_or("(no tag)".to_owned(), breakable)]);
         row
     });
-    writeln!(out, "<div class=\"names tags\">")?;
+    writeln!(out, "<div class=\"names held tags\">")?;
     table(&["bytes", "", "blocks", "tag"], rows, out)?;
     writeln!(out, "</div>")
 }
@@ -281,6 +284,24 @@ pub(super) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
     groups.join(",")
+}
+
+/// Sentences as HTML, in which no line ends between a figure and its unit.
+pub(super) fn prose(text: &str) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "%"];
+    let mut html = String::new();
+    let mut ends_in_figure = false;
+    for (at, word) in text.split(' ').enumerate() {
+        let is_unit = UNITS.contains(&word.trim_end_matches(['.', ',', ':', ';', ')']));
+        html += match at {
+            0 => "",
+            _ if is_unit && ends_in_figure => "&nbsp;",
+            _ => " ",
+        };
+        html += &escaped(word);
+        ends_in_figure = word.ends_with(|c: char| c.is_ascii_digit());
+    }
+    html
 }
 
 /// Text as HTML.

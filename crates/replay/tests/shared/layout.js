@@ -19,6 +19,12 @@
     if (!node.data.trim() || element.closest("script, style, .modebar") || style.visibility === "hidden") continue;
     const range = document.createRange();
     range.selectNodeContents(node);
+    for (const { index, 0: size } of node.data.matchAll(/\d\s(?:[KMGT]i)?B\b/g)) {
+      range.setStart(node, index);
+      range.setEnd(node, index + size.length);
+      if (range.getClientRects().length > 1) wrong.push(`a line ends within a size in '${node.data.trim()}'`);
+    }
+    range.selectNodeContents(node);
     for (const box of range.getClientRects())
       if (box.width > 1 && box.height > 1) texts.push({ text: node.data.trim(), element, box });
   }
