@@ -276,7 +276,7 @@ mod tests {
             cut("step/cache: a_long_name (t3.py:67) < main (t3.py:1)", 24),
             "step/cache: … (t3.py:67)"
         );
-        assert_eq!(cut("step: a_long_name (t3.py:67) < main (t3.py:1)", 24), "step: a_lon… (t3.py:67)");
+        assert_eq!(cut("step: a_long_name (t3.py:67) < main (t3.py:1)", 24), "step: a_long… (t3.py:67)");
     }
 
     #[test]

@@ -33,6 +33,10 @@
   for (const { text, element, box } of texts) {
     const scroller = element.closest(".wide");
     if (!scroller && (box.left < -1 || box.right > innerWidth + 1)) wrong.push(`'${text}' is off the screen`);
+    if (scroller) {
+      const edge = scroller.getBoundingClientRect().right;
+      if (box.left < edge - 1 && box.right > edge + 1) wrong.push(`'${text}' is cut where its table scrolls`);
+    }
     const chart = element.closest(".chart");
     if (chart) {
       const edge = chart.getBoundingClientRect();
