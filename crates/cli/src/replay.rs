@@ -378,29 +378,15 @@ fn all_simulated(
     program: &Program,
     (names, has_verdict): (&[&'static str], bool),
 ) -> Result<Vec<Row>> {
-    // Those at the end of the list take the longest, so they begin.
-    let rows = || names.iter().rev().map(|&name| (name, false));
-    let wastes = names.iter().rev().filter(|_| args.memory == MemoryKind::Device).map(|&name| (name, true));
-    let tasks: Vec<_> = rows().chain(wastes).collect();
     let choice = args.choice();
-    let mut found = on_all_cores(&tasks, |&(name, is_waste)| {
+    // Those at the end of the list take the longest, so they begin.
+    let names: Vec<_> = names.iter().rev().copied().collect();
+    let rows = on_all_cores(&names, |&name| {
         let choose = |context: &Context| choice.build(name, context);
-        if is_waste {
-            return Ok((None, Some(at_peak(program, &choose)?)));
-        }
         let is_judged = has_verdict && [MILLPOND, Caching::NAME].contains(&name);
-        Ok((Some(simulated(args, (trace, program), &choose, is_judged)?), None))
+        simulated(args, (trace, program), &choose, is_judged)
     });
-    let wastes = found.split_off(names.len());
-    let mut rows = found
-        .into_iter()
-        .filter_map(|found| found.map(|(row, _)| row).transpose())
-        .collect::<Result<Vec<_>>>()?;
-    for (row, waste) in rows.iter_mut().zip(wastes) {
-        row.waste = waste?.1;
-    }
-    rows.reverse();
-    Ok(rows)
+    rows.into_iter().rev().collect()
 }
 
 /// On the simulated device. What is needed is looked for where no capacity was asked about, or the verdict says it.
@@ -421,15 +407,16 @@ fn simulated(
         return Ok(Row { outcome, need: None, waste: None, moves });
     }
     let outcome = on_sim_timed(trace, program, choose, capacity)?;
-    let need = match args.capacity {
-        None => Need::of(program, choose, &outcome)?,
-        Some(_) if is_judged => {
-            let unlimited = on_sim(trace, program, choose, UNLIMITED)?;
-            Need::of(program, choose, &unlimited)?
-        }
+    let unlimited = match args.capacity {
+        None => Some(outcome.clone()),
+        Some(_) if is_judged => Some(on_sim(trace, program, choose, UNLIMITED)?),
         Some(_) => None,
     };
-    Ok(Row { outcome, need, waste: None, moves: None })
+    let need =
+        unlimited.as_ref().map(|unlimited| Need::of(program, choose, unlimited)).transpose()?.flatten();
+    let most = unlimited.map_or(u64::MAX, |unlimited| unlimited.peak_reserved);
+    let waste = Some(at_peak(program, choose, most)?);
+    Ok(Row { outcome, need, waste, moves: None })
 }
 
 /// Replays on a device object of its own, so that nothing is left from the allocator before.

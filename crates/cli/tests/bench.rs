@@ -109,7 +109,7 @@ fn quick_is_a_tenth_of_the_time_and_says_what_it_takes() {
     assert_eq!(both.status.code(), Some(2));
     assert!(stderr(&both).contains("--quick and --time exclude each other"), "{}", stderr(&both));
     let help = stdout(&command().args(["bench", "--help"]).output().unwrap());
-    assert!(help.contains("everything, 3 minutes") && help.contains("everything, 20 seconds"), "{help}");
+    assert!(help.contains("everything, 3 minutes") && help.contains("everything, 30 seconds"), "{help}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Judged {
     pub fn of(trace: &Trace, program: &Program, choose: &Choose<'_>) -> Result<Self, ReplayError> {
         let unlimited = on_sim(trace, program, choose, UNLIMITED)?;
         let need = Need::of(program, choose, &unlimited)?;
-        Ok(Self { need, waste: at_peak(program, choose)? })
+        Ok(Self { need, waste: at_peak(program, choose, unlimited.peak_reserved)? })
     }
 }
 

@@ -192,32 +192,53 @@ impl Stage {
         allocator: &dyn Allocator,
         steps: &[Step],
         blocks: &mut [DevicePtr],
-        look: impl FnMut(usize, &Step, DevicePtr),
+        mut look: impl FnMut(usize, &Step, DevicePtr),
     ) -> Result<Played, ReplayError> {
-        let start = Instant::now();
-        let stopped = self.play_until_refused(allocator, steps, blocks, look);
-        let took = start.elapsed();
-        let Some((event, error)) = stopped else {
-            return Ok(Played { events: steps.len(), took, oom: None });
-        };
-        let bytes = steps[event].size;
-        match error {
-            millpond::Error::OutOfMemory(_)
-            | millpond::Error::Device(millpond::device::DeviceError::OutOfMemory { .. }) => {
-                Ok(Played { events: event, took, oom: Some(Oom { event, bytes }) })
-            }
-            error => Err(ReplayError::Failed { allocator: allocator.name().to_owned(), event, error }),
-        }
+        self.play_until(allocator, steps, blocks, |at, step, ptr| {
+            look(at, step, ptr);
+            false
+        })
     }
 
-    /// The loop that the events a second are counted in. Returns the step that was refused.
+    /// As [`play_watched`](Self::play_watched), and ends with the first step that is the `last`.
+    ///
+    /// # Errors
+    /// As for [`play`](Self::play).
+    pub fn play_until(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+        last: impl FnMut(usize, &Step, DevicePtr) -> bool,
+    ) -> Result<Played, ReplayError> {
+        let start = Instant::now();
+        let (events, refused) = self.play_until_refused(allocator, steps, blocks, last);
+        let took = start.elapsed();
+        let oom = match refused {
+            None => None,
+            Some(
+                millpond::Error::OutOfMemory(_)
+                | millpond::Error::Device(millpond::device::DeviceError::OutOfMemory { .. }),
+            ) => Some(Oom { event: events, bytes: steps[events].size }),
+            Some(error) => {
+                return Err(ReplayError::Failed {
+                    allocator: allocator.name().to_owned(),
+                    event: events,
+                    error,
+                });
+            }
+        };
+        Ok(Played { events, took, oom })
+    }
+
+    /// The loop that the events a second are counted in. Returns how many steps were done, and why the next was refused.
     fn play_until_refused(
         &self,
         allocator: &dyn Allocator,
         steps: &[Step],
         blocks: &mut [DevicePtr],
-        mut look: impl FnMut(usize, &Step, DevicePtr),
-    ) -> Option<(usize, millpond::Error)> {
+        mut last: impl FnMut(usize, &Step, DevicePtr) -> bool,
+    ) -> (usize, Option<millpond::Error>) {
         let mut time_us = None;
         for (at, step) in steps.iter().enumerate() {
             if time_us != Some(step.time_us) {
@@ -227,21 +248,19 @@ impl Stage {
             let stream = &self.streams[usize::from(step.stream)];
             let block = &mut blocks[step.block as usize];
             let done = if step.alloc {
-                allocator.allocate(step.size, stream).map(|ptr| {
-                    *block = ptr;
-                    ptr
-                })
+                allocator.allocate(step.size, stream).inspect(|&ptr| *block = ptr)
             } else {
                 let ptr = std::mem::take(block);
                 // SAFETY: the replay alone has the block, and its work is the trace's, ordered as there.
                 unsafe { allocator.free(ptr, stream) }.map(|()| ptr)
             };
             match done {
-                Ok(ptr) => look(at, step, ptr),
-                Err(error) => return Some((at, error)),
+                Ok(ptr) if last(at, step, ptr) => return (at + 1, None),
+                Ok(_) => {}
+                Err(error) => return (at, Some(error)),
             }
         }
-        None
+        (steps.len(), None)
     }
 
     /// What the allocator sees of time is the trace's own, to which the device's calls add what they take.

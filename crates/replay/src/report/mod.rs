@@ -104,7 +104,8 @@ impl Section {
         outcome: Outcome,
         need: Option<Need>,
     ) -> Result<(), ReplayError> {
-        let (waste, map) = map_at_peak(program, choose)?;
+        let most = need.map_or(u64::MAX, |need| need.unlimited);
+        let (waste, map) = map_at_peak(program, choose, most)?;
         let points = timeline(trace, program, choose)?;
         self.allocators.push(Shown { outcome, need, waste, map, points });
         Ok(())
