@@ -460,7 +460,8 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     assert!(stderr(&wrong).contains("16TiB are the most that can be simulated"));
     let wrong = stderr(&replay(GNN, &["--card", "H100,voodoo"]));
     assert!(
-        wrong.contains("--card: 'voodoo' is no card that Millpond knows") && wrong.contains("T4, V100"),
+        wrong.contains("--card: 'voodoo' is no card that Millpond knows")
+            && wrong.contains("such as RTX 4090"),
         "{wrong}"
     );
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
