@@ -140,22 +140,32 @@ fn figures(rows: &[&Row], reference: &Row, out: &mut dyn Write) -> io::Result<()
     writeln!(out, "</tr>")?;
     for row in rows {
         let ours = rows.iter().find(|other| row.same_case(other) && other.is_ours());
-        let Row { threads, allocator, p50_ns, p99_ns, p999_ns, mean_ns, min_ns, .. } = row;
+        let Row { threads, allocator, p50_ns, mean_ns, min_ns, .. } = row;
+        let [p99, p999] =
+            row.known_percentiles().map(|ns| ns.map_or("–".to_owned(), |ns| format!("{ns:.1}")));
         write!(
             out,
             "<tr><td>{}<td>{}<td>{threads}<td>{allocator}",
             escaped(row.work()),
             HumanBytes(row.bytes)
         )?;
-        write!(out, "<td>{p50_ns:.1}<td>{p99_ns:.1}<td>{p999_ns:.1}<td>{mean_ns:.1}<td>{min_ns:.1}")?;
+        write!(out, "<td>{p50_ns:.1}<td>{p99}<td>{p999}<td>{mean_ns:.1}<td>{min_ns:.1}")?;
         let ours = ours.and_then(|ours| times(row, ours));
         let [ours, references] = [ours, times_reference(row, reference)].map(|ratio| match ratio {
             Some(ratio) => format!("{ratio:.2}"),
             None => "–".to_owned(),
         });
-        writeln!(out, "<td>{:.2}<td>{ours}<td>{references}</tr>", row.pairs_per_s / 1e6)?;
+        writeln!(out, "<td>{}<td>{ours}<td>{references}</tr>", millions(row.pairs_per_s))?;
     }
     writeln!(out, "</table></div></details>")
+}
+
+/// Millions, with two places, and more where these would be zeros.
+pub fn millions(number: f64) -> String {
+    match number / 1e6 {
+        few if few > 0.0 && few < 0.01 => format!("{few:.6}"),
+        many => format!("{many:.2}"),
+    }
 }
 
 /// What the rows have, each once, in their order.
@@ -186,6 +196,18 @@ mod tests {
     fn row(suite: Suite, allocator: &'static str, threads: usize) -> Row {
         let mode = "1MiB".to_owned();
         Row::for_test(suite, &mode, allocator, threads)
+    }
+
+    #[test]
+    fn what_few_samples_do_not_say_is_not_said() {
+        let few = Row { samples: 99, ..row(Suite::Churn, "mimalloc", 1) };
+        assert_eq!(few.known_percentiles(), [None, None]);
+        assert_eq!(Row { samples: 100, ..few.clone() }.known_percentiles(), [Some(20.0), None]);
+        assert_eq!(Row { samples: 1000, ..few }.known_percentiles(), [Some(20.0), Some(40.0)]);
+        assert_eq!(
+            [0.0, 106.0, 9_999.0, 10_000.0, 26_440_000.0].map(millions),
+            ["0.00", "0.000106", "0.009999", "0.01", "26.44"]
+        );
     }
 
     #[test]

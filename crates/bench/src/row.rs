@@ -41,6 +41,9 @@ pub struct Row {
     /// Not in JSON, whose keys are promised.
     #[serde(skip)]
     pub reference_p50_ns: Option<f64>,
+    /// How many samples the figures are of: of fewer than 100, nobody knows what 99 % are below. Not in JSON, as above.
+    #[serde(skip)]
+    pub samples: usize,
 }
 
 impl Row {
@@ -59,6 +62,11 @@ impl Row {
     pub(crate) fn beside(mut self, references: Samples) -> Self {
         self.reference_p50_ns = Some(rounded(references.figures().p50));
         self
+    }
+
+    /// The 99th percentile and the 99.9th, as far as there are samples enough to know them.
+    pub fn known_percentiles(&self) -> [Option<f64>; 2] {
+        [(100, self.p99_ns), (1000, self.p999_ns)].map(|(least, ns)| (self.samples >= least).then_some(ns))
     }
 
     /// Whether it is of the pool.
@@ -98,6 +106,7 @@ impl Case {
 
     /// The row of samples of several threads at once, which together made so many pairs a second.
     pub(crate) fn row_at_rate(self, bench: &Bench, samples: Samples, pairs_per_s: Option<f64>) -> Row {
+        let count = samples.len();
         let figures = samples.figures();
         let of_the_cpu = self.allocator == crate::MIMALLOC;
         let device = if of_the_cpu { DeviceName::HOST } else { bench.target.name() };
@@ -116,6 +125,7 @@ impl Case {
             p999_ns: rounded(figures.p999),
             pairs_per_s: pairs_per_s.unwrap_or(1e9 / figures.mean.max(1e-3)).round(),
             reference_p50_ns: None,
+            samples: count,
         }
     }
 }
@@ -144,6 +154,7 @@ impl Row {
             p999_ns: 40.0,
             pairs_per_s: 1e8,
             reference_p50_ns: None,
+            samples: 10_000,
         }
     }
 }

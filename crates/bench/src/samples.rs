@@ -65,6 +65,10 @@ impl Samples {
         Ok(())
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.ns.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.ns.is_empty()
     }

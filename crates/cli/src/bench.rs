@@ -3,8 +3,9 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use millpond_bench::{Bench, Drift, Machine, Row, Suite, Target, report};
 
+use crate::alive::SignOfLife;
 use crate::bench_args::BenchArgs;
-use crate::bench_tables::of_suite;
+use crate::bench_tables::{of_suite, summary};
 use crate::error::{Error, Result};
 use crate::interrupt::{Interrupt, Signal};
 use crate::outputs::{Output, refuse_clashes};
@@ -39,7 +40,17 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let bench = Bench::new(target, args.time());
     let mut drift = Drift::begin(&bench)?;
     introduce(&bench, &machine, drift.reference());
+    say(&args.takes());
     let rows = measure(args, &bench, &mut drift, &interrupt)?;
+    if !rows.is_empty() {
+        say(&format!("\n{}", summary(&rows, drift.reference())));
+    }
+    for suite in args.suites() {
+        let of: Vec<_> = rows.iter().filter(|row| row.suite == suite.name()).cloned().collect();
+        if !of.is_empty() {
+            say(&format!("\n{}", of_suite(suite, &of, drift.reference())));
+        }
+    }
     say(&format!("\n{}", wrapped(&drift.sentence(), 80)));
 
     if let Some(page) = page {
@@ -63,7 +74,9 @@ fn stopped(args: &BenchArgs, signal: Signal, rows: usize) -> Error {
 fn measure(args: &BenchArgs, bench: &Bench, drift: &mut Drift, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let (suites, allocators, mut rows) = (args.suites(), args.allocators(), Vec::new());
     let bar = bar(suites.len() * allocators.len());
-    for suite in suites {
+    let sign = SignOfLife::new("");
+    for (at, &suite) in suites.iter().enumerate() {
+        sign.set(&format!("{}, suite {} of {}", suite.name(), at + 1, suites.len()));
         let mut measured: Vec<Row> = Vec::new();
         for &allocator in &allocators {
             if interrupt.signal().is_some() {
@@ -75,7 +88,6 @@ fn measure(args: &BenchArgs, bench: &Bench, drift: &mut Drift, interrupt: &Inter
             bar.inc(1);
         }
         if !measured.is_empty() {
-            bar.suspend(|| say(&format!("\n{}", of_suite(suite, &measured, drift.reference()))));
             drift.measure(bench, &format!("after {}", suite.name()))?;
         } else if interrupt.signal().is_none() {
             let names = allocators.join(", ");

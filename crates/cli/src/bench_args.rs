@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 Times are nanoseconds of the calling thread, for an allocation and its free.
 
 Examples:
-  millpond bench                                       everything
+  millpond bench                                       everything, 3 minutes
+  millpond bench --quick                               everything, 30 seconds
   millpond bench --suite latency,churn --device sim    without a driver's calls
   millpond bench --suite reuse --memory pinned         page-locked host memory
   millpond bench --allocator millpond,binned --json out.json --report out.html")]
@@ -31,9 +32,12 @@ pub(crate) struct BenchArgs {
     pub(crate) device: DeviceChoice,
     #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = memory_help())]
     pub(crate) memory: MemoryKind,
-    /// Milliseconds for each figure
-    #[arg(long, value_name = "MS", default_value = "200", value_parser = milliseconds, allow_negative_numbers = true)]
-    time: u64,
+    /// Milliseconds for each figure [default: 200]
+    #[arg(long, value_name = "MS", value_parser = milliseconds, allow_negative_numbers = true)]
+    time: Option<u64>,
+    /// A rough answer, in some 30 seconds: --time 20
+    #[arg(long, conflicts_with = "time")]
+    quick: bool,
     /// Write the figures to this file, or to standard output for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -76,9 +80,37 @@ impl BenchArgs {
 
     /// How long each figure is measured.
     pub(crate) fn time(&self) -> Duration {
-        Duration::from_millis(self.time)
+        Duration::from_millis(self.time.unwrap_or(if self.quick { QUICK_MS } else { DEFAULT_MS }))
+    }
+
+    /// About how long all of it takes.
+    pub(crate) fn takes(&self) -> String {
+        let pairs = self.suites().len() * self.allocators().len();
+        let time = self.time();
+        let each = (time + time.min(WARM_UP)).as_secs_f64() * FIGURES_A_PAIR + BESIDE_S;
+        let seconds = each * pairs as f64;
+        let about = if seconds < 90.0 {
+            format!("{} s", (seconds / 5.0).ceil() * 5.0)
+        } else {
+            format!("{} minutes", (seconds / 60.0).round())
+        };
+        let quicker =
+            if time > Duration::from_millis(QUICK_MS) { "; --quick takes a sixth of that" } else { "" };
+        format!("time: about {about}{quicker}")
     }
 }
+
+const DEFAULT_MS: u64 = 200;
+const QUICK_MS: u64 = 20;
+
+/// Before a figure is measured it runs for as long, up to this.
+const WARM_UP: Duration = Duration::from_millis(150);
+
+/// Figures of a suite with an allocator, in the mean.
+const FIGURES_A_PAIR: f64 = 6.5;
+
+/// Seconds that a suite with an allocator takes beside what is measured.
+const BESIDE_S: f64 = 0.15;
 
 /// A minute for each figure at most.
 fn milliseconds(text: &str) -> std::result::Result<u64, String> {

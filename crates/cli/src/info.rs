@@ -164,12 +164,17 @@ fn show(info: &Info) {
     }
 }
 
+/// The host device takes no more than that of the machine, so that programs leave some to others.
+fn part_of_it(device: &Described) -> &'static str {
+    if device.device == DeviceName::HOST.to_string() { ", half of this machine's" } else { "" }
+}
+
 /// What there is, by its name, with what it is good for.
 fn rows(device: &Described) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![format!("  {name}"), value];
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let mut rows = vec![
-        row("memory", HumanBytes(device.memory_total).to_string()),
+        row("memory", format!("{}{}", HumanBytes(device.memory_total), part_of_it(device))),
         row("free now", HumanBytes(device.memory_free).to_string()),
         row("smallest page", HumanBytes(device.granularity).to_string()),
         row("pages can be remapped", yes(device.virtual_memory)),

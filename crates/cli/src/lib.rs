@@ -6,6 +6,7 @@
 //! It is a library, so that the Python package has the command too, out of the same file as everything else of it.
 
 mod account;
+mod alive;
 mod args;
 mod bench;
 mod bench_args;
@@ -47,7 +48,7 @@ use error::Error;
 /// where all went well, 1 after an error, 2 for wrong usage, 130 after Ctrl-C. What it says is on stdout and stderr.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     screen::begin();
-    let args = match Args::try_parse_from(arguments) {
+    let args = match Args::try_parse_from(asking_for_help_once(arguments)) {
         Ok(args) => args,
         // Help and version come this way too, on stdout.
         Err(asked) if !asked.use_stderr() => {
@@ -77,6 +78,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man(args) => manual::pages(&args.dir),
     })
+}
+
+/// `millpond help --help` is what `millpond help` is, which clap does not take.
+fn asking_for_help_once(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<_> = arguments.into_iter().collect();
+    if arguments.get(1).is_some_and(|command| command == "help") {
+        arguments.retain(|argument| argument != "--help" && argument != "-h");
+    }
+    arguments
 }
 
 /// Why a replay came to nothing.

@@ -28,17 +28,27 @@ pub(crate) fn pages(dir: &Path) -> Result<()> {
     let mut command = Args::command().disable_help_subcommand(true);
     command.build();
     for page in std::iter::once(&command).chain(command.get_subcommands()) {
-        let page = Man::new(page.clone()).source(format!("Millpond {VERSION}"));
-        let path = dir.join(page.get_filename());
+        let path = dir.join(Man::new(page.clone()).get_filename());
         let write = |out: &mut dyn Write| {
             let mut text = Vec::new();
-            page.render(&mut text)?;
-            out.write_all(with_examples(&String::from_utf8_lossy(&text)).as_bytes())
+            Man::new(page.clone()).source(format!("Millpond {VERSION}")).render(&mut text)?;
+            let text = with_values(&String::from_utf8_lossy(&text), page);
+            out.write_all(with_examples(&text).as_bytes())
         };
         replace(&path, write).map_err(|source| failed("write it", &path, source))?;
     }
     say(&format!("{0}: read them with `man -l {0}/millpond.1`", dir.display()));
     Ok(())
+}
+
+/// The page with the options' values in its synopsis, too.
+fn with_values(page: &str, command: &clap::Command) -> String {
+    let options = command.get_arguments().filter(|option| option.get_action().takes_values());
+    options.fold(page.to_owned(), |page, option| {
+        let Some((long, [value, ..])) = option.get_long().zip(option.get_value_names()) else { return page };
+        let flag = format!("\\fB\\-\\-{}\\fR", long.replace('-', "\\-"));
+        page.replacen(&format!("[{flag}]"), &format!("[{flag} \\fI{}\\fR]", value.replace('-', "\\-")), 1)
+    })
 }
 
 /// The page with its examples as a section, whose lines stay as they are.

@@ -6,6 +6,7 @@ use millpond_bench::{Machine, Target};
 use millpond_probe::{Facts, Measured, Probe, cost_table, report};
 use serde::Serialize;
 
+use crate::alive::SignOfLife;
 use crate::error::{Error, Result};
 use crate::interrupt::{Interrupt, Signal};
 use crate::outputs::{Output, refuse_clashes};
@@ -79,8 +80,10 @@ fn stopped(args: &ProbeArgs, signal: Signal, rows: usize) -> Error {
 fn measure(probe: &mut Probe, interrupt: &Interrupt) -> Measured {
     let sections = probe.sections();
     let bar = bar(sections.len());
+    let sign = SignOfLife::new("");
     let mut all = Measured::default();
-    for section in sections {
+    for (at, &section) in sections.iter().enumerate() {
+        sign.set(&format!("{}, section {} of {}", section.name(), at + 1, sections.len()));
         let measured = probe.measure(section, &mut |what| {
             bar.set_message(format!("{}, {what}", section.name()));
             bar.tick();

@@ -7,12 +7,14 @@ use millpond::device::{DeviceName, MemoryKind};
 use millpond::{Context, HumanBytes};
 use millpond_baselines::{Caching, MILLPOND, memory_of, name_of};
 use millpond_probe::cost_table;
+use millpond_replay::cores::on_all_cores;
 use millpond_replay::fit::Need;
+use millpond_replay::growth::{Grown, grown};
 use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
-    DriverMemory, Moves, Outcome, Program, UNLIMITED, Waste, at_peak, in_managed_memory, on_device, on_sim,
-    on_sim_memory, on_sim_timed,
+    Choose, DriverMemory, Moves, Outcome, Program, UNLIMITED, Waste, at_peak, in_managed_memory, on_device,
+    on_sim, on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
@@ -25,7 +27,7 @@ use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
 use crate::replay_export::{self, Exports};
 use crate::replay_progress::Progress;
-use crate::replay_tables::{Row, account, calls, kept, moved, room, wasted, which_cards, wrapped};
+use crate::replay_tables::{Row, account, calls, grew, held, moved, room, wasted, which_cards, wrapped};
 use crate::screen::{complain, count, remark, say};
 
 /// What is told of one trace, in the shape that `--json` writes.
@@ -42,6 +44,8 @@ struct Told {
     verdict: Option<ToldVerdict>,
     live_at_peak: Live,
     live_at_end: Live,
+    /// What was held more and more of.
+    grown: Vec<Grown>,
     phases: Vec<PhaseSum>,
     allocators: Vec<ToldRow>,
 }
@@ -85,8 +89,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let mut exports = Some(Exports::open(args)?);
     let (mut all, mut sections, mut unread) = (Vec::new(), Vec::new(), Vec::new());
     for path in &args.traces {
-        let progress = Progress::new();
-        progress.set(&path.to_string_lossy(), "reading");
+        let progress = Progress::new(&path.to_string_lossy(), "reading");
         let read = if is_stdin(path) {
             read::read_stdin(Limits::default())
         } else {
@@ -242,17 +245,17 @@ fn replay(
     }
     let names = args.allocators();
     let lacking = lacking_for_a_verdict(args, &names);
-    let progress = Progress::new();
-    let mut rows = Vec::new();
-    for (at, &name) in names.iter().enumerate() {
-        progress.set(&trace.name, &format!("{name}, {} of {}", at + 1, names.len()));
-        rows.push(if is_real(args.device) {
-            for_real(args, trace, &program, name, &progress)?
-        } else {
-            let is_judged = lacking.is_none() && [MILLPOND, Caching::NAME].contains(&name);
-            simulated(args, trace, &program, name, is_judged)?
-        });
-    }
+    let all = count(names.len() as u64, "allocator");
+    let progress = Progress::new(&trace.name, &format!("replaying with {all}"));
+    let rows: Vec<Row> = if is_real(args.device) {
+        let real = |(at, &name): (usize, &&'static str)| {
+            progress.set(&trace.name, &format!("{name}, {} of {}", at + 1, names.len()));
+            for_real(args, trace, &program, name, &progress)
+        };
+        names.iter().enumerate().map(real).collect::<Result<_>>()?
+    } else {
+        all_simulated(args, trace, &program, (&names, lacking.is_none()))?
+    };
     progress.set(&trace.name, "verdict");
     let verdict = if lacking.is_none() { verdict(trace, &program, &rows)? } else { None };
     if args.report.is_some() {
@@ -263,8 +266,29 @@ fn replay(
     drop(progress);
     let (live_at_peak, live_at_end) = (Live::at_peak(trace, &program), Live::at_end(trace, &program));
     let cards = args.cards();
+    let grown = grown(trace, &program);
+    let verdict_said = match &verdict {
+        Some(verdict) => {
+            let lines = verdict.lines.iter().map(|line| wrapped(line)).collect::<Vec<_>>().join("\n");
+            format!("{}{lines}", if args.capacity.is_some() { "Without a limit:\n" } else { "" })
+        }
+        None => {
+            let lacking = lacking.unwrap_or("a replay ended early");
+            wrapped(&format!(
+                "(no verdict: it compares millpond with caching on the simulated device; {lacking})"
+            ))
+        }
+    };
+    let fits = args.capacity.filter(|_| args.memory != MemoryKind::Managed && !is_real(args.device));
+    if let Some(capacity) = fits {
+        say(&format!("{}\n", wrapped(&room(&rows, capacity))));
+    }
+    say(&format!("{}\n\n{}\n", held("Held at the peak", &live_at_peak), grew(&grown)));
+    say(&format!("{verdict_said}\n"));
     say(&account(&rows));
-    say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
+    if args.capacity.is_none() && is_about_cards(args) {
+        say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
+    }
     if is_about_cards(args) {
         // Whatever the capacity: where memory is short, allocators give back what they cache.
         let limit = if args.capacity.is_some() { " without a limit" } else { "" };
@@ -276,27 +300,8 @@ fn replay(
             .map_or("a card that has room".to_owned(), |card| format!("a card of {}", HumanBytes(card)));
         say(&format!("\nMoves between the host and {card}\n{}", moved(&rows)));
     }
-    match args.capacity {
-        Some(_) if args.memory == MemoryKind::Managed => {}
-        Some(capacity) if !is_real(args.device) => say(&format!("\n{}", wrapped(&room(&rows, capacity)))),
-        None if is_about_cards(args) => {
-            say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
-        }
-        _ => {}
-    }
-    say(&format!("\n{}", kept(&live_at_end)));
-    match &verdict {
-        Some(verdict) => {
-            say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
-            verdict.lines.iter().for_each(|line| say(&wrapped(line)));
-        }
-        None => {
-            let lacking = lacking.unwrap_or("a replay ended early");
-            say(&wrapped(&format!(
-                "\n(no verdict: it compares millpond with caching on the simulated device; {lacking})"
-            )));
-        }
-    }
+    say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
+    say(&format!("\n{}", held("Live at the end", &live_at_end)));
     say("");
     let told = |Row { outcome, need, waste, moves }| {
         let judged = need.filter(|_| args.capacity.is_none()).map(|need: Need| {
@@ -317,6 +322,7 @@ fn replay(
         verdict,
         live_at_peak,
         live_at_end,
+        grown,
         phases: sums(trace, &program),
         allocators: rows.into_iter().map(told).collect(),
     })
@@ -365,36 +371,52 @@ fn section(
     Ok(section)
 }
 
-/// On the simulated device. What is needed is looked for where no capacity was asked about, or the verdict says it.
-fn simulated(
+/// All allocators on the simulated device, on all cores.
+fn all_simulated(
     args: &ReplayArgs,
     trace: &Trace,
     program: &Program,
-    name: &'static str,
+    (names, has_verdict): (&[&'static str], bool),
+) -> Result<Vec<Row>> {
+    let choice = args.choice();
+    // Those at the end of the list take the longest, so they begin.
+    let names: Vec<_> = names.iter().rev().copied().collect();
+    let rows = on_all_cores(&names, |&name| {
+        let choose = |context: &Context| choice.build(name, context);
+        let is_judged = has_verdict && [MILLPOND, Caching::NAME].contains(&name);
+        simulated(args, (trace, program), &choose, is_judged)
+    });
+    rows.into_iter().rev().collect()
+}
+
+/// On the simulated device. What is needed is looked for where no capacity was asked about, or the verdict says it.
+fn simulated(
+    args: &ReplayArgs,
+    (trace, program): (&Trace, &Program),
+    choose: &Choose<'_>,
     is_judged: bool,
 ) -> Result<Row> {
-    let choice = args.choice();
-    let choose = move |context: &Context| choice.build(name, context);
     let capacity = args.capacity.unwrap_or(UNLIMITED);
     if args.memory != MemoryKind::Device {
         let (outcome, moves) = if args.memory == MemoryKind::Managed {
-            let (outcome, moves) = in_managed_memory(trace, program, &choose, capacity)?;
+            let (outcome, moves) = in_managed_memory(trace, program, choose, capacity)?;
             (outcome, Some(moves))
         } else {
-            (on_sim_memory(trace, program, &choose, args.memory, capacity)?, None)
+            (on_sim_memory(trace, program, choose, args.memory, capacity)?, None)
         };
         return Ok(Row { outcome, need: None, waste: None, moves });
     }
-    let outcome = on_sim_timed(trace, program, &choose, capacity)?;
-    let need = match args.capacity {
-        None => Need::of(trace, program, &choose, &outcome)?,
-        Some(_) if is_judged => {
-            let unlimited = on_sim(trace, program, &choose, UNLIMITED)?;
-            Need::of(trace, program, &choose, &unlimited)?
-        }
+    let outcome = on_sim_timed(trace, program, choose, capacity)?;
+    let unlimited = match args.capacity {
+        None => Some(outcome.clone()),
+        Some(_) if is_judged => Some(on_sim(trace, program, choose, UNLIMITED)?),
         Some(_) => None,
     };
-    Ok(Row { outcome, need, waste: Some(at_peak(program, &choose)?), moves: None })
+    let need =
+        unlimited.as_ref().map(|unlimited| Need::of(program, choose, unlimited)).transpose()?.flatten();
+    let most = unlimited.map_or(u64::MAX, |unlimited| unlimited.peak_reserved);
+    let waste = Some(at_peak(program, choose, most)?);
+    Ok(Row { outcome, need, waste, moves: None })
 }
 
 /// Replays on a device object of its own, so that nothing is left from the allocator before.

@@ -1,17 +1,22 @@
-//! What `millpond replay` is doing, on a terminal: one line of stderr, which is gone when it is done. Nothing in a pipe.
+//! What `millpond replay` is doing: on a terminal one line of stderr, which is gone when it is done; in a pipe a line once
+//! it takes more than a second.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::alive::SignOfLife;
 use crate::screen::{is_quiet, say};
 
 /// The line.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    sign: SignOfLife,
+}
 
 impl Progress {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(trace: &str, doing: &str) -> Self {
         let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         bar.set_style(
             ProgressStyle::with_template("{spinner} {wide_msg}")
@@ -20,22 +25,30 @@ impl Progress {
         if !bar.is_hidden() {
             bar.enable_steady_tick(Duration::from_millis(100));
         }
-        Self(bar)
+        let progress = Self { bar, sign: SignOfLife::new(&line(trace, doing)) };
+        progress.set(trace, doing);
+        progress
     }
 
     /// Says what is being done to which trace.
     pub(crate) fn set(&self, trace: &str, doing: &str) {
-        self.0.set_message(format!("{trace}: {doing}").replace(char::is_control, "?"));
+        let line = line(trace, doing);
+        self.sign.set(&line);
+        self.bar.set_message(line);
     }
 
     /// Says something that stays.
     pub(crate) fn say(&self, line: &str) {
-        self.0.suspend(|| say(line));
+        self.bar.suspend(|| say(line));
     }
+}
+
+fn line(trace: &str, doing: &str) -> String {
+    format!("{trace}: {doing}").replace(char::is_control, "?")
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }

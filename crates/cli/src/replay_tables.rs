@@ -2,6 +2,7 @@
 
 use millpond::HumanBytes;
 use millpond_replay::fit::{Card, Need};
+use millpond_replay::growth::{Grown, STRETCHES};
 use millpond_replay::replay::{Moves, Outcome, Waste};
 use millpond_replay::sites::Live;
 
@@ -151,22 +152,36 @@ fn fitted(lines: &[Vec<String>]) -> String {
     parts.iter().map(part).collect::<Vec<_>>().join("\n\n")
 }
 
-/// Who holds what is live at the end.
-pub(crate) fn kept(live: &Live) -> String {
+/// Who holds what is live at a moment: by tag, by call site, and by size.
+pub(crate) fn held(when: &str, live: &Live) -> String {
     if live.blocks == 0 {
-        return "Live at the end: nothing".to_owned();
+        return format!("{when}: nothing");
     }
-    let mut text = format!("Live at the end: {} in {}", HumanBytes(live.bytes), count(live.blocks, "block"));
+    let mut text = format!("{when}: {} in {}", HumanBytes(live.bytes), count(live.blocks, "block"));
+    let line = |bytes: u64, blocks: Option<u64>, name: &str| {
+        let share = format!("{:.0} %", bytes as f64 * 100.0 / live.bytes.max(1) as f64);
+        let blocks = blocks.map_or_else(String::new, thousands);
+        let line = format!("\n{:>11} {share:>5} {blocks:>8}  ", HumanBytes(bytes).to_string());
+        let room = WIDTH + 1 - line.chars().count();
+        line + &cut(name, room)
+    };
+    for tag in live.tags.iter().take(MOST_TAGS) {
+        text += &line(tag.bytes, Some(tag.blocks), tag.tag.as_deref().unwrap_or("(no tag)"));
+    }
+    if !live.tags.is_empty() {
+        text += "\nby call site";
+    }
     if live.sites.is_empty() {
-        text += "\n(no tags or call stacks were recorded to say whose)";
+        text += "\n(no tags or call stacks were recorded to say whose; by size of block)";
+        let mut sizes: Vec<_> = live.by_size.iter().map(|(&from, &bytes)| (bytes, from)).collect();
+        sizes.sort_unstable_by(|one, other| other.cmp(one));
+        for (bytes, from) in sizes.into_iter().take(MOST_HELD) {
+            text += &line(bytes, None, &of_sizes(from));
+        }
         return text;
     }
-    let shown = &live.sites[..live.sites.len().min(MOST_KEPT)];
-    for site in shown {
-        let line = format!("{:>11}  {:>9}  ", HumanBytes(site.bytes).to_string(), thousands(site.blocks));
-        let room = WIDTH - line.chars().count();
-        text += &format!("\n{line}{}", cut(&site.name(), room));
-    }
+    let shown = &live.sites[..live.sites.len().min(MOST_HELD)];
+    shown.iter().for_each(|site| text += &line(site.bytes, Some(site.blocks), &site.name()));
     let named: u64 = shown.iter().map(|site| site.blocks).sum();
     if named < live.blocks {
         text += &format!("\nand {} of other call sites", count(live.blocks - named, "block"));
@@ -174,15 +189,59 @@ pub(crate) fn kept(live: &Live) -> String {
     text
 }
 
-/// Call sites that are shown of what is live at the end.
-const MOST_KEPT: usize = 8;
-
-/// A name without its end where it is too long: what stands first says most.
-fn cut(name: &str, room: usize) -> String {
-    if name.chars().count() <= room {
-        return name.to_owned();
+/// What grew from step to step.
+pub(crate) fn grew(grown: &[Grown]) -> String {
+    if grown.is_empty() {
+        return "Grew from step to step: nothing".to_owned();
     }
-    format!("{}…", name.chars().take(room - 1).collect::<String>())
+    let mut text = format!(
+        "Grew from step to step (least held in the second of {STRETCHES} parts of the run, and in the last)"
+    );
+    text = wrapped(&text);
+    for grown in grown.iter().take(MOST_GROWN) {
+        let (from, to) = grown.from_to();
+        let [more, from, to] = [grown.bytes(), from, to].map(|bytes| HumanBytes(bytes).to_string());
+        let line = format!("\n{:>11}  {from:>10} to {to:>10}  ", format!("+{more}"));
+        let name = match (&grown.tag, &grown.site) {
+            (Some(tag), Some(site)) => format!("{tag}: {site}"),
+            (None, Some(site)) => site.clone(),
+            (_, None) => grown.size.map_or_else(|| "blocks of 0 B".to_owned(), of_sizes),
+        };
+        let room = WIDTH + 1 - line.chars().count();
+        text += &(line + &cut(&name, room));
+    }
+    text
+}
+
+/// Blocks of sizes from this power of two on.
+fn of_sizes(from: u64) -> String {
+    format!("blocks of {} to {}", HumanBytes(from), HumanBytes(from.saturating_mul(2)))
+}
+
+/// Tags, call sites and what grew, as many as are shown.
+const MOST_TAGS: usize = 6;
+const MOST_HELD: usize = 8;
+const MOST_GROWN: usize = 5;
+
+/// A name without its end where it is too long: what stands first says most. Of a call site whose function has a long name the
+/// file and line stay.
+fn cut(name: &str, room: usize) -> String {
+    let short = |text: &str, room: usize| {
+        let is_long = text.chars().count() > room;
+        if is_long {
+            format!("{}…", text.chars().take(room.saturating_sub(1)).collect::<String>())
+        } else {
+            text.to_owned()
+        }
+    };
+    let innermost = name.split(" < ").next().unwrap_or(name);
+    match innermost.rsplit_once(" (") {
+        Some((function, place)) if innermost.chars().count() > room && place.chars().count() + 8 < room => {
+            let place = format!(" ({place}");
+            short(function, room - place.chars().count()) + &place
+        }
+        _ => short(name, room),
+    }
 }
 
 /// Who fits in the capacity asked for.
@@ -213,6 +272,11 @@ mod tests {
     fn a_long_name_loses_its_end() {
         assert_eq!(cut("convert (t3.py:67)", 10), "convert (…");
         assert_eq!(cut("short", 10), "short");
+        assert_eq!(
+            cut("step/cache: a_long_name (t3.py:67) < main (t3.py:1)", 24),
+            "step/cache: … (t3.py:67)"
+        );
+        assert_eq!(cut("step: a_long_name (t3.py:67) < main (t3.py:1)", 24), "step: a_long… (t3.py:67)");
     }
 
     #[test]

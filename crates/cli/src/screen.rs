@@ -123,6 +123,11 @@ pub(crate) fn remark(line: &str) {
     }
 }
 
+/// Says on stderr what is being done.
+pub(crate) fn note_work(what: &str) {
+    to_stderr(&format!("millpond: working: {what}"));
+}
+
 fn to_stderr(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", tame(line));
 }

@@ -38,7 +38,10 @@ fn a_run_names_its_machine_and_compares_pool_and_malloc() {
     let of = |name: &str| text.lines().filter(|line| line.starts_with(&format!("  {name} "))).count();
     assert_eq!((of("millpond"), of("binned"), of("mimalloc")), (3, 3, 1), "{text}");
     assert!(!text.contains("\nlatency"), "only what was asked for: {text}");
-    let tables = text.split_once("throughput: ").unwrap().1;
+    let (before, tables) = text.split_once("throughput: ").unwrap();
+    let summary: Vec<_> = before.lines().skip_while(|line| !line.starts_with("Summary: ")).collect();
+    assert!(summary.len() <= 10 && summary.iter().any(|line| line.starts_with("reuse")), "{text}");
+    assert!(text.contains("\ntime: about "), "{text}");
     assert!(tables.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
@@ -99,6 +102,17 @@ fn a_report_is_one_page() {
 }
 
 #[test]
+fn quick_is_a_tenth_of_the_time_and_says_what_it_takes() {
+    let quick = ["bench", "--device", "sim", "--suite", "throughput", "--allocator", "millpond", "--quick"];
+    assert!(stdout(&command().args(quick).output().unwrap()).contains("\ntime: about 5 s\n"));
+    let both = command().args(quick).args(["--time", "5"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2));
+    assert!(stderr(&both).contains("--quick and --time exclude each other"), "{}", stderr(&both));
+    let help = stdout(&command().args(["bench", "--help"]).output().unwrap());
+    assert!(help.contains("everything, 3 minutes") && help.contains("everything, 30 seconds"), "{help}");
+}
+
+#[test]
 fn unknown_names_are_answered_with_the_known_ones() {
     for (flag, expected) in [("--suite", "hand-over"), ("--allocator", "stream-ordered")] {
         let output = bench(&[flag, "fast"]);
@@ -134,18 +148,19 @@ fn ctrl_c_keeps_what_was_measured() {
     let mut child = command()
         .args(["bench", "--device", "sim", "--suite", "throughput,latency", "--time", "20", "--json"])
         .arg(&file)
-        .stdout(Stdio::piped())
+        .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    lines.find(|line| line.starts_with("throughput: ")).unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    // The first suite takes more than a second, by the time for each figure: then what comes next is said.
+    lines.find(|line| line == "millpond: working: throughput, suite 2 of 2").unwrap();
     Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();
-    lines.for_each(drop);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(stderr(&output).contains("millpond: stopped by Ctrl-C: "), "{output:?}");
+    let said: Vec<_> = lines.collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said:?}");
+    assert!(said.iter().any(|line| line.contains("millpond: stopped by Ctrl-C: ")), "{said:?}");
     let json = read_json(&file);
     let of = |suite: &str| json.as_array().unwrap().iter().filter(|row| row["suite"] == suite).count();
-    assert_eq!(of("throughput"), millpond_bench::names().len(), "{json:#}");
+    // Pairs, allocations and frees of six sizes.
+    assert_eq!(of("latency"), 18 * millpond_bench::names().len(), "{json:#}");
 }

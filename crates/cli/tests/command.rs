@@ -204,6 +204,8 @@ fn a_gpu_that_is_not_there_is_one_readable_message() {
 fn info_shows_the_host_device_and_is_json_when_asked() {
     let text = stdout(&millpond(&["info"]));
     assert!(text.contains("host: ") && text.contains("CUDA: "), "{text}");
+    let memory = text.lines().skip_while(|line| !line.starts_with("host:")).nth(1).unwrap();
+    assert!(memory.contains("memory") && memory.ends_with(", half of this machine's"), "{text}");
     let info: Value = serde_json::from_str(&stdout(&millpond(&["info", "--json"]))).unwrap();
     assert_eq!(keys(&info), ["cuda", "devices", "no_cuda", "version"]);
     assert!(info["cuda"].is_null() != info["no_cuda"].is_null());

@@ -49,6 +49,20 @@ fn the_manual_has_a_page_for_each_command() {
         assert!(page.contains(".SH EXAMPLES\n.nf\n  ") && page.contains("Millpond "), "{name}: {page}");
         assert!(!page.contains(".SH EXTRA"), "{name}: {page}");
     }
+    let page = std::fs::read_to_string(pages.join("millpond-replay.1")).unwrap();
+    let synopsis = page.split(".SH SYNOPSIS\n").nth(1).unwrap().lines().next().unwrap().replace("\\", "");
+    for part in ["[fB--capacityfR fISIZEfR]", "[fB--cost-tablefR fIFILE.tomlfR]", "[fB--verifyfR]"] {
+        assert!(synopsis.contains(part), "{part}: {synopsis}");
+    }
+}
+
+#[test]
+fn help_is_asked_for_in_any_way() {
+    let help = stdout(&millpond(&["--help"]));
+    for asked in [&["help"][..], &["help", "--help"], &["help", "-h"]] {
+        assert_eq!(stdout(&millpond(asked)), help, "{asked:?}");
+    }
+    assert_eq!(stdout(&millpond(&["help", "replay", "--help"])), stdout(&millpond(&["replay", "--help"])));
 }
 
 #[test]

@@ -26,7 +26,9 @@ fn unwrapped(text: &str) -> String {
 
 /// The cells of the first line of this name, in the table under this title.
 fn cells(text: &str, title: &str, name: &str) -> Vec<String> {
-    let table = text.lines().skip_while(|line| !line.starts_with(title)).take_while(|line| !line.is_empty());
+    // A verdict may have a line that begins so, too.
+    let is_title = |line: &str| line.starts_with(title) && (title != "allocator" || line.contains("  "));
+    let table = text.lines().skip_while(|line| !is_title(line)).take_while(|line| !line.is_empty());
     let line = table.into_iter().find(|line| line.starts_with(&format!("{name} "))).expect("a row");
     line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect()
 }
@@ -45,13 +47,67 @@ fn a_replay_tells_held_wasted_and_needed_then_a_verdict() {
         "left to the driver's context and libraries",
         "The job requests 5.75 GiB at most. To run, it needs",
         "Without a limit PyTorch's allocator holds up to 11.17 GiB",
-        "are cache: PyTorch's allocator gives them back when memory is short",
+        "PyTorch's allocator gives memory back and tries again",
+        "Held at the peak: 5.75 GiB in 112 blocks",
     ] {
         assert!(unwrapped(&text).contains(part), "{part}: {text}");
     }
     for name in millpond_baselines::NAMES {
         assert!(text.lines().any(|line| line.starts_with(name)), "{name}: {text}");
     }
+}
+
+#[test]
+fn the_first_lines_say_who_held_memory_and_what_grew() {
+    let text = stdout(&replay(GNN, &["--allocator", "millpond,caching"]));
+    let parts: Vec<&str> = text.split("\n\n").collect();
+    assert!(parts[1].starts_with("Held at the peak: 9.78 GiB in 28 blocks\n"), "{text}");
+    assert!(parts[1].lines().nth(1).unwrap().contains(" 73 %       10  gnn (t3.py:67)"), "{text}");
+    assert!(parts[2].starts_with("Grew from step to step"), "{text}");
+    assert!(parts[3].starts_with("The job requests"), "{text}");
+    assert!(parts[4].starts_with("allocator "), "{text}");
+}
+
+#[test]
+fn a_program_that_leaked_and_freed_all_at_its_end_is_told_what_grew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("leak.mprec");
+    let context = Context::host().unwrap();
+    let pool = Pool::builder(&context).record(record::Options::new(&path).call_sites(true)).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    let mut leaked = Vec::new();
+    for _ in 0..100 {
+        let _step = record::tag("step");
+        let short = pool.alloc(4 << 20, &stream).unwrap();
+        let _cache = record::tag("cache");
+        leaked.push(pool.alloc(64 << 10, &stream).unwrap());
+        // SAFETY: the block is this test's, without work.
+        unsafe { pool.free(short, &stream) }.unwrap();
+    }
+    // SAFETY: as above.
+    leaked.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+    pool.stop_recording().unwrap();
+    let mut command = command();
+    let text = stdout(&command.arg("replay").arg(&path).args(["--allocator", "millpond"]).output().unwrap());
+    let grew = text.split("\n\n").find(|part| part.starts_with("Grew from step to step")).unwrap();
+    assert!(grew.contains("step/cache: ") && grew.contains("(replay.rs:"), "{text}");
+    assert!(!grew.contains("4.00 MiB to"), "{text}");
+    assert!(text.contains("\nLive at the end: nothing\n"), "{text}");
+    assert!(text.contains("\nby call site\n") && text.contains("  step/cache\n"), "{text}");
+}
+
+#[test]
+fn a_replay_that_waits_gives_a_sign_of_life_where_there_is_no_terminal() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    let mut command = command();
+    let command = command.args(["replay", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "millpond: working: -: reading");
+    drop(child.stdin.take());
+    assert!(lines.next().unwrap().starts_with("millpond: -: not a trace"));
+    assert_eq!(child.wait().unwrap().code(), Some(1));
 }
 
 #[test]
@@ -65,6 +121,7 @@ fn json_has_all_that_is_printed() {
         let of_a_trace = [
             "allocators",
             "blocks",
+            "grown",
             "live_at_end",
             "live_at_peak",
             "phases",
@@ -234,7 +291,7 @@ fn with_a_capacity_figures_without_a_limit_say_so() {
 fn where_there_is_no_verdict_it_says_why() {
     let last = |args: &[&str]| {
         let text = stdout(&replay(GNN, args));
-        unwrapped(text.split("\n\n").filter(|part| !part.trim().is_empty()).last().unwrap())
+        unwrapped(text.split("\n\n").find(|part| part.starts_with("(no verdict")).unwrap())
     };
     let alone = last(&["--allocator", "millpond"]);
     assert!(alone.starts_with("(no verdict: ") && alone.ends_with("add --allocator caching)"), "{alone}");
@@ -403,7 +460,8 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     assert!(stderr(&wrong).contains("16TiB are the most that can be simulated"));
     let wrong = stderr(&replay(GNN, &["--card", "H100,voodoo"]));
     assert!(
-        wrong.contains("--card: 'voodoo' is no card that Millpond knows") && wrong.contains("T4, V100"),
+        wrong.contains("--card: 'voodoo' is no card that Millpond knows")
+            && wrong.contains("such as RTX 4090"),
         "{wrong}"
     );
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
@@ -543,16 +601,27 @@ fn compare_verdict(trace: &Path) {
     let (name_first, other_first) = (named(name), named(other));
     say(format!("needs {} with {name_first}, and {} with {other_first}: {compared}.\n", mine[1], its[1]));
 
-    // What is held without a limit, and what of it is cache.
+    // What is held without a limit, and what a shortage saves.
     say(format!("Without a limit {name} holds up to {}, {other} {}.", mine[3], its[3]));
     for (row, allocator) in [(&mine, first), (&its, second)] {
         let (need, held) =
             (of(allocator)["needs"].as_u64(), of(allocator)["peak_reserved"].as_u64().unwrap());
-        let cache = HumanBytes(held.saturating_sub(need.unwrap()));
-        if verdict.contains(&format!("{cache} of the {} are cache:", row[3])) {
-            say(format!("In {} that takes {} retr", row[1], row[2]));
+        let saved = HumanBytes(held.saturating_sub(need.unwrap()));
+        if let Some((_, rest)) = verdict.split_once(&format!(
+            "On a device of {} {}",
+            row[1],
+            if allocator == first { name } else { other }
+        )) {
+            let (said, _) = rest.split_once('.').unwrap();
+            let said = if row[2] == "0" {
+                rest.starts_with(&format!(" holds {saved} less"))
+            } else {
+                said.contains(&format!("with {} retr", row[2])) && rest.contains(&format!("saves {saved}."))
+            };
+            assert!(said, "{saved}, {row:?}: {verdict}");
         }
     }
+    assert!(verdict.matches("cache").count() <= 2 && !verdict.contains("are cache:"), "{verdict}");
 
     // One moment, with the parts of its own row.
     let waste = &of(first)["at_peak"];
@@ -623,7 +692,7 @@ fn a_terminal_shows_what_is_being_done() {
     };
     assert!(output.status.success());
     let text = std::fs::read_to_string(typescript.path()).unwrap();
-    assert!(text.contains("caching, 2 of 2"), "{text:?}");
+    assert!(text.contains("replaying with 2 allocators"), "{text:?}");
     assert!(!text.contains("\u{1b}[3"), "NO_COLOR: {text:?}");
 }
 

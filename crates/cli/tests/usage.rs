@@ -88,7 +88,23 @@ const PROBE: [Wrong<'_>; 7] = [
     (&["--cost-table", "nowhere/x.toml"], 1, "nowhere/x.toml: cannot write it: No such file"),
 ];
 
-const OTHERS: [Wrong<'_>; 11] = [
+const OTHERS: [Wrong<'_>; 15] = [
+    (
+        &["replay", "x", "--capacity", "24"],
+        2,
+        "--capacity: 24 without a unit is 24 bytes; did you mean 24GiB?",
+    ),
+    (
+        &["replay", "x", "--context", "512"],
+        2,
+        "--context: 512 without a unit is 512 bytes; did you mean 512MiB?",
+    ),
+    (
+        &["replay", "x", "--card", "RTX 4091"],
+        2,
+        "--card: 'RTX 4091' is no card that Millpond knows; give its size",
+    ),
+    (&["budget", "x", "--limit", "40"], 2, "--limit: 40 without a unit is 40 bytes; did you mean 40GiB?"),
     (&["swim"], 2, "swim: there is no such command. `millpond --help` lists them"),
     (&["trian"], 2, "trian: there is no such command. Did you mean train? "),
     (&["--loud"], 2, "--loud: there is no such flag. `millpond --help` says what there is"),

@@ -177,9 +177,10 @@ fn submissions(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) -> Resu
 fn driver_pool(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) {
     let pool = match device.driver_pool() {
         Ok(pool) => pool,
-        Err(why) => return run.leave_out("cudaMallocAsync", &why),
+        Err(why) => return run.leave_out("allocate in stream order", &why),
     };
-    let names = [("cudaMallocAsync", Scale::Each(BATCH)), ("cudaFreeAsync", Scale::Each(BATCH))];
+    let names =
+        [("allocate in stream order", Scale::Each(BATCH)), ("free in stream order", Scale::Each(BATCH))];
     run.figures(names, None, || {
         let [mut allocate, mut free] = [0.0; 2];
         for _ in 0..BATCH {

@@ -101,8 +101,8 @@ keys! {
         map, "cuMemMap", |found| found.least_size(Section::Pages, "map");
         alloc_segment, "cuMemAlloc", |found| found.least_size(Section::Segments, "allocate");
         free_segment, "cuMemFree", |found| found.least_size(Section::Segments, "free");
-        alloc_async, "cuMemAllocAsync", |found| found.call("cudaMallocAsync");
-        free_async, "cuMemFreeAsync", |found| found.call("cudaFreeAsync");
+        alloc_async, "cuMemAllocAsync", |found| found.call("allocate in stream order");
+        free_async, "cuMemFreeAsync", |found| found.call("free in stream order");
         stream_life, "cuStreamCreate and cuStreamDestroy, each", |found| found.mean(["create a stream", "destroy a stream"]);
         stream_id, "cuStreamGetId", |found| found.call("ask for a stream's number");
         event_life, "cuEventCreate and cuEventDestroy, each", |found| found.mean(["create an event", "destroy an event"]);

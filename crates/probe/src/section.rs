@@ -85,7 +85,7 @@ impl Section {
             Self::Pages => "Calls on one page of the device's memory, by the page's size.",
             Self::PinnedPages => "Calls on one page of pinned host memory, by the page's size.",
             Self::Segments => {
-                "Whole segments, with nothing pending: cudaMalloc, registered pinned memory, cudaMallocManaged, and their frees."
+                "Whole segments of the device's memory, of registered pinned memory and of managed memory, with nothing pending."
             }
             Self::Calls => "Other calls, which do not depend on a size.",
             Self::Pool => "An allocation and its free by the pool, with the block cached.",

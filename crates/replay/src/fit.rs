@@ -5,8 +5,7 @@ use std::str::FromStr;
 use millpond::device::DevicePtr;
 use serde::Serialize;
 
-use crate::replay::{Choose, Outcome, Program, ReplayError, Stage, on_sim};
-use crate::trace::Trace;
+use crate::replay::{Choose, Outcome, Program, ReplayError, Stage, about_needed};
 
 /// A card that a job may have to fit on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -20,29 +19,60 @@ pub struct Card {
 /// Memory of the cards that people have, in GiB.
 const CARDS_GIB: [u64; 10] = [8, 12, 16, 24, 32, 40, 48, 80, 96, 141];
 
-/// Cards by name, with their memory in GiB, after their makers' data sheets.
-const NAMED: [(&str, u64); 20] = [
+/// Cards by name, with their memory in GiB, after their makers' data sheets. Of cards that are sold with more than one size it
+/// is the most, or the most common; a size behind the name replaces it.
+const NAMED: [(&str, u64); 41] = [
+    ("2080 Ti", 11),
     ("3060", 12),
+    ("3070", 8),
     ("3080", 10),
+    ("3080 Ti", 12),
     ("3090", 24),
+    ("3090 Ti", 24),
     ("4060", 8),
+    ("4060 Ti", 8),
     ("4070", 12),
+    ("4070 Super", 12),
+    ("4070 Ti", 12),
+    ("4070 Ti Super", 16),
     ("4080", 16),
+    ("4080 Super", 16),
     ("4090", 24),
+    ("5060", 8),
+    ("5070", 12),
+    ("5070 Ti", 16),
     ("5080", 16),
     ("5090", 32),
+    ("A2000", 12),
+    ("A4000", 16),
+    ("A5000", 24),
+    ("A6000", 48),
+    ("6000 Ada", 48),
     ("T4", 16),
     ("V100", 32),
     ("A10", 24),
+    ("A10G", 24),
+    ("A16", 16),
+    ("A30", 24),
     ("A40", 48),
-    ("A100-40", 40),
     ("A100", 80),
     ("L4", 24),
+    ("L40", 48),
     ("L40S", 48),
     ("H100", 80),
+    ("H100 NVL", 94),
     ("H200", 141),
     ("B200", 180),
 ];
+
+/// What stands in cards' names and says nothing of their memory: makers, families, and how a card is connected.
+const BESIDE_THE_NAME: [&str; 14] = [
+    "nvidia", "geforce", "rtx", "gtx", "tesla", "quadro", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie",
+    "hbm3", "hbm3e",
+];
+
+/// A bare number up to this is a size in GiB, not a card's name.
+const MOST_GIB_WITHOUT_UNIT: u64 = 512;
 
 impl Card {
     /// The sizes that cards have, by size.
@@ -59,21 +89,44 @@ impl Card {
 impl FromStr for Card {
     type Err = String;
 
-    /// Reads a name such as "4090" or "A100-40", or a number of GiB such as "24GiB".
+    /// Reads a name as people write it, such as "4090", "RTX 4090" or "A100-SXM4-40GB", or a size such as "24GiB" or "24".
     fn from_str(text: &str) -> Result<Self, String> {
-        let lower = text.to_ascii_lowercase();
-        let size = lower.strip_suffix("gib").or(lower.strip_suffix("gb")).and_then(|gib| gib.parse().ok());
-        let known = NAMED.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, gib)| *gib);
-        match known.or(size).filter(|gib| (1..1 << 20).contains(gib)) {
-            Some(gib) => Ok(Self { name: text.to_owned(), gib }),
+        let (name, size) = name_and_size(text);
+        let known = NAMED.iter().find(|(known, _)| known.replace(' ', "").eq_ignore_ascii_case(&name));
+        let bare = || name.parse().ok().filter(|gib| *gib <= MOST_GIB_WITHOUT_UNIT);
+        let gib = match (known, name.is_empty()) {
+            (Some((_, gib)), _) => Some(size.unwrap_or(*gib)),
+            (None, true) => size,
+            (None, false) if size.is_none() => bare(),
+            (None, false) => None,
+        };
+        match gib.filter(|gib| (1..1 << 20).contains(gib)) {
+            Some(gib) => Ok(Self { name: text.trim().to_owned(), gib }),
+            None => Err(format!(
+                "'{text}' is no card that Millpond knows; give its size, such as 24GiB, or a name such as RTX 4090, \
+                 A100-40 or H100"
+            )),
+        }
+    }
+}
+
+/// What a card is called without what stands beside it, and its size in GiB where that is said: "4090", and 24.
+fn name_and_size(text: &str) -> (String, Option<u64>) {
+    let lower = text.to_ascii_lowercase().replace(" gib", "gib").replace(" gb", "gb");
+    let words = lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let (mut name, mut size) = (String::new(), None);
+    for word in words.filter(|word| !BESIDE_THE_NAME.contains(word)) {
+        let number = ["gib", "gb", "g"].iter().find_map(|unit| word.strip_suffix(unit)?.parse().ok());
+        // As in A100-40.
+        let number = number.or_else(|| word.parse().ok().filter(|_| !name.is_empty()));
+        match number {
+            Some(gib) => size = Some(gib),
             None => {
-                let names = NAMED.map(|(name, _)| name).join(", ");
-                Err(format!(
-                    "'{text}' is no card that Millpond knows; give its size, such as 24GiB, or one of {names}"
-                ))
+                name += ["rtx", "gtx"].iter().find_map(|family| word.strip_prefix(family)).unwrap_or(word)
             }
         }
     }
+    (name, size)
 }
 
 /// What a process takes of a card before it allocates anything: the driver's context and the libraries' kernels.
@@ -103,7 +156,6 @@ impl Need {
     /// # Errors
     /// [`ReplayError`].
     pub fn of(
-        trace: &Trace,
         program: &Program,
         choose: &Choose<'_>,
         unlimited: &Outcome,
@@ -114,43 +166,117 @@ impl Need {
         let unlimited = unlimited.peak_reserved;
         let peak = program.peak_requested().0;
         // Nothing fits in less than what is requested; what was reserved without a limit is enough.
-        let mut too_small = peak.saturating_sub(1) / STEP * STEP;
-        let mut bytes = unlimited.next_multiple_of(STEP);
-        while bytes.saturating_sub(too_small) > resolution(peak) {
-            let middle = (too_small + (bytes - too_small) / 2).next_multiple_of(STEP);
-            if middle >= bytes {
-                break;
-            }
-            match on_sim(trace, program, choose, middle)?.oom {
-                Some(_) => too_small = middle,
-                None => bytes = middle,
-            }
+        let mut search = Search {
+            too_small: peak.saturating_sub(1) / STEP * STEP,
+            enough: unlimited.next_multiple_of(STEP),
+            resolution: resolution(peak),
+        };
+        let mut next = Next::At(search.enough);
+        if search.is_open() {
+            let range = (search.too_small + STEP, search.enough);
+            next = Next::At(about_needed(program, choose, range, STEP)?.next_multiple_of(STEP));
         }
-        let retries = retries(program, choose, bytes)?;
+        let mut retries = None;
+        while search.is_open() {
+            let capacity = search.capacity(next);
+            let found = retries_with(program, choose, capacity)?;
+            next = if found.is_some() {
+                (search.enough, retries) = (capacity, found);
+                next.after_success()
+            } else {
+                search.too_small = capacity;
+                next.after_refusal()
+            };
+        }
+        let bytes = search.enough;
+        let retries = match retries {
+            Some(retries) => retries,
+            None => retries_with(program, choose, bytes)?.unwrap_or_default(),
+        };
         Ok(Some(Self { bytes, unlimited, retries }))
     }
+}
+
+/// What is known of the smallest capacity. All in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Search {
+    too_small: u64,
+    enough: u64,
+    resolution: u64,
+}
+
+/// Where to look next: at a guess, then further and further from it, and in the middle once it lies between two that were
+/// tried. A good guess takes two replays: one with it, and one with a little less.
+#[derive(Debug, Clone, Copy)]
+enum Next {
+    /// At so many bytes.
+    At(u64),
+    /// So many resolutions below what is enough.
+    Below(u64),
+    /// So many resolutions above what is too small.
+    Above(u64),
+    Middle,
+}
+
+impl Search {
+    /// Whether the answer is less exact than is asked.
+    fn is_open(&self) -> bool {
+        self.enough.saturating_sub(self.too_small) > self.resolution
+    }
+
+    /// The capacity to try: more than what is too small, and less than what is enough.
+    fn capacity(&self, next: Next) -> u64 {
+        let Self { too_small, enough, resolution } = *self;
+        let middle = too_small + (enough - too_small) / 2;
+        let capacity = match next {
+            Next::At(bytes) if bytes < enough => bytes.max(too_small + resolution),
+            Next::At(_) => enough - resolution,
+            Next::Below(times) => enough.saturating_sub(times.saturating_mul(resolution)).max(middle),
+            Next::Above(times) => too_small.saturating_add(times.saturating_mul(resolution)).min(middle),
+            Next::Middle => middle,
+        };
+        capacity.next_multiple_of(STEP).clamp(too_small + STEP, enough - STEP)
+    }
+}
+
+impl Next {
+    fn after_success(self) -> Self {
+        match self {
+            Self::At(_) => Self::Below(1),
+            Self::Below(times) => Self::Below(2 * times),
+            Self::Above(_) | Self::Middle => Self::Middle,
+        }
+    }
+
+    fn after_refusal(self) -> Self {
+        match self {
+            Self::At(_) => Self::Above(1),
+            Self::Above(times) => Self::Above(2 * times),
+            Self::Below(_) | Self::Middle => Self::Middle,
+        }
+    }
+}
+
+/// Allocations during which memory goes back to a device of so much memory; `None` where the program does not run to its end
+/// there.
+fn retries_with(program: &Program, choose: &Choose<'_>, capacity: u64) -> Result<Option<u64>, ReplayError> {
+    let stage = Stage::sim(program, capacity)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let (mut retries, mut before) = (0, 0);
+    let played = stage.play_watched(&*allocator, &program.steps, &mut blocks, |_, step, _| {
+        let calls = allocator.usage().calls;
+        let given_back = calls.release + calls.free;
+        retries += u64::from(step.alloc && given_back > before);
+        before = given_back;
+    })?;
+    stage.clear(&*allocator, program, &mut blocks)?;
+    Ok(played.oom.is_none().then_some(retries))
 }
 
 /// How exactly a [`Need`] is known, in bytes, for a trace that requests `peak` at most.
 pub fn resolution(peak: u64) -> u64 {
     (peak / 1000).next_multiple_of(STEP).max(STEP)
-}
-
-/// Allocations during which memory goes back to the device.
-fn retries(program: &Program, choose: &Choose<'_>, capacity: u64) -> Result<u64, ReplayError> {
-    let stage = Stage::sim(program, capacity)?;
-    let allocator = choose(stage.context())?;
-    let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let (mut retries, mut before) = (0, 0);
-    for step in &program.steps {
-        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
-        let calls = allocator.usage().calls;
-        let given_back = calls.release + calls.free;
-        retries += u64::from(step.alloc && given_back > before);
-        before = given_back;
-    }
-    stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(retries)
 }
 
 #[cfg(test)]
@@ -161,8 +287,48 @@ mod tests {
     fn cards_go_by_name_or_size() {
         let gib = |text: &str| text.parse::<Card>().map(|card| card.gib);
         assert_eq!((gib("4090"), gib("a100-40"), gib("20GiB")), (Ok(24), Ok(40), Ok(20)));
-        assert!(gib("voodoo2").unwrap_err().contains("one of 3060"));
-        assert!(gib("0GiB").is_err());
+        assert!(gib("voodoo2").unwrap_err().contains("give its size, such as 24GiB"));
+        assert!(gib("0GiB").is_err() && gib("").is_err() && gib("RTX").is_err());
+    }
+
+    #[test]
+    fn cards_are_found_as_people_write_them() {
+        let gib = |text: &str| text.parse::<Card>().unwrap_or_else(|error| panic!("{error}")).gib;
+        for (text, expected) in [
+            ("12", 12),
+            ("24", 24),
+            ("24GB", 24),
+            ("24 GiB", 24),
+            ("16g", 16),
+            ("rtx4090", 24),
+            ("RTX 4090", 24),
+            ("RTX-4090", 24),
+            ("NVIDIA GeForce RTX 4070 Ti SUPER", 16),
+            ("4070ti", 12),
+            ("4060 Ti 16GB", 16),
+            ("A100", 80),
+            ("A100-40", 40),
+            ("A100 40GB", 40),
+            ("NVIDIA A100-SXM4-80GB", 80),
+            ("A100-PCIE-40GB", 40),
+            ("Tesla V100-SXM2-16GB", 16),
+            ("NVIDIA H100 80GB HBM3", 80),
+            ("H100 NVL", 94),
+            ("Tesla T4", 16),
+            ("l40s", 48),
+        ] {
+            assert_eq!(gib(text), expected, "{text}");
+        }
+        for unknown in ["1080", "4091", "A100x", "2 x 4090", "24MiB"] {
+            assert!(unknown.parse::<Card>().is_err(), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn every_card_in_the_list_is_found_by_its_own_name() {
+        for (name, gib) in NAMED {
+            assert_eq!(name.parse::<Card>().map(|card| card.gib), Ok(gib), "{name}");
+        }
     }
 
     #[test]

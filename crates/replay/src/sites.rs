@@ -32,6 +32,17 @@ impl Site {
     }
 }
 
+/// Live bytes under one tag.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Tag {
+    /// The tags, outermost first, with `/` between; `None` for what is under none.
+    pub tag: Option<String>,
+    /// The bytes that were requested under it and are live.
+    pub bytes: u64,
+    /// In how many blocks.
+    pub blocks: u64,
+}
+
 /// What is live at one moment.
 #[derive(Debug, Default, Serialize)]
 pub struct Live {
@@ -39,6 +50,8 @@ pub struct Live {
     pub bytes: u64,
     /// In how many blocks.
     pub blocks: u64,
+    /// By tag, the most first; empty where there are no tags.
+    pub tags: Vec<Tag>,
     /// By tag and call site, the most first; empty where no stacks were recorded.
     pub sites: Vec<Site>,
     /// Bytes by the power of two that the block's size is not below.
@@ -77,17 +90,39 @@ impl Live {
             }
         }
         if !trace.stacks.is_empty() {
+            live.tags = by_tag(trace, &by_stack);
             live.sites = named(trace, by_stack);
         }
         live
     }
 }
 
+fn by_tag(trace: &Trace, by_stack: &FxHashMap<(StackId, bool), (u64, u64)>) -> Vec<Tag> {
+    let mut tags: BTreeMap<Option<String>, (u64, u64)> = BTreeMap::new();
+    for ((stack, _), (bytes, blocks)) in by_stack {
+        let sum = tags.entry(tag(trace, *stack)).or_default();
+        *sum = (sum.0 + bytes, sum.1 + blocks);
+    }
+    if tags.keys().all(Option::is_none) {
+        return Vec::new();
+    }
+    let mut tags: Vec<_> =
+        tags.into_iter().map(|(tag, (bytes, blocks))| Tag { tag, bytes, blocks }).collect();
+    tags.sort_by_key(|tag| std::cmp::Reverse(tag.bytes));
+    tags.truncate(MOST_SITES);
+    tags
+}
+
+/// Tag and call site of a block.
+pub(crate) fn owner(trace: &Trace, (stack, before): (StackId, bool)) -> (Option<String>, String) {
+    let site = site(trace, stack).unwrap_or_else(|| without_stack(before).to_owned());
+    (tag(trace, stack), site)
+}
+
 fn named(trace: &Trace, by_stack: FxHashMap<(StackId, bool), (u64, u64)>) -> Vec<Site> {
     let mut by_site: FxHashMap<(Option<String>, String), (u64, u64)> = FxHashMap::default();
     for ((stack, before), (bytes, blocks)) in by_stack {
-        let site = site(trace, stack).unwrap_or_else(|| without_stack(before).to_owned());
-        let sum = by_site.entry((tag(trace, stack), site)).or_default();
+        let sum = by_site.entry(owner(trace, (stack, before))).or_default();
         *sum = (sum.0 + bytes, sum.1 + blocks);
     }
     let mut sites: Vec<_> =
@@ -134,7 +169,7 @@ fn without_generics(name: &str) -> &str {
 
 /// Whether a frame is of Rust's, Python's or PyTorch's own code, of an installed library, or has no line.
 fn is_runtime(frame: &Frame) -> bool {
-    const FOLDERS: [&str; 12] = [
+    const FOLDERS: [&str; 13] = [
         "/rustc/",
         "/lib/rustlib/",
         "/.cargo/registry/",
@@ -145,11 +180,12 @@ fn is_runtime(frame: &Frame) -> bool {
         "<frozen ",
         "/aten/src/",
         "/c10/",
+        "/torch/csrc/",
         "/csu/",
         // What `millpond train` asks the pool through.
         "/crates/baselines/src/",
     ];
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 11] = [
         "std::",
         "core::",
         "alloc::",
@@ -159,16 +195,36 @@ fn is_runtime(frame: &Frame) -> bool {
         "__rust",
         "millpond::",
         "<millpond::",
+        "millpond_python::",
+        "pyo3::",
     ];
     frame.file.is_empty()
         || frame.file == "??"
         || FOLDERS.iter().any(|folder| frame.file.contains(folder))
         || NAMES.iter().any(|name| frame.name.starts_with(name))
+        || is_interpreter(frame)
+}
+
+/// Whether a frame is of CPython itself, by its names and by where its source lies: what the program wrote is the Python
+/// that it runs.
+fn is_interpreter(frame: &Frame) -> bool {
+    const FOLDERS: [&str; 5] = ["Python", "Objects", "Parser", "Programs", "Modules"];
+    let name = frame.name.trim_start_matches('_');
+    let is_api = name
+        .strip_prefix("Py")
+        .is_some_and(|rest| rest.starts_with(|c: char| c == '_' || c.is_ascii_uppercase()));
+    let mut path = frame.file.rsplit('/');
+    let is_c = path.next().is_some_and(|file| file.ends_with(".c") || file.ends_with(".h"));
+    let folder = path.next().unwrap_or_default();
+    is_api && !frame.file.ends_with(".py") || is_c && FOLDERS.contains(&folder)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Event, EventKind};
+    use crate::replay::FreeWhen;
+    use crate::trace::TraceBuilder;
 
     #[test]
     fn a_call_site_is_a_line_of_the_program_s_own() {
@@ -184,15 +240,46 @@ mod tests {
             frame("matmul", "/home/me/.cargo/registry/src/index/candle-core-0.9/src/tensor.rs"),
             frame("millpond::buffer::Buffer<T>::new", "/src/millpond/buffer.rs"),
             frame("_start", ""),
+            frame("_PyEval_EvalFrameDefault", "/usr/src/python/Python/ceval.c"),
+            frame("_PyEval_EvalFrameDefault", "./Python/generated_cases.c.h"),
+            frame("method_vectorcall_FASTCALL_KEYWORDS", "Objects/descrobject.c"),
+            frame("Py_RunMain", "/build/main.c"),
+            frame("PyObject_Call", "call.c"),
+            frame("torch::autograd::THPVariable_add", "/pytorch/torch/csrc/autograd/variable.cpp"),
         ];
         for frame in &runtime {
             assert!(is_runtime(frame), "{frame:?}");
         }
-        for own in
-            [frame("forward", "/home/me/train.py"), frame("millpond_mlp::step", "crates/mlp/src/net.rs")]
-        {
+        for own in [
+            frame("forward", "/home/me/train.py"),
+            frame("PyModel", "/home/me/train.py"),
+            frame("Pyramid::build", "/home/me/src/pyramid.cpp"),
+            frame("render", "/home/me/src/render.c"),
+            frame("millpond_mlp::step", "crates/mlp/src/net.rs"),
+        ] {
             assert!(!is_runtime(&own), "{own:?}");
         }
+    }
+
+    #[test]
+    fn frames_of_the_interpreter_give_way_to_the_python_that_it_runs() {
+        let mut builder = TraceBuilder::default();
+        let mut frame = |name: &str, file: &str, line| {
+            builder.stacks.add_frame(Frame { name: name.into(), file: file.into(), line })
+        };
+        let python = frame("forward", "/home/me/train.py", 12);
+        let [one, other] =
+            [5253, 4965].map(|line| frame("_PyEval_EvalFrameDefault", "/src/Python/ceval.c", line));
+        // The same line of Python, through two places in the interpreter.
+        for (address, through) in [(64, one), (128, other)] {
+            let stack = builder.stacks.add_stack(&[through, python]);
+            let (kind, size) = (EventKind::Alloc, 100);
+            builder.push(Event { kind, device: 0, stream: 0, time_us: 0, address, size, stack }).unwrap();
+        }
+        let trace = builder.finish("t").remove(0);
+        let live = Live::at_end(&trace, &Program::new(&trace, FreeWhen::Completed));
+        let sites: Vec<_> = live.sites.iter().map(|site| (site.site.as_str(), site.blocks)).collect();
+        assert_eq!(sites, [("forward (train.py:12)", 2)]);
     }
 
     #[test]

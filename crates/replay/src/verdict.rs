@@ -1,12 +1,15 @@
-//! What a replay comes to, in plain words: what the job needs with PyTorch's allocator and with Millpond, what is cache,
-//! what wasted memory, and which setting of PyTorch's allocator would need less.
+//! What a replay comes to, in plain words: what the job needs with PyTorch's allocator and with Millpond, what giving
+//! memory back saves, what wasted memory, and which setting of PyTorch's allocator would need less.
 //!
 //! A verdict is made of the figures that the tables show, so that the two agree.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond::{Context, HumanBytes};
 use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError, MILLPOND};
 use serde::Serialize;
 
+use crate::cores::on_all_cores;
 use crate::fit::{Need, resolution};
 use crate::replay::{Choose, Program, ReplayError, UNLIMITED, Waste, at_peak, on_sim};
 use crate::trace::Trace;
@@ -41,8 +44,8 @@ impl Judged {
     /// [`ReplayError`].
     pub fn of(trace: &Trace, program: &Program, choose: &Choose<'_>) -> Result<Self, ReplayError> {
         let unlimited = on_sim(trace, program, choose, UNLIMITED)?;
-        let need = Need::of(trace, program, choose, &unlimited)?;
-        Ok(Self { need, waste: at_peak(program, choose)? })
+        let need = Need::of(program, choose, &unlimited)?;
+        Ok(Self { need, waste: at_peak(program, choose, unlimited.peak_reserved)? })
     }
 }
 
@@ -113,7 +116,7 @@ impl Verdict {
         let is_pytorchs = self.about == Caching::NAME;
         let (first, second) = if is_pytorchs { (pytorch, millpond) } else { (millpond, pytorch) };
         let mut lines = vec![format!("{requested} {}", self.about_needs(first, second))];
-        lines.push(about_cache(first, second));
+        lines.push(about_shortage(first, second));
         lines.extend(self.about_waste(first.0));
         if is_pytorchs {
             lines.push(self.about_setting(pytorch.1));
@@ -171,24 +174,24 @@ impl Verdict {
     }
 }
 
-/// What is held where nothing limits it is no need: some of it is cache.
-fn about_cache((name, need): (&str, Need), (other, its): (&str, Need)) -> String {
+/// What is held where nothing limits it is no need: some of it goes back to the device, or is never taken, where memory is
+/// short.
+fn about_shortage((name, need): (&str, Need), (other, its): (&str, Need)) -> String {
     let mut line = format!(
         "Without a limit {name} holds up to {}, {other} {}.",
         HumanBytes(need.unlimited),
         HumanBytes(its.unlimited),
     );
     for (name, need) in [(name, need), (other, its)] {
-        let cache = need.unlimited.saturating_sub(need.bytes);
-        if cache <= need.unlimited / 100 {
+        let saved = need.unlimited.saturating_sub(need.bytes);
+        if saved <= need.unlimited / 100 {
             continue;
         }
-        let (cache, of) = (HumanBytes(cache), HumanBytes(need.unlimited));
+        let (bytes, saved) = (HumanBytes(need.bytes), HumanBytes(saved));
         line += &match need.retries {
-            0 => format!(" {cache} of the {of} are cache, which {name} does not take when memory is short."),
+            0 => format!(" On a device of {bytes} {name} holds {saved} less, without a retry."),
             retries => format!(
-                " {cache} of the {of} are cache: {name} gives them back when memory is short. In {} that takes {}.",
-                HumanBytes(need.bytes),
+                " On a device of {bytes} {name} gives memory back and tries again, with {}: that saves {saved}.",
                 counted(retries),
             ),
         };
@@ -203,21 +206,25 @@ fn counted(retries: u64) -> String {
     }
 }
 
-/// The setting that needs least, where that is 1 % less than `need`.
+/// The setting that needs least, where that is 1 % less than `need`. Of several that need the same it is the first.
 fn best_setting(trace: &Trace, program: &Program, need: Need) -> Result<Option<Setting>, ReplayError> {
-    let mut best: Option<Setting> = None;
-    for setting in SETTINGS {
+    let enough = need.bytes - need.bytes / 100;
+    let least = AtomicU64::new(enough);
+    let found = on_all_cores(&SETTINGS, |&setting| {
         let choose = |context: &Context| with(setting, context);
-        // Most settings are refused by one replay.
-        let enough = best.map_or(need.bytes - need.bytes / 100, |best| best.need.bytes - 1);
-        if on_sim(trace, program, &choose, enough)?.oom.is_some() {
-            continue;
+        // Most settings are refused by one replay. Relaxed: a larger limit only makes that rarer.
+        if on_sim(trace, program, &choose, least.load(Ordering::Relaxed))?.oom.is_some() {
+            return Ok(None);
         }
         let unlimited = on_sim(trace, program, &choose, UNLIMITED)?;
-        let found = Need::of(trace, program, &choose, &unlimited)?.filter(|need| need.bytes <= enough);
-        best = found.map(|need| Setting { setting, need }).or(best);
-    }
-    Ok(best)
+        let need = Need::of(program, &choose, &unlimited)?.filter(|need| need.bytes <= enough);
+        if let Some(need) = need {
+            least.fetch_min(need.bytes, Ordering::Relaxed);
+        }
+        Ok(need.map(|need| Setting { setting, need }))
+    });
+    let found = found.into_iter().collect::<Result<Vec<_>, ReplayError>>()?;
+    Ok(found.into_iter().flatten().min_by_key(|found| found.need.bytes))
 }
 
 /// The parts of what is wasted, the largest first.
@@ -267,18 +274,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_comes_first_and_cache_is_called_cache() {
-        let [needs, cache, waste, setting] = &of_pytorch().lines()[..] else { panic!("four lines") };
+    fn what_is_needed_comes_first_and_then_what_a_shortage_saves() {
+        let [needs, shortage, waste, setting] = &of_pytorch().lines()[..] else { panic!("four lines") };
         assert_eq!(
             needs,
             "The job requests 10.00 GiB at most. To run, it needs 12.00 GiB with PyTorch's allocator (caching), and \
              11.00 GiB with Millpond: 1.00 GiB less."
         );
         assert_eq!(
-            cache,
-            "Without a limit PyTorch's allocator holds up to 20.00 GiB, Millpond 11.00 GiB. 8.00 GiB of the \
-             20.00 GiB are cache: PyTorch's allocator gives them back when memory is short. In 12.00 GiB that takes 7 \
-             retries."
+            shortage,
+            "Without a limit PyTorch's allocator holds up to 20.00 GiB, Millpond 11.00 GiB. On a device of 12.00 GiB \
+             PyTorch's allocator gives memory back and tries again, with 7 retries: that saves 8.00 GiB."
         );
         assert_eq!(
             waste,
@@ -289,6 +295,16 @@ mod tests {
             setting,
             "With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True it needs 9.00 GiB: 3.00 GiB (25 %) less, with 1 retry."
         );
+    }
+
+    #[test]
+    fn only_one_figure_is_called_cache() {
+        let caches = 5 * GIB;
+        let verdict = Verdict { waste: Waste { caches, ..waste(5 * GIB, 4 * GIB, 6 * GIB) }, ..of_pytorch() };
+        let verdict = Verdict { waste: Waste { reserved: 20 * GIB, ..verdict.waste }, ..verdict };
+        let text = verdict.lines().join("\n");
+        assert!(text.contains("5.00 GiB are cached without a live block"), "{text}");
+        assert_eq!(text.matches("cache").count(), 1, "{text}");
     }
 
     #[test]

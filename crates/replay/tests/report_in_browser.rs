@@ -1,6 +1,8 @@
 //! The report in a real browser: Chromium, which the environment variable `MILLPOND_CHROMIUM` names, or which is
-//! looked for on the path. Where there is none, the tests say so and pass.
+//! looked for on the path. Where there is none, the tests say so and pass; with `MILLPOND_REQUIRE_TOOLS` they fail.
 
+#[path = "shared/browser.rs"]
+mod browser;
 mod shared;
 
 use std::path::{Path, PathBuf};
@@ -8,9 +10,11 @@ use std::process::{Command, Stdio};
 
 use millpond::Context;
 use millpond_replay::choice::Choice;
+use millpond_replay::event::{Event, EventKind, Frame};
 use millpond_replay::fit::{Card, Need};
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
 use millpond_replay::report::{About, Section, write};
+use millpond_replay::trace::{Trace, TraceBuilder};
 use millpond_replay::verdict::{Judged, Verdict};
 
 use shared::{GNN, PIPELINE, data, only};
@@ -22,11 +26,15 @@ fn chromium() -> Option<PathBuf> {
     let found = named.filter(|file| file.is_file());
     let found = found.or_else(|| on_path(&["chromium", "chromium-browser", "google-chrome", "chrome"]));
     if found.is_none() {
-        eprintln!(
-            "skipped: there is no Chromium; install it (apt-get install chromium) or set MILLPOND_CHROMIUM"
-        );
+        skip("there is no Chromium; install it (apt-get install chromium) or set MILLPOND_CHROMIUM");
     }
     found
+}
+
+/// Says why a test looks at nothing. Where all tools are to be there, that is a failure.
+fn skip(why: &str) {
+    assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "{why}");
+    eprintln!("skipped: {why}");
 }
 
 fn on_path(names: &[&str]) -> Option<PathBuf> {
@@ -40,21 +48,55 @@ const TRACES: [&str; 2] = [GNN, PIPELINE];
 
 /// A report, and the figures that must be found in it.
 fn report() -> (String, Vec<String>) {
+    report_of(&TRACES.map(|name| only(&data(name))), &ALLOCATORS)
+}
+
+/// A report with all allocators, of a job with call stacks, and of one with tags and long names that leaks.
+fn page_with_tags() -> String {
+    report_of(&[only(&data(PIPELINE)), leaking()], &millpond_baselines::NAMES).0
+}
+
+fn leaking() -> Trace {
+    let mut builder = TraceBuilder::default();
+    let tags = ["forward/attention_with_rotary_embedding", "optimizer"].map(|tag| {
+        let function = "forward_with_a_name_that_says_all_of_what_it_does".to_owned();
+        let file = "/home/somebody/projects/model/layers/attention.py".to_owned();
+        let frame = builder.stacks.add_frame(Frame { name: function, file, line: 1234 });
+        let outer =
+            Frame { name: "<module>".to_owned(), file: "/home/somebody/train.py".to_owned(), line: 7 };
+        let outer = builder.stacks.add_frame(outer);
+        let tag = builder.stacks.add_frame(Frame::of_tag(tag));
+        builder.stacks.add_stack(&[frame, outer, tag])
+    });
+    let mut time_us = 0;
+    let mut push = |kind, address, size, stack| {
+        time_us += 1000;
+        builder.push(Event { kind, device: 0, stream: 0, time_us, address, size, stack }).unwrap();
+    };
+    for turn in 0..200 {
+        push(EventKind::Alloc, 1 << 40, (100 + turn) << 20, tags[0]);
+        push(EventKind::Alloc, turn, 3 << 20, tags[1]);
+        push(EventKind::FreeCompleted, 1 << 40, (100 + turn) << 20, tags[0]);
+    }
+    builder.finish("a_leak").remove(0)
+}
+
+fn report_of(traces: &[Trace], allocators: &[&'static str]) -> (String, Vec<String>) {
     let choice = Choice::default();
     let (mut sections, mut figures) = (Vec::new(), Vec::new());
-    for trace in TRACES.map(|name| only(&data(name))) {
-        let program = Program::new(&trace, FreeWhen::Completed);
-        let judged = |name| Judged::of(&trace, &program, &|context| choice.build(name, context)).unwrap();
-        let verdict = Verdict::of(&trace, &program, judged("caching"), judged("millpond")).unwrap().lines();
+    for trace in traces {
+        let program = Program::new(trace, FreeWhen::Completed);
+        let judged = |name| Judged::of(trace, &program, &|context| choice.build(name, context)).unwrap();
+        let verdict = Verdict::of(trace, &program, judged("caching"), judged("millpond")).unwrap().lines();
         figures.extend(verdict.clone());
-        let mut section = Section::of(&trace, &program, verdict, (Card::all(), 512 << 20));
-        for name in ALLOCATORS {
+        let mut section = Section::of(trace, &program, verdict, (Card::all(), 512 << 20));
+        for &name in allocators {
             let choose = |context: &Context| choice.build(name, context);
-            let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
+            let outcome = on_sim(trace, &program, &choose, UNLIMITED).unwrap();
             figures.push(format!("{}", millpond::HumanBytes(outcome.peak_reserved)));
             figures.push(format!("{:.3}", outcome.ratio));
             let need = Need { bytes: 10 << 30, unlimited: outcome.peak_reserved, retries: 0 };
-            section.add((&trace, &program), &choose, outcome, Some(need)).unwrap();
+            section.add((trace, &program), &choose, outcome, Some(need)).unwrap();
         }
         sections.push(section);
     }
@@ -65,23 +107,9 @@ fn report() -> (String, Vec<String>) {
 }
 
 /// Chromium, about to open a file with a profile of its own in this folder.
-fn browser(chromium: &Path, folder: &Path) -> Command {
+fn opening(chromium: &Path, folder: &Path) -> Command {
     let mut command = Command::new(chromium);
-    command
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--disable-dev-shm-usage",
-            "--virtual-time-budget=20000",
-        ])
-        .arg(format!("--user-data-dir={}", folder.join("profile").display()))
-        .stderr(Stdio::null());
+    command.args(browser::arguments(folder)).arg("--virtual-time-budget=20000").stderr(Stdio::null());
     command
 }
 
@@ -95,14 +123,14 @@ fn opened(chromium: &Path, page: &str, width: u32) -> String {
         root.dataset.tooWide = root.scrollWidth - innerWidth; }, 5000);</script></body>";
     let page = page.replacen("<title>", &format!("{note}<title>"), 1).replacen("</body>", measure, 1);
     std::fs::write(&file, page).unwrap();
-    let output = browser(chromium, folder.path())
+    let output = opening(chromium, folder.path())
         .arg("--dump-dom")
         .arg(format!("--window-size={width},12000"))
         .arg(format!("file://{}", file.display()))
         .output()
         .unwrap();
     assert!(output.status.success(), "{} failed", chromium.display());
-    String::from_utf8(output.stdout).unwrap()
+    String::from_utf8(output.stdout).unwrap().replace("&nbsp;", " ")
 }
 
 #[test]
@@ -121,13 +149,41 @@ fn browsers_wide_and_narrow_show_figures_and_every_chart() {
         assert_eq!(body.matches("<svg class=\"map\"").count(), TRACES.len() * ALLOCATORS.len(), "{width}");
         assert_eq!(body.matches("<div class=\"plot-container").count(), TRACES.len(), "{width}");
         for name in ALLOCATORS.into_iter().chain(["requested"]) {
-            assert_eq!(
-                body.matches(&format!(">{name}</text>")).count(),
-                TRACES.len(),
-                "{width}: no line for {name}"
-            );
+            // A chart names it beside the line's end, or in a legend; tables have cells with it.
+            let labels = body.split("<text ").filter_map(|text| text.split_once("</text>"));
+            let named = labels.filter(|(text, _)| {
+                text.contains(&format!(">{name}<"))
+                    || text.contains(&format!("> {name}<"))
+                    || text.ends_with(name)
+            });
+            assert_eq!(named.count(), TRACES.len(), "{width}: no line for {name}");
         }
         assert!(body.contains("over events</button>"), "{width}");
+    }
+}
+
+/// The page on a laptop and on a phone, in the light and in the dark. `MILLPOND_SCREENSHOTS` names a folder for pictures of it.
+#[test]
+fn on_every_screen_nothing_overlaps_is_cut_or_too_faint() {
+    let Some(chromium) = chromium() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.html");
+    std::fs::write(&file, page_with_tags()).unwrap();
+    let mut browser = browser::Browser::start(&chromium, folder.path());
+    let pictures = std::env::var_os("MILLPOND_SCREENSHOTS").map(PathBuf::from);
+    for (name, width, height, is_phone) in [("laptop", 1280, 800, false), ("phone", 390, 844, true)] {
+        for is_dark in [false, true] {
+            browser.open(&file, browser::Screen { width, height, is_phone, is_dark });
+            let wrong = browser.run(include_str!("shared/layout.js"));
+            if let Some(folder) = &pictures {
+                let name = format!("{name}-{}.png.base64", if is_dark { "dark" } else { "light" });
+                std::fs::write(folder.join(name), browser.picture()).unwrap();
+            }
+            assert_eq!(browser.run("innerWidth"), width);
+            let wrong: Vec<_> =
+                wrong.as_array().unwrap().iter().filter_map(serde_json::Value::as_str).collect();
+            assert!(wrong.is_empty(), "{name}, dark: {is_dark}:\n{}", wrong.join("\n"));
+        }
     }
 }
 
@@ -135,13 +191,13 @@ fn browsers_wide_and_narrow_show_figures_and_every_chart() {
 fn every_chart_is_on_paper() {
     let Some(chromium) = chromium() else { return };
     let Some(pdftotext) = on_path(&["pdftotext"]) else {
-        eprintln!("skipped: there is no pdftotext; install it (apt-get install poppler-utils)");
+        skip("there is no pdftotext; install it (apt-get install poppler-utils)");
         return;
     };
     let folder = tempfile::tempdir().unwrap();
     let [page, pdf] = ["report.html", "report.pdf"].map(|name| folder.path().join(name));
     std::fs::write(&page, report().0).unwrap();
-    let printed = browser(&chromium, folder.path())
+    let printed = opening(&chromium, folder.path())
         .arg(format!("--print-to-pdf={}", pdf.display()))
         .arg(format!("file://{}", page.display()))
         .status()

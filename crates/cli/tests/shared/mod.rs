@@ -21,8 +21,10 @@ pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
+/// What a command said on stderr, without the signs of life that a busy machine makes it give.
 pub(crate) fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    text.split_inclusive('\n').filter(|line| !line.starts_with("millpond: working: ")).collect()
 }
 
 /// The one line on stderr of a command that failed with exit code 1, or 2 for wrong usage.

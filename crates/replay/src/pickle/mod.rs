@@ -78,7 +78,7 @@ pub(crate) enum Value {
 }
 
 /// A string of a [`Heap`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Text(u32);
 
 /// What a dict turned out to be.
@@ -108,10 +108,15 @@ impl Texts {
         &self.all[text.0 as usize]
     }
 
+    /// The number of a text that is there.
+    fn find(&self, text: &str) -> Option<Text> {
+        self.index.get(text).map(|&known| Text(known))
+    }
+
     /// The text, and whether it is new.
     fn intern(&mut self, text: &str) -> (Text, bool) {
-        if let Some(&known) = self.index.get(text) {
-            return (Text(known), false);
+        if let Some(known) = self.find(text) {
+            return (known, false);
         }
         let text: std::rc::Rc<str> = text.into();
         let number = self.all.len() as u32;
@@ -142,12 +147,28 @@ impl Heap {
         }
     }
 
-    /// What a dict says under a key; `None` where it does not, or the value is no such dict.
+    /// What a dict says under a key, the last time that it does; `None` where it does not, or the value is no such dict.
+    /// A dict may stand in a file many times: after [`settle`](Self::settle) this takes few comparisons of a large one.
     pub(crate) fn look_up(&self, value: Value, key: &str) -> Option<Value> {
         let Value::Dict(id) = value else { return None };
         let Dict::Pairs(pairs) = self.dict(id) else { return None };
-        let found = pairs.iter().rev().find(|(name, _)| self.text(*name) == Some(key));
-        found.map(|&(_, value)| value)
+        let key = self.texts.find(key)?;
+        let after = pairs.partition_point(|(name, _)| {
+            #[cfg(test)]
+            tests::compare();
+            text_of(*name) <= Some(key)
+        });
+        pairs[..after].last().filter(|(name, _)| text_of(*name) == Some(key)).map(|&(_, value)| value)
+    }
+
+    /// Sorts each dict by its keys, for look-ups.
+    fn settle(&mut self) {
+        for dict in &mut self.dicts {
+            if let Dict::Pairs(pairs) = dict {
+                // Stable: of equal keys the last stays the last.
+                pairs.sort_by_key(|(name, _)| text_of(*name));
+            }
+        }
     }
 
     /// The text of a string.
@@ -156,6 +177,14 @@ impl Heap {
             Value::Text(text) => Some(self.texts.get(text)),
             _ => None,
         }
+    }
+}
+
+/// The string that a key is, if it is one.
+fn text_of(key: Value) -> Option<Text> {
+    match key {
+        Value::Text(text) => Some(text),
+        _ => None,
     }
 }
 
@@ -176,7 +205,9 @@ pub(crate) fn load(
 ) -> Result<(Heap, Value), PickleError> {
     let mut input = Input::new(source, limits.bytes);
     let result = machine::Machine::new(limits, fold).run(&mut input);
-    result.map_err(|error| error.at(input.position()))
+    let (mut heap, value) = result.map_err(|error| error.at(input.position()))?;
+    heap.settle();
+    Ok((heap, value))
 }
 
 /// The result of one step.

@@ -1,4 +1,16 @@
+use std::cell::Cell;
+
 use super::*;
+
+thread_local! {
+    /// Keys that look-ups have compared on this thread.
+    static COMPARED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts a key that a look-up compares.
+pub(super) fn compare() {
+    COMPARED.set(COMPARED.get() + 1);
+}
 
 struct KeepAll;
 
@@ -99,6 +111,39 @@ fn no_opcode_takes_more_memory_than_allowed() {
 fn a_list_that_holds_itself_is_read() {
     let (heap, root) = read(b"\x80\x04]\x94h\x00a.").unwrap();
     assert_eq!(heap.items(root), Some(&[root][..]));
+}
+
+#[test]
+fn of_equal_keys_the_last_counts_and_keys_that_are_no_text_are_passed_over() {
+    let (heap, root) =
+        read(b"\x80\x04}(\x8c\x01aK\x01K\x05K\x06\x8c\x01aK\x02\x8c\x01bK\x03u\x8c\x01bK\x04s.").unwrap();
+    let number = |key| heap.look_up(root, key).and_then(integer);
+    assert_eq!(["a", "b", "c"].map(number), [Some(2), Some(4), None]);
+}
+
+#[test]
+fn a_large_dict_that_stands_many_times_costs_few_comparisons_each_time() {
+    const KEYS: u32 = 2000;
+    const TIMES: usize = 1000;
+    // {"device_traces": [], "segments": [segment] * TIMES}, where the segment has KEYS keys of its own.
+    let text = |name: &str| [&[0x8c, name.len() as u8], name.as_bytes()].concat();
+    let field = |name: &str, value: &[u8]| [&text(name), value].concat();
+    let padding = (0..KEYS).flat_map(|key| field(&format!("k{key}"), b"N"));
+    let segment: Vec<u8> = [&b"}("[..], &field("address", b"M\0\x10"), &field("total_size", b"M\0\x10")]
+        .concat()
+        .into_iter()
+        .chain(padding)
+        .chain(*b"u")
+        .collect();
+    let segments = [&b"]("[..], &segment, &b"2".repeat(TIMES - 1), b"e"].concat();
+    let file =
+        [b"\x80\x04}(", &field("device_traces", b"]")[..], &field("segments", &segments), b"u."].concat();
+    COMPARED.set(0);
+    // Nothing happened in it, which is found out once all of it was looked at.
+    assert!(crate::read::read_from(&mut &*file, "snapshot", crate::read::Limits::default()).is_err());
+    let (compared, each) = (COMPARED.get(), u64::from(KEYS.ilog2()) + 1);
+    // Five keys of a segment, and four of the snapshot.
+    assert!(compared <= (5 * TIMES as u64 + 4) * each, "{compared} comparisons for {TIMES} segments");
 }
 
 #[test]

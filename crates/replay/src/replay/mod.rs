@@ -11,6 +11,7 @@
 mod managed;
 mod outcome;
 mod program;
+mod rising;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -28,6 +29,7 @@ use millpond_baselines::{Allocator, ChoiceError, memory_of};
 pub use managed::{Moves, in_managed_memory};
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
+pub(crate) use rising::about_needed;
 pub use waste::{Map, Waste, at_peak, map_at_peak};
 pub use watch::{Backing, Watched};
 
@@ -177,29 +179,66 @@ impl Stage {
         steps: &[Step],
         blocks: &mut [DevicePtr],
     ) -> Result<Played, ReplayError> {
-        let start = Instant::now();
-        let stopped = self.play_until_refused(allocator, steps, blocks);
-        let took = start.elapsed();
-        let Some((event, error)) = stopped else {
-            return Ok(Played { events: steps.len(), took, oom: None });
-        };
-        let bytes = steps[event].size;
-        match error {
-            millpond::Error::OutOfMemory(_)
-            | millpond::Error::Device(millpond::device::DeviceError::OutOfMemory { .. }) => {
-                Ok(Played { events: event, took, oom: Some(Oom { event, bytes }) })
-            }
-            error => Err(ReplayError::Failed { allocator: allocator.name().to_owned(), event, error }),
-        }
+        self.play_watched(allocator, steps, blocks, |_, _, _| {})
     }
 
-    /// The loop that the events a second are counted in. Returns the step that was refused.
+    /// As [`play`](Self::play). After each step `look` gets its number, the step, and the address that it allocated or
+    /// freed.
+    ///
+    /// # Errors
+    /// As for [`play`](Self::play).
+    pub fn play_watched(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+        mut look: impl FnMut(usize, &Step, DevicePtr),
+    ) -> Result<Played, ReplayError> {
+        self.play_until(allocator, steps, blocks, |at, step, ptr| {
+            look(at, step, ptr);
+            false
+        })
+    }
+
+    /// As [`play_watched`](Self::play_watched), and ends with the first step that is the `last`.
+    ///
+    /// # Errors
+    /// As for [`play`](Self::play).
+    pub fn play_until(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+        last: impl FnMut(usize, &Step, DevicePtr) -> bool,
+    ) -> Result<Played, ReplayError> {
+        let start = Instant::now();
+        let (events, refused) = self.play_until_refused(allocator, steps, blocks, last);
+        let took = start.elapsed();
+        let oom = match refused {
+            None => None,
+            Some(
+                millpond::Error::OutOfMemory(_)
+                | millpond::Error::Device(millpond::device::DeviceError::OutOfMemory { .. }),
+            ) => Some(Oom { event: events, bytes: steps[events].size }),
+            Some(error) => {
+                return Err(ReplayError::Failed {
+                    allocator: allocator.name().to_owned(),
+                    event: events,
+                    error,
+                });
+            }
+        };
+        Ok(Played { events, took, oom })
+    }
+
+    /// The loop that the events a second are counted in. Returns how many steps were done, and why the next was refused.
     fn play_until_refused(
         &self,
         allocator: &dyn Allocator,
         steps: &[Step],
         blocks: &mut [DevicePtr],
-    ) -> Option<(usize, millpond::Error)> {
+        mut last: impl FnMut(usize, &Step, DevicePtr) -> bool,
+    ) -> (usize, Option<millpond::Error>) {
         let mut time_us = None;
         for (at, step) in steps.iter().enumerate() {
             if time_us != Some(step.time_us) {
@@ -209,16 +248,19 @@ impl Stage {
             let stream = &self.streams[usize::from(step.stream)];
             let block = &mut blocks[step.block as usize];
             let done = if step.alloc {
-                allocator.allocate(step.size, stream).map(|ptr| *block = ptr)
+                allocator.allocate(step.size, stream).inspect(|&ptr| *block = ptr)
             } else {
+                let ptr = std::mem::take(block);
                 // SAFETY: the replay alone has the block, and its work is the trace's, ordered as there.
-                unsafe { allocator.free(std::mem::take(block), stream) }
+                unsafe { allocator.free(ptr, stream) }.map(|()| ptr)
             };
-            if let Err(error) = done {
-                return Some((at, error));
+            match done {
+                Ok(ptr) if last(at, step, ptr) => return (at + 1, None),
+                Ok(_) => {}
+                Err(error) => return (at, Some(error)),
             }
         }
-        None
+        (steps.len(), None)
     }
 
     /// What the allocator sees of time is the trace's own, to which the device's calls add what they take.

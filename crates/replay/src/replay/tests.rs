@@ -71,7 +71,7 @@ fn the_smallest_capacity_fits_and_a_step_less_does_not() {
     for allocator in ["millpond", "caching", "stream-ordered"] {
         let choose = named(allocator);
         let unlimited = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
-        let smallest = crate::fit::Need::of(&trace, &program, &choose, &unlimited).unwrap().unwrap().bytes;
+        let smallest = crate::fit::Need::of(&program, &choose, &unlimited).unwrap().unwrap().bytes;
         let outcome = |capacity| on_sim(&trace, &program, &choose, capacity).unwrap().oom;
         assert_eq!(outcome(smallest), None, "{allocator}");
         assert!(smallest >= unlimited.peak_requested);
@@ -160,14 +160,16 @@ fn every_reserved_byte_at_the_peak_is_accounted_for() {
     let program = Program::new(&trace, FreeWhen::Completed);
     for name in millpond_baselines::NAMES {
         let choose = named(name);
-        let waste = at_peak(&program, &choose).unwrap();
+        let most = on_sim(&trace, &program, &choose, UNLIMITED).unwrap().peak_reserved;
+        let waste = at_peak(&program, &choose, most).unwrap();
+        assert_eq!(waste, at_peak(&program, &choose, u64::MAX).unwrap(), "whether the most is known or not");
         let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
         assert_eq!(waste.reserved, outcome.peak_reserved, "{name}");
         let sum = waste.requested + waste.rounding + waste.holes + waste.caches + waste.other_streams;
         assert_eq!(sum, waste.reserved, "{name}: {waste:?}");
     }
     // PyTorch keeps a pool for each stream, and this job has six of them.
-    let caching = at_peak(&program, &named("caching")).unwrap();
+    let caching = at_peak(&program, &named("caching"), u64::MAX).unwrap();
     assert!(caching.other_streams > caching.reserved / 4, "{caching:?}");
 }
 

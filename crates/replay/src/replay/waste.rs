@@ -32,12 +32,14 @@ pub struct Waste {
 /// What blocks are rounded up to by every allocator here, at least.
 const UNIT: u64 = 512;
 
-/// Replays a program on a simulated device up to the moment at which most is reserved, and accounts for it.
+/// Replays a program on a simulated device up to the moment at which most is reserved, and accounts for it. `most` is what
+/// is reserved at most, in bytes, as an [`Outcome`](super::Outcome) without a limit says; `u64::MAX` where that is not known,
+/// which takes two replays more.
 ///
 /// # Errors
 /// [`ReplayError`].
-pub fn at_peak(program: &Program, choose: &Choose<'_>) -> Result<Waste, ReplayError> {
-    Ok(map_at_peak(program, choose)?.0)
+pub fn at_peak(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Waste, ReplayError> {
+    Ok(map_at_peak(program, choose, most)?.0)
 }
 
 /// What lies where at one moment: address and bytes of each, by rising address.
@@ -53,21 +55,34 @@ pub struct Map {
 ///
 /// # Errors
 /// [`ReplayError`].
-pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map), ReplayError> {
-    let peak = peak_step(program, choose)?;
-    let steps = &program.steps[..program.steps.len().min(peak + 1)];
-    let Some(grown) = steps.last() else { return Ok(Default::default()) };
+pub fn map_at_peak(program: &Program, choose: &Choose<'_>, most: u64) -> Result<(Waste, Map), ReplayError> {
+    if let Some(found) = map_where(program, choose, most)? {
+        return Ok(found);
+    }
+    // It is reached within a step only.
+    let most = most_after_a_step(program, choose)?;
+    Ok(map_where(program, choose, most)?.unwrap_or_default())
+}
+
+/// The same at the first step after which so much is reserved; `None` where there is no such step.
+fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option<(Waste, Map)>, ReplayError> {
     let stage = Stage::watched_sim(program, UNLIMITED)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let mut freed = Vec::new();
-    for step in steps {
-        let before = blocks[step.block as usize];
-        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+    let (mut freed, mut is_reached) = (Vec::new(), false);
+    let played = stage.play_until(&*allocator, &program.steps, &mut blocks, |_, step, ptr| {
         if !step.alloc {
-            freed.push(Span { address: before.raw(), bytes: step.size.max(1), stream: step.stream });
+            freed.push(Span { address: ptr.raw(), bytes: step.size.max(1), stream: step.stream });
+            return false;
         }
-    }
+        is_reached = allocator.usage().reserved.current >= most;
+        is_reached
+    })?;
+    let steps = &program.steps[..played.events];
+    let Some(grown) = steps.last().filter(|_| is_reached) else {
+        stage.clear(&*allocator, program, &mut blocks)?;
+        return Ok(None);
+    };
     let usage = allocator.usage();
     let live = live(steps, &blocks);
     let backing = stage.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default();
@@ -81,7 +96,7 @@ pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map
     let (holes_elsewhere, caches_elsewhere) = gaps.last_used_elsewhere(&freed, grown.stream);
     let holes = gaps.holes().min(free);
     let waste = Waste {
-        event: peak,
+        event: steps.len() - 1,
         reserved,
         requested,
         rounding: rounding.min(reserved.saturating_sub(requested)),
@@ -95,26 +110,22 @@ pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map
         backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
         live: live.values().map(|span| (span.address, span.bytes)).collect(),
     };
-    Ok((waste, map))
+    Ok(Some((waste, map)))
 }
 
-/// The step after which the allocator first holds as much as it ever does.
-fn peak_step(program: &Program, choose: &Choose<'_>) -> Result<usize, ReplayError> {
+/// The most that is reserved after a step, in bytes.
+fn most_after_a_step(program: &Program, choose: &Choose<'_>) -> Result<u64, ReplayError> {
     let stage = Stage::sim(program, UNLIMITED)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let mut peak = (0, 0);
-    for (at, step) in program.steps.iter().enumerate() {
-        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+    let mut most = 0;
+    stage.play_watched(&*allocator, &program.steps, &mut blocks, |_, step, _| {
         if step.alloc {
-            let reserved = allocator.usage().reserved.current;
-            if reserved > peak.0 {
-                peak = (reserved, at);
-            }
+            most = allocator.usage().reserved.current.max(most);
         }
-    }
+    })?;
     stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(peak.1)
+    Ok(most)
 }
 
 /// A stretch of addresses that a block has or had.

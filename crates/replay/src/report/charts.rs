@@ -1,6 +1,7 @@
 //! The chart of memory over time, as [plotly's JSON](https://plotly.com/javascript/reference/).
 
-use serde_json::{Value, json};
+use millpond_baselines::MILLPOND;
+use serde_json::json;
 
 use super::{Point, Shown};
 
@@ -26,29 +27,31 @@ const TIMES: [Unit; 5] =
     [("microseconds", 1.0), ("milliseconds", 1e3), ("seconds", 1e6), ("minutes", 60e6), ("hours", 3600e6)];
 
 /// The arguments of the page's `draw`: the lines over time, the events at which their points are, the title of the
-/// axis of time, and whether events are shown first.
-pub(super) fn over_time(allocators: &[Shown], wall_us: u64, is_idle: bool) -> String {
+/// axis of time, and whether events are shown first. Later lines are drawn over earlier ones: first all allocators that are
+/// there to compare with, then what was requested, then what ran and the pool.
+pub(super) fn over_time(allocators: &[Shown], wall_us: u64, is_idle: bool, ran: &str) -> String {
     let most = allocators.iter().flat_map(|shown| &shown.points).map(|point| point.reserved).max();
     let (bytes, each) = unit(&BYTES, most.unwrap_or_default() as f64);
     let (time, tick) = unit(&TIMES, wall_us as f64);
     let (mut lines, mut events) = (Vec::new(), Vec::new());
-    let mut add = |name: &str, shown: &Shown, value: fn(&Point) -> u64| {
+    let mut add = |name: &str, shown: &Shown, role: &str, value: fn(&Point) -> u64| {
         let points = turns(&shown.points, value);
         let x: Vec<_> = points.iter().map(|point| rounded(point.time_us as f64 / tick)).collect();
         let y: Vec<_> = points.iter().map(|point| rounded(value(point) as f64 / each)).collect();
         lines.push(json!({
-            "type": "scatter", "name": name, "mode": "lines", "line": { "shape": "hv" }, "x": x, "y": y
+            "type": "scatter", "name": name, "mode": "lines", "line": { "shape": "hv" }, "meta": role, "x": x, "y": y
         }));
         events.push(points.iter().map(|point| point.event).collect::<Vec<_>>());
     };
+    let is_main = |name: &str| name == MILLPOND || name == ran;
+    for shown in allocators.iter().filter(|shown| !is_main(&shown.outcome.allocator)) {
+        add(&shown.outcome.allocator, shown, "other", |point| point.reserved);
+    }
     if let Some(first) = allocators.first() {
-        add("requested", first, |point| point.requested);
+        add("requested", first, "requested", |point| point.requested);
     }
-    for shown in allocators {
-        add(&shown.outcome.allocator, shown, |point| point.reserved);
-    }
-    if let Some(requested) = lines.first_mut() {
-        requested["fill"] = Value::from("tozeroy");
+    for shown in allocators.iter().rev().filter(|shown| is_main(&shown.outcome.allocator)) {
+        add(&shown.outcome.allocator, shown, "main", |point| point.reserved);
     }
     let layout = json!({ "yaxis": { "title": { "text": bytes }, "rangemode": "tozero" } });
     // No text in it can end the script.

@@ -15,13 +15,15 @@ mod timeline;
 use std::io::{self, Write};
 
 use millpond::HumanBytes;
+use millpond_baselines::Caching;
 
 use crate::fit::{Card, Need};
+use crate::growth::{Grown, grown};
 use crate::phases::{PhaseSum, sums};
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
 use crate::trace::Trace;
-use tables::{escaped, time};
+use tables::{escaped, prose, time};
 use timeline::{Point, is_idle, timeline};
 
 /// What a report says of itself, so that whoever gets it knows where it comes from.
@@ -43,9 +45,12 @@ pub struct Section {
     facts: Vec<String>,
     wall_us: u64,
     is_idle: bool,
+    /// The allocator that ran when the trace was recorded, as far as it is known.
+    ran: &'static str,
     allocators: Vec<Shown>,
     at_peak: Live,
     at_end: Live,
+    grown: Vec<Grown>,
     phases: Vec<PhaseSum>,
     verdict: Vec<String>,
     cards: Vec<Card>,
@@ -76,9 +81,11 @@ impl Section {
             facts: facts(trace, program),
             wall_us: trace.wall_us,
             is_idle: is_idle(trace),
+            ran: ran(trace),
             allocators: Vec::new(),
             at_peak: Live::at_peak(trace, program),
             at_end: Live::at_end(trace, program),
+            grown: grown(trace, program),
             phases: sums(trace, program),
             verdict,
             cards,
@@ -97,7 +104,8 @@ impl Section {
         outcome: Outcome,
         need: Option<Need>,
     ) -> Result<(), ReplayError> {
-        let (waste, map) = map_at_peak(program, choose)?;
+        let most = need.map_or(u64::MAX, |need| need.unlimited);
+        let (waste, map) = map_at_peak(program, choose, most)?;
         let points = timeline(trace, program, choose)?;
         self.allocators.push(Shown { outcome, need, waste, map, points });
         Ok(())
@@ -106,14 +114,16 @@ impl Section {
     fn write(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "<section id=trace-{number}><h2>{}</h2>", escaped(&self.name))?;
         for fact in &self.facts {
-            writeln!(out, "<p class=note>{}</p>", escaped(fact))?;
+            writeln!(out, "<p class=note>{}</p>", prose(fact))?;
         }
         for line in &self.verdict {
-            writeln!(out, "<p>{}</p>", escaped(line))?;
+            writeln!(out, "<p class=verdict>{}</p>", prose(line))?;
         }
+        tables::write_live("Live when most is requested", &self.at_peak, out)?;
+        self.write_grown(out)?;
         self.write_needs(out)?;
         writeln!(out, "<h3>Memory over time</h3>")?;
-        let chart = charts::over_time(&self.allocators, self.wall_us, self.is_idle);
+        let chart = charts::over_time(&self.allocators, self.wall_us, self.is_idle, self.ran);
         writeln!(
             out,
             "<div class=chart id=time-{number}></div><script>draw(\"time-{number}\", {chart})</script>"
@@ -122,20 +132,32 @@ impl Section {
         self.write_waste(out)?;
         self.write_maps(out)?;
         self.write_calls(out)?;
-        tables::write_live("when most is requested", &self.at_peak, out)?;
-        tables::write_sizes(&self.at_peak, out)?;
-        tables::write_live("at the end", &self.at_end, out)?;
+        tables::write_live("Live at the end", &self.at_end, out)?;
         writeln!(out, "</section>")
     }
 
     fn write_maps(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "<h3>What lies where when each allocator holds the most</h3><p class=note><span class=live></span>live \
+            "<h3>What lies where when each allocator holds the most</h3><p class=\"note key\"><span class=live></span>live \
              <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
              pages and segments</p>"
         )?;
-        for shown in self.allocators.iter().filter(|shown| !shown.map.backing.is_empty()) {
+        for shown in &self.allocators {
+            if shown.map.backing.is_empty() {
+                writeln!(
+                    out,
+                    "<figure><figcaption>{}: {}. No map: {}.</figcaption></figure>",
+                    escaped(&shown.outcome.allocator),
+                    HumanBytes(shown.waste.reserved),
+                    if shown.waste.reserved == 0 {
+                        "it held nothing"
+                    } else {
+                        "the driver's own pool does not say where its memory lies"
+                    }
+                )?;
+                continue;
+            }
             let pages = shown.map.backing.len();
             writeln!(
                 out,
@@ -148,6 +170,15 @@ impl Section {
             )?;
         }
         Ok(())
+    }
+}
+
+/// The allocator that ran; nothing for a trace that does not say.
+fn ran(trace: &Trace) -> &'static str {
+    match trace.is_pytorchs {
+        true if trace.settings.contains("expandable_segments:True") => Caching::EXPANDABLE,
+        true => Caching::NAME,
+        false => "",
     }
 }
 
@@ -197,7 +228,7 @@ pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Re
         writeln!(out, "<nav><h2>Traces</h2><ol>")?;
         for (number, Section { name, verdict, .. }) in sections.iter().enumerate() {
             let first = verdict.first().map(String::as_str).unwrap_or_default();
-            let (name, first) = (escaped(name), escaped(first));
+            let (name, first) = (escaped(name), prose(first));
             writeln!(out, "<li><a href=\"#trace-{number}\">{name}</a> <span class=no>{first}</span></li>")?;
         }
         writeln!(out, "</ol></nav>")?;

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use millpond::HumanBytes;
 
 use super::{Section, Shown};
-use crate::fit::Need;
+use crate::fit::{Card, Need};
+use crate::growth::STRETCHES;
 use crate::replay::Outcome;
 use crate::sites::Live;
 
@@ -15,31 +16,46 @@ impl Section {
     pub(super) fn write_needs(&self, out: &mut dyn Write) -> io::Result<()> {
         let is_known = self.allocators.iter().any(|shown| shown.need.is_some());
         let has_failed = self.allocators.iter().any(|shown| shown.outcome.oom.is_some());
+        writeln!(out, "<h3>What each allocator needs and holds</h3>")?;
+        // The answer first: what is to the right may have to be scrolled to.
+        let judges = is_known && !has_failed;
         let mut titles = vec!["allocator".to_owned()];
-        if is_known {
-            titles.extend(["needs", "retries"].map(str::to_owned));
-        }
-        titles.extend(["reserved", "ratio"].map(str::to_owned));
-        if is_known && !has_failed {
+        titles.extend(is_known.then(|| "needs".to_owned()));
+        titles.extend(judges.then(|| "runs on".to_owned()));
+        titles.push("held".to_owned());
+        titles.extend(is_known.then(|| "retries".to_owned()));
+        titles.push("ratio".to_owned());
+        if judges {
             titles.extend(self.cards.iter().map(|card| escaped(&card.name)));
         }
+        let fits = |need: &Need, card: &Card| card.fits(need.bytes, self.context);
         let row = |shown: &Shown| {
             let Outcome { allocator, peak_reserved, ratio, oom, .. } = &shown.outcome;
             let mut row = vec![escaped(allocator)];
+            let known = |what: fn(Need) -> String| shown.need.map_or_else(unknown, what);
             if is_known {
-                let known = |what: fn(Need) -> String| shown.need.map_or_else(unknown, what);
                 row.push(known(|need| HumanBytes(need.bytes).to_string()));
+            }
+            if judges {
+                let cards =
+                    shown.need.iter().flat_map(|need| self.cards.iter().filter(|card| fits(need, card)));
+                let least = cards.min_by_key(|card| card.gib);
+                row.push(
+                    least.map_or_else(|| "<span class=no>none</span>".to_owned(), |card| escaped(&card.name)),
+                );
+            }
+            row.push(HumanBytes(*peak_reserved).to_string());
+            if is_known {
                 row.push(known(|need| thousands(need.retries)));
             }
-            row.extend([HumanBytes(*peak_reserved).to_string(), format!("{ratio:.3}")]);
+            row.push(format!("{ratio:.3}"));
             if let Some(oom) = oom {
                 row.push(format!("out of memory at event {}", thousands(oom.event as u64)));
-            } else if is_known && !has_failed {
-                let fits =
-                    |need: Need| self.cards.iter().map(move |card| card.fits(need.bytes, self.context));
+            } else if judges {
                 let mark =
                     |fits| if fits { "<span class=yes>yes</span>" } else { "<span class=no>no</span>" };
-                row.extend(shown.need.into_iter().flat_map(fits).map(|fits| mark(fits).to_owned()));
+                let marks = shown.need.iter().flat_map(|need| self.cards.iter().map(|card| fits(need, card)));
+                row.extend(marks.map(|fits| mark(fits).to_owned()));
             }
             row
         };
@@ -48,13 +64,36 @@ impl Section {
             let in_gib = self.cards.iter().any(|card| card.name == card.gib.to_string());
             writeln!(
                 out,
-                "<p class=note>Needs: the smallest device on which the job runs, with so many retries. Cards{} have {} \
-                 less, for the driver's context and libraries.</p>",
+                "<p class=note>Needs: the smallest device on which the job runs, with so many retries. Runs on: the smallest \
+                 card. Cards{} have {} less, for the driver's context and libraries. Held: the most at once, without a limit.</p>",
                 if in_gib { ", in GiB," } else { "" },
                 HumanBytes(self.context)
             )?;
         }
         Ok(())
+    }
+
+    /// What was held more and more of.
+    pub(super) fn write_grown(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.grown.is_empty() {
+            return writeln!(out, "<h3>Grew from step to step: nothing</h3>");
+        }
+        writeln!(out, "<h3>Grew from step to step</h3><div class=\"names grown\">")?;
+        let rows = self.grown.iter().map(|grown| {
+            let (from, to) = grown.from_to();
+            let name = match (&grown.tag, &grown.site) {
+                (Some(tag), Some(site)) => breakable(&format!("{tag}: {site}")),
+                (None, Some(site)) => breakable(site),
+                (_, None) => format!("blocks of {}", grown.size.map_or_else(|| "0 B".to_owned(), sizes)),
+            };
+            let [more, from, to] = [grown.bytes(), from, to].map(|bytes| HumanBytes(bytes).to_string());
+            vec![format!("+{more}"), from, to, name]
+        });
+        table(&["more by", "from", "to", "call site"], rows, out)?;
+        writeln!(
+            out,
+            "</div><p class=note>The least that is held in the second of {STRETCHES} parts of the run, and in the last.</p>"
+        )
     }
 
     /// Where the bytes are that nobody asked for.
@@ -141,49 +180,75 @@ impl Section {
 /// Names of phases that are listed.
 const MOST_PHASES: usize = 30;
 
-/// Who holds what is live at a moment.
+/// Who holds what is live at a moment, and in blocks of which size that is.
 pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Result<()> {
     if live.blocks == 0 {
-        return writeln!(out, "<h3>Live {when}: nothing</h3>");
+        return writeln!(out, "<h3>{when}: nothing</h3>");
     }
     let (bytes, blocks) = (HumanBytes(live.bytes), thousands(live.blocks));
     let many = if live.blocks == 1 { "block" } else { "blocks" };
-    writeln!(out, "<h3>Live {when}: {bytes} in {blocks} {many}</h3>")?;
+    let title = prose(&format!("{when}: {bytes} in {blocks} {many}"));
+    writeln!(out, "<h3>{title}</h3><div class=beside>")?;
+    write_tags(live, out)?;
     if live.sites.is_empty() {
-        return writeln!(out, "<p class=note>No tags or call stacks were recorded to say whose.</p>");
+        writeln!(out, "<p class=note>No tags or call stacks were recorded to say whose.</p>")?;
+    } else {
+        let rows = live.sites.iter().map(|site| {
+            let mut row = share(site.bytes, live.bytes).to_vec();
+            row.extend([thousands(site.blocks), breakable(&site.name())]);
+            row
+        });
+        writeln!(out, "<div class=\"names held\">")?;
+        table(&["bytes", "", "blocks", "call site"], rows, out)?;
+        writeln!(out, "</div>")?;
     }
-    let has_tags = live.sites.iter().any(|site| site.tag.is_some());
-    let titles: &[&str] =
-        if has_tags { &["bytes", "blocks", "tag", "call site"] } else { &["bytes", "blocks", "call site"] };
-    let rows = live.sites.iter().map(|site| {
-        let mut row = vec![bar(site.bytes, live.bytes), thousands(site.blocks)];
-        if has_tags {
-            row.push(escaped(site.tag.as_deref().unwrap_or_default()));
-        }
-        row.push(escaped(&site.site));
+    let mut by_size: Vec<_> = live.by_size.iter().collect();
+    by_size.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
+    let rows = by_size.into_iter().map(|(&from, &bytes)| {
+        let mut row = share(bytes, live.bytes).to_vec();
+        row.push(sizes(from));
         row
     });
-    writeln!(out, "<div class=names>")?;
-    table(titles, rows, out)?;
+    writeln!(out, "<div class=sizes>")?;
+    table(&["bytes", "", "in blocks of"], rows, out)?;
+    writeln!(out, "</div></div>")
+}
+
+fn write_tags(live: &Live, out: &mut dyn Write) -> io::Result<()> {
+    if live.tags.is_empty() {
+        return Ok(());
+    }
+    let rows = live.tags.iter().map(|tag| {
+        let mut row = share(tag.bytes, live.bytes).to_vec();
+        row.extend([thousands(tag.blocks), tag.tag.as_deref().map_or("(no tag)".to_owned(), breakable)]);
+        row
+    });
+    writeln!(out, "<div class=\"names held tags\">")?;
+    table(&["bytes", "", "blocks", "tag"], rows, out)?;
     writeln!(out, "</div>")
 }
 
-/// In blocks of which size that is.
-pub(super) fn write_sizes(live: &Live, out: &mut dyn Write) -> io::Result<()> {
-    let rows = live.by_size.iter().rev().map(|(&from, &bytes)| {
-        vec![bar(bytes, live.bytes), format!("{} to {}", HumanBytes(from), HumanBytes(2 * from))]
-    });
-    table(&["bytes", "in blocks of"], rows, out)
+/// From this power of two to the next.
+fn sizes(from: u64) -> String {
+    format!("{} to {}", HumanBytes(from), HumanBytes(from.saturating_mul(2)))
+}
+
+/// Text as HTML in which a line may also end behind the parts of a path.
+fn breakable(text: &str) -> String {
+    escaped(text).replace('/', "/<wbr>").replace('_', "_<wbr>").replace("::", "::<wbr>")
 }
 
 fn unknown() -> String {
     "–".to_owned()
 }
 
-/// Bytes, over a bar as long as their share.
-fn bar(bytes: u64, all: u64) -> String {
+/// Bytes, and beside them a bar as long as their share.
+fn share(bytes: u64, all: u64) -> [String; 2] {
     let share = bytes as f64 * 100.0 / all.max(1) as f64;
-    format!("<span class=bar style=\"--share:{share:.1}%\">{}</span>", HumanBytes(bytes))
+    [
+        HumanBytes(bytes).to_string(),
+        format!("<span class=bar style=\"--share:{share:.1}%\">{share:.0} %</span>"),
+    ]
 }
 
 /// A table of cells that are HTML already.
@@ -219,6 +284,24 @@ pub(super) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
     groups.join(",")
+}
+
+/// Sentences as HTML, in which no line ends between a figure and its unit.
+pub(super) fn prose(text: &str) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "%"];
+    let mut html = String::new();
+    let mut ends_in_figure = false;
+    for (at, word) in text.split(' ').enumerate() {
+        let is_unit = UNITS.contains(&word.trim_end_matches(['.', ',', ':', ';', ')']));
+        html += match at {
+            0 => "",
+            _ if is_unit && ends_in_figure => "&nbsp;",
+            _ => " ",
+        };
+        html += &escaped(word);
+        ends_in_figure = word.ends_with(|c: char| c.is_ascii_digit());
+    }
+    html
 }
 
 /// Text as HTML.

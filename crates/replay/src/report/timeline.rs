@@ -36,14 +36,13 @@ pub(super) fn timeline(
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut points = Vec::with_capacity(program.steps.len());
-    for (event, (step, time_us)) in program.steps.iter().zip(program.times(trace)).enumerate() {
-        if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
-            break;
-        }
+    let mut times = program.times(trace);
+    stage.play_watched(&*allocator, &program.steps, &mut blocks, |event, _, _| {
         let usage = allocator.usage();
         let (requested, reserved) = (usage.requested.current, usage.reserved.current);
+        let time_us = times.next().unwrap_or(trace.wall_us);
         points.push(Point { event, time_us, requested, reserved });
-    }
+    })?;
     stage.clear(&*allocator, program, &mut blocks)?;
     Ok(thinned(&points))
 }
