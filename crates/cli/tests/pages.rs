@@ -33,7 +33,7 @@ const SMALL: [&str; 10] =
 const LAUNCHERS: [&str; 3] = ["torchrun", "mpirun", "srun"];
 
 /// What is another tool's.
-const OTHERS: [&str; 1] = ["apt install "];
+const OTHERS: [&str; 2] = ["apt install ", "export MILLPOND_SECRET="];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
