@@ -84,9 +84,11 @@ def limits() -> None:
     torch.cuda.set_per_process_memory_fraction(1.0)
     told: list[Any] = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *figures: told.append(figures[:2]))
-    fails(lambda: empty(1 << 30), torch.OutOfMemoryError, "CUDA out of memory. out of memory in pool 'stand-in'")
-    assert told == [(0, 1 << 30)]
-    fails(lambda: empty(1 << 60), torch.OutOfMemoryError, "more than an address can hold")
+    begins = "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of "
+    fails(lambda: empty(1 << 30), torch.OutOfMemoryError, begins)
+    fails(lambda: empty(1 << 30), torch.OutOfMemoryError, " is free. out of memory in pool 'stand-in': ")
+    assert told == [(0, 1 << 30)] * 2
+    fails(lambda: empty(1 << 60), torch.OutOfMemoryError, "Tried to allocate more than 1EB memory")
 
 
 def settings() -> None:
@@ -119,6 +121,7 @@ def history() -> None:
         torch.cuda.memory._dump_snapshot(f"{folder}/snapshot.pickle")
         snapshot = pickle.loads((Path(folder) / "snapshot.pickle").read_bytes())
     torch.cuda.memory._record_memory_history(enabled=None)
+    assert snapshot["device_traces"][0][-1]["action"] == "free_completed", "the snapshot itself comes after it"
     events = [event for event in snapshot["device_traces"][0] if event["addr"] == address]
     assert [event["action"] for event in events] == ["alloc", "free_requested", "free_completed"]
     assert [frame["name"] for frame in events[0]["frames"]][:2] == ["empty", "history"]
@@ -137,9 +140,11 @@ def segments() -> None:
     tensors.clear()
     torch.cuda.empty_cache()
     mapped: dict[int, int] = {}
-    actions = set()
+    actions, stacks = set(), {"segment_map": "empty", "segment_unmap": "empty_cache"}
     for event in torch.cuda.memory._snapshot()["device_traces"][0]:
         actions.add(event["action"])
+        if event["action"] in stacks:
+            assert stacks[event["action"]] in {frame["name"] for frame in event["frames"]}
         if event["action"] == "segment_map":
             assert event["addr"] not in mapped
             mapped[event["addr"]] = event["size"]
@@ -238,6 +243,10 @@ def without_cache() -> None:
     tensor = empty(MIB)
     assert pool.stats().blocks.current == before and tensor.data_ptr() not in live()
     tensor.record_stream(torch.cuda.current_stream())
+    requested = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+    raw = torch.cuda.caching_allocator_alloc(MIB)
+    assert torch.cuda.memory_stats()["requested_bytes.all.allocated"] == requested
+    torch.cuda.caching_allocator_delete(raw)
     torch.cuda.caching_allocator_enable(True)
     assert empty(MIB).data_ptr() != tensor.data_ptr()
     # Each goes back to where it came from.

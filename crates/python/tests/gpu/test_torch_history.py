@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensors import ALLOCATOR, MIB, VERSION, empty, filled, history, limited, live_in  # noqa: E402
+from tensors import MIB, VERSION, empty, filled, history, limited, live_in  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("native_interface", "nothing_is_broken")]
 
@@ -233,8 +233,17 @@ def test_an_emptied_cache_has_the_stack_of_who_emptied_it(context: str) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         given = [event for event in events_of(snapshot()) if event["action"] in ("segment_free", "segment_unmap")]
-    # Millpond's pages have no stack.
-    assert ("empty_cache" in json.dumps(given)) == (context == "all" and ALLOCATOR == "native")
+    assert given and ("empty_cache" in json.dumps(given)) == (context == "all")
+
+
+# test_cpp_memory_snapshot_pickle
+def test_the_last_event_is_what_came_before_the_snapshot() -> None:
+    with history(context=None, clear_history=True):
+        tensor = empty(3 * MIB)
+        first, second = events_of(snapshot()), events_of(snapshot())
+    assert (first[-1]["action"], first[-1]["size"]) == ("alloc", 3 * MIB)
+    assert [event["action"] for event in second[len(first) :]] == ["snapshot"]
+    del tensor
 
 
 # test_memory_plots_metadata

@@ -213,6 +213,18 @@ def test_a_raw_allocation_is_counted() -> None:
         torch.cuda.caching_allocator_alloc(MIB, 0, "stream")
 
 
+# test_cachingAllocator_raw_alloc
+def test_a_raw_allocation_without_the_cache_is_not_counted() -> None:
+    before = figure("requested_bytes.all.allocated")
+    torch.cuda.caching_allocator_enable(False)
+    try:
+        address = torch.cuda.caching_allocator_alloc(MIB)
+        assert figure("requested_bytes.all.allocated") == before
+        torch.cuda.caching_allocator_delete(address)
+    finally:
+        torch.cuda.caching_allocator_enable(True)
+
+
 def test_the_allocator_cannot_be_changed_again() -> None:
     filled(1)
     again = torch.cuda.memory._get_current_allocator()
@@ -221,6 +233,19 @@ def test_the_allocator_cannot_be_changed_again() -> None:
 
 
 # ---- limits ------------------------------------------------------------------------------------------------------------
+
+
+# test_out_of_memory
+def test_out_of_memory_begins_as_pytorchs_own() -> None:
+    total = torch.cuda.mem_get_info()[1]
+    begins = rf"^CUDA out of memory\. Tried to allocate {{}}\. GPU 0 has a total capacity of {total / GIB:.2f} GiB of which "
+    with pytest.raises(torch.OutOfMemoryError, match=begins.format("800000000.00 GiB")):
+        empty(800_000_000 * GIB)
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory. Tried to allocate more than 1EB memory"):
+        empty(8_000_000_000 * GIB)
+    with limited(64 * MIB), pytest.raises(torch.OutOfMemoryError, match=begins.format("100.00 MiB")):
+        empty(100 * MIB)
+    assert holds(filled(1), 1)
 
 
 # test_set_per_process_memory_fraction
@@ -409,6 +434,21 @@ def test_memory_in_use_by_another_stream_is_not_handed_out() -> None:
         assert address not in addresses_of(others)
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(result, data)
+
+
+# test_record_stream
+def test_small_memory_is_handed_out_again_once_its_use_is_complete() -> None:
+    stream = torch.cuda.Stream()
+    tensor = empty(16)
+    address = tensor.data_ptr()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(WHILE)
+    tensor.record_stream(stream)
+    del tensor
+    while_in_use = empty(16)
+    assert while_in_use.data_ptr() != address or stream.query()
+    stream.synchronize()
+    assert address in {empty(16).data_ptr(), while_in_use.data_ptr()}
 
 
 # test_record_stream_on_shifted_view

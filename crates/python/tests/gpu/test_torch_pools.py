@@ -622,7 +622,10 @@ def test_streams_that_join_a_capture_allocate_in_its_pool() -> None:
     first.wait_stream(second)
     with torch.cuda.stream(first):
         graph.capture_end()
-    assert set(live_in(segments_of(graph.pool()))) == {y.data_ptr(), z.data_ptr()}
+    segments = segments_of(graph.pool())
+    assert set(live_in(segments)) == {y.data_ptr(), z.data_ptr()}
+    of_stream = {segment["stream"]: live_in([segment]) for segment in segments}
+    assert of_stream == {first.cuda_stream: [y.data_ptr()], second.cuda_stream: [z.data_ptr()]}
     graph.replay()
     torch.cuda.synchronize()
     torch.testing.assert_close(z, x + 2)

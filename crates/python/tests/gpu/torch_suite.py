@@ -68,9 +68,9 @@ def main() -> None:
     parser.add_argument("--test", action="append", default=[], help="only tests whose name contains it")
     parser.add_argument("--jobs", type=int, default=10, help="processes at a time (%(default)s)")
     parser.add_argument("--limit", type=float, default=90, help="seconds for one test (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=9, help="for all of it; what is left then is said (%(default)s)")
-    options = parser.parse_args()
-    ends = time.monotonic() + options.minutes * 60
+    parser.add_argument("--minutes", type=float, default=30, help="for all of it; what is left then is said (%(default)s)")
+    options = parser.parse_intermixed_args()
+    ends: float = time.monotonic() + options.minutes * 60
 
     def left() -> float:
         return ends - time.monotonic()
@@ -84,6 +84,8 @@ def main() -> None:
                 print(line, file=log, flush=True)
 
     def run(test: str, *, over_millpond: bool) -> Ended:
+        if left() < 5:
+            return Ended("not run", "")
         return pytest(options.folder, [test], over_millpond=over_millpond, limit=min(options.limit, left()))
 
     paths = sorted(path.relative_to(options.folder) for path in options.folder.rglob("test_*.py"))
@@ -108,9 +110,10 @@ def main() -> None:
         counts = {verdict: sum(ended.verdict == verdict for ended in first) for verdict in ("passed", "skipped")}
         # A test that is skipped over millpond may run with PyTorch's allocator.
         skipped = [test for test, ended in zip(tests, first, strict=True) if ended.verdict == "skipped"]
-        native = pool.map(lambda test: run(test, over_millpond=False), skipped)
-        again = [test for test, ended in zip(tests, first, strict=True) if not ended.is_good]
-        again += [test for test, ended in zip(skipped, native, strict=True) if ended.verdict == "passed"]
+        natively = pool.map(lambda test: run(test, over_millpond=False), skipped)
+        not_run = [test for test, ended in zip(tests, first, strict=True) if ended.verdict == "not run"]
+        again = [test for test, ended in zip(tests, first, strict=True) if not ended.is_good and test not in not_run]
+        again += [test for test, ended in zip(skipped, natively, strict=True) if ended.verdict == "passed"]
         say(f"{len(tests)} tests over millpond: {counts['passed']} passed, {counts['skipped']} skipped, {len(again)} to repeat")
         for path in {path for path, _ in whole}:
             ours, native = whole[path, True].result(), whole[path, False].result()
@@ -120,10 +123,10 @@ def main() -> None:
                 say(ours.text[-3000:])
 
     fail_natively = 0
-    for number, test in enumerate(again):
+    for test in again:
         if left() < 20:
-            say(f"no time was left for: {' '.join(again[number:])}")
-            break
+            not_run.append(test)
+            continue
         if run(test, over_millpond=False).verdict != "passed":
             fail_natively += 1
             continue
@@ -135,7 +138,9 @@ def main() -> None:
     for test, ended in worse:
         say(f"\n== {test}: {ended.verdict} over millpond, and passed with PyTorch's allocator", ended.text[-2500:])
     say("", f"passed with PyTorch's allocator and not over millpond: {len(worse)}", *(f"  {test}" for test, _ in worse))
-    sys.exit(bool(worse))
+    if not_run:
+        say(f"no time was left for {len(not_run)}; name them with --test, or allow more --minutes: {' '.join(not_run)}")
+    sys.exit(bool(worse or not_run))
 
 
 if __name__ == "__main__":
