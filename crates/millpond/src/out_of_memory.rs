@@ -39,6 +39,8 @@ pub struct OutOfMemory {
     pub cached: u64,
     /// Physical bytes that the pool holds.
     pub reserved: u64,
+    /// Bytes that the pool may still take from the device under every limit, in whole pages.
+    pub room: u64,
     /// Bytes that other pools of this context hold.
     pub other_pools: u64,
     /// Bytes free on the device, as its driver counts.
@@ -83,6 +85,10 @@ impl OutOfMemory {
             (Limit::Budget { limit, .. }, _) if self.requested > limit => {
                 "raise the budget, or request less".to_owned()
             }
+            (Limit::Budget { .. }, _) if self.lacking() > 0 => {
+                let lacking = HumanBytes(self.lacking());
+                format!("free or trim {lacking} in any of its pools, or raise the budget")
+            }
             (Limit::Budget { .. }, _) => "free or trim in any of its pools, or raise the budget".to_owned(),
             (Limit::Headroom(_), Some(free)) => format!("{free}, or lower headroom"),
             (Limit::Headroom(_), None) => "lower headroom".to_owned(),
@@ -90,6 +96,18 @@ impl OutOfMemory {
             (Limit::Device, Some(free)) => free,
             (Limit::Device, None) => format!("free memory elsewhere on the {}", self.owner()),
         }
+    }
+
+    /// Bytes of live blocks that have to be freed in the pool for the request to succeed. `None` where that alone is not
+    /// enough. It is exact where nothing is cached and the blocks are of whole pages. Else it may be more: what is cached on a
+    /// page with a live block is not yet the request's.
+    pub fn to_free(&self) -> Option<u64> {
+        Some(self.lacking()).filter(|lacking| (1..=self.live).contains(lacking))
+    }
+
+    /// Bytes that neither the cache nor the room under the limits has.
+    fn lacking(&self) -> u64 {
+        self.requested.saturating_sub(self.cached).saturating_sub(self.room)
     }
 
     /// What has the memory.
@@ -131,14 +149,15 @@ impl OutOfMemory {
 
     /// How much to free in the pool; `None` where nothing is live.
     fn what_to_free(&self) -> Option<String> {
-        match self.requested.checked_sub(self.cached) {
+        match (self.to_free(), self.lacking()) {
             _ if self.live == 0 => None,
-            Some(lacking @ 1..) if lacking <= self.live => {
-                Some(format!("free {} of live blocks", HumanBytes(lacking)))
+            (Some(free), _) => {
+                let about = if self.cached > 0 { "about " } else { "" };
+                Some(format!("free {about}{} of live blocks", HumanBytes(free)))
             }
-            Some(1..) => Some("free the live blocks, which alone is not enough".to_owned()),
             // Whole pages would have been used, or given back.
-            _ => Some("free live blocks that share a page with what is cached".to_owned()),
+            (None, 0) => Some("free live blocks that share a page with what is cached".to_owned()),
+            (None, _) => Some("free the live blocks, which alone is not enough".to_owned()),
         }
     }
 }
@@ -194,6 +213,7 @@ mod tests {
             blocks: 1,
             cached: 2 * MIB,
             reserved: 10 * MIB,
+            room: 0,
             other_pools: 0,
             device_free: 500 * MIB,
             device_total: 1 << 30,
@@ -221,7 +241,7 @@ mod tests {
         };
         assert_eq!(
             said(6 * MIB, Limit::HardLimit(12 * MIB)),
-            "6.00 MiB requested, but hard_limit is 12.00 MiB: free 4.00 MiB of live blocks, or raise hard_limit"
+            "6.00 MiB requested, but hard_limit is 12.00 MiB: free about 4.00 MiB of live blocks, or raise hard_limit"
         );
         assert_eq!(
             said(64 * MIB, Limit::Budget { limit: 32 * MIB, held: 10 * MIB }),
@@ -229,13 +249,13 @@ mod tests {
         );
         assert_eq!(
             said(16 * MIB, Limit::Budget { limit: 32 * MIB, held: 30 * MIB }),
-            "16.00 MiB requested, but the pools of its budget hold 30.00 MiB of 32.00 MiB: free or trim in any of its \
-             pools, or raise the budget"
+            "16.00 MiB requested, but the pools of its budget hold 30.00 MiB of 32.00 MiB: free or trim 14.00 MiB \
+             in any of its pools, or raise the budget"
         );
         assert_eq!(
             said(6 * MIB, Limit::Headroom(512 * MIB)),
-            "6.00 MiB requested, but headroom keeps 512.00 MiB of the device free: free 4.00 MiB of live blocks, or \
-             lower headroom"
+            "6.00 MiB requested, but headroom keeps 512.00 MiB of the device free: free about 4.00 MiB of live blocks, \
+             or lower headroom"
         );
         assert_eq!(
             said(2 << 30, Limit::Device),
@@ -245,6 +265,17 @@ mod tests {
             said(600 * MIB, Limit::Device),
             "600.00 MiB requested, but the device has 500.00 MiB free: free the live blocks, which alone is not enough"
         );
+    }
+
+    #[test]
+    fn the_room_under_the_limit_need_not_be_freed() {
+        let of = |live, requested, room| {
+            let limit = Limit::HardLimit(64 * MIB);
+            OutOfMemory { live: live * MIB, cached: 0, room: room * MIB, ..report(requested * MIB, limit) }
+                .advice()
+        };
+        assert_eq!(of(58, 10, 6), "free 4.00 MiB of live blocks, or raise hard_limit");
+        assert_eq!(of(16, 60, 48), "free 12.00 MiB of live blocks, or raise hard_limit");
     }
 
     #[test]

@@ -98,6 +98,14 @@ impl PoolInner {
         ]
     }
 
+    /// Bytes that the pool may still take from the device, of which so many are free, in whole pages.
+    pub(super) fn room(&self, free: u64) -> u64 {
+        let limits = self.all_limits().into_iter();
+        let under_limits = limits.map(|(what, limit)| limit.saturating_sub(self.held_under(what)));
+        let room = under_limits.chain([free.saturating_sub(self.limits.headroom)]).min().unwrap_or(0);
+        room - room % self.device.properties().granularity
+    }
+
     /// Bytes that are held now by all that the limit is for.
     fn held_under(&self, what: Shortage) -> u64 {
         match what {

@@ -212,6 +212,7 @@ impl PoolInner {
             cached: stats.cached(),
             reserved: stats.reserved.current,
             other_pools: all.saturating_sub(stats.reserved.current),
+            room: self.room(device.free),
             device_free: device.free,
             device_total: device.total,
             largest_free: state.arena.largest_free(),

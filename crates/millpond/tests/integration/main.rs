@@ -9,6 +9,7 @@ mod processes;
 #[path = "../shared/mod.rs"]
 mod shared;
 
+mod advice;
 mod budgets;
 mod buffers;
 mod captures;
