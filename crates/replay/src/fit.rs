@@ -93,7 +93,8 @@ impl FromStr for Card {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, size) = name_and_size(text);
         let known = NAMED.iter().find(|(known, _)| known.replace(' ', "").eq_ignore_ascii_case(&name));
-        let bare = || name.parse().ok().filter(|gib| *gib <= MOST_GIB_WITHOUT_UNIT);
+        // Not "RTX 12", which is no card: its name is not its size.
+        let bare = || text.trim().parse().ok().filter(|gib| *gib <= MOST_GIB_WITHOUT_UNIT);
         let gib = match (known, name.is_empty()) {
             (Some((_, gib)), _) => Some(size.unwrap_or(*gib)),
             (None, true) => size,
@@ -319,7 +320,7 @@ mod tests {
         ] {
             assert_eq!(gib(text), expected, "{text}");
         }
-        for unknown in ["1080", "4091", "A100x", "2 x 4090", "24MiB"] {
+        for unknown in ["rtx99", "RTX 12", "1080", "4091", "A100x", "2 x 4090", "24MiB"] {
             assert!(unknown.parse::<Card>().is_err(), "{unknown}");
         }
     }
