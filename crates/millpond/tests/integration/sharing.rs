@@ -547,7 +547,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
 #[test]
 fn a_freed_block_is_nobody_elses_while_it_is_open() {
     let (context, pool, stream) = host();
-    let buffer = Buffer::from_slice(&pool, &[7_u8; 4 << 20], &stream).unwrap();
+    let buffer = Buffer::from_slice(&pool, &vec![7_u8; 4 << 20], &stream).unwrap();
     let ptr = buffer.ptr();
     let first = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
     let second = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
@@ -749,7 +749,7 @@ fn nonsense_over_a_socket_is_an_error() {
 fn a_receiver_that_moves_in_a_file_moves_no_other() {
     let (context, pool, stream) = host();
     // So that the next begins further on in the file.
-    let _before = Buffer::from_slice(&pool, &[1_u32; 5 << 20], &stream).unwrap();
+    let _before = Buffer::from_slice(&pool, &vec![1_u32; 5 << 20], &stream).unwrap();
     let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
     let shared = buffer.share().unwrap();
     let [first, second] = [pass(&shared), pass(&shared)];
@@ -825,7 +825,7 @@ fn a_peer_cannot_make_the_file_of_a_device_useless() {
         rustix::fs::ftruncate(file, 1 << 40).unwrap();
     }
     // It still grows, and is still mapped.
-    let more = Buffer::from_slice(&pool, &[2_u8; 40 << 20], &stream).unwrap();
+    let more = Buffer::from_slice(&pool, &vec![2_u8; 40 << 20], &stream).unwrap();
     assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
     assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
     shared.event().record(&stream).unwrap();
