@@ -3,12 +3,13 @@
 //! The pool calls them on the thread that allocates, which has let go of the GIL for that, or never had it.
 
 use millpond::bindings::Mutex;
-use millpond::{Limit, ObserverId, OutOfMemory, ReclaimId};
+use millpond::{ObserverId, OutOfMemory, ReclaimId};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::budget::Tenant;
 use crate::detached::Detached;
+use crate::failure::limit_of;
 use crate::memory;
 
 /// A function that a pool calls: made by ``Pool.on_reclaim`` and ``Pool.on_out_of_memory``.
@@ -143,12 +144,7 @@ pub(crate) struct Report {
 
 impl From<&OutOfMemory> for Report {
     fn from(report: &OutOfMemory) -> Self {
-        let (limit, limit_bytes) = match report.limit {
-            Limit::HardLimit(bytes) => ("hard_limit", Some(bytes)),
-            Limit::Budget { limit, .. } => ("budget", Some(limit)),
-            Limit::Headroom(bytes) => ("headroom", Some(bytes)),
-            _ => ("device", None),
-        };
+        let (limit, limit_bytes) = limit_of(report);
         Self {
             pool: report.pool.clone(),
             memory: memory::word(report.memory),

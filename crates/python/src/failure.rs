@@ -2,8 +2,9 @@
 
 use millpond::bindings::Forked;
 use millpond::device::DeviceError;
-use pyo3::PyErr;
+use millpond::{Limit, OutOfMemory};
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyValueError};
+use pyo3::prelude::*;
 
 /// The exceptions are classes of Python, in `python/millpond/_errors.py`.
 mod exceptions {
@@ -85,7 +86,7 @@ impl From<Failure> for PyErr {
         let text = failure.to_string();
         match failure {
             Failure::Pool(error) => match error {
-                E::OutOfMemory(_) => exceptions::OutOfMemoryError::new_err(text),
+                E::OutOfMemory(report) => out_of_memory(&report, text),
                 E::SizeOverflow { .. } => PyOverflowError::new_err(text),
                 E::BadAlignment { .. } | E::BadOption { .. } | E::LengthMismatch { .. } => {
                     PyValueError::new_err(text)
@@ -119,6 +120,37 @@ impl From<Failure> for PyErr {
                 exceptions::RecordingError::new_err(text)
             }
         }
+    }
+}
+
+/// The exception with the figures as its fields: plain values, so that it can be pickled.
+fn out_of_memory(report: &OutOfMemory, text: String) -> PyErr {
+    Python::attach(|py| {
+        let error = exceptions::OutOfMemoryError::new_err(text);
+        let (value, (what, limit)) = (error.value(py), limit_of(report));
+        let fields = [
+            value.setattr("requested", report.requested),
+            value.setattr("live", report.live),
+            value.setattr("cached", report.cached),
+            value.setattr("reserved", report.reserved),
+            value.setattr("limit", limit),
+            value.setattr("what", what),
+            value.setattr("advice", report.advice()),
+        ];
+        match fields.into_iter().collect() {
+            Ok(()) => error,
+            Err(failed) => failed,
+        }
+    })
+}
+
+/// What stood in the way of more memory, and its bytes, where it is not the device.
+pub(crate) fn limit_of(report: &OutOfMemory) -> (&'static str, Option<u64>) {
+    match report.limit {
+        Limit::HardLimit(bytes) => ("hard_limit", Some(bytes)),
+        Limit::Budget { limit, .. } => ("budget", Some(limit)),
+        Limit::Headroom(bytes) => ("headroom", Some(bytes)),
+        _ => ("device", None),
     }
 }
 

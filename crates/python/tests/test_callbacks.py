@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -53,6 +54,11 @@ def test_an_observer_is_told_where_the_memory_is(pool: millpond.Pool) -> None:
     assert (report.limit, report.limit_bytes, report.blocks, report.tenants) == ("hard_limit", 64 * MIB, 1, [])
     assert report.advice == "raise hard_limit, or request less" and str(report) == report.message
     assert report.advice in str(caught.value) and "'asked'" in repr(report)
+    # Also where it went to another process.
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.requested, error.live, error.cached) == (report.requested, report.live, report.cached)
+        assert (error.reserved, error.what, error.limit) == (report.reserved, "hard_limit", 64 * MIB)
+        assert error.advice == report.advice
     assert report.device_total >= report.device_free > 0 and report.reserved >= block.size
     assert report.cached == report.reserved - report.live and report.largest_free <= report.cached
     assert report.other_pools >= 0

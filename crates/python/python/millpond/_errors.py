@@ -11,8 +11,23 @@ class OutOfMemoryError(Error, MemoryError):
     """There is no memory for the request, after everything that could be given back was given back.
 
     The message says what was asked, what is live and cached, and what would help. PyTorch's tensors raise
-    ``torch.OutOfMemoryError`` instead, with the same message.
+    ``torch.OutOfMemoryError`` instead, with the same message. Figures are bytes.
     """
+
+    #: Bytes asked for.
+    requested: int
+    #: Bytes in live blocks of the pool.
+    live: int
+    #: Bytes that the pool holds but that are in no live block.
+    cached: int
+    #: Physical bytes that the pool holds.
+    reserved: int
+    #: What stood in the way: ``"device"``, ``"hard_limit"``, ``"budget"`` or ``"headroom"``.
+    what: str
+    #: Bytes of that limit; ``None`` for the device.
+    limit: int | None
+    #: What would help, as one phrase.
+    advice: str
 
 
 class MisuseError(Error):
