@@ -1,6 +1,6 @@
 """Jobs on two GPUs with PyTorch's own allocator and with millpond's native interface, by turns.
 
-    scripts/gpu-python two_gpus [CASE…]
+    scripts/gpu-python jobs_on_two [CASE…]
 
 Each case runs twice with each allocator, in processes of its own, with one seed. The table compares losses to the last bit, the
 memory that both GPUs reserved at most, and the median time of a step. A case may take a minute. One that fails, hangs or differs
@@ -40,14 +40,14 @@ class Job:
         self.times: list[float] = []
         self.notes: dict[str, Any] = {}
 
-    def steps(self, step: Callable[[int], Any], count: int = STEPS, first: int = 0) -> None:
+    def steps(self, step: Callable[[int], Any], count: int = STEPS) -> None:
         import torch
 
         for index in range(WARM + count):
             for device in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(device)
             start = time.perf_counter()
-            loss = step(first + index)
+            loss = step(index)
             for device in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(device)
             if index >= WARM:
@@ -443,7 +443,7 @@ def main() -> int:
         return 0
     names = sys.argv[1:] or list(CASES)
     if unknown := [name for name in names if name not in CASES]:
-        print(f"two_gpus: no case {unknown[0]!r}; there are {', '.join(CASES)}", file=sys.stderr)
+        print(f"jobs_on_two: no case {unknown[0]!r}; there are {', '.join(CASES)}", file=sys.stderr)
         return 2
     port, rows, failed = 29700, [], []
     for name in names:
@@ -477,7 +477,7 @@ def main() -> int:
     for cells in rows:
         print("| " + " | ".join(cells) + " |")
     for what in failed:
-        print("two_gpus:", what)
+        print("jobs_on_two:", what)
     return 1 if failed else 0
 
 
