@@ -6,11 +6,13 @@
 
 use std::mem::ManuallyDrop;
 
+use crate::capture::CapturePool;
+use crate::core::freeing;
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::{RegisteredStream, Stream};
 pub use crate::physical::{Mapping, watch_mappings};
-use crate::pool::{CapturePool, Pool};
+use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
 use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
 
@@ -86,7 +88,7 @@ pub fn open_shared(
 /// As for [`Pool::free`]. [`Error::Device`](crate::Error::Device) while one of the uses is being captured.
 pub fn wait_for_uses(pool: &Pool, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     pool.inner().check_stream(stream)?;
-    if ptr.is_null() { Ok(()) } else { pool.inner().order_after_uses(ptr, Some(stream)) }
+    if ptr.is_null() { Ok(()) } else { freeing::order_after_uses(pool.inner(), ptr, Some(stream)) }
 }
 
 /// Calls with the first `bytes` bytes of a live block as a [`Buffer`] on `stream`: so a binding's own blocks do what buffers

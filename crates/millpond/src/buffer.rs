@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 
+use crate::core::{Core, freeing};
 use crate::device::{Advice, DeviceError, DevicePtr, MemoryKind, Place, Residency};
+use crate::kinds::managed;
 use crate::order::Stream;
-use crate::pool::{Pool, PoolInner};
-use crate::{Error, Result};
+use crate::pool::Pool;
+use crate::{Error, Result, peers};
 
 /// `len` elements of device memory on one stream.
 ///
@@ -39,7 +41,7 @@ use crate::{Error, Result};
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct Buffer<T: Pod> {
-    pool: Arc<PoolInner>,
+    pool: Arc<Core>,
     ptr: DevicePtr,
     len: usize,
     stream: Stream,
@@ -72,7 +74,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// As [`over`](Self::over), of a pool that may have no handle.
-    pub(crate) fn over_block(pool: &Arc<PoolInner>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
+    pub(crate) fn over_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
         let (pool, stream) = (pool.clone(), stream.clone());
         let (read_elsewhere, advised) = Default::default();
         Self { pool, ptr, len, stream, read_elsewhere, advised, element: PhantomData }
@@ -119,7 +121,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// The pool that the memory is of.
-    pub(crate) fn pool(&self) -> &Arc<PoolInner> {
+    pub(crate) fn pool(&self) -> &Arc<Core> {
         &self.pool
     }
 
@@ -262,7 +264,7 @@ impl<T: Pod> Buffer<T> {
 
     /// As [`copy_from`](Self::copy_from), from a buffer of another device.
     fn copy_from_device(&mut self, from: &Self) -> Result<()> {
-        from.pool.check_beside(&self.stream)?;
+        peers::check_beside(&from.pool, &self.stream)?;
         let Some((source, own)) = from.pool.device().peer_id().zip(self.pool.device().peer_id()) else {
             return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
         };
@@ -273,8 +275,8 @@ impl<T: Pod> Buffer<T> {
         self.order_after_reads()?;
         let _awake = (self.pool.stay_awake()?, from.pool.stay_awake()?);
         self.stream.wait_for(&from.stream)?;
-        let (copying, has_access) = from.pool.begin_copy_to(from.ptr, own)?;
-        let is_on_host = |pool: &PoolInner| pool.device().properties().memory != MemoryKind::Device;
+        let (copying, has_access) = peers::begin_copy_to(&from.pool, from.ptr, own)?;
+        let is_on_host = |pool: &Core| pool.device().properties().memory != MemoryKind::Device;
         if !has_access && (is_on_host(&from.pool) || is_on_host(&self.pool)) {
             let device = self.pool.device().properties().name.clone();
             let what =
@@ -308,7 +310,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// As for [`Pool::allow_access_to`].
     pub fn allow_access(&self, peer: &crate::Context) -> Result<()> {
-        self.pool.allow_access_to(self.ptr, peer)
+        peers::allow_access_to(&self.pool, self.ptr, peer.timelines())
     }
 
     /// As [`copy_from`](Self::copy_from), from a buffer of [pinned memory](crate::Context::pinned): the host does not wait,
@@ -422,7 +424,7 @@ impl<T: Pod> Buffer<T> {
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait_for_host_access()?;
         if !self.ptr.is_null() {
-            self.pool.order_after_uses(self.ptr, None)?;
+            freeing::order_after_uses(&self.pool, self.ptr, None)?;
             *self.read_elsewhere.get_mut() = false;
         }
         // SAFETY: as in `as_slice`. Nobody reads it either: other streams read it by copies of safe code, whose use is
@@ -455,7 +457,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::NotManaged`] for other memory. [`Error::WrongDevice`] for a stream of another device.
     /// [`DeviceError::Invalid`] for a stream that is being captured, which goes on. Else the device's own.
     pub fn prefetch(&self, to: Place, stream: &Stream) -> Result<()> {
-        self.pool.prefetch("Buffer::prefetch", self.ptr, to, stream, Some(&self.stream))
+        managed::prefetch(&self.pool, "Buffer::prefetch", self.ptr, to, stream, Some(&self.stream))
     }
 
     /// Says how the buffer's [managed memory](crate::Context::managed) will be used, from now on. No byte changes.
@@ -479,10 +481,10 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// [`Error::NotManaged`] for other memory, or the device's own.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        self.pool.needs_managed("Buffer::advise")?;
+        managed::needs_managed(&self.pool, "Buffer::advise")?;
         // Also where it fails, when part of it may hold. Relaxed: who drops the buffer has it alone, and comes after this.
         self.advised.store(true, Ordering::Relaxed);
-        self.pool.advise("Buffer::advise", self.ptr, &[advice])
+        managed::advise(&self.pool, "Buffer::advise", self.ptr, &[advice])
     }
 
     /// Where the buffer's [managed memory](crate::Context::managed) was last prefetched to, maybe by an earlier owner of it, and
@@ -501,7 +503,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// As for [`advise`](Self::advise).
     pub fn residency(&self) -> Result<Residency> {
-        self.pool.residency("Buffer::residency", self.ptr)
+        managed::residency(&self.pool, "Buffer::residency", self.ptr)
     }
 
     /// Waits for the stream, where the CPU can use the memory.
@@ -542,7 +544,7 @@ impl<T: Pod> Buffer<T> {
     /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
     fn order_after_reads(&mut self) -> Result<()> {
         if *self.read_elsewhere.get_mut() && !self.ptr.is_null() {
-            self.pool.order_after_uses(self.ptr, Some(&self.stream))?;
+            freeing::order_after_uses(&self.pool, self.ptr, Some(&self.stream))?;
             *self.read_elsewhere.get_mut() = false;
         }
         Ok(())
@@ -556,7 +558,7 @@ impl<T: Pod> Buffer<T> {
         if self.ptr.is_null() {
             return Ok(());
         }
-        self.pool.record_use(self.ptr, stream)
+        peers::record_use(&self.pool, self.ptr, stream)
     }
 
     /// Gives up the block without freeing it. [Advice](Self::advise) stays with it. Free it with [`Pool::free`], or
@@ -623,13 +625,13 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
         if *self.advised.get_mut()
-            && let Err(error) = self.pool.take_back_advice("Buffer", self.ptr)
+            && let Err(error) = managed::take_back_advice(&self.pool, "Buffer", self.ptr)
             && error != Error::Forked
         {
             tracing::error!(%error, "advice could not be taken back: the next owner of the memory has it");
         }
         // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
-        let freed = unsafe { self.pool.free(self.ptr, &self.stream) };
+        let freed = unsafe { freeing::free(&self.pool, self.ptr, &self.stream) };
         // In a forked child the block is the parent's.
         if let Err(error) = freed
             && error != Error::Forked

@@ -58,7 +58,9 @@
 pub mod bindings;
 mod buffer;
 mod cache;
+mod capture;
 mod close_on_fork;
+mod core;
 mod counters;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
@@ -68,12 +70,14 @@ mod extents;
 #[cfg(test)]
 mod fixtures;
 mod host;
+mod kinds;
 mod lock;
 #[cfg(not(feature = "record"))]
 mod no_record;
 mod open_file;
 mod order;
 mod out_of_memory;
+mod peers;
 mod physical;
 mod policy;
 mod pool;
@@ -82,6 +86,7 @@ mod process;
 pub mod record;
 mod shared_buffer;
 mod sharing;
+mod sleep;
 mod stats;
 mod tenant;
 #[cfg(any(test, feature = "testing"))]
@@ -113,17 +118,18 @@ mod pages {
     mod stream_order {}
 }
 
+pub use crate::core::{ObserverId, ReclaimId};
 pub use buffer::Buffer;
+pub use capture::{CapturePool, Capturing};
 pub use device::{Advice, Place, Residency};
 pub use error::{Error, Result};
 pub use order::{Event, RegisteredStream, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
-pub use pool::{
-    CapturePool, Capturing, Context, Keep, ObserverId, Pool, PoolBuilder, ReclaimId, Shared, SharedEvent,
-};
+pub use pool::{Context, Pool, PoolBuilder};
 pub use shared_buffer::Opened;
-pub use sharing::{Received, SharedToken};
+pub use sharing::{Received, Shared, SharedEvent, SharedToken};
+pub use sleep::Keep;
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use tenant::Tenant;
 pub use workspace::{Workspace, WorkspaceSlice};

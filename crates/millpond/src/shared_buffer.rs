@@ -3,8 +3,8 @@
 use bytemuck::Pod;
 
 use crate::order::Stream;
-use crate::pool::{Context, OpenedBlock, Shared, SharedEvent};
-use crate::sharing::Received;
+use crate::pool::{Context, OpenedBlock, open_block};
+use crate::sharing::{Received, Shared, SharedEvent};
 use crate::{Buffer, Error, Result};
 
 /// What another process shared, open in this one. [`Shared`] has an example.
@@ -36,7 +36,7 @@ impl<T: Pod> Buffer<T> {
     /// and devices without virtual memory. [`Error::Device`] where the device cannot share memory, for a stream that is being
     /// captured, and where the process has too few descriptors: there is one for each page.
     pub fn share(&self) -> Result<Shared> {
-        self.pool().share(self.ptr(), Some((self.byte_len(), size_of::<T>())), self.stream())
+        crate::sharing::share(self.pool(), self.ptr(), Some((self.byte_len(), size_of::<T>())), self.stream())
     }
 }
 
@@ -51,7 +51,7 @@ impl Context {
     /// before this process began. [`Error::WrongDevice`] for a stream of another context. Else the device's own.
     pub fn open_shared<T: Pod>(&self, received: Received, stream: &Stream) -> Result<Opened<T>> {
         let here = size_of::<T>();
-        let OpenedBlock { pool, ptr, bytes, event } = self.open_block(received, stream, |token| {
+        let OpenedBlock { pool, ptr, bytes, event } = open_block(self, received, stream, |token| {
             let shared = token.element_size();
             // Bytes are elements of any size, and the other way round.
             let fits = here > 0 && token.byte_len().is_multiple_of(here as u64);

@@ -24,11 +24,11 @@ use shared::{Freeing, sim_with};
 const MAY_END: &[(&str, usize)] = &[
     // What is shared from the start, and made once: the standard library has no way to be refused it.
     ("Context::new", 5),
-    ("PoolBuilder::build", 13),
-    ("PoolBuilder::build with each option", 13),
+    ("PoolBuilder::build", 16),
+    ("PoolBuilder::build with each option", 16),
     ("PoolBuilder::build with a wrong option", 1),
     ("PoolBuilder::build and record", 60),
-    ("Context::default_pool, current_pool", 14),
+    ("Context::default_pool, current_pool", 17),
     ("Context::create_stream", 2),
     ("Context::default_stream, foreign_stream", 4),
     ("CapturePool::begin, alloc, free, end", 14),

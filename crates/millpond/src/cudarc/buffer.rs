@@ -13,9 +13,11 @@ use cudarc::driver::{
 
 use super::uses::Uses;
 use super::{Stream, refused};
+use crate::core::freeing;
 use crate::device::StreamHandle;
-use crate::pool::{KeptAwake, Pool};
-use crate::{Result, device};
+use crate::pool::Pool;
+use crate::sleep::{KeptAwake, keep_awake};
+use crate::{Result, device, peers};
 
 /// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
 /// cuBLAS, NCCL. Dropped, it is freed to the pool in stream order; the host does not wait.
@@ -112,7 +114,7 @@ impl<T: DeviceRepr> Buffer<T> {
     /// A buffer whose first write has yet to be recorded.
     fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let bytes = crate::buffer::byte_len::<T>(len)?;
-        let awake = pool.inner().keep_awake()?;
+        let awake = keep_awake(pool.inner())?;
         // What comes next is given to cudarc's side, which does not know whose default stream it is.
         stream.millpond().handle_here()?;
         let ptr = pool.alloc(bytes, stream.millpond())?;
@@ -218,7 +220,8 @@ impl<T> Drop for Buffer<T> {
         self.stream.uses().keep(self.ptr, uses);
         let noted = self.note_who_waited();
         // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
-        let freed = noted.and_then(|()| unsafe { self.pool.free(self.ptr, self.stream.millpond()) });
+        let freed =
+            noted.and_then(|()| unsafe { freeing::free(&self.pool, self.ptr, self.stream.millpond()) });
         if let Err(error) = freed {
             tracing::error!(%error, "a buffer could not be freed");
         }
@@ -235,7 +238,7 @@ impl<T> Buffer<T> {
         }
         // SAFETY: every thread has a default stream as long as it runs.
         let here = unsafe { stream.timelines().present_stream(StreamHandle::PER_THREAD) }?;
-        self.pool.record_use(self.ptr, &here)
+        peers::record_use(&self.pool, self.ptr, &here)
     }
 }
 

@@ -6,21 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
-use super::callbacks::Callbacks;
-use super::capture_memory::CaptureMemory;
-use super::context::{OtherMemory, PoolMemory};
-use super::inner::{PoolInner, PoolState};
-use super::registry::Registry;
-use super::routes::Routes;
-use super::shares::Shares;
-use super::sleep_gate::SleepGate;
-use super::staging::Staging;
+use super::context::PoolMemory;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
+#[cfg(feature = "record")]
+use crate::core::recorded::start_recording;
+use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
+use crate::peers::{PeerCopies, share_from_the_start};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::ledger::{self, Ledger};
 use crate::policy::size_classes::EXACT_FROM;
@@ -28,6 +24,7 @@ use crate::process::OfProcess;
 #[cfg(feature = "record")]
 use crate::record;
 use crate::record::Recording;
+use crate::sleep::Sleep;
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
@@ -50,7 +47,7 @@ use crate::{Error, Result};
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
     timelines: Arc<Timelines>,
-    registry: Arc<Registry<PoolInner>>,
+    registry: Arc<Registry<Core>>,
     memory: PoolMemory,
     name: String,
     hard_limit: u64,
@@ -61,7 +58,7 @@ pub struct PoolBuilder {
     min_alignment: u64,
     spare: Option<u64>,
     budget: Option<Budget>,
-    is_of_others: bool,
+    keeps_nothing: bool,
     peers: Option<Vec<Context>>,
     #[cfg(feature = "record")]
     record: Option<record::Options>,
@@ -82,84 +79,6 @@ const LARGEST_PAGE: u64 = 32 << 20;
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
 
-/// How a pool of pinned memory is called by default.
-const PINNED: &str = "pinned";
-/// Likewise of managed memory.
-const MANAGED: &str = "managed";
-
-impl Context {
-    /// Starts building a pool of pinned host memory: page-locked memory of the host, near the device. The device copies to
-    /// and from it without the host's waiting, and the CPU reads and writes it in place ([`Buffer::as_slice`]).
-    ///
-    /// The pool is ordered by the same streams as the context's other pools. Its options are the same, too. The page
-    /// `docs/memory-kinds.md` says which memory is for what.
-    ///
-    /// ```
-    /// use millpond::{Buffer, Context, Pool};
-    ///
-    /// let device = Context::host()?; // or Context::cuda(0)?
-    /// let (pool, pinned) = (Pool::builder(&device).build()?, device.pinned()?.build()?);
-    /// let stream = device.create_stream()?;
-    /// let mut staging = Buffer::<f32>::zeroed(&pinned, 1024, &stream)?;
-    /// staging.as_mut_slice()?.fill(1.0); // the CPU writes, once the stream is done with the buffer
-    /// let mut inputs = Buffer::<f32>::new(&pool, 1024, &stream)?;
-    /// inputs.copy_from_pinned(&staging)?; // in stream order: the host does not wait
-    /// # assert_eq!(inputs.to_vec()?, [1.0; 1024]);
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    ///
-    /// [`Buffer::as_slice`]: crate::Buffer::as_slice
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
-    /// device's own.
-    pub fn pinned(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(None))?).name(PINNED))
-    }
-
-    /// As [`pinned`](Self::pinned), of the NUMA node with this number.
-    ///
-    /// # Errors
-    /// As for [`pinned`](Self::pinned), and where the device cannot choose a node, or has none with this number.
-    ///
-    /// ```no_run
-    /// let device = millpond::Context::cuda(0)?;
-    /// let far = device.pinned_on_node(1)?.name("far").build()?;
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(Some(node)))?).name(PINNED))
-    }
-
-    /// Starts building a pool of managed memory: it moves to where it is used, a page at a time, and the CPU reads and writes
-    /// it in place ([`Buffer::as_slice`]). [`Buffer::prefetch`] moves it in advance.
-    ///
-    /// The pool is ordered by the same streams as the context's other pools. Its options are the same, too. The page
-    /// `docs/memory-kinds.md` says which memory is for what.
-    ///
-    /// ```
-    /// use millpond::{Buffer, Context, Place};
-    ///
-    /// let device = Context::host()?; // or Context::cuda(0)?
-    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
-    /// let mut data = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
-    /// data.as_mut_slice()?.fill(1.0); // the CPU writes, once the stream is done with the buffer
-    /// data.prefetch(Place::Device, &stream)?; // before the kernels on `stream` that use it
-    /// # assert_eq!(data.to_vec()?, [1.0; 1024]);
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    ///
-    /// [`Buffer::as_slice`]: crate::Buffer::as_slice
-    /// [`Buffer::prefetch`]: crate::Buffer::prefetch
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or none
-    /// that the CPU may use at the same time; else the device's own.
-    pub fn managed(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Managed)?).name(MANAGED))
-    }
-}
-
 impl PoolBuilder {
     pub(super) fn new(context: &Context, memory: PoolMemory) -> Self {
         Self {
@@ -175,7 +94,7 @@ impl PoolBuilder {
             min_alignment: 512,
             spare: None,
             budget: None,
-            is_of_others: false,
+            keeps_nothing: false,
             peers: Some(Vec::new()),
             #[cfg(feature = "record")]
             record: None,
@@ -185,7 +104,7 @@ impl PoolBuilder {
     /// Of memory of other processes, which is gone once it is free.
     pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>, name: &str) -> Self {
         let new = Self::new(context, PoolMemory::new(memory)).name(name);
-        Self { is_of_others: true, ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0) }
+        Self { keeps_nothing: true, ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0) }
     }
 
     /// A name for errors and reports. "pool" by default, and "pinned" or "managed" for one of such memory.
@@ -325,7 +244,7 @@ impl PoolBuilder {
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
         let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
-        let inner = Arc::new(PoolInner {
+        let inner = Arc::new(Core {
             name: self.name,
             number,
             timelines: timelines.clone(),
@@ -339,32 +258,30 @@ impl PoolBuilder {
             page_map,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
-                arena,
+                arenas: Arenas::new(arena),
                 locked: Locked::default(),
                 ledger,
-                captured: CaptureMemory::default(),
                 destroyed: false,
-                asleep: None,
-                staging: Staging::default(),
+                is_asleep: false,
             })),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
-            sleep_gate: SleepGate::default(),
-            sleep_turn: OfProcess::default(),
-            shares: Shares::default(),
-            is_of_others: self.is_of_others,
-            peer_copies: OfProcess::default(),
+            gate: Gate::default(),
+            holds: Holds::default(),
+            keeps_nothing: self.keeps_nothing,
             has_said_freed_twice: AtomicBool::new(false),
+            beside: vec![Box::new(Sleep::default()), Box::new(PeerCopies::default())],
         });
-        inner.share_from_the_start(self.peers.as_deref())?;
+        let peers = self.peers.as_ref();
+        share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
         #[cfg(feature = "record")]
         match (self.record, record::Options::from_environment()) {
-            (Some(asked), _) => inner.start_recording(&asked)?,
+            (Some(asked), _) => start_recording(&inner, &asked)?,
             (None, Some(environment)) => {
-                if let Err(error) = inner.start_recording(&environment) {
+                if let Err(error) = start_recording(&inner, &environment) {
                     record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
                 }
             }

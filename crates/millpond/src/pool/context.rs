@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 use crate::lock::Mutex;
 
 use super::Pool;
-use super::inner::PoolInner;
-use super::of_others::OfOthers;
-use super::registry::Registry;
-use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
+use crate::core::{Core, Registry, freeing};
+use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, Place, StreamHandle};
+use crate::kinds::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
 use crate::process::{OfProcess, PerProcess};
+use crate::sharing::OfOthers;
 use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
@@ -70,7 +70,7 @@ struct ContextInner {
     memory: PoolMemory,
     /// What was asked for.
     other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
-    registry: Arc<Registry<PoolInner>>,
+    registry: Arc<Registry<Core>>,
     /// What other processes shared, once there is any.
     of_others: OfProcess<Mutex<Option<OfOthers>>>,
     default: OfProcess<Mutex<Option<Pool>>>,
@@ -321,16 +321,77 @@ impl Context {
         self.inner.timelines.check_process()?;
         match self.inner.registry.owner_of(ptr) {
             // SAFETY: the caller's promise.
-            Some(owner) => unsafe { owner.free(ptr, stream) },
+            Some(owner) => unsafe { freeing::free(&owner, ptr, stream) },
             None => Err(Error::ForeignPointer { ptr, pool: String::new() }),
         }
+    }
+
+    // ---- plain memory of the host ----------------------------------------------------------------
+
+    /// Moves plain memory of the host in stream order, where the device reaches it by the system's page tables
+    /// ([`Properties::pageable_access`](crate::device::Properties::pageable_access)).
+    ///
+    /// ```no_run
+    /// use millpond::{Context, Place};
+    ///
+    /// let device = Context::cuda(0)?;
+    /// let stream = device.create_stream()?;
+    /// let table = vec![1.0_f32; 1 << 20];
+    /// if device.device().properties().pageable_access {
+    ///     // SAFETY: the table lives until the stream is synchronised.
+    ///     unsafe { device.prefetch_slice(&table, Place::Device, &stream) }?;
+    ///     stream.synchronize()?;
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device does not reach it. [`DeviceError::Invalid`] for a stream of another
+    /// context, or one that is being captured. Else the device's own.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the stream has done this.
+    pub unsafe fn prefetch_slice<T>(&self, memory: &[T], to: Place, stream: &Stream) -> DeviceResult<()> {
+        const CALL: &str = "Context::prefetch_slice";
+        self.timelines().check_process()?;
+        self.needs_pageable_access()?;
+        if !Arc::ptr_eq(stream.timelines(), self.timelines()) {
+            let what = "the stream is of another context: use one of this context's".to_owned();
+            return Err(DeviceError::Invalid { call: CALL, what });
+        }
+        let handle = managed::usable(CALL, stream)?;
+        let (at, bytes) = managed::range_of(memory);
+        // SAFETY: the stream is valid, and in no capture. The rest is the caller's promise.
+        unsafe { self.device().prefetch(at, bytes, to, handle) }
+    }
+
+    /// Says how plain memory of the host will be used, where the device reaches it. The advice stays with the whole pages of
+    /// the system in the memory, also when it is freed: take it back before.
+    ///
+    /// # Errors
+    /// As for [`prefetch_slice`](Self::prefetch_slice).
+    pub fn advise_slice<T>(&self, memory: &[T], advice: Advice) -> DeviceResult<()> {
+        self.timelines().check_process()?;
+        self.needs_pageable_access()?;
+        let (at, bytes) = managed::range_of(memory);
+        let (at, bytes) = managed::whole_pages(at, bytes);
+        self.device().advise(at, bytes, advice)
+    }
+
+    fn needs_pageable_access(&self) -> DeviceResult<()> {
+        let properties = self.device().properties();
+        if properties.pageable_access {
+            return Ok(());
+        }
+        let what = "plain host memory in kernels (pageableMemoryAccess): use a pool of Context::managed";
+        Err(DeviceError::Unsupported { device: properties.name.clone(), what })
     }
 
     pub(super) fn memory(&self) -> &PoolMemory {
         &self.inner.memory
     }
 
-    pub(super) fn timelines(&self) -> &Arc<Timelines> {
+    pub(crate) fn timelines(&self) -> &Arc<Timelines> {
         &self.inner.timelines
     }
 
@@ -338,7 +399,7 @@ impl Context {
         &self.inner.of_others
     }
 
-    pub(super) fn registry(&self) -> &Arc<Registry<PoolInner>> {
+    pub(crate) fn registry(&self) -> &Arc<Registry<Core>> {
         &self.inner.registry
     }
 }

@@ -1,70 +1,41 @@
-//! `pool/`: what programs hold: contexts, pools and their options, and what happens when memory runs out.
+//! `pool/`: what programs hold: contexts, pools and their options. It wires the core and the features together.
 //!
-//! Uses `cache/`, `extents/`, `physical/`, `order/` and `device/`.
+//! Uses `core/`, the features beside it, and what is below them.
 //!
 //! **How one request passes through.** [`Pool::alloc`] asks the thread's magazines. Where they have nothing that fits,
-//! it checks the request and takes the pool's lock. It asks the depot, and the free blocks of the arena. Then it
-//! empties every thread's magazines, and asks what the arena can map. Where memory is short, `pressure` makes room step
-//! by step, without the lock, and asks again. [`Pool::free`] gives the block to the thread's magazines. Where it
-//! cannot, it finds the block under the lock, or says what is wrong with the address. It makes room in the magazines,
+//! `core/allocating` checks the request and takes the pool's lock. It asks the depot, and the free blocks of the arena. Then it
+//! empties every thread's magazines, and asks what the arena can map. Where memory is short, `core/making_room` makes room step
+//! by step, without the lock, and the ladder is climbed again. [`Pool::free`] gives the block to the thread's magazines. Where
+//! it cannot, it finds the block under the lock, or says what is wrong with the address. It makes room in the magazines,
 //! or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device
-//! through millpond calls back here to apply the release threshold.
+//! through millpond calls back to `core/giving_back` to apply the release threshold.
 
-mod allocating;
-mod asleep;
 mod builder;
-mod callbacks;
-mod capture;
-mod capture_memory;
-mod captured;
 mod context;
-mod emptying_caches;
-mod freeing;
-mod giving_back;
-mod impossible;
-mod inner;
-mod managed;
+mod features;
 mod of_others;
-mod other_processes;
-mod peers;
-mod pressure;
-mod recorded;
-mod recounting;
-mod registry;
-mod reserving;
-mod routes;
-mod shares;
-mod sharing;
-mod sleep_gate;
-mod sleeping;
-mod slow_path_time;
-mod staging;
 mod tagged;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-pub use asleep::Keep;
 pub use builder::PoolBuilder;
-pub use callbacks::{ObserverId, ReclaimId};
-pub use capture::{CapturePool, Capturing};
 pub use context::Context;
-pub(crate) use inner::PoolInner;
-pub(crate) use sharing::OpenedBlock;
-pub use sharing::{Shared, SharedEvent};
-#[cfg(feature = "cudarc")]
-pub(crate) use sleeping::KeptAwake;
+pub(crate) use of_others::{OpenedBlock, open_block};
 use tagged::Tags;
 
+use crate::capture::CapturePool;
+use crate::core::Core;
+#[cfg(feature = "record")]
+use crate::core::recorded;
+use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
 #[cfg(feature = "record")]
 use crate::record;
 use crate::stats::{Level, Stats};
-use crate::{Error, OutOfMemory, Result};
+use crate::{Error, OutOfMemory, Result, peers};
 
 /// A memory pool of one device. Clones are the same pool.
 ///
@@ -98,7 +69,7 @@ use crate::{Error, OutOfMemory, Result};
 /// ends the process with a message where a handler meets its thread inside.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<PoolInner>,
+    inner: Arc<Core>,
     /// Counts the program's handles; buffers hold the inner pool only.
     handle: Arc<Handle>,
 }
@@ -117,7 +88,7 @@ impl fmt::Debug for Pool {
 /// What the program's handles of a pool share.
 #[derive(Debug)]
 struct Handle {
-    inner: Arc<PoolInner>,
+    inner: Arc<Core>,
     tags: Tags,
 }
 
@@ -127,8 +98,10 @@ impl Drop for Handle {
             // The pool is the parent's.
             return;
         }
-        self.inner.forget_callbacks();
-        if let Err(error) = self.inner.close() {
+        // Nobody can allocate any more, and what they hold may be memory of this pool, which would hold the pool.
+        self.inner.reclaimers.clear();
+        self.inner.observers.clear();
+        if let Err(error) = giving_back::close(&self.inner) {
             tracing::warn!("{error}");
         }
     }
@@ -141,7 +114,7 @@ impl Pool {
     }
 
     /// `options` are those that it was built with; `None` for one that is destroyed.
-    fn new(inner: Arc<PoolInner>, options: Option<PoolBuilder>) -> Self {
+    fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
         let handle = Arc::new(Handle { inner: inner.clone(), tags: Tags::new(options) });
         Self { inner, handle }
     }
@@ -154,7 +127,7 @@ impl Pool {
     /// [`Error::SizeOverflow`], [`Error::PoolDestroyed`], or the device's own.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        self.inner.alloc(bytes, stream)
+        allocating::alloc(&self.inner, bytes, stream)
     }
 
     /// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's
@@ -165,7 +138,7 @@ impl Pool {
     /// [`Error::BadAlignment`], and those of [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
-        self.inner.alloc_aligned(bytes, align, stream)
+        allocating::alloc_aligned(&self.inner, bytes, align, stream)
     }
 
     /// Allocates, and sets all bytes to zero in stream order.
@@ -226,7 +199,7 @@ impl Pool {
     #[inline]
     pub unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.free(ptr, stream) }
+        unsafe { freeing::free(&self.inner, ptr, stream) }
     }
 
     /// Notes that work on `stream` uses the block. The free will wait for all work that `stream` was given by then, as
@@ -239,7 +212,7 @@ impl Pool {
         if ptr.is_null() {
             return Ok(());
         }
-        self.inner.record_use(ptr, stream)
+        peers::record_use(&self.inner, ptr, stream)
     }
 
     /// Bytes asked for in the live block that starts at `ptr`; 0 for null, which stands for no bytes.
@@ -272,7 +245,7 @@ impl Pool {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn reserve(&self, bytes: u64, stream: &Stream) -> Result<()> {
-        self.inner.reserve(bytes, stream)
+        reserving::reserve(&self.inner, bytes, stream)
     }
 
     /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
@@ -281,7 +254,7 @@ impl Pool {
     /// # Errors
     /// The device's own; what was given back until then stays given back.
     pub fn trim_to(&self, bytes_to_keep: u64) -> Result<u64> {
-        self.inner.trim(bytes_to_keep).map_err(|error| self.inner.error_of(error))
+        giving_back::trim(&self.inner, bytes_to_keep).map_err(|error| self.inner.error_of(error))
     }
 
     /// Changes the [reuse policies](PoolBuilder::reuse), for requests from now on; captures that have begun keep theirs.
@@ -290,7 +263,7 @@ impl Pool {
             return;
         }
         let mut state = self.inner.state.lock();
-        state.arena.set_policies(policies);
+        state.arenas.own.set_policies(policies);
         self.inner.reuse.set(policies);
     }
 
@@ -365,23 +338,23 @@ impl Pool {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
-        self.inner.add_reclaimer(Arc::new(reclaim))
+        ReclaimId(self.inner.reclaimers.add(Arc::new(reclaim), self.inner.is_here()))
     }
 
     /// Removes a callback; `false` if it was removed before.
     pub fn remove_reclaim(&self, id: ReclaimId) -> bool {
-        self.inner.remove_reclaimer(id)
+        self.inner.is_here() && self.inner.reclaimers.remove(id.0)
     }
 
     /// Registers a callback that is told of each request for which there was no memory, before its caller gets the
     /// error. Use it to log, or to take a snapshot. It runs on the allocating thread, without locks held.
     pub fn on_out_of_memory(&self, tell: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> ObserverId {
-        self.inner.add_observer(Arc::new(tell))
+        ObserverId(self.inner.observers.add(Arc::new(tell), self.inner.is_here()))
     }
 
     /// Removes a callback; `false` if it was removed before.
     pub fn remove_out_of_memory(&self, id: ObserverId) -> bool {
-        self.inner.remove_observer(id)
+        self.inner.is_here() && self.inner.observers.remove(id.0)
     }
 
     /// Memory for captures into CUDA graphs, which stays at its addresses until the last clone of the handle is
@@ -419,7 +392,7 @@ impl Pool {
     /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
     #[cfg(feature = "record")]
     pub fn start_recording(&self, to: impl Into<record::Options>) -> Result<()> {
-        self.inner.start_recording(&to.into())
+        recorded::start_recording(&self.inner, &to.into())
     }
 
     /// Stops recording, and returns what was recorded once it is written; `None` where nothing was recorded.
@@ -429,7 +402,7 @@ impl Pool {
     /// [`Error::Recording`] if the file's last part could not be written.
     #[cfg(feature = "record")]
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        self.inner.stop_recording()
+        recorded::stop_recording(&self.inner)
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Without a
@@ -462,7 +435,7 @@ impl Pool {
     /// It goes back when the host synchronises after the capture. The device's own otherwise. What was not given back
     /// goes back when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
-        let mut done = self.inner.close();
+        let mut done = giving_back::close(&self.inner);
         for of_tag in self.of_tags() {
             done = done.and(of_tag.destroy());
         }
@@ -487,11 +460,11 @@ impl Pool {
     /// A sentence that says what is wrong.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.inner.check_process().map_err(|error| error.to_string())?;
-        self.inner.check()
+        recounting::check(&self.inner)
     }
 
     /// A handle of a pool that others hold, too: of memory of other processes, which is destroyed from the start.
-    pub(crate) fn of_inner(inner: &Arc<PoolInner>) -> Self {
+    pub(crate) fn of_inner(inner: &Arc<Core>) -> Self {
         Self::new(inner.clone(), None)
     }
 
@@ -499,7 +472,7 @@ impl Pool {
         &self.inner.timelines
     }
 
-    pub(crate) fn inner(&self) -> &Arc<PoolInner> {
+    pub(crate) fn inner(&self) -> &Arc<Core> {
         &self.inner
     }
 

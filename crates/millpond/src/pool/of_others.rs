@@ -1,13 +1,173 @@
 //! A context's memory of other processes.
+//!
+//! A context has one pool of what other processes shared with it. Each block of that pool is a segment
+//! ([`ImportedMemory`]), and is unmapped once it was freed and the work on it is complete. The pool allocates nothing else:
+//! it is destroyed from the start.
 
 use std::sync::Arc;
 
-use super::inner::PoolInner;
-use crate::sharing::ImportedMemory;
+use super::{Context, PoolBuilder};
+use crate::core::{Core, giving_back::trim};
+use crate::device::DevicePtr;
+use crate::order::Stream;
+use crate::sharing::{
+    Import, ImportedMemory, OfOthers, Received, SharedEvent, SharedToken, alloc_import, check_token,
+    keep_budget, open_descriptors,
+};
+use crate::{Error, Result};
 
-/// The pool of all that other processes shared, and the device that it takes as its segments.
+const SHARED: &str = "shared";
+
+/// Made when the first is opened. The pool's only handle goes here, so that it is destroyed.
+fn new_pool(context: &Context) -> Result<OfOthers> {
+    let memory = Arc::new(ImportedMemory::new(context.device().clone()));
+    let pool = PoolBuilder::of_others(context, memory.clone(), SHARED).build()?;
+    Ok(OfOthers { memory, pool: pool.inner().clone() })
+}
+
+/// A block of another process, open in this one.
 #[derive(Debug)]
-pub(super) struct OfOthers {
-    pub(super) memory: Arc<ImportedMemory>,
-    pub(super) pool: Arc<PoolInner>,
+pub(crate) struct OpenedBlock {
+    pub(crate) pool: Arc<Core>,
+    pub(crate) ptr: DevicePtr,
+    pub(crate) bytes: u64,
+    pub(crate) event: SharedEvent,
+}
+
+/// Opens what another process shared, for work on `stream`, if `accept` takes its token.
+pub(crate) fn open_block(
+    context: &Context,
+    received: Received,
+    stream: &Stream,
+    accept: impl FnOnce(&SharedToken) -> Result<()>,
+) -> Result<OpenedBlock> {
+    let timelines = context.timelines();
+    timelines.check_process()?;
+    if !Arc::ptr_eq(stream.timelines(), timelines) {
+        return Err(Error::WrongDevice { what: "stream", pool: SHARED.to_owned() });
+    }
+    let (token, mut descriptors) = received.into_parts();
+    accept(&token)?;
+    check_token(context.device().as_ref(), &token)?;
+    let counted = keep_budget(&token, &mut descriptors)?;
+    let (event, lease, pages) = open_descriptors(timelines, &token, descriptors)?;
+    let mut of_others = context.of_others().lock();
+    let OfOthers { memory, pool } = match &mut *of_others {
+        Some(known) => known,
+        none => none.insert(new_pool(context)?),
+    };
+    // What is free, but was in use when it was freed.
+    trim(pool, 0)?;
+    let granularity = context.device().properties().granularity;
+    let room = token.bytes.next_multiple_of(granularity);
+    let import = Import::open(context.device(), pages, (token.offset, room), (lease, counted))?;
+    event.wait(stream)?;
+    memory.set_next(Some(import));
+    let opened = alloc_import(pool, token.bytes, stream);
+    memory.set_next(None);
+    Ok(OpenedBlock { pool: pool.clone(), ptr: opened?, bytes: token.bytes, event })
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Received;
+    use crate::core::{Registered, recounting::check};
+    use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::fixtures::{Bench, Freeing, MIB};
+    use crate::sharing::{Shared, is_shared};
+    use crate::{Buffer, Pool};
+
+    fn pass(shared: &Shared) -> Received {
+        let descriptors =
+            shared.descriptors().iter().map(|file| file.try_clone_to_owned().unwrap()).collect();
+        Received::new(shared.token().clone(), descriptors).unwrap()
+    }
+
+    #[test]
+    fn imports_are_segments_of_their_own() {
+        let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
+        let buffers: Vec<_> = [300, 5000, 3 << 20, 40 << 20]
+            .map(|bytes| Buffer::<u8>::new(&pool, bytes, &stream).unwrap())
+            .into_iter()
+            .collect();
+        let open =
+            |buffer: &Buffer<u8>| context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        let taken = sim.calls()[Call::CreatePage];
+        let mut opened: Vec<_> = buffers.iter().chain(&buffers).map(open).collect();
+        assert_eq!(sim.calls()[Call::CreatePage], taken);
+        let imports = context.of_others().lock().as_ref().unwrap().pool.clone();
+        check(&imports).unwrap();
+        assert_eq!(imports.counted().blocks.current, 8);
+        // Some go, and others come: nobody gets what another one had.
+        opened.truncate(3);
+        context.synchronize().unwrap();
+        check(&imports).unwrap();
+        assert_eq!(imports.counted().blocks.current, 3);
+        opened.extend(buffers.iter().map(open));
+        check(&imports).unwrap();
+        let mut starts: Vec<_> = opened.iter().map(|opened| opened.buffer.ptr()).collect();
+        starts.sort();
+        starts.dedup();
+        assert_eq!(starts.len(), 7);
+        drop(opened);
+        context.synchronize().unwrap();
+        assert!(imports.holds_nothing());
+        check(&imports).unwrap();
+    }
+
+    #[test]
+    fn an_import_is_unmapped_when_its_stream_is_done() {
+        let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
+        let buffer = Buffer::<u8>::new(&pool, 3 << 20, &stream).unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        let imports = context.of_others().lock().as_ref().unwrap().pool.clone();
+        stream.synchronize().unwrap();
+        let unmapped = sim.calls()[Call::Unmap];
+        sim.launch(stream.handle(), Duration::from_millis(5)).unwrap();
+        drop(opened);
+        assert!(!imports.holds_nothing());
+        assert_eq!(sim.calls()[Call::Unmap], unmapped);
+        stream.synchronize().unwrap();
+        assert!(imports.holds_nothing());
+        // One that is idle is unmapped at once.
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        stream.synchronize().unwrap();
+        drop(opened);
+        assert!(imports.holds_nothing());
+    }
+
+    #[test]
+    fn a_block_that_was_freed_meanwhile_is_not_shared() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(4096, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        // It lies in a magazine.
+        assert!(matches!(pool.share(block, &stream), Err(Error::DoubleFree { .. })));
+        assert!(!is_shared(pool.inner(), block));
+        assert_eq!(pool.alloc(4096, &stream).unwrap(), block);
+    }
+
+    #[test]
+    fn what_others_use_is_neither_moved_nor_given_back() {
+        let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
+        let context = Context::new(sim.clone());
+        let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+        let buffer = Buffer::<u8>::new(&pool, 100 << 20, &stream).unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        drop(buffer);
+        // What is free is remapped for this one, and that block is not.
+        let blocks: Vec<_> = (0..10).map(|_| pool.alloc(10 * MIB, &stream).unwrap()).collect();
+        blocks.iter().step_by(2).for_each(|block| pool.free_block(*block, &stream).unwrap());
+        let long = pool.alloc(90 * MIB, &stream).unwrap();
+        assert_eq!(pool.reserved().current, pool.reserved().high);
+        assert!(pool.alloc(60 * MIB, &stream).is_err());
+        drop(opened);
+        stream.synchronize().unwrap();
+        pool.alloc(60 * MIB, &stream).unwrap();
+        pool.free_block(long, &stream).unwrap();
+        pool.check().unwrap();
+    }
 }

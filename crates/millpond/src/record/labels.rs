@@ -351,7 +351,7 @@ mod tests {
         let through_c = [
             frame("trace<closure>", "/home/me/.cargo/registry/backtrace/src/lib.rs"),
             ours("current_site", "millpond", "/src/record/labels.rs"),
-            ours("alloc_slow", "millpond", "/src/pool/allocating.rs"),
+            ours("alloc_slow", "millpond", "/src/core/allocating.rs"),
             ours("{closure#0}", "capi", "/src/memory.rs"),
             standard("do_call<closure>"),
             frame("__rust_try", ""),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Borrowed;
+use super::lease::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
 use crate::lock::Mutex;
 use crate::open_file::OpenFile;

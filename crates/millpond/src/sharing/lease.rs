@@ -158,7 +158,8 @@ mod tests {
     use super::*;
     use crate::device::DeviceIdentity;
     use crate::fixtures::alone;
-    use crate::sharing::{Received, SharedToken, send};
+    use crate::sharing::socket::send;
+    use crate::sharing::{Received, SharedToken};
 
     /// A lease, and what a process gets that it was sent to.
     fn lease() -> (Lent, [OwnedFd; 2]) {

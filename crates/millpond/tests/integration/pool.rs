@@ -247,7 +247,7 @@ fn nesting_of_callbacks_that_wait_for_threads_is_bounded() {
     let kept = pool.alloc(40 * MIB, &stream).unwrap();
     let refused = pool.alloc(60 * MIB, &stream);
     assert!(matches!(refused, Err(Error::OutOfMemory(_))), "{refused:?}");
-    // `MOST_NESTED` of `pool/callbacks.rs`: the request in the fourth callback asks none.
+    // `MOST_NESTED` of `core/callbacks.rs`: the request in the fourth callback asks none.
     assert_eq!(asked.load(Ordering::Relaxed), 4);
     pool.free_block(kept, &stream).unwrap();
     // One after the other they are asked as before.

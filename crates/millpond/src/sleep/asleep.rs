@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::capture_memory::MemoryId;
+use crate::core::ArenaId;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::{Arena, PageAtHome};
 use crate::policy::sleeping::{BATCH, GAP};
@@ -27,7 +27,7 @@ pub(super) struct Asleep {
 #[derive(Debug)]
 pub(super) struct AsleepPage {
     /// The memory of a capture that it belongs to; `None` for the pool's own.
-    pub(super) of: Option<MemoryId>,
+    pub(super) of: Option<ArenaId>,
     pub(super) page: PageAtHome,
     pub(super) pieces: Range<usize>,
     /// Whether what is to be kept of it is in pinned memory.
@@ -52,7 +52,7 @@ impl Piece {
 
 impl Asleep {
     /// Adds the pages of an arena, with their live bytes behind those that are there.
-    pub(super) fn add(&mut self, arena: &mut Arena, of: Option<MemoryId>, keep: Keep) -> DeviceResult<()> {
+    pub(super) fn add(&mut self, arena: &mut Arena, of: Option<ArenaId>, keep: Keep) -> DeviceResult<()> {
         let pages = arena.pages_at_home()?;
         let live = match keep {
             Keep::InPinnedMemory => arena.live_ranges(GAP)?,
@@ -111,7 +111,7 @@ impl Asleep {
     /// Joins pages that follow each other, where `join` has made one page of both.
     pub(super) fn join(
         &mut self,
-        mut join: impl FnMut(Option<MemoryId>, &mut PageAtHome, &PageAtHome) -> bool,
+        mut join: impl FnMut(Option<ArenaId>, &mut PageAtHome, &PageAtHome) -> bool,
     ) {
         let mut kept = 0;
         for at in 0..self.pages.len() {

@@ -1,15 +1,14 @@
-//! Captures as programs hold them: whose memory it is, and while it is allocated from.
+//! `capture/`: captures as programs hold them: whose memory it is, and while it is allocated from.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::capture_memory::MemoryId;
-use super::emptying_caches::take_back;
-use super::inner::{PoolInner, PoolState};
-use super::routes::{Filter, Route};
+use crate::core::allocating::{check_request, hand_out};
+use crate::core::giving_back::{bury, let_go_of_released, outlive_if_needed};
+use crate::core::{ArenaId, Core, Filter, Route, others};
 use crate::device::DevicePtr;
-use crate::extents::{Arena, Owner};
+use crate::extents::Arena;
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -51,8 +50,8 @@ impl fmt::Debug for CapturePool {
 
 /// The right to find the memory as it was left.
 struct Claim {
-    pool: Arc<PoolInner>,
-    id: MemoryId,
+    pool: Arc<Core>,
+    id: ArenaId,
 }
 
 /// While this lives, allocations for the streams of a capture come from its memory. [`CapturePool::begin`] makes it;
@@ -71,11 +70,11 @@ pub struct Capturing {
 /// As long as one of them lives, no pool waits for the device. The end of the last one makes up for that.
 #[derive(Debug)]
 struct UnderWay {
-    pool: Arc<PoolInner>,
+    pool: Arc<Core>,
 }
 
 impl UnderWay {
-    fn begin(pool: &Arc<PoolInner>) -> Self {
+    fn begin(pool: &Arc<Core>) -> Self {
         pool.timelines.begin_capture();
         Self { pool: pool.clone() }
     }
@@ -86,24 +85,21 @@ impl Drop for UnderWay {
         // In a forked child the capture is the parent's, and whoever had the locks is gone.
         if self.pool.is_here() && self.pool.timelines.end_capture() {
             // This one also where the context is gone.
-            self.pool.let_go_of_released();
-            self.pool.others().for_each(|pool| _ = pool.let_go_of_released());
-            self.pool.bury();
+            let_go_of_released(&self.pool);
+            others(&self.pool).for_each(|pool| _ = let_go_of_released(&pool));
+            bury(&self.pool);
         }
     }
 }
 
 impl CapturePool {
-    pub(super) fn new(pool: &Arc<PoolInner>) -> Self {
+    pub(crate) fn new(pool: &Arc<Core>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
-        let id = MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
         // In a forked child the pool is the parent's, which has no such memory.
         if pool.is_here() {
-            let mut state = pool.state.lock();
-            let mut arena = state.arena.that_keeps();
-            arena.publish(&pool.ranges, Owner { pool: pool.number, memory: Some(id.0) });
-            state.captured.add(id, arena);
+            pool.state.lock().arenas.add(id, &pool.ranges, pool.number);
         }
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
@@ -147,11 +143,9 @@ impl CapturePool {
     fn begin_filtered(&self, takes: Arc<Filter>) -> Result<Capturing> {
         let Claim { pool, id } = &*self.claim;
         pool.check_process()?;
-        if pool.state.lock().destroyed {
-            return Err(Error::PoolDestroyed { pool: pool.name_of() });
-        }
+        pool.check_not_destroyed(&pool.state.lock())?;
         let under_way = UnderWay::begin(pool);
-        if !pool.begin_route(*id, &takes) {
+        if !begin_route(pool, *id, &takes) {
             return Err(Error::CaptureUnderWay { pool: pool.name_of() });
         }
         Ok(Capturing { memory: self.clone(), _under_way: under_way })
@@ -164,7 +158,19 @@ impl CapturePool {
 
     /// See [`bindings::alloc_at`](crate::bindings::alloc_at).
     pub(crate) fn alloc_at(&self, block: (DevicePtr, u64), stream: &Stream) -> Result<bool> {
-        self.claim.pool.alloc_captured_at(self.claim.id, block, stream)
+        let Claim { pool, id } = &*self.claim;
+        let (ptr, bytes) = block;
+        pool.check_process()?;
+        check_request(pool, bytes, 1, stream)?;
+        let units = pool.caches.sizes().units(bytes);
+        let mut state = pool.state.lock();
+        pool.check_allocates(&state)?;
+        let found = state.arenas.get_mut(*id).and_then(|arena| arena.alloc_at(ptr, units));
+        let Some(found) = found else { return Ok(false) };
+        hand_out(pool, &mut state, &found, bytes);
+        drop(state);
+        pool.recording.alloc(ptr, bytes, stream);
+        Ok(true)
     }
 
     /// Physical bytes that the memory holds.
@@ -182,7 +188,7 @@ impl CapturePool {
             return 0;
         }
         let state = self.claim.pool.state.lock();
-        state.captured.get(self.claim.id).map_or(0, look)
+        state.arenas.get(self.claim.id).map_or(0, look)
     }
 }
 
@@ -191,10 +197,10 @@ impl Drop for Claim {
         if !self.pool.is_here() {
             return;
         }
-        self.pool.state.lock().captured.release(self.id);
-        self.pool.let_go_of_released();
+        self.pool.state.lock().arenas.release(self.id);
+        let_go_of_released(&self.pool);
         // What could not be let go must not be taken from a replay by the end of the pool.
-        self.pool.outlive_if_needed();
+        outlive_if_needed(&self.pool);
     }
 }
 
@@ -204,33 +210,28 @@ impl Drop for Capturing {
         if !pool.is_here() {
             return;
         }
-        if let Some(route) = pool.end_route(*id) {
+        if let Some(route) = end_route(pool, *id) {
             route.close_ticks();
         }
     }
 }
 
-impl PoolInner {
-    /// Sends allocations that `takes` speaks for to the memory; `false` where some go there already.
-    fn begin_route(&self, to: MemoryId, takes: &Arc<Filter>) -> bool {
-        let mut state = self.state.lock();
-        if !self.routes.add(to, takes) {
-            return false;
-        }
-        let PoolState { arena, locked, .. } = &mut *state;
-        self.caches.pause(locked, |cached| take_back(arena, cached));
-        true
+/// Sends allocations that `takes` speaks for to the memory; `false` where some go there already.
+fn begin_route(core: &Core, to: ArenaId, takes: &Arc<Filter>) -> bool {
+    let mut state = core.state.lock();
+    let is_added = core.routes.add(to, takes);
+    if is_added {
+        core.pause_caches(&mut state);
     }
+    is_added
+}
 
-    /// Undoes [`begin_route`](Self::begin_route).
-    fn end_route(&self, to: MemoryId) -> Option<Route> {
-        let mut state = self.state.lock();
-        let route = self.routes.remove(to);
-        if state.asleep.is_none() {
-            self.resume_caches(&mut state);
-        }
-        route
-    }
+/// Undoes [`begin_route`].
+fn end_route(core: &Core, to: ArenaId) -> Option<Route> {
+    let mut state = core.state.lock();
+    let route = core.routes.remove(to);
+    core.resume_caches(&mut state);
+    route
 }
 
 #[cfg(test)]

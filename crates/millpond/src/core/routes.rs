@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::lock::Mutex;
 
-use super::capture_memory::MemoryId;
+use super::arenas::ArenaId;
 use crate::order::{Marking, Stream};
 
 /// Says of a stream whether allocations for work on it belong to a capture.
-pub(super) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;
+pub(crate) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;
 
 #[derive(Clone)]
-pub(super) struct Route {
+pub(crate) struct Route {
     /// Rises from one to the next.
     number: u64,
-    to: MemoryId,
+    to: ArenaId,
     takes: Arc<Filter>,
     /// Foreign streams that it took. Else each presentation of such a stream would be a new timeline, without what
     /// earlier ones freed. No stream can be marked while it is being captured.
@@ -25,14 +25,14 @@ pub(super) struct Route {
 
 impl Route {
     /// Closes what was freed on foreign streams while they could not be marked.
-    pub(super) fn close_ticks(&self) {
+    pub(crate) fn close_ticks(&self) {
         self.seen.lock().iter().for_each(|stream| _ = stream.tick());
     }
 }
 
 /// The routes of one pool.
 #[derive(Default)]
-pub(super) struct Routes {
+pub(crate) struct Routes {
     count: AtomicUsize,
     all: Mutex<Vec<Route>>,
 }
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Routes {
 
 impl Routes {
     /// Adds a route; `false` where there is one to that memory.
-    pub(super) fn add(&self, to: MemoryId, takes: &Arc<Filter>) -> bool {
+    pub(crate) fn add(&self, to: ArenaId, takes: &Arc<Filter>) -> bool {
         let mut all = self.all.lock();
         if all.iter().any(|route| route.to == to) {
             return false;
@@ -58,7 +58,7 @@ impl Routes {
     }
 
     /// Removes the route, and returns it: to be dropped without locks, since the filter is the program's.
-    pub(super) fn remove(&self, to: MemoryId) -> Option<Route> {
+    pub(crate) fn remove(&self, to: ArenaId) -> Option<Route> {
         let mut all = self.all.lock();
         let at = all.iter().position(|route| route.to == to)?;
         let removed = all.remove(at);
@@ -66,13 +66,13 @@ impl Routes {
         Some(removed)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.lock().is_empty()
     }
 
     /// The memory that an allocation for work on `stream` belongs to, by the newest route that takes it: one may
     /// begin while another one lasts.
-    pub(super) fn of(&self, stream: &Stream) -> Option<MemoryId> {
+    pub(crate) fn of(&self, stream: &Stream) -> Option<ArenaId> {
         // Relaxed: whoever allocates for a capture knows that it began, and so ordered this after `add`. Other
         // requests belong to no route.
         if self.count.load(Ordering::Relaxed) == 0 {

@@ -143,3 +143,11 @@ impl Drop for Mark<'_> {
         }
     }
 }
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Err(error) = self.release() {
+            tracing::warn!(%error, "pinned memory of a pool could not be given back");
+        }
+    }
+}

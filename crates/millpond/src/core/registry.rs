@@ -41,7 +41,7 @@ impl<P> Default for Registry<P> {
 }
 
 impl<P: Registered> Registry<P> {
-    pub(super) fn enter(&self, pool: &Arc<P>) {
+    pub(crate) fn enter(&self, pool: &Arc<P>) {
         let mut state = self.state.lock();
         state.pools.insert(pool.number(), Arc::downgrade(pool));
         // Reserved while the pool can still be refused: closing it takes no memory.
@@ -50,17 +50,17 @@ impl<P: Registered> Registry<P> {
     }
 
     /// The pool is gone.
-    pub(super) fn leave(&self, number: u64) {
+    pub(crate) fn leave(&self, number: u64) {
         self.state.lock().pools.remove(&number);
     }
 
     /// Which pool owns which addresses.
-    pub(super) fn ranges(&self) -> &Arc<Ranges> {
+    pub(crate) fn ranges(&self) -> &Arc<Ranges> {
         &self.ranges
     }
 
     /// Keeps a pool, also without a handle, as long as it [holds](Registered::holds_nothing) anything.
-    pub(super) fn outlive(&self, pool: Arc<P>) {
+    pub(crate) fn outlive(&self, pool: Arc<P>) {
         let outliving = &mut self.state.lock().outliving;
         if !outliving.iter().any(|known| Arc::ptr_eq(known, &pool)) {
             outliving.push(pool);
@@ -68,7 +68,7 @@ impl<P: Registered> Registry<P> {
     }
 
     /// Lets go of the pools that hold nothing any more.
-    pub(super) fn bury(&self) {
+    pub(crate) fn bury(&self) {
         let next = || {
             let outliving = &mut self.state.lock().outliving;
             let at = outliving.iter().position(|pool| pool.holds_nothing())?;
@@ -81,12 +81,12 @@ impl<P: Registered> Registry<P> {
     }
 
     /// The pool with this number, or the first that was built later.
-    pub(super) fn first_from(&self, number: u64) -> Option<Arc<P>> {
+    pub(crate) fn first_from(&self, number: u64) -> Option<Arc<P>> {
         self.state.lock().pools.range(number..).find_map(|(_, pool)| pool.upgrade())
     }
 
     /// The pool in whose address space the pointer lies. Takes no pool's lock.
-    pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<P>> {
+    pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<P>> {
         let owner = self.ranges.owner_of(ptr)?;
         self.state.lock().pools.get(&owner.pool).and_then(Weak::upgrade)
     }
@@ -146,6 +146,6 @@ mod tests {
         assert_eq!(next.alloc(3 << 20, &stream), Ok(gone), "the same addresses");
         context.free_block(gone, &stream).unwrap();
         let only = context.registry().first_from(0).unwrap();
-        assert_eq!((only.number, only.others().count()), (next.inner().number, 0));
+        assert_eq!((only.number, crate::core::others(&only).count()), (next.inner().number, 0));
     }
 }

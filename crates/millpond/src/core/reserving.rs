@@ -1,52 +1,54 @@
 //! Memory taken in advance.
 
-use super::inner::{PoolInner, PoolState};
+use super::allocating::{alloc_slow, check_request};
+use super::freeing::free;
+use super::limits::what_forbids;
+use super::pool_core::{Core, PoolState};
 use crate::Result;
 use crate::device::MemoryKind;
 use crate::extents::Refusal;
 use crate::order::Stream;
 
-impl PoolInner {
-    /// See [`Pool::reserve`](super::Pool::reserve).
-    pub(super) fn reserve(&self, bytes: u64, stream: &Stream) -> Result<()> {
-        self.check_process()?;
-        self.check_request(bytes, 1, stream)?;
-        if bytes == 0 || self.reserve_under_lock(bytes, stream)? {
-            return Ok(());
-        }
-        // Memory is short. What an allocation can do about it, it does here.
-        let ptr = self.alloc_slow(bytes, 1, stream)?;
-        // SAFETY: nobody else knows the block.
-        unsafe { self.free(ptr, stream) }
+/// See [`Pool::reserve`](super::Pool::reserve).
+pub(crate) fn reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    check_request(core, bytes, 1, stream)?;
+    if bytes == 0 || reserve_under_lock(core, bytes, stream)? {
+        return Ok(());
     }
+    // Memory is short. What an allocation can do about it, it does here.
+    let ptr = alloc_slow(core, bytes, 1, stream)?;
+    // SAFETY: nobody else knows the block.
+    unsafe { free(core, ptr, stream) }
+}
 
-    /// Makes a free range of `bytes`, without a block of the program's. `false` where memory is short.
-    fn reserve_under_lock(&self, bytes: u64, stream: &Stream) -> Result<bool> {
-        let units = self.caches.sizes().units(bytes);
-        let mut state = self.state.lock();
-        self.check_allocates(&state)?;
-        if self.what_forbids(units).is_some() {
-            return Ok(false);
-        }
-        self.empty_caches(&mut state);
-        let PoolState { arena, ledger, .. } = &mut *state;
-        // A device takes a segment of pinned memory several times as fast as pages of it.
-        let found = match self.device.properties().memory {
-            MemoryKind::Pinned => arena.alloc_in_segment(units, stream),
-            MemoryKind::Device | MemoryKind::Managed => {
-                arena.alloc(units, 1, stream, ledger.balance(self.device.now()))
-            }
-        };
-        let found = match found {
-            Ok(found) => found,
-            Err(Refusal::Short { .. }) => return Ok(false),
-            Err(other) => return self.shortage_of(other).map(|_| false),
-        };
-        // SAFETY: the block is allocated, and the arena is this pool's.
-        let is_free = arena.take_back(unsafe { found.descriptor.get() }, stream.fence());
-        debug_assert!(is_free, "it was just allocated, and nobody was told");
-        Ok(true)
+/// Makes a free range of `bytes`, without a block of the program's. `false` where memory is short.
+fn reserve_under_lock(core: &Core, bytes: u64, stream: &Stream) -> Result<bool> {
+    let units = core.caches.sizes().units(bytes);
+    let mut state = core.state.lock();
+    core.check_allocates(&state)?;
+    if what_forbids(core, units).is_some() {
+        return Ok(false);
     }
+    core.empty_caches(&mut state);
+    let PoolState { arenas, ledger, .. } = &mut *state;
+    let arena = &mut arenas.own;
+    // A device takes a segment of pinned memory several times as fast as pages of it.
+    let found = match core.device.properties().memory {
+        MemoryKind::Pinned => arena.alloc_in_segment(units, stream),
+        MemoryKind::Device | MemoryKind::Managed => {
+            arena.alloc(units, 1, stream, ledger.balance(core.device.now()))
+        }
+    };
+    let found = match found {
+        Ok(found) => found,
+        Err(Refusal::Short { .. }) => return Ok(false),
+        Err(other) => return core.shortage_of(other).map(|_| false),
+    };
+    // SAFETY: the block is allocated, and the arena is this pool's.
+    let is_free = arena.take_back(unsafe { found.descriptor.get() }, stream.fence());
+    debug_assert!(is_free, "it was just allocated, and nobody was told");
+    Ok(true)
 }
 
 #[cfg(test)]

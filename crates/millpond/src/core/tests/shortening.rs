@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::allocating::shorten;
 use crate::device::sim::{Call, SimDevice};
 use crate::device::{DeviceError, DevicePtr};
 use crate::fixtures::{Bench, Freeing, MIB};
@@ -65,7 +66,7 @@ impl Job {
 
     fn shorten(&self) {
         let inner = self.pool.inner();
-        inner.shorten(&mut inner.state.lock());
+        shorten(inner, &mut inner.state.lock());
     }
 }
 

@@ -10,20 +10,20 @@ use crate::out_of_memory::OutOfMemory;
 
 /// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim), which has an example. For its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ReclaimId(pub(super) u64);
+pub struct ReclaimId(pub(crate) u64);
 
 /// Names a callback registered with [`Pool::on_out_of_memory`](crate::Pool::on_out_of_memory), for its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ObserverId(pub(super) u64);
+pub struct ObserverId(pub(crate) u64);
 
 /// Asked when memory is short.
-pub(super) type Reclaimer = dyn Fn(u64) -> bool + Send + Sync;
+pub(crate) type Reclaimer = dyn Fn(u64) -> bool + Send + Sync;
 
 /// Told when memory ran out.
-pub(super) type Observer = dyn Fn(&OutOfMemory) + Send + Sync;
+pub(crate) type Observer = dyn Fn(&OutOfMemory) + Send + Sync;
 
 /// The callbacks of one kind of one pool, by number.
-pub(super) struct Callbacks<F: ?Sized> {
+pub(crate) struct Callbacks<F: ?Sized> {
     next: AtomicU64,
     all: Mutex<Vec<(u64, Arc<F>)>>,
     /// How deep each thread is nested that is inside of one now.
@@ -40,7 +40,7 @@ thread_local! {
 }
 
 /// As long as this lives, the thread is inside of a callback.
-pub(super) struct InCallback<'a> {
+pub(crate) struct InCallback<'a> {
     under_way: &'a Mutex<Vec<u32>>,
     depth: u32,
 }
@@ -70,7 +70,7 @@ impl<F: ?Sized> fmt::Debug for Callbacks<F> {
 
 impl<F: ?Sized> Callbacks<F> {
     /// Adds a callback, if the pool is this process's, and names it.
-    pub(super) fn add(&self, callback: Arc<F>, is_here: bool) -> u64 {
+    pub(crate) fn add(&self, callback: Arc<F>, is_here: bool) -> u64 {
         // Relaxed: only uniqueness matters.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if is_here {
@@ -80,7 +80,7 @@ impl<F: ?Sized> Callbacks<F> {
     }
 
     /// Forgets one of them. What it holds is dropped without the lock.
-    pub(super) fn remove(&self, number: u64) -> bool {
+    pub(crate) fn remove(&self, number: u64) -> bool {
         let removed = {
             let mut all = self.all.lock();
             let at = all.iter().position(|(known, _)| *known == number);
@@ -90,18 +90,18 @@ impl<F: ?Sized> Callbacks<F> {
     }
 
     /// Forgets all of them. What they hold is dropped without the lock.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let all = std::mem::take(&mut *self.all.lock());
         drop(all);
     }
 
     /// How deep a request that begins now may be nested in callbacks: each that is running may wait for it.
-    pub(super) fn depth(&self) -> u32 {
+    pub(crate) fn depth(&self) -> u32 {
         self.under_way.lock().iter().max().map_or(0, |deepest| deepest + 1)
     }
 
     /// Whether there are any that a request of this thread may be asked of.
-    pub(super) fn can_be_asked(&self) -> bool {
+    pub(crate) fn can_be_asked(&self) -> bool {
         let at = std::ptr::from_ref(self).addr();
         let is_entered = ENTERED.try_with(|entered| entered.borrow().contains(&at)).unwrap_or(true);
         !is_entered && !self.all.lock().is_empty()
@@ -109,7 +109,7 @@ impl<F: ?Sized> Callbacks<F> {
 
     /// To be entered before a callback is called; `None` where the depth is too great, or where this thread is inside
     /// one already. That one would be asked for its own requests, without end.
-    pub(super) fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
+    pub(crate) fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
         let at = std::ptr::from_ref(self).addr();
         if depth >= MOST_NESTED {
             return None;
@@ -138,7 +138,7 @@ impl<F: ?Sized> Callbacks<F> {
     }
 
     /// Those that are registered now, in that order. The lock is not held in between: they may register and remove others.
-    pub(super) fn each(&self) -> impl Iterator<Item = Arc<F>> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = Arc<F>> {
         let mut next = 0;
         // Relaxed: a number.
         let end = self.next.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The gate of a pool that may sleep: who gives work on its memory to the device holds it open for that long.
+//! The gate of a pool's memory: who gives work on it to the device holds it open for that long. It is closed while the pool
+//! sleeps.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ const CLOSED: u32 = 1 << 31;
 
 /// See the [module](self). Nobody waits for it but the thread that closes it, so that it can be entered with any lock held.
 #[derive(Debug, Default)]
-pub(crate) struct SleepGate {
+pub(crate) struct Gate {
     inside: AtomicU32,
     /// Who uses the pool's memory for long, without entering each time.
     residents: AtomicUsize,
@@ -17,9 +18,9 @@ pub(crate) struct SleepGate {
 /// While it lives, the pool does not fall asleep.
 #[derive(Debug)]
 #[must_use = "the pool may sleep once this is dropped"]
-pub(crate) struct Awake<'a>(&'a SleepGate);
+pub(crate) struct Awake<'a>(&'a Gate);
 
-impl SleepGate {
+impl Gate {
     /// Enters; `None` where the pool sleeps.
     // Acquire: what the wake did comes before the work. All changes are read-modify-writes of one word: who enters comes
     // before the close, which waits for it, or finds the gate closed.
@@ -30,7 +31,7 @@ impl SleepGate {
 
     /// Until it [moves out](Self::move_out), the pool is not put to sleep. `false` where it sleeps.
     #[cfg(any(feature = "cudarc", test))]
-    pub(super) fn move_in(&self) -> bool {
+    pub(crate) fn move_in(&self) -> bool {
         let entered = self.enter();
         // Relaxed: who closes the gate waits for `entered` to leave, and so sees this.
         entered.is_some_and(|_entered| {
@@ -40,19 +41,19 @@ impl SleepGate {
     }
 
     #[cfg(any(feature = "cudarc", test))]
-    pub(super) fn move_out(&self) {
+    pub(crate) fn move_out(&self) {
         // Release: pairs with `has_residents`. The work that the resident gave to the device comes before.
         self.residents.fetch_sub(1, Ordering::Release);
     }
 
     /// Whether anybody lives here. While the gate is closed nobody comes.
-    pub(super) fn has_residents(&self) -> bool {
+    pub(crate) fn has_residents(&self) -> bool {
         // Acquire: pairs with `move_out`.
         self.residents.load(Ordering::Acquire) > 0
     }
 
     /// Closes the gate, and waits until nobody is inside: for as long as it takes to give work to the device.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.inside.fetch_or(CLOSED, Ordering::Relaxed);
         // Acquire: pairs with the Release of who leaves.
         while self.inside.load(Ordering::Acquire) != CLOSED {
@@ -60,13 +61,13 @@ impl SleepGate {
         }
     }
 
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         // Release: pairs with `enter`.
         self.inside.fetch_and(!CLOSED, Ordering::Release);
     }
 
     /// Whether the pool sleeps, or is about to. A glance.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.inside.load(Ordering::Relaxed) & CLOSED != 0
     }
 }

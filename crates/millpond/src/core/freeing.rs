@@ -7,184 +7,144 @@
 //! 4. Under it, any other block: the arena takes it, behind the fence of all streams that used it.
 //! 5. What is no live block is a mistake of the program's, and said so.
 
-use std::sync::atomic::Ordering;
-
-use super::emptying_caches::take_back;
-use super::inner::{PoolInner, PoolState};
-use super::shares::Freed;
+use super::giving_back::give_all_back_slow;
+use super::holds::Freed;
+use super::pool_core::{Core, PoolState, take_back};
+use super::slow_path_time::lock_noting_waits;
 use crate::Result;
 use crate::device::{DeviceError, DevicePtr};
 use crate::extents::Pointer;
 use crate::order::Stream;
 use crate::record::Moment;
 
-impl PoolInner {
-    /// Frees a block. The fast path is one call, which takes no lock.
-    ///
-    /// # Safety
-    /// As for [`Pool::free`](crate::Pool::free).
-    #[inline]
-    pub(crate) unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
-    }
+/// Frees a block. The fast path is one call, which takes no lock.
+///
+/// # Safety
+/// As for [`Pool::free`](crate::Pool::free).
+#[inline]
+pub(crate) unsafe fn free(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    if core.caches.free(ptr, stream) { Ok(()) } else { free_slow(core, ptr, stream) }
+}
 
-    /// Climbs the ladder from its second rung on. Where the pool is recorded, notes the free at a time when nobody else
-    /// could have the block yet.
-    #[cold]
-    fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        self.check_process()?;
-        let noted = if self.recording.is_on() { self.requested(ptr).zip(Some(Moment::now())) } else { None };
-        let freed = if self.free_unlocked(ptr, stream) { Ok(()) } else { self.free_locking(ptr, stream) };
-        if let Some((requested, before)) = noted
-            && freed.is_ok()
-        {
-            self.recording.free(ptr, requested, stream, before);
-        }
-        self.report_freed_twice();
-        freed
+/// Climbs the ladder from its second rung on. Where the pool is recorded, notes the free at a time when nobody else
+/// could have the block yet.
+#[cold]
+fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    let noted = if core.recording.is_on() { requested(core, ptr).zip(Some(Moment::now())) } else { None };
+    let freed = if free_unlocked(core, ptr, stream) { Ok(()) } else { free_locking(core, ptr, stream) };
+    if let Some((requested, before)) = noted
+        && freed.is_ok()
+    {
+        core.recording.free(ptr, requested, stream, before);
     }
+    core.report_freed_twice();
+    freed
+}
 
-    /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
-    #[inline]
-    pub(super) fn report_freed_twice(&self) {
-        if let Some(count) = self.caches.freed_twice_since() {
-            self.say_freed_twice(count);
+/// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
+/// only where the descriptor of the block does not say.
+fn requested(core: &Core, ptr: DevicePtr) -> Option<u64> {
+    if let Some(descriptor) = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
+        return Some(descriptor.requested());
+    }
+    let mut state = core.state.lock();
+    match state.arenas.look_up(ptr) {
+        Pointer::Live(id) => Some(state.arenas.of_mut(ptr).requested(id)),
+        _ => None,
+    }
+}
+
+fn free_unlocked(core: &Core, ptr: DevicePtr, stream: &Stream) -> bool {
+    let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
+    // A large block nearly always finds no room, while a program does not repeat itself.
+    plain.is_some_and(|descriptor| core.caches.may_take(descriptor.bytes()))
+        && core.caches.free_without_entry(ptr, stream).is_some()
+}
+
+fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    core.check_stream(stream)?;
+    if ptr.is_null() {
+        return Ok(());
+    }
+    let mut state = lock_noting_waits(core);
+    if !free_plain(core, &mut state, ptr, stream) {
+        let pointer = state.arenas.look_up(ptr);
+        if !free_any(core, &mut state, ptr, pointer, stream) {
+            drop(state);
+            return Err(core.misuse(ptr, pointer));
         }
     }
-
-    #[cold]
-    fn say_freed_twice(&self, count: u64) {
-        let pool = self.name.as_str();
-        if !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                pool,
-                count,
-                "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
-            );
-        }
+    let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
+    drop(state);
+    if gives_back {
+        give_all_back_slow(core);
     }
+    Ok(())
+}
 
-    /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
-    /// only where the descriptor of the block does not say.
-    fn requested(&self, ptr: DevicePtr) -> Option<u64> {
-        if let Some(descriptor) = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
-            return Some(descriptor.requested());
-        }
-        let mut state = self.state.lock();
-        match state.look_up(ptr) {
-            Pointer::Live(id) => Some(state.arena_of(ptr).requested(id)),
-            _ => None,
-        }
+/// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
+/// done, where it is none, or another thread was first.
+fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
+    let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
+    let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
+    let PoolState { arenas, locked, .. } = state;
+    let each = |cached| take_back(&mut arenas.own, cached);
+    if core.caches.put_slow(locked, descriptor, stream, each) {
+        return true;
     }
-
-    fn free_unlocked(&self, ptr: DevicePtr, stream: &Stream) -> bool {
-        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
-        // A large block nearly always finds no room, while a program does not repeat itself.
-        plain.is_some_and(|descriptor| self.caches.may_take(descriptor.bytes()))
-            && self.caches.free_without_entry(ptr, stream).is_some()
+    let (requested, size) = (descriptor.requested(), descriptor.bytes());
+    let freed = arenas.own.take_back(descriptor, stream.fence());
+    if freed {
+        core.caches.count_free(locked, requested, size);
     }
+    freed
+}
 
-    fn free_locking(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        self.check_stream(stream)?;
-        if ptr.is_null() {
-            return Ok(());
-        }
-        let mut state = self.lock_noting_waits();
-        if !self.free_plain(&mut state, ptr, stream) {
-            let pointer = state.look_up(ptr);
-            if !self.free_any(&mut state, ptr, pointer, stream) {
-                drop(state);
-                return Err(self.misuse(ptr, pointer));
-            }
-        }
-        let gives_back = state.destroyed && (self.is_of_others || self.counted().blocks.current == 0);
-        drop(state);
-        if gives_back {
-            self.give_all_back_slow();
-        }
-        Ok(())
+/// Frees a live block of any arena. `false`, and nothing done, where it is none.
+fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer, stream: &Stream) -> bool {
+    let Pointer::Live(id) = pointer else { return false };
+    match core.holds.free(ptr, || stream.fence()) {
+        Freed::Now => core.free_in_arena(state, (ptr, id), stream.fence()),
+        Freed::Later => true,
+        Freed::Twice => false,
     }
+}
 
-    /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
-    /// done, where it is none, or another thread was first.
-    fn free_plain(&self, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
-        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
-        let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
-        let PoolState { arena, locked, .. } = state;
-        let each = |cached| take_back(arena, cached);
-        if self.caches.put_slow(locked, descriptor, stream, each) {
-            return true;
-        }
-        let (requested, size) = (descriptor.requested(), descriptor.bytes());
-        let freed = arena.take_back(descriptor, stream.fence());
-        if freed {
-            self.caches.count_free(locked, requested, size);
-        }
-        freed
-    }
-
-    /// Frees a live block of any arena. `false`, and nothing done, where it is none.
-    fn free_any(&self, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer, stream: &Stream) -> bool {
-        let Pointer::Live(id) = pointer else { return false };
-        if let Some(captured) = state.captured_at(ptr) {
-            return self.free_captured(state, captured, id, stream);
-        }
-        match self.free_shared(ptr, stream) {
-            Freed::Now => {}
-            Freed::Later => return true,
-            Freed::Twice => return false,
-        }
-        let PoolState { arena, locked, .. } = state;
-        let (requested, size) = (arena.requested(id), arena.bytes(id));
-        let freed = arena.free(id, stream.fence());
-        if freed {
-            self.caches.count_free(locked, requested, size);
-        }
-        freed
-    }
-
-    pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        self.check_process()?;
-        let stand_in;
-        let stream = if self.check_stream(stream).is_ok() {
-            stream
-        } else {
-            self.check_beside(stream)?;
-            stand_in = stream.stand_in(&self.timelines)?;
-            &stand_in
-        };
-        let is_noted = self.with_live(ptr, |arena, id| {
-            let is_noted = arena.record_use(id, stream);
-            if is_noted {
-                self.recording.record_use(ptr, stream);
-            }
-            is_noted
-        })?;
+/// Notes that work on `stream`, of the pool's own device, uses a live block.
+pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    let is_noted = core.with_live(ptr, |arena, id| {
+        let is_noted = arena.record_use(id, stream);
         if is_noted {
-            Ok(())
-        } else {
-            Err(self.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64))
+            core.recording.record_use(ptr, stream);
         }
+        is_noted
+    })?;
+    if is_noted {
+        Ok(())
+    } else {
+        Err(core.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64))
     }
+}
 
-    /// Orders what comes next after the work that was noted to use the block: on this stream, or on the host.
-    pub(crate) fn order_after_uses(&self, ptr: DevicePtr, next: Option<&Stream>) -> Result<()> {
-        let uses = self.with_live(ptr, |arena, id| arena.uses(id))?;
-        let no_memory = || self.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64);
-        let uses = uses.ok_or_else(no_memory)?;
-        if let Some(stream) = next
-            && self.timelines.make_wait(&uses, stream.timeline())?
-        {
-            return Ok(());
-        }
-        self.timelines.wait_on_host(&uses)?;
-        if self.timelines.is_complete(&uses) {
-            return Ok(());
-        }
-        // A capture cannot be waited for.
-        let what = "a stream that uses the buffer is being captured: end the capture first".to_owned();
-        Err(DeviceError::Invalid { call: "Buffer", what }.into())
+/// Orders what comes next after the work that was noted to use the block: on this stream, or on the host.
+pub(crate) fn order_after_uses(core: &Core, ptr: DevicePtr, next: Option<&Stream>) -> Result<()> {
+    let uses = core.with_live(ptr, |arena, id| arena.uses(id))?;
+    let no_memory = || core.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64);
+    let uses = uses.ok_or_else(no_memory)?;
+    if let Some(stream) = next
+        && core.timelines.make_wait(&uses, stream.timeline())?
+    {
+        return Ok(());
     }
+    core.timelines.wait_on_host(&uses)?;
+    if core.timelines.is_complete(&uses) {
+        return Ok(());
+    }
+    // A capture cannot be waited for.
+    let what = "a stream that uses the buffer is being captured: end the capture first".to_owned();
+    Err(DeviceError::Invalid { call: "Buffer", what }.into())
 }
 
 #[cfg(test)]
@@ -434,7 +394,7 @@ mod tests {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             let mut state = bench.pool.inner().state.lock();
-            let arena = &mut state.arena;
+            let arena = &mut state.arenas.own;
             assert!(!arena.take_back(bench.descriptor(ptr), bench.stream.fence()), "the program has it");
             bench.descriptor(ptr).claim(ptr);
             assert!(arena.take_back(bench.descriptor(ptr), bench.stream.fence()));

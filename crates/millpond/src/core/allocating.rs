@@ -1,0 +1,405 @@
+//! One allocation, as a ladder: rungs in the order of what they cost. Each gives a block, or leaves it to the next.
+//!
+//! 1. The top of a magazine: the fast path ([`Caches::alloc`](crate::cache::Caches::alloc)).
+//! 2. Without the pool's lock: deeper in the thread's magazines, then the depot ([`alloc_unlocked`]).
+//! 3. Under it: the [`RUNGS`].
+//! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
+//!
+//! The request is checked between 2 and 3: what is wrong finds no magazine. Requests with a route climb the [`KEEPING`] rungs
+//! at 3, in an arena that keeps its pages.
+
+use super::arenas::ArenaId;
+use super::limits::{OthersLive, others_live, what_forbids, what_forbids_with};
+use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_now};
+use super::pool_core::{Core, PoolState, take_back};
+use super::recorded::open_lock_entries;
+use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
+use crate::cache::Found;
+use crate::device::DevicePtr;
+use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
+use crate::order::{Admission, Stream};
+use crate::physical::{Budget, Shortage};
+use crate::policy::ledger::{Ledger, SlowPath};
+use crate::policy::{Mechanism, without};
+use crate::{Error, Result};
+
+/// What a rung gives: an allocation, or why none can be had.
+type Climb<T> = std::result::Result<T, Refusal>;
+
+/// More than any device can address: sizes beyond it come from arithmetic that overflowed.
+const LARGEST_REQUEST: u64 = 1 << 56;
+
+/// A request under the pool's lock.
+#[derive(Debug, Clone, Copy)]
+struct LockedRequest<'a> {
+    /// How long the block is to be.
+    units: u64,
+    align: u64,
+    stream: &'a Stream,
+    /// What is live in other pools, where a limit is near.
+    others: Option<OthersLive>,
+    /// The arena that keeps its pages, where the request has a route to one.
+    to: Option<ArenaId>,
+}
+
+/// A rung under the pool's lock.
+type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Allocation>>;
+
+/// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
+/// throughput mode.
+const RUNGS: [Rung; 6] = [
+    // The depot, and a magazine with room for more.
+    restock,
+    // Long free pages become short ones, where that is due. Never gives a block.
+    split_long_pages,
+    // A free extent that fits. Not for a large request while large blocks are cached: those may fit better.
+    cut_ready,
+    // Nothing below can satisfy what exceeds a limit with all that is live. Never gives a block.
+    refuse_impossible,
+    // Throughput mode: new pages, within the growth allowance.
+    grow,
+    // Every cache is emptied. Then any free extent, also after a wait; then pages: parked, remapped, new.
+    empty_caches_and_map,
+];
+
+/// The rungs in an arena that keeps its pages: nothing is cached for it, and it takes nothing from others.
+const KEEPING: [Rung; 2] = [refuse_impossible, map_keeping];
+
+/// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
+/// recorded has it closed.
+#[inline]
+pub(crate) fn alloc(core: &Core, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+    match core.caches.alloc(bytes, stream) {
+        Some(ptr) => Ok(ptr),
+        None => alloc_slow(core, bytes, 1, stream),
+    }
+}
+
+/// Allocates at a multiple of `align`, which may be what every block has.
+#[inline]
+pub(crate) fn alloc_aligned(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+    if align.is_power_of_two() && align <= core.caches.sizes().bytes(1) {
+        return alloc(core, bytes, stream);
+    }
+    alloc_slow(core, bytes, align, stream)
+}
+
+/// Climbs the ladder from its second rung on.
+#[cold]
+pub(crate) fn alloc_slow(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+    core.check_process()?;
+    // Caches promise no more than the minimum alignment, which is 1 here.
+    let unlocked = if align == 1 { alloc_unlocked(core, bytes, stream) } else { None };
+    core.report_freed_twice();
+    let ptr = match unlocked {
+        Some(ptr) => ptr,
+        None => {
+            check_request(core, bytes, align, stream)?;
+            if bytes == 0 {
+                return Ok(DevicePtr::NULL);
+            }
+            match try_alloc(core, (bytes, align), stream)? {
+                Ok(ptr) => ptr,
+                Err(refusal) => alloc_under_pressure(core, (bytes, align), stream, refusal)?,
+            }
+        }
+    };
+    core.recording.alloc(ptr, bytes, stream);
+    Ok(ptr)
+}
+
+pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
+    core.check_stream(stream)?;
+    if bytes > 0 && (!align.is_power_of_two() || align > core.largest_align) {
+        return Err(Error::BadAlignment { align, largest: core.largest_align });
+    }
+    if bytes > LARGEST_REQUEST {
+        return Err(Error::SizeOverflow { bytes, count: 1 });
+    }
+    Ok(())
+}
+
+/// Tries again after each step that may have made room, from the cheapest to the dearest. The pool's
+/// lock is never held while the host waits or a callback runs.
+#[cold]
+fn alloc_under_pressure(
+    core: &Core,
+    (bytes, align): (u64, u64),
+    stream: &Stream,
+    first: Refusal,
+) -> Result<DevicePtr> {
+    let depths = (core.reclaimers.depth(), core.observers.depth());
+    let mut short = core.shortage_of(first)?;
+    let request = bytes.next_multiple_of(align);
+    let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
+    let mut is_impossible = false;
+    for step in steps(core, depths.0) {
+        if let Some(limit) = what_forbids_now(core, bytes) {
+            (short.0, is_impossible) = (limit, true);
+            break;
+        }
+        let may_have_made_room = take_step(core, &step, request, short, &mut patience)?;
+        // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
+        core.check_process()?;
+        if !may_have_made_room {
+            continue;
+        }
+        count_retry(core);
+        match try_alloc(core, (bytes, align), stream)? {
+            Ok(ptr) => return Ok(ptr),
+            Err(refusal) => short = core.shortage_of(refusal)?,
+        }
+    }
+    let report = out_of_memory(core, bytes, short.0, is_impossible);
+    core.recording.out_of_memory(bytes, report.device_free, stream);
+    Err(tell_of(core, report, depths.1))
+}
+
+fn count_retry(core: &Core) {
+    // Counts are written under the lock.
+    let _state = core.state.lock();
+    core.counters.retries.add(1);
+}
+
+// ---- without the pool's lock -----------------------------------------------------------------
+
+/// A block from the thread's magazines, where they have to be searched, or from the depot.
+#[inline]
+fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    if !core.caches.has_lock_entries() {
+        if !core.recording.is_on() {
+            open_lock_entries(core);
+        } else if let found @ Some(_) = core.caches.alloc_without_entry(bytes, stream) {
+            return found;
+        }
+    }
+    if !core.caches.may_have(bytes) && !core.caches.in_throughput_mode() {
+        return None;
+    }
+    if core.caches.must_ask(bytes) {
+        let asked = core.caches.alloc_asking(&mut lock_noting_waits(core).locked, bytes, stream);
+        if asked.is_some() {
+            return asked;
+        }
+    }
+    let found = core.caches.alloc_searching(bytes, stream);
+    let of_other = || {
+        if core.caches.in_throughput_mode() { alloc_of_other_stream(core, bytes, stream) } else { None }
+    };
+    let Found { ptr, is_narrow } = found.or_else(of_other)?;
+    // Later, if the lock is taken now.
+    if is_narrow && let Some(mut state) = core.state.try_lock() {
+        let units = core.caches.sizes().units_in_throughput_mode(bytes);
+        core.caches.widen(&mut state.locked, units, stream);
+    }
+    Some(ptr)
+}
+
+/// A block that another stream freed, once the stream is ordered after that one.
+fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Found> {
+    let seen = core.caches.find_of_other_stream(bytes, stream)?;
+    match core.timelines.admit(&seen.fence(), stream.timeline(), core.reuse.get()) {
+        Ok(Admission::Ready) => {}
+        Ok(Admission::Waits) => core.counters.stream_waits_without_lock.add(1),
+        Ok(Admission::Refused) => return None,
+        Err(error) => {
+            tracing::warn!(%error, "a stream could not be ordered after another");
+            return None;
+        }
+    }
+    core.caches.alloc_of_other_stream(bytes, stream, seen)
+}
+
+// ---- under the pool's lock -------------------------------------------------------------------
+
+/// One climb under the lock.
+fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result<Climb<DevicePtr>> {
+    let route = core.routes.of(stream);
+    // A filter or a callback of the program may have forked.
+    core.check_process()?;
+    let others = others_live(core, bytes);
+    let mut state = lock_noting_waits(core);
+    core.check_allocates(&state)?;
+    // The least that it takes.
+    let units = core.caches.sizes().units(bytes);
+    if others.is_some()
+        && let Some(what) = what_forbids(core, units)
+    {
+        return Ok(Err(Refusal::Short { what, bytes }));
+    }
+    let to = route.filter(|to| state.arenas.get(*to).is_some());
+    let request = LockedRequest { units, align, stream, others, to };
+    let found = match to {
+        Some(_) => climb(core, &mut state, &request, &KEEPING),
+        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
+        // have the class's length.
+        None if state.ledger.is_overdrawn() => {
+            let longer = core.caches.sizes().units_in_throughput_mode(bytes);
+            match climb(core, &mut state, &LockedRequest { units: longer, ..request }, &RUNGS) {
+                // What a longer block has to spare is not worth an error.
+                Err(Refusal::Short { .. }) if longer > units => climb(core, &mut state, &request, &RUNGS),
+                found => found,
+            }
+        }
+        None => climb(core, &mut state, &request, &RUNGS),
+    };
+    Ok(found.map(|found| hand_out(core, &mut state, &found, bytes)))
+}
+
+fn climb(
+    core: &Core,
+    state: &mut PoolState,
+    request: &LockedRequest<'_>,
+    rungs: &[Rung],
+) -> Climb<Allocation> {
+    if request.units >= MOST_UNITS {
+        return Err(shortage(core, Shortage::Device, request));
+    }
+    for rung in rungs {
+        if let Some(found) = rung(core, state, request)? {
+            return Ok(found);
+        }
+    }
+    unreachable!("the last rung gives a block or refuses")
+}
+
+fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+    if request.align > 1 {
+        return Ok(None);
+    }
+    let PoolState { arenas, locked, .. } = state;
+    let each = |cached| take_back(&mut arenas.own, cached);
+    Ok(core.caches.restock(locked, request.units, request.stream, each))
+}
+
+#[inline]
+fn split_long_pages(
+    core: &Core,
+    state: &mut PoolState,
+    request: &LockedRequest<'_>,
+) -> Climb<Option<Allocation>> {
+    if state.arenas.own.is_shortening_due()
+        && state.arenas.own.is_large(request.units)
+        && !without(Mechanism::Splitting)
+    {
+        shorten(core, state);
+    }
+    Ok(None)
+}
+
+#[cold]
+pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
+    let device = core.timelines.device();
+    let began = device.now();
+    let PoolState { arenas, ledger, .. } = &mut *state;
+    if arenas.own.shorten(ledger) {
+        note_slow_path(core, state, SlowPath::Moved(device.now().saturating_sub(began)));
+    }
+}
+
+fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+    let caches_first = !without(Mechanism::CachesFirst)
+        && state.arenas.own.is_large(request.units)
+        && core.caches.may_hold_large(&state.locked);
+    if caches_first {
+        return Ok(None);
+    }
+    let ready = state.arenas.own.alloc_ready(request.units, request.align, request.stream)?;
+    if ready.is_some() {
+        note_slow_path(core, state, SlowPath::Cut);
+    }
+    Ok(ready)
+}
+
+#[inline]
+fn refuse_impossible(
+    core: &Core,
+    _: &mut PoolState,
+    request: &LockedRequest<'_>,
+) -> Climb<Option<Allocation>> {
+    match request.others.and_then(|others| what_forbids_with(core, request.units, others)) {
+        Some(what) => Err(shortage(core, what, request)),
+        None => Ok(None),
+    }
+}
+
+/// Where that fails, what others have is asked for.
+fn grow(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+    let bytes = core.caches.sizes().bytes(request.units);
+    let may_grow = state.ledger.is_overdrawn()
+        && core.counters.reserved.current() + bytes
+            <= core.counted().allocated.high + state.ledger.growth_allowance();
+    if !may_grow {
+        return Ok(None);
+    }
+    let grown = state.arenas.own.alloc_growing(request.units, request.align, request.stream);
+    if grown.is_ok() {
+        adapt(core, state);
+    }
+    Ok(grown.ok())
+}
+
+/// Notes as slow-path time what memory would have saved: to grow is not.
+fn empty_caches_and_map(
+    core: &Core,
+    state: &mut PoolState,
+    request: &LockedRequest<'_>,
+) -> Climb<Option<Allocation>> {
+    let device = core.timelines.device();
+    let (began, moved) = (device.now(), pages_moved(core));
+    let revoked = core.empty_caches(state);
+    let PoolState { arenas, ledger, .. } = &mut *state;
+    let found = alloc_mapping(core, &mut arenas.own, ledger, request);
+    let took = device.now().saturating_sub(began);
+    let slow = match (revoked, pages_moved(core) > moved) {
+        (true, _) => SlowPath::Revoked(took),
+        (false, true) => SlowPath::Moved(took),
+        (false, false) => SlowPath::Cut,
+    };
+    note_slow_path(core, state, slow);
+    let found = found?;
+    adapt(core, state);
+    Ok(Some(found))
+}
+
+/// Allocates in the arena that keeps its pages.
+fn map_keeping(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+    let PoolState { arenas, ledger, .. } = state;
+    let Some((id, arena)) = request.to.and_then(|id| Some((id, arenas.get_mut(id)?))) else {
+        return Ok(None);
+    };
+    let found = alloc_mapping(core, arena, ledger, request);
+    arenas.note_loose_pages(id);
+    found.map(Some)
+}
+
+/// Allocates by all steps of an arena. The ledger decides how long new pages are, and pays for them.
+fn alloc_mapping(
+    core: &Core,
+    arena: &mut Arena,
+    ledger: &mut Ledger,
+    request: &LockedRequest<'_>,
+) -> Climb<Allocation> {
+    let device = core.timelines.device();
+    let began = device.now();
+    let LockedRequest { units, align, stream, .. } = *request;
+    let found = arena.alloc(units, align, stream, ledger.balance(began));
+    if !matches!(found, Ok(Allocation { misses: 0, .. })) {
+        ledger.pay_for_pages(device.now().saturating_sub(began));
+    }
+    found
+}
+
+pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, bytes: u64) -> DevicePtr {
+    // SAFETY: the block is allocated, and the arena is this pool's.
+    let descriptor = unsafe { found.descriptor.get() };
+    core.caches.label(&mut state.locked, descriptor, found.bytes);
+    descriptor.make_live(found.ptr, bytes);
+    core.caches.count_alloc(&mut state.locked, bytes, found.bytes);
+    core.counters.misses.add(found.misses);
+    found.ptr
+}
+
+fn shortage(core: &Core, what: Shortage, request: &LockedRequest<'_>) -> Refusal {
+    Refusal::Short { what, bytes: core.caches.sizes().bytes(request.units) }
+}

@@ -1,0 +1,359 @@
+//! The arenas of a pool: its own, and those that keep their pages. All stand under the pool's lock, limits and counters.
+//!
+//! What a graph uses must be where it was at every replay, which nobody tells the pool of. So an arena for captures *keeps*
+//! its pages (`Arena::that_keeps`): only captures that share the arena can reuse a freed block. Once the last claim is
+//! gone, no replay can come. The host waits for those under way. Then the arena *lets go*: free memory goes back, and
+//! live blocks once they are freed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::device::{DevicePtr, DeviceResult};
+use crate::extents::{Arena, ExtentId, Owner, Pointer, Ranges};
+use crate::order::Fence;
+
+/// Names an arena that keeps its pages, among all of this process, for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ArenaId(pub(crate) u64);
+
+/// See the [module](self). What concerns one that keeps its pages costs the same however many there are.
+#[derive(Debug)]
+pub(crate) struct Arenas {
+    /// Whose pages move.
+    pub(crate) own: Arena,
+    keeping: BTreeMap<ArenaId, Box<Arena>>,
+    /// Those whose last claim is gone. In order, with room for all.
+    released: Vec<ArenaId>,
+    /// Whether arenas that keep their pages may hold some that are mapped nowhere.
+    has_loose_pages: bool,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Arenas besides the own that this thread looked at.
+    pub(super) static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[inline]
+fn note_visits(_arenas: usize) {
+    #[cfg(test)]
+    VISITS.set(VISITS.get() + _arenas);
+}
+
+impl Arenas {
+    pub(crate) fn new(own: Arena) -> Self {
+        Self { own, keeping: BTreeMap::new(), released: Vec::new(), has_loose_pages: false }
+    }
+
+    /// Adds one that keeps its pages, for a pool with this number.
+    pub(crate) fn add(&mut self, id: ArenaId, ranges: &Arc<Ranges>, pool: u64) {
+        let mut arena = self.own.that_keeps();
+        arena.publish(ranges, Owner { pool, memory: Some(id.0) });
+        self.keeping.insert(id, Box::new(arena));
+        // Here, so that the end of a claim takes no memory.
+        self.released.reserve(self.keeping.len() - self.released.len());
+    }
+
+    pub(crate) fn get(&self, id: ArenaId) -> Option<&Arena> {
+        note_visits(1);
+        self.keeping.get(&id).map(|arena| &**arena)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ArenaId) -> Option<&mut Arena> {
+        note_visits(1);
+        self.keeping.get_mut(&id).map(|arena| &mut **arena)
+    }
+
+    /// The one with this id, or the pool's own.
+    pub(crate) fn named_mut(&mut self, id: Option<ArenaId>) -> Option<&mut Arena> {
+        match id {
+            None => Some(&mut self.own),
+            Some(id) => self.get_mut(id),
+        }
+    }
+
+    /// All: first the pool's own, then the others in the order of their ids.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Option<ArenaId>, &Arena)> {
+        let others = self.keeping.iter().inspect(|_| note_visits(1)).map(|(id, arena)| (Some(*id), &**arena));
+        std::iter::once((None, &self.own)).chain(others)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Option<ArenaId>, &mut Arena)> {
+        let others = self.keeping.iter_mut().inspect(|_| note_visits(1));
+        std::iter::once((None, &mut self.own)).chain(others.map(|(id, arena)| (Some(*id), &mut **arena)))
+    }
+
+    // ---- by address ------------------------------------------------------------------------------
+
+    /// Which arena besides the own has the pointer in its address space.
+    pub(crate) fn keeping_at(&self, ptr: DevicePtr) -> Option<ArenaId> {
+        if self.keeping.is_empty() {
+            return None;
+        }
+        let id = ArenaId(self.own.owner_of(ptr)?.memory?);
+        self.keeping.contains_key(&id).then_some(id)
+    }
+
+    /// What the pointer is to any of them.
+    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
+        self.keeping_at(ptr).and_then(|id| self.get(id)).unwrap_or(&self.own).look_up(ptr)
+    }
+
+    /// The arena in whose address space the pointer lies; the pool's own if it lies in none.
+    pub(crate) fn of_mut(&mut self, ptr: DevicePtr) -> &mut Arena {
+        let id = self.keeping_at(ptr);
+        self.named_mut(id).expect("one that was just found is there")
+    }
+
+    /// Takes back a live block of any arena. Returns the bytes that were asked for and those allocated; `None`, and nothing
+    /// done, where it is not allocated.
+    pub(crate) fn free(&mut self, ptr: DevicePtr, id: ExtentId, fence: Fence) -> Option<(u64, u64)> {
+        let keeping = self.keeping_at(ptr);
+        let arena = self.named_mut(keeping)?;
+        let sizes = (arena.requested(id), arena.bytes(id));
+        if !arena.free(id, fence) {
+            return None;
+        }
+        let is_last = !arena.keeps() && arena.allocated().0 == 0;
+        if let Some(keeping) = keeping.filter(|_| is_last) {
+            self.trim(keeping);
+        }
+        Some(sizes)
+    }
+
+    // ---- claims ----------------------------------------------------------------------------------
+
+    /// The last claim is gone.
+    pub(crate) fn release(&mut self, id: ArenaId) {
+        if self.keeping.contains_key(&id)
+            && let Err(at) = self.released.binary_search(&id)
+        {
+            self.released.insert(at, id);
+        }
+    }
+
+    /// Those that nobody claims any more.
+    pub(crate) fn released(&self) -> impl Iterator<Item = (ArenaId, &Arena)> {
+        self.released.iter().filter_map(|id| self.get(*id).map(|arena| (*id, arena)))
+    }
+
+    /// No replay can come any more, and none is under way: gives back what is free.
+    pub(crate) fn let_go(&mut self, id: ArenaId) {
+        if let Some(arena) = self.get_mut(id) {
+            arena.let_go();
+            self.trim(id);
+        }
+    }
+
+    // ---- giving back -----------------------------------------------------------------------------
+
+    /// Gives back what is free, and complete, of an arena that was let go.
+    fn trim(&mut self, id: ArenaId) {
+        if self.get_mut(id).is_some_and(trim) {
+            self.keeping.remove(&id);
+            self.released.retain(|other| *other != id);
+        }
+    }
+
+    /// Gives back what is free, and complete, of all arenas that were let go. Of those that keep their pages, what is mapped
+    /// nowhere.
+    pub(crate) fn trim_keeping(&mut self) {
+        if self.has_loose_pages {
+            note_visits(self.keeping.len());
+            self.has_loose_pages = false;
+            for arena in self.keeping.values_mut().filter(|arena| arena.keeps()) {
+                trim(arena);
+                self.has_loose_pages |= arena.has_loose_pages();
+            }
+        }
+        for at in (0..self.released.len()).rev() {
+            self.trim(self.released[at]);
+        }
+    }
+
+    /// An arena that was allocated from may hold pages that are mapped nowhere: what a request left that failed.
+    pub(crate) fn note_loose_pages(&mut self, of: ArenaId) {
+        self.has_loose_pages |= self.get(of).is_some_and(Arena::has_loose_pages);
+    }
+
+    /// The work that must be complete before everything free can be given back.
+    pub(crate) fn fence_of_all_free(&self) -> Fence {
+        let mut fence = self.own.fence_of_all_free();
+        for (_, arena) in self.released().filter(|(_, arena)| !arena.keeps()) {
+            _ = fence.try_join(&arena.fence_of_all_free());
+        }
+        fence
+    }
+
+    /// Forgets the pages that sleep and hold no live byte. Those that a graph may use stay.
+    pub(crate) fn forget_asleep(&mut self) {
+        for (id, arena) in self.iter_mut() {
+            if (id.is_none() || !arena.keeps())
+                && let Err(error) = arena.forget_asleep()
+            {
+                tracing::warn!(%error, "memory of a pool that sleeps could not be given back");
+            }
+        }
+    }
+
+    /// The pool is at its end: gives everything back, but what a replay may still use. Better lost than taken from it.
+    pub(crate) fn tear_down(&mut self) -> DeviceResult<()> {
+        for arena in self.keeping.values_mut().filter(|arena| !arena.keeps()) {
+            tear_down(arena);
+        }
+        self.own.tear_down()
+    }
+}
+
+/// Gives back what is free, and complete. Returns whether nothing is left of memory that was let go.
+fn trim(arena: &mut Arena) -> bool {
+    if let Err(error) = arena.trim(0) {
+        tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
+    }
+    let is_left = |arena: &Arena| arena.keeps() || arena.allocated().0 > 0 || arena.held() > 0;
+    // Only addresses are left else. Where they cannot be given back, that is tried again.
+    !is_left(arena) && tear_down(arena)
+}
+
+/// Gives everything back, of memory without live blocks that nothing uses any more. Returns whether that succeeded.
+fn tear_down(arena: &mut Arena) -> bool {
+    let done = arena.tear_down();
+    if let Err(error) = &done {
+        tracing::warn!(%error, "the memory of a capture could not be given back");
+    }
+    done.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arenas::VISITS;
+    use crate::device::DevicePtr;
+    use crate::extents::LOOKS;
+    use crate::fixtures::{Bench, Freeing, MIB};
+    use crate::order::Stream;
+
+    #[test]
+    fn blocks_of_a_capture_are_live_again_where_they_were() {
+        let Bench { context, pool, stream, .. } = Bench::new(|pool| pool);
+        let other = context.create_stream().unwrap();
+        let memory = pool.capture_pool();
+        let alloc = |sizes: &[u64], stream: &Stream| -> Vec<DevicePtr> {
+            let _capturing = memory.begin_where(|_| true).unwrap();
+            sizes.iter().map(|bytes| pool.alloc(*bytes, stream).unwrap()).collect()
+        };
+        let sizes = [1000, 3 * MIB, 5 * MIB, 512, 2 * MIB];
+        let blocks = alloc(&sizes, &stream);
+        let live = || memory.used();
+        let used = live();
+        blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        // The memory is cut up otherwise, and freed by several streams.
+        let others = alloc(&[MIB; 9], &other);
+        let again = || {
+            let each = blocks.iter().zip(sizes);
+            each.map(|(block, bytes)| memory.alloc_at((*block, bytes), &stream).unwrap()).collect::<Vec<_>>()
+        };
+        assert!(!memory.alloc_at((blocks[1], sizes[1]), &stream).unwrap(), "something else lies there");
+        for (turn, block) in others.into_iter().enumerate() {
+            pool.free_block(block, if turn % 2 == 0 { &stream } else { &other }).unwrap();
+        }
+        assert_eq!(again(), [true; 5]);
+        assert_eq!(live(), used);
+        assert_eq!(again(), [false; 5], "they are live");
+        pool.check().unwrap();
+        assert!(!memory.alloc_at((DevicePtr::new(1 << 50), 1000), &stream).unwrap());
+        blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        assert_eq!(live(), 0);
+        pool.check().unwrap();
+    }
+
+    #[test]
+    fn backed_ranges_hold_every_block_and_what_is_reserved() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let memory = pool.capture_pool();
+        let own = pool.alloc(3 << 20, &stream).unwrap();
+        let capturing = memory.begin(&stream).unwrap();
+        let captured = pool.alloc(5 << 20, &stream).unwrap();
+        drop(capturing);
+        let backed = pool.inner().backed();
+        assert_eq!(backed.iter().map(|(_, bytes, _)| bytes).sum::<u64>(), pool.reserved().current);
+        for (block, of) in [(own, None), (captured, Some(memory.number()))] {
+            let around = backed
+                .iter()
+                .find(|(start, bytes, _)| (start.raw()..start.raw() + bytes).contains(&block.raw()));
+            assert_eq!(around.unwrap().2, of);
+            assert_eq!(pool.inner().memory_of(block), of);
+            pool.free_block(block, &stream).unwrap();
+        }
+    }
+
+    /// How many captures' memory is looked at by: the end of a claim on empty memory, a free of a captured block, a free of
+    /// the pool's own, the free of the last block of memory that nobody claims any more, and a wait of the host's.
+    fn visits_beside(captures: usize) -> [usize; 5] {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let make = || {
+            let memory = pool.capture_pool();
+            let capturing = memory.begin(&stream).unwrap();
+            let block = pool.alloc(1 << 20, &stream).unwrap();
+            drop(capturing);
+            (memory, block)
+        };
+        let beside: Vec<_> = (0..captures).map(|_| make()).collect();
+        let visits = |act: &dyn Fn()| {
+            let before = VISITS.get();
+            act();
+            VISITS.get() - before
+        };
+        let free = |block| visits(&|| pool.free_block(block, &stream).unwrap());
+        let empty = std::cell::Cell::new(Some(pool.capture_pool()));
+        let end = visits(&|| drop(empty.take()));
+        let own = free(pool.alloc(3 << 20, &stream).unwrap());
+        let (released, last) = make();
+        drop(released);
+        let held = pool.reserved().current;
+        let last = free(last);
+        assert!(pool.reserved().current < held);
+        let waited = visits(&|| stream.synchronize().unwrap());
+        [end, free(beside[0].1), own, last, waited]
+    }
+
+    #[test]
+    fn what_ends_or_is_freed_visits_no_other_capture() {
+        let visits = visits_beside(3);
+        assert_eq!(visits_beside(300), visits);
+        assert!(visits.iter().all(|visits| *visits <= 6), "{visits:?}");
+    }
+
+    #[test]
+    fn a_captured_blocks_owner_is_found_in_few_looks() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let own = pool.alloc(3 << 20, &stream).unwrap();
+        let captures: Vec<_> = (0..50)
+            .map(|_| {
+                let memory = pool.capture_pool();
+                let capturing = memory.begin(&stream).unwrap();
+                let block = pool.alloc(1 << 20, &stream).unwrap();
+                drop(capturing);
+                (memory, block)
+            })
+            .collect();
+        for block in captures.iter().map(|(_, block)| *block).chain([own]) {
+            let before = LOOKS.get();
+            pool.free_block(block, &stream).unwrap();
+            assert!(LOOKS.get() - before <= 2, "{} looks", LOOKS.get() - before);
+        }
+        pool.check().unwrap();
+        assert!(captures.iter().all(|(memory, _)| memory.used() == 0 && memory.reserved() > 0));
+        // Also where some of them are gone.
+        let kept: Vec<_> =
+            captures.into_iter().enumerate().filter(|(at, _)| at % 3 == 0).map(|(_, kept)| kept.0).collect();
+        let capturing = kept[7].begin(&stream).unwrap();
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        assert!(kept[7].used() > 0);
+        drop(capturing);
+        pool.free_block(block, &stream).unwrap();
+        drop(kept);
+        assert!(pool.inner().state.lock().arenas.iter().count() == 1);
+        pool.check().unwrap();
+    }
+}

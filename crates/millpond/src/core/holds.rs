@@ -1,0 +1,116 @@
+//! Holds: what keeps a live block where it is, also once it is freed.
+//!
+//! A block that is held has recorded uses, as far as its descriptor says: so each free of it comes under the lock, and
+//! finds it here. It is *kept* then, allocated as before, until all holds on it are over. Its pages so stay where they are,
+//! and nobody else gets them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use crate::device::DevicePtr;
+use crate::lock::Mutex;
+use crate::order::Fence;
+use crate::process::OfProcess;
+
+/// A reason to keep a block, for a time.
+pub(crate) trait Hold: fmt::Debug + Send {
+    /// Whether it is over, once and for all.
+    fn is_over(&mut self, now: Instant) -> bool;
+}
+
+#[derive(Debug)]
+struct HeldBlock {
+    ptr: DevicePtr,
+    holds: Vec<Box<dyn Hold>>,
+    /// What the block's next owner waits for, once its present one has freed it.
+    freed: Option<Fence>,
+}
+
+impl HeldBlock {
+    fn is_over(&mut self, now: Instant) -> bool {
+        self.holds.retain_mut(|hold| !hold.is_over(now));
+        self.holds.is_empty()
+    }
+}
+
+/// What became of a free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Freed {
+    /// Nothing holds the block: it is to be freed as any other.
+    Now,
+    /// It is kept until the holds are over.
+    Later,
+    /// It was freed before, and is kept.
+    Twice,
+}
+
+/// See the [module](self). Taken under the pool's lock, or without it; the pool's is never taken under this one.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    /// How many there are, for a look without the lock.
+    count: AtomicUsize,
+    blocks: OfProcess<Mutex<Vec<HeldBlock>>>,
+}
+
+impl Holds {
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        // Relaxed: who holds a block and frees it comes after itself.
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether anything holds the block that starts here.
+    pub(crate) fn has(&self, ptr: DevicePtr) -> bool {
+        let now = Instant::now();
+        self.any() && self.blocks.lock().iter_mut().any(|block| block.ptr == ptr && !block.is_over(now))
+    }
+
+    /// Holds a live block from now on. Under the pool's lock. `false`, and nothing done, where it was freed.
+    #[must_use]
+    pub(crate) fn add(&self, ptr: DevicePtr, hold: Box<dyn Hold>) -> bool {
+        let mut blocks = self.blocks.lock();
+        match blocks.iter_mut().find(|block| block.ptr == ptr) {
+            Some(block) if block.freed.is_some() => return false,
+            Some(block) => block.holds.push(hold),
+            None => blocks.push(HeldBlock { ptr, holds: vec![hold], freed: None }),
+        }
+        self.count.store(blocks.len(), Ordering::Relaxed);
+        true
+    }
+
+    /// The owner of a live block frees it. Under the pool's lock.
+    pub(crate) fn free(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Freed {
+        if !self.any() {
+            return Freed::Now;
+        }
+        let mut blocks = self.blocks.lock();
+        let Some(at) = blocks.iter().position(|block| block.ptr == ptr) else { return Freed::Now };
+        if blocks[at].freed.is_some() {
+            return Freed::Twice;
+        }
+        if blocks[at].is_over(Instant::now()) {
+            blocks.swap_remove(at);
+            self.count.store(blocks.len(), Ordering::Relaxed);
+            return Freed::Now;
+        }
+        blocks[at].freed = Some(fence());
+        Freed::Later
+    }
+
+    /// Forgets the blocks that nothing holds any more. Returns those of them that their owners freed.
+    pub(crate) fn collect(&self) -> Vec<(DevicePtr, Fence)> {
+        let now = Instant::now();
+        let mut freed = Vec::new();
+        let mut blocks = self.blocks.lock();
+        blocks.retain_mut(|block| {
+            let is_over = block.is_over(now);
+            if is_over {
+                freed.extend(block.freed.take().map(|fence| (block.ptr, fence)));
+            }
+            !is_over
+        });
+        self.count.store(blocks.len(), Ordering::Relaxed);
+        freed
+    }
+}

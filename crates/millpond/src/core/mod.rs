@@ -1,0 +1,45 @@
+//! `core/`: one allocation as one ladder, one free, making room, limits, and giving back. It owns the one lock of a pool.
+//!
+//! Uses `cache/`, `extents/`, `record/` and what is below them. It names no feature: what stands beside it (`capture/`, `sleep/`,
+//! `sharing/`, `peers/`, `kinds/`) uses it, and leaves here a hold, a route, a closed gate, or state of its own
+//! ([`Core::beside`]).
+//!
+//! **The files**, from the ground up. Each uses only files that come before it:
+//! - Objects: `gate` (who may give work on the memory to the device), `holds` (what keeps a block where it is), `arenas` (where
+//!   blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`, `registry` (the pools of a context).
+//! - `pool_core`: [`Core`], the state of a pool, with its checks and its figures.
+//! - `slow_path_time`, `limits`, `recorded`, `recounting`: what a pool knows of its time, its limits, its recording and itself.
+//! - `giving_back`, then `freeing`: how memory goes back to the device, and blocks to the pool.
+//! - `making_room`: the steps of a pool that is short of memory.
+//! - `allocating`: the ladder, from the magazine to the error. `reserving` climbs it for memory in advance.
+
+pub(crate) mod allocating;
+mod arenas;
+mod callbacks;
+pub(crate) mod freeing;
+mod gate;
+pub(crate) mod giving_back;
+mod holds;
+mod limits;
+pub(crate) mod making_room;
+mod pool_core;
+pub(crate) mod recorded;
+pub(crate) mod recounting;
+mod registry;
+pub(crate) mod reserving;
+mod routes;
+mod slow_path_time;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use arenas::{ArenaId, Arenas};
+pub(crate) use callbacks::Callbacks;
+pub use callbacks::{ObserverId, ReclaimId};
+pub(crate) use gate::Gate;
+pub(crate) use holds::{Hold, Holds};
+pub(crate) use limits::others;
+pub(crate) use pool_core::{Core, PoolState};
+#[cfg(test)]
+pub(crate) use registry::Registered;
+pub(crate) use registry::Registry;
+pub(crate) use routes::{Filter, Route, Routes};

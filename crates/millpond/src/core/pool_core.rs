@@ -1,0 +1,401 @@
+//! What the handles of a pool share: the threads' caches, the arenas behind their lock, the counters beside them.
+//!
+//! Here stand the state, the checks that every call begins with, and what empties the caches. What a request does is in
+//! the files that use this one.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use super::arenas::{ArenaId, Arenas};
+use super::callbacks::{Callbacks, Observer, Reclaimer};
+use super::gate::{Awake, Gate};
+use super::holds::Holds;
+use super::registry::{Registered, Registry};
+use super::routes::Routes;
+use crate::cache::{Cached, Caches, Locked};
+use crate::counters::{Counted, Counters};
+use crate::device::{Device, DeviceError, DevicePtr};
+use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges, Refusal};
+use crate::host::name_for_error;
+use crate::lock::Mutex;
+use crate::order::{Fence, Reuse, Stream, Timelines};
+use crate::physical::{Limits, Shortage};
+use crate::policy::ledger::Ledger;
+use crate::process::OfProcess;
+use crate::record::Recording;
+use crate::stats::Stats;
+use crate::{Error, Result};
+
+/// See the [module](self).
+pub(crate) struct Core {
+    pub(crate) name: String,
+    /// Unlike any other pool's.
+    pub(crate) number: u64,
+    pub(crate) timelines: Arc<Timelines>,
+    /// Whose memory the pool takes: that of the timelines, or another that its streams work on.
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) registry: Weak<Registry<Self>>,
+    /// Which pool of the context owns which addresses.
+    pub(crate) ranges: Arc<Ranges>,
+    /// A copy of the arena's, for readers without the lock.
+    pub(crate) limits: Limits,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) recording: Recording,
+    pub(crate) caches: OfProcess<Caches>,
+    pub(crate) page_map: Arc<PageMap>,
+    pub(crate) routes: Routes,
+    pub(crate) state: OfProcess<Mutex<PoolState>>,
+    pub(crate) release_threshold: AtomicU64,
+    pub(crate) reclaimers: Callbacks<Reclaimer>,
+    pub(crate) observers: Callbacks<Observer>,
+    pub(crate) largest_align: u64,
+    pub(crate) reuse: Reuse,
+    /// Closed while the pool sleeps.
+    pub(crate) gate: Gate,
+    pub(crate) holds: Holds,
+    /// Whether memory goes back as soon as it is free.
+    pub(crate) keeps_nothing: bool,
+    /// Whether a block that was freed twice at once was reported.
+    pub(crate) has_said_freed_twice: AtomicBool,
+    /// The state of what stands beside the core, one of each type.
+    pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// What the pool's lock guards. Whoever takes the lock writes to its cache line. So that line holds nothing that
+/// threads read on the fast path. (Processors fetch lines in pairs.)
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct PoolState {
+    pub(crate) arenas: Arenas,
+    pub(crate) locked: Locked,
+    pub(crate) ledger: Ledger,
+    pub(crate) destroyed: bool,
+    /// While the pool sleeps: nothing is allocated, moved or given back.
+    pub(crate) is_asleep: bool,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// Every slow path calls this before it locks, waits, or calls the device: an error in a forked child. There the fast
+    /// path finds nothing (`cache/thread_index.rs`), so that all requests come here.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        Ok(self.timelines.check_process()?)
+    }
+
+    /// Whether this process made the pool, and was not forked from the one that did.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.timelines.is_here()
+    }
+
+    /// Whose memory the pool takes.
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// What every block's address is a multiple of, in bytes.
+    pub(crate) fn min_alignment(&self) -> u64 {
+        self.caches.sizes().bytes(1)
+    }
+
+    /// The pool's name, for an error; none where the host has no memory for it.
+    pub(crate) fn name_of(&self) -> String {
+        name_for_error(&self.name)
+    }
+
+    /// What is said where the host refused what a call needs.
+    #[cold]
+    pub(crate) fn no_host_memory(&self, what: &'static str, bytes: u64) -> Error {
+        Error::HostMemory { what, bytes, pool: self.name_of() }
+    }
+
+    /// The state of what stands beside the core.
+    pub(crate) fn beside<T: 'static>(&self) -> &T {
+        self.beside.iter().find_map(|state| state.downcast_ref()).expect("the builder puts it there")
+    }
+
+    /// A device call's error, as this pool's.
+    #[cold]
+    pub(crate) fn error_of(&self, error: DeviceError) -> Error {
+        match error {
+            DeviceError::HostMemory { what, bytes } => self.no_host_memory(what, bytes),
+            error => error.into(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
+        if Arc::ptr_eq(stream.timelines(), &self.timelines) {
+            return Ok(());
+        }
+        Err(Error::WrongDevice { what: "stream", pool: self.name_of() })
+    }
+
+    pub(crate) fn with_live<R>(
+        &self,
+        ptr: DevicePtr,
+        look: impl FnOnce(&mut Arena, ExtentId) -> R,
+    ) -> Result<R> {
+        self.check_process()?;
+        let mut state = self.state.lock();
+        match state.arenas.look_up(ptr) {
+            Pointer::Live(id) => Ok(look(state.arenas.of_mut(ptr), id)),
+            pointer => {
+                drop(state);
+                Err(self.misuse(ptr, pointer))
+            }
+        }
+    }
+
+    // ---- whether it allocates --------------------------------------------------------------------
+
+    /// Until this is dropped, the pool does not fall asleep. Who gives work on its memory to the device has one.
+    pub(crate) fn stay_awake(&self) -> Result<Awake<'_>> {
+        self.gate.enter().ok_or_else(|| self.error_asleep())
+    }
+
+    #[cold]
+    pub(crate) fn error_asleep(&self) -> Error {
+        Error::Asleep { pool: self.name_of() }
+    }
+
+    pub(crate) fn check_not_destroyed(&self, state: &PoolState) -> Result<()> {
+        if state.destroyed { Err(Error::PoolDestroyed { pool: self.name_of() }) } else { Ok(()) }
+    }
+
+    /// Refuses an allocation of a pool that was destroyed, or sleeps.
+    #[inline]
+    pub(crate) fn check_allocates(&self, state: &PoolState) -> Result<()> {
+        self.check_not_destroyed(state)?;
+        if state.is_asleep { Err(self.error_asleep()) } else { Ok(()) }
+    }
+
+    /// What memory was short of, and for how many bytes at once; another refusal is the caller's error.
+    pub(crate) fn shortage_of(&self, refusal: Refusal) -> Result<(Shortage, u64)> {
+        match refusal {
+            Refusal::Short { what, bytes } => {
+                tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
+                Ok((what, bytes))
+            }
+            Refusal::Host { what, bytes } => Err(self.no_host_memory(what, bytes)),
+            Refusal::Device(error) => Err(self.error_of(error)),
+        }
+    }
+
+    // ---- the threads' caches ---------------------------------------------------------------------
+
+    /// Gives the arena what every thread caches; returns whether there was anything.
+    pub(crate) fn empty_caches(&self, state: &mut PoolState) -> bool {
+        if self.caches.any_ended() {
+            self.collect_ended(state);
+        }
+        let PoolState { arenas, locked, .. } = state;
+        let any = self.caches.holds_any();
+        if any {
+            self.caches.revoke(locked, |cached| take_back(&mut arenas.own, cached));
+        }
+        any
+    }
+
+    /// Gives the arena what threads that ended cached.
+    #[cold]
+    pub(crate) fn collect_ended(&self, state: &mut PoolState) {
+        let PoolState { arenas, locked, .. } = state;
+        self.caches.collect_ended(locked, |cached| take_back(&mut arenas.own, cached));
+    }
+
+    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
+    fn collect_ended_if_free(&self) {
+        if self.caches.any_ended()
+            && self.is_here()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.collect_ended(&mut state);
+        }
+    }
+
+    /// Empties the caches, and caches nothing until they are [resumed](Self::resume_caches).
+    pub(crate) fn pause_caches(&self, state: &mut PoolState) {
+        let PoolState { arenas, locked, .. } = state;
+        self.caches.pause(locked, |cached| take_back(&mut arenas.own, cached));
+    }
+
+    /// Caches again, unless the pool sleeps or requests have a route.
+    pub(crate) fn resume_caches(&self, state: &mut PoolState) {
+        if !state.is_asleep && self.routes.is_empty() {
+            self.caches.resume(&mut state.locked);
+        }
+    }
+
+    /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
+    #[inline]
+    pub(crate) fn report_freed_twice(&self) {
+        if let Some(count) = self.caches.freed_twice_since() {
+            self.say_freed_twice(count);
+        }
+    }
+
+    #[cold]
+    fn say_freed_twice(&self, count: u64) {
+        let pool = self.name.as_str();
+        if !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                pool,
+                count,
+                "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
+            );
+        }
+    }
+
+    /// Gives a live block to its arena. `false`, and nothing done, where it is none.
+    pub(super) fn free_in_arena(
+        &self,
+        state: &mut PoolState,
+        (ptr, id): (DevicePtr, ExtentId),
+        fence: Fence,
+    ) -> bool {
+        let freed = state.arenas.free(ptr, id, fence);
+        if let Some((requested, size)) = freed {
+            self.caches.count_free(&mut state.locked, requested, size);
+        }
+        freed.is_some()
+    }
+
+    // ---- figures ---------------------------------------------------------------------------------
+
+    /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
+    /// figure never exceeds another, its peak is cut to the other's.
+    pub(crate) fn counted(&self) -> Counted {
+        let mut counted = self.caches.counted();
+        let held = self.counters.reserved.level().high;
+        counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
+        counted.requested.high = counted.requested.high.min(counted.allocated.high);
+        counted
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.collect_ended_if_free();
+        Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
+    }
+
+    pub(crate) fn reset_high_water(&self) {
+        if !self.is_here() {
+            return;
+        }
+        let mut state = self.state.lock();
+        self.counters.reset_high_water();
+        self.caches.reset_high_water(&mut state.locked);
+    }
+
+    // ---- addresses -------------------------------------------------------------------------------
+
+    /// What is wrong with a pointer that is no live block of this pool. Called without the lock.
+    #[cold]
+    pub(crate) fn misuse(&self, ptr: DevicePtr, pointer: Pointer) -> Error {
+        let pool = self.name_of();
+        match pointer {
+            Pointer::Inside(start) => {
+                Error::InteriorPointer { ptr, start, offset: ptr.raw() - start.raw(), pool }
+            }
+            Pointer::NotLive | Pointer::Live(_) => Error::DoubleFree { ptr, pool },
+            Pointer::Foreign => match self.registry.upgrade().and_then(|all| all.owner_of(ptr)) {
+                Some(owner) => Error::WrongPool { ptr, pool, owner: owner.name_of() },
+                None => Error::ForeignPointer { ptr, pool },
+            },
+        }
+    }
+
+    /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
+    pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
+        if !self.is_here() {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let of_each = |(id, arena): (Option<ArenaId>, &Arena)| {
+            arena.backed().into_iter().map(move |(start, bytes)| (start, bytes, id.map(|id| id.0)))
+        };
+        state.arenas.iter().flat_map(of_each).collect()
+    }
+
+    /// The memory of a capture in whose address space the pointer lies.
+    pub(crate) fn memory_of(&self, ptr: DevicePtr) -> Option<u64> {
+        self.ranges.owner_of(ptr).filter(|owner| owner.pool == self.number)?.memory
+    }
+
+    /// Bytes of the longest free block.
+    #[cfg(test)]
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.state.lock().arenas.own.largest_free()
+    }
+}
+
+impl Registered for Core {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn holds_nothing(&self) -> bool {
+        self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
+    }
+}
+
+/// A block that a cache gave up goes back to the arena.
+pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
+    if !arena.take_back(cached.descriptor(), cached.fence()) {
+        tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fixtures::{Bench, Freeing, MIB};
+
+    /// A pool that holds a gigabyte, nothing of it live.
+    fn bench() -> Bench {
+        let bench = Bench::new(|pool| pool);
+        let whole = bench.pool.alloc(1024 * MIB, &bench.stream).unwrap();
+        bench.pool.free_block(whole, &bench.stream).unwrap();
+        bench
+    }
+
+    /// Has as many small blocks cached.
+    fn cache_small(Bench { pool, stream, .. }: &Bench, count: usize, bytes: u64) {
+        let blocks: Vec<_> = (0..count).map(|_| pool.alloc(bytes, stream).unwrap()).collect();
+        blocks.into_iter().for_each(|ptr| pool.free_block(ptr, stream).unwrap());
+        assert!(pool.inner().caches.holds_any());
+    }
+
+    /// What is free is much longer, so that the caches are asked first, if they have large blocks.
+    fn alloc_from_what_is_free(Bench { pool, stream, .. }: &Bench) {
+        let misses = pool.stats().misses;
+        pool.alloc(3 * MIB, stream).unwrap();
+        assert_eq!(pool.stats().misses, misses, "nothing was mapped");
+    }
+
+    #[test]
+    fn a_free_extent_serves_without_emptying_caches_of_small_blocks() {
+        let bench = bench();
+        cache_small(&bench, 16, MIB / 2);
+        alloc_from_what_is_free(&bench);
+        assert!(bench.pool.inner().caches.holds_any());
+        bench.pool.check().unwrap();
+    }
+
+    #[test]
+    fn all_caches_are_emptied_before_anything_is_mapped() {
+        let bench = bench();
+        cache_small(&bench, 4, 4096);
+        let misses = bench.pool.stats().misses;
+        bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
+        assert!(bench.pool.stats().misses > misses && !bench.pool.inner().caches.holds_any());
+        bench.pool.check().unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! What a pool tells its ledger of slow paths, and what the threads' caches may hold by its answer.
+
+use crate::lock::MutexGuard;
+
+use super::pool_core::{Core, PoolState};
+use crate::policy::ledger::{Observation, SlowPath};
+
+/// Pages that were taken from one place for another so far, or given back for others.
+pub(super) fn pages_moved(core: &Core) -> u64 {
+    core.counters.pages_remapped.get() + core.counters.calls.release.get()
+}
+
+/// The lock, for what found no block or no room in a magazine. The thread's wait counts as slow-path time: with
+/// more memory, few would come here.
+pub(super) fn lock_noting_waits(core: &Core) -> MutexGuard<'_, PoolState> {
+    let mut state = core.state.try_lock().unwrap_or_else(|| lock_waiting(core));
+    if core.caches.any_ended() {
+        core.collect_ended(&mut state);
+    }
+    state
+}
+
+#[cold]
+fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
+    let device = core.timelines.device();
+    let began = device.now();
+    let mut state = core.state.lock();
+    let waited = device.now().saturating_sub(began);
+    // More memory would not have spared the wait for a sleep.
+    if !state.is_asleep {
+        note_slow_path(core, &mut state, SlowPath::Moved(waited));
+    }
+    state
+}
+
+pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, slow: SlowPath) {
+    let look = || {
+        let counted = core.counted();
+        let (served, live) = (counted.allocations, counted.allocated.high);
+        Observation { now: core.timelines.device().now(), served, live }
+    };
+    if state.ledger.note(slow, look) {
+        tracing::debug!(
+            pool = core.name,
+            growth_allowance = state.ledger.growth_allowance(),
+            "throughput mode"
+        );
+        adapt(core, state);
+    }
+}
+
+pub(super) fn adapt(core: &Core, state: &PoolState) {
+    let (reserved, growth_allowance) = (core.counters.reserved.current(), state.ledger.growth_allowance());
+    let is_scarce = growth_allowance > 0 && reserved > core.counted().allocated.high + growth_allowance / 2;
+    // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
+    core.caches.adapt(reserved, state.ledger.most_growth_allowance(), is_scarce);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use std::time::Duration;
+
+    use crate::fixtures::Freeing;
+    use crate::{Context, Pool};
+
+    #[test]
+    fn threads_that_wait_for_each_other_start_throughput_mode() {
+        let context = Context::host().unwrap();
+        let pool = Pool::builder(&context).build().unwrap();
+        let stream = context.create_stream().unwrap();
+        let inner = pool.inner();
+        let (ask, asked) = mpsc::channel::<u64>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // A length that no magazine has yet.
+                for mebibytes in asked {
+                    let block = pool.alloc(mebibytes << 20, &stream).unwrap();
+                    pool.free_block(block, &stream).unwrap();
+                }
+            });
+            let was_on = (1..200).any(|mebibytes| {
+                let state = inner.state.lock();
+                if !state.ledger.is_overdrawn() {
+                    ask.send(mebibytes).unwrap();
+                    std::thread::sleep(Duration::from_millis(15));
+                }
+                let is_on = state.ledger.is_overdrawn();
+                drop(state);
+                // The lock is not fair: the thread that waits needs a moment to get it.
+                std::thread::sleep(Duration::from_millis(1));
+                is_on
+            });
+            drop(ask);
+            assert!(was_on);
+        });
+    }
+}

@@ -1,0 +1,150 @@
+//! `peers/`: which other devices may use a pool's memory.
+//!
+//! A pool whose memory is for a peer gives it access to each page as it is mapped. Kernels of the peer may then use every
+//! block. Other pools give access on demand: to the pages of a block that somebody [names](crate::Pool::allow_access_to), or copies
+//! from. That costs once for each page, and about twenty times what the device's own access costs.
+
+use crate::core::{Core, freeing};
+use crate::device::{DeviceError, DevicePtr, PeerId, PeerSet};
+use crate::lock::{RwLock, RwLockReadGuard};
+use crate::order::{Stream, Timelines};
+use crate::process::OfProcess;
+use crate::{Error, Result};
+
+/// Held for reading while a copy of a pool's memory is given to another device, and for writing while access is taken back.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCopies(OfProcess<RwLock<()>>);
+
+/// See [`Pool::allow_access`](crate::Pool::allow_access).
+pub(crate) fn allow_access(core: &Core, peer: &Timelines) -> Result<()> {
+    let Some(peer) = reachable_peer(core, peer)? else { return Ok(()) };
+    share_all(core, PeerSet::of(peer))
+}
+
+/// See [`Pool::is_accessible_from`](crate::Pool::is_accessible_from).
+pub(crate) fn is_accessible_from(core: &Core, ptr: DevicePtr, peer: &Timelines) -> Result<bool> {
+    let Some(peer) = peer_of(core, peer)? else { return Ok(true) };
+    core.with_live(ptr, |arena, id| arena.is_shared_with(id, PeerSet::of(peer)))
+}
+
+/// Notes that work on a stream uses a live block, also on a stream of another device that works together with the pool's.
+pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    if core.check_stream(stream).is_ok() {
+        return freeing::record_use(core, ptr, stream);
+    }
+    check_beside(core, stream)?;
+    freeing::record_use(core, ptr, &stream.stand_in(&core.timelines)?)
+}
+
+/// Refuses a stream of a device that does not work together with the pool's.
+pub(crate) fn check_beside(core: &Core, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    match is_beside(core, stream.device().peer_id()) {
+        true => Ok(()),
+        false => Err(Error::WrongDevice { what: "stream", pool: core.name_of() }),
+    }
+}
+
+fn is_beside(core: &Core, peer: Option<PeerId>) -> bool {
+    core.device().peer_id().zip(peer).is_some_and(|(own, peer)| own.is_beside(peer))
+}
+
+/// The name of a context's device, which has to work together with the pool's; `None` for the pool's own.
+fn peer_of(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
+    core.check_process()?;
+    let peer = peer.device().peer_id();
+    if !is_beside(core, peer) {
+        let what = "working together with that device: both have to be GPUs, or both host devices";
+        return Err(unsupported(core, what));
+    }
+    Ok(peer.filter(|_| core.device().peer_id() != peer))
+}
+
+fn unsupported(core: &Core, what: &'static str) -> Error {
+    DeviceError::Unsupported { device: core.device().properties().name.clone(), what }.into()
+}
+
+/// Likewise of one that has to reach the pool's memory.
+fn reachable_peer(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
+    match peer_of(core, peer)? {
+        Some(peer) if !core.device().can_be_reached_from(peer)? => {
+            Err(unsupported(core, "direct access from that GPU: copies between them go by way of the host"))
+        }
+        peer => Ok(peer),
+    }
+}
+
+/// Lets these peers use all memory of a new pool; all peers where it is not said which.
+pub(crate) fn share_from_the_start<'a>(
+    core: &Core,
+    peers: Option<impl IntoIterator<Item = &'a Timelines>>,
+) -> Result<()> {
+    match peers {
+        Some(peers) => peers.into_iter().try_for_each(|peer| allow_access(core, peer)),
+        None => share_all(core, PeerSet::ALL),
+    }
+}
+
+fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
+    let mut state = core.state.lock();
+    // First: also after an error, the pool is for these peers from now on.
+    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.peers().with(peers)));
+    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| arena.share_all(peers))?)
+}
+
+/// See [`Pool::allow_access_to`](crate::Pool::allow_access_to).
+pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> Result<()> {
+    match reachable_peer(core, peer)? {
+        Some(peer) if !ptr.is_null() => {
+            Ok(core.with_live(ptr, |arena, id| arena.share(id, PeerSet::of(peer)))??)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// See [`Pool::take_back_access`](crate::Pool::take_back_access).
+pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
+    let Some(id) = peer_of(core, peer)? else { return Ok(()) };
+    if core.state.lock().arenas.own.peers() == PeerSet::ALL {
+        let why = format!(
+            "pool '{}' is for all peers: build it with accessible_from, for those that need it",
+            core.name
+        );
+        return Err(Error::BadOption { option: "accessible_from_all", why });
+    }
+    let _no_copies = core.beside::<PeerCopies>().0.write();
+    if !peer.synchronize_device_unless_capturing()? {
+        let what = "a stream of the other GPU is being captured: end the capture first".to_owned();
+        return Err(DeviceError::Invalid { call: "Pool::take_back_access", what }.into());
+    }
+    let peers = PeerSet::of(id);
+    let mut state = core.state.lock();
+    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.peers().without(peers)));
+    // SAFETY: the peer has done all its work. Copies of safe code come later than this, and ask for access again; who
+    // launches kernels vouches for the memory that they use.
+    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { arena.take_back_all(peers) })?)
+}
+
+/// A copy from a live block is about to be given to another device: gives that access, where it reaches the memory. Until
+/// the guard goes, access is not taken back. Returns whether the device has access.
+pub(crate) fn begin_copy_to(
+    core: &Core,
+    ptr: DevicePtr,
+    to: PeerId,
+) -> Result<(RwLockReadGuard<'_, ()>, bool)> {
+    let guard = core.beside::<PeerCopies>().0.read();
+    let peers = PeerSet::of(to);
+    let is_own = core.device().peer_id() == Some(to);
+    if is_own || core.with_live(ptr, |arena, id| arena.is_shared_with(id, peers))? {
+        return Ok((guard, true));
+    }
+    if !core.device().can_be_reached_from(to)? {
+        return Ok((guard, false));
+    }
+    let shared = core.with_live(ptr, |arena, id| arena.share(id, peers))?;
+    if let Err(error) = &shared {
+        tracing::debug!(%error, "a copy goes by way of the host: its source got no access for the other device");
+    }
+    Ok((guard, shared.is_ok()))
+}

@@ -1,0 +1,371 @@
+//! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags.
+
+use super::context::OtherMemory;
+use super::tagged::Tags;
+use super::{Context, Pool, PoolBuilder};
+use crate::device::{Advice, DevicePtr, Place, Residency};
+use crate::kinds::managed;
+use crate::order::Stream;
+use crate::sharing::Shared;
+use crate::sleep::{Keep, Sleep};
+use crate::{Error, Result, peers, sharing};
+
+impl Pool {
+    // ---- sleep -----------------------------------------------------------------------------------
+
+    /// Gives all of the pool's memory back to the device. Addresses stay, and so do live blocks: [`wake`](Self::wake) brings
+    /// them back to where they were, so that captured graphs can be replayed. Pools of [tags](Self::tagged) sleep with it.
+    /// Returns the bytes given back.
+    ///
+    /// It waits for the device. Until the pool is awake, its memory must not be used. What safe code asks of the pool or its
+    /// buffers is refused with [`Error::Asleep`]. Blocks may be freed. The page `docs/sleep.md` says more.
+    ///
+    /// Pinned memory for the bytes stays with the pool for the next sleep: to prepare it takes longer than to copy.
+    /// [`trim_staging`](Self::trim_staging) gives it back.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Keep, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let pool = Pool::builder(&device).build()?;
+    /// let stream = device.create_stream()?;
+    /// let weights = Buffer::from_slice(&pool, &[1.0_f32; 1000], &stream)?;
+    /// let at = weights.ptr();
+    /// pool.sleep(Keep::InPinnedMemory)?;
+    /// assert_eq!(pool.reserved().current, 0);
+    /// // … others use the memory …
+    /// pool.wake()?;
+    /// assert_eq!((weights.ptr(), weights.to_vec()?), (at, vec![1.0; 1000]));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// If it fails, the pool is awake, or [sleeps](Self::is_asleep) and holds some of its memory still. Both can be tried
+    /// again. To put a pool to sleep that sleeps gives that back, or does nothing.
+    ///
+    /// # Errors
+    /// [`Error::CannotSleep`] for a pool of pinned or managed memory, on a device without virtual memory, while other
+    /// processes may use [shared](crate::Buffer::share) blocks, while a buffer of the module `cudarc` lives, and while a graph is
+    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host has
+    /// too little pinned memory.
+    ///
+    /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
+    pub fn sleep(&self, keep: Keep) -> Result<u64> {
+        let mut given_back = self.sleep_state().sleep(self.inner(), keep)?;
+        for of_tag in self.of_tags() {
+            given_back += of_tag.sleep(keep)?;
+        }
+        Ok(given_back)
+    }
+
+    /// Ends a [sleep](Self::sleep): takes memory again, and maps it where it was. Returns once all bytes are in place. A pool
+    /// that is awake stays as it is.
+    ///
+    /// If it fails, the pool sleeps as before, and loses nothing. Make room, and try again.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where memory is lacking, also after the context's other pools gave back what they cache. Else
+    /// the device's own.
+    pub fn wake(&self) -> Result<()> {
+        self.sleep_state().wake(self.inner())?;
+        self.of_tags().iter().try_for_each(Self::wake)
+    }
+
+    /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
+    pub fn is_asleep(&self) -> bool {
+        self.inner().is_here() && self.inner().state.lock().is_asleep
+    }
+
+    /// Gives the pinned memory back that a [sleep](Self::sleep) left, unless the pool sleeps: its own, and that of its
+    /// [tags](Self::tagged). Returns the bytes given back.
+    ///
+    /// # Errors
+    /// The device's own; what could not be given back stays.
+    pub fn trim_staging(&self) -> Result<u64> {
+        self.inner().check_process()?;
+        let mut given_back = self.sleep_state().trim_staging()?;
+        for of_tag in self.of_tags() {
+            given_back += of_tag.trim_staging()?;
+        }
+        Ok(given_back)
+    }
+
+    fn sleep_state(&self) -> &Sleep {
+        self.inner().beside()
+    }
+
+    // ---- other devices ---------------------------------------------------------------------------
+
+    /// Lets the GPU of another context use all memory of the pool at its addresses: what there is, and what comes.
+    ///
+    /// It costs about 1 ms for each page (H200), while other threads wait where they need more than their caches have. New
+    /// pages cost as much more. Where few blocks are for the other GPU, [`allow_access_to`](Self::allow_access_to) is
+    /// cheaper. Order between the GPUs is the program's: [`Stream::wait_for`](crate::Stream::wait_for),
+    /// [`record_use`](Self::record_use).
+    ///
+    /// ```
+    /// use millpond::device::sim::{SimDevice, SimOptions};
+    /// use millpond::{Context, Pool};
+    ///
+    /// let gpus = SimDevice::group(2, SimOptions::default())?; // or Context::cuda(0)?, Context::cuda(1)?
+    /// let [first, second] = [0, 1].map(|number| Context::new(gpus[number].clone()));
+    /// let pool = Pool::builder(&first).build()?;
+    /// let stream = first.create_stream()?;
+    /// let block = pool.alloc(1 << 20, &stream)?;
+    /// assert!(!pool.is_accessible_from(block, &second)?);
+    /// pool.allow_access(&second)?;
+    /// assert!(pool.is_accessible_from(block, &second)?);
+    /// pool.take_back_access(&second)?;
+    /// # unsafe { pool.free(block, &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for a device that cannot work together with the pool's, and for a GPU that does not reach
+    /// this one's memory. Else the device's own: then some pages have access, and the call may be tried again.
+    pub fn allow_access(&self, peer: &Context) -> Result<()> {
+        peers::allow_access(self.inner(), peer.timelines())
+    }
+
+    /// Takes the access of another context's GPU back, from all memory of the pool: also where it was given to one block,
+    /// or for a copy. It waits for all work of that GPU. Mapping and unmapping pages then costs what it costs for one GPU.
+    ///
+    /// Memory in segments (a pool without pages) stays within reach of a GPU that had it once.
+    ///
+    /// # Errors
+    /// As for [`allow_access`](Self::allow_access). [`Error::BadOption`] for a pool that is
+    /// [for all peers](crate::PoolBuilder::accessible_from_all). [`DeviceError::Invalid`] while a stream of that GPU is being
+    /// captured: then nothing changed.
+    pub fn take_back_access(&self, peer: &Context) -> Result<()> {
+        peers::take_back_access(self.inner(), peer.timelines())
+    }
+
+    /// Lets the GPU of another context use one live block. Its pages get access, as far as they have none: about 1 ms for
+    /// each (H200). They keep it until they are remapped or given back, so that later blocks on them cost nothing. Null does
+    /// nothing.
+    ///
+    /// # Errors
+    /// As for [`allow_access`](Self::allow_access), and for [`size_of`](Self::size_of).
+    pub fn allow_access_to(&self, ptr: DevicePtr, peer: &Context) -> Result<()> {
+        peers::allow_access_to(self.inner(), ptr, peer.timelines())
+    }
+
+    /// Whether the GPU of another context may use a live block. For memory in segments, which is all or nothing, the answer
+    /// is that of the pool: whether all of it is for that GPU.
+    ///
+    /// # Errors
+    /// As for [`allow_access_to`](Self::allow_access_to).
+    pub fn is_accessible_from(&self, ptr: DevicePtr, peer: &Context) -> Result<bool> {
+        peers::is_accessible_from(self.inner(), ptr, peer.timelines())
+    }
+
+    // ---- managed memory --------------------------------------------------------------------------
+
+    /// Moves a live block of a pool of [managed memory](Context::managed) in stream order, as [`Buffer::prefetch`] does. Null
+    /// does nothing.
+    ///
+    /// ```
+    /// use millpond::{Advice, Context, Place};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
+    /// let block = pool.alloc(1 << 20, &stream)?;
+    /// pool.prefetch(block, Place::Device, &stream)?;
+    /// pool.advise(block, Advice::ReadMostly(true))?;
+    /// stream.synchronize()?;
+    /// assert_eq!(pool.residency(block)?.last_prefetch, Some(Place::Device));
+    /// pool.take_back_advice(block)?; // so that the next owner of the memory does not have it
+    /// # unsafe { pool.free(block, &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Buffer::prefetch`], and for [`size_of`](Self::size_of).
+    ///
+    /// [`Buffer::prefetch`]: crate::Buffer::prefetch
+    pub fn prefetch(&self, ptr: DevicePtr, to: Place, stream: &Stream) -> Result<()> {
+        managed::prefetch(self.inner(), "Pool::prefetch", ptr, to, stream, None)
+    }
+
+    /// Says how a live block will be used, as [`Buffer::advise`](crate::Buffer::advise) does. The advice stays with the memory:
+    /// before the block is freed, [take it back](Self::take_back_advice).
+    ///
+    /// # Errors
+    /// As for [`prefetch`](Self::prefetch).
+    pub fn advise(&self, ptr: DevicePtr, advice: Advice) -> Result<()> {
+        managed::advise(self.inner(), "Pool::advise", ptr, &[advice])
+    }
+
+    /// Takes back all advice on a live block.
+    ///
+    /// # Errors
+    /// As for [`prefetch`](Self::prefetch).
+    pub fn take_back_advice(&self, ptr: DevicePtr) -> Result<()> {
+        managed::take_back_advice(self.inner(), "Pool::take_back_advice", ptr)
+    }
+
+    /// What was said of a live block, as [`Buffer::residency`](crate::Buffer::residency).
+    ///
+    /// # Errors
+    /// As for [`prefetch`](Self::prefetch).
+    pub fn residency(&self, ptr: DevicePtr) -> Result<Residency> {
+        managed::residency(self.inner(), "Pool::residency", ptr)
+    }
+
+    // ---- other processes -------------------------------------------------------------------------
+
+    /// Lets other processes open a live block, as [`Buffer::share`](crate::Buffer::share) does, after the work that `stream`
+    /// was given so far. Its elements are bytes.
+    ///
+    /// # Errors
+    /// As for [`Buffer::share`](crate::Buffer::share), and for [`size_of`](Self::size_of).
+    pub fn share(&self, ptr: DevicePtr, stream: &Stream) -> Result<Shared> {
+        sharing::share(self.inner(), ptr, None, stream)
+    }
+
+    /// Whether another process may use a live block, or a [`Shared`] of it lives.
+    ///
+    /// # Errors
+    /// As for [`size_of`](Self::size_of).
+    pub fn is_shared(&self, ptr: DevicePtr) -> Result<bool> {
+        self.size_of(ptr)?;
+        Ok(sharing::is_shared(self.inner(), ptr))
+    }
+
+    // ---- tags ------------------------------------------------------------------------------------
+
+    /// The part of the pool for a tag, to be put to [sleep](Self::sleep) on its own. It is a pool with the same options, made
+    /// when the tag is first named. The hard limit holds for all of them together. No page has memory of two tags.
+    ///
+    /// It lives as long as this pool. Its name has the tag behind a slash. Its statistics and callbacks are its own.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Keep, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let pool = Pool::builder(&device).name("engine").hard_limit(64 << 20).build()?;
+    /// let stream = device.create_stream()?;
+    /// let weights = Buffer::from_slice(&pool.tagged("weights")?, &[1.0_f32; 1000], &stream)?;
+    /// let cache = Buffer::<f32>::new(&pool.tagged("cache")?, 1000, &stream)?;
+    /// pool.tagged("weights")?.sleep(Keep::InPinnedMemory)?;
+    /// pool.tagged("cache")?.sleep(Keep::Nothing)?;
+    /// // … others use the memory. What is in `pool` itself stays …
+    /// pool.wake()?; // with all its tags
+    /// assert_eq!(weights.to_vec()?, [1.0; 1000]);
+    /// # drop(cache);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`PoolBuilder::build`], and [`Error::PoolDestroyed`](crate::Error::PoolDestroyed).
+    pub fn tagged(&self, tag: &str) -> Result<Self> {
+        self.inner().check_process()?;
+        let Tags { options, pools } = &self.handle.tags;
+        let mut pools = pools.lock();
+        if let Some((_, known)) = pools.iter().find(|(name, _)| name == tag) {
+            return Ok(known.clone());
+        }
+        self.inner().check_not_destroyed(&self.inner().state.lock())?;
+        let Some(options) = options.clone() else {
+            return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
+        };
+        let hard_limit = self.inner().limits.hard_limit.clone();
+        let name = format!("{}/{tag}", self.name());
+        let new = options.name(name).build_under(Some(hard_limit))?;
+        pools.push((tag.to_owned(), new.clone()));
+        Ok(new)
+    }
+
+    /// The tags that were named so far, in that order.
+    pub fn tags(&self) -> Vec<String> {
+        if !self.inner().is_here() {
+            return Vec::new();
+        }
+        self.handle.tags.pools.lock().iter().map(|(tag, _)| tag.clone()).collect()
+    }
+
+    /// The pools of all tags.
+    pub(super) fn of_tags(&self) -> Vec<Self> {
+        if !self.inner().is_here() {
+            return Vec::new();
+        }
+        self.handle.tags.pools.lock().iter().map(|(_, pool)| pool.clone()).collect()
+    }
+}
+
+/// How a pool of pinned memory is called by default.
+const PINNED: &str = "pinned";
+/// Likewise of managed memory.
+const MANAGED: &str = "managed";
+
+impl Context {
+    /// Starts building a pool of pinned host memory: page-locked memory of the host, near the device. The device copies to
+    /// and from it without the host's waiting, and the CPU reads and writes it in place ([`Buffer::as_slice`]).
+    ///
+    /// The pool is ordered by the same streams as the context's other pools. Its options are the same, too. The page
+    /// `docs/memory-kinds.md` says which memory is for what.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let device = Context::host()?; // or Context::cuda(0)?
+    /// let (pool, pinned) = (Pool::builder(&device).build()?, device.pinned()?.build()?);
+    /// let stream = device.create_stream()?;
+    /// let mut staging = Buffer::<f32>::zeroed(&pinned, 1024, &stream)?;
+    /// staging.as_mut_slice()?.fill(1.0); // the CPU writes, once the stream is done with the buffer
+    /// let mut inputs = Buffer::<f32>::new(&pool, 1024, &stream)?;
+    /// inputs.copy_from_pinned(&staging)?; // in stream order: the host does not wait
+    /// # assert_eq!(inputs.to_vec()?, [1.0; 1024]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// [`Buffer::as_slice`]: crate::Buffer::as_slice
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
+    /// device's own.
+    pub fn pinned(&self) -> Result<PoolBuilder> {
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(None))?).name(PINNED))
+    }
+
+    /// As [`pinned`](Self::pinned), of the NUMA node with this number.
+    ///
+    /// # Errors
+    /// As for [`pinned`](Self::pinned), and where the device cannot choose a node, or has none with this number.
+    ///
+    /// ```no_run
+    /// let device = millpond::Context::cuda(0)?;
+    /// let far = device.pinned_on_node(1)?.name("far").build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(Some(node)))?).name(PINNED))
+    }
+
+    /// Starts building a pool of managed memory: it moves to where it is used, a page at a time, and the CPU reads and writes
+    /// it in place ([`Buffer::as_slice`]). [`Buffer::prefetch`] moves it in advance.
+    ///
+    /// The pool is ordered by the same streams as the context's other pools. Its options are the same, too. The page
+    /// `docs/memory-kinds.md` says which memory is for what.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Place};
+    ///
+    /// let device = Context::host()?; // or Context::cuda(0)?
+    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
+    /// let mut data = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+    /// data.as_mut_slice()?.fill(1.0); // the CPU writes, once the stream is done with the buffer
+    /// data.prefetch(Place::Device, &stream)?; // before the kernels on `stream` that use it
+    /// # assert_eq!(data.to_vec()?, [1.0; 1024]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// [`Buffer::as_slice`]: crate::Buffer::as_slice
+    /// [`Buffer::prefetch`]: crate::Buffer::prefetch
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or none
+    /// that the CPU may use at the same time; else the device's own.
+    pub fn managed(&self) -> Result<PoolBuilder> {
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Managed)?).name(MANAGED))
+    }
+}

@@ -1,0 +1,202 @@
+//! A live block of a pool, lent to other processes.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::event::{OwnedEvent, SharedEvent};
+use super::lease::Lent;
+use super::socket;
+use super::token::SharedToken;
+use crate::close_on_fork::CloseOnFork;
+use crate::core::giving_back::collect_held;
+use crate::core::{Core, Hold};
+use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport};
+use crate::extents::{PagesUnder, Pointer};
+use crate::order::Stream;
+use crate::{Error, Result};
+
+/// A block that other processes may open: its token, and the descriptors that go with it.
+///
+/// The block stays allocated as long as this lives, or another process has it open, also when its owner frees it meanwhile.
+/// The page `docs/sharing.md` says what other processes can reach, and what happens when one dies.
+///
+/// ```
+/// use std::os::unix::net::UnixStream;
+///
+/// use millpond::{Buffer, Context, Pool, Received};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let stream = device.create_stream()?;
+/// let (here, there) = UnixStream::pair().unwrap(); // one end is another process's
+/// let buffer = Buffer::from_slice(&pool, &[1.0_f32, 2.0], &stream)?;
+/// let shared = buffer.share()?;
+/// shared.send(&here)?;
+/// // … in the other process:
+/// let opened = device.open_shared::<f32>(Received::receive(&there)?, &stream)?;
+/// assert_eq!(opened.buffer.to_vec()?, [1.0, 2.0]); // after what `buffer` was given before it was shared
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub struct Shared {
+    token: SharedToken,
+    /// In the order of [`descriptors`](Self::descriptors). `None` once this is being dropped.
+    descriptors: Option<Vec<CloseOnFork>>,
+    event: SharedEvent,
+    pool: Arc<Core>,
+}
+
+impl Shared {
+    /// Sends the token and the descriptors to another process, which [receives](Received::receive) them. As often as there
+    /// are processes to share with.
+    ///
+    /// # Errors
+    /// [`Error::Socket`] where they cannot be sent.
+    pub fn send(&self, socket: &UnixStream) -> Result<()> {
+        self.pool.check_process()?;
+        collect_held(&self.pool);
+        socket::send(socket, &self.token, &self.descriptors())
+    }
+
+    /// What the memory is, for a transport of your own.
+    pub fn token(&self) -> &SharedToken {
+        &self.token
+    }
+
+    /// The descriptors that another process needs, in this order: two for the lease, one for the event on some devices, one
+    /// for each page, and one where the pool has a named budget. None in a forked child, which closes them: for a child, make
+    /// copies before it is forked.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.descriptors.iter().flatten().filter_map(CloseOnFork::here).collect()
+    }
+
+    /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
+    /// stream had been given.
+    pub fn event(&self) -> &SharedEvent {
+        &self.event
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.descriptors = None;
+        // Where nobody else has it, a block that was freed is the pool's again at once.
+        if self.pool.is_here() {
+            collect_held(&self.pool);
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+/// What others may do with a block, until they are done.
+#[derive(Debug)]
+struct Loan {
+    lent: Lent,
+    /// Others may use it as long as the lease lasts.
+    _event: Arc<OwnedEvent>,
+}
+
+impl Hold for Loan {
+    fn is_over(&mut self, now: Instant) -> bool {
+        self.lent.is_over(now)
+    }
+}
+
+/// Lets other processes open a block: so many bytes, and the bytes of an element. By default all, as bytes.
+pub(crate) fn share(
+    core: &Arc<Core>,
+    ptr: DevicePtr,
+    elements: Option<(u64, usize)>,
+    stream: &Stream,
+) -> Result<Shared> {
+    core.check_process()?;
+    core.check_stream(stream)?;
+    let not_shareable = |why| Error::NotShareable { pool: core.name_of(), why };
+    if ptr.is_null() {
+        return Err(not_shareable("a buffer of no bytes has no memory"));
+    }
+    if core.device.properties().memory != MemoryKind::Device || core.keeps_nothing {
+        return Err(not_shareable("only a device's own memory can be: copy it to a pool of that"));
+    }
+    collect_held(core);
+    let identity = core.device.identity()?;
+    let (handle, export) = core.device.create_shared_event()?;
+    let event = Arc::new(OwnedEvent { timelines: core.timelines.clone(), handle });
+    let event = SharedEvent { event, lease: None };
+    event.record(stream)?;
+    let (lent, lease) = Lent::new()?;
+    let loan = Loan { lent, _event: event.event.clone() };
+    let (bytes, PagesUnder { pages, offset }) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
+    // From here on the block is kept. If an export fails, its only lease ends here.
+    let mut descriptors = Vec::from(lease);
+    let event_descriptor = export.descriptor.is_some();
+    descriptors.extend(export.descriptor.map(CloseOnFork::new));
+    let mut positions = Vec::with_capacity(pages.len());
+    for (page, _) in &pages {
+        let mut at = 0;
+        let export = || {
+            // SAFETY: the page backs a block that stays allocated.
+            let PageExport { descriptor, position } = unsafe { core.device.export_page(*page) }?;
+            at = position;
+            DeviceResult::Ok([descriptor])
+        };
+        descriptors.extend(CloseOnFork::open(export)?);
+        positions.push(at);
+    }
+    let budget = core.limits.budget.as_ref();
+    let bytes_of_pages = pages.iter().map(|(_, bytes)| bytes).sum();
+    let first_page = DevicePtr::new(ptr.raw() - offset);
+    let counted = budget.map_or(Ok(None), |budget| budget.lend(first_page, bytes_of_pages))?;
+    let budget_descriptor = counted.is_some();
+    descriptors.extend(counted.map(CloseOnFork::new));
+    let token = SharedToken {
+        device: identity,
+        event: export.data,
+        event_descriptor,
+        budget_descriptor,
+        element: elements.map_or(1, |(_, element)| element as u32),
+        offset,
+        bytes,
+        positions,
+        pages: pages.into_iter().map(|(_, bytes)| bytes).collect(),
+    };
+    Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })
+}
+
+/// Notes the loan of a live block. Returns its bytes, and what they lie on.
+fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(u64, PagesUnder)> {
+    let state = core.state.lock();
+    core.check_allocates(&state)?;
+    let pointer = state.arenas.look_up(ptr);
+    let Pointer::Live(id) = pointer else {
+        drop(state);
+        return Err(core.misuse(ptr, pointer));
+    };
+    let not_shareable = |why| Error::NotShareable { pool: core.name_of(), why };
+    if state.arenas.keeping_at(ptr).is_some() {
+        return Err(not_shareable("it is memory of a capture: share a block that was allocated outside"));
+    }
+    let arena = &state.arenas.own;
+    let bytes = bytes.unwrap_or_else(|| arena.requested(id));
+    let Some(under) = arena.pages_under(id, bytes) else {
+        return Err(not_shareable("the device has no virtual memory, so its memory is no pages"));
+    };
+    // A free finds the block among those that are shared.
+    if !arena.free_under_lock(id) || !core.holds.add(ptr, Box::new(loan)) {
+        drop(state);
+        return Err(core.misuse(ptr, Pointer::NotLive));
+    }
+    Ok((bytes, under))
+}
+
+/// Whether another process may use the block that starts here, so that its pages must stay where they are.
+pub(crate) fn is_shared(core: &Core, ptr: DevicePtr) -> bool {
+    core.is_here() && core.holds.has(ptr)
+}

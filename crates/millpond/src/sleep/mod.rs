@@ -1,0 +1,373 @@
+//! `sleep/`: sleep and wake: a pool gives its memory to others, and gets it back at the same addresses.
+//!
+//! **How a pool falls asleep.** Nobody may give work on its memory to the device any more (the core's gate), and the host waits
+//! for the device. Under the pool's lock, the caches are emptied, and what is free goes back. Then page by page: the live
+//! bytes are copied to pinned memory (`staging`), and the page goes back once its copies are complete. The copies of later
+//! pages run meanwhile. Extents and the places of pages stay as they are.
+//!
+//! **How it wakes.** Pages that hold no live byte any more are forgotten. Each of the others gets memory, is mapped where it
+//! was, and its bytes are copied back, while the next ones are mapped.
+//!
+//! **When a call fails.** A page whose bytes are *kept* can go and come again at any time, and no other page can go. So
+//! wherever a sleep fails, it wakes what has gone. Wherever a wake fails, what has come goes back. If that fails too, the
+//! pool sleeps, some of its pages do not, and each call can be made again.
+
+mod asleep;
+mod staging;
+
+use std::collections::VecDeque;
+#[cfg(any(feature = "cudarc", test))]
+use std::ops::Deref;
+use std::ops::Range;
+#[cfg(any(feature = "cudarc", test))]
+use std::sync::Arc;
+
+use asleep::Asleep;
+pub use asleep::Keep;
+use staging::{Copies, Mark, Staging};
+
+use crate::core::giving_back::{collect_held, let_go_of_released};
+use crate::core::making_room::{MOST_ASKED, ask_processes, out_of_memory_awaking, trim_others};
+use crate::core::{Arenas, Core, PoolState};
+use crate::device::{DeviceError, DeviceResult, MemoryKind};
+use crate::extents::Refusal;
+use crate::lock::Mutex;
+use crate::physical::{Budget, Shortage};
+use crate::process::OfProcess;
+use crate::{Error, Result};
+
+/// Batches that are given to the device in advance.
+const AHEAD: usize = 2;
+
+/// A pool that is not put to sleep as long as this lives: for memory that somebody's safe code uses without a question to
+/// the pool.
+#[cfg(any(feature = "cudarc", test))]
+pub(crate) struct KeptAwake(Arc<Core>);
+
+#[cfg(any(feature = "cudarc", test))]
+impl Deref for KeptAwake {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+#[cfg(any(feature = "cudarc", test))]
+impl Drop for KeptAwake {
+    fn drop(&mut self) {
+        self.0.gate.move_out();
+    }
+}
+
+/// See [`KeptAwake`].
+#[cfg(any(feature = "cudarc", test))]
+pub(crate) fn keep_awake(core: &Arc<Core>) -> Result<KeptAwake> {
+    core.check_process()?;
+    if core.gate.move_in() { Ok(KeptAwake(core.clone())) } else { Err(core.error_asleep()) }
+}
+
+fn check_can_sleep(core: &Core) -> Result<()> {
+    let properties = core.device.properties();
+    let why = match properties.memory {
+        MemoryKind::Pinned => "its memory is the host's already",
+        MemoryKind::Managed => "managed memory cannot be mapped again at its addresses",
+        MemoryKind::Device if core.keeps_nothing => "its memory is another process's",
+        MemoryKind::Device if properties.virtual_memory => return Ok(()),
+        MemoryKind::Device => {
+            "the device cannot map memory again at its addresses (virtual memory management)"
+        }
+    };
+    Err(cannot_sleep(core, why))
+}
+
+fn cannot_sleep(core: &Core, why: &'static str) -> Error {
+    Error::CannotSleep { pool: core.name_of(), why }
+}
+
+// ---- the state ---------------------------------------------------------------------------------------
+
+/// What a pool knows of its sleep. Its lock is taken before the pool's, by one sleep or wake at a time: else the one that fails
+/// could open the gate of another.
+#[derive(Debug, Default)]
+pub(crate) struct Sleep(OfProcess<Mutex<Sleeper>>);
+
+#[derive(Debug, Default)]
+struct Sleeper {
+    asleep: Option<Asleep>,
+    staging: Staging,
+}
+
+impl Sleep {
+    /// See [`Pool::sleep`](crate::Pool::sleep).
+    pub(crate) fn sleep(&self, core: &Core, keep: Keep) -> Result<u64> {
+        core.check_process()?;
+        check_can_sleep(core)?;
+        let mut sleeper = self.0.lock();
+        core.gate.close();
+        let slept = sleeper.sleep_behind_gate(core, keep);
+        if !core.state.lock().is_asleep {
+            core.gate.open();
+        }
+        slept
+    }
+
+    /// See [`Pool::wake`](crate::Pool::wake).
+    pub(crate) fn wake(&self, core: &Core) -> Result<()> {
+        core.check_process()?;
+        let short = self.0.lock().wake(core)?;
+        if let Some(what) = short {
+            return Err(out_of_memory_awaking(core, what));
+        }
+        // What was put off.
+        let_go_of_released(core);
+        Ok(())
+    }
+
+    /// See [`Pool::trim_staging`](crate::Pool::trim_staging).
+    pub(crate) fn trim_staging(&self) -> DeviceResult<u64> {
+        let mut sleeper = self.0.lock();
+        if sleeper.asleep.is_some() { Ok(0) } else { sleeper.staging.release() }
+    }
+}
+
+impl Sleeper {
+    fn sleep_behind_gate(&mut self, core: &Core, keep: Keep) -> Result<u64> {
+        if core.gate.has_residents() {
+            return Err(cannot_sleep(
+                core,
+                "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
+                 millpond::Buffer",
+            ));
+        }
+        // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
+        if !core.timelines.synchronize_device_unless_capturing()? {
+            return Err(cannot_sleep(
+                core,
+                "a graph is being captured, which a wait for the device would end: end the capture first",
+            ));
+        }
+        collect_held(core);
+        let mut state = core.state.lock();
+        core.check_not_destroyed(&state)?;
+        // Under the lock, under which blocks are shared.
+        if core.holds.any() {
+            return Err(cannot_sleep(
+                core,
+                "other processes may use blocks of it: wait until they have let go",
+            ));
+        }
+        let before = core.counters.reserved.current();
+        self.sleep_under_lock(core, &mut state, keep).map_err(|error| core.error_of(error))?;
+        Ok(before - core.counters.reserved.current())
+    }
+
+    fn sleep_under_lock(&mut self, core: &Core, state: &mut PoolState, keep: Keep) -> DeviceResult<()> {
+        if !state.is_asleep {
+            core.pause_caches(state);
+            let prepared = self.prepare(core, &mut state.arenas, keep);
+            self.asleep = Some(prepared.inspect_err(|_| core.resume_caches(state))?);
+        }
+        state.is_asleep = true;
+        let slept = self.put_pages_to_sleep(core, &mut state.arenas);
+        let has_unkept = |asleep: &Asleep| asleep.pages.iter().any(|page| !page.is_kept);
+        if slept.is_err() && self.asleep.as_ref().is_some_and(has_unkept) {
+            // Some bytes are in their pages only. So those that have gone come back.
+            match self.wake_pages(core, &mut state.arenas) {
+                Ok(()) => self.end(core, state),
+                Err(refusal) => {
+                    tracing::warn!(?refusal, pool = core.name, "a sleep failed, and so did the wake after it")
+                }
+            }
+        }
+        slept
+    }
+
+    /// All pages are awake.
+    fn end(&mut self, core: &Core, state: &mut PoolState) {
+        self.asleep = None;
+        state.is_asleep = false;
+        core.resume_caches(state);
+    }
+
+    /// Gives back what is free, lists what will sleep, and takes pinned memory for what is to be kept.
+    fn prepare(&mut self, core: &Core, arenas: &mut Arenas, keep: Keep) -> DeviceResult<Asleep> {
+        arenas.trim_keeping();
+        arenas.own.trim(0)?;
+        let mut asleep = Asleep { pages: Vec::new(), pieces: Vec::new() };
+        for (id, arena) in arenas.iter_mut() {
+            asleep.add(arena, id, keep)?;
+        }
+        self.staging.lengthen(core.timelines.device().as_ref(), asleep.bytes())?;
+        Ok(asleep)
+    }
+
+    /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
+    /// keep the others.
+    fn put_pages_to_sleep(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
+        let copies = Copies::new(core.timelines.device().as_ref())?;
+        let slept = self.copy_and_go(arenas, &copies);
+        if slept.is_err() {
+            // Copies may be under way, and their pages may be used again.
+            copies.wait()?;
+        }
+        slept
+    }
+
+    fn copy_and_go(&mut self, arenas: &mut Arenas, copies: &Copies<'_>) -> DeviceResult<()> {
+        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let mut ahead: VecDeque<(Range<usize>, Mark<'_>)> = VecDeque::new();
+        if ahead.try_reserve_exact(AHEAD + 1).is_err() {
+            let bytes = ((AHEAD + 1) * size_of::<(Range<usize>, Mark<'_>)>()) as u64;
+            return Err(DeviceError::HostMemory { what: "a list of copies", bytes });
+        }
+        let (mut next, mut gone) = (0, Ok(()));
+        while next < asleep.pages.len() || !ahead.is_empty() {
+            if next < asleep.pages.len() {
+                let batch = asleep.batch_from(next);
+                next = batch.end;
+                asleep.for_each_run_to_keep(batch.clone(), |run| {
+                    staging.for_each_part((run.offset, run.bytes), |done, there, bytes| {
+                        // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the
+                        // staging memory.
+                        unsafe { copies.copy(there, run.at.offset(done), bytes) }
+                    })
+                })?;
+                ahead.push_back((batch, copies.mark()?));
+            }
+            if (ahead.len() > AHEAD || next == asleep.pages.len())
+                && let Some((batch, copied)) = ahead.pop_front()
+            {
+                copied.wait()?;
+                for page in &mut asleep.pages[batch] {
+                    page.is_kept = true;
+                    let went =
+                        arenas.named_mut(page.of).map_or(Ok(()), |arena| arena.put_to_sleep(&page.page));
+                    gone = gone.and(went);
+                }
+            }
+        }
+        gone
+    }
+
+    // ---- wake --------------------------------------------------------------------------------------
+
+    /// What is short where there is no memory. Others of this process are asked for it first, then other processes.
+    fn wake(&mut self, core: &Core) -> Result<Option<Shortage>> {
+        let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
+        let mut short = None;
+        for asked in 0..=MOST_ASKED {
+            let Err(refusal) = self.wake_under_lock(core, &mut core.state.lock()) else {
+                core.gate.open();
+                return Ok(None);
+            };
+            let (what, at_once) = core.shortage_of(refusal)?;
+            short = Some(what);
+            let has_made_room = (asked == 0 && trim_others(core)?)
+                || ask_processes(core, core.counters.asleep.current(), (what, at_once), &mut patience);
+            if !has_made_room {
+                break;
+            }
+        }
+        Ok(short)
+    }
+
+    fn wake_under_lock(&mut self, core: &Core, state: &mut PoolState) -> std::result::Result<(), Refusal> {
+        if !state.is_asleep {
+            // Also where the pool came to its end meanwhile, with nothing live in it.
+            self.asleep = None;
+            return Ok(());
+        }
+        state.arenas.forget_asleep();
+        self.join_pages(&mut state.arenas);
+        self.wake_pages(core, &mut state.arenas)?;
+        self.end(core, state);
+        Ok(())
+    }
+
+    /// Joins short pages that have gone: the fewer there are, the faster they wake.
+    fn join_pages(&mut self, arenas: &mut Arenas) {
+        let Some(asleep) = &mut self.asleep else { return };
+        asleep
+            .join(|of, first, next| arenas.named_mut(of).is_some_and(|arena| arena.join_asleep(first, next)));
+        arenas.iter().for_each(|(_, arena)| arena.forget_whole());
+    }
+
+    /// Wakes all pages that are kept. If that fails, they sleep again, as far as they can.
+    fn wake_pages(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
+        let copies = Copies::new(core.timelines.device().as_ref())?;
+        let woken = self.bring_back(arenas, &copies);
+        // Also after an error: copies may be under way.
+        let copied = copies.wait();
+        if woken.is_ok() && copied.is_ok() {
+            return Ok(());
+        }
+        if copied.is_ok() {
+            for page in self.asleep.iter().flat_map(|asleep| &asleep.pages).filter(|page| page.is_kept) {
+                let Some(arena) = arenas.named_mut(page.of) else { continue };
+                if let Err(error) = arena.put_to_sleep(&page.page) {
+                    tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
+                }
+            }
+        }
+        woken.and(copied.map_err(Refusal::from))
+    }
+
+    /// Maps what is kept, and gives the copies to the device.
+    fn bring_back(&self, arenas: &mut Arenas, copies: &Copies<'_>) -> std::result::Result<(), Refusal> {
+        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        for page in asleep.pages.iter().filter(|page| page.is_kept) {
+            let Some(arena) = arenas.named_mut(page.of) else { continue };
+            if !arena.wake(&page.page)? {
+                continue;
+            }
+            for piece in &asleep.pieces[page.pieces.clone()] {
+                staging.for_each_part((piece.offset, piece.bytes), |done, there, bytes| {
+                    // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The staging memory stays.
+                    unsafe { copies.copy(piece.at.offset(done), there, bytes) }
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Gate;
+    use crate::fixtures::{Bench, Freeing};
+
+    #[test]
+    fn a_pool_is_not_put_to_sleep_while_it_is_kept_awake() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        let held = pool.reserved().current;
+        let kept = [keep_awake(pool.inner()).unwrap(), keep_awake(pool.inner()).unwrap()];
+        for kept in kept {
+            let refused = pool.sleep(Keep::Nothing).unwrap_err();
+            assert!(matches!(refused, Error::CannotSleep { why, .. } if why.contains("drop them first")));
+            assert_eq!((pool.is_asleep(), pool.reserved().current), (false, held));
+            assert!(pool.inner().stay_awake().is_ok(), "its memory can be used");
+            drop(kept);
+        }
+        assert_eq!(pool.sleep(Keep::Nothing), Ok(held));
+        assert!(matches!(keep_awake(pool.inner()), Err(Error::Asleep { .. })));
+        pool.wake().unwrap();
+        drop(keep_awake(pool.inner()).unwrap());
+        pool.free_block(block, &stream).unwrap();
+    }
+
+    #[test]
+    fn who_comes_while_a_sleep_begins_is_refused() {
+        let gate = Gate::default();
+        gate.close();
+        assert!(!gate.move_in(), "the sleep looked for residents, or is about to");
+        assert!(!gate.has_residents());
+        gate.open();
+        assert!(gate.move_in() && gate.has_residents());
+        gate.close();
+        gate.move_out();
+        assert!(!gate.has_residents());
+    }
+}
