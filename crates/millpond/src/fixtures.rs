@@ -1,9 +1,12 @@
 //! What the unit tests share: a pool on the simulated device, and freeing of blocks that are their own.
 
+#[cfg(not(miri))]
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use crate::device::DevicePtr;
 use crate::device::sim::{SimDevice, SimOptions};
+use crate::lock::{RwLock, RwLockReadGuard};
 use crate::{Context, Pool, PoolBuilder, Result, Stream};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -46,6 +49,23 @@ impl Freeing for Context {
     }
 }
 
+/// For writing while a process begins.
+#[cfg(not(miri))]
+static BEGINS: RwLock<()> = RwLock::new(());
+
+/// Starts a program. Until it runs, the new process has all descriptors of this one, those that other tests close too.
+#[cfg(not(miri))]
+pub(crate) fn begin(program: &mut Command) -> Child {
+    let _alone = BEGINS.write();
+    program.spawn().unwrap()
+}
+
+/// As long as it lives, no test [begins](begin) a process: for those that judge who has a descriptor.
+#[cfg(not(miri))]
+pub(crate) fn nobody_begins() -> RwLockReadGuard<'static, ()> {
+    BEGINS.read()
+}
+
 /// Runs a test that forks in a process of its own. A child would hold what other tests have open. The name is the whole one.
 #[cfg(not(miri))]
 pub(crate) fn alone(name: &str, test: impl FnOnce()) {
@@ -53,8 +73,9 @@ pub(crate) fn alone(name: &str, test: impl FnOnce()) {
     if std::env::var(TEST).is_ok_and(|asked| asked == name) {
         return test();
     }
-    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = program.args([name, "--exact", "--test-threads=1"]).env(TEST, name).output().unwrap();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args([name, "--exact", "--test-threads=1"]).env(TEST, name);
+    let output = begin(program.stdout(Stdio::piped()).stderr(Stdio::piped())).wait_with_output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && out.contains("1 passed"), "{out}");
 }

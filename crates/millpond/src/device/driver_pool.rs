@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::DeviceResult;
-use super::ledger::invalid;
+use super::inventory::invalid;
 use super::types::{AsyncUsage, DevicePtr, StreamHandle};
 
 /// The driver's own stream-ordered pool, of a device that has one ([`Device::driver_pool`](super::Device::driver_pool)).

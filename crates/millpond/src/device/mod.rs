@@ -32,7 +32,7 @@
 //! ```
 
 // The lowest floor: it uses nothing of ours. All three devices pass `tests/integration/conformance`. What a driver does for `cuda`,
-// `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
+// `inventory` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
 // it does otherwise (`forward`).
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ mod exports;
 mod forward;
 mod hints;
 pub mod host;
-mod ledger;
+mod inventory;
 mod machine;
 mod name;
 mod peers;
@@ -64,7 +64,7 @@ pub use error::{DeviceError, DeviceResult};
 pub use exports::{DeviceIdentity, EventExport, PageExport};
 pub use forward::Forward;
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use ledger::invalid;
+pub(crate) use inventory::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub use peers::{PeerId, PeerSet};
 pub(crate) use sealed::SharedNumber;

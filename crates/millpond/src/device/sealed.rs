@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::DeviceResult;
 use super::error::system;
-use super::ledger::invalid;
+use super::inventory::invalid;
 
 /// A new file of so many bytes. Others can make it longer, but add no seals.
 pub(crate) fn create(name: &str, bytes: u64) -> DeviceResult<OwnedFd> {

@@ -23,7 +23,7 @@ use super::shorten;
 use super::sleeping::{self, PageAtHome};
 use super::trim;
 use crate::counters::Counters;
-use crate::device::{DeviceError, DevicePtr};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::Pages;
 use crate::policy::ledger::{Balance, Ledger};
@@ -175,10 +175,15 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
-    /// Allocates a block in a segment of its own, of as many whole base pages as it needs.
-    pub(crate) fn alloc_as_segment(&mut self, units: u64, stream: &Stream) -> Result<Allocation, Refusal> {
+    /// Allocates a block in a segment of its own, of as many whole base pages as it needs, which `take` takes.
+    pub(crate) fn alloc_as_segment(
+        &mut self,
+        units: u64,
+        stream: &Stream,
+        take: impl FnOnce() -> DeviceResult<DevicePtr>,
+    ) -> Result<Allocation, Refusal> {
         let request = self.request(units, 1, stream, Balance::Even)?;
-        let found = self.segments.back_exactly(&mut self.map, request)?;
+        let found = self.segments.back_exactly(&mut self.map, request, take)?;
         Ok(self.carve(found, units, 1))
     }
 

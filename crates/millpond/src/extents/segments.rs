@@ -47,8 +47,11 @@ impl Segments {
                 exact.max(u64::from(map.layout.largest_page).min(PAGES_IN_SEGMENT) * base_page_bytes)
             }
         };
-        let id = match self.add(map, request.zone, ample, peers) {
-            Err(Refusal::Short { .. }) if ample > exact => self.add(map, request.zone, exact, peers)?,
+        let add = |map: &mut ExtentMap, bytes| {
+            self.add(map, request.zone, bytes, || self.share(self.device.alloc_segment(bytes)?, bytes, peers))
+        };
+        let id = match add(map, ample) {
+            Err(Refusal::Short { .. }) if ample > exact => add(map, exact)?,
             other => other?,
         };
         let Extent { region, start, .. } = map[id];
@@ -58,18 +61,30 @@ impl Segments {
     }
 
     /// Allocates a segment of the base pages that the request needs, which need not be aligned.
-    pub(super) fn back_exactly(&self, map: &mut ExtentMap, request: Request<'_>) -> Result<Found, Refusal> {
+    /// `take` takes it from where it comes.
+    pub(super) fn back_exactly(
+        &self,
+        map: &mut ExtentMap,
+        request: Request<'_>,
+        take: impl FnOnce() -> DeviceResult<DevicePtr>,
+    ) -> Result<Found, Refusal> {
         let bytes = (request.units * map.layout.unit_bytes).next_multiple_of(map.layout.base_page_bytes);
-        let id = self.add(map, request.zone, bytes, PeerSet::NONE)?;
+        let id = self.add(map, request.zone, bytes, take)?;
         Ok((id, map[id].start))
     }
 
-    fn add(&self, map: &mut ExtentMap, zone: Zone, bytes: u64, peers: PeerSet) -> Result<ExtentId, Refusal> {
+    fn add(
+        &self,
+        map: &mut ExtentMap,
+        zone: Zone,
+        bytes: u64,
+        take: impl FnOnce() -> DeviceResult<DevicePtr>,
+    ) -> Result<ExtentId, Refusal> {
         let short = |what| Refusal::Short { what, bytes };
         // First, since nothing is held yet that would have to be given back.
         let blank = map.make_room_for_segment(zone, bytes)?;
         self.limits.admit(bytes, self.device.as_ref()).map_err(short)?;
-        let base = match self.device.alloc_segment(bytes).and_then(|base| self.share(base, bytes, peers)) {
+        let base = match take() {
             Ok(base) => base,
             Err(error) => {
                 self.limits.refuse(bytes);

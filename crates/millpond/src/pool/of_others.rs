@@ -52,20 +52,19 @@ pub(crate) fn open_block(
     let counted = keep_budget(&token, &mut descriptors)?;
     let (event, lease, pages) = open_descriptors(timelines, &token, descriptors)?;
     let mut of_others = context.of_others().lock();
-    let OfOthers { memory, pool } = match &mut *of_others {
+    let known = match &mut *of_others {
         Some(known) => known,
         none => none.insert(new_pool(context)?),
     };
+    let pool = &known.pool;
     // What is free, but was in use when it was freed.
     trim(pool, 0)?;
     let granularity = context.device().properties().granularity;
     let room = token.bytes.next_multiple_of(granularity);
     let import = Import::open(context.device(), pages, (token.offset, room), (lease, counted))?;
     event.wait(stream)?;
-    memory.set_next(Some(import));
-    let opened = alloc_import(pool, token.bytes, stream);
-    memory.set_next(None);
-    Ok(OpenedBlock { pool: pool.clone(), ptr: opened?, bytes: token.bytes, event })
+    let ptr = alloc_import(known, import, token.bytes, stream)?;
+    Ok(OpenedBlock { pool: pool.clone(), ptr, bytes: token.bytes, event })
 }
 
 #[cfg(all(test, not(miri)))]
@@ -76,7 +75,7 @@ mod tests {
     use crate::Received;
     use crate::core::{Registered, recounting::check};
     use crate::device::sim::{Call, SimDevice, SimOptions};
-    use crate::fixtures::{Bench, Freeing, MIB};
+    use crate::fixtures::{Bench, Freeing, MIB, nobody_begins};
     use crate::sharing::{Shared, is_shared};
     use crate::{Buffer, Pool};
 
@@ -152,6 +151,7 @@ mod tests {
 
     #[test]
     fn what_others_use_is_neither_moved_nor_given_back() {
+        let _still = nobody_begins();
         let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
         let context = Context::new(sim.clone());
         let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());

@@ -102,28 +102,22 @@ impl Drop for Import {
 pub(crate) struct ImportedMemory {
     below: Arc<dyn Device>,
     properties: Properties,
-    state: OfProcess<Mutex<Imports>>,
-}
-
-#[derive(Debug, Default)]
-struct Imports {
-    /// What the next segment is.
-    next: Option<Import>,
     /// By address.
-    open: HashMap<DevicePtr, Import>,
+    open: OfProcess<Mutex<HashMap<DevicePtr, Import>>>,
 }
 
 impl ImportedMemory {
     pub(crate) fn new(below: Arc<dyn Device>) -> Self {
         let properties =
             Properties { virtual_memory: false, memory_pools: false, ..below.properties().clone() };
-        Self { below, properties, state: OfProcess::default() }
+        Self { below, properties, open: OfProcess::default() }
     }
 
-    /// What the next segment is, if anything. What was to be it before is closed.
-    pub(crate) fn set_next(&self, next: Option<Import>) {
-        let before = std::mem::replace(&mut self.state.lock().next, next);
-        drop(before);
+    /// Makes an import a segment; returns where it begins.
+    pub(crate) fn enter(&self, import: Import) -> DevicePtr {
+        let at = import.at();
+        self.open.lock().insert(at, import);
+        at
     }
 }
 
@@ -138,18 +132,12 @@ unsafe impl Forward for ImportedMemory {
     }
 
     fn alloc_segment(&self, _bytes: u64) -> DeviceResult<DevicePtr> {
-        let mut state = self.state.lock();
-        let Some(import) = state.next.take() else {
-            let what = "memory of other processes";
-            return Err(DeviceError::Unsupported { device: self.properties.name.clone(), what });
-        };
-        let at = import.at();
-        state.open.insert(at, import);
-        Ok(at)
+        let what = "memory of other processes";
+        Err(DeviceError::Unsupported { device: self.properties.name.clone(), what })
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let taken = self.state.lock().open.remove(&at);
+        let taken = self.open.lock().remove(&at);
         let Some(mut import) = taken else {
             let what = format!("no memory of another process is open at {at}");
             return Err(DeviceError::Invalid { call: "free_segment", what });
@@ -157,7 +145,7 @@ unsafe impl Forward for ImportedMemory {
         // SAFETY: the caller's promise.
         let closed = unsafe { import.close() };
         if closed.is_err() {
-            self.state.lock().open.insert(at, import);
+            self.open.lock().insert(at, import);
         }
         closed
     }

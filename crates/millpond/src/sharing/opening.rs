@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 
 use super::event::{OwnedEvent, SharedEvent};
-use super::imported::ImportedMemory;
+use super::imported::{Import, ImportedMemory};
 use super::lease::Borrowed;
 use super::token::SharedToken;
 use crate::core::{Core, allocating::hand_out};
@@ -33,15 +33,16 @@ pub(crate) fn check_token(device: &dyn Device, token: &SharedToken) -> Result<()
     Ok(())
 }
 
-/// Makes the import that is next a block.
-pub(crate) fn alloc_import(core: &Core, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+/// Makes an import a block of the pool of all that other processes shared.
+pub(crate) fn alloc_import(of: &OfOthers, import: Import, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+    let core = &of.pool;
     let units = core.caches.sizes().units(bytes);
     if units >= MOST_UNITS {
         return Err(Error::SizeOverflow { bytes, count: 1 });
     }
     let ptr = {
         let mut state = core.state.lock();
-        match state.arenas.own.alloc_as_segment(units, stream) {
+        match state.arenas.own.alloc_as_segment(units, stream, || Ok(of.memory.enter(import))) {
             Ok(found) => hand_out(core, &mut state, &found, bytes),
             Err(refusal) => {
                 drop(state);

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use crate::device::error::system;
-use crate::device::ledger::invalid;
+use crate::device::inventory::invalid;
 use crate::device::{DeviceResult, PageExport, sealed};
 
 /// The file, opened anew, so that position and locks are not shared.

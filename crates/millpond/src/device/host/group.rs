@@ -7,7 +7,7 @@ use slotmap::{DefaultKey, SlotMap};
 use super::memory::Memory;
 use super::shared_event::SharedEvent;
 use super::stream::Moment;
-use crate::device::ledger::invalid;
+use crate::device::inventory::invalid;
 use crate::device::{DevicePtr, DeviceResult, PeerId};
 use crate::lock::Mutex;
 use crate::process::PerProcess;

@@ -17,7 +17,7 @@ use super::stream::{Moment, Stream};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::error::system;
 use crate::device::hints::Hints;
-use crate::device::ledger::{Extent, Ledger, Owner};
+use crate::device::inventory::{Extent, Inventory, Owner};
 use crate::device::{
     Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageExport, PageHandle, PeerId,
     PeerSet, Residency, sealed,
@@ -36,7 +36,7 @@ pub(super) struct Memory {
 
 #[derive(Debug)]
 struct State {
-    ledger: Ledger,
+    inventory: Inventory,
     /// Bytes of the file.
     length: u64,
     driver_pool: DriverPoolModel<Moment>,
@@ -52,7 +52,7 @@ impl Memory {
             granularity,
             process: Process::here(),
             state: OfProcess::new(Mutex::new(State {
-                ledger: Ledger::new(granularity, capacity),
+                inventory: Inventory::new(granularity, capacity),
                 length: 0,
                 driver_pool: DriverPoolModel::new(),
                 hints: Hints::default(),
@@ -62,7 +62,7 @@ impl Memory {
     }
 
     pub(super) fn info(&self) -> MemoryInfo {
-        self.state.lock().ledger.memory_info()
+        self.state.lock().inventory.memory_info()
     }
 
     /// Whether the device may use the range, or another one.
@@ -73,7 +73,7 @@ impl Memory {
         bytes: u64,
         peer: Option<PeerId>,
     ) -> DeviceResult<()> {
-        self.state.lock().ledger.check_access_by(call, at, bytes, peer)
+        self.state.lock().inventory.check_access_by(call, at, bytes, peer)
     }
 
     /// Lets other devices use a mapping or the segments, or no longer.
@@ -84,21 +84,21 @@ impl Memory {
         peers: PeerSet,
         allowed: bool,
     ) -> DeviceResult<()> {
-        self.state.lock().ledger.set_peer_access(at, bytes, peers, allowed)
+        self.state.lock().inventory.set_peer_access(at, bytes, peers, allowed)
     }
 
     /// Lets every device use the segments.
     pub(super) fn share_segments(&self) {
-        self.state.lock().ledger.share_segments(PeerSet::ALL);
+        self.state.lock().inventory.share_segments(PeerSet::ALL);
     }
 
     // ---- addresses and pages ---------------------------------------------------------------------
 
     pub(super) fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         let mut state = self.state.lock();
-        state.ledger.check_size("reserve", bytes)?;
+        state.inventory.check_size("reserve", bytes)?;
         let at = reserve_aligned(bytes, self.granularity)?;
-        state.ledger.reserve(at, bytes);
+        state.inventory.reserve(at, bytes);
         Ok(at)
     }
 
@@ -106,22 +106,22 @@ impl Memory {
     /// As [`Device::unreserve`](crate::device::Device::unreserve).
     pub(super) unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.state.lock();
-        state.ledger.check_unreserve(at, bytes)?;
-        // SAFETY: the ledger knows the range as reserved by us with nothing mapped in it.
+        state.inventory.check_unreserve(at, bytes)?;
+        // SAFETY: the inventory knows the range as reserved by us with nothing mapped in it.
         unsafe { unmap(at, bytes) }?;
-        state.ledger.unreserve(at, bytes)
+        state.inventory.unreserve(at, bytes)
     }
 
     pub(super) fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
         let mut state = self.state.lock();
-        let (page, extent) = state.ledger.create_page(bytes)?;
+        let (page, extent) = state.inventory.create_page(bytes)?;
         let end = extent.offset + extent.bytes;
         if end > state.length {
             if let Err(error) = rustix::fs::ftruncate(&self.file, end)
                 // Others who have the file may have made it longer, and nobody can shorten it.
                 && !sealed::length(&self.file).is_ok_and(|length| length >= end)
             {
-                state.ledger.release_page(page)?;
+                state.inventory.release_page(page)?;
                 return Err(system("ftruncate")(error));
             }
             state.length = end;
@@ -131,18 +131,18 @@ impl Memory {
 
     pub(super) fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.state.lock();
-        let extent = state.ledger.map(at, bytes, page)?;
+        let extent = state.inventory.map(at, bytes, page)?;
         let (file, offset) = match state.imported.get(&page) {
             Some(imported) => (&imported.descriptor, imported.position),
             None => (&self.file, extent.offset),
         };
-        // SAFETY: the ledger knows the range as reserved by us with nothing mapped in it.
+        // SAFETY: the inventory knows the range as reserved by us with nothing mapped in it.
         let mapped = unsafe {
             let flags = MapFlags::SHARED | MapFlags::FIXED;
             rustix::mm::mmap(pointer(at), size(bytes), ProtFlags::empty(), flags, file, offset)
         };
         if let Err(error) = mapped {
-            state.ledger.unmap(at, bytes)?;
+            state.inventory.unmap(at, bytes)?;
             return Err(mapping_failed(error));
         }
         Ok(())
@@ -150,26 +150,26 @@ impl Memory {
 
     pub(super) fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.state.lock();
-        state.ledger.check_set_access(at, bytes)?;
-        // SAFETY: the ledger knows the range as pages mapped by us.
+        state.inventory.check_set_access(at, bytes)?;
+        // SAFETY: the inventory knows the range as pages mapped by us.
         unsafe { rustix::mm::mprotect(pointer(at), size(bytes), MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(system("mprotect"))?;
-        state.ledger.set_access(at, bytes, |_| {})
+        state.inventory.set_access(at, bytes, |_| {})
     }
 
     /// # Safety
     /// As [`Device::unmap`](crate::device::Device::unmap).
     pub(super) unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.state.lock();
-        state.ledger.check_unmap(at, bytes)?;
-        // SAFETY: the ledger knows the range as a page mapped by us, which the caller says is out of use.
+        state.inventory.check_unmap(at, bytes)?;
+        // SAFETY: the inventory knows the range as a page mapped by us, which the caller says is out of use.
         // The range stays reserved: no other mmap of the process can get into it.
         unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
             rustix::mm::mmap_anonymous(pointer(at), size(bytes), ProtFlags::empty(), flags)
         }
         .map_err(mapping_failed)?;
-        match state.ledger.unmap(at, bytes)? {
+        match state.inventory.unmap(at, bytes)? {
             Some(extent) => self.punch_hole(extent),
             None => Ok(()),
         }
@@ -177,7 +177,7 @@ impl Memory {
 
     pub(super) fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.state.lock();
-        let released = state.ledger.release_page(page)?;
+        let released = state.inventory.release_page(page)?;
         // What is mapped of it stays.
         state.imported.remove(&page);
         match released {
@@ -190,7 +190,7 @@ impl Memory {
 
     pub(super) fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         let state = self.state.lock();
-        let (file, position) = match state.ledger.page_extent("export_page", page)? {
+        let (file, position) = match state.inventory.page_extent("export_page", page)? {
             Some(extent) => (&self.file, extent.offset),
             None => {
                 let imported = &state.imported[&page];
@@ -202,9 +202,9 @@ impl Memory {
 
     pub(super) fn import_page(&self, from: PageExport, bytes: u64) -> DeviceResult<PageHandle> {
         let mut state = self.state.lock();
-        state.ledger.check_size("import_page", bytes)?;
+        state.inventory.check_size("import_page", bytes)?;
         exports::check_page(&from, bytes)?;
-        let page = state.ledger.import_page(bytes)?;
+        let page = state.inventory.import_page(bytes)?;
         state.imported.insert(page, from);
         Ok(page)
     }
@@ -229,7 +229,7 @@ impl Memory {
     }
 
     pub(super) fn check_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        self.state.lock().ledger.check_segment("free_segment", at).map(drop)
+        self.state.lock().inventory.check_segment("free_segment", at).map(drop)
     }
 
     /// # Safety
@@ -237,11 +237,11 @@ impl Memory {
     pub(super) unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         let bytes = {
             let mut state = self.state.lock();
-            let bytes = state.ledger.remove_segment("free_segment", at)?;
+            let bytes = state.inventory.remove_segment("free_segment", at)?;
             state.hints.forget(at, bytes);
             bytes
         };
-        // SAFETY: the ledger knew the segment as ours, and knows it no more.
+        // SAFETY: the inventory knew the segment as ours, and knows it no more.
         unsafe { unmap(at, bytes) }
     }
 
@@ -250,7 +250,7 @@ impl Memory {
     pub(super) fn set_hints(&self, at: DevicePtr, bytes: u64, change: impl Fn(&mut Residency)) {
         let mut state = self.state.lock();
         // A prefetch may come late, when the memory is gone.
-        if state.ledger.check_access("prefetch", at, bytes).is_ok() {
+        if state.inventory.check_access("prefetch", at, bytes).is_ok() {
             state.hints.set(at, bytes, change);
         }
     }
@@ -301,7 +301,7 @@ impl State {
         bytes: u64,
         owner: Owner,
     ) -> DeviceResult<(DevicePtr, u64)> {
-        let bytes = self.ledger.take_segment(call, bytes)?;
+        let bytes = self.inventory.take_segment(call, bytes)?;
         // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
         let mapped = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -311,11 +311,11 @@ impl State {
         match mapped {
             Ok(pointer) => {
                 let at = DevicePtr::new(pointer.expose_provenance() as u64);
-                self.ledger.add_segment(at, bytes, owner);
+                self.inventory.add_segment(at, bytes, owner);
                 Ok((at, bytes))
             }
             Err(error) => {
-                self.ledger.give_back(bytes);
+                self.inventory.give_back(bytes);
                 Err(match error {
                     Errno::NOMEM => DeviceError::OutOfMemory { call, requested: bytes },
                     _ => system("mmap")(error),
@@ -331,9 +331,9 @@ impl Drop for Memory {
             // Other objects of the parent may still name the addresses. The system takes them with the process.
             return;
         }
-        let ledger = &self.state.get_mut().ledger;
-        for (at, bytes) in ledger.reservations().chain(ledger.segments()) {
-            // SAFETY: the ledger knows the range as ours. The device and its streams' threads are gone, so
+        let inventory = &self.state.get_mut().inventory;
+        for (at, bytes) in inventory.reservations().chain(inventory.segments()) {
+            // SAFETY: the inventory knows the range as ours. The device and its streams' threads are gone, so
             // nobody uses it.
             let unmapped = unsafe { unmap(at, bytes) };
             debug_assert_eq!(unmapped, Ok(()), "{at} and {bytes} bytes on");

@@ -19,7 +19,7 @@
 //! # Ok::<(), millpond::Error>(())
 //! ```
 
-// It uses the system (through rustix) and the records in `ledger.rs`, which check every call.
+// It uses the system (through rustix) and the records in `inventory.rs`, which check every call.
 //
 // **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap` of that
 // range over reserved addresses. `set_access` is an `mprotect`, and `unmap` an anonymous `mmap` back over it. `memset`
@@ -47,7 +47,7 @@ use self::memory::Memory;
 use self::shared_event::SharedEvent;
 use self::stream::Stream;
 use self::streams::Streams;
-use super::ledger::invalid;
+use super::inventory::invalid;
 use super::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
     EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
@@ -336,7 +336,7 @@ fn unknown_event<T>(call: &'static str, event: EventHandle) -> DeviceResult<T> {
     invalid(call, format!("{:#x} is no event, or was destroyed", event.raw()))
 }
 
-// SAFETY: the operating system maps what the ledger has checked, and each stream is a thread that works in order.
+// SAFETY: the operating system maps what the inventory has checked, and each stream is a thread that works in order.
 unsafe impl Device for HostDevice {
     fn properties(&self) -> &Properties {
         &self.properties

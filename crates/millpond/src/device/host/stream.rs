@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::{Condvar, Mutex};
 
-use crate::device::ledger::invalid;
+use crate::device::inventory::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamId};
 
 /// How often the end of a thread looks whether a lock is free.

@@ -17,7 +17,7 @@ use crate::lock::{Mutex, RwLock};
 use slab::Slab;
 
 use super::stream::{Moment, Stream, on_stream_thread};
-use crate::device::ledger::invalid;
+use crate::device::inventory::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamHandle, StreamId};
 use crate::process::{OfProcess, Process};
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::MemfdFlags;
 
 use crate::device::error::system;
-use crate::device::ledger::invalid;
+use crate::device::inventory::invalid;
 use crate::device::{DeviceIdentity, DeviceResult, PageHandle};
 
 /// Unlike that of any other device, of this process or another.
@@ -39,7 +39,7 @@ pub(super) fn page_of(of: DeviceIdentity, file: &OwnedFd) -> DeviceResult<PageHa
     match name.split_first_chunk() {
         Some((device, page)) if read.is_ok() && *device == of.0 => {
             let page = u64::from_le_bytes(page.try_into().expect("eight bytes"));
-            // SAFETY: what is made of it is asked of the ledger, which knows its pages.
+            // SAFETY: what is made of it is asked of the inventory, which knows its pages.
             Ok(unsafe { PageHandle::from_raw(page) })
         }
         _ => invalid("import_page", "the descriptor is of no page of this simulated device"),

@@ -12,7 +12,7 @@ use super::costs::{CostTable, transfer};
 use super::exports;
 use super::state::{State, event_key};
 use super::when::When;
-use crate::device::ledger::{Owner, invalid};
+use crate::device::inventory::{Owner, invalid};
 use crate::device::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
     EventExport, EventHandle, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
@@ -104,7 +104,7 @@ impl SimDevice {
     }
 }
 
-// SAFETY: its ledger lets nothing that is out overlap, and its clock completes work in order. There are no bytes.
+// SAFETY: its inventory lets nothing that is out overlap, and its clock completes work in order. There are no bytes.
 unsafe impl Device for SimDevice {
     fn properties(&self) -> &Properties {
         &self.properties
@@ -118,7 +118,7 @@ unsafe impl Device for SimDevice {
         let mut state = self.enter(Call::MemoryInfo)?;
         let cost = state.costs.memory_info;
         state.spend(Call::MemoryInfo, cost);
-        Ok(state.ledger(self.kind()).memory_info())
+        Ok(state.inventory(self.kind()).memory_info())
     }
 
     // ---- addresses -------------------------------------------------------------------------------
@@ -128,11 +128,11 @@ unsafe impl Device for SimDevice {
         if !self.properties.virtual_memory {
             return self.unsupported("virtual memory");
         }
-        state.ledger(self.kind()).check_size("reserve", bytes)?;
+        state.inventory(self.kind()).check_size("reserve", bytes)?;
         let Some(at) = state.addresses.take(bytes) else {
             return Err(DeviceError::OutOfMemory { call: "reserve", requested: bytes });
         };
-        state.ledger(self.kind()).reserve(at, bytes);
+        state.inventory(self.kind()).reserve(at, bytes);
         let cost = state.costs.reserve;
         state.spend(Call::Reserve, cost);
         Ok(at)
@@ -140,7 +140,7 @@ unsafe impl Device for SimDevice {
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::Unreserve)?;
-        state.ledger(self.kind()).unreserve(at, bytes)?;
+        state.inventory(self.kind()).unreserve(at, bytes)?;
         state.addresses.give_back(at, bytes);
         let cost = state.costs.reserve;
         state.spend(Call::Unreserve, cost);
@@ -154,7 +154,7 @@ unsafe impl Device for SimDevice {
         if !self.properties.virtual_memory {
             return self.unsupported("virtual memory");
         }
-        let (page, _) = state.ledger(self.kind()).create_page(bytes)?;
+        let (page, _) = state.inventory(self.kind()).create_page(bytes)?;
         let cost = state.costs.create_page_of(self.kind()).at(bytes);
         state.spend(Call::CreatePage, cost);
         Ok(page)
@@ -162,7 +162,7 @@ unsafe impl Device for SimDevice {
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.enter(Call::Map)?;
-        state.ledger(self.kind()).map(at, bytes, page)?;
+        state.inventory(self.kind()).map(at, bytes, page)?;
         let cost = state.costs.map;
         state.spend(Call::Map, cost);
         Ok(())
@@ -172,15 +172,15 @@ unsafe impl Device for SimDevice {
         let mut state = self.enter(Call::SetAccess)?;
         let per_page = state.costs.set_access_of(self.kind()).clone();
         let mut cost = 0;
-        state.ledger(self.kind()).set_access(at, bytes, |page| cost += per_page.at(page))?;
+        state.inventory(self.kind()).set_access(at, bytes, |page| cost += per_page.at(page))?;
         state.spend(Call::SetAccess, cost);
         Ok(())
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::Unmap)?;
-        let peers = state.ledger(self.kind()).peers_at(at);
-        state.ledger(self.kind()).unmap(at, bytes)?;
+        let peers = state.inventory(self.kind()).peers_at(at);
+        state.inventory(self.kind()).unmap(at, bytes)?;
         let cost = state.costs.unmap_of(state.others_in(peers) > 0).at(bytes);
         state.spend(Call::Unmap, cost);
         Ok(())
@@ -188,8 +188,8 @@ unsafe impl Device for SimDevice {
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.enter(Call::ReleasePage)?;
-        let bytes = state.ledger(self.kind()).page_bytes(page)?;
-        state.ledger(self.kind()).release_page(page)?;
+        let bytes = state.inventory(self.kind()).page_bytes(page)?;
+        state.inventory(self.kind()).release_page(page)?;
         let cost = state.costs.release_page.at(bytes);
         state.spend(Call::ReleasePage, cost);
         Ok(())
@@ -212,9 +212,9 @@ unsafe impl Device for SimDevice {
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         const CALL: &str = "free_segment";
         let mut state = self.enter(Call::FreeSegment)?;
-        state.ledger(self.kind()).check_segment(CALL, at)?;
+        state.inventory(self.kind()).check_segment(CALL, at)?;
         state.host_waits_for_all(CALL)?;
-        let bytes = state.ledger(self.kind()).remove_segment(CALL, at)?;
+        let bytes = state.inventory(self.kind()).remove_segment(CALL, at)?;
         state.addresses.give_back(at, bytes);
         if self.kind() == MemoryKind::Managed {
             state.managed.forget(at, bytes);
@@ -447,7 +447,7 @@ unsafe impl Device for SimDevice {
 
     unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<PageExport> {
         let mut state = self.enter(Call::ExportPage)?;
-        state.ledger(self.kind()).page_extent("export_page", page)?;
+        state.inventory(self.kind()).page_extent("export_page", page)?;
         let descriptor = exports::export_page(self.shared.identity, page)?;
         let cost = state.costs.share_page;
         state.spend(Call::ExportPage, cost);
@@ -458,11 +458,11 @@ unsafe impl Device for SimDevice {
         const CALL: &str = "import_page";
         let mut state = self.enter(Call::ImportPage)?;
         let exported = exports::page_of(self.shared.identity, &from.descriptor)?;
-        let ledger = state.ledger(self.kind());
-        if ledger.page_bytes(exported)? != bytes {
+        let inventory = state.inventory(self.kind());
+        if inventory.page_bytes(exported)? != bytes {
             return invalid(CALL, format!("the page does not have {bytes} bytes"));
         }
-        let page = ledger.import_page(bytes)?;
+        let page = inventory.import_page(bytes)?;
         let cost = state.costs.share_page;
         state.spend(Call::ImportPage, cost);
         Ok(page)
@@ -515,7 +515,7 @@ unsafe impl Device for SimDevice {
         if others > 0 && !self.shared.peer_access {
             return if peers == PeerSet::ALL { Ok(()) } else { self.unsupported(DIRECT_ACCESS) };
         }
-        state.ledger(self.kind()).set_peer_access(at, bytes, peers, allowed)?;
+        state.inventory(self.kind()).set_peer_access(at, bytes, peers, allowed)?;
         let cost = state.costs.set_peer_access.at(bytes) * others;
         state.spend(Call::SetPeerAccess, cost);
         Ok(())

@@ -22,7 +22,7 @@
 //! # Ok::<(), millpond::Error>(())
 //! ```
 
-// It uses nothing of the system; the records in `ledger.rs` check every call, as on the host device.
+// It uses nothing of the system; the records in `inventory.rs` check every call, as on the host device.
 //
 // A stream has the time at which its work is complete (`when.rs`); an event remembers that time; waiting for it moves the
 // clock.
@@ -53,7 +53,7 @@ pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
 pub use self::managed::ManagedStats;
 use self::state::State;
-use super::ledger::invalid;
+use super::inventory::invalid;
 use super::{
     DeviceError, DeviceIdentity, DevicePtr, DeviceResult, Kind, MemoryKind, PeerId, Properties, StreamHandle,
 };
@@ -260,7 +260,7 @@ impl SimDevice {
     /// As for [`new`](Self::new).
     pub fn group(devices: usize, options: SimOptions) -> DeviceResult<Vec<Arc<Self>>> {
         let granularity = options.granularity;
-        if !granularity.is_power_of_two() || granularity < super::ledger::SEGMENT_ALIGNMENT {
+        if !granularity.is_power_of_two() || granularity < super::inventory::SEGMENT_ALIGNMENT {
             let what = format!("the granularity is {granularity} bytes: use a power of two, at least 512");
             return invalid("SimDevice::new", what);
         }

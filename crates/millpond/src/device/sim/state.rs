@@ -13,7 +13,7 @@ use super::managed::Managed;
 use super::when::When;
 use super::{CostTable, SimOptions, SimTime};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
-use crate::device::ledger::{Ledger, Owner, invalid};
+use crate::device::inventory::{Inventory, Owner, invalid};
 use crate::device::{
     AsyncUsage, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, PeerId, PeerSet, Place,
     StreamHandle, StreamId,
@@ -50,9 +50,9 @@ pub(super) struct State {
 #[derive(Debug)]
 struct Gpu {
     id: PeerId,
-    ledger: Ledger,
-    pinned: Ledger,
-    of_managed: Ledger,
+    inventory: Inventory,
+    pinned: Inventory,
+    of_managed: Inventory,
     driver_pool: DriverPoolModel<Fence>,
     /// Where the legacy default stream lies in the table.
     legacy: usize,
@@ -64,14 +64,14 @@ struct Gpu {
 
 impl Gpu {
     fn new(id: PeerId, options: &SimOptions) -> Self {
-        let ledger = |capacity| Ledger::new(options.granularity, capacity);
-        let [mut pinned, mut of_managed] = [options.pinned_capacity, options.managed_capacity].map(ledger);
+        let inventory = |capacity| Inventory::new(options.granularity, capacity);
+        let [mut pinned, mut of_managed] = [options.pinned_capacity, options.managed_capacity].map(inventory);
         // Such segments are for all devices.
         pinned.share_segments(PeerSet::ALL);
         of_managed.share_segments(PeerSet::ALL);
         Self {
             id,
-            ledger: ledger(options.capacity),
+            inventory: inventory(options.capacity),
             pinned,
             of_managed,
             driver_pool: DriverPoolModel::new(),
@@ -89,8 +89,9 @@ impl Gpu {
         bytes: u64,
         peer: Option<PeerId>,
     ) -> DeviceResult<MemoryKind> {
-        let of = |ledger: &Ledger, kind| ledger.check_access_by(call, at, bytes, peer).map(|()| kind);
-        of(&self.ledger, MemoryKind::Device).or_else(|error| {
+        let of =
+            |inventory: &Inventory, kind| inventory.check_access_by(call, at, bytes, peer).map(|()| kind);
+        of(&self.inventory, MemoryKind::Device).or_else(|error| {
             of(&self.pinned, MemoryKind::Pinned)
                 .or_else(|_| of(&self.of_managed, MemoryKind::Managed))
                 .map_err(|_| error)
@@ -148,11 +149,11 @@ impl State {
 
     /// The records of one kind of memory.
     #[inline]
-    pub(super) fn ledger(&mut self, kind: MemoryKind) -> &mut Ledger {
+    pub(super) fn inventory(&mut self, kind: MemoryKind) -> &mut Inventory {
         let gpu = self.gpu();
         match kind {
             MemoryKind::Pinned => &mut gpu.pinned,
-            MemoryKind::Device => &mut gpu.ledger,
+            MemoryKind::Device => &mut gpu.inventory,
             MemoryKind::Managed => &mut gpu.of_managed,
         }
     }
@@ -164,7 +165,7 @@ impl State {
 
     /// What the device can have of managed memory.
     fn room_for_managed(&self) -> u64 {
-        self.gpus[self.current].ledger.memory_info().free
+        self.gpus[self.current].inventory.memory_info().free
     }
 
     /// Work on a stream meets a range: what of it is managed memory comes to the device first.
@@ -390,12 +391,12 @@ impl State {
         bytes: u64,
         owner: Owner,
     ) -> DeviceResult<(DevicePtr, u64)> {
-        let rounded = self.ledger(kind).take_segment(call, bytes)?;
+        let rounded = self.inventory(kind).take_segment(call, bytes)?;
         let Some(at) = self.addresses.take(rounded) else {
-            self.ledger(kind).give_back(rounded);
+            self.inventory(kind).give_back(rounded);
             return Err(DeviceError::OutOfMemory { call, requested: bytes });
         };
-        self.ledger(kind).add_segment(at, rounded, owner);
+        self.inventory(kind).add_segment(at, rounded, owner);
         Ok((at, rounded))
     }
 

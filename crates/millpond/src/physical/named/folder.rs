@@ -1,4 +1,4 @@
-//! The folder of a user's ledgers: nobody else can take a name in it first.
+//! The folder of a user's registers: nobody else can take a name in it first.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Where the system gives no user a folder: memory, not a disk, which every user may write to.
 const FOR_ALL: &str = "/dev/shm";
 
-/// The folder of the user's ledgers, which is made if there is none. An error comes with the folder that it is about.
+/// The folder of the user's registers, which is made if there is none. An error comes with the folder that it is about.
 ///
 /// It is `millpond` in the user's runtime folder, which the environment names. A process that lacks it there (a service, say) finds
 /// it where systemd has it, so that all processes of the user come to the same one. Without that, it is in `/dev/shm`.

@@ -113,6 +113,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::fixtures::begin;
 
     impl Lease {
         pub(in super::super) fn of(pid: u32) -> Option<Self> {
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_process_that_was_killed_is_gone_even_before_it_is_waited_for() {
-        let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        let mut child = begin(Command::new("sleep").arg("1000").stdin(Stdio::null()));
         let lease = Lease::of(child.id()).unwrap();
         assert!(lease.is_alive());
         child.kill().unwrap();

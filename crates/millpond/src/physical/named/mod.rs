@@ -1,16 +1,16 @@
 //! `named/`: one budget for many processes.
 //!
 //! **How one request passes through.** A pool that grows calls [`Tenancy::take`], which looks into the shared
-//! [`Ledger`](ledger): one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
+//! [`Register`](register): one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
 //! its own, and then calls [`Tenancy::ask`]: the slot says what is wanted, and the other processes are woken. A thread of
 //! each process waits for that. It has the process's pools give free memory back, and says that it did.
 //!
-//! A slot is a process's as long as it has the slot's [seat](seat), a lock. See the ledger for why it is right after
+//! A slot is a process's as long as it has the slot's [seat](seat), a lock. See the register for why it is right after
 //! `kill -9` at any instruction.
 
 mod folder;
 mod lease;
-mod ledger;
+mod register;
 mod seat;
 
 use std::fmt;
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use self::lease::Lease;
-use self::ledger::{Ledger, Slot};
+use self::register::{Register, Slot};
 use self::seat::Seat;
 use crate::lock::Mutex;
 use crate::process::{OfProcess, Process};
@@ -57,8 +57,8 @@ pub(crate) trait GivesBack: Send + Sync {
 pub(super) struct Tenancy {
     name: String,
     path: PathBuf,
-    ledger: Arc<Ledger>,
-    /// Which slot of the ledger.
+    register: Arc<Register>,
+    /// Which slot of the register.
     at: usize,
     /// `None` once this is dropped.
     seat: Option<Seat>,
@@ -81,20 +81,20 @@ impl Tenancy {
         let path = path(name)?;
         let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
         let lease = Lease::mine().map_err(failed)?;
-        let ledger = match limit {
-            Some(_) => Some(Ledger::open(&path).map_err(failed)?),
-            None => Ledger::open_existing(&path).map_err(failed)?,
+        let register = match limit {
+            Some(_) => Some(Register::open(&path).map_err(failed)?),
+            None => Register::open_existing(&path).map_err(failed)?,
         };
-        let Some(ledger) = ledger.map(Arc::new) else { return Ok(None) };
-        let Some(seat) = ledger.join(lease, limit).map_err(failed)? else { return Ok(None) };
-        let present = ledger.limit.load(Ordering::SeqCst);
+        let Some(register) = register.map(Arc::new) else { return Ok(None) };
+        let Some(seat) = register.join(lease, limit).map_err(failed)? else { return Ok(None) };
+        let present = register.limit.load(Ordering::SeqCst);
         if limit.is_some_and(|limit| limit != present) {
             tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
         }
         let tenancy = Arc::new(Self {
             name: name.to_owned(),
             path: path.clone(),
-            ledger: ledger.clone(),
+            register: register.clone(),
             at: seat.slot,
             seat: Some(seat),
             patience: AtomicU64::new(nanoseconds(PATIENCE)),
@@ -104,21 +104,21 @@ impl Tenancy {
         let weak = Arc::downgrade(&tenancy);
         std::thread::Builder::new()
             .name("millpond-budget".to_owned())
-            .spawn(move || answer(&ledger, &weak))
+            .spawn(move || answer(&register, &weak))
             .map_err(|error| {
                 failed(format!("the thread that answers other processes cannot start: {error}"))
             })?;
         Ok(Some(tenancy))
     }
 
-    /// What `read` gives, with the ledger's lock; a forked child, and who does not get it, read without.
-    fn locked<T>(&self, read: impl FnOnce(&Ledger) -> T) -> T {
-        let _still = if self.process.is_here() { self.ledger.lock(self.at) } else { None };
-        read(&self.ledger)
+    /// What `read` gives, with the register's lock; a forked child, and who does not get it, read without.
+    fn locked<T>(&self, read: impl FnOnce(&Register) -> T) -> T {
+        let _still = if self.process.is_here() { self.register.lock(self.at) } else { None };
+        read(&self.register)
     }
 
     fn slot(&self) -> &Slot {
-        &self.ledger.slots[self.at]
+        &self.register.slots[self.at]
     }
 
     pub(super) fn name(&self) -> &str {
@@ -135,27 +135,27 @@ impl Tenancy {
     }
 
     pub(super) fn limit(&self) -> u64 {
-        self.ledger.limit.load(Ordering::Relaxed)
+        self.register.limit.load(Ordering::Relaxed)
     }
 
     /// For all processes. Those above it are asked to give back what is free.
     pub(super) fn set_limit(&self, bytes: u64) {
         if self.process.is_here() {
-            self.ledger.limit.store(bytes, Ordering::SeqCst);
+            self.register.limit.store(bytes, Ordering::SeqCst);
             self.wake();
         }
     }
 
     /// What all processes hold. Asks the system about each of them.
     pub(super) fn held(&self) -> u64 {
-        self.ledger.settle_all();
-        self.locked(Ledger::held)
+        self.register.settle_all();
+        self.locked(Register::held)
     }
 
     /// As [`held`](Self::held), at once. Those that are gone may count, and memory that passes to another process
     /// meanwhile may count twice.
     pub(super) fn about_held(&self) -> u64 {
-        self.ledger.held()
+        self.register.held()
     }
 
     /// The most that this process may ever hold.
@@ -174,11 +174,11 @@ impl Tenancy {
     }
 
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        bytes <= self.ledger.room(self.at)
+        bytes <= self.register.room(self.at)
     }
 
     pub(super) fn take(&self, bytes: u64) -> bool {
-        self.process.is_here() && self.ledger.take(self.at, bytes)
+        self.process.is_here() && self.register.take(self.at, bytes)
     }
 
     pub(super) fn give_back(&self, bytes: u64) {
@@ -189,8 +189,8 @@ impl Tenancy {
 
     pub(super) fn set_floor(&self, bytes: u64) -> Result<()> {
         self.check_process()?;
-        self.ledger.settle_all();
-        self.ledger.set_floor(self.at, bytes).map_err(|most| Error::BadOption {
+        self.register.settle_all();
+        self.register.set_floor(self.at, bytes).map_err(|most| Error::BadOption {
             option: "floor",
             why: format!(
                 "{bytes} bytes are more than budget '{}' has left beside the others' floors: use at most {most}, or lower theirs",
@@ -228,9 +228,9 @@ impl Tenancy {
             let words = [&slot.held, &slot.floor, &slot.claim];
             (owner, words.map(|word| word.load(Ordering::SeqCst)))
         };
-        self.ledger.settle_all();
+        self.register.settle_all();
         let found: Vec<_> =
-            self.locked(|ledger| ledger.owned().filter(|(at, ..)| which(*at)).map(figures).collect());
+            self.locked(|register| register.owned().filter(|(at, ..)| which(*at)).map(figures).collect());
         // Without the lock: to look for a process takes some microseconds.
         let tenant = |(owner, [held, floor, claim]): (Lease, [u64; 3])| {
             let program = owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
@@ -242,7 +242,7 @@ impl Tenancy {
     /// A descriptor that keeps a range of the device's addresses counted as long as anybody has it, also after this process.
     pub(super) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
         let failed = |what| Error::SharedBudget { path: self.path.display().to_string(), what };
-        self.ledger.lend(self.at, addresses).map_err(failed)
+        self.register.lend(self.at, addresses).map_err(failed)
     }
 
     pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
@@ -254,8 +254,8 @@ impl Tenancy {
     // ---- asking ------------------------------------------------------------------------------------
 
     fn wake(&self) -> u32 {
-        let ask = self.ledger.asks.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
-        wake_all(&self.ledger.asks);
+        let ask = self.register.asks.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        wake_all(&self.register.asks);
         ask
     }
 
@@ -272,19 +272,19 @@ impl Tenancy {
         let mut round = FIRST_ROUND;
         let has_room = loop {
             // Who is gone does not answer.
-            self.ledger.settle_all();
-            let room = self.ledger.room(self.at);
+            self.register.settle_all();
+            let room = self.register.room(self.at);
             if bytes <= room {
                 break true;
             }
-            if bytes > self.ledger.may_have(self.at) {
+            if bytes > self.register.may_have(self.at) {
                 break false;
             }
             if !self.wait_for_answers(self.wake(), bytes, round) {
                 // Nor who left only children.
-                self.ledger.look_for_ended(self.at);
+                self.register.look_for_ended(self.at);
             }
-            let room = self.ledger.room(self.at);
+            let room = self.register.room(self.at);
             let left = patience.saturating_sub(waiting.time(room));
             if bytes <= room || left.is_zero() {
                 break bytes <= room;
@@ -301,16 +301,16 @@ impl Tenancy {
     fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) -> bool {
         let mut waiting = Waiting::new();
         loop {
-            let answers = self.ledger.answers.load(Ordering::SeqCst);
-            let room = self.ledger.room(self.at);
-            if bytes <= room || self.ledger.others_answered(self.at, ask) {
+            let answers = self.register.answers.load(Ordering::SeqCst);
+            let room = self.register.room(self.at);
+            if bytes <= room || self.register.others_answered(self.at, ask) {
                 return true;
             }
             let left = patience.saturating_sub(waiting.time(room));
             if left.is_zero() {
                 return false;
             }
-            wait(&self.ledger.answers, answers, Some(left));
+            wait(&self.register.answers, answers, Some(left));
         }
     }
 
@@ -320,9 +320,9 @@ impl Tenancy {
     /// theirs.
     fn give_what_is_wanted(&self) {
         // Who asked, and is gone, wants nothing any more.
-        self.ledger.settle_all();
+        self.register.settle_all();
         let beyond_limit = self.about_held().saturating_sub(self.limit());
-        let mut wanted = self.ledger.others_want(self.at).max(beyond_limit);
+        let mut wanted = self.register.others_want(self.at).max(beyond_limit);
         let givers: Vec<_> = self.givers.lock().iter().filter_map(Weak::upgrade).collect();
         for giver in givers {
             let (held, floor) = (&self.slot().held, &self.slot().floor);
@@ -340,7 +340,7 @@ impl Drop for Tenancy {
         if self.process.is_here()
             && let Some(seat) = self.seat.take()
         {
-            self.ledger.leave(seat);
+            self.register.leave(seat);
             // The thread that answers ends.
             self.wake();
         }
@@ -367,25 +367,25 @@ impl Waiting {
 }
 
 /// What the thread does that answers other processes, as long as anybody has the budget.
-fn answer(ledger: &Ledger, tenancy: &Weak<Tenancy>) {
+fn answer(register: &Register, tenancy: &Weak<Tenancy>) {
     loop {
-        let asks = ledger.asks.load(Ordering::SeqCst);
+        let asks = register.asks.load(Ordering::SeqCst);
         if let Some(tenancy) = tenancy.upgrade() {
             let answered = &tenancy.slot().answered;
             if answered.load(Ordering::SeqCst) != asks {
                 tenancy.give_what_is_wanted();
                 answered.store(asks, Ordering::SeqCst);
-                ledger.answers.fetch_add(1, Ordering::SeqCst);
-                wake_all(&ledger.answers);
+                register.answers.fetch_add(1, Ordering::SeqCst);
+                wake_all(&register.answers);
             }
         } else {
             return;
         }
-        wait(&ledger.asks, asks, None);
+        wait(&register.asks, asks, None);
     }
 }
 
-/// The file of the ledger.
+/// The file of the register.
 fn path(name: &str) -> Result<PathBuf> {
     let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_allowed) {
@@ -437,16 +437,16 @@ mod tests {
     fn memory_that_comes_slowly_is_waited_for() {
         let name = format!("slowly-{}", std::process::id());
         let tenancy = Tenancy::join(&name, Some(10)).unwrap().unwrap();
-        let ledger = &tenancy.ledger;
-        let seat = ledger.join(Lease::mine().unwrap(), None).unwrap().unwrap();
+        let register = &tenancy.register;
+        let seat = register.join(Lease::mine().unwrap(), None).unwrap().unwrap();
         let other = seat.slot;
-        assert!(ledger.take(other, 10));
+        assert!(register.take(other, 10));
         let patience = Duration::from_millis(400);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..10 {
                     std::thread::sleep(Duration::from_millis(60));
-                    lower(&ledger.slots[other].held, 1);
+                    lower(&register.slots[other].held, 1);
                 }
             });
             assert!(tenancy.ask(10, patience), "all of it comes, after more than the patience");

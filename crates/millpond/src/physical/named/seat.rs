@@ -1,4 +1,4 @@
-//! Locks on the ledger's file, by which the system says who is still there.
+//! Locks on the register's file, by which the system says who is still there.
 //!
 //! A process with a slot holds a lock on one byte, its *seat*. Memory that it shares is a range that is locked, too: by
 //! all who have it open. Such locks belong to open file descriptions (`F_OFD_SETLK`, fcntl(2)). A forked child has those of
@@ -50,8 +50,8 @@ pub(super) struct Claim {
 
 impl Claim {
     /// `None` where somebody has the seat.
-    pub(super) fn take(ledger: &File, slot: usize) -> io::Result<Option<Self>> {
-        let file = reopen(ledger, true)?;
+    pub(super) fn take(register: &File, slot: usize) -> io::Result<Option<Self>> {
+        let file = reopen(register, true)?;
         match lock(&file, libc::F_WRLCK, byte(slot)) {
             Ok(()) => Ok(Some(Self { slot, file: Some(file) })),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
@@ -82,10 +82,10 @@ impl Drop for Claim {
 }
 
 /// Whether somebody has the seat: the process that took it, or a child that it forked. Waits for who only claims it.
-pub(super) fn is_taken(ledger: &File, slot: usize) -> bool {
+pub(super) fn is_taken(register: &File, slot: usize) -> bool {
     let began = Instant::now();
     loop {
-        match first_lock(ledger, byte(slot)) {
+        match first_lock(register, byte(slot)) {
             Ok(None) => return false,
             Ok(Some((libc::F_WRLCK, _))) if began.elapsed() < CLAIM_PATIENCE => std::thread::yield_now(),
             // If the system cannot say, nobody is taken for gone.
@@ -96,8 +96,8 @@ pub(super) fn is_taken(ledger: &File, slot: usize) -> bool {
 
 /// Locks a range of the process's addresses. Whoever has the descriptor, or the same file, keeps it locked. It cannot be
 /// written to.
-pub(super) fn lend(ledger: &File, slot: usize, addresses: Range<u64>) -> io::Result<OwnedFd> {
-    let file = reopen(ledger, false)?;
+pub(super) fn lend(register: &File, slot: usize, addresses: Range<u64>) -> io::Result<OwnedFd> {
+    let file = reopen(register, false)?;
     let Range { start, end } = window(slot);
     let within = |address: u64| start.checked_add(address).filter(|at| *at <= end);
     let Some((from, to)) = within(addresses.start).zip(within(addresses.end)).filter(|(from, to)| from < to)
@@ -109,12 +109,12 @@ pub(super) fn lend(ledger: &File, slot: usize, addresses: Range<u64>) -> io::Res
 }
 
 /// Bytes of the process's memory that somebody has open. What several have counts once.
-pub(super) fn lent_bytes(ledger: &File, slot: usize) -> u64 {
+pub(super) fn lent_bytes(register: &File, slot: usize) -> u64 {
     let mut bytes = 0;
     let mut parts = vec![window(slot)];
     for _ in 0..MOST_ASKED {
         let Some(part) = parts.pop() else { return bytes };
-        match first_lock(ledger, part.clone()) {
+        match first_lock(register, part.clone()) {
             Ok(None) => {}
             Ok(Some((_, found))) => {
                 let found = found.start.max(part.start)..found.end.min(part.end);
@@ -128,9 +128,9 @@ pub(super) fn lent_bytes(ledger: &File, slot: usize) -> u64 {
     u64::MAX
 }
 
-/// The ledger's file, opened anew: what others lock is not locked by this.
-fn reopen(ledger: &File, writable: bool) -> io::Result<File> {
-    let path = format!("/proc/self/fd/{}", ledger.as_raw_fd());
+/// The register's file, opened anew: what others lock is not locked by this.
+fn reopen(register: &File, writable: bool) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", register.as_raw_fd());
     File::options().read(true).write(writable).open(path)
 }
 
@@ -172,23 +172,19 @@ fn first_lock(file: &File, range: Range<u64>) -> io::Result<Option<(libc::c_int,
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::fixtures::nobody_begins;
+    use crate::lock::RwLockReadGuard;
 
-    fn file() -> File {
+    /// A file, and who has it is not changed by other tests meanwhile.
+    fn file() -> (RwLockReadGuard<'static, ()>, File) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        file
-    }
-
-    /// What other tests start has this process's descriptors until it is another program.
-    fn until_lent(file: &File, slot: usize, bytes: u64) {
-        while lent_bytes(file, slot) != bytes {
-            std::thread::yield_now();
-        }
+        (nobody_begins(), file)
     }
 
     #[test]
     fn a_seat_is_one_processes_until_it_is_dropped() {
-        let file = file();
+        let (_still, file) = file();
         let seat = Claim::take(&file, 5).unwrap().unwrap().keep().unwrap();
         assert!(is_taken(&file, 5) && !is_taken(&file, 4) && !is_taken(&file, 6));
         assert!(Claim::take(&file, 5).unwrap().is_none());
@@ -204,7 +200,7 @@ mod tests {
 
     #[test]
     fn who_only_claims_a_seat_is_waited_for() {
-        let file = file();
+        let (_still, file) = file();
         let claim = Claim::take(&file, 5).unwrap().unwrap();
         assert!(is_taken(&file, 5), "its holder is stopped, maybe");
         // Until then, whoever asks waits; and a process that is there is not waited for.
@@ -218,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_several_have_open_counts_once_and_as_long_as_one_has_it() {
-        let file = file();
+        let (_still, file) = file();
         assert_eq!(lent_bytes(&file, 3), 0);
         let first = lend(&file, 3, 0x1000..0x5000).unwrap();
         let second = lend(&file, 3, 0x3000..0x8000).unwrap();
@@ -227,17 +223,17 @@ mod tests {
         assert_eq!((lent_bytes(&file, 3), lent_bytes(&file, 4), lent_bytes(&file, 2)), (0x8000, 0x1000, 0));
         let copy = first.try_clone().unwrap();
         drop((first, far));
-        until_lent(&file, 3, 0x7000);
+        assert_eq!(lent_bytes(&file, 3), 0x7000);
         let kept = OpenFile::keep(&copy).unwrap();
         drop((copy, second));
-        until_lent(&file, 3, 0x4000);
+        assert_eq!(lent_bytes(&file, 3), 0x4000);
         drop(kept);
-        until_lent(&file, 3, 0);
+        assert_eq!(lent_bytes(&file, 3), 0);
     }
 
     #[test]
     fn locks_of_any_kind_are_counted_within_their_process_only() {
-        let file = file();
+        let (_still, file) = file();
         let other = reopen(&file, false).unwrap();
         lock(&other, libc::F_RDLCK, 0..0).unwrap(); // to the end of all files
         assert!(is_taken(&file, 7));
@@ -255,7 +251,7 @@ mod tests {
 
     #[test]
     fn addresses_that_no_device_has_are_refused() {
-        let file = file();
+        let (_still, file) = file();
         for addresses in [u64::MAX - 10..u64::MAX, WINDOW - 1..WINDOW + 1, 7..7] {
             assert!(lend(&file, 1, addresses).is_err());
         }

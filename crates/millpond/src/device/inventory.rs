@@ -22,7 +22,7 @@ const FIRST_GRANULES: usize = 1 << 15;
 
 /// The records of one device.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct Inventory {
     granularity: u64,
     /// Its binary logarithm: every call asks in which granule an address lies.
     shift: u32,
@@ -117,7 +117,7 @@ pub(crate) fn invalid<T>(call: &'static str, what: impl Into<String>) -> DeviceR
     Err(DeviceError::Invalid { call, what: what.into() })
 }
 
-impl Ledger {
+impl Inventory {
     pub(super) fn new(granularity: u64, capacity: u64) -> Self {
         Self {
             granularity,

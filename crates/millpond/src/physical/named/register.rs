@@ -1,13 +1,13 @@
-//! The ledger of a named budget: a page of memory that processes share, in which each has a slot.
+//! The register of a named budget: a page of memory that processes share, in which each has a slot.
 //!
 //! **It is right at every instruction.** A slot says in one word what its process holds. The sum is not kept: it is
 //! computed over all slots, so that no step lies between a slot and the sum.
 //!
 //! **Whose a slot is.** Who has the [seat](super::seat) of a slot may claim and clear it. A process has its own as long as
-//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Ledger::settle) by whoever looks:
+//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Register::settle) by whoever looks:
 //! it is cleared, or it counts what others have open of its memory, as long as they do.
 //!
-//! **Who may write.** A slot grows under the ledger's lock, a word with its holder's slot. The lock of a process that is gone is
+//! **Who may write.** A slot grows under the register's lock, a word with its holder's slot. The lock of a process that is gone is
 //! taken over: it left nothing half done. What a process holds may shrink at any time, without the lock.
 //!
 //! **What is mapped may hold anything.** Whoever may write the file may change it at any time, and it may be of another
@@ -124,38 +124,38 @@ impl Slot {
 
 /// A table in shared memory.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct Register {
     table: NonNull<Table>,
     /// To ask for locks. It has none itself.
     file: File,
 }
 
 // SAFETY: the table is atomics only, and the mapping is not bound to a thread.
-unsafe impl Send for Ledger {}
+unsafe impl Send for Register {}
 // SAFETY: as above.
-unsafe impl Sync for Ledger {}
+unsafe impl Sync for Register {}
 
-impl Drop for Ledger {
+impl Drop for Register {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and no reference into it outlives the ledger.
+        // SAFETY: mapped by `map` with this length, and no reference into it outlives the register.
         if let Err(error) = unsafe { rustix::mm::munmap(self.table.as_ptr().cast(), BYTES) } {
-            tracing::warn!(%error, "the ledger of a budget could not be unmapped");
+            tracing::warn!(%error, "the register of a budget could not be unmapped");
         }
     }
 }
 
-impl std::ops::Deref for Ledger {
+impl std::ops::Deref for Register {
     type Target = Table;
 
     fn deref(&self) -> &Table {
-        // SAFETY: mapped by `map`, aligned to a page, as long as the ledger lives. Any bytes are a table, and whoever
+        // SAFETY: mapped by `map`, aligned to a page, as long as the register lives. Any bytes are a table, and whoever
         // changes them meanwhile changes atomics.
         unsafe { self.table.as_ref() }
     }
 }
 
-impl Ledger {
-    /// The ledger in this file, which is made if there is none.
+impl Register {
+    /// The register in this file, which is made if there is none.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         match Self::open_existing(path)? {
             Some(found) => Ok(found),
@@ -168,7 +168,7 @@ impl Ledger {
         }
     }
 
-    /// The ledger in this file; `None` where there is no such file.
+    /// The register in this file; `None` where there is no such file.
     pub(super) fn open_existing(path: &Path) -> Result<Option<Self>, String> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -180,7 +180,7 @@ impl Ledger {
         let about = file.metadata().map_err(|error| format!("it cannot be read: {error}"))?;
         let user = rustix::process::geteuid().as_raw();
         if !about.is_file() || about.len() != BYTES as u64 {
-            return Err(format!("it is no ledger of a budget: {ANOTHER}"));
+            return Err(format!("it is no register of a budget: {ANOTHER}"));
         }
         if about.uid() != user || about.mode() & 0o077 != 0 {
             let (owner, mode) = (about.uid(), about.mode() & 0o777);
@@ -188,24 +188,24 @@ impl Ledger {
                 "it belongs to user {owner} with mode {mode:o}, not to user {user} with mode 600: {ANOTHER}"
             ));
         }
-        let ledger = Self::map(file).map_err(|error| format!("it cannot be mapped: {error}"))?;
-        match (ledger.magic.load(ORDER), ledger.version.load(ORDER)) {
+        let register = Self::map(file).map_err(|error| format!("it cannot be mapped: {error}"))?;
+        match (register.magic.load(ORDER), register.version.load(ORDER)) {
             (MAGIC, VERSION) => {}
             (MAGIC, version) => {
                 return Err(format!(
                     "it is of version {version}, and this library's is {VERSION}: use the same millpond in all processes"
                 ));
             }
-            _ => return Err(format!("it is no ledger of a budget: {ANOTHER}")),
+            _ => return Err(format!("it is no register of a budget: {ANOTHER}")),
         }
-        if ledger.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
+        if register.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
             return Err(
                 "it was made in another PID or time namespace, where process ids mean others: share the namespace \
                  (docker run --pid), use another name, or remove it if no process has it"
                     .to_owned(),
             );
         }
-        Ok(Some(ledger))
+        Ok(Some(register))
     }
 
     fn map(file: File) -> rustix::io::Result<Self> {
@@ -405,7 +405,7 @@ impl Ledger {
             let waited = began.map(|began: Instant| began.elapsed());
             if seen & HOLDER == 0 || waited.is_some_and(|waited| self.is_left_behind(seen, waited)) {
                 match self.lock.compare_exchange(seen, free | (mine as u64 + 1), ORDER, ORDER) {
-                    Ok(_) => return Some(Locked { ledger: self, free }),
+                    Ok(_) => return Some(Locked { register: self, free }),
                     Err(other) => seen = other,
                 }
                 continue;
@@ -438,14 +438,14 @@ const ANOTHER: &str = "remove it, or use another name";
 
 /// As long as it lives, nobody else takes memory, or joins.
 pub(super) struct Locked<'a> {
-    ledger: &'a Ledger,
+    register: &'a Register,
     /// What the lock is afterwards.
     free: u64,
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.ledger.lock.store(self.free, ORDER);
+        self.register.lock.store(self.free, ORDER);
     }
 }
 
@@ -474,29 +474,34 @@ fn create(path: &Path) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::{Child, Command, Stdio};
+    use std::sync::OnceLock;
 
     use super::*;
+    use crate::fixtures::{begin, nobody_begins};
+    use crate::lock::RwLockReadGuard;
     use crate::open_file::OpenFile;
 
     const MIB: u64 = 1 << 20;
 
-    fn in_folder() -> (tempfile::TempDir, std::path::PathBuf) {
+    /// A folder of the test's own, and who has a register in it is not changed by other tests meanwhile.
+    type Folder = (tempfile::TempDir, RwLockReadGuard<'static, ()>);
+
+    fn in_folder() -> (Folder, std::path::PathBuf) {
+        // It begins a process.
+        gone();
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger");
-        (folder, path)
+        let path = folder.path().join("register");
+        ((folder, nobody_begins()), path)
     }
 
-    impl Ledger {
+    impl Register {
         fn joined(&self, limit: u64) -> Seat {
             self.join(Lease::mine().unwrap(), Some(limit)).unwrap().unwrap()
         }
 
-        /// What other tests start has this process's descriptors until it is another program.
-        fn until_held(&self, bytes: u64) {
-            while self.held() != bytes {
-                std::thread::yield_now();
-                self.settle_all();
-            }
+        fn settled(&self) -> u64 {
+            self.settle_all();
+            self.held()
         }
 
         /// A slot of a process, as it is when it is killed: its owner, and nobody at its seat.
@@ -513,7 +518,7 @@ mod tests {
 
     impl Waits {
         fn new() -> Self {
-            Self(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+            Self(begin(Command::new("sleep").arg("1000").stdin(Stdio::null())))
         }
 
         fn lease(&self) -> Lease {
@@ -530,239 +535,241 @@ mod tests {
 
     /// The lease of a process that is gone.
     fn gone() -> Lease {
-        Waits::new().lease()
+        static GONE: OnceLock<Lease> = OnceLock::new();
+        *GONE.get_or_init(|| Waits::new().lease())
     }
 
     #[test]
     fn processes_never_take_more_than_the_limit_together() {
         let (_folder, path) = in_folder();
-        let (ledger, again) = (Ledger::open(&path).unwrap(), Ledger::open(&path).unwrap());
-        let seats = (ledger.joined(10), again.joined(99));
+        let (register, again) = (Register::open(&path).unwrap(), Register::open(&path).unwrap());
+        let seats = (register.joined(10), again.joined(99));
         let (first, second) = (seats.0.slot, seats.1.slot);
         assert_eq!((first, second, again.limit.load(ORDER)), (0, 1, 10));
-        assert!(ledger.take(first, 6) && !again.take(second, 5) && again.take(second, 4));
-        assert_eq!((ledger.held(), ledger.room(first)), (10, 0));
+        assert!(register.take(first, 6) && !again.take(second, 5) && again.take(second, 4));
+        assert_eq!((register.held(), register.room(first)), (10, 0));
         assert!(!again.take(second, u64::MAX));
-        ledger.slots[first].held.fetch_sub(6, ORDER);
+        register.slots[first].held.fetch_sub(6, ORDER);
         assert!(again.take(second, 6));
         again.slots[second].held.store(0, ORDER);
-        ledger.leave(seats.0);
+        register.leave(seats.0);
         again.leave(seats.1);
-        assert_eq!(ledger.owned().count(), 0);
-        assert!(ledger.join(Lease::mine().unwrap(), None).unwrap().is_none());
+        assert_eq!(register.owned().count(), 0);
+        assert!(register.join(Lease::mine().unwrap(), None).unwrap().is_none());
         // Nobody is there: who comes sets the limit.
-        assert_eq!((ledger.joined(20).slot, again.limit.load(ORDER)), (0, 20));
+        assert_eq!((register.joined(20).slot, again.limit.load(ORDER)), (0, 20));
     }
 
     #[test]
     fn floors_are_left_alone_and_claims_are_kept() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let seats = (ledger.joined(10), ledger.joined(10));
+        let register = Register::open(&path).unwrap();
+        let seats = (register.joined(10), register.joined(10));
         let (first, second) = (seats.0.slot, seats.1.slot);
-        ledger.set_floor(first, 4).unwrap();
-        assert_eq!((ledger.room(first), ledger.room(second)), (10, 6));
-        assert_eq!(ledger.set_floor(second, 7), Err(6));
-        assert!(ledger.take(second, 6) && !ledger.take(second, 1));
-        assert!(ledger.take(first, 4) && !ledger.take(first, 1));
+        register.set_floor(first, 4).unwrap();
+        assert_eq!((register.room(first), register.room(second)), (10, 6));
+        assert_eq!(register.set_floor(second, 7), Err(6));
+        assert!(register.take(second, 6) && !register.take(second, 1));
+        assert!(register.take(first, 4) && !register.take(first, 1));
         // A limit below what is held forbids all, floors or not; but not what nobody holds of a floor.
-        ledger.limit.store(8, ORDER);
-        assert_eq!((ledger.room(first), ledger.room(second)), (0, 0));
-        ledger.slots[first].held.store(1, ORDER);
-        assert_eq!((ledger.room(first), ledger.room(second)), (1, 0));
-        ledger.limit.store(100, ORDER);
-        ledger.slots[second].claim.store(8, ORDER);
-        assert_eq!((ledger.room(second), ledger.may_have(second)), (2, 2));
-        assert_eq!((ledger.room(first), ledger.may_have(first)), (93, 99));
+        register.limit.store(8, ORDER);
+        assert_eq!((register.room(first), register.room(second)), (0, 0));
+        register.slots[first].held.store(1, ORDER);
+        assert_eq!((register.room(first), register.room(second)), (1, 0));
+        register.limit.store(100, ORDER);
+        register.slots[second].claim.store(8, ORDER);
+        assert_eq!((register.room(second), register.may_have(second)), (2, 2));
+        assert_eq!((register.room(first), register.may_have(first)), (93, 99));
     }
 
     #[test]
     fn what_a_process_that_is_gone_held_and_locked_comes_back() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let mine = ledger.joined(10);
-        let theirs = ledger.left_by(gone(), 9);
-        ledger.lock.store((7 << 6) | (theirs as u64 + 1), ORDER);
-        assert!(!ledger.take(mine.slot, 2), "it counts until somebody looks");
-        assert_eq!(ledger.lock.load(ORDER), 8 << 6, "the lock was taken over, and is free");
-        assert!(ledger.settle_all() && !ledger.settle_all());
-        assert!(ledger.take(mine.slot, 10) && ledger.owned().count() == 1);
+        let register = Register::open(&path).unwrap();
+        let mine = register.joined(10);
+        let theirs = register.left_by(gone(), 9);
+        register.lock.store((7 << 6) | (theirs as u64 + 1), ORDER);
+        assert!(!register.take(mine.slot, 2), "it counts until somebody looks");
+        assert_eq!(register.lock.load(ORDER), 8 << 6, "the lock was taken over, and is free");
+        assert!(register.settle_all() && !register.settle_all());
+        assert!(register.take(mine.slot, 10) && register.owned().count() == 1);
     }
 
     #[test]
     fn a_slot_counts_as_long_as_somebody_has_its_seat() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let (mine, child) = (ledger.joined(10), ledger.joined(10));
+        let register = Register::open(&path).unwrap();
+        let (mine, child) = (register.joined(10), register.joined(10));
         // The process is gone, and its child has the seat.
-        ledger.slots[child.slot].owner.store(gone().bits(), ORDER);
-        assert!(ledger.take(child.slot, 9) && !ledger.settle_all());
-        assert!(!ledger.take(mine.slot, 2));
+        register.slots[child.slot].owner.store(gone().bits(), ORDER);
+        assert!(register.take(child.slot, 9) && !register.settle_all());
+        assert!(!register.take(mine.slot, 2));
         // It answers nobody, and nobody waits for it.
-        let ask = ledger.asks.fetch_add(1, ORDER) + 1;
-        assert!(!ledger.others_answered(mine.slot, ask));
-        ledger.look_for_ended(mine.slot);
-        assert!(ledger.others_answered(mine.slot, ask));
+        let ask = register.asks.fetch_add(1, ORDER) + 1;
+        assert!(!register.others_answered(mine.slot, ask));
+        register.look_for_ended(mine.slot);
+        assert!(register.others_answered(mine.slot, ask));
         drop(child);
-        assert!(ledger.settle_all() && ledger.take(mine.slot, 10));
+        assert!(register.settle_all() && register.take(mine.slot, 10));
     }
 
     #[test]
     fn a_process_that_became_another_program_lets_go_of_slot_and_lock() {
+        let program = Waits::new();
         let (_folder, path) = in_folder();
-        let (ledger, program) = (Ledger::open(&path).unwrap(), Waits::new());
-        let mine = ledger.joined(10);
-        let theirs = ledger.left_by(program.lease(), 9);
+        let register = Register::open(&path).unwrap();
+        let mine = register.joined(10);
+        let theirs = register.left_by(program.lease(), 9);
         // One of its threads had the lock.
-        ledger.lock.store(theirs as u64 + 1, ORDER);
-        assert!(!ledger.take(mine.slot, 2), "the lock is taken over at once");
-        assert!(ledger.settle_all() && ledger.take(mine.slot, 10));
+        register.lock.store(theirs as u64 + 1, ORDER);
+        assert!(!register.take(mine.slot, 2), "the lock is taken over at once");
+        assert!(register.settle_all() && register.take(mine.slot, 10));
     }
 
     #[test]
     fn who_looked_at_an_earlier_holder_does_not_take_the_lock_of_a_later_one() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let mine = ledger.joined(10);
-        let before = ledger.lock.load(ORDER);
+        let register = Register::open(&path).unwrap();
+        let mine = register.joined(10);
+        let before = register.lock.load(ORDER);
         let taken = || {
-            let _locked = ledger.lock(mine.slot).unwrap();
-            ledger.lock.load(ORDER)
+            let _locked = register.lock(mine.slot).unwrap();
+            register.lock.load(ORDER)
         };
         let (first, second) = (taken(), taken());
         assert_eq!((first & HOLDER, second & HOLDER), (1, 1));
         assert_ne!(first, second, "the same slot, and another taking");
-        assert!(before != ledger.lock.load(ORDER));
+        assert!(before != register.lock.load(ORDER));
     }
 
     #[test]
     fn what_others_have_open_of_a_process_that_is_gone_counts() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let mine = ledger.joined(100);
-        let theirs = ledger.left_by(gone(), 90);
+        let register = Register::open(&path).unwrap();
+        let mine = register.joined(100);
+        let theirs = register.left_by(gone(), 90);
         let (large, small) =
-            (ledger.lend(theirs, 1000..1060).unwrap(), ledger.lend(theirs, 1050..1070).unwrap());
-        assert!(ledger.settle_all() && !ledger.settle_all());
-        assert_eq!(ledger.held(), 70);
-        assert!(ledger.slots[theirs].has_ended(), "nobody waits for its answers");
-        assert!(ledger.take(mine.slot, 30) && !ledger.take(mine.slot, 1));
+            (register.lend(theirs, 1000..1060).unwrap(), register.lend(theirs, 1050..1070).unwrap());
+        assert!(register.settle_all() && !register.settle_all());
+        assert_eq!(register.held(), 70);
+        assert!(register.slots[theirs].has_ended(), "nobody waits for its answers");
+        assert!(register.take(mine.slot, 30) && !register.take(mine.slot, 1));
         // Who comes now does not set the limit, nor gets the slot.
-        let next = ledger.joined(5);
-        assert_eq!((ledger.limit.load(ORDER), next.slot), (100, theirs + 1));
+        let next = register.joined(5);
+        assert_eq!((register.limit.load(ORDER), next.slot), (100, theirs + 1));
         drop(large);
-        ledger.until_held(50);
+        assert_eq!(register.settled(), 50);
         // The opener's process has it without a descriptor.
         let kept = OpenFile::keep(&small).unwrap();
         drop(small);
-        assert!(!ledger.settle_all());
+        assert!(!register.settle_all());
         drop(kept);
-        ledger.until_held(30);
-        assert_eq!(ledger.owned().count(), 2);
+        assert_eq!(register.settled(), 30);
+        assert_eq!(register.owned().count(), 2);
     }
 
     #[test]
     fn what_others_have_open_counts_for_no_more_than_was_held() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let theirs = ledger.left_by(gone(), 90);
-        let _everything = ledger.lend(theirs, 0..1 << 50).unwrap();
-        ledger.settle_all();
-        assert_eq!(ledger.held(), 90);
+        let register = Register::open(&path).unwrap();
+        let theirs = register.left_by(gone(), 90);
+        let _everything = register.lend(theirs, 0..1 << 50).unwrap();
+        register.settle_all();
+        assert_eq!(register.held(), 90);
     }
 
     #[test]
     fn a_slot_is_settled_by_one_at_a_time() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let theirs = ledger.left_by(gone(), 9);
-        let claim = Claim::take(&ledger.file, theirs).unwrap().unwrap();
-        assert!(!ledger.settle_all(), "somebody else does");
-        assert_eq!(ledger.joined(10).slot, theirs + 1);
+        let register = Register::open(&path).unwrap();
+        let theirs = register.left_by(gone(), 9);
+        let claim = Claim::take(&register.file, theirs).unwrap().unwrap();
+        assert!(!register.settle_all(), "somebody else does");
+        assert_eq!(register.joined(10).slot, theirs + 1);
         drop(claim);
-        assert!(ledger.settle_all());
+        assert!(register.settle_all());
     }
 
     #[test]
     fn who_is_killed_while_it_joins_or_settles_leaves_nothing() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
+        let register = Register::open(&path).unwrap();
         // It has the seat, and is no owner yet; then it is, and has not joined; or it has written half of a settled slot.
         for step in 0..3 {
-            let at = ledger.left_by(gone(), 0);
-            let slot = &ledger.slots[at];
+            let at = register.left_by(gone(), 0);
+            let slot = &register.slots[at];
             slot.joined.store(0, ORDER);
             match step {
                 0 => slot.owner.store(0, ORDER),
                 1 => slot.claim.store(7, ORDER),
                 _ => slot.ended.store(slot.owner.load(ORDER), ORDER),
             }
-            assert!(ledger.join(gone(), None).unwrap().is_none(), "nobody has joined");
-            assert_eq!(ledger.owned().count(), 0);
+            assert!(register.join(gone(), None).unwrap().is_none(), "nobody has joined");
+            assert_eq!(register.owned().count(), 0);
         }
-        let seat = ledger.joined(10);
-        assert_eq!((seat.slot, ledger.room(0), ledger.limit.load(ORDER)), (0, 10, 10));
+        let seat = register.joined(10);
+        assert_eq!((seat.slot, register.room(0), register.limit.load(ORDER)), (0, 10, 10));
     }
 
     #[test]
     fn what_is_lost_counts_as_long_as_its_process_lives() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let (mine, lost) = (ledger.joined(10), ledger.joined(10));
-        assert!(ledger.take(lost.slot, 4));
-        ledger.leave(lost);
-        assert!(!ledger.settle_all() && !ledger.take(mine.slot, 7));
+        let register = Register::open(&path).unwrap();
+        let (mine, lost) = (register.joined(10), register.joined(10));
+        assert!(register.take(lost.slot, 4));
+        register.leave(lost);
+        assert!(!register.settle_all() && !register.take(mine.slot, 7));
     }
 
     #[test]
     fn who_leaves_what_others_have_open_leaves_it_counted() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let (mine, theirs) = (ledger.joined(10), ledger.joined(10));
-        let lent = ledger.lend(theirs.slot, 0..4).unwrap();
-        ledger.leave(theirs);
-        assert!(!ledger.settle_all() && !ledger.take(mine.slot, 7));
+        let register = Register::open(&path).unwrap();
+        let (mine, theirs) = (register.joined(10), register.joined(10));
+        let lent = register.lend(theirs.slot, 0..4).unwrap();
+        register.leave(theirs);
+        assert!(!register.settle_all() && !register.take(mine.slot, 7));
         drop(lent);
-        ledger.until_held(0);
-        assert!(ledger.take(mine.slot, 10));
+        assert_eq!(register.settled(), 0);
+        assert!(register.take(mine.slot, 10));
     }
 
     #[test]
     fn a_full_table_refuses_the_next_process() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let mut seats: Vec<_> = (0..SLOTS).map(|_| ledger.joined(10)).collect();
+        let register = Register::open(&path).unwrap();
+        let mut seats: Vec<_> = (0..SLOTS).map(|_| register.joined(10)).collect();
         assert!(seats.iter().enumerate().all(|(at, seat)| seat.slot == at));
-        let refused = ledger.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        let refused = register.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
         assert!(refused.starts_with("63 processes have it"), "{refused}");
-        ledger.leave(seats.remove(5));
-        assert_eq!(ledger.joined(10).slot, 5);
+        register.leave(seats.remove(5));
+        assert_eq!(register.joined(10).slot, 5);
         // All killed at once: there is room again.
         seats.into_iter().for_each(drop);
-        assert_eq!(ledger.joined(20).slot, 0);
-        assert_eq!(ledger.limit.load(ORDER), 20);
+        assert_eq!(register.joined(20).slot, 0);
+        assert_eq!(register.limit.load(ORDER), 20);
     }
 
     #[test]
     fn a_holder_that_does_not_go_on_ends_no_wait_but_is_an_error() {
         let (_folder, path) = in_folder();
-        let ledger = Ledger::open(&path).unwrap();
-        let mine = ledger.joined(10);
-        let _locked = ledger.lock(mine.slot).unwrap();
-        assert!(!ledger.take(mine.slot, 1));
-        let refused = ledger.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        let register = Register::open(&path).unwrap();
+        let mine = register.joined(10);
+        let _locked = register.lock(mine.slot).unwrap();
+        assert!(!register.take(mine.slot, 1));
+        let refused = register.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
         assert!(refused.contains("does not go on"), "{refused}");
-        assert_eq!((ledger.slots[mine.slot].held.load(ORDER), ledger.owned().count()), (0, 1));
+        assert_eq!((register.slots[mine.slot].held.load(ORDER), register.owned().count()), (0, 1));
     }
 
     #[test]
     fn files_that_are_no_ledger_are_refused() {
-        let refusal = |path: &Path| Ledger::open(path).unwrap_err();
+        let refusal = |path: &Path| Register::open(path).unwrap_err();
         let (_folder, path) = in_folder();
         for length in [0, 10, BYTES, BYTES + 1] {
             fs::write(&path, vec![0xa5; length]).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-            assert!(refusal(&path).starts_with("it is no ledger of a budget: remove it"), "{length}");
+            assert!(refusal(&path).starts_with("it is no register of a budget: remove it"), "{length}");
         }
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
@@ -771,13 +778,13 @@ mod tests {
         symlink("/dev/zero", &path).unwrap();
         assert!(refusal(&path).contains("cannot be opened"));
         fs::remove_file(&path).unwrap();
-        let ledger = Ledger::open(&path).unwrap();
-        ledger.version.store(VERSION + 1, ORDER);
+        let register = Register::open(&path).unwrap();
+        register.version.store(VERSION + 1, ORDER);
         assert!(refusal(&path).starts_with("it is of version 3"));
-        ledger.version.store(VERSION, ORDER);
-        ledger.namespaces[0].store(1, ORDER);
+        register.version.store(VERSION, ORDER);
+        register.namespaces[0].store(1, ORDER);
         assert!(refusal(&path).contains("namespace"));
-        ledger.namespaces[0].store(namespaces()[0], ORDER);
+        register.namespaces[0].store(namespaces()[0], ORDER);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(refusal(&path).contains("with mode 644, not to user"));
     }
@@ -785,7 +792,7 @@ mod tests {
     #[test]
     fn where_no_file_can_be_made_the_error_says_so() {
         for folder in ["/nonexistent", "/proc"] {
-            let refused = Ledger::open(&Path::new(folder).join("ledger")).unwrap_err();
+            let refused = Register::open(&Path::new(folder).join("register")).unwrap_err();
             assert!(refused.starts_with("it cannot be made: "), "{refused}");
         }
     }
@@ -793,7 +800,7 @@ mod tests {
     #[test]
     fn any_content_of_a_ledger_is_survived() {
         let (_folder, path) = in_folder();
-        drop(Ledger::open(&path).unwrap());
+        drop(Register::open(&path).unwrap());
         let mut content = fs::read(&path).unwrap();
         let mut random = 7_u64;
         for _ in 0..20 {
@@ -802,25 +809,26 @@ mod tests {
                 *byte = (random >> 56) as u8;
             }
             fs::write(&path, &content).unwrap();
-            let ledger = Ledger::open(&path).unwrap();
+            let register = Register::open(&path).unwrap();
             // Nobody has a seat.
-            let mine = ledger.joined(100 * MIB);
-            assert_eq!((ledger.owned().count(), ledger.room(mine.slot)), (1, 100 * MIB));
-            assert!(ledger.take(mine.slot, 100 * MIB));
+            let mine = register.joined(100 * MIB);
+            assert_eq!((register.owned().count(), register.room(mine.slot)), (1, 100 * MIB));
+            assert!(register.take(mine.slot, 100 * MIB));
         }
     }
 
     #[test]
     fn a_living_process_whose_lease_was_written_there_keeps_nothing() {
+        let stranger = Waits::new();
         let (_folder, path) = in_folder();
-        let (ledger, stranger) = (Ledger::open(&path).unwrap(), Waits::new());
-        for slot in &ledger.slots {
+        let register = Register::open(&path).unwrap();
+        for slot in &register.slots {
             slot.owner.store(stranger.lease().bits(), ORDER);
             slot.held.store(u64::MAX, ORDER);
         }
-        ledger.lock.store(u64::MAX, ORDER);
-        let mine = ledger.joined(10);
-        assert!(ledger.take(mine.slot, 10));
+        register.lock.store(u64::MAX, ORDER);
+        let mine = register.joined(10);
+        assert!(register.take(mine.slot, 10));
     }
 
     #[test]
@@ -828,10 +836,10 @@ mod tests {
         let (_folder, path) = in_folder();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..200).for_each(|_| drop(Ledger::open(&path).unwrap())));
+                scope.spawn(|| (0..200).for_each(|_| drop(Register::open(&path).unwrap())));
             }
             for _ in 0..200 {
-                assert!(Ledger::open_existing(&path).is_ok());
+                assert!(Register::open_existing(&path).is_ok());
             }
         });
     }
