@@ -14,9 +14,9 @@ use super::managed::{self, CudaManaged};
 use super::peers::{self, access_of};
 use super::pinned::CudaPinned;
 use crate::device::{
-    Advice, AsyncUsage, CaptureId, Device, DeviceIdentity, DevicePtr, DeviceResult, DriverPool, EventExport,
-    EventHandle, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place, Properties, Residency,
-    StreamHandle, StreamId,
+    Advice, AsyncUsage, CaptureId, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
+    EventExport, EventHandle, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place, Properties,
+    Residency, StreamHandle, StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -305,10 +305,14 @@ unsafe impl Device for CudaDevice {
         }
         // First: no lock is waited for in a forked child, here and below.
         let _entered = self.enter()?;
-        // The driver's own copy from host to host memory makes the caller wait, but is a node like others in a capture.
         // SAFETY: the caller's promise of the stream.
-        if bytes <= MOST_STAGED && host_ranges::contains(to) && unsafe { self.capture_of(stream) }?.is_none()
-        {
+        if unsafe { self.capture_of(stream) }?.is_some() {
+            let what = "the stream is being captured, and a graph would read the host's memory again at each replay: copy \
+                        before the capture, or from pinned memory that stays";
+            return Err(DeviceError::Invalid { call: "copy_from_host", what: what.to_owned() });
+        }
+        // The driver's own copy from host to host memory makes the caller wait.
+        if bytes <= MOST_STAGED && host_ranges::contains(to) {
             // SAFETY: the caller's promise: `from` is readable now.
             let staged = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.to_vec();
             let copy = move || {
