@@ -155,7 +155,8 @@ impl<T: Pod> Buffer<T> {
     /// Copies from a slice of the same length, in stream order. The slice has been read on return.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], or the device's own.
+    /// [`Error::LengthMismatch`], or the device's own. A GPU's is [`DeviceError::Invalid`] for a stream that is being captured,
+    /// which goes on: a graph would read the slice again at each replay.
     pub fn copy_from_slice(&mut self, from: &[T]) -> Result<()> {
         if from.len() != self.len {
             return Err(Pool::length_mismatch("Buffer::copy_from_slice", from.len(), self.len));

@@ -40,8 +40,8 @@ fn close_all() {
     }
 }
 
-fn note(file: &OwnedFd, is_open: bool) {
-    let number = file.as_raw_fd() as usize;
+fn note(file: &impl AsFd, is_open: bool) {
+    let number = file.as_fd().as_raw_fd() as usize;
     let Some(word) = NOTED.get(number / 64) else { return };
     USED.fetch_max(number / 64 + 1, Ordering::SeqCst);
     let bit = 1 << (number % 64);
@@ -52,13 +52,13 @@ fn note(file: &OwnedFd, is_open: bool) {
     };
 }
 
-/// A descriptor that each forked child closes.
+/// A descriptor, or what owns one, that each forked child closes.
 #[derive(Debug)]
-pub(crate) struct CloseOnFork(OfProcess<OwnedFd>);
+pub(crate) struct CloseOnFork<F: AsFd = OwnedFd>(OfProcess<F>);
 
-impl CloseOnFork {
+impl<F: AsFd> CloseOnFork<F> {
     /// Takes a descriptor that a child may have by now.
-    pub(crate) fn new(file: OwnedFd) -> Self {
+    pub(crate) fn new(file: F) -> Self {
         static IS_TOLD: AtomicBool = AtomicBool::new(false);
         if !IS_TOLD.swap(true, Ordering::SeqCst) {
             process::on_fork(close_all);
@@ -69,7 +69,7 @@ impl CloseOnFork {
 
     /// What `open` opens, so that no child has a copy. It is called again where a fork was under way.
     pub(crate) fn open<const N: usize, E>(
-        mut open: impl FnMut() -> Result<[OwnedFd; N], E>,
+        mut open: impl FnMut() -> Result<[F; N], E>,
     ) -> Result<[Self; N], E> {
         let mut turns = TURNS;
         loop {
@@ -85,11 +85,16 @@ impl CloseOnFork {
 
     /// The descriptor; `None` in a forked child, where it is closed.
     pub(crate) fn here(&self) -> Option<BorrowedFd<'_>> {
-        OfProcess::here(&self.0).map(AsFd::as_fd)
+        self.owner().map(AsFd::as_fd)
+    }
+
+    /// What owns the descriptor, likewise.
+    pub(crate) fn owner(&self) -> Option<&F> {
+        OfProcess::here(&self.0)
     }
 }
 
-impl Drop for CloseOnFork {
+impl<F: AsFd> Drop for CloseOnFork<F> {
     fn drop(&mut self) {
         // Before its number can be another descriptor's.
         if let Some(file) = OfProcess::here(&self.0) {
@@ -173,7 +178,7 @@ mod tests {
                     // A child that has the first one, and does not know it.
                     assert!(child_finds(|| true));
                 }
-                io::Result::Ok([end.into()])
+                io::Result::Ok([end])
             })
             .unwrap();
             assert_eq!(calls, 2);

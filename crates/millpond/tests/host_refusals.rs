@@ -48,7 +48,6 @@ const MAY_END: &[(&str, usize)] = &[
     ("Pool::alloc_aligned", 1),
     ("Pool::alloc, of segments", 6),
     ("pairs of Pool::alloc and free", 3),
-    ("Stream::wait_for, of many", 1),
     ("Buffer::zeroed, from_slice, copies", 1),
     ("a thread's first Pool::alloc, free, and its end", 1),
     // Lists of what is to be given back at last.

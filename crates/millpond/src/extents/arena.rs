@@ -128,8 +128,9 @@ impl Arena {
         stream: &Stream,
     ) -> Result<Option<Allocation>, Refusal> {
         let request = self.request(units, align, stream, Balance::Even)?;
-        let found = self.search(request).ready()?;
-        Ok(found.map(|found| self.carve(found, units, 0)))
+        let Some(found) = self.search(request).ready()? else { return Ok(None) };
+        self.make_room_to_carve(found)?;
+        Ok(Some(self.carve(found, units, 0)))
     }
 
     /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps: what maps nothing comes first.
@@ -143,6 +144,7 @@ impl Arena {
     ) -> Result<Allocation, Refusal> {
         let request = self.request(units, align, stream, balance)?;
         if let Some(found) = find(&mut self.map, &self.rules, request)? {
+            self.make_room_to_carve(found)?;
             return Ok(self.carve(found, units, 0));
         }
         let found = self.back(request, PageOrigin::All)?;
@@ -159,6 +161,7 @@ impl Arena {
     ) -> Result<Allocation, Refusal> {
         let request = self.request(units, align, stream, Balance::Overdrawn)?;
         if let Some(found) = self.search(request).ready()? {
+            self.make_room_to_carve(found)?;
             return Ok(self.carve(found, units, 0));
         }
         let found = self.back(request, PageOrigin::Growth)?;
@@ -169,6 +172,7 @@ impl Arena {
     pub(crate) fn alloc_in_segment(&mut self, units: u64, stream: &Stream) -> Result<Allocation, Refusal> {
         let request = self.request(units, 1, stream, Balance::Even)?;
         if let Some(found) = find(&mut self.map, &self.rules, request)? {
+            self.make_room_to_carve(found)?;
             return Ok(self.carve(found, units, 0));
         }
         let found = self.segments.back(&mut self.map, request, self.mapper.pages().peers)?;
@@ -231,6 +235,16 @@ impl Arena {
             return segments.back(map, request, mapper.pages().peers);
         }
         Miss { map, rules, mapper, donors, shortening, request, keeps: *keeps }.back(origin)
+    }
+
+    /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
+    #[inline]
+    fn make_room_to_carve(&mut self, (id, at): Found) -> Result<(), Refusal> {
+        if self.map[id].start == at || self.map.make_room_to_split(id) {
+            Ok(())
+        } else {
+            Err(self.map.no_room())
+        }
     }
 
     /// Cuts `units` out of a free extent, and allocates them. What is left stays free.

@@ -263,7 +263,9 @@ impl Extents {
     /// Reserves the host's memory to [join](Self::join) the fences of two extents; `false` where it is refused.
     pub(super) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
         let [a, b] = self.both(a, b);
-        let (long, short) = if a.fence.len() < b.fence.len() { (b, a) } else { (a, b) };
+        // As `join` does: of two that are as long, the left one keeps its fence.
+        let (left, right) = if a.start < b.start { (a, b) } else { (b, a) };
+        let (long, short) = if left.fence.len() < right.fence.len() { (right, left) } else { (left, right) };
         long.fence.make_room_to_join(&short.fence)
     }
 

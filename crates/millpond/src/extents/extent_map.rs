@@ -397,18 +397,25 @@ impl ExtentMap {
         }
     }
 
-    /// Joins the free extents from the one at `start` to `end`, none of which is on no index.
-    pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64)) -> ExtentId {
+    /// Joins the free extents from the one at `start` to `end`, none of which is on no index. There is room to split the
+    /// whole. `None` where the host has no memory for its fence.
+    pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64)) -> Option<ExtentId> {
         let mut whole = self.piece_at(first, start);
+        let mut fence = Fence::empty();
+        if !self.until(whole, end).all(|id| fence.try_join(&self.extents[id].fence)) {
+            return None;
+        }
         // Off the index once and on it once, however many pieces there are.
         self.remove_free(whole);
+        // No fence that joins it makes it longer.
+        self.extents[whole].fence = fence;
         while self.extents[whole].end() < end {
             let next = self.extents[whole].next.expect("a place is covered by extents");
             self.remove_free(next);
             whole = self.extents.join(whole, next);
         }
         self.index_free(whole);
-        whole
+        self.make_room_to_split(whole).then_some(whole)
     }
 
     /// The free extent that holds so many units from an address on, and the unit where they begin. Free neighbours are
@@ -425,15 +432,9 @@ impl ExtentMap {
             if end <= self.extents[last].end() {
                 break;
             }
-            let next = self.extents[last].next?;
-            // Room for the one fence that all of them will have, before anything changes.
-            if !self.make_room_to_join(first, next) {
-                return None;
-            }
-            last = next;
+            last = self.extents[last].next?;
         }
-        let whole = self.join_free(first, (start, end));
-        self.make_room_to_split(whole).then_some((whole, start))
+        Some((self.join_free(first, (start, end))?, start))
     }
 
     /// The address ranges that are backed: first address and bytes of each, none of which touches another of its region.

@@ -62,7 +62,8 @@ impl Miss<'_> {
             let backed = self.back_a_place();
             self.donors.close(self.map);
             if let Some(place) = backed? {
-                return Ok((self.map.join_free(place.first, (place.start, place.end)), place.start));
+                let joined = self.map.join_free(place.first, (place.start, place.end));
+                return Ok((joined.ok_or_else(|| self.map.no_room())?, place.start));
             }
         }
     }

@@ -171,11 +171,8 @@ impl<'a> Search<'a> {
         let stream = self.request.stream;
         let mut all = Fence::empty();
         self.search(|id, at| {
-            if Some((id, at)) == found {
-                return Some(());
-            }
-            all.join(&self.map[id].fence);
-            None
+            // Without memory of the host's, the first few are asked about.
+            (Some((id, at)) == found || !all.try_join(&self.map[id].fence)).then_some(())
         });
         // Each stream is asked once, however many extents it freed. This stream comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);

@@ -40,6 +40,12 @@ impl<'a> ReadinessQuery<'a> {
     }
 
     fn is_ordered_after(&mut self, id: TimelineId, tick: Tick) -> bool {
-        self.ordered_after.get_or_insert_with(|| self.stream.ordered_after()).tick_of(id) >= tick
+        if self.ordered_after.is_none() {
+            self.ordered_after = self.stream.ordered_after();
+        }
+        match &self.ordered_after {
+            Some(known) => known.tick_of(id) >= tick,
+            None => self.stream.is_ordered_after(id, tick),
+        }
     }
 }

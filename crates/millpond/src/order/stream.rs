@@ -160,7 +160,8 @@ impl Stream {
     pub fn synchronize(&self) -> DeviceResult<()> {
         self.inner.timelines.check_process()?;
         let handle = self.handle_here()?;
-        let mut complete = self.inner.timeline.ordered_after();
+        // Without memory of the host's, only that its own work is complete is learned.
+        let mut complete = self.inner.timeline.ordered_after().unwrap_or_default();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
         // SAFETY: the handle is valid as long as this lives, or by the promise of who adopted it.
         unsafe { self.device().synchronize_stream(handle) }?;

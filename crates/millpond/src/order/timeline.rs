@@ -182,9 +182,10 @@ impl Timeline {
         self.now.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The ticks of other streams that later work on this one is ordered after.
-    pub(crate) fn ordered_after(&self) -> Fence {
-        self.state.lock().ordered_after.clone()
+    /// The ticks of other streams that later work on this one is ordered after. `None` where the host has no memory
+    /// for them.
+    pub(crate) fn ordered_after(&self) -> Option<Fence> {
+        self.state.lock().ordered_after.try_clone_to_raise()
     }
 
     /// Whether later work on this stream is ordered after `tick` of `other`.

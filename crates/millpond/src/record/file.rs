@@ -7,13 +7,16 @@ use std::path::{Path, PathBuf};
 
 use super::chunks::file_head;
 use super::format::MAGIC;
+use crate::close_on_fork::CloseOnFork;
 
 /// See the [module](self). Locked (`flock`) for as long as it is open, so that no other process takes it for
-/// an old one.
+/// an old one. A forked child would keep the lock.
 #[derive(Debug)]
 pub(super) struct RecordFile {
-    file: File,
+    file: CloseOnFork<File>,
     path: PathBuf,
+    /// Whether somebody can find it, so that it is seen if that ends. Not so of pipes, and of files that never had a name.
+    is_named: bool,
     /// Whole chunks end here.
     good: u64,
     /// Whether a write that failed may have left a part of a chunk.
@@ -36,7 +39,9 @@ impl RecordFile {
         let mut path = path.to_owned();
         // Each turn is one that another process won.
         for _ in 0..16 {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            let [opened] = CloseOnFork::open(|| Ok::<_, io::Error>([open()?]))?;
+            let file = opened.owner().ok_or_else(forked)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -55,16 +60,16 @@ impl RecordFile {
             }
             let found = file.metadata()?;
             if !found.is_file() {
-                return Self::begin(file, path);
+                return Self::begin(opened, path, false);
             }
             // The name may have gone to another file between opening and locking.
             if std::fs::metadata(&path).map(|there| there.ino()).ok() != Some(found.ino()) {
                 continue;
             }
             if found.len() == 0 {
-                return Self::begin(file, path);
+                return Self::begin(opened, path, found.nlink() > 0);
             }
-            refuse_what_is_no_recording(&path, &file)?;
+            refuse_what_is_no_recording(&path, file)?;
             let mut old = path.clone().into_os_string();
             old.push(".old");
             match File::open(&old) {
@@ -79,8 +84,8 @@ impl RecordFile {
         ))
     }
 
-    fn begin(file: File, path: PathBuf) -> io::Result<Self> {
-        let mut new = Self { file, path, good: 0, torn: false };
+    fn begin(file: CloseOnFork<File>, path: PathBuf, is_named: bool) -> io::Result<Self> {
+        let mut new = Self { file, path, is_named, good: 0, torn: false };
         new.append(&file_head())?;
         Ok(new)
     }
@@ -99,7 +104,14 @@ impl RecordFile {
         if std::mem::take(&mut self.torn) {
             self.heal()?;
         }
-        let written = self.file.write_all(bytes);
+        let mut file = self.file.owner().ok_or_else(forked)?;
+        if self.is_named && file.metadata()?.nlink() == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "the file was removed: stop, and start again",
+            ));
+        }
+        let written = file.write_all(bytes);
         match written {
             Ok(()) => self.good += bytes.len() as u64,
             Err(_) => {
@@ -113,11 +125,16 @@ impl RecordFile {
     /// Removes what a failed write has left.
     fn heal(&mut self) -> io::Result<()> {
         self.torn = true;
-        self.file.set_len(self.good)?;
-        self.file.seek(SeekFrom::Start(self.good))?;
+        let mut file = self.file.owner().ok_or_else(forked)?;
+        file.set_len(self.good)?;
+        file.seek(SeekFrom::Start(self.good))?;
         self.torn = false;
         Ok(())
     }
+}
+
+fn forked() -> io::Error {
+    io::Error::other("the parent records to the file")
 }
 
 /// An error unless the file is empty, or begins as a recording does.

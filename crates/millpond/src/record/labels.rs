@@ -18,6 +18,9 @@ use crate::process::{PerProcess, Process};
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
 const MOST: usize = 1 << 16;
 
+/// Bytes of the texts of all tags at most.
+const MOST_TEXT: usize = 16 << 20;
+
 /// How long one recorder waits while another looks up lines. The first look-up takes up to a second.
 const LONGEST_LOOK_UP: Duration = Duration::from_secs(10);
 
@@ -45,7 +48,7 @@ pub struct Tagged {
 }
 
 /// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags nest, at most
-/// 64 deep: deeper ones are left out. So are new ones after 65,536 different tags.
+/// 64 deep: deeper ones are left out. So are new ones after 65,536 different tags, or 16 MiB of their texts.
 ///
 /// ```
 /// let _forward = millpond::record::tag("forward");
@@ -74,28 +77,32 @@ static TAGS: PerProcess<Mutex<Tags>> = PerProcess::new();
 #[derive(Default)]
 struct Tags {
     all: Vec<Tag>,
-    index: Option<HashMap<(u32, Box<str>), u32>>,
+    /// Bytes of their texts.
+    bytes: usize,
+    index: Option<HashMap<(u32, Arc<str>), u32>>,
 }
 
 struct Tag {
     inside: u32,
     depth: usize,
-    text: Box<str>,
+    text: Arc<str>,
 }
 
 impl Tags {
     /// The number of the tag `text` inside of `inside`; `inside` itself where there can be no more.
     fn enter(&mut self, inside: u32, text: &str) -> u32 {
-        let text: Box<str> = cut(text).into();
+        let text: Arc<str> = cut(text).into();
         let index = self.index.get_or_insert_default();
         let key = (inside, text.clone());
         if let Some(&known) = index.get(&key) {
             return known;
         }
         let depth = inside.checked_sub(1).map_or(0, |at| self.all[at as usize].depth + 1);
-        if self.all.len() == MOST || depth == DEEPEST {
+        let bytes = self.bytes + text.len();
+        if self.all.len() == MOST || bytes > MOST_TEXT || depth == DEEPEST {
             return inside;
         }
+        self.bytes = bytes;
         self.all.push(Tag { inside, depth, text });
         let number = self.all.len() as u32;
         index.insert(key, number);
@@ -338,6 +345,19 @@ mod tests {
             drop(tag);
         }
         assert_eq!(current_tag(), 0);
+    }
+
+    #[test]
+    fn long_tags_do_not_fill_memory() {
+        let mut tags = Tags::default();
+        let text = |number: usize| format!("{number:4096}");
+        let first = tags.enter(0, &text(0));
+        for number in 1..=MOST_TEXT / 4096 {
+            tags.enter(0, &text(number));
+        }
+        assert!(tags.all.iter().map(|tag| tag.text.len()).sum::<usize>() <= MOST_TEXT);
+        assert_eq!(tags.enter(first, &text(1 << 20)), first, "it is left out");
+        assert_eq!(tags.enter(0, &text(0)), first);
     }
 
     #[test]

@@ -188,6 +188,8 @@ impl Recorder {
     /// Adds events that go through no ring.
     pub(super) fn add(&self, events: impl Iterator<Item = Event>) {
         let mut collector = self.collector.lock();
+        // The tags that they name are written before them.
+        collector.drain();
         events.for_each(|event| collector.add(0, &event));
     }
 
@@ -232,7 +234,12 @@ impl Recorder {
         let mut collector = self.collector.lock();
         collector.drain();
         collector.encoder.seal();
-        while let Some(chunk) = collector.encoder.take() {
+        // Not what comes meanwhile, which may be as much as is written.
+        let mut left = collector.encoder.waiting();
+        while left > 0
+            && let Some(chunk) = collector.encoder.take()
+        {
+            left = left.saturating_sub(chunk.len());
             // The threads need not wait for the disk, nor for debug information.
             drop(collector);
             let appended = output.append(&chunk);
@@ -340,5 +347,60 @@ fn flush_at_exit() {
         if unsafe { libc::atexit(end_all) } != 0 {
             tracing::debug!("no handler at exit: the last moments of recordings may be missing");
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::super::encoder::Kind;
+    use super::*;
+
+    /// Reads, of a page each, after which no more events come.
+    const READS: usize = 3000;
+
+    #[test]
+    fn a_flush_ends_while_events_come_as_fast_as_they_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let recorder = Recorder::join(&path, false).unwrap();
+        let event = Event {
+            time: 0,
+            address: 0,
+            size: u64::MAX,
+            stream: 0,
+            pool: 1,
+            tag: 0,
+            site: 0,
+            kind: Kind::Trim,
+        };
+        // Such an event takes 13 bytes.
+        let add = move |to: &Recorder, bytes: usize| to.add(std::iter::repeat_n(event, bytes / 13));
+        let mut pipe = File::open(&path).unwrap();
+        let is_done = Arc::new(AtomicBool::new(false));
+        let mut feeding = Some((recorder.clone(), is_done.clone()));
+        let reader = std::thread::spawn(move || {
+            let (mut added, mut page) = (0, [0; 4096]);
+            // The end comes when the recorder is gone.
+            while pipe.read(&mut page).unwrap() > 0 {
+                feeding = feeding.filter(|(_, is_done)| !is_done.load(Ordering::Relaxed));
+                if let Some((recorder, _)) = feeding.as_ref().filter(|_| added < READS) {
+                    add(recorder, 4200);
+                    added += 1;
+                }
+            }
+            added
+        });
+        // More than a pipe holds.
+        add(&recorder, 1 << 20);
+        recorder.flush().unwrap();
+        is_done.store(true, Ordering::Relaxed);
+        recorder.leave().unwrap();
+        drop(recorder);
+        let added = reader.join().unwrap();
+        assert!(added < READS, "the flush ended when no more events came");
     }
 }

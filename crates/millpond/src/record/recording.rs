@@ -164,6 +164,8 @@ impl Recording {
     /// Tells what was live and held when recording began. Called under the lock that keeps the blocks as they are, and
     /// after [`start`](Self::start), so that no event is missed in between. Readers recognise what is told twice.
     pub(crate) fn live(&self, blocks: impl Iterator<Item = (DevicePtr, u64)>) {
+        // Else another thread may stop it in between, and the events would name no pool.
+        let _switch = self.switch.lock();
         let Some(recorder) = self.recorder.lock().clone() else { return };
         let reserved = self.counters.reserved.current();
         self.reserved.store(reserved, Ordering::Relaxed);

@@ -184,6 +184,21 @@ fn apart() -> Bench {
     bench
 }
 
+/// Free side by side, each behind two streams of its own, which still work.
+fn side_by_side(reuse: ReusePolicies) -> Bench {
+    let bench = Bench::with(SimOptions::default(), |builder| builder.reuse(reuse));
+    let bench = bench.holding((0..5).map(|at| 20 * MIB + at * 512));
+    bench
+        .streams
+        .iter()
+        .for_each(|stream| bench.sim.launch(stream.handle(), Duration::from_secs(1)).unwrap());
+    for (ptr, stream) in bench.live.borrow().iter().zip(&bench.streams[4..]) {
+        bench.pool.record_use(*ptr, stream).unwrap();
+    }
+    bench.free(|at| at - 1, |_| true);
+    bench
+}
+
 fn with_events() -> Bench {
     let mut bench = busy();
     bench.events = bench.streams.iter().map(|stream| stream.record().unwrap()).collect();
@@ -315,6 +330,33 @@ pub(crate) const CALLS: &[Call] = &[
     call("Pool::alloc, with pages of free blocks", pieces, |bench| bench.alloc(700 * MIB)),
     call("Pool::alloc, with pages of free blocks and new ones", pieces, |bench| bench.alloc(7 << 30)),
     call("Pool::alloc, with pages of several streams", busy, |bench| bench.alloc(700 * MIB)),
+    call("Pool::alloc, of what several streams use", busy, |bench| {
+        (1..9).for_each(|at| bench.alloc_on(at * MIB, 9));
+    }),
+    call(
+        "Pool::alloc, of what is joined first",
+        || side_by_side(ReusePolicies::ALL),
+        |bench| {
+            bench.alloc_on(90 * MIB, 9);
+        },
+    ),
+    call(
+        "Pool::alloc_aligned, within what is joined first",
+        || side_by_side(ReusePolicies::ALL),
+        |bench| {
+            let ptr = unless_refused(bench.pool.alloc_aligned(30 * MIB, 2 * MIB, &bench.streams[9]));
+            bench.live.borrow_mut().extend(ptr);
+        },
+    ),
+    call(
+        "Pool::alloc, over what stays apart",
+        || {
+            let bench = side_by_side(ReusePolicies { internal_dependencies: false, ..ReusePolicies::ALL });
+            bench.streams[..9].iter().for_each(|stream| bench.streams[9].wait_for(stream).unwrap());
+            bench
+        },
+        |bench| bench.alloc_on(150 * MIB, 9),
+    ),
     call("Pool::alloc, many small ones", small, |bench| {
         (0..2000).for_each(|at| bench.alloc(512 << (at % 6)))
     }),

@@ -13,6 +13,8 @@ use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, MemoryKind,
 use millpond::testing::trusted::Trusted;
 use millpond::{Advice, Buffer, Context, Place, Pool, Residency};
 
+use crate::processes::alone;
+
 const PAGE: u64 = 2 << 20;
 
 fn gpu() -> Trusted<Arc<CudaDevice>> {
@@ -536,4 +538,36 @@ fn a_prefetch_is_faster_than_page_faults() {
     println!("of which a prefetch would take {} ns", to_device / pages);
     assert!(to_device < faults, "{to_device} and {faults} ns");
     gpu.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_forked_child_is_refused_before_any_call_of_the_driver() {
+    alone("cuda_device::a_forked_child_is_refused_before_any_call_of_the_driver", || {
+        let gpu = gpu();
+        let stream = gpu.create_stream().unwrap();
+        let [to, from] = [PAGE, 2 * PAGE].map(DevicePtr::new);
+        let (peer, byte) = (gpu.peer_id().unwrap(), 0_u8);
+        // SAFETY: the child makes calls that are refused, and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: nothing is read or written: each call is refused.
+            let answers = unsafe {
+                [
+                    gpu.copy(to, from, 1, stream),
+                    gpu.copy_from_peer(to, from, 1, peer, stream),
+                    gpu.copy_from_host(to, &raw const byte, 1, stream),
+                    gpu.facts().map(drop),
+                ]
+            };
+            let are_refused = answers.iter().all(|answer| *answer == Err(DeviceError::Forked));
+            // SAFETY: it ends the child, and runs nothing of ours.
+            unsafe { libc::_exit(i32::from(!are_refused)) };
+        }
+        let mut status = 0;
+        // SAFETY: our child, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+    });
 }

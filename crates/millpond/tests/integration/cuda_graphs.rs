@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode};
 use millpond::device::cuda::{CudaDevice, CudaOptions};
-use millpond::device::{Device, DevicePtr};
-use millpond::{Buffer, CapturePool, Context, Pool, Stream};
+use millpond::device::{Device, DeviceError, DevicePtr};
+use millpond::{Buffer, CapturePool, Context, Error, Pool, Stream};
 
 use crate::shared::{Freeing, MIB};
 
@@ -188,6 +188,24 @@ fn streams_that_join_a_capture_allocate_from_its_memory() {
     rig.pool.free_block(left, &rig.stream).unwrap();
     rig.pool.free_block(right, &rig.stream).unwrap();
     rig.pool.check().unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_graph_reads_no_slice_that_is_gone() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let mut buffer = Buffer::from_slice(&rig.pool, &[1_u8; 4096], &rig.stream).unwrap();
+    rig.context.synchronize().unwrap();
+    let graph = rig.capture(&memory, || {
+        let refused = buffer.copy_from_slice(&[2; 4096]).unwrap_err();
+        assert!(matches!(refused, Error::Device(DeviceError::Invalid { .. })), "{refused}");
+        // The capture goes on.
+        buffer.set_zero().unwrap();
+    });
+    assert_eq!(buffer.to_vec().unwrap(), [1; 4096]);
+    rig.replay(&graph, &rig.stream);
+    assert_eq!(buffer.to_vec().unwrap(), [0; 4096]);
 }
 
 /// A capture in global mode forbids all threads what might wait for it: the pool's own calls must not be refused, nor

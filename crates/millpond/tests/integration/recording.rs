@@ -143,6 +143,68 @@ fn events_of_many_threads_are_all_there() {
 }
 
 #[test]
+fn a_tag_of_an_ending_thread_is_written_before_its_events() {
+    struct Last(Pool, Stream);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let _tag = record::tag("the thread's end");
+            work(&self.0, &self.1, 1);
+        }
+    }
+    // Made before the thread's ring, and so dropped after it.
+    thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tags.mprec");
+    let (pool, stream) = pool();
+    pool.start_recording(path.as_path()).unwrap();
+    let last = Last(pool.clone(), stream.clone());
+    // To join a thread is to wait for what ends with it, too; a scope does not.
+    std::thread::spawn(move || {
+        LAST.with(|cell| {
+            let Last(pool, stream) = cell.get_or_init(|| last);
+            work(pool, stream, 1);
+        });
+    })
+    .join()
+    .unwrap();
+    pool.stop_recording().unwrap();
+    let mut chunks = Chunks::new(std::fs::File::open(&path).unwrap()).unwrap();
+    let (mut tags, mut used) = (0, Vec::new());
+    while let Some(payload) = chunks.next_chunk().unwrap() {
+        for record in records(payload).map(Option::unwrap) {
+            match record {
+                Record::Tag { tag, .. } => tags = tags.max(tag),
+                Record::Under { tag, .. } => used.push((tag, tags)),
+                _ => {}
+            }
+        }
+    }
+    assert!(used.iter().any(|(tag, _)| *tag > 0), "{used:?}");
+    assert!(used.iter().all(|(tag, known)| tag <= known), "{used:?}");
+}
+
+#[test]
+fn a_recording_that_was_removed_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("removed.mprec");
+    let (pool, stream) = pool();
+    pool.start_recording(path.as_path()).unwrap();
+    work(&pool, &stream, 1);
+    std::fs::remove_file(&path).unwrap();
+    work(&pool, &stream, 1);
+    pool.flush_recording();
+    let failure = pool.recording().unwrap().failure.unwrap();
+    assert!(failure.contains("was removed"), "{failure}");
+    let said = pool.stop_recording().unwrap_err().to_string();
+    assert!(said.contains("removed.mprec") && said.contains("its last part is missing"), "{said}");
+    // Another one can be made.
+    pool.start_recording(path.as_path()).unwrap();
+    work(&pool, &stream, 1);
+    pool.stop_recording().unwrap();
+    assert_eq!(counts(&path).allocs, 1);
+}
+
+#[test]
 fn pools_share_a_named_file_until_the_last_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared.mprec");
@@ -220,6 +282,20 @@ fn as_another_process() {
             assert_eq!(status, 0);
             work(&pool, &stream, 1);
         }
+        "leaves a child" => {
+            // SAFETY: the child only waits.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: it waits for the parent's end and a while, then ends at once.
+                unsafe {
+                    libc::sleep(60);
+                    libc::_exit(0);
+                }
+            }
+            println!("child: {child}.");
+            std::mem::forget(pool);
+            std::process::exit(0);
+        }
         "runs out of disk" => {
             limit_files(100_000);
             work(&pool, &stream, 20_000);
@@ -291,6 +367,28 @@ fn a_forked_child_writes_nothing_to_its_parent_s_recording() {
     let counts = counts(&file(&folder));
     // The pair after the child has ended.
     assert_eq!((counts.allocs, counts.frees, counts.ends), (10_001, 10_001, 1));
+}
+
+#[test]
+fn a_child_that_lives_longer_does_not_keep_the_recording() {
+    let folder = tempfile::tempdir().unwrap();
+    // The child has the pipe of the standard output, too, until it ends.
+    let said = folder.path().join("said");
+    let mut parent = again("as_another_process");
+    parent.env("RECORDING_TEST", "leaves a child").env("MILLPOND_RECORD", file(&folder));
+    let to = std::fs::File::create(&said).unwrap();
+    assert!(parent.stdout(to).stderr(std::process::Stdio::null()).status().unwrap().success());
+    let said = std::fs::read_to_string(said).unwrap();
+    let child = said.split_once("child: ").unwrap().1.split_once('.').unwrap().0.parse().unwrap();
+    // The name is free for another recording, and the first one is kept beside it.
+    let (pool, stream) = pool();
+    pool.start_recording(file(&folder)).unwrap();
+    work(&pool, &stream, 1);
+    let path = pool.stop_recording().unwrap().unwrap().path;
+    // SAFETY: the child of a test's process, which only waits.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    assert_eq!(path, file(&folder));
+    assert_eq!(counts(&folder.path().join("run.mprec.old")).allocs, 10_000);
 }
 
 #[test]

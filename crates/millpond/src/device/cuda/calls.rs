@@ -14,9 +14,9 @@ use super::managed::{self, CudaManaged};
 use super::peers::{self, access_of};
 use super::pinned::CudaPinned;
 use crate::device::{
-    Advice, AsyncUsage, CaptureId, Device, DeviceIdentity, DevicePtr, DeviceResult, DriverPool, EventExport,
-    EventHandle, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place, Properties, Residency,
-    StreamHandle, StreamId,
+    Advice, AsyncUsage, CaptureId, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
+    EventExport, EventHandle, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place, Properties,
+    Residency, StreamHandle, StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -303,10 +303,16 @@ unsafe impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        // The driver's own copy from host to host memory makes the caller wait, but is a node like others in a capture.
+        // First: no lock is waited for in a forked child, here and below.
+        let _entered = self.enter()?;
         // SAFETY: the caller's promise of the stream.
-        if bytes <= MOST_STAGED && host_ranges::contains(to) && unsafe { self.capture_of(stream) }?.is_none()
-        {
+        if unsafe { self.capture_of(stream) }?.is_some() {
+            let what = "the stream is being captured, and a graph would read the host's memory again at each replay: copy \
+                        before the capture, or from pinned memory that stays";
+            return Err(DeviceError::Invalid { call: "copy_from_host", what: what.to_owned() });
+        }
+        // The driver's own copy from host to host memory makes the caller wait.
+        if bytes <= MOST_STAGED && host_ranges::contains(to) {
             // SAFETY: the caller's promise: `from` is readable now.
             let staged = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.to_vec();
             let copy = move || {
@@ -317,7 +323,6 @@ unsafe impl Device for CudaDevice {
             // SAFETY: the caller's promise of the stream, which is not captured.
             return unsafe { self.launch_host(stream, copy) };
         }
-        let _entered = self.enter()?;
         // SAFETY: the caller's promise: `from` is readable now, `to` is ours to write in stream order.
         unsafe {
             self.api().cuMemcpyHtoDAsync_v2(
@@ -363,6 +368,7 @@ unsafe impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        let _entered = self.enter()?;
         // In a capture the driver's copy is a node like others.
         if host_ranges::contains(to)
             && host_ranges::contains(from)
@@ -372,7 +378,6 @@ unsafe impl Device for CudaDevice {
             // SAFETY: the caller's promise of both ranges and of the stream, which is not captured.
             return unsafe { self.copy_on_host(to, from, bytes, stream) };
         }
-        let _entered = self.enter()?;
         // SAFETY: the caller's promise: both ranges are ours to use, in stream order.
         Ok(unsafe {
             self.api().cuMemcpyDtoDAsync_v2(to.raw(), from.raw(), bytes as usize, stream_of(stream))
@@ -457,13 +462,13 @@ unsafe impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        let _entered = self.enter()?;
         // Pinned and managed memory is of no GPU.
         if [to, from].into_iter().any(|at| host_ranges::contains(at) || self.is_managed(at)) {
             // SAFETY: the caller's promise, and access to the source.
             return unsafe { self.copy(to, from, bytes, stream) };
         }
         let source = peers::context_of(self.api(), peer)?;
-        let _entered = self.enter()?;
         // The call that names both GPUs copies mapped memory without access, too, by way of the host; a plain copy does not.
         // SAFETY: the caller's promise: both ranges are ours to use, in stream order. The contexts are retained.
         Ok(unsafe {

@@ -172,6 +172,7 @@ impl CudaDevice {
     /// Those of the driver.
     pub fn facts(&self) -> DeviceResult<CudaFacts> {
         use CUdevice_attribute as A;
+        self.context.check_process()?;
         let number = |what| Ok::<_, DeviceError>(attribute(self.api, self.raw, what)?.unsigned_abs());
         Ok(CudaFacts {
             compute_capability: (
