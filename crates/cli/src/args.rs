@@ -11,6 +11,7 @@ use millpond_mlp::{Config, Machine};
 
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
+use crate::leaks::LeaksArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 
@@ -32,6 +33,7 @@ Examples:
   millpond train                      train on the bundled digits
   millpond train --allocator all      compare the pool with other allocators
   millpond replay snapshot.pickle     what a PyTorch job's memory did
+  millpond leaks run.mprec            what grows from step to step
   millpond bench --suite latency      what allocating costs, in nanoseconds
   millpond probe                      what this machine's memory does
   millpond info                       devices, memory, driver";
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Train(Box<TrainArgs>),
     /// Replay a recorded job: what each allocator would reserve, and where it would fit
     Replay(Box<ReplayArgs>),
+    /// Show what a recorded job holds more and more of, step by step
+    Leaks(LeaksArgs),
     /// Measure what an allocation and its free cost, beside other allocators
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
@@ -68,7 +72,7 @@ impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
     /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Bench(_) | Self::Probe(_))
+        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Bench(_) | Self::Probe(_))
     }
 }
 

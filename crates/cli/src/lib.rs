@@ -18,6 +18,7 @@ mod error;
 mod fetch;
 mod info;
 mod interrupt;
+mod leaks;
 mod manual;
 mod numa;
 mod outputs;
@@ -70,6 +71,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     status(match args.command {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Leaks(args) => leaks::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Info(args) => info::run(args),

@@ -9,15 +9,16 @@ use millpond_baselines::{Caching, MILLPOND, memory_of, name_of};
 use millpond_probe::cost_table;
 use millpond_replay::cores::on_all_cores;
 use millpond_replay::fit::Need;
-use millpond_replay::growth::{Grown, grown};
+use millpond_replay::growth::Growth;
 use millpond_replay::phases::{PhaseSum, sums};
-use millpond_replay::read::{self, Limits};
+use millpond_replay::read::{self, Limits, ReadError};
 use millpond_replay::replay::{
     Choose, DriverMemory, Moves, Outcome, Program, UNLIMITED, Waste, at_peak, in_managed_memory, on_device,
     on_sim, on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
+use millpond_replay::steps::Steps;
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::{Judged, Verdict};
 use serde::Serialize;
@@ -44,8 +45,8 @@ struct Told {
     verdict: Option<ToldVerdict>,
     live_at_peak: Live,
     live_at_end: Live,
-    /// What was held more and more of.
-    grown: Vec<Grown>,
+    /// What was held more and more of, from step to step.
+    growth: Growth,
     phases: Vec<PhaseSum>,
     allocators: Vec<ToldRow>,
 }
@@ -89,14 +90,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let mut exports = Some(Exports::open(args)?);
     let (mut all, mut sections, mut unread) = (Vec::new(), Vec::new(), Vec::new());
     for path in &args.traces {
-        let progress = Progress::new(&path.to_string_lossy(), "reading");
-        let read = if is_stdin(path) {
-            read::read_stdin(Limits::default())
-        } else {
-            read::read(path, Limits::default())
-        };
-        drop(progress);
-        let traces = match read {
+        let traces = match read_traces(path) {
             Ok(traces) => traces,
             Err(error) => {
                 unread.push(error);
@@ -126,8 +120,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     if args.fail_if_oom { refuse_oom(&all) } else { Ok(()) }
 }
 
+/// Reads the traces of a file, or of standard input.
+pub(crate) fn read_traces(path: &Path) -> std::result::Result<Vec<Trace>, ReadError> {
+    let _progress = Progress::new(&path.to_string_lossy(), "reading");
+    if is_stdin(path) { read::read_stdin(Limits::default()) } else { read::read(path, Limits::default()) }
+}
+
 /// `-`, as other tools have it; a file of that name is `./-`.
-fn is_stdin(path: &Path) -> bool {
+pub(crate) fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }
 
@@ -266,7 +266,7 @@ fn replay(
     drop(progress);
     let (live_at_peak, live_at_end) = (Live::at_peak(trace, &program), Live::at_end(trace, &program));
     let cards = args.cards();
-    let grown = grown(trace, &program);
+    let growth = Growth::of(trace, &program, Steps::found(trace, &program));
     let verdict_said = match &verdict {
         Some(verdict) => {
             let lines = verdict.lines.iter().map(|line| wrapped(line)).collect::<Vec<_>>().join("\n");
@@ -283,7 +283,7 @@ fn replay(
     if let Some(capacity) = fits {
         say(&format!("{}\n", wrapped(&room(&rows, capacity))));
     }
-    say(&format!("{}\n\n{}\n", held("Held at the peak", &live_at_peak), grew(&grown)));
+    say(&format!("{}\n\n{}\n", held("Held at the peak", &live_at_peak), grew(&growth)));
     say(&format!("{verdict_said}\n"));
     say(&account(&rows));
     if args.capacity.is_none() && is_about_cards(args) {
@@ -322,7 +322,7 @@ fn replay(
         verdict,
         live_at_peak,
         live_at_end,
-        grown,
+        growth,
         phases: sums(trace, &program),
         allocators: rows.into_iter().map(told).collect(),
     })
@@ -460,7 +460,7 @@ fn compare_with_driver(outcome: &Outcome, driver: DriverMemory, progress: &Progr
 }
 
 /// Says what was recorded. Returns what is to be remarked about the file.
-fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
+pub(crate) fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
     let mut line = format!(
         "{}: {}, {}, {:.1} s; requested at most {}",
         trace.name,
@@ -496,9 +496,10 @@ fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
     remarks
 }
 
-fn write_json(file: Output, all: &[Told]) -> Result<()> {
+/// Writes what `--json` asks for.
+pub(crate) fn write_json(file: Output, told: &impl Serialize) -> Result<()> {
     let path = file.path().to_owned();
-    let text = serde_json::to_string_pretty(all).map_err(|error| Error::Io {
+    let text = serde_json::to_string_pretty(told).map_err(|error| Error::Io {
         path,
         action: "write the results to it",
         source: error.into(),

@@ -4,7 +4,7 @@
 //!
 //! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator of
-//! [`choice`] on a device; [`fit`], [`sites`], [`growth`], [`phases`], [`verdict`] and [`report`] say what came of it, [`export`]
+//! [`choice`] on a device; [`fit`], [`sites`], [`steps`], [`growth`], [`phases`], [`verdict`] and [`report`] say what came of it, [`export`]
 //! lets other programs show it. [`generate`] makes traces that nobody recorded.
 
 pub mod choice;
@@ -16,6 +16,7 @@ pub mod fit;
 mod fixtures;
 pub mod generate;
 pub mod growth;
+mod owners;
 pub mod phases;
 mod pickle;
 pub mod read;
@@ -23,6 +24,7 @@ pub mod replay;
 pub mod report;
 pub mod segments;
 pub mod sites;
+pub mod steps;
 pub mod trace;
 pub mod verdict;
 

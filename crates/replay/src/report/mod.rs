@@ -18,10 +18,11 @@ use millpond::HumanBytes;
 use millpond_baselines::Caching;
 
 use crate::fit::{Card, Need};
-use crate::growth::{Grown, grown};
+use crate::growth::Growth;
 use crate::phases::{PhaseSum, sums};
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
+use crate::steps::Steps;
 use crate::trace::Trace;
 use tables::{escaped, prose, time};
 use timeline::{Point, is_idle, timeline};
@@ -50,7 +51,7 @@ pub struct Section {
     allocators: Vec<Shown>,
     at_peak: Live,
     at_end: Live,
-    grown: Vec<Grown>,
+    growth: Growth,
     phases: Vec<PhaseSum>,
     verdict: Vec<String>,
     cards: Vec<Card>,
@@ -85,7 +86,7 @@ impl Section {
             allocators: Vec::new(),
             at_peak: Live::at_peak(trace, program),
             at_end: Live::at_end(trace, program),
-            grown: grown(trace, program),
+            growth: Growth::of(trace, program, Steps::found(trace, program)),
             phases: sums(trace, program),
             verdict,
             cards,

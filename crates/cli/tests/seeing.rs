@@ -1,0 +1,103 @@
+//! What `millpond leaks` says of recordings.
+
+mod shared;
+
+use std::path::{Path, PathBuf};
+
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::{Context, Pool, record};
+use serde_json::Value;
+
+use shared::{failure, millpond, read_json, stdout};
+
+fn data(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
+const PIPELINE: &str = "pipeline_streams_stacks.pickle.gz";
+
+/// A recording of so many steps on the simulated device, of which each takes gigabytes for a while and keeps `kept` bytes.
+fn recorded(folder: &Path, name: &str, steps: u64, kept: u64) -> PathBuf {
+    let path = folder.join(name);
+    let device = SimDevice::new(SimOptions::default().capacity(64 << 30)).unwrap();
+    let context = Context::new(device);
+    let options = record::Options::new(&path).call_sites(true);
+    let pool = Pool::builder(&context).record(options).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    let mut blocks = vec![pool.alloc(1 << 30, &stream).unwrap()];
+    for step in 0..steps {
+        let _step = record::tag("step");
+        let short: Vec<_> = {
+            let _forward = record::tag("forward");
+            let size = |at: u64| (1 + (step * 7 + at * 5) % 11) << 28;
+            (0..4).map(|at| pool.alloc(size(at), &stream).unwrap()).collect()
+        };
+        let _cache = record::tag("cache");
+        blocks.push(pool.alloc(kept, &stream).unwrap());
+        // SAFETY: the blocks are this test's, without work.
+        short.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+    }
+    // SAFETY: as above.
+    blocks.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+    pool.stop_recording().unwrap();
+    path
+}
+
+/// What `--json` writes.
+fn json(arguments: &[&str]) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    stdout(&millpond(&[arguments, &["--json", file.to_str().unwrap()]].concat()));
+    read_json(&file)
+}
+
+fn fits_a_terminal(text: &str) {
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn a_planted_leak_is_the_first_row_of_leaks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded(dir.path(), "leak.mprec", 40, 1 << 20);
+    let path = path.to_str().unwrap();
+    let text = stdout(&millpond(&["leaks", path]));
+    fits_a_terminal(&text);
+    let mut rows = text.lines().skip_while(|line| !line.starts_with("Grows from step to step: 1 of "));
+    assert!(rows.nth(1).unwrap().ends_with("  who"), "{text}");
+    let first = rows.next().unwrap();
+    assert!(first.trim().starts_with("+1.00 MiB  1.000 ") && first.contains("  step/cache: "), "{text}");
+    assert!(
+        text.contains("a step begins with the tag ") && text.contains("Live at the end: nothing"),
+        "{text}"
+    );
+    let told = &json(&["leaks", path, "--step", "forward"])[0];
+    assert_eq!((&told["step_by"], &told["step"]), (&"tag".into(), &"forward".into()));
+    assert!((told["grown"][0]["bytes_a_step"].as_f64().unwrap() / f64::from(1 << 20) - 1.0).abs() < 1e-6);
+    assert_eq!(told["grown"][0]["tag"], "step/cache");
+}
+
+#[test]
+fn leaks_of_a_snapshot_are_told_by_call_site() {
+    let text = stdout(&millpond(&["leaks", &data(PIPELINE)]));
+    fits_a_terminal(&text);
+    assert!(
+        text.contains("16 parts: no step was found") && text.contains("  pipeline_streams (t3.py:74)"),
+        "{text}"
+    );
+    let (recording, given) = (json(&["leaks", &data(PIPELINE)]), &data(PIPELINE));
+    assert_eq!(recording[0]["live_at_end"]["blocks"], 76, "{given}");
+}
+
+#[test]
+fn a_step_that_there_is_not_is_refused_with_those_that_there_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded(dir.path(), "run.mprec", 12, 512);
+    let said = failure(&millpond(&["leaks", path.to_str().unwrap(), "--step", "epoch"]));
+    assert!(
+        said.contains("no phase and no tag 'epoch'") && said.ends_with("those that do: cache, forward"),
+        "{said}"
+    );
+    let said = failure(&millpond(&["leaks", &data(PIPELINE), "--step", "epoch"]));
+    assert!(said.ends_with("none does: leave --step out"), "{said}");
+}
