@@ -11,6 +11,7 @@ use millpond_mlp::{Config, Machine};
 
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
+use crate::diff::DiffArgs;
 use crate::leaks::LeaksArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
@@ -48,11 +49,13 @@ pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
 pub(crate) enum Command {
     /// Train a neural network, with all of its memory from the pool
     Train(Box<TrainArgs>),
-    /// Replay a recorded job: what each allocator would reserve, and where it would fit
+    /// Show what a recorded job needs with each allocator, and who held it
     Replay(Box<ReplayArgs>),
     /// Show what a recorded job holds more and more of, step by step
     Leaks(LeaksArgs),
-    /// Measure what an allocation and its free cost, beside other allocators
+    /// Compare who holds memory, in two recorded jobs or at two moments
+    Diff(DiffArgs),
+    /// Measure what an allocation costs, beside other allocators
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
     Probe(ProbeArgs),
@@ -72,7 +75,7 @@ impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
     /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Bench(_) | Self::Probe(_))
+        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Diff(_) | Self::Bench(_) | Self::Probe(_))
     }
 }
 

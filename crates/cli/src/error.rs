@@ -22,6 +22,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     NoSuchStep(#[from] millpond_replay::steps::NoSuchStep),
     #[error(transparent)]
+    NoMoment(#[from] millpond_replay::moment::NoMoment),
+    #[error(transparent)]
     Bench(#[from] millpond_bench::Error),
     #[error(transparent)]
     Probe(#[from] millpond_probe::Error),
@@ -73,6 +75,7 @@ impl Error {
         match self {
             Self::Usage(_)
             | Self::NoSuchStep(_)
+            | Self::NoMoment(_)
             | Self::Training(millpond_mlp::Error::ConfigFile { .. })
             | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,
             Self::Training(millpond_mlp::Error::Launcher { .. }) => 2,

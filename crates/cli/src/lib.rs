@@ -14,6 +14,7 @@ mod bench_tables;
 mod budget;
 mod choices;
 mod curves;
+mod diff;
 mod error;
 mod fetch;
 mod info;
@@ -72,6 +73,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Leaks(args) => leaks::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Info(args) => info::run(args),

@@ -1,4 +1,4 @@
-//! What `millpond leaks` says of recordings.
+//! What `millpond leaks` and `millpond diff` say of recordings.
 
 mod shared;
 
@@ -100,4 +100,65 @@ fn a_step_that_there_is_not_is_refused_with_those_that_there_are() {
     );
     let said = failure(&millpond(&["leaks", &data(PIPELINE), "--step", "epoch"]));
     assert!(said.ends_with("none does: leave --step out"), "{said}");
+}
+
+#[test]
+fn two_runs_differ_by_rows_that_sum_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, other] = [("one.mprec", 20, 1 << 20), ("other.mprec", 24, 4 << 20)]
+        .map(|(name, steps, kept)| recorded(dir.path(), name, steps, kept).to_str().unwrap().to_owned());
+    let text = stdout(&millpond(&["diff", &one, &other]));
+    fits_a_terminal(&text);
+    assert!(
+        text.starts_with("from  one.mprec at its peak (")
+            && text.contains("\nto    other.mprec at its peak ("),
+        "{text}"
+    );
+    assert!(text.contains("  step/cache\n") && text.contains("  held, in all\n"), "{text}");
+    let told = &json(&["diff", &one, &other])[0];
+    let sum = |rows: &Value| {
+        rows.as_array().unwrap().iter().map(|row| row["change"].as_i64().unwrap()).sum::<i64>()
+    };
+    assert_eq!(sum(&told["changes"]), told["requested"].as_i64().unwrap());
+    assert_eq!(sum(&told["tags"]), sum(&told["changes"]));
+    assert_eq!(
+        sum(&told["changes"]) + told["not_requested"].as_i64().unwrap(),
+        told["held"].as_i64().unwrap(),
+        "{told}"
+    );
+}
+
+#[test]
+fn two_moments_of_a_run_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = recorded(dir.path(), "run.mprec", 20, 1 << 20);
+    let run = run.to_str().unwrap();
+    let told = &json(&["diff", run, "--from", "step:5", "--to", "step:15", "--step", "forward"])[0];
+    assert_eq!(
+        (&told["requested"], told["changes"].as_array().unwrap().len()),
+        (&(10 << 20).into(), 1),
+        "{told}"
+    );
+    assert_eq!(
+        (&told["changes"][0]["tag"], &told["changes"][0]["became"]),
+        (&"step/cache".into(), &"grew".into())
+    );
+    let text = stdout(&millpond(&["diff", &data(PIPELINE), "--from", "100ms", "--to", "peak"]));
+    fits_a_terminal(&text);
+    assert!(text.contains("pipeline_streams (t3.py:74)"), "{text}");
+}
+
+#[test]
+fn a_moment_that_there_is_not_is_refused() {
+    for (moment, said) in [
+        ("later", "--to: expected start, end, peak"),
+        ("1h", "name an earlier moment"),
+        ("step:3", "nothing in pipeline_streams_stacks.pickle.gz says what a step is"),
+        ("in:forward", "has no phase and no tag 'forward'; it has none at all"),
+    ] {
+        let error = failure(&millpond(&["diff", &data(PIPELINE), "--to", moment]));
+        assert!(error.contains(said), "{error}");
+    }
+    let error = failure(&millpond(&["diff", "-", "-"]));
+    assert!(error.contains("name a file for the other"), "{error}");
 }

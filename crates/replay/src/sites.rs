@@ -156,12 +156,16 @@ pub(crate) struct Place {
     pub(crate) function: String,
     /// The source file's name, without its folders.
     pub(crate) file: String,
+    /// 0 where it is not known.
     pub(crate) line: u32,
 }
 
 /// A call site as reports name it: `inner (a.py:1) < outer (b.py:2)`.
 pub(crate) fn joined(places: &[Place]) -> String {
-    let line = |place: &Place| format!("{} ({}:{})", place.function, place.file, place.line);
+    let line = |place: &Place| match place.line {
+        0 => format!("{} ({})", place.function, place.file),
+        line => format!("{} ({}:{line})", place.function, place.file),
+    };
     places.iter().map(line).collect::<Vec<_>>().join(" < ")
 }
 
