@@ -45,6 +45,7 @@ fn the_manual_has_a_page_for_each_command() {
         "-bench",
         "-budget",
         "-completions",
+        "-diff",
         "-fetch",
         "-info",
         "-leaks",

@@ -162,3 +162,25 @@ fn a_moment_that_there_is_not_is_refused() {
     let error = failure(&millpond(&["diff", "-", "-"]));
     assert!(error.contains("name a file for the other"), "{error}");
 }
+
+#[test]
+fn the_peak_is_written_by_call_stack_in_three_formats() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str| {
+        let path = dir.path().join(name);
+        let flag = ["--export-stacks", path.to_str().unwrap()];
+        millpond(&[&["replay", &data(PIPELINE), "--allocator", "millpond"], &flag[..]].concat())
+    };
+    for (name, begins) in [
+        ("peak.svg", &b"<svg xmlns=\"http://www.w3.org/2000/svg\""[..]),
+        ("peak.folded", b"_"),
+        ("peak.pb.gz", b"\x1f\x8b"),
+    ] {
+        let said = stdout(&write(name));
+        let written = std::fs::read(dir.path().join(name)).unwrap();
+        assert!(written.starts_with(begins) || begins == b"_", "{name}: {said}");
+        assert!(written.len() > 100, "{name}");
+    }
+    let said = failure(&write("peak.png"));
+    assert!(said.starts_with("--export-stacks: ") && said.contains(".svg (flame graph)"), "{said}");
+}

@@ -191,7 +191,7 @@ fn without_generics(name: &str) -> &str {
 }
 
 /// Whether a frame is of Rust's, Python's or PyTorch's own code, of an installed library, or has no line.
-fn is_runtime(frame: &Frame) -> bool {
+pub(crate) fn is_runtime(frame: &Frame) -> bool {
     const FOLDERS: [&str; 13] = [
         "/rustc/",
         "/lib/rustlib/",
