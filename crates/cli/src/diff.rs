@@ -122,7 +122,8 @@ fn at<'a>(trace: &'a Trace, moment: &Moment, step: Option<&str>) -> Result<At<'a
 /// Rows that are shown.
 const MOST_ROWS: usize = 16;
 
-fn show(difference: &Difference) {
+/// Says what differs.
+pub(crate) fn show(difference: &Difference) {
     let Difference { from, to, requested, not_requested, held, changes, tags } = difference;
     say(&wrapped(&format!("from  {}", side(from))));
     say(&wrapped(&format!("to    {}", side(to))));

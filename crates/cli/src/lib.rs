@@ -6,6 +6,7 @@
 //! It is a library, so that the Python package has the command too, out of the same file as everything else of it.
 
 mod account;
+mod across;
 mod alive;
 mod args;
 mod bench;

@@ -23,6 +23,7 @@ use millpond_replay::trace::Trace;
 use millpond_replay::verdict::{Judged, Verdict};
 use serde::Serialize;
 
+use crate::across::Across;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
@@ -89,6 +90,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let mut exports = Some(Exports::open(args)?);
     let (mut all, mut sections, mut unread) = (Vec::new(), Vec::new(), Vec::new());
+    let mut across = Across::default();
     for path in &args.traces {
         let traces = match read_traces(path) {
             Ok(traces) => traces,
@@ -97,14 +99,19 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
                 continue;
             }
         };
-        for trace in &traces {
+        let others = args.traces.len() > 1 || traces.len() > 1;
+        for trace in traces {
             if let Some(exports) = exports.take() {
-                let others = args.traces.len() > 1 || traces.len() > 1;
-                exports.write(args, trace, others)?;
+                exports.write(args, &trace, others)?;
             }
-            all.push(replay(args, trace, costs.as_ref(), &mut sections)?);
+            all.push(replay(args, &trace, costs.as_ref(), &mut sections)?);
+            if others {
+                let program = Program::new(&trace, args.free());
+                across.add(trace, program);
+            }
         }
     }
+    across.show();
     // Of several traces one that cannot be read does not cost the others.
     let last = unread.pop();
     unread.iter().for_each(|error| complain(&error.to_string()));

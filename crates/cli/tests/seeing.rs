@@ -184,3 +184,18 @@ fn the_peak_is_written_by_call_stack_in_three_formats() {
     let said = failure(&write("peak.png"));
     assert!(said.starts_with("--export-stacks: ") && said.contains(".svg (flame graph)"), "{said}");
 }
+
+#[test]
+fn ranks_are_told_side_by_side_with_what_the_worst_holds_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let ranks = [("rank0.mprec", 1 << 20), ("rank1.mprec", 64 << 20), ("rank2.mprec", 2 << 20)];
+    let ranks = ranks.map(|(name, kept)| recorded(dir.path(), name, 12, kept).to_str().unwrap().to_owned());
+    let arguments = ["replay", &ranks[0], &ranks[1], &ranks[2], "--allocator", "millpond"];
+    let text = stdout(&millpond(&arguments));
+    fits_a_terminal(&text);
+    let (_, text) = text.split_once("Side by side, at most\n").unwrap();
+    let above: Vec<bool> = text.lines().skip(1).take(3).map(|line| line.contains("+0 B")).collect();
+    assert_eq!(above, [true, false, false], "{text}");
+    assert!(text.contains("\nrank1.mprec requests most, and "), "{text}");
+    assert!(text.contains("from  rank0.mprec at its peak") && text.contains("  step/cache\n"), "{text}");
+}
