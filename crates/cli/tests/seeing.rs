@@ -1,4 +1,4 @@
-//! What `millpond leaks` and `millpond diff` say of recordings.
+//! What `millpond leaks`, `millpond diff` and a replay of several ranks say of recordings.
 
 mod shared;
 
@@ -8,7 +8,7 @@ use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, record};
 use serde_json::Value;
 
-use shared::{failure, millpond, read_json, stdout};
+use shared::{command, failure, millpond, read_json, stderr, stdout};
 
 fn data(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(name);
@@ -198,4 +198,25 @@ fn ranks_are_told_side_by_side_with_what_the_worst_holds_more() {
     assert_eq!(above, [true, false, false], "{text}");
     assert!(text.contains("\nrank1.mprec requests most, and "), "{text}");
     assert!(text.contains("from  rank0.mprec at its peak") && text.contains("  step/cache\n"), "{text}");
+}
+
+#[test]
+fn the_commands_of_the_page_run() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["run", "yesterday", "today", "rank0", "rank1", "rank2"] {
+        recorded(dir.path(), &format!("{name}.mprec"), 40, 1 << 20);
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/seeing.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let blocks = page.split("```sh\n").skip(1).map(|rest| rest.split_once("```").unwrap().0);
+    let in_table =
+        page.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.split('`').nth(1));
+    let mut count = 0;
+    for line in blocks.flat_map(str::lines).chain(in_table) {
+        let Some(arguments) = line.strip_prefix("millpond ") else { continue };
+        let output = command().args(arguments.split_whitespace()).current_dir(&dir).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        count += 1;
+    }
+    assert!(count >= 15, "{count} commands");
 }

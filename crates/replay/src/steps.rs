@@ -106,9 +106,11 @@ fn often(mut found: BTreeMap<String, Vec<usize>>) -> BTreeMap<String, Vec<usize>
 }
 
 /// Those whose name speaks of steps, else of all: the ones of which there are fewest. What is inside of a step comes more
-/// often.
+/// often. Of several, the one that comes first.
 fn likeliest(found: BTreeMap<String, Vec<usize>>) -> Option<(String, Vec<usize>)> {
-    found.into_iter().min_by_key(|(name, begins)| (!name.to_lowercase().contains("step"), begins.len()))
+    found
+        .into_iter()
+        .min_by_key(|(name, begins)| (!name.to_lowercase().contains("step"), begins.len(), begins[0]))
 }
 
 /// Where the phases of each name begin. `ProfilerStep#7` is one of `ProfilerStep`.
