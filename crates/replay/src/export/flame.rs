@@ -38,7 +38,8 @@ pub fn flame(trace: &Trace, program: &Program, out: &mut dyn Write) -> Result<()
         )?;
         return Ok(());
     };
-    let style = format!("{STYLE} @media (prefers-color-scheme: dark) {{ {DARK} }}");
+    let style =
+        format!(":root{{color-scheme:light dark}}{STYLE} @media (prefers-color-scheme: dark) {{ {DARK} }}");
     let begin = format!("<svg xmlns=\"http://www.w3.org/2000/svg\"><style>{style}</style>");
     writeln!(out, "{begin}{picture}<script><![CDATA[{SCRIPT}]]></script></svg>")?;
     Ok(())

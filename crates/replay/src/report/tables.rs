@@ -8,6 +8,7 @@ use super::{Section, Shown};
 use crate::fit::{Card, Need};
 use crate::replay::Outcome;
 use crate::sites::Live;
+use crate::steps::StepBy;
 
 impl Section {
     /// What each allocator needs, held and did, and on which cards it would fit; or, where one capacity was asked
@@ -85,12 +86,13 @@ impl Section {
             let [from, to] = [from, to].map(|bytes| HumanBytes(bytes).to_string());
             vec![each, from, to, format!("{:.3}", grown.r2), breakable(&grown.name())]
         });
-        table(&["a step", "from", "to", "R²", "call site"], rows, out)?;
+        let each = if growth.step_by == StepBy::Part { "a part" } else { "a step" };
+        table(&[each, "from", "to", "R²", "call site"], rows, out)?;
         writeln!(
             out,
-            "</div><p class=note>{} steps looked at: {}. From and to: the least that is held within the second step and the last. R² \
+            "</div><p class=note>{} looked at: {}. From and to: the least that is held within the second and the last. R² \
              is 1 where each step adds as much.</p>",
-            thousands(growth.steps as u64),
+            format_args!("{} {}s", thousands(growth.steps as u64), each.trim_start_matches("a ")),
             escaped(&growth.steps_are()),
         )
     }
