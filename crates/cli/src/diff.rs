@@ -12,9 +12,9 @@ use millpond_replay::trace::Trace;
 
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
-use crate::replay::{is_stdin, read_traces, write_json};
 use crate::replay_tables::{WIDTH, cut, wrapped};
 use crate::screen::{count, remark, say};
+use crate::traces::{is_stdin, read_traces, write_json};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

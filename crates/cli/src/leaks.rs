@@ -13,9 +13,10 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::outputs::{Output, refuse_clashes};
-use crate::replay::{introduce, is_stdin, read_traces, write_json};
+use crate::replay::introduce;
 use crate::replay_tables::{grew_by, held, wrapped};
 use crate::screen::{count, say, thousands};
+use crate::traces::{is_stdin, read_traces, write_json};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

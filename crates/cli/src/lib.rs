@@ -36,6 +36,7 @@ mod replay_progress;
 mod replay_tables;
 mod results;
 mod screen;
+mod traces;
 mod train;
 mod usage;
 

@@ -1,6 +1,6 @@
 //! `millpond replay`: traces through allocators, on a simulated or a real device, and what they tell.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use millpond::device::sim::CostTable;
 use millpond::device::{DeviceName, MemoryKind};
@@ -11,7 +11,6 @@ use millpond_replay::cores::on_all_cores;
 use millpond_replay::fit::Need;
 use millpond_replay::growth::Growth;
 use millpond_replay::phases::{PhaseSum, sums};
-use millpond_replay::read::{self, Limits, ReadError};
 use millpond_replay::replay::{
     Choose, DriverMemory, Moves, Outcome, Program, UNLIMITED, Waste, at_peak, in_managed_memory, on_device,
     on_sim, on_sim_memory, on_sim_timed,
@@ -31,6 +30,7 @@ use crate::replay_export::{self, Exports};
 use crate::replay_progress::Progress;
 use crate::replay_tables::{Row, account, calls, grew, held, moved, room, wasted, which_cards, wrapped};
 use crate::screen::{complain, count, remark, say};
+use crate::traces::{is_stdin, read_traces, write_json};
 
 /// What is told of one trace, in the shape that `--json` writes.
 #[derive(Serialize)]
@@ -125,17 +125,6 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         return Err(error.into());
     }
     if args.fail_if_oom { refuse_oom(&all) } else { Ok(()) }
-}
-
-/// Reads the traces of a file, or of standard input.
-pub(crate) fn read_traces(path: &Path) -> std::result::Result<Vec<Trace>, ReadError> {
-    let _progress = Progress::new(&path.to_string_lossy(), "reading");
-    if is_stdin(path) { read::read_stdin(Limits::default()) } else { read::read(path, Limits::default()) }
-}
-
-/// `-`, as other tools have it; a file of that name is `./-`.
-pub(crate) fn is_stdin(path: &Path) -> bool {
-    path == Path::new("-")
 }
 
 /// For `--fail-if-oom`.
@@ -501,15 +490,4 @@ pub(crate) fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
     remarks.iter().for_each(|said| remark(&format!("{}: {said}", trace.name)));
     say("");
     remarks
-}
-
-/// Writes what `--json` asks for.
-pub(crate) fn write_json(file: Output, told: &impl Serialize) -> Result<()> {
-    let path = file.path().to_owned();
-    let text = serde_json::to_string_pretty(told).map_err(|error| Error::Io {
-        path,
-        action: "write the results to it",
-        source: error.into(),
-    })?;
-    file.write(&(text + "\n"))
 }
