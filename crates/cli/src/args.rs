@@ -11,6 +11,8 @@ use millpond_mlp::{Config, Machine};
 
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
+use crate::diff::DiffArgs;
+use crate::leaks::LeaksArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 
@@ -32,6 +34,7 @@ Examples:
   millpond train                      train on the bundled digits
   millpond train --allocator all      compare the pool with other allocators
   millpond replay snapshot.pickle     what a PyTorch job's memory did
+  millpond leaks run.mprec            what grows from step to step
   millpond bench --suite latency      what allocating costs, in nanoseconds
   millpond probe                      what this machine's memory does
   millpond info                       devices, memory, driver";
@@ -46,9 +49,13 @@ pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
 pub(crate) enum Command {
     /// Train a neural network, with all of its memory from the pool
     Train(Box<TrainArgs>),
-    /// Replay a recorded job: what each allocator would reserve, and where it would fit
+    /// Show what a recorded job needs with each allocator, and who held it
     Replay(Box<ReplayArgs>),
-    /// Measure what an allocation and its free cost, beside other allocators
+    /// Show what a recorded job holds more and more of, step by step
+    Leaks(LeaksArgs),
+    /// Compare who holds memory, in two recorded jobs or at two moments
+    Diff(DiffArgs),
+    /// Measure what an allocation costs, beside other allocators
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
     Probe(ProbeArgs),
@@ -68,7 +75,7 @@ impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
     /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Bench(_) | Self::Probe(_))
+        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Diff(_) | Self::Bench(_) | Self::Probe(_))
     }
 }
 

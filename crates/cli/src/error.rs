@@ -20,6 +20,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Replay(#[from] millpond_replay::replay::ReplayError),
     #[error(transparent)]
+    NoSuchStep(#[from] millpond_replay::steps::NoSuchStep),
+    #[error(transparent)]
+    NoMoment(#[from] millpond_replay::moment::NoMoment),
+    #[error(transparent)]
     Bench(#[from] millpond_bench::Error),
     #[error(transparent)]
     Probe(#[from] millpond_probe::Error),
@@ -70,6 +74,8 @@ impl Error {
     pub(crate) fn status(&self) -> u8 {
         match self {
             Self::Usage(_)
+            | Self::NoSuchStep(_)
+            | Self::NoMoment(_)
             | Self::Training(millpond_mlp::Error::ConfigFile { .. })
             | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,
             Self::Training(millpond_mlp::Error::Launcher { .. }) => 2,

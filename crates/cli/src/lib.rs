@@ -6,6 +6,7 @@
 //! It is a library, so that the Python package has the command too, out of the same file as everything else of it.
 
 mod account;
+mod across;
 mod alive;
 mod args;
 mod bench;
@@ -14,10 +15,12 @@ mod bench_tables;
 mod budget;
 mod choices;
 mod curves;
+mod diff;
 mod error;
 mod fetch;
 mod info;
 mod interrupt;
+mod leaks;
 mod manual;
 mod numa;
 mod outputs;
@@ -33,6 +36,7 @@ mod replay_progress;
 mod replay_tables;
 mod results;
 mod screen;
+mod traces;
 mod train;
 mod usage;
 
@@ -70,6 +74,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     status(match args.command {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Leaks(args) => leaks::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Info(args) => info::run(args),

@@ -1,6 +1,6 @@
 //! `millpond replay`: traces through allocators, on a simulated or a real device, and what they tell.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use millpond::device::sim::CostTable;
 use millpond::device::{DeviceName, MemoryKind};
@@ -9,19 +9,20 @@ use millpond_baselines::{Caching, MILLPOND, memory_of, name_of};
 use millpond_probe::cost_table;
 use millpond_replay::cores::on_all_cores;
 use millpond_replay::fit::Need;
-use millpond_replay::growth::{Grown, grown};
+use millpond_replay::growth::Growth;
 use millpond_replay::phases::{PhaseSum, sums};
-use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
     Choose, DriverMemory, Moves, Outcome, Program, UNLIMITED, Waste, at_peak, in_managed_memory, on_device,
     on_sim, on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
+use millpond_replay::steps::Steps;
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::{Judged, Verdict};
 use serde::Serialize;
 
+use crate::across::Across;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
@@ -29,6 +30,7 @@ use crate::replay_export::{self, Exports};
 use crate::replay_progress::Progress;
 use crate::replay_tables::{Row, account, calls, grew, held, moved, room, wasted, which_cards, wrapped};
 use crate::screen::{complain, count, remark, say};
+use crate::traces::{is_stdin, read_traces, write_json};
 
 /// What is told of one trace, in the shape that `--json` writes.
 #[derive(Serialize)]
@@ -44,8 +46,8 @@ struct Told {
     verdict: Option<ToldVerdict>,
     live_at_peak: Live,
     live_at_end: Live,
-    /// What was held more and more of.
-    grown: Vec<Grown>,
+    /// What was held more and more of, from step to step.
+    growth: Growth,
     phases: Vec<PhaseSum>,
     allocators: Vec<ToldRow>,
 }
@@ -88,29 +90,28 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let mut exports = Some(Exports::open(args)?);
     let (mut all, mut sections, mut unread) = (Vec::new(), Vec::new(), Vec::new());
+    let mut across = Across::default();
     for path in &args.traces {
-        let progress = Progress::new(&path.to_string_lossy(), "reading");
-        let read = if is_stdin(path) {
-            read::read_stdin(Limits::default())
-        } else {
-            read::read(path, Limits::default())
-        };
-        drop(progress);
-        let traces = match read {
+        let traces = match read_traces(path) {
             Ok(traces) => traces,
             Err(error) => {
                 unread.push(error);
                 continue;
             }
         };
-        for trace in &traces {
+        let others = args.traces.len() > 1 || traces.len() > 1;
+        for trace in traces {
             if let Some(exports) = exports.take() {
-                let others = args.traces.len() > 1 || traces.len() > 1;
-                exports.write(args, trace, others)?;
+                exports.write(args, &trace, others)?;
             }
-            all.push(replay(args, trace, costs.as_ref(), &mut sections)?);
+            all.push(replay(args, &trace, costs.as_ref(), &mut sections)?);
+            if others {
+                let program = Program::new(&trace, args.free());
+                across.add(trace, program);
+            }
         }
     }
+    across.show();
     // Of several traces one that cannot be read does not cost the others.
     let last = unread.pop();
     unread.iter().for_each(|error| complain(&error.to_string()));
@@ -124,11 +125,6 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         return Err(error.into());
     }
     if args.fail_if_oom { refuse_oom(&all) } else { Ok(()) }
-}
-
-/// `-`, as other tools have it; a file of that name is `./-`.
-fn is_stdin(path: &Path) -> bool {
-    path == Path::new("-")
 }
 
 /// For `--fail-if-oom`.
@@ -266,7 +262,7 @@ fn replay(
     drop(progress);
     let (live_at_peak, live_at_end) = (Live::at_peak(trace, &program), Live::at_end(trace, &program));
     let cards = args.cards();
-    let grown = grown(trace, &program);
+    let growth = Growth::of(trace, &program, Steps::found(trace, &program));
     let verdict_said = match &verdict {
         Some(verdict) => {
             let lines = verdict.lines.iter().map(|line| wrapped(line)).collect::<Vec<_>>().join("\n");
@@ -283,7 +279,7 @@ fn replay(
     if let Some(capacity) = fits {
         say(&format!("{}\n", wrapped(&room(&rows, capacity))));
     }
-    say(&format!("{}\n\n{}\n", held("Held at the peak", &live_at_peak), grew(&grown)));
+    say(&format!("{}\n\n{}\n", held("Held at the peak", &live_at_peak), grew(&growth)));
     say(&format!("{verdict_said}\n"));
     say(&account(&rows));
     if args.capacity.is_none() && is_about_cards(args) {
@@ -322,7 +318,7 @@ fn replay(
         verdict,
         live_at_peak,
         live_at_end,
-        grown,
+        growth,
         phases: sums(trace, &program),
         allocators: rows.into_iter().map(told).collect(),
     })
@@ -460,7 +456,7 @@ fn compare_with_driver(outcome: &Outcome, driver: DriverMemory, progress: &Progr
 }
 
 /// Says what was recorded. Returns what is to be remarked about the file.
-fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
+pub(crate) fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
     let mut line = format!(
         "{}: {}, {}, {:.1} s; requested at most {}",
         trace.name,
@@ -494,14 +490,4 @@ fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
     remarks.iter().for_each(|said| remark(&format!("{}: {said}", trace.name)));
     say("");
     remarks
-}
-
-fn write_json(file: Output, all: &[Told]) -> Result<()> {
-    let path = file.path().to_owned();
-    let text = serde_json::to_string_pretty(all).map_err(|error| Error::Io {
-        path,
-        action: "write the results to it",
-        source: error.into(),
-    })?;
-    file.write(&(text + "\n"))
 }

@@ -32,7 +32,7 @@ pub(crate) struct ReplayArgs {
     /// Cards to judge, such as 'RTX 4090,A100-40,24GiB'
     #[arg(long, value_name = "CARDS", value_delimiter = ',')]
     pub(crate) card: Vec<Card>,
-    /// Left to the driver on each card [default: 512MiB]
+    /// Left to the driver on a card [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
     /// End with status 1 if an allocator runs out of memory
@@ -50,6 +50,9 @@ pub(crate) struct ReplayArgs {
     /// Write a snapshot, for pytorch.org/memory_viz
     #[arg(long, value_name = "FILE")]
     pub(crate) export_snapshot: Option<PathBuf>,
+    /// Write the peak's stacks: .svg, .folded, .pb.gz
+    #[arg(long, value_name = "FILE", value_parser = StacksFile::of)]
+    pub(crate) export_stacks: Option<StacksFile>,
     /// When a block used by other streams is free again
     #[arg(long, value_enum, default_value = "completed")]
     free: Free,
@@ -69,6 +72,34 @@ pub(crate) struct ReplayArgs {
     /// With --device host or cuda: mark and check each block
     #[arg(long)]
     pub(crate) verify: bool,
+}
+
+/// A file for what call stacks hold.
+#[derive(Debug, Clone)]
+pub(crate) struct StacksFile {
+    pub(crate) path: PathBuf,
+    pub(crate) format: StacksFormat,
+}
+
+/// What such a file is, by the end of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StacksFormat {
+    Flame,
+    Folded,
+    Pprof,
+}
+
+impl StacksFile {
+    const ENDS: [(&str, StacksFormat); 3] =
+        [(".svg", StacksFormat::Flame), (".folded", StacksFormat::Folded), (".pb.gz", StacksFormat::Pprof)];
+
+    fn of(text: &str) -> Result<Self, String> {
+        let found = Self::ENDS.iter().find(|(end, _)| text.ends_with(end));
+        let (_, format) = found.ok_or_else(|| {
+            format!("'{text}' should end with .svg (flame graph), .folded (folded stacks) or .pb.gz (pprof)")
+        })?;
+        Ok(Self { path: text.into(), format: *format })
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -113,8 +144,11 @@ impl ReplayArgs {
     }
 
     /// The files that are to be written.
-    pub(crate) fn written(&self) -> [Option<&Path>; 4] {
-        [&self.json, &self.report, &self.export_snapshot, &self.export_counters].map(Option::as_deref)
+    pub(crate) fn written(&self) -> [Option<&Path>; 5] {
+        let [json, report, snapshot, counters] =
+            [&self.json, &self.report, &self.export_snapshot, &self.export_counters].map(Option::as_deref);
+        let stacks = self.export_stacks.as_ref().map(|file| file.path.as_path());
+        [json, report, snapshot, counters, stacks]
     }
 
     pub(crate) fn free(&self) -> FreeWhen {

@@ -4,13 +4,14 @@
 use std::io::Write;
 
 use millpond::Context;
-use millpond_replay::export::{ExportError, chrome, snapshot};
+use millpond_replay::export::{ExportError, chrome, flame, folded, pprof, snapshot};
+use millpond_replay::replay::Program;
 use millpond_replay::report::{About, Section};
 use millpond_replay::trace::Trace;
 
 use crate::error::{Error, Result};
 use crate::outputs::{Output, say_written};
-use crate::replay_args::ReplayArgs;
+use crate::replay_args::{ReplayArgs, StacksFormat};
 use crate::screen::remark;
 
 /// The exports that were asked for.
@@ -18,12 +19,18 @@ use crate::screen::remark;
 pub(crate) struct Exports {
     snapshot: Option<Output>,
     counters: Option<Output>,
+    stacks: Option<(Output, StacksFormat)>,
 }
 
 impl Exports {
     /// Opens their files.
     pub(crate) fn open(args: &ReplayArgs) -> Result<Self> {
+        let stacks = match &args.export_stacks {
+            Some(file) => Some((Output::open(&file.path)?, file.format)),
+            None => None,
+        };
         Ok(Self {
+            stacks,
             snapshot: args.export_snapshot.as_deref().map(Output::open).transpose()?,
             counters: args.export_counters.as_deref().map(Output::open).transpose()?,
         })
@@ -31,7 +38,16 @@ impl Exports {
 
     /// Writes them. Where there are other traces, says whose they are.
     pub(crate) fn write(self, args: &ReplayArgs, trace: &Trace, others: bool) -> Result<()> {
-        let any = self.snapshot.is_some() || self.counters.is_some();
+        let any = self.snapshot.is_some() || self.counters.is_some() || self.stacks.is_some();
+        if let Some((file, format)) = self.stacks {
+            let program = Program::new(trace, args.free());
+            let write = match format {
+                StacksFormat::Flame => flame,
+                StacksFormat::Folded => folded,
+                StacksFormat::Pprof => pprof,
+            };
+            to_file(file, |out| write(trace, &program, out))?;
+        }
         if let Some(file) = self.snapshot {
             to_file(file, |out| snapshot(trace, out))?;
         }

@@ -2,14 +2,15 @@
 
 use millpond::HumanBytes;
 use millpond_replay::fit::{Card, Need};
-use millpond_replay::growth::{Grown, STRETCHES};
+use millpond_replay::growth::{Grown, Growth};
 use millpond_replay::replay::{Moves, Outcome, Waste};
 use millpond_replay::sites::Live;
+use millpond_replay::steps::StepBy;
 
 use crate::screen::{self, count, table, thousands};
 
 /// Columns of a terminal.
-const WIDTH: usize = 80;
+pub(crate) const WIDTH: usize = 80;
 
 /// One trace with one allocator.
 pub(crate) struct Row {
@@ -189,26 +190,30 @@ pub(crate) fn held(when: &str, live: &Live) -> String {
     text
 }
 
-/// What grew from step to step.
-pub(crate) fn grew(grown: &[Grown]) -> String {
-    if grown.is_empty() {
+/// What grew from step to step: the first few.
+pub(crate) fn grew(growth: &Growth) -> String {
+    if growth.grown.is_empty() {
         return "Grew from step to step: nothing".to_owned();
     }
-    let mut text = format!(
-        "Grew from step to step (least held in the second of {STRETCHES} parts of the run, and in the last)"
-    );
-    text = wrapped(&text);
-    for grown in grown.iter().take(MOST_GROWN) {
+    let shown = &growth.grown[..growth.grown.len().min(MOST_GROWN)];
+    let mut text = format!("Grew from step to step\n{}", grew_by(growth, shown));
+    if growth.grew > shown.len() {
+        text += &format!("\nand {} more: millpond leaks lists them", growth.grew - shown.len());
+    }
+    text
+}
+
+/// A line for each that grew.
+pub(crate) fn grew_by(growth: &Growth, grown: &[Grown]) -> String {
+    let each = if growth.step_by == StepBy::Part { "a part" } else { "a step" };
+    let mut text = format!("{each:>11} {:>6} {:>11} {:>11}  who", "R²", "from", "to");
+    for grown in grown {
         let (from, to) = grown.from_to();
-        let [more, from, to] = [grown.bytes(), from, to].map(|bytes| HumanBytes(bytes).to_string());
-        let line = format!("\n{:>11}  {from:>10} to {to:>10}  ", format!("+{more}"));
-        let name = match (&grown.tag, &grown.site) {
-            (Some(tag), Some(site)) => format!("{tag}: {site}"),
-            (None, Some(site)) => site.clone(),
-            (_, None) => grown.size.map_or_else(|| "blocks of 0 B".to_owned(), of_sizes),
-        };
+        let each = format!("+{}", HumanBytes(grown.bytes_a_step.round() as u64));
+        let [from, to] = [from, to].map(|bytes| HumanBytes(bytes).to_string());
+        let line = format!("\n{each:>11} {:>6.3} {from:>11} {to:>11}  ", grown.r2);
         let room = WIDTH + 1 - line.chars().count();
-        text += &(line + &cut(&name, room));
+        text += &(line + &cut(&grown.name(), room));
     }
     text
 }
@@ -225,7 +230,7 @@ const MOST_GROWN: usize = 5;
 
 /// A name without its end where it is too long: what stands first says most. Of a call site whose function has a long name the
 /// file and line stay.
-fn cut(name: &str, room: usize) -> String {
+pub(crate) fn cut(name: &str, room: usize) -> String {
     let short = |text: &str, room: usize| {
         let is_long = text.chars().count() > room;
         if is_long {

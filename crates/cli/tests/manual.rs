@@ -41,8 +41,20 @@ fn the_manual_has_a_page_for_each_command() {
         .map(|page| page.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    let commands =
-        ["-bench", "-budget", "-completions", "-fetch", "-info", "-man", "-probe", "-replay", "-train", ""];
+    let commands = [
+        "-bench",
+        "-budget",
+        "-completions",
+        "-diff",
+        "-fetch",
+        "-info",
+        "-leaks",
+        "-man",
+        "-probe",
+        "-replay",
+        "-train",
+        "",
+    ];
     assert_eq!(names, commands.map(|command| format!("millpond{command}.1")));
     for name in names {
         let page = std::fs::read_to_string(pages.join(&name)).unwrap();

@@ -121,7 +121,7 @@ fn json_has_all_that_is_printed() {
         let of_a_trace = [
             "allocators",
             "blocks",
-            "grown",
+            "growth",
             "live_at_end",
             "live_at_peak",
             "phases",

@@ -4,11 +4,12 @@
 //!
 //! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator of
-//! [`choice`] on a device; [`fit`], [`sites`], [`growth`], [`phases`], [`verdict`] and [`report`] say what came of it, [`export`]
+//! [`choice`] on a device; [`fit`], [`sites`], [`steps`], [`growth`], [`difference`], [`phases`], [`verdict`] and [`report`] say what came of it, [`export`]
 //! lets other programs show it. [`generate`] makes traces that nobody recorded.
 
 pub mod choice;
 pub mod cores;
+pub mod difference;
 pub mod event;
 pub mod export;
 pub mod fit;
@@ -16,6 +17,8 @@ pub mod fit;
 mod fixtures;
 pub mod generate;
 pub mod growth;
+pub mod moment;
+mod owners;
 pub mod phases;
 mod pickle;
 pub mod read;
@@ -23,6 +26,7 @@ pub mod replay;
 pub mod report;
 pub mod segments;
 pub mod sites;
+pub mod steps;
 pub mod trace;
 pub mod verdict;
 

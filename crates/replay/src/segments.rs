@@ -54,6 +54,26 @@ pub struct Segments {
 }
 
 impl Segments {
+    /// Bytes that were held after so many ops of the trace; `None` where segments were not recorded.
+    pub fn held_after(&self, ops: usize) -> Option<u64> {
+        let sum = |ops: &[SegmentOp]| {
+            let signed = ops.iter().map(|op| {
+                let bytes = i128::from(op.segment.bytes);
+                if op.kind.grows() { bytes } else { -bytes }
+            });
+            signed.sum::<i128>()
+        };
+        let (earlier, later) = self.ops.split_at(self.ops.partition_point(|op| op.before_op <= ops));
+        let held = match &self.at_end {
+            Some(segments) => {
+                segments.iter().map(|segment| i128::from(segment.bytes)).sum::<i128>() - sum(later)
+            }
+            None if self.ops.is_empty() => return None,
+            None => sum(earlier),
+        };
+        Some(u64::try_from(held.max(0)).unwrap_or(u64::MAX))
+    }
+
     /// The most bytes that were held at once; `None` where segments were not recorded.
     pub fn most_held(&self) -> Option<u64> {
         // Relative to the start of the recording, which the end tells.

@@ -114,8 +114,9 @@ fn by_tag(trace: &Trace, by_stack: &FxHashMap<(StackId, bool), (u64, u64)>) -> V
 }
 
 /// Tag and call site of a block.
-pub(crate) fn owner(trace: &Trace, (stack, before): (StackId, bool)) -> (Option<String>, String) {
-    let site = site(trace, stack).unwrap_or_else(|| without_stack(before).to_owned());
+fn owner(trace: &Trace, (stack, before): (StackId, bool)) -> (Option<String>, String) {
+    let places = places(trace, stack);
+    let site = if places.is_empty() { without_stack(before).to_owned() } else { joined(&places) };
     (tag(trace, stack), site)
 }
 
@@ -132,7 +133,8 @@ fn named(trace: &Trace, by_stack: FxHashMap<(StackId, bool), (u64, u64)>) -> Vec
     sites
 }
 
-fn without_stack(before: bool) -> &'static str {
+/// What is said of a block without a call stack.
+pub(crate) fn without_stack(before: bool) -> &'static str {
     if before { "(allocated before the recording)" } else { "(no call stack recorded)" }
 }
 
@@ -147,15 +149,36 @@ pub(crate) fn tag(trace: &Trace, stack: StackId) -> Option<String> {
 /// Frames of a call site that are told: where memory is asked for through a helper, its caller says more.
 const MOST_FRAMES: usize = 3;
 
-/// The innermost frames that are the program's own, else the innermost of all.
-fn site(trace: &Trace, stack: StackId) -> Option<String> {
-    let frames = || trace.stacks.frames(stack).filter(|frame| !frame.is_tag());
-    let line = |frame: &Frame| {
-        let file = frame.file.rsplit('/').next().unwrap_or(&frame.file);
-        format!("{} ({file}:{})", without_generics(&frame.name), frame.line)
+/// One function of a call site.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// Its name, without type parameters.
+    pub(crate) function: String,
+    /// The source file's name, without its folders.
+    pub(crate) file: String,
+    /// 0 where it is not known.
+    pub(crate) line: u32,
+}
+
+/// A call site as reports name it: `inner (a.py:1) < outer (b.py:2)`.
+pub(crate) fn joined(places: &[Place]) -> String {
+    let line = |place: &Place| match place.line {
+        0 => format!("{} ({})", place.function, place.file),
+        line => format!("{} ({}:{line})", place.function, place.file),
     };
-    let own: Vec<_> = frames().filter(|frame| !is_runtime(frame)).take(MOST_FRAMES).map(line).collect();
-    if own.is_empty() { frames().next().map(line) } else { Some(own.join(" < ")) }
+    places.iter().map(line).collect::<Vec<_>>().join(" < ")
+}
+
+/// The innermost frames that are the program's own, else the innermost of all. Empty where no stack was recorded.
+pub(crate) fn places(trace: &Trace, stack: StackId) -> Vec<Place> {
+    let frames = || trace.stacks.frames(stack).filter(|frame| !frame.is_tag());
+    let place = |frame: &Frame| Place {
+        function: without_generics(&frame.name).to_owned(),
+        file: frame.file.rsplit('/').next().unwrap_or(&frame.file).to_owned(),
+        line: frame.line,
+    };
+    let own: Vec<_> = frames().filter(|frame| !is_runtime(frame)).take(MOST_FRAMES).map(place).collect();
+    if own.is_empty() { frames().next().map(place).into_iter().collect() } else { own }
 }
 
 /// `zeroed` of `zeroed<f64>`: a type parameter may be longer than a line.
@@ -168,7 +191,7 @@ fn without_generics(name: &str) -> &str {
 }
 
 /// Whether a frame is of Rust's, Python's or PyTorch's own code, of an installed library, or has no line.
-fn is_runtime(frame: &Frame) -> bool {
+pub(crate) fn is_runtime(frame: &Frame) -> bool {
     const FOLDERS: [&str; 13] = [
         "/rustc/",
         "/lib/rustlib/",

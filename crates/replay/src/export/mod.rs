@@ -1,16 +1,23 @@
 //! `export/`: a trace, or a replay of it, in files that other programs open.
 //!
 //! Uses `trace` and `replay`. [`snapshot()`] writes what pytorch.org/memory_viz opens, [`chrome()`] what
-//! ui.perfetto.dev and chrome://tracing open. Both write as they go and hold no more than the trace.
+//! ui.perfetto.dev and chrome://tracing open. Both write as they go and hold no more than the trace. What is live at the peak
+//! is written by call stack: as a picture by [`flame()`], for other programs by [`folded()`] and [`pprof()`].
 
 mod chrome;
+pub(crate) mod flame;
 mod held;
+mod pprof;
 mod snapshot;
+mod stacks;
 #[cfg(test)]
 mod tests;
 
 pub use chrome::chrome;
+pub use flame::flame;
+pub use pprof::pprof;
 pub use snapshot::snapshot;
+pub use stacks::folded;
 
 /// Why a file could not be written.
 #[derive(Debug, thiserror::Error)]

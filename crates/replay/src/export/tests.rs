@@ -1,7 +1,7 @@
 use super::*;
-use crate::fixtures::{PIPELINE, named, recorded};
+use crate::fixtures::{GNN, PIPELINE, named, recorded};
 use crate::read::{self, Limits};
-use crate::replay::FreeWhen;
+use crate::replay::{FreeWhen, Program};
 
 #[test]
 fn an_exported_snapshot_reads_back_as_the_same_trace() {
@@ -136,4 +136,91 @@ fn counters_follow_the_tags_of_a_recording() {
         );
         assert!(text.contains(&counter), "{text}");
     }
+}
+
+/// The fields of a protocol buffer's message: numbers, and bytes.
+fn fields(mut message: &[u8]) -> Vec<(u64, u64, &[u8])> {
+    fn varint(from: &mut &[u8]) -> u64 {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = from.split_first().unwrap();
+            *from = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                break;
+            }
+        }
+        number
+    }
+    let mut found = Vec::new();
+    while !message.is_empty() {
+        let key = varint(&mut message);
+        let number = varint(&mut message);
+        match key & 7 {
+            0 => found.push((key >> 3, number, &[][..])),
+            2 => {
+                let (bytes, rest) = message.split_at(number as usize);
+                found.push((key >> 3, number, bytes));
+                message = rest;
+            }
+            kind => panic!("a field of kind {kind}"),
+        }
+    }
+    found
+}
+
+#[test]
+fn profiles_have_what_is_live_at_the_peak() {
+    let trace = recorded(GNN);
+    let program = Program::new(&trace, FreeWhen::Completed);
+    let peak = program.peak_requested().0;
+
+    let mut file = Vec::new();
+    folded(&trace, &program, &mut file).unwrap();
+    let text = String::from_utf8(file).unwrap();
+    let sum = text.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum::<u64>();
+    assert_eq!(sum, peak);
+    assert!(text.lines().any(|line| line.starts_with("<module> (t3.py:103);gnn (t3.py:67)")), "{text}");
+
+    let mut file = Vec::new();
+    pprof(&trace, &program, &mut file).unwrap();
+    let mut profile = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&file[..]), &mut profile).unwrap();
+    let all = fields(&profile);
+    let of = |field: u64| all.iter().filter(move |(at, ..)| *at == field).map(|(_, _, bytes)| *bytes);
+    let strings: Vec<_> = of(6).map(|text| std::str::from_utf8(text).unwrap()).collect();
+    assert_eq!(strings[..5], ["", "inuse_objects", "count", "inuse_space", "bytes"]);
+    assert!(strings.contains(&"gnn"), "{strings:?}");
+    let locations = of(4).count() as u64;
+    let mut sum = 0;
+    for sample in of(2) {
+        let packed = |field| {
+            let (_, _, bytes) = fields(sample).into_iter().find(|(at, ..)| *at == field).unwrap();
+            // As fields of one number each.
+            let keyed: Vec<u8> = bytes
+                .split_inclusive(|byte| *byte < 0x80)
+                .flat_map(|number| [&[8][..], number].concat())
+                .collect();
+            fields(&keyed).into_iter().map(|(_, number, _)| number).collect::<Vec<_>>()
+        };
+        assert!(packed(1).iter().all(|location| (1..=locations).contains(location)));
+        sum += packed(2)[1];
+    }
+    assert_eq!(sum, peak);
+}
+
+#[test]
+fn a_flame_graph_is_as_wide_as_the_peak_and_has_no_markup_of_names() {
+    let (mut trace, peak) = (recorded(GNN), 10_499_491_208);
+    let program = Program::new(&trace, FreeWhen::Completed);
+    let picture = flame::svg(&trace, &program).unwrap();
+    let parts = |picture: &str| picture.matches("<svg ").count();
+    assert!(picture.contains("width=\"100.0000%\""), "{picture}");
+    assert!(picture.contains(&format!("<title>live at the peak: {}, 100.0 %", millpond::HumanBytes(peak))));
+    assert!(parts(&picture) > 5 && picture.contains("&lt;module&gt; (t3.py:103)"), "{picture}");
+
+    trace.stacks = Default::default();
+    trace.blocks.iter_mut().for_each(|block| block.stack = crate::event::StackId::NONE);
+    let picture = flame::svg(&trace, &program).unwrap();
+    assert!(picture.contains("blocks of 1.00 GiB to 2.00 GiB"), "{picture}");
 }

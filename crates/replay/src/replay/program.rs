@@ -14,6 +14,16 @@ pub enum FreeWhen {
     Requested,
 }
 
+impl FreeWhen {
+    /// The op that frees a block then.
+    pub(crate) fn kind(self) -> OpKind {
+        match self {
+            Self::Completed => OpKind::FreeCompleted,
+            Self::Requested => OpKind::FreeRequested,
+        }
+    }
+}
+
 /// One call of the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
@@ -108,9 +118,6 @@ impl Program {
 
 /// The recorded ops that are steps of a replay.
 fn replayed(trace: &Trace, free: FreeWhen) -> impl Iterator<Item = &Op> {
-    let freeing = match free {
-        FreeWhen::Completed => OpKind::FreeCompleted,
-        FreeWhen::Requested => OpKind::FreeRequested,
-    };
+    let freeing = free.kind();
     trace.ops.iter().filter(move |op| op.kind == OpKind::Alloc || op.kind == freeing)
 }

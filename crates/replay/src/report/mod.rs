@@ -1,6 +1,6 @@
 //! `report/`: one HTML file that shows replays, works offline and fetches nothing.
 //!
-//! Uses `trace`, `replay`, `fit`, `phases` and `sites`. [`Section::of`] and [`Section::add`] keep what is shown of a
+//! Uses `trace`, `replay`, `fit`, `phases`, `sites`, `growth` and `export`'s flame graph. [`Section::of`] and [`Section::add`] keep what is shown of a
 //! trace and of each allocator; `charts.rs` makes the chart over time, which plotly.js draws;
 //! `map.rs` draws what lies where; `tables.rs` has everything else; `page.html` is the frame around them. Everything
 //! from the trace is escaped: a function's name may be anything.
@@ -17,11 +17,13 @@ use std::io::{self, Write};
 use millpond::HumanBytes;
 use millpond_baselines::Caching;
 
+use crate::export::flame;
 use crate::fit::{Card, Need};
-use crate::growth::{Grown, grown};
+use crate::growth::Growth;
 use crate::phases::{PhaseSum, sums};
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
+use crate::steps::Steps;
 use crate::trace::Trace;
 use tables::{escaped, prose, time};
 use timeline::{Point, is_idle, timeline};
@@ -50,7 +52,9 @@ pub struct Section {
     allocators: Vec<Shown>,
     at_peak: Live,
     at_end: Live,
-    grown: Vec<Grown>,
+    /// What is live at the peak by call stack, as a picture; nothing where no stacks were recorded.
+    flame: Option<String>,
+    growth: Growth,
     phases: Vec<PhaseSum>,
     verdict: Vec<String>,
     cards: Vec<Card>,
@@ -85,7 +89,8 @@ impl Section {
             allocators: Vec::new(),
             at_peak: Live::at_peak(trace, program),
             at_end: Live::at_end(trace, program),
-            grown: grown(trace, program),
+            flame: if trace.stacks.is_empty() { None } else { flame::svg(trace, program) },
+            growth: Growth::of(trace, program, Steps::found(trace, program)),
             phases: sums(trace, program),
             verdict,
             cards,
@@ -120,6 +125,14 @@ impl Section {
             writeln!(out, "<p class=verdict>{}</p>", prose(line))?;
         }
         tables::write_live("Live when most is requested", &self.at_peak, out)?;
+        if let Some(flame) = &self.flame {
+            writeln!(
+                out,
+                "<h3>Live when most is requested, by call stack</h3><p class=note>Callers above what they call, each as wide as \
+                 what it holds. Tags are blue, the program's own functions orange. A click widens a part; the first row \
+                 shows all again.</p><div>{flame}</div>"
+            )?;
+        }
         self.write_grown(out)?;
         self.write_needs(out)?;
         writeln!(out, "<h3>Memory over time</h3>")?;
@@ -213,7 +226,11 @@ fn facts(trace: &Trace, program: &Program) -> Vec<String> {
 pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Result<()> {
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
-    out.write_all(before_script.as_bytes())?;
+    let (light, dark) = (
+        format!("{}\n", flame::STYLE),
+        format!("@media screen and (prefers-color-scheme: dark) {{ {} }}\n", flame::DARK),
+    );
+    out.write_all(before_script.replacen("</style>", &format!("{light}{dark}</style>"), 1).as_bytes())?;
     millpond_charts::write_script(out)?;
     out.write_all(after_script.as_bytes())?;
     let About { date, version, command } = about;
@@ -235,6 +252,9 @@ pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Re
     }
     for (number, section) in sections.iter().enumerate() {
         section.write(number, out)?;
+    }
+    if sections.iter().any(|section| section.flame.is_some()) {
+        writeln!(out, "<script>{}</script>", flame::SCRIPT)?;
     }
     out.write_all(tail.as_bytes())
 }

@@ -6,9 +6,9 @@ use millpond::HumanBytes;
 
 use super::{Section, Shown};
 use crate::fit::{Card, Need};
-use crate::growth::STRETCHES;
 use crate::replay::Outcome;
 use crate::sites::Live;
+use crate::steps::StepBy;
 
 impl Section {
     /// What each allocator needs, held and did, and on which cards it would fit; or, where one capacity was asked
@@ -75,24 +75,25 @@ impl Section {
 
     /// What was held more and more of.
     pub(super) fn write_grown(&self, out: &mut dyn Write) -> io::Result<()> {
-        if self.grown.is_empty() {
+        let growth = &self.growth;
+        if growth.grown.is_empty() {
             return writeln!(out, "<h3>Grew from step to step: nothing</h3>");
         }
         writeln!(out, "<h3>Grew from step to step</h3><div class=\"names grown\">")?;
-        let rows = self.grown.iter().map(|grown| {
+        let rows = growth.grown.iter().map(|grown| {
             let (from, to) = grown.from_to();
-            let name = match (&grown.tag, &grown.site) {
-                (Some(tag), Some(site)) => breakable(&format!("{tag}: {site}")),
-                (None, Some(site)) => breakable(site),
-                (_, None) => format!("blocks of {}", grown.size.map_or_else(|| "0 B".to_owned(), sizes)),
-            };
-            let [more, from, to] = [grown.bytes(), from, to].map(|bytes| HumanBytes(bytes).to_string());
-            vec![format!("+{more}"), from, to, name]
+            let each = format!("+{}", HumanBytes(grown.bytes_a_step.round() as u64));
+            let [from, to] = [from, to].map(|bytes| HumanBytes(bytes).to_string());
+            vec![each, from, to, format!("{:.3}", grown.r2), breakable(&grown.name())]
         });
-        table(&["more by", "from", "to", "call site"], rows, out)?;
+        let each = if growth.step_by == StepBy::Part { "a part" } else { "a step" };
+        table(&[each, "from", "to", "R²", "call site"], rows, out)?;
         writeln!(
             out,
-            "</div><p class=note>The least that is held in the second of {STRETCHES} parts of the run, and in the last.</p>"
+            "</div><p class=note>{} looked at: {}. From and to: the least that is held within the second and the last. R² \
+             is 1 where each step adds as much.</p>",
+            format_args!("{} {}s", thousands(growth.steps as u64), each.trim_start_matches("a ")),
+            escaped(&growth.steps_are()),
         )
     }
 

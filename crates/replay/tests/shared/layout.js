@@ -10,13 +10,13 @@
   const root = document.documentElement;
   if (root.scrollWidth > innerWidth) wrong.push(`the page is ${root.scrollWidth} px wide`);
 
-  // Each piece of text with where it is shown.
+  // Each piece of text with where it is shown. (A flame graph's names end where their parts do.)
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const texts = [];
   for (let node; (node = walker.nextNode());) {
     const element = node.parentElement;
     const style = getComputedStyle(element);
-    if (!node.data.trim() || element.closest("script, style, .modebar") || style.visibility === "hidden") continue;
+    if (!node.data.trim() || element.closest("script, style, .modebar, .flame") || style.visibility === "hidden") continue;
     const range = document.createRange();
     range.selectNodeContents(node);
     for (const { index, 0: size } of node.data.matchAll(/\d\s(?:[KMGT]i)?B\b/g)) {

@@ -1,0 +1,355 @@
+//! What differs between two moments: of one recording, or of two.
+//!
+//! Each row is a call site under its tags. The rows sum to the difference of what is requested, to the byte; and with what is
+//! held and not requested, to the difference of what is held.
+//!
+//! **Which call sites are the same.** Those of one recording are known by tag, functions, files and lines. Two recordings may
+//! be of two versions of a program, whose lines moved. So call sites of the same tag, functions and files are laid side by
+//! side, by rising lines: where both recordings have as many, the first is the first, and so on. Where they do not, nobody
+//! can say which is which, and all of them are one row, without lines.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::moment::Moment;
+use crate::owners::{Owner, Owners, Who, named};
+use crate::replay::Program;
+use crate::sites::Place;
+use crate::trace::{OpKind, Trace};
+
+/// What became of a call site's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Became {
+    /// It held nothing before.
+    Came,
+    /// It holds nothing now.
+    Went,
+    /// It holds more.
+    Grew,
+    /// It holds less.
+    Shrank,
+}
+
+/// What one call site under one tag holds at both moments. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// What became of it.
+    pub became: Became,
+    /// The tags, outermost first, with `/` between; `None` outside of any.
+    pub tag: Option<String>,
+    /// The call site in the second recording, or in the only one that has it.
+    pub site: Option<String>,
+    /// The call site in the first recording, where its lines were others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub site_before: Option<String>,
+    /// The power of two that the blocks' sizes are not below, where neither call stacks nor tags were recorded.
+    pub size: Option<u64>,
+    /// `after` less `before`.
+    pub change: i64,
+    /// At the first moment.
+    pub before: u64,
+    /// At the second one.
+    pub after: u64,
+    /// Blocks at the first moment.
+    pub blocks_before: u64,
+    /// Blocks at the second one.
+    pub blocks_after: u64,
+}
+
+impl Change {
+    /// Tag and call site in one line, or the sizes.
+    pub fn name(&self) -> String {
+        named(self.tag.as_deref(), self.site.as_deref(), self.size)
+    }
+}
+
+/// One of the two moments. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Side {
+    /// The recording.
+    pub trace: String,
+    /// The moment, in words.
+    pub moment: String,
+    /// Microseconds since the recording began.
+    pub time_us: u64,
+    /// Requested, in live blocks.
+    pub requested: u64,
+    /// In how many blocks.
+    pub blocks: u64,
+    /// What the recorded allocator held; `None` where that was not recorded.
+    pub held: Option<u64>,
+}
+
+/// What differs between two moments. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// The first moment.
+    pub from: Side,
+    /// The second one.
+    pub to: Side,
+    /// How much more is requested: the sum of all changes.
+    pub requested: i64,
+    /// How much more is held and not requested, so cached, pending or rounded up; `None` where what is held was not recorded.
+    pub not_requested: Option<i64>,
+    /// How much more is held: the sum of the two before.
+    pub held: Option<i64>,
+    /// By tag and call site, the largest first; those that hold the same are left out.
+    pub changes: Vec<Change>,
+    /// The same by tag alone; empty where there are no tags.
+    pub tags: Vec<Change>,
+}
+
+/// What one owner holds: bytes and blocks.
+type Sum = (u64, u64);
+
+/// A recording at one moment.
+#[derive(Debug)]
+pub struct At<'a> {
+    trace: &'a Trace,
+    side: Side,
+    owners: Owners,
+    sums: Vec<Sum>,
+}
+
+impl<'a> At<'a> {
+    /// After so many steps of the program, which is the moment.
+    pub fn new(trace: &'a Trace, program: &Program, moment: &Moment, steps: usize) -> Self {
+        let owners = Owners::of(trace);
+        let mut sums = vec![(0, 0); owners.all.len()];
+        for step in &program.steps[..steps] {
+            let (bytes, blocks): &mut Sum = &mut sums[owners.of_block[step.block as usize] as usize];
+            if step.alloc {
+                (*bytes, *blocks) = (*bytes + step.size, *blocks + 1);
+            } else {
+                (*bytes, *blocks) = (*bytes - step.size, *blocks - 1);
+            }
+        }
+        let side = Side {
+            trace: trace.name.clone(),
+            moment: moment.words(),
+            time_us: program.times(trace).take(steps).last().unwrap_or_default(),
+            requested: sums.iter().map(|(bytes, _)| bytes).sum(),
+            blocks: sums.iter().map(|(_, blocks)| blocks).sum(),
+            held: trace.segments.held_after(ops(trace, program, steps)),
+        };
+        Self { trace, side, owners, sums }
+    }
+}
+
+/// How many ops of the trace these steps of its program are.
+fn ops(trace: &Trace, program: &Program, steps: usize) -> usize {
+    let Some(last) = steps.checked_sub(program.before + 1) else { return 0 };
+    let freeing = program.free.kind();
+    let replayed =
+        trace.ops.iter().enumerate().filter(|(_, op)| op.kind == OpKind::Alloc || op.kind == freeing);
+    replayed.map(|(at, _)| at + 1).nth(last).unwrap_or(trace.ops.len())
+}
+
+impl Difference {
+    /// What is different at the second moment.
+    pub fn of(from: &At<'_>, to: &At<'_>) -> Self {
+        let rows = if std::ptr::eq(from.trace, to.trace) {
+            (0..to.sums.len())
+                .map(|owner| {
+                    Row::of(&from.owners.all[owner], &to.owners.all[owner], from.sums[owner], to.sums[owner])
+                })
+                .collect()
+        } else {
+            matched(from, to)
+        };
+        let requested = less(from.side.requested, to.side.requested);
+        let held = from.side.held.zip(to.side.held).map(|(before, after)| less(before, after));
+        let mut tags: BTreeMap<Option<String>, (Sum, Sum)> = BTreeMap::new();
+        for row in &rows {
+            let (before, after) = tags.entry(row.tag.clone()).or_default();
+            (*before, *after) = (plus(*before, row.before), plus(*after, row.after));
+        }
+        let has_tags = tags.keys().any(Option::is_some);
+        let by_tag = tags.into_iter().filter(|_| has_tags).map(|(tag, (before, after))| {
+            let site = if tag.is_none() { Some("(no tag)".to_owned()) } else { None };
+            Row { tag, site, site_before: None, size: None, before, after }
+        });
+        Self {
+            from: from.side.clone(),
+            to: to.side.clone(),
+            requested,
+            not_requested: held.map(|held| held - requested),
+            held,
+            tags: changes(by_tag),
+            changes: changes(rows.into_iter()),
+        }
+    }
+}
+
+/// `after` less `before`: no recording has as much as 2⁶⁰ bytes live.
+fn less(before: u64, after: u64) -> i64 {
+    after as i64 - before as i64
+}
+
+fn plus(one: Sum, other: Sum) -> Sum {
+    (one.0 + other.0, one.1 + other.1)
+}
+
+/// A row, changed or not.
+#[derive(Debug)]
+struct Row {
+    tag: Option<String>,
+    site: Option<String>,
+    site_before: Option<String>,
+    size: Option<u64>,
+    before: Sum,
+    after: Sum,
+}
+
+impl Row {
+    fn of(one: &Owner, other: &Owner, before: Sum, after: Sum) -> Self {
+        let (was, site) = (one.site(), other.site());
+        let site_before = if was == site { None } else { was };
+        Self { tag: other.tag.clone(), site, site_before, size: other.size(), before, after }
+    }
+}
+
+/// The rows that changed, the largest change first.
+fn changes(rows: impl Iterator<Item = Row>) -> Vec<Change> {
+    let rows = rows.filter_map(|Row { tag, site, site_before, size, before, after }| {
+        let became = match (before, after) {
+            (before, after) if before == after => return None,
+            ((_, 0), _) => Became::Came,
+            (_, (_, 0)) => Became::Went,
+            (before, after) if after < before => Became::Shrank,
+            _ => Became::Grew,
+        };
+        let change = less(before.0, after.0);
+        let ((before, blocks_before), (after, blocks_after)) = (before, after);
+        Some(Change {
+            became,
+            tag,
+            site,
+            site_before,
+            size,
+            change,
+            before,
+            after,
+            blocks_before,
+            blocks_after,
+        })
+    });
+    let mut rows: Vec<_> = rows.collect();
+    rows.sort_by_cached_key(|row| (std::cmp::Reverse(row.change.unsigned_abs()), row.name()));
+    rows
+}
+
+/// An owner without its lines, by which it is known in another recording.
+fn without_lines(owner: &Owner) -> Owner {
+    let who = match &owner.who {
+        Who::Site(places) => {
+            Who::Site(places.iter().map(|place| Place { line: 0, ..place.clone() }).collect())
+        }
+        // What is live before a recording in one run may be allocated in it in the other.
+        Who::NoStack { .. } if owner.tag.is_some() => Who::NoStack { before: false },
+        other => other.clone(),
+    };
+    Owner { tag: owner.tag.clone(), who }
+}
+
+/// The owners of two recordings, side by side.
+fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Row> {
+    let mut groups: BTreeMap<Owner, [Vec<usize>; 2]> = BTreeMap::new();
+    for (side, at) in [from, to].into_iter().enumerate() {
+        for (number, owner) in at.owners.all.iter().enumerate() {
+            groups.entry(without_lines(owner)).or_default()[side].push(number);
+        }
+    }
+    let mut rows = Vec::new();
+    for (key, [mut ones, mut others]) in groups {
+        ones.sort_by_key(|&one| &from.owners.all[one]);
+        others.sort_by_key(|&other| &to.owners.all[other]);
+        if ones.len() == others.len() {
+            let pairs = ones.into_iter().zip(others);
+            rows.extend(pairs.map(|(one, other)| {
+                let (was, is) = (&from.owners.all[one], &to.owners.all[other]);
+                Row::of(was, is, from.sums[one], to.sums[other])
+            }));
+        } else if ones.is_empty() || others.is_empty() {
+            let gone = ones.iter().map(|&one| (&from.owners.all[one], from.sums[one], Sum::default()));
+            let come = others.iter().map(|&other| (&to.owners.all[other], Sum::default(), to.sums[other]));
+            rows.extend(gone.chain(come).map(|(owner, before, after)| Row::of(owner, owner, before, after)));
+        } else {
+            let sum = |sums: &[Sum], of: &[usize]| of.iter().map(|&at| sums[at]).fold(Sum::default(), plus);
+            rows.push(Row::of(&key, &key, sum(&from.sums, &ones), sum(&to.sums, &others)));
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Event, EventKind, Frame, StackId};
+    use crate::replay::FreeWhen;
+    use crate::trace::TraceBuilder;
+
+    /// A recording in which these functions, each with its line, hold so many bytes at the end.
+    fn holding(held: &[(&str, u32, u64)]) -> Trace {
+        let mut builder = TraceBuilder::default();
+        for (address, &(name, line, size)) in (64u64..).zip(held) {
+            let frame = builder.stacks.add_frame(Frame { name: name.into(), file: "/src/a.py".into(), line });
+            let stack = builder.stacks.add_stack(&[frame]);
+            let (kind, time_us) = (EventKind::Alloc, address);
+            builder.push(Event { kind, device: 0, stream: 0, time_us, address, size, stack }).unwrap();
+        }
+        builder
+            .push(Event {
+                kind: EventKind::Alloc,
+                device: 0,
+                stream: 0,
+                time_us: 900,
+                address: 9,
+                size: 0,
+                stack: StackId::NONE,
+            })
+            .unwrap();
+        builder.finish("t").remove(0)
+    }
+
+    fn at_end(trace: &Trace) -> At<'_> {
+        let program = Program::new(trace, FreeWhen::Completed);
+        At::new(trace, &program, &Moment::End, program.steps.len())
+    }
+
+    fn told(one: &[(&str, u32, u64)], other: &[(&str, u32, u64)]) -> Vec<(Became, String, i64)> {
+        let (one, other) = (holding(one), holding(other));
+        let difference = Difference::of(&at_end(&one), &at_end(&other));
+        let sum: i64 = difference.changes.iter().map(|change| change.change).sum();
+        assert_eq!(sum, difference.requested);
+        difference.changes.iter().map(|change| (change.became, change.name(), change.change)).collect()
+    }
+
+    #[test]
+    fn call_sites_whose_lines_moved_are_the_same() {
+        let rows =
+            told(&[("f", 10, 100), ("f", 11, 7), ("g", 5, 1)], &[("f", 11, 160), ("f", 12, 7), ("g", 9, 1)]);
+        assert_eq!(rows, [(Became::Grew, "f (a.py:11)".to_owned(), 60)]);
+    }
+
+    #[test]
+    fn a_function_with_another_number_of_call_sites_is_one_row() {
+        let rows = told(&[("f", 10, 100), ("f", 20, 7)], &[("f", 10, 80), ("f", 15, 30), ("f", 21, 7)]);
+        assert_eq!(rows, [(Became::Grew, "f (a.py)".to_owned(), 10)]);
+    }
+
+    #[test]
+    fn what_only_one_recording_has_came_or_went() {
+        let rows = told(&[("old", 1, 50), ("f", 2, 9)], &[("new", 1, 70), ("f", 2, 4)]);
+        let names: Vec<_> =
+            rows.iter().map(|(became, name, change)| (*became, name.as_str(), *change)).collect();
+        let expected = [
+            (Became::Came, "new (a.py:1)", 70),
+            (Became::Went, "old (a.py:1)", -50),
+            (Became::Shrank, "f (a.py:2)", -5),
+        ];
+        assert_eq!(names, expected);
+    }
+}
