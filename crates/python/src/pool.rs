@@ -2,8 +2,9 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use millpond::bindings::{Mutex, PerProcess};
 use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
 use millpond::{Context, Keep, Received, record};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -108,9 +109,23 @@ fn gpu_ordinal(name: &str) -> Option<usize> {
     name.parse().ok().filter(|name: &DeviceName| name.is_gpu()).map(DeviceName::ordinal)
 }
 
+/// The pools that this process made, as long as anything holds them.
+static LIVE: PerProcess<Mutex<Vec<Weak<Handle>>>> = PerProcess::new();
+
+/// The pools that live in this process, in the order in which they were made.
+#[pyfunction]
+fn live_pools() -> Vec<Pool> {
+    let live = LIVE.get().lock();
+    live.iter().filter_map(Weak::upgrade).map(|handle| Pool { handle }).collect()
+}
+
 impl Pool {
     pub(crate) fn over(pool: millpond::Pool, context: Context) -> Self {
-        Self { handle: Arc::new(Handle::new(pool, context)) }
+        let handle = Arc::new(Handle::new(pool, context));
+        let mut live = LIVE.get().lock();
+        live.retain(|known| known.strong_count() > 0);
+        live.push(Arc::downgrade(&handle));
+        Self { handle }
     }
 }
 
@@ -509,5 +524,6 @@ fn open_offer(py: Python<'_>, pool: &Bound<'_, Pool>, handle: &str) -> PyResult<
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Pool>()?;
     module.add_function(wrap_pyfunction!(open_offer, module)?)?;
-    module.add_function(wrap_pyfunction!(gpu_ordinal, module)?)
+    module.add_function(wrap_pyfunction!(gpu_ordinal, module)?)?;
+    module.add_function(wrap_pyfunction!(live_pools, module)?)
 }

@@ -784,6 +784,9 @@ def configure(**options: Unpack[Options]) -> None:
 def device_pool(ordinal: int, memory: Optional[Literal["device", "pinned"]] = None) -> Pool:
     """The shared pool of a GPU's own memory, or of pinned memory near it."""
 
+def live_pools() -> list[Pool]:
+    """The pools that live in this process, in the order in which they were made."""
+
 def devices_in_use() -> list[int]:
     """The GPUs that have a shared pool now."""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Union
 
 from . import _millpond
+from ._errors import DeviceError
 from ._millpond import Pool, Stats
 
 #: A GPU by its number, as ``"cuda:1"``, or as a ``torch.device``; ``None`` is PyTorch's current one, else the first.
@@ -107,8 +108,17 @@ def human(size: float) -> str:
 
 
 def memory_summary(device: Device = None) -> str:
-    """The figures of the GPU's pool, as a table to print."""
-    return summary(pool(device))
+    """The figures of the GPU's pool, as a table to print.
+
+    Where there is no GPU and none is named: those of each :class:`Pool` that lives in this process, or one sentence if none does.
+    """
+    try:
+        return summary(pool(device))
+    except DeviceError as error:
+        if device is not None:
+            raise
+        tables = [summary(each) for each in _millpond.live_pools()]
+        return "\n\n".join(tables) or f"This process has no pool, and no GPU: {error}."
 
 
 def summary(of: Pool) -> str:
