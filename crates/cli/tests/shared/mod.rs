@@ -7,8 +7,10 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+/// The command that was built with the tests. On a machine where they were brought to, `MILLPOND_COMMAND` names it.
 pub(crate) fn command() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_millpond"))
+    let brought = std::env::var_os("MILLPOND_COMMAND");
+    Command::new(brought.unwrap_or_else(|| env!("CARGO_BIN_EXE_millpond").into()))
 }
 
 pub(crate) fn millpond(args: &[&str]) -> Output {
