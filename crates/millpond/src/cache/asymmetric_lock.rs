@@ -179,7 +179,7 @@ impl<T: Guarded> AsymmetricLock<T> {
 
     /// Lets the owner enter without an entry.
     pub(super) fn open(&self) {
-        // Release: see `enter_wide`.
+        // Release: see `enter_without_entry`.
         self.is_open.store(true, Ordering::Release);
     }
 

@@ -171,8 +171,7 @@ impl Depot {
         from > 0
     }
 
-    /// Takes everything of at least `from` bytes, and is closed until it is [opened](Self::open). Under the pool's
-    /// lock.
+    /// Gives up everything, and is closed until it is [opened](Self::open). Under the pool's lock.
     pub(super) fn close(&self, mut each: impl FnMut(TimelineId, Item)) {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);

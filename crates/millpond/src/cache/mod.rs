@@ -5,9 +5,9 @@
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the
 //! thread's index. It has a *stream cache* per stream, and that has a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
-//! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size,
-//! unless they seem to [grow](crate::policy::growth), and share a magazine with sizes near theirs. What a magazine has
-//! no room for goes to the pool's [depot], where other threads find it. What that has no room for goes to the arena.
+//! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size
+//! (but in throughput mode), and share a magazine with sizes near theirs. What a magazine has no room for goes to the
+//! pool's [depot], where other threads find it. What that has no room for goes to the arena.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the thread,
 //! and the block's descriptor. They take no lock, no atomic read-modify-write and no device call. Where they cannot,

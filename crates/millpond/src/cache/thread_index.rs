@@ -149,7 +149,11 @@ pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
                 }
                 INDEX.set(INDICES.add_lowest()?);
             }
-            visits.pools.push(Arc::downgrade(pool));
+            let pool = Arc::downgrade(pool);
+            // One that was refused a cache asks at each request.
+            if !visits.pools.iter().any(|known| known.ptr_eq(&pool)) {
+                visits.pools.push(pool);
+            }
             Some(INDEX.get())
         })
         .ok()
@@ -241,6 +245,17 @@ mod tests {
             assert_eq!(noted, [index]);
             assert!(!ended.any());
         }
+    }
+
+    #[test]
+    fn a_thread_that_asks_again_and_again_notes_a_pool_once() {
+        let ended = Arc::new(Ended::default());
+        let pool = ended.clone();
+        let noted = std::thread::spawn(move || {
+            (0..100).for_each(|_| _ = visit(&pool));
+            VISITS.with_borrow(|visits| visits.pools.len())
+        });
+        assert_eq!(noted.join().unwrap(), 1);
     }
 
     #[test]

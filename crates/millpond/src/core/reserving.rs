@@ -9,7 +9,7 @@ use crate::device::MemoryKind;
 use crate::extents::Refusal;
 use crate::order::Stream;
 
-/// See [`Pool::reserve`](super::Pool::reserve).
+/// See [`Pool::reserve`](crate::Pool::reserve).
 pub(crate) fn reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
     core.check_process()?;
     check_request(core, bytes, 1, stream)?;

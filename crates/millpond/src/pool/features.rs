@@ -122,6 +122,8 @@ impl Pool {
     /// # Errors
     /// [`DeviceError::Unsupported`] for a device that cannot work together with the pool's, and for a GPU that does not reach
     /// this one's memory. Else the device's own: then some pages have access, and the call may be tried again.
+    ///
+    /// [`DeviceError::Unsupported`]: crate::device::DeviceError::Unsupported
     pub fn allow_access(&self, peer: &Context) -> Result<()> {
         peers::allow_access(self.inner(), peer.timelines())
     }
@@ -135,6 +137,8 @@ impl Pool {
     /// As for [`allow_access`](Self::allow_access). [`Error::BadOption`] for a pool that is
     /// [for all peers](crate::PoolBuilder::accessible_from_all). [`DeviceError::Invalid`] while a stream of that GPU is being
     /// captured: then nothing changed.
+    ///
+    /// [`DeviceError::Invalid`]: crate::device::DeviceError::Invalid
     pub fn take_back_access(&self, peer: &Context) -> Result<()> {
         peers::take_back_access(self.inner(), peer.timelines())
     }

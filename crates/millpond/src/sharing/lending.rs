@@ -49,7 +49,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Sends the token and the descriptors to another process, which [receives](Received::receive) them. As often as there
+    /// Sends the token and the descriptors to another process, which [receives](crate::Received::receive) them. As often as there
     /// are processes to share with.
     ///
     /// # Errors
