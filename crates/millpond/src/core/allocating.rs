@@ -47,15 +47,11 @@ type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Alloca
 
 /// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
 /// throughput mode.
-const RUNGS: [Rung; 6] = [
+const RUNGS: [Rung; 4] = [
     // The depot, and a magazine with room for more.
     restock,
-    // Long free pages become short ones, where that is due. Never gives a block.
-    split_long_pages,
     // A free extent that fits. Not for a large request while large blocks are cached: those may fit better.
     cut_ready,
-    // Nothing below can satisfy what exceeds a limit with all that is live. Never gives a block.
-    refuse_impossible,
     // Throughput mode: new pages, within the growth allowance.
     grow,
     // Every cache is emptied. Then any free extent, also after a wait; then pages: parked, remapped, new.
@@ -63,7 +59,7 @@ const RUNGS: [Rung; 6] = [
 ];
 
 /// The rungs in an arena that keeps its pages: nothing is cached for it, and it takes nothing from others.
-const KEEPING: [Rung; 2] = [refuse_impossible, map_keeping];
+const KEEPING: [Rung; 1] = [map_keeping];
 
 /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
 /// recorded has it closed.
@@ -272,21 +268,6 @@ fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> C
     Ok(core.caches.restock(locked, request.units, request.stream, each))
 }
 
-#[inline]
-fn split_long_pages(
-    core: &Core,
-    state: &mut PoolState,
-    request: &LockedRequest<'_>,
-) -> Climb<Option<Allocation>> {
-    if state.arenas.own.is_shortening_due()
-        && state.arenas.own.is_large(request.units)
-        && !without(Mechanism::Splitting)
-    {
-        shorten(core, state);
-    }
-    Ok(None)
-}
-
 #[cold]
 pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     let device = core.timelines.device();
@@ -297,10 +278,14 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     }
 }
 
+/// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    let caches_first = !without(Mechanism::CachesFirst)
-        && state.arenas.own.is_large(request.units)
-        && core.caches.may_hold_large(&state.locked);
+    let is_large = state.arenas.own.is_large(request.units);
+    if is_large && state.arenas.own.is_shortening_due() && !without(Mechanism::Splitting) {
+        shorten(core, state);
+    }
+    let caches_first =
+        is_large && core.caches.may_hold_large(&state.locked) && !without(Mechanism::CachesFirst);
     if caches_first {
         return Ok(None);
     }
@@ -311,15 +296,12 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
     Ok(ready)
 }
 
+/// Refuses what exceeds a limit together with all that is live: no rung from here on can satisfy it.
 #[inline]
-fn refuse_impossible(
-    core: &Core,
-    _: &mut PoolState,
-    request: &LockedRequest<'_>,
-) -> Climb<Option<Allocation>> {
+fn refuse_impossible(core: &Core, request: &LockedRequest<'_>) -> Climb<()> {
     match request.others.and_then(|others| what_forbids_with(core, request.units, others)) {
         Some(what) => Err(shortage(core, what, request)),
-        None => Ok(None),
+        None => Ok(()),
     }
 }
 
@@ -332,6 +314,7 @@ fn grow(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Clim
     if !may_grow {
         return Ok(None);
     }
+    refuse_impossible(core, request)?;
     let grown = state.arenas.own.alloc_growing(request.units, request.align, request.stream);
     if grown.is_ok() {
         adapt(core, state);
@@ -345,6 +328,7 @@ fn empty_caches_and_map(
     state: &mut PoolState,
     request: &LockedRequest<'_>,
 ) -> Climb<Option<Allocation>> {
+    refuse_impossible(core, request)?;
     let device = core.timelines.device();
     let (began, moved) = (device.now(), pages_moved(core));
     let revoked = core.empty_caches(state);
@@ -368,6 +352,7 @@ fn map_keeping(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) 
     let Some((id, arena)) = request.to.and_then(|id| Some((id, arenas.get_mut(id)?))) else {
         return Ok(None);
     };
+    refuse_impossible(core, request)?;
     let found = alloc_mapping(core, arena, ledger, request);
     arenas.note_loose_pages(id);
     found.map(Some)

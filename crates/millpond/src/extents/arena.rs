@@ -7,12 +7,15 @@ use super::check;
 use super::coalescing;
 use super::donors::Donors;
 use super::extent::ExtentId;
-use super::extent_map::{ExtentMap, Pointer};
+use super::extent_map::ExtentMap;
 use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
-use super::miss::{Miss, PageOrigin};
+use super::miss::Miss;
+
 use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
 use super::pages_under::{PagesUnder, pages_under};
+use super::planning::PageOrigin;
+use super::pointers::{self, Pointer};
 use super::ranges::{Owner, Ranges};
 use super::refusal::Refusal;
 use super::regions::RegionOrigin;
@@ -234,7 +237,9 @@ impl Arena {
         if !mapper.pages().device().properties().virtual_memory {
             return segments.back(map, request, mapper.pages().peers);
         }
-        Miss { map, rules, mapper, donors, shortening, request, keeps: *keeps }.back(origin)
+        // What is free in an arena that keeps its pages moves nowhere.
+        let origin = if *keeps { PageOrigin::Growth } else { origin };
+        Miss { map, rules, mapper, donors, shortening, request }.back(origin, *keeps)
     }
 
     /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
@@ -254,6 +259,16 @@ impl Arena {
     fn carve(&mut self, (id, at): Found, units: u64, misses: u64) -> Allocation {
         let (ptr, descriptor) = self.map.allocate(id, at, units);
         Allocation { ptr, descriptor, bytes: units * self.map.layout.unit_bytes, misses }
+    }
+
+    /// What a miss of so many units would do now.
+    #[cfg(test)]
+    pub(crate) fn plan(&mut self, units: u64, stream: &Stream) -> String {
+        let request = self.request(units, 1, stream, Balance::Even).expect("there is host memory");
+        let Self { map, rules, mapper, donors, .. } = self;
+        mapper.settle(map, rules);
+        let plan = super::planning::Planner { map, rules, mapper, donors, request }.plan(PageOrigin::All);
+        plan.expect("there is host memory").to_string()
     }
 
     // ---- one free --------------------------------------------------------------------------------
@@ -314,7 +329,7 @@ impl Arena {
 
     /// The pages that the first `bytes` of an allocated block lie on; `None` in a segment.
     pub(crate) fn pages_under(&self, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
-        pages_under(&self.map, self.mapper.pages(), id, bytes)
+        pages_under(&self.map, &self.mapper, id, bytes)
     }
 
     // ---- what there is ---------------------------------------------------------------------------
@@ -343,7 +358,7 @@ impl Arena {
 
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        self.map.look_up(ptr)
+        pointers::look_up(&self.map, ptr)
     }
 
     /// Every allocated block: its descriptor.
@@ -426,7 +441,7 @@ impl Arena {
     /// The pages that can sleep, in the order of their addresses. No work may use them: the device is idle.
     pub(crate) fn pages_at_home(&mut self) -> Result<Vec<PageAtHome>, DeviceError> {
         self.reap();
-        sleeping::pages_at_home(&self.map, self.mapper.pages())
+        sleeping::pages_at_home(&self.map, &self.mapper)
     }
 
     /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
@@ -444,15 +459,9 @@ impl Arena {
         sleeping::wake(self.mapper.pages_mut(), page)
     }
 
-    /// Joins two pages of one length that lie side by side and have gone, where that makes a wake faster. After the last
-    /// call, [`forget_whole`](Self::forget_whole) is called.
+    /// Joins two pages of one length that lie side by side and have gone, where that makes a wake faster.
     pub(crate) fn join_asleep(&mut self, first: &mut PageAtHome, next: &PageAtHome) -> bool {
-        sleeping::join(&mut self.map, self.mapper.pages_mut(), first, next)
-    }
-
-    /// Forgets which pages lie in free extents, after pages were joined.
-    pub(crate) fn forget_whole(&self) {
-        sleeping::forget_whole(&self.map);
+        sleeping::join(&self.map, &mut self.mapper, first, next)
     }
 
     /// Forgets the pages that sleep and hold no live byte. Their addresses are free again.

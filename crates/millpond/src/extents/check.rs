@@ -7,7 +7,6 @@ use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
 use super::regions::{Region, RegionOrigin};
-use crate::policy::shortening::SHORT_PAGE;
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -59,8 +58,8 @@ pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(
     let recount = count.segment_bytes + pages.recount_bytes();
     ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
     for (what, indexed, counted) in [
-        ("free", Zone::BOTH.map(|zone| map.free(zone)), count.free),
-        ("unmapped", Zone::BOTH.map(|zone| map.unmapped(zone)), count.unmapped),
+        ("free", Zone::BOTH.map(|zone| map.indexes.free(zone)), count.free),
+        ("unmapped", Zone::BOTH.map(|zone| map.indexes.unmapped(zone)), count.unmapped),
     ] {
         let lacks = indexed.iter().any(|index| index.lacks());
         let indexed = indexed.iter().map(|index| index.len()).sum::<usize>();
@@ -108,17 +107,8 @@ impl Check<'_> {
             }
             ExtentState::Free => {
                 count.free += 1;
-                let index = self.map.free(extent.zone);
+                let index = self.map.indexes.free(extent.zone);
                 ensure!(index.lacks() || index.contains(extent, id), "free extent {id:?} is not indexed");
-                let base_pages = (
-                    self.map.layout.base_pages_for(extent.start),
-                    self.map.layout.base_page_of(extent.end()),
-                );
-                let whole = self.map.regions.whole_within(extent.region, base_pages, |_| true);
-                ensure!(
-                    extent.whole.get().is_none_or(|known| known == whole),
-                    "{id:?} has {whole:?}, not what is noted"
-                );
                 let next = extent.next.map(|next| &self.map[next]).filter(|b| b.state == ExtentState::Free);
                 let mergeable = next.is_some_and(|next| next.fence.same_streams(&extent.fence));
                 let known = self.map.unmerged().contains(&id)
@@ -127,7 +117,7 @@ impl Check<'_> {
             }
             ExtentState::Unmapped => {
                 count.unmapped += 1;
-                let index = self.map.unmapped(extent.zone);
+                let index = self.map.indexes.unmapped(extent.zone);
                 ensure!(index.lacks() || index.contains(extent, id), "unmapped {id:?} is not indexed");
                 let twin = extent.next.is_some_and(|next| self.map.is(next, ExtentState::Unmapped));
                 ensure!(!twin, "unmapped {id:?} and the next could be one");
@@ -167,64 +157,45 @@ impl Check<'_> {
         let base_pages = extent.start / per_base_page..extent.end().div_ceil(per_base_page);
         // An unmapped extent may be a terabyte long; nothing beyond the highest base page ever backed can be in the
         // table.
-        for base_page in
-            base_pages.take_while(|base_page| *base_page < self.map.regions.page_table_len(extent.region))
-        {
-            let page = self.map.regions.page_at(extent.region, base_page);
+        let table = self.mapper.table();
+        for base_page in base_pages.take_while(|base_page| *base_page < table.covered(extent.region)) {
+            let page = table.page_at(extent.region, base_page);
             ensure!(
                 page.is_some() == backed,
                 "base page {base_page} of {id:?} ({:?}) has {page:?}",
                 extent.state
             );
-            if let Some(page) = page {
-                let span = self.map.regions.page_span(extent.region, base_page);
-                let page = self.mapper.pages().get(page);
-                let home = page.home.map(|(region, first)| (region, u64::from(first)));
-                let inside = home.is_some_and(|(region, first)| {
-                    region == extent.region
-                        && (first..first + u64::from(page.base_pages)).contains(&base_page)
-                });
-                ensure!(inside, "base page {base_page} of {id:?} names a page whose home is {home:?}");
-                let whole = home.map(|(_, first)| (first, first + u64::from(page.base_pages)));
-                ensure!(
-                    span == whole,
-                    "base page {base_page} of {id:?}: its page spans {span:?}, not {whole:?}"
-                );
+            if let Some((page, home)) = page {
+                let (first, end) = home.span();
+                let inside = home.region == extent.region && (first..end).contains(&base_page);
+                ensure!(inside, "base page {base_page} of {id:?} names a page that lies at {home:?}");
+                let base_pages = self.mapper.pages().get(page).base_pages;
+                ensure!(base_pages == home.base_pages, "{page:?} has {base_pages} base pages, not {home:?}");
             }
-            let starts = page.and_then(|page| self.mapper.pages().get(page).home)
-                == Some((extent.region, base_page as u32));
-            let is_long =
-                starts && page.is_some_and(|page| self.mapper.pages().get(page).base_pages > SHORT_PAGE);
-            ensure!(
-                self.map.regions.is_long_from(extent.region, base_page) == is_long,
-                "base page {base_page} of {id:?}: {page:?} is not noted for as long as it is"
-            );
         }
         if backed {
             let end = extent.end().div_ceil(per_base_page);
-            ensure!(
-                end <= self.map.regions.page_table_len(extent.region),
-                "{id:?} lies beyond the page table"
-            );
+            ensure!(end <= table.covered(extent.region), "{id:?} lies beyond the page table");
         }
         Ok(())
     }
 
     /// Every page is either at home or parked, and is mapped as often as extents say.
     fn check_pages(&self) -> Result<(), String> {
-        for (id, page) in self.mapper.pages().iter() {
+        for (id, _) in self.mapper.pages().iter() {
             let is_of = |extent: &&ExtentId| {
                 self.map.is(**extent, ExtentState::PendingUnmap(id))
                     || self.map.is(**extent, ExtentState::Dormant(id))
             };
             let old = self.old_mappings.iter().filter(is_of).count() as u32;
             let parked = self.mapper.pages().parked().contains(&id);
-            ensure!(parked != page.home.is_some(), "{id:?} is parked and at home, or neither");
-            let mappings = old + u32::from(page.home.is_some());
+            let home = self.mapper.table().home(id);
+            ensure!(parked != home.is_some(), "{id:?} is parked and at home, or neither");
+            let mappings = old + u32::from(home.is_some());
             ensure!(self.mapper.pages().mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
-            if let Some((region, base_page)) = page.home {
-                let there = self.map.regions.page_at(region, u64::from(base_page));
-                ensure!(there == Some(id), "the home of {id:?} holds {there:?}");
+            if let Some(home) = home {
+                let there = self.mapper.table().page_at(home.region, home.span().0);
+                ensure!(there == Some((id, home)), "where {id:?} lies there is {there:?}");
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ pub(super) fn insert_free(map: &mut ExtentMap, rules: &ReuseRules, id: ExtentId)
     let Extent { prev, next, .. } = map[id];
     let id = join_if_ready(map, rules, id, prev);
     let id = join_if_ready(map, rules, id, next);
-    map.index_free(id);
+    map.index(id);
     map.list_if_unmerged(id);
 }
 
@@ -41,7 +41,7 @@ fn join_if_alike(map: &mut ExtentMap, rules: &ReuseRules, id: ExtentId, neighbou
     if !is_alike || rules.is_one_of_a_capture(&map[id].fence, &map[neighbour].fence) {
         return id;
     }
-    map.remove_free(neighbour);
+    map.unindex(neighbour);
     map.join(id, neighbour)
 }
 
@@ -131,16 +131,16 @@ fn join_around(map: &mut ExtentMap, rules: &ReuseRules, id: ExtentId) -> Option<
     let (mut whole, mut joined) = (id, false);
     while let Some(neighbour) = joinable(map, rules, whole) {
         if !joined {
-            map.remove_free(whole);
+            map.unindex(whole);
         }
-        map.remove_free(neighbour);
+        map.unindex(neighbour);
         whole = map.join(whole, neighbour);
         joined = true;
     }
     if joined {
         // Once for all: with many streams, each join would look at every stream again.
         rules.prune_several(map.fence_mut(whole));
-        map.index_free(whole);
+        map.index(whole);
     }
     joined.then_some(whole)
 }

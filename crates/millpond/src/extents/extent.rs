@@ -1,6 +1,5 @@
 //! Extents: the pieces that address space is cut into, linked in address order.
 
-use std::cell::Cell;
 use std::ops::{Index, IndexMut};
 
 use super::layout::Zone;
@@ -31,14 +30,6 @@ pub(super) enum ExtentState {
     Unused,
 }
 
-/// The pages that lie wholly in an extent.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Whole {
-    pub(super) count: u32,
-    /// For each length that one of them has in base pages, the bit of its binary logarithm.
-    pub(super) classes: u32,
-}
-
 /// A piece of a region. Takes two cache lines. Walks and most changes need the first only: each request touches
 /// several, scattered ones.
 #[derive(Debug)]
@@ -57,8 +48,6 @@ pub(super) struct Extent {
     pub(super) next: Option<ExtentId>,
     /// Free extents: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
-    /// Free extents: the pages that lie wholly in it, once a miss has asked (see `donors`).
-    pub(super) whole: Cell<Option<Whole>>,
     /// Free extents, and those pending unmap: the work to wait for. Allocated blocks: the streams of recorded uses.
     pub(super) fence: Fence,
 }
@@ -78,7 +67,6 @@ impl Extent {
             next: None,
             fence: Fence::empty(),
             freed: 0,
-            whole: Cell::new(None),
             listed: false,
         }
     }
@@ -197,7 +185,6 @@ impl Extents {
         (right.prev, right.next) = (Some(id), left.next);
         right.fence.clone_from(&left.fence);
         right.freed = left.freed;
-        right.whole = Cell::new(None);
         left.units = at - left.start;
         let next = left.next.replace(new);
         if let Some(next) = next {
@@ -218,7 +205,6 @@ impl Extents {
         front.next = Some(id);
         front.fence = Fence::empty();
         front.freed = rest.freed;
-        front.whole = Cell::new(None);
         rest.start += units;
         rest.units -= units;
         let prev = rest.prev.replace(new);
@@ -229,31 +215,25 @@ impl Extents {
         new
     }
 
-    /// Moves the bound between an extent and its next, which is longer than that, up by so many units. Indexes are the
-    /// caller's.
-    pub(super) fn move_bound(&mut self, left: ExtentId, right: ExtentId, units: u64) {
-        let [left, right] = self.both(left, right);
-        debug_assert!(left.end() == right.start && units < right.units);
-        left.units += units;
-        right.start += units;
-        right.units -= units;
-    }
-
     /// Reserves the host's memory for the fences of two [splits](Self::split), given room for the extents; `false`
     /// where it is refused.
     pub(super) fn make_room_to_split(&mut self, id: ExtentId) -> bool {
-        !self[id].fence.is_long() || self.make_room_for_fences(self[id].fence.len())
+        self.make_room_for_fences(2, self[id].fence.len())
     }
 
-    /// Two records that are taken next can have fences of so many streams.
+    /// The records that are taken next, so many, can have fences of so many streams. `false` where the host refuses it.
+    pub(super) fn make_room_for_fences(&mut self, records: usize, streams: usize) -> bool {
+        !Fence::would_be_long(streams) || self.make_room_for_long_fences(records, streams)
+    }
+
     #[cold]
-    fn make_room_for_fences(&mut self, streams: usize) -> bool {
-        while self.vacant.len() < 2 {
+    fn make_room_for_long_fences(&mut self, records: usize, streams: usize) -> bool {
+        while self.vacant.len() < records {
             let new = self.new_record_slow();
             self.vacant.insert(0, new);
         }
-        let next = self.vacant.len() - 2;
-        (next..next + 2).all(|at| {
+        let next = self.vacant.len() - records;
+        (next..next + records).all(|at| {
             let id = self.vacant[at];
             let fence = &mut self[id].fence;
             fence.make_room(streams.saturating_sub(fence.len()))

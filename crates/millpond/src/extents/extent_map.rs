@@ -9,10 +9,11 @@ use std::ops::Index;
 use std::sync::Arc;
 
 use super::address_space::{AddressSpace, BlankMap};
-use super::extent::{Extent, ExtentId, ExtentState, Extents, Whole};
-use super::index::{FreeIndex, UnmappedIndex};
+use super::extent::{Extent, ExtentId, ExtentState, Extents};
+use super::indexes::Indexes;
 use super::layout::{Layout, Zone};
 use super::page_map::{BlockDescriptor, DescriptorRef, PageMap};
+use super::page_table::Home;
 use super::refusal::Refusal;
 use super::regions::{NewRegion, RegionOrigin, Regions};
 use crate::device::{DeviceError, DevicePtr};
@@ -22,25 +23,6 @@ use crate::physical::PageId;
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
 
-#[cfg(test)]
-thread_local! {
-    /// How many maps were asked by this thread what a pointer is.
-    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-/// What a pointer is to an extent map.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pointer {
-    /// The start of a live block.
-    Live(ExtentId),
-    /// Inside the live block that starts at the address.
-    Inside(DevicePtr),
-    /// In the map's address space, but in no live block.
-    NotLive,
-    /// Elsewhere.
-    Foreign,
-}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct ExtentMap {
@@ -48,8 +30,7 @@ pub(super) struct ExtentMap {
     pub(super) regions: Regions,
     addresses: AddressSpace,
     extents: Extents,
-    free: [FreeIndex; 2],
-    unmapped: [UnmappedIndex; 2],
+    pub(super) indexes: Indexes,
     /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
     unmerged: Vec<ExtentId>,
     /// Counts frees, to tell old free extents from young ones.
@@ -71,11 +52,10 @@ impl ExtentMap {
     pub(super) fn new(layout: Layout, addresses: AddressSpace) -> Self {
         Self {
             layout,
-            regions: Regions::new(&layout),
+            regions: Regions::default(),
             addresses,
             extents: Extents::default(),
-            free: Default::default(),
-            unmapped: Default::default(),
+            indexes: Indexes::default(),
             unmerged: Vec::new(),
             frees: 0,
             allocated_blocks: [0; 2],
@@ -96,14 +76,16 @@ impl ExtentMap {
     pub(super) fn make_room(&mut self) -> bool {
         // Nearly always true.
         self.extents.make_room(ROOM)
-            && (self.unmerged.capacity() >= self.extents.capacity() && !self.lacks()
+            && (self.unmerged.capacity() >= self.extents.capacity() && !self.indexes.lack()
                 || self.make_room_for_records() && self.complete_indexes())
     }
 
-    /// The same, for the next page of a miss: pieces on both sides of two places. Extents may be on no index meanwhile.
-    pub(super) fn make_room_for_page(&mut self) -> bool {
-        self.extents.make_room(2 * ROOM)
+    /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
+    /// index meanwhile.
+    pub(super) fn make_room_for(&mut self, cuts: usize, streams: usize) -> bool {
+        self.extents.make_room(cuts + ROOM)
             && (self.unmerged.capacity() >= self.extents.capacity() || self.make_room_for_records())
+            && self.extents.make_room_for_fences(cuts, streams)
     }
 
     #[cold]
@@ -113,27 +95,9 @@ impl ExtentMap {
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
-    /// Whether an index lacks extents, since the host refused memory.
-    fn lacks(&self) -> bool {
-        self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
-    }
-
-    /// Indexes every extent that is missing there, since the host refused memory. `false` where it still does. Called
-    /// between requests, when none is missing for another reason.
-    #[cold]
+    /// See [`Indexes::complete`].
     pub(super) fn complete_indexes(&mut self) -> bool {
-        if !self.lacks() {
-            return true;
-        }
-        self.free.iter_mut().chain(&mut self.unmapped).for_each(FreeIndex::complete);
-        for (id, extent) in self.extents.iter() {
-            match extent.state {
-                ExtentState::Free => self.free[extent.zone as usize].insert_missing(extent, id),
-                ExtentState::Unmapped => self.unmapped[extent.zone as usize].insert_missing(extent, id),
-                _ => {}
-            }
-        }
-        !self.lacks()
+        self.indexes.complete(&self.extents)
     }
 
     /// Reserves the host's memory for the fences of two [splits](Self::split); `false` where it is refused.
@@ -162,7 +126,7 @@ impl ExtentMap {
         let end = self.extents.shrink();
         // Some are of extents that are gone.
         self.unmerged.retain(|id| id.0 < end.0);
-        for id in self.unmapped.iter().flat_map(|unmapped| unmapped.at_least(1)) {
+        for id in Zone::BOTH.iter().flat_map(|zone| self.indexes.unmapped(*zone).at_least(1)) {
             let extent = &self.extents[id];
             let bytes = extent.start * self.layout.unit_bytes..extent.end() * self.layout.unit_bytes;
             self.regions.get(extent.region).map.let_go(bytes);
@@ -192,9 +156,7 @@ impl ExtentMap {
         let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
         let records = self.extents.capacity();
         let new = self.addresses.reserve(zone, least, (is_first, is_short), records)?;
-        let unmapped = self.enter_region(new, ExtentState::Unmapped);
-        self.unmapped[zone as usize].insert(&self.extents[unmapped], unmapped);
-        Ok(unmapped)
+        Ok(self.enter_region(new, ExtentState::Unmapped))
     }
 
     /// Reserves the host's memory for a segment, before there is one; returns the map for it.
@@ -213,16 +175,16 @@ impl ExtentMap {
     pub(super) fn add_segment(&mut self, base: DevicePtr, bytes: u64, zone: Zone, map: BlankMap) -> ExtentId {
         let map = self.addresses.map_of_segment(base, bytes, map);
         let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Segment, map };
-        let free = self.enter_region(new, ExtentState::Free);
-        self.index_free(free);
-        free
+        self.enter_region(new, ExtentState::Free)
     }
 
-    /// Enters a region with one extent, which is on no index.
+    /// Enters a region with one extent.
     fn enter_region(&mut self, new: NewRegion, state: ExtentState) -> ExtentId {
         let (zone, units, extents) = (new.zone, new.bytes / self.layout.unit_bytes, &mut self.extents);
         let region = self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, state)));
-        self.regions.get(region).head
+        let head = self.regions.get(region).head;
+        self.index(head);
+        head
     }
 
     /// Forgets a region that is one extent, free or unmapped, and has `give_back` give its addresses back. On an error
@@ -242,9 +204,7 @@ impl ExtentMap {
         }
         // Of a segment, it is a part of a table that stays.
         self.regions.get(id).map.let_go(0..bytes);
-        let extent = &self.extents[head];
-        let indexes = if extent.state == ExtentState::Free { &mut self.free } else { &mut self.unmapped };
-        indexes[extent.zone as usize].remove(extent);
+        self.unindex(head);
         self.extents.remove_alone(head);
         self.regions.remove(id);
         Ok(())
@@ -291,21 +251,6 @@ impl ExtentMap {
         all
     }
 
-    /// The pages that lie wholly in a free extent. It remembers them.
-    pub(super) fn whole(&self, id: ExtentId) -> Whole {
-        let extent = &self.extents[id];
-        let whole = extent.whole.get().unwrap_or_else(|| {
-            self.regions.whole_within(extent.region, self.base_pages_within(id), |_| true)
-        });
-        extent.whole.set(Some(whole));
-        whole
-    }
-
-    /// Notes that other pages than before lie in a free extent.
-    pub(super) fn forget_whole(&self, id: ExtentId) {
-        self.extents[id].whole.set(None);
-    }
-
     /// The count of frees so far.
     pub(super) fn frees(&self) -> u64 {
         self.frees
@@ -321,6 +266,11 @@ impl ExtentMap {
     /// Where a base page of a region lies.
     pub(super) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
         self.regions.address(region, base_page << self.layout.base_page_shift(), &self.layout)
+    }
+
+    /// Where a page lies.
+    pub(super) fn address_of_home(&self, home: Home) -> DevicePtr {
+        self.address_of_base_page(home.region, home.span().0)
     }
 
     /// The base pages that lie wholly in an extent: the first, and the first behind them.
@@ -363,59 +313,59 @@ impl ExtentMap {
 
     // ---- cutting and joining ---------------------------------------------------------------------
 
-    /// Cuts an extent in two at unit `at`; returns the right part. Both are on no index.
-    pub(super) fn split(&mut self, id: ExtentId, at: u64) -> ExtentId {
-        self.extents.split(id, at)
-    }
-
     /// Joins two neighbours, which are on no index; returns the id that keeps the whole.
     pub(super) fn join(&mut self, a: ExtentId, b: ExtentId) -> ExtentId {
         self.extents.join(a, b)
     }
 
-    /// Cuts a range out of a free extent, to be on no index; what is left on either side stays free.
-    pub(super) fn cut_free(&mut self, id: ExtentId, start: u64, end: u64) -> ExtentId {
-        self.remove_free(id);
+    /// Puts a free or unmapped extent on its index.
+    #[inline]
+    pub(super) fn index(&mut self, id: ExtentId) {
+        self.indexes.insert(&self.extents[id], id);
+    }
+
+    /// Takes a free or unmapped extent off its index.
+    #[inline]
+    pub(super) fn unindex(&mut self, id: ExtentId) {
+        self.indexes.remove(&self.extents[id]);
+    }
+
+    /// Cuts a range out of a free or unmapped extent, to be on no index; what is left on either side stays as it was.
+    pub(super) fn cut(&mut self, id: ExtentId, (start, end): (u64, u64)) -> ExtentId {
+        self.unindex(id);
         let mut cut = id;
         if self.extents[id].start < start {
             cut = self.extents.split(id, start);
-            self.index_free(id);
+            self.index(id);
         }
         if end < self.extents[cut].end() {
-            self.index_rest(cut, end);
+            let rest = self.extents.split(cut, end);
+            self.index(rest);
+            // If the extent and its next were listed as unmerged, these two are now.
+            if self.is(rest, ExtentState::Free) && self.is_free(self.extents[rest].next) {
+                self.list_unmerged(rest);
+            }
         }
         cut
     }
 
-    /// Cuts what lies behind `end` off an extent that was free, as a free extent.
-    pub(super) fn index_rest(&mut self, cut: ExtentId, end: u64) {
-        let rest = self.extents.split(cut, end);
-        self.index_free(rest);
-        // If the extent and its next were listed as unmerged, these two are now.
-        if self.is_free(self.extents[rest].next) {
-            self.list_unmerged(rest);
-        }
-    }
-
-    /// Joins the free extents from the one at `start` to `end`, none of which is on no index. There is room to split the
-    /// whole. `None` where the host has no memory for its fence.
-    pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64)) -> Option<ExtentId> {
+    /// Joins the free extents from the one at `start` to `end` behind one fence.
+    pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64), fence: Fence) -> ExtentId {
         let mut whole = self.piece_at(first, start);
-        let mut fence = Fence::empty();
-        if !self.until(whole, end).all(|id| fence.try_join(&self.extents[id].fence)) {
-            return None;
-        }
         // Off the index once and on it once, however many pieces there are.
-        self.remove_free(whole);
-        // No fence that joins it makes it longer.
-        self.extents[whole].fence = fence;
+        self.unindex(whole);
+        *self.fence_mut(whole) = Fence::empty();
         while self.extents[whole].end() < end {
             let next = self.extents[whole].next.expect("a place is covered by extents");
-            self.remove_free(next);
+            self.unindex(next);
+            *self.fence_mut(next) = Fence::empty();
             whole = self.extents.join(whole, next);
         }
-        self.index_free(whole);
-        self.make_room_to_split(whole).then_some(whole)
+        *self.fence_mut(whole) = fence;
+        self.index(whole);
+        // Its neighbours may be free too; whoever needs a longer extent joins them.
+        self.list_if_unmerged(whole);
+        whole
     }
 
     /// The free extent that holds so many units from an address on, and the unit where they begin. Free neighbours are
@@ -424,9 +374,9 @@ impl ExtentMap {
         let (region, at) = self.regions.find(ptr)?;
         let (start, end) = (at >> self.layout.unit_shift(), (at >> self.layout.unit_shift()) + units);
         let first = self.until(self.regions.head(region)?, start + 1).last()?;
-        let mut last = first;
+        let (mut last, mut fence) = (first, Fence::empty());
         loop {
-            if !self.is(last, ExtentState::Free) {
+            if !self.is(last, ExtentState::Free) || !fence.try_join(&self.extents[last].fence) {
                 return None;
             }
             if end <= self.extents[last].end() {
@@ -434,7 +384,8 @@ impl ExtentMap {
             }
             last = self.extents[last].next?;
         }
-        Some((self.join_free(first, (start, end))?, start))
+        let whole = self.join_free(first, (start, end), fence);
+        self.make_room_to_split(whole).then_some((whole, start))
     }
 
     /// The address ranges that are backed: first address and bytes of each, none of which touches another of its region.
@@ -457,20 +408,14 @@ impl ExtentMap {
 
     // ---- free extents ----------------------------------------------------------------------------
 
-    /// The free extents of a zone.
-    #[inline]
-    pub(super) fn free(&self, zone: Zone) -> &FreeIndex {
-        &self.free[zone as usize]
-    }
-
     pub(super) fn free_ids(&self) -> impl Iterator<Item = ExtentId> {
-        self.free.iter().flat_map(|free| free.at_least(0))
+        Zone::BOTH.iter().flat_map(|zone| self.indexes.free(*zone).at_least(0))
     }
 
     /// A list that has room for every free extent; or the host refuses it.
     pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
         let mut list = Vec::new();
-        let most = self.free.iter().map(FreeIndex::len).sum();
+        let most = Zone::BOTH.map(|zone| self.indexes.free(zone).len()).iter().sum();
         match list.try_reserve_exact(most) {
             Ok(()) => Ok(list),
             Err(_) => Err(DeviceError::HostMemory {
@@ -482,20 +427,8 @@ impl ExtentMap {
 
     /// Bytes of the longest free extent.
     pub(super) fn largest_free(&self) -> u64 {
-        self.free.iter().map(FreeIndex::longest).max().unwrap_or(0) * self.layout.unit_bytes
-    }
-
-    /// Puts a free extent on its index.
-    pub(super) fn index_free(&mut self, id: ExtentId) {
-        let extent = &mut self.extents[id];
-        extent.whole.set(None);
-        self.free[extent.zone as usize].insert(extent, id);
-    }
-
-    /// Takes a free extent off its index.
-    pub(super) fn remove_free(&mut self, id: ExtentId) {
-        let extent = &self.extents[id];
-        self.free[extent.zone as usize].remove(extent);
+        Zone::BOTH.map(|zone| self.indexes.free(zone).longest()).into_iter().max().unwrap_or(0)
+            * self.layout.unit_bytes
     }
 
     /// Free extents with free neighbours. See the field.
@@ -527,12 +460,7 @@ impl ExtentMap {
 
     /// The shortest unmapped extent of a zone that has so many base pages.
     pub(super) fn unmapped_with(&self, zone: Zone, base_pages: u64) -> Option<ExtentId> {
-        self.unmapped[zone as usize].at_least(base_pages << self.layout.base_page_shift()).next()
-    }
-
-    /// The unmapped extents of a zone.
-    pub(super) fn unmapped(&self, zone: Zone) -> &UnmappedIndex {
-        &self.unmapped[zone as usize]
+        self.indexes.unmapped(zone).at_least(base_pages << self.layout.base_page_shift()).next()
     }
 
     /// The base pages of an extent without blocks that a window covers, also in part.
@@ -551,11 +479,11 @@ impl ExtentMap {
         self.make_bare(id);
         for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
             if self.is(neighbour, ExtentState::Unmapped) {
-                self.remove_unmapped(neighbour);
+                self.unindex(neighbour);
                 id = self.extents.join(id, neighbour);
             }
         }
-        self.index_unmapped(id);
+        self.index(id);
         id
     }
 
@@ -563,16 +491,6 @@ impl ExtentMap {
     pub(super) fn make_bare(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id];
         (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
-    }
-
-    pub(super) fn index_unmapped(&mut self, id: ExtentId) {
-        let extent = &self.extents[id];
-        self.unmapped[extent.zone as usize].insert(extent, id);
-    }
-
-    pub(super) fn remove_unmapped(&mut self, id: ExtentId) {
-        let extent = &self.extents[id];
-        self.unmapped[extent.zone as usize].remove(extent);
     }
 
     // ---- mapping ---------------------------------------------------------------------------------
@@ -587,27 +505,11 @@ impl ExtentMap {
         self.extents[id].state = ExtentState::Dormant(page);
     }
 
-    /// Notes that an extent on no index, where nothing was in use, is backed: it is free, behind the fence.
-    pub(super) fn make_backed(&mut self, id: ExtentId, fence: &Fence, freed: u64) {
+    /// Notes that an extent on no index is backed: it is free for all since that count of frees, and indexed.
+    pub(super) fn make_backed(&mut self, id: ExtentId, freed: u64) {
         let extent = &mut self.extents[id];
-        extent.state = ExtentState::Free;
-        extent.fence.clone_from(fence);
-        extent.freed = freed;
-    }
-
-    /// Notes that the first units of an unmapped extent are backed, behind the fence, and adds them to the free extent
-    /// before it. Both are on no index, and some stay unmapped.
-    pub(super) fn back_first(
-        &mut self,
-        (backed, unmapped): (ExtentId, ExtentId),
-        units: u64,
-        fence: &Fence,
-        freed: u64,
-    ) {
-        self.extents.move_bound(backed, unmapped, units);
-        let extent = &mut self.extents[backed];
-        extent.freed = extent.freed.max(freed);
-        extent.fence.join(fence);
+        (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), freed);
+        self.index(id);
     }
 
     // ---- blocks ----------------------------------------------------------------------------------
@@ -620,13 +522,13 @@ impl ExtentMap {
         self.allocated_units += units;
         if extent.start == at && units < extent.units {
             // Nearly always.
-            self.remove_free(id);
+            self.unindex(id);
             let cut = self.cut_front(id, units);
             let opened = self.open(cut, region);
             self.index_front_rest(id);
             return opened;
         }
-        let cut = self.cut_free(id, at, at + units);
+        let cut = self.cut(id, (at, at + units));
         self.open(cut, region)
     }
 
@@ -642,7 +544,7 @@ impl ExtentMap {
 
     /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
     fn index_front_rest(&mut self, id: ExtentId) {
-        self.index_free(id);
+        self.index(id);
         // If the two before it were listed as unmerged, it and its next may not be.
         if self.is_free(self.extents[id].next) {
             self.list_unmerged(id);
@@ -707,32 +609,5 @@ impl ExtentMap {
     pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
         self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
             && self.address_of(id) == ptr
-    }
-
-    /// What the pointer is.
-    pub(super) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        #[cfg(test)]
-        LOOKS.with(|looks| looks.set(looks.get() + 1));
-        let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
-        match self.regions.allocated_at(region, at) {
-            Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
-            Some(_) => Pointer::NotLive,
-            None => self.look_inside(region, at >> self.layout.unit_shift()),
-        }
-    }
-
-    /// The slow half of [`look_up`](Self::look_up), for errors only: walks the region.
-    #[cold]
-    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
-        let mut at = self.regions.head(region);
-        while let Some(id) = at {
-            let extent = &self.extents[id];
-            if unit < extent.end() {
-                let live = self.descriptor_of(id).is_some_and(BlockDescriptor::is_live);
-                return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
-            }
-            at = extent.next;
-        }
-        Pointer::NotLive
     }
 }

@@ -11,7 +11,7 @@ use super::extent::{Extent, ExtentId};
 /// Entries of extents by rising length.
 #[derive(Debug)]
 pub(super) struct Rising<'a> {
-    index: &'a FreeIndex,
+    index: &'a ExtentIndex,
     run: std::slice::Iter<'a, IndexEntry>,
     more: std::slice::Iter<'a, Vec<IndexEntry>>,
     next_bin: usize,
@@ -56,9 +56,9 @@ fn bin_of(units: u64) -> usize {
     units.checked_ilog2().map_or(0, |log| log as usize)
 }
 
-/// The free extents of a zone, by length.
+/// The extents of a zone that are free, or that are unmapped, by length.
 #[derive(Debug)]
-pub(super) struct FreeIndex {
+pub(super) struct ExtentIndex {
     bins: Box<[Bin; BINS]>,
     /// A bit for each bin that is not empty.
     filled: u64,
@@ -67,13 +67,13 @@ pub(super) struct FreeIndex {
     lacks: bool,
 }
 
-impl Default for FreeIndex {
+impl Default for ExtentIndex {
     fn default() -> Self {
         Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: 0, len: 0, lacks: false }
     }
 }
 
-impl FreeIndex {
+impl ExtentIndex {
     /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, extent: &Extent, id: ExtentId) {
         let bin = bin_of(extent.units);
@@ -170,9 +170,6 @@ impl FreeIndex {
     }
 }
 
-/// The unmapped extents of a zone, by length. The same structure: an unmapped extent is found as a free extent is.
-pub(super) type UnmappedIndex = FreeIndex;
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -195,7 +192,7 @@ mod tests {
             removed in prop::collection::vec(any::<prop::sample::Index>(), 0..100),
             wanted in prop::collection::vec(prop_oneof![0u64..200, 0u64..1 << 41], 20),
         ) {
-            let mut index = FreeIndex::default();
+            let mut index = ExtentIndex::default();
             let mut all: Vec<_> = (0u32..).zip(&lengths).map(|(at, units)| (*units, at)).collect();
             for (units, at) in &all {
                 index.insert(&extent(u64::from(*at), *units), ExtentId(*at));

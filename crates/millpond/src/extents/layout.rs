@@ -59,6 +59,11 @@ impl Layout {
         1 << self.base_page_shift()
     }
 
+    /// The units in a range of base pages: the first, and the first behind them.
+    pub(super) fn units_of(&self, (first, end): (u64, u64)) -> (u64, u64) {
+        (first << self.base_page_shift(), end << self.base_page_shift())
+    }
+
     /// The base page that holds a unit.
     pub(super) fn base_page_of(&self, unit: u64) -> u64 {
         unit >> self.base_page_shift()

@@ -12,10 +12,12 @@
 //! a large page, and the page map needs few places for large blocks. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
-//! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), the `regions` with their page
-//!   tables. Its `page_map` leads from an address to its block. It knows nothing of time.
+//! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), and the `regions` of addresses. Its
+//!   `page_map` leads from an address to its block. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
-//! - `mapper`: which page backs which address. With it work `cursor`, `old_mappings`, `donors` and `segments`.
+//! - `mapper`: which page backs which address, now (`page_table`) and before (`old_mappings`). `segments`: memory that never
+//!   moves.
+//! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
 //! - `miss`, `shorten`, `sleeping` and `trim`: what takes pages, exchanges them and gives them back.
 //! - `arena`: composes all of them. `peers`: which other devices may use its memory.
 //!
@@ -24,9 +26,11 @@
 //!    the device is asked (*opportunistic*). Where the best fit leaves much over, the lowest address is taken.
 //! 2. The same by making the stream wait (*internal dependencies*).
 //! 3. The same after joining neighbours that were kept apart because different streams freed them.
-//! 4. A *miss* (`miss`): the place is chosen that the fewest pages have to be mapped at (`placement`). It is backed with
-//!    pages that come back to their old mappings there (`old_mappings`). Then come parked pages, pages remapped from free
-//!    extents elsewhere (`donors`), and only then new ones.
+//! 4. A *miss* (`miss`) is planned first (`planning`). The place is the one that the fewest pages have to be mapped at
+//!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
+//!    give (`donors`), and only then new ones.
+//! 5. The plan is carried out (`commit`). The host's memory for it is ensured. Then come the device calls; if one fails, those
+//!    before it are undone. Then it is noted what lies where, which cannot fail.
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
 //! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
@@ -44,19 +48,26 @@ mod arena;
 mod bin;
 mod check;
 mod coalescing;
-mod cursor;
+mod commit;
 mod donors;
 mod extent;
 mod extent_map;
 mod index;
+mod indexes;
 mod layout;
 mod mapper;
 mod miss;
 mod old_mappings;
 mod page_map;
+mod page_table;
 mod pages_under;
 mod peers;
 mod placement;
+mod plan;
+#[cfg(test)]
+mod plan_tests;
+mod planning;
+mod pointers;
 mod ranges;
 mod refusal;
 mod regions;
@@ -72,12 +83,12 @@ mod trim;
 
 pub(crate) use arena::{Allocation, Arena};
 pub(crate) use extent::ExtentId;
-#[cfg(test)]
-pub(crate) use extent_map::LOOKS;
-pub(crate) use extent_map::Pointer;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap, Place};
 pub(crate) use pages_under::PagesUnder;
+#[cfg(test)]
+pub(crate) use pointers::LOOKS;
+pub(crate) use pointers::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
 pub(crate) use sleeping::PageAtHome;

@@ -29,9 +29,9 @@ impl OldMappings {
         self.pending.is_empty() && self.idle.is_empty()
     }
 
-    /// Reserves the host's memory for one more; `false` where it is refused.
-    pub(super) fn make_room(&mut self) -> bool {
-        let all = self.pending.len() + self.idle.len() + 1;
+    /// Reserves the host's memory for so many more; `false` where it is refused.
+    pub(super) fn make_room(&mut self, more: usize) -> bool {
+        let all = self.pending.len() + self.idle.len() + more;
         let mut lists = [&mut self.pending, &mut self.idle].into_iter();
         // Each may come to hold all of them.
         lists.all(|list| list.try_reserve(all - list.len()).is_ok())

@@ -2,9 +2,11 @@
 
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
+use super::mapper::Mapper;
+use super::page_table::Home;
 use super::regions::RegionOrigin;
 use crate::device::PageHandle;
-use crate::physical::Pages;
+use crate::physical::PageId;
 
 /// What a block lies on.
 #[derive(Debug)]
@@ -15,24 +17,32 @@ pub(crate) struct PagesUnder {
     pub(crate) offset: u64,
 }
 
+/// The pages that the block's units from `from` on lie on.
+pub(super) fn pages_of(
+    map: &ExtentMap,
+    mapper: &Mapper,
+    id: ExtentId,
+    from: u64,
+) -> impl Iterator<Item = (PageId, Home)> {
+    let (region, layout, mut unit, end) = (map[id].region, &map.layout, from, map[id].end());
+    std::iter::from_fn(move || {
+        let found = (unit < end).then(|| mapper.table().page_at(region, layout.base_page_of(unit)))??;
+        unit = layout.units_of(found.1.span()).1;
+        Some(found)
+    })
+}
+
 /// The pages that the first `bytes` of an allocated block lie on; `None` in a segment. They stay the same as long as the block
 /// is allocated.
-pub(super) fn pages_under(map: &ExtentMap, pages: &Pages, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
-    let (region, start) = (map[id].region, map[id].start);
-    if map.regions.get(region).origin == RegionOrigin::Segment {
+pub(super) fn pages_under(map: &ExtentMap, mapper: &Mapper, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
+    let start = map[id].start;
+    if map.regions.get(map[id].region).origin == RegionOrigin::Segment {
         return None;
     }
-    let unit_bytes = map.layout.unit_bytes;
-    let backing = map.regions.backing(region);
-    let end = start + bytes.div_ceil(unit_bytes);
-    let (mut unit, mut offset, mut under) = (start, None, Vec::new());
-    while unit < end {
-        let base_page = map.layout.base_page_of(unit);
-        let (page, (first, page_end)) =
-            map.regions.page_at(region, base_page).zip(backing.span(base_page))?;
-        offset.get_or_insert((unit - first) * unit_bytes);
-        under.push(pages.handle(page));
-        unit = page_end;
-    }
-    Some(PagesUnder { pages: under, offset: offset? })
+    let end = start + bytes.div_ceil(map.layout.unit_bytes);
+    let first_unit = |home: Home| map.layout.units_of(home.span()).0;
+    let mut under =
+        pages_of(map, mapper, id, start).take_while(|(_, home)| first_unit(*home) < end).peekable();
+    let offset = (start - first_unit(under.peek()?.1)) * map.layout.unit_bytes;
+    Some(PagesUnder { pages: under.map(|(page, _)| mapper.pages().handle(page)).collect(), offset })
 }

@@ -6,8 +6,9 @@
 use super::arena::Arena;
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
+use super::pages_under::pages_of;
 use super::regions::{Region, RegionOrigin};
-use crate::device::{DevicePtr, DeviceResult, PeerSet};
+use crate::device::{DeviceResult, PeerSet};
 use crate::physical::PageId;
 
 impl Arena {
@@ -27,8 +28,8 @@ impl Arena {
         if segment_of(&self.map, id).is_some() {
             return peers.without(self.peers()).is_empty();
         }
-        let has_peers = |page| peers.without(self.mapper.pages().peers_of(page)).is_empty();
-        for_each_page(&self.map, id, |page, _| if has_peers(page) { Ok(()) } else { Err(()) }).is_ok()
+        let mut pages = pages_of(&self.map, &self.mapper, id, self.map[id].start);
+        pages.all(|(page, _)| peers.without(self.mapper.pages().peers_of(page)).is_empty())
     }
 
     /// Lets devices use a live block, and what else lies on its pages.
@@ -40,10 +41,14 @@ impl Arena {
                 mapper.pages().device().set_peer_access(segment.base, segment.bytes, peers, true)
             };
         }
-        for_each_page(map, id, |page, at| {
+        let mut from = map[id].start;
+        loop {
+            let next = pages_of(map, mapper, id, from).next();
+            let Some((page, home)) = next else { return Ok(()) };
             // SAFETY: the page is mapped there.
-            unsafe { mapper.pages_mut().set_peer_access(page, at, peers, true) }
-        })
+            unsafe { mapper.pages_mut().set_peer_access(page, map.address_of_home(home), peers, true) }?;
+            from = map.layout.units_of(home.span()).1;
+        }
     }
 
     /// Lets devices use all memory that is mapped now.
@@ -74,8 +79,9 @@ impl Arena {
     unsafe fn set_access_to_pages(&mut self, peers: PeerSet, allowed: bool) -> DeviceResult<()> {
         let Self { map, mapper, .. } = self;
         for number in 0..mapper.pages().records() {
-            if let Some((page, (region, base_page))) = mapper.pages().at_home(number) {
-                let at = map.address_of_base_page(region, u64::from(base_page));
+            let page = PageId(number as u32);
+            if let Some(home) = mapper.table().home(page) {
+                let at = map.address_of_home(home);
                 // SAFETY: the page is mapped there. The rest is the caller's promise.
                 unsafe { mapper.pages_mut().set_peer_access(page, at, peers, allowed) }?;
             }
@@ -87,21 +93,4 @@ impl Arena {
 /// The segment that a block lies in, if it lies in one.
 fn segment_of(map: &ExtentMap, id: ExtentId) -> Option<&Region> {
     Some(map.regions.get(map[id].region)).filter(|region| region.origin == RegionOrigin::Segment)
-}
-
-/// Shows `each` page under a block, and where it begins.
-fn for_each_page<E>(
-    map: &ExtentMap,
-    id: ExtentId,
-    mut each: impl FnMut(PageId, DevicePtr) -> Result<(), E>,
-) -> Result<(), E> {
-    let (extent, layout) = (&map[id], &map.layout);
-    let (mut base_page, end) = (layout.base_page_of(extent.start), layout.base_pages_for(extent.end()));
-    while base_page < end
-        && let Some((page, (first, page_end))) = map.regions.page_over(extent.region, base_page)
-    {
-        each(page, map.address_of_base_page(extent.region, first))?;
-        base_page = page_end;
-    }
-    Ok(())
 }

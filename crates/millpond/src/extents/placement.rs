@@ -3,7 +3,6 @@
 use super::donors::Donors;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use super::search::Request;
 use crate::policy::fit::GROWTH_CANDIDATES;
@@ -28,31 +27,26 @@ impl Placement {
     }
 }
 
-/// The place for the request that the fewest pages have to be mapped at, ready for its stream but for those. Pages that
-/// `donors` can give back to their old mappings need not be. At a tie it grows what is free already, unless the stream
-/// would have to wait for that. So free space stays contiguous. A region that has to be added `is_short` or not.
+/// The place for the request that the fewest pages have to be mapped at. Pages that `donors` can give back to their old
+/// mappings need not be. At a tie it grows what is free already, unless the stream would have to wait for that. So free space
+/// stays contiguous. `None` where only a new region has room.
 pub(super) fn choose_place(
-    map: &mut ExtentMap,
+    map: &ExtentMap,
     rules: &ReuseRules,
     donors: &Donors,
     request: Request<'_>,
-    is_short: bool,
-) -> Result<Placement, Refusal> {
+) -> Option<Placement> {
     let base_pages = map.layout.base_pages_for(request.units);
     let growth = Growth { map, rules, donors, request };
-    if let Some(grown) = growth.best()
-        && (grown.missing < base_pages || (grown.missing == base_pages && growth.is_ready(&grown)))
-        && growth.make_ready(&grown)?
-    {
-        return Ok(grown);
-    }
-    // One of which all base pages are missing, in the unmapped extent that fits best.
-    let first = match map.unmapped_with(request.zone, base_pages) {
-        Some(unmapped) => unmapped,
-        None => map.add_region(request.zone, base_pages, is_short)?,
-    };
-    let Extent { region, start, .. } = map[first];
-    Ok(Placement { region, start, end: start + request.units, first, missing: base_pages })
+    let grown = growth
+        .best()
+        .filter(|grown| grown.missing < base_pages || grown.missing == base_pages && growth.is_ready(grown));
+    grown.or_else(|| {
+        // One of which all base pages are missing, in the unmapped extent that fits best.
+        let first = map.unmapped_with(request.zone, base_pages)?;
+        let Extent { region, start, .. } = map[first];
+        Some(Placement { region, start, end: start + request.units, first, missing: base_pages })
+    })
 }
 
 /// The places that begin or end with a free extent.
@@ -70,7 +64,7 @@ impl Growth<'_> {
     /// their pages.
     fn best(&self) -> Option<Placement> {
         let mut best: Option<Placement> = None;
-        let longest = self.map.free(self.request.zone).below(self.request.units);
+        let longest = self.map.indexes.free(self.request.zone).below(self.request.units);
         for id in longest.take(GROWTH_CANDIDATES) {
             if !self.may_grow(id) || !self.could_be_ready(id) {
                 continue;
@@ -142,7 +136,7 @@ impl Growth<'_> {
             ExtentState::Dormant(page) => {
                 let layout = &self.map.layout;
                 let place = (layout.base_page_of(window.0), layout.base_pages_for(window.1));
-                if self.donors.can_give(&self.map.regions, page, (region, place)) {
+                if self.donors.have(page, (region, place)) {
                     return Some(0);
                 }
                 fence.is_empty().then(all)
@@ -155,24 +149,11 @@ impl Growth<'_> {
         self.rules.could_be_ready(&self.map[id].fence, self.request.stream)
     }
 
-    /// The free extents in a place.
-    fn free_in(&self, place: &Placement) -> impl Iterator<Item = &Extent> {
-        let extents = self.map.until(place.first, place.end).map(|id| &self.map[id]);
-        extents.filter(|extent| extent.state == ExtentState::Free)
-    }
-
     /// Whether the stream may use what is free in a place, by what is known already.
     fn is_ready(&self, place: &Placement) -> bool {
-        self.free_in(place).all(|extent| self.rules.is_ready(&extent.fence, self.request.stream))
-    }
-
-    /// Makes the stream wait for the free extents in a place, where it must.
-    fn make_ready(&self, place: &Placement) -> Result<bool, Refusal> {
-        for extent in self.free_in(place) {
-            if !self.rules.make_ready(&extent.fence, self.request.stream)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let extents = self.map.until(place.first, place.end).map(|id| &self.map[id]);
+        extents
+            .filter(|extent| extent.state == ExtentState::Free)
+            .all(|extent| self.rules.is_ready(&extent.fence, self.request.stream))
     }
 }

@@ -44,11 +44,6 @@ impl ReuseRules {
         Ok(true)
     }
 
-    /// As [`wait_for`](Self::wait_for), where the stream must wait.
-    pub(super) fn make_ready(&self, fence: &Fence, stream: &Stream) -> Result<bool, DeviceError> {
-        Ok(self.is_ready(fence, stream) || self.wait_for(fence, stream)?)
-    }
-
     /// Whether the fence's work is complete, by what is known.
     pub(super) fn is_complete(&self, fence: &Fence) -> bool {
         self.timelines.is_complete(fence)

@@ -96,7 +96,7 @@ impl<'a> Search<'a> {
         }
         if is_asked || request.align > map.layout.unit_bytes {
             // Shorter ones may be ready now, or fit where they lie.
-            longer = map.free(request.zone).rising(request.units);
+            longer = map.indexes.free(request.zone).rising(request.units);
         }
         Ok(Some(self.lowest_ready(found, longer, &mut query)))
     }
@@ -141,7 +141,7 @@ impl<'a> Search<'a> {
         let Self { map, request, .. } = *self;
         let mut units = request.units;
         loop {
-            let mut rising = map.free(request.zone).rising(units);
+            let mut rising = map.indexes.free(request.zone).rising(units);
             for entry in rising.by_ref().take(CANDIDATES) {
                 if let Some(at) = self.fitting(entry)
                     && let found @ Some(_) = each(entry.id, at)

@@ -6,14 +6,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::cursor::MapCursor;
 use super::extent::{Extent, ExtentId};
 use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
-use crate::physical::PageId;
+use crate::physical::{MapFailure, PageId};
 use crate::policy::ledger::Ledger;
 use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, Shortening, goes_on};
 
@@ -71,7 +70,7 @@ pub(super) fn shorten(
 /// exchanged.
 fn long_free_pages(map: &ExtentMap, rules: &ReuseRules, mapper: &Mapper) -> BinaryHeap<LongPage> {
     let units = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift();
-    let free = map.free(Zone::Large);
+    let free = map.indexes.free(Zone::Large);
     rules.poll(&map.fence_of(free.at_least(units)));
     let mut all = Vec::new();
     // It may grow; without memory for that, those found so far will do.
@@ -81,28 +80,36 @@ fn long_free_pages(map: &ExtentMap, rules: &ReuseRules, mapper: &Mapper) -> Bina
         if !rules.is_complete(fence) {
             continue;
         }
-        map.regions.for_each_long(region, map.base_pages_within(extent), |page, base_page, base_pages| {
+        let (start, mut end) = map.base_pages_within(extent);
+        while let Some((page, home)) = mapper.table().last_whole(region, (start, end)) {
+            end = home.span().0;
             // Some have an old mapping, which waits for its work.
-            if mapper.pages().mappings(page) == 1 && all.try_reserve(1).is_ok() {
-                let (region, base_page) = (Reverse(region), Reverse(base_page));
-                all.push(LongPage { base_pages, region, base_page, page, extent });
+            if home.base_pages > SHORT_PAGE
+                && mapper.pages().mappings(page) == 1
+                && all.try_reserve(1).is_ok()
+            {
+                let (region, base_page) = (Reverse(region), Reverse(end));
+                all.push(LongPage { base_pages: home.base_pages, region, base_page, page, extent });
             }
-        });
+        }
     }
     all.into()
 }
 
 /// Exchanges one page. Its extent stays as it is, unless memory is lost to others meanwhile.
 fn exchange_in_place(map: &mut ExtentMap, mapper: &mut Mapper, long: &LongPage) -> Result<(), Refusal> {
-    let LongPage { region: Reverse(region), base_page: Reverse(base_page), page, .. } = *long;
+    let LongPage { base_page: Reverse(base_page), region: Reverse(region), page, .. } = *long;
+    let base_pages = (base_page, base_page + u64::from(long.base_pages));
+    if !map.make_room_for(3, map[long.extent].fence.len()) || !mapper.make_room_for(1, region, base_pages) {
+        return Err(map.no_room());
+    }
     // SAFETY: the page lies wholly in a free extent whose fence is complete. Others take its place below.
-    unsafe { mapper.unmap(map, page, (region, base_page)) }?;
+    unsafe { mapper.unmap(map, page) }?;
     if let Err(error) = mapper.release(page) {
         // It is parked, for the next miss.
-        cut_bare(map, long, base_page).close(map);
+        cut_bare(map, long, base_page);
         return Err(error.into());
     }
-    map.forget_whole(long.extent);
     back_with_short(map, mapper, long)
 }
 
@@ -112,37 +119,43 @@ fn back_with_short(map: &mut ExtentMap, mapper: &mut Mapper, long: &LongPage) ->
     let mut left = long.base_pages;
     while left > 0 {
         let base_pages = SHORT_PAGE.min(left);
-        let page = match mapper.create_to_stay(base_pages) {
+        let page = match mapper.create(base_pages) {
             Ok(page) => page,
             Err(error) => {
-                cut_bare(map, long, base_page).close(map);
+                cut_bare(map, long, base_page);
                 let bytes = u64::from(base_pages) * map.layout.base_page_bytes;
                 return Err(Refusal::of_page(error, bytes));
             }
         };
+        let address = map.address_of_base_page(region, base_page);
         // SAFETY: the long page that was here was unmapped before, and short ones come one behind the other.
-        if let Err(failure) = unsafe { mapper.map_alone(map, page, (region, base_page)) } {
-            let mut bare = cut_bare(map, long, base_page);
-            let refusal = mapper.note_failure(map, &mut bare, page, failure);
+        if let Err(failure) = unsafe { mapper.pages_mut().map(page, address) } {
+            let bare = cut_bare(map, long, base_page);
             mapper.park(page);
-            bare.close(map);
-            return Err(refusal);
+            let error = match failure {
+                MapFailure::Clean(error) => error,
+                MapFailure::Stuck(error) => {
+                    let range = map.layout.units_of((base_page, base_page + u64::from(base_pages)));
+                    let stuck = map.cut(map.piece_at(bare, range.0), range);
+                    mapper.leave(map, (stuck, page), false);
+                    error
+                }
+            };
+            return Err(Refusal::of_mapping(error));
         }
-        mapper.set_home(map, page, (region, base_page));
+        mapper.set_home(page, (region, base_page));
         (base_page, left) = (base_page + u64::from(base_pages), left - base_pages);
     }
     Ok(())
 }
 
-/// Cuts the base pages from `base_page` on, which lost their long page, out of its extent.
+/// Makes the base pages from `base_page` on, which lost their long page, unmapped. Returns the unmapped extent.
 #[cold]
-fn cut_bare(map: &mut ExtentMap, long: &LongPage, base_page: u64) -> MapCursor {
+fn cut_bare(map: &mut ExtentMap, long: &LongPage, base_page: u64) -> ExtentId {
     let end = long.base_page.0 + u64::from(long.base_pages);
-    let per_base_page = map.layout.units_per_base_page();
-    let bare = map.cut_free(long.extent, base_page * per_base_page, end * per_base_page);
-    map.make_bare(bare);
-    map.regions.set_page(long.region.0, base_page, (end - base_page) as u32, None);
-    MapCursor::over(map, (base_page, end), bare)
+    let (start, end) = map.layout.units_of((base_page, end));
+    let bare = map.cut(long.extent, (start, end));
+    map.make_unmapped(bare)
 }
 
 #[cfg(test)]

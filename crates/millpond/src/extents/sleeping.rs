@@ -21,13 +21,12 @@ pub(crate) struct PageAtHome {
 }
 
 /// See [`Arena::pages_at_home`](super::Arena::pages_at_home).
-pub(super) fn pages_at_home(map: &ExtentMap, pages: &Pages) -> Result<Vec<PageAtHome>, DeviceError> {
+pub(super) fn pages_at_home(map: &ExtentMap, mapper: &Mapper) -> Result<Vec<PageAtHome>, DeviceError> {
+    let pages = mapper.pages();
     let mut found = list(pages.records())?;
-    for (id, page) in pages.iter().filter(|(id, _)| pages.is_only_at_home(*id)) {
-        if let Some((region, base_page)) = page.home {
-            let at = map.address_of_base_page(region, u64::from(base_page));
-            found.push(PageAtHome { id, at, bytes: pages.bytes_of(id) });
-        }
+    // Those that have no old mapping.
+    for (id, home) in mapper.table().iter().filter(|(id, _)| pages.mappings(*id) == 1) {
+        found.push(PageAtHome { id, at: map.address_of_home(home), bytes: pages.bytes_of(id) });
     }
     found.sort_unstable_by_key(|page| page.at);
     Ok(found)
@@ -77,33 +76,21 @@ pub(super) fn wake(pages: &mut Pages, page: &PageAtHome) -> Result<bool, Refusal
 }
 
 /// See [`Arena::join_asleep`](super::Arena::join_asleep).
-pub(super) fn join(
-    map: &mut ExtentMap,
-    pages: &mut Pages,
-    first: &mut PageAtHome,
-    next: &PageAtHome,
-) -> bool {
+pub(super) fn join(map: &ExtentMap, mapper: &mut Mapper, first: &mut PageAtHome, next: &PageAtHome) -> bool {
     let Some((region, at)) = map.regions.find(first.at) else { return false };
-    let base_page = at / map.layout.base_page_bytes;
     let most = u64::from(PAGE_TO_WAKE.min(map.layout.largest_page)) * map.layout.base_page_bytes;
     let may_join = map.regions.get(region).zone == Zone::Large
         && map.regions.find(next.at) == Some((region, at + first.bytes))
         && first.bytes == next.bytes
         && first.bytes + next.bytes <= most;
-    if !may_join || !pages.join_gone(first.id, next.id) {
+    if !may_join || !mapper.pages_mut().join_gone(first.id, next.id) {
         return false;
     }
-    let base_pages = pages.get(first.id).base_pages;
-    // The second one's start is none any more.
-    map.regions.set_page(region, base_page + u64::from(base_pages / 2), base_pages / 2, None);
-    map.regions.set_page(region, base_page, base_pages, Some(first.id));
+    mapper.forget_home(next.id);
+    mapper.forget_home(first.id);
+    mapper.set_home(first.id, (region, at / map.layout.base_page_bytes));
     first.bytes *= 2;
     true
-}
-
-/// Notes in each free extent that other pages lie there.
-pub(super) fn forget_whole(map: &ExtentMap) {
-    map.free_ids().for_each(|id| map.forget_whole(id));
 }
 
 /// See [`Arena::forget_asleep`](super::Arena::forget_asleep).

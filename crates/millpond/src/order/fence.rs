@@ -115,7 +115,13 @@ impl Fence {
     /// Whether it has memory of its own.
     #[inline]
     pub(crate) fn is_long(&self) -> bool {
-        self.0.len() > INLINE
+        Self::would_be_long(self.0.len())
+    }
+
+    /// Whether a fence of so many streams has memory of its own.
+    #[inline]
+    pub(crate) fn would_be_long(streams: usize) -> bool {
+        streams > INLINE
     }
 
     /// A copy with room for one stream more; `None` where the host has no memory for it.

@@ -39,8 +39,6 @@ pub(crate) struct Page {
     handle: PageHandle,
     /// Length in base pages.
     pub(crate) base_pages: u32,
-    /// Where the arena uses it: region and first base page. `None` while it is parked.
-    pub(crate) home: Option<(u32, u32)>,
     /// Mappings, the one in use and old ones. A page that sleeps has one, too.
     mappings: u32,
     presence: Presence,
@@ -137,11 +135,6 @@ impl Pages {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
     }
 
-    /// Where the arena uses a page, by its number: all are below [`records`](Self::records).
-    pub(crate) fn at_home(&self, number: usize) -> Option<(PageId, (u32, u32))> {
-        Some((PageId(number as u32), self.table[number].as_ref()?.home?))
-    }
-
     /// Pages that were ever held at once, at most.
     pub(crate) fn records(&self) -> usize {
         self.table.len()
@@ -156,17 +149,8 @@ impl Pages {
         u64::from(base_pages) * self.base_page_bytes
     }
 
-    /// The largest parked page of at most `base_pages`.
-    pub(crate) fn take_parked(&mut self, base_pages: u32) -> Option<PageId> {
-        let fits = |id: &&PageId| self.get(**id).base_pages <= base_pages;
-        let best = self.parked.iter().filter(fits).max_by_key(|id| self.get(**id).base_pages).copied()?;
-        self.parked.retain(|id| *id != best);
-        Some(best)
-    }
-
     /// Puts a page that is mapped nowhere aside.
     pub(crate) fn park(&mut self, id: PageId) {
-        self.get_mut(id).home = None;
         self.parked.push(id);
     }
 
@@ -187,14 +171,7 @@ impl Pages {
         self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
         self.base_pages += u64::from(base_pages);
-        let page = Page {
-            handle,
-            base_pages,
-            home: None,
-            mappings: 0,
-            presence: Presence::Whole,
-            peers: PeerSet::NONE,
-        };
+        let page = Page { handle, base_pages, mappings: 0, presence: Presence::Whole, peers: PeerSet::NONE };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -221,11 +198,12 @@ impl Pages {
             && self.parked.try_reserve_exact(all(&self.table, self.parked.len())).is_ok()
     }
 
-    /// Maps the page at `at` and makes it accessible there.
+    /// Maps the page at `at` and makes it accessible there. Returns the other devices that may use it through the mapping that
+    /// was in use before.
     ///
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
-    pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
+    pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<PeerSet, MapFailure> {
         let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).base_pages));
         // SAFETY: the page is in the table, so not released; the range is the caller's promise.
         unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
@@ -248,7 +226,7 @@ impl Pages {
         }
         self.counters.calls.set_access.add(1);
         self.tell(at, bytes, true);
-        Ok(())
+        Ok(before)
     }
 
     /// Lets other devices use the page through the mapping in use, which is at `at`, or no longer. Those that have what is
@@ -380,9 +358,9 @@ impl Pages {
         self.get(id).peers == self.peers
     }
 
-    /// Notes that the mapping in use is another one now, through which those devices may use the page.
-    pub(crate) fn set_usual_peers(&mut self, id: PageId) {
-        self.get_mut(id).peers = self.peers;
+    /// Notes that the mapping in use is another one now, through which these devices may use the page.
+    pub(crate) fn set_peers_of(&mut self, id: PageId, peers: PeerSet) {
+        self.get_mut(id).peers = peers;
     }
 
     pub(crate) fn mappings(&self, id: PageId) -> u32 {

@@ -19,12 +19,6 @@ pub(super) enum Presence {
 }
 
 impl Pages {
-    /// Whether the page is mapped at its home and nowhere else.
-    pub(crate) fn is_only_at_home(&self, id: PageId) -> bool {
-        let page = self.get(id);
-        page.home.is_some() && page.mappings == 1
-    }
-
     /// Whether there is a page with this id.
     pub(crate) fn knows(&self, id: PageId) -> bool {
         self.table.get(id.0 as usize).is_some_and(Option::is_some)
@@ -58,7 +52,7 @@ impl Pages {
     /// Unmaps a page from its home, and gives its memory back. Where it sleeps already, nothing is done.
     ///
     /// # Safety
-    /// The page lies at `at`, [only there](Self::is_only_at_home), and no work uses the range until it is awake.
+    /// The page is mapped at `at` and nowhere else, and no work uses the range until it is awake.
     pub(crate) unsafe fn put_to_sleep(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
         let bytes = self.bytes_of(id);
         if self.get(id).presence > Presence::Unmapped {

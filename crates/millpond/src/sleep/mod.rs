@@ -290,7 +290,6 @@ impl Sleeper {
         let Some(asleep) = &mut self.asleep else { return };
         asleep
             .join(|of, first, next| arenas.named_mut(of).is_some_and(|arena| arena.join_asleep(first, next)));
-        arenas.iter().for_each(|(_, arena)| arena.forget_whole());
     }
 
     /// Wakes all pages that are kept. If that fails, they sleep again, as far as they can.

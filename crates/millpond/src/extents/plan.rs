@@ -1,0 +1,64 @@
+//! The plan of a miss: a place in address space, and the steps that put pages behind it.
+
+use std::fmt;
+
+use super::extent::ExtentId;
+use super::placement::Placement;
+use crate::order::Fence;
+use crate::physical::PageId;
+
+/// What happens to one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A dormant mapping is removed, since another page is mapped at its addresses.
+    Clear { mapping: ExtentId, of: PageId },
+    /// The page moves back to its dormant mapping `to` from a free extent. Takes no device call.
+    BringBack { page: PageId, from: ExtentId, to: ExtentId },
+    /// The page, mapped nowhere now, is mapped from base page `at` on.
+    Unpark { page: PageId, at: u64 },
+    /// The page is mapped from base page `at` on, and leaves a free extent.
+    Move { page: PageId, from: ExtentId, at: u64 },
+    /// A new page of so many base pages is mapped from base page `at` on. Shorter ones where memory is short.
+    Create { base_pages: u32, at: u64 },
+}
+
+/// See the [module](self). Steps are carried out in this order: all that clear, then the wait, then all that create, then all
+/// that map. Only then is it noted what lies where, which cannot fail.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// `None` for the beginning of a new region.
+    pub(super) place: Option<Placement>,
+    pub(super) steps: Vec<Step>,
+    /// What the stream is made to wait for.
+    pub(super) waits: Fence,
+    /// The work that used the place, or its pages where they were.
+    pub(super) fence: Fence,
+    /// Extents that carrying it out may add, at most.
+    pub(super) cuts: usize,
+    /// Streams in the longest fence that such an extent has.
+    pub(super) streams: usize,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(Placement { region, start, end, .. }) => {
+                write!(f, "units {start} to {end} of region {region}")?
+            }
+            None => write!(f, "a new region")?,
+        }
+        if !self.waits.is_empty() {
+            write!(f, "; wait for {} streams", self.waits.len())?;
+        }
+        for step in &self.steps {
+            match step {
+                Step::Clear { of, .. } => write!(f, "; clear an old mapping of page {}", of.0)?,
+                Step::BringBack { page, .. } => write!(f, "; bring page {} back", page.0)?,
+                Step::Unpark { page, at } => write!(f, "; map parked page {} at {at}", page.0)?,
+                Step::Move { page, at, .. } => write!(f, "; move page {} to {at}", page.0)?,
+                Step::Create { base_pages, at } => write!(f, "; create {base_pages} base pages at {at}")?,
+            }
+        }
+        Ok(())
+    }
+}

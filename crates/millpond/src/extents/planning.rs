@@ -1,0 +1,166 @@
+//! A miss is planned: no free extent fits, so a place is chosen, and for each of its base pages the page that will back it.
+//! Nothing changes before the plan is carried out (`commit`).
+
+use super::donors::{DonorPage, Donors, Window};
+use super::extent::ExtentState;
+use super::extent_map::ExtentMap;
+use super::layout::Zone;
+use super::mapper::Mapper;
+use super::placement::{Placement, choose_place};
+use super::plan::{Plan, Step};
+use super::refusal::Refusal;
+use super::reuse_rules::ReuseRules;
+use super::search::Request;
+use crate::order::Fence;
+use crate::physical::PageId;
+use crate::policy::page_length::{PageNeed, page_length};
+
+/// Where pages for a place may come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PageOrigin {
+    /// From free extents elsewhere, as long as there are some; else from the device.
+    All,
+    /// From the device only, but for parked pages.
+    Growth,
+}
+
+/// What is read for a plan.
+#[derive(Debug)]
+pub(super) struct Planner<'a> {
+    pub(super) map: &'a ExtentMap,
+    pub(super) rules: &'a ReuseRules,
+    pub(super) mapper: &'a Mapper,
+    pub(super) donors: &'a mut Donors,
+    pub(super) request: Request<'a>,
+}
+
+impl Planner<'_> {
+    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones.
+    pub(super) fn plan(mut self, origin: PageOrigin) -> Result<Plan, Refusal> {
+        let Request { units, stream, .. } = self.request;
+        let base_pages = self.map.layout.base_pages_for(units);
+        self.donors.clear();
+        if origin == PageOrigin::All {
+            self.donors.gather((self.map, self.mapper), self.rules, (base_pages, stream));
+        }
+        let place = choose_place(self.map, self.rules, self.donors, self.request);
+        let (waits, fence) = (Fence::empty(), Fence::empty());
+        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0, streams: 0 };
+        let Some(place) = place else {
+            // The number of no region.
+            self.fill(&mut plan, (u32::MAX, (0, base_pages)), (0, base_pages))?;
+            return Ok(plan);
+        };
+        let layout = &self.map.layout;
+        let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
+        for hole in self.bring_back(&mut plan, &place, window)? {
+            self.fill(&mut plan, window, hole)?;
+        }
+        Ok(plan)
+    }
+
+    /// Has pages come back to the dormant mappings in the place. Returns the base pages that have to be mapped.
+    fn bring_back(
+        &mut self,
+        plan: &mut Plan,
+        place: &Placement,
+        window: Window,
+    ) -> Result<Vec<(u64, u64)>, Refusal> {
+        let mut holes: Vec<(u64, u64)> = Vec::new();
+        for id in self.map.until(place.first, place.end) {
+            match self.map[id].state {
+                ExtentState::Free => {
+                    self.take_over(plan, &self.map[id].fence)?;
+                    continue;
+                }
+                ExtentState::Dormant(page) => {
+                    if let Some(donor) = self.donors.take(page, window) {
+                        self.take_from(plan, &donor)?;
+                        self.push(plan, Step::BringBack { page, from: donor.extent, to: id })?;
+                        continue;
+                    }
+                    self.push(plan, Step::Clear { mapping: id, of: page })?;
+                }
+                _ => {}
+            }
+            let (first, end) = self.map.base_pages_in(id, (place.start, place.end));
+            if holes.try_reserve(1).is_err() {
+                return Err(self.map.no_room());
+            }
+            match holes.last_mut() {
+                Some(hole) if hole.1 == first => hole.1 = end,
+                _ => holes.push((first, end)),
+            }
+        }
+        Ok(holes)
+    }
+
+    /// Plans a page for each base page of a hole.
+    fn fill(&mut self, plan: &mut Plan, window: Window, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
+        plan.cuts += 2;
+        while at < end {
+            let room = u32::try_from(end - at).unwrap_or(u32::MAX);
+            let (step, base_pages) = if let Some(page) = self.parked(plan, room) {
+                (Step::Unpark { page, at }, self.mapper.pages().get(page).base_pages)
+            } else if let Some(donor) = self.donors.take_next(room, window) {
+                self.take_from(plan, &donor)?;
+                (Step::Move { page: donor.page, from: donor.extent, at }, donor.home.base_pages)
+            } else {
+                let base_pages = self.length_of_new(room);
+                (Step::Create { base_pages, at }, base_pages)
+            };
+            self.push(plan, step)?;
+            at += u64::from(base_pages);
+        }
+        Ok(())
+    }
+
+    /// The stream is to use what lies behind the fence.
+    fn take_over(&self, plan: &mut Plan, fence: &Fence) -> Result<(), Refusal> {
+        let is_ready = self.rules.is_ready(fence, self.request.stream);
+        if plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)) {
+            return Ok(());
+        }
+        Err(self.map.no_room())
+    }
+
+    /// A donor's page is cut out of its extent.
+    fn take_from(&self, plan: &mut Plan, donor: &DonorPage) -> Result<(), Refusal> {
+        let fence = &self.map[donor.extent].fence;
+        plan.cuts += 2;
+        plan.streams = plan.streams.max(fence.len());
+        self.take_over(plan, fence)
+    }
+
+    /// The longest parked page of at most so many base pages that the plan has no step for.
+    fn parked(&self, plan: &Plan, most: u32) -> Option<PageId> {
+        let pages = self.mapper.pages();
+        let is_planned =
+            |page| plan.steps.iter().any(|step| matches!(step, Step::Unpark { page: of, .. } if *of == page));
+        let fitting = pages.parked().iter().copied().filter(|page| pages.get(*page).base_pages <= most);
+        fitting.filter(|page| !is_planned(*page)).max_by_key(|page| pages.get(*page).base_pages)
+    }
+
+    /// The length of a new page that suits the block.
+    fn length_of_new(&self, room: u32) -> u32 {
+        let layout = &self.map.layout;
+        if self.request.zone == Zone::Small {
+            return 1;
+        }
+        page_length(PageNeed {
+            room,
+            longest: layout.largest_page,
+            block: self.request.units >> layout.base_page_shift(),
+            held: self.mapper.reserved() / layout.base_page_bytes,
+            balance: self.request.balance,
+        })
+    }
+
+    fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
+        if plan.steps.try_reserve(1).is_err() {
+            return Err(self.map.no_room());
+        }
+        plan.steps.push(step);
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! What a pointer is to an arena.
+
+use super::extent::ExtentId;
+use super::extent_map::ExtentMap;
+use super::page_map::BlockDescriptor;
+use crate::device::DevicePtr;
+
+#[cfg(test)]
+thread_local! {
+    /// How many maps were asked by this thread what a pointer is.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointer {
+    /// The start of a live block.
+    Live(ExtentId),
+    /// Inside the live block that starts at the address.
+    Inside(DevicePtr),
+    /// In the arena's address space, but in no live block.
+    NotLive,
+    /// Elsewhere.
+    Foreign,
+}
+
+pub(super) fn look_up(map: &ExtentMap, ptr: DevicePtr) -> Pointer {
+    #[cfg(test)]
+    LOOKS.with(|looks| looks.set(looks.get() + 1));
+    let Some((region, at)) = map.regions.find(ptr) else { return Pointer::Foreign };
+    match map.regions.allocated_at(region, at) {
+        Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
+        Some(_) => Pointer::NotLive,
+        None => look_inside(map, region, at >> map.layout.unit_shift()),
+    }
+}
+
+/// For errors only: walks the region.
+#[cold]
+fn look_inside(map: &ExtentMap, region: u32, unit: u64) -> Pointer {
+    let head = map.regions.get(region).head;
+    let last = map.until(head, unit + 1).last().filter(|id| unit < map[*id].end());
+    match last.filter(|id| map.descriptor_of(*id).is_some_and(BlockDescriptor::is_live)) {
+        Some(id) => Pointer::Inside(map.address_of(id)),
+        None => Pointer::NotLive,
+    }
+}
