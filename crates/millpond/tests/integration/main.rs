@@ -51,3 +51,4 @@ mod sharing;
 mod sleep;
 mod threads;
 mod two_streams;
+mod walk;
