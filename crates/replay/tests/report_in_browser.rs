@@ -86,7 +86,8 @@ fn report_of(traces: &[Trace], allocators: &[&'static str]) -> (String, Vec<Stri
     for trace in traces {
         let program = Program::new(trace, FreeWhen::Completed);
         let judged = |name| Judged::of(trace, &program, &|context| choice.build(name, context)).unwrap();
-        let verdict = Verdict::of(trace, &program, judged("caching"), judged("millpond")).unwrap().lines();
+        let verdict =
+            Verdict::of(trace, &program, ["caching", "millpond"].map(judged), None).unwrap().lines();
         figures.extend(verdict.clone());
         let mut section = Section::of(trace, &program, verdict, (Card::all(), 512 << 20));
         for &name in allocators {
