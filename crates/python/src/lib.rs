@@ -19,6 +19,7 @@
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `replay` | what the command's `replay` has to tell |
 //! | `host_work` | work for the CPU's streams, for tests |
+//! | `frames` | the lines of Python that a call comes from, for recordings |
 //! | `failure` | what went wrong, and the Python exception for it |
 //!
 //! **How one request passes through.** PyTorch calls `hooks` with a size, a device and a stream, without Python in
@@ -40,6 +41,7 @@ mod detached;
 mod devices;
 mod dlpack;
 mod failure;
+mod frames;
 mod handle;
 mod hooks;
 mod host_work;
