@@ -7,7 +7,7 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use millpond::record::{CalledFrom, SourceFrame, called_from};
+use millpond::bindings::{CalledFrom, SourceFrame, called_from};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -475,6 +475,8 @@ impl Pool {
     }
 
     /// Starts recording to a file, for ``millpond replay``. A recording that runs is stopped.
+    ///
+    /// With ``call_sites`` each allocation keeps the lines of Python that it comes from.
     #[pyo3(signature = (path, *, call_sites=false))]
     fn start_recording(&self, py: Python<'_>, path: PathBuf, call_sites: bool) -> PyResult<()> {
         let options = record::Options::new(path).call_sites(call_sites);

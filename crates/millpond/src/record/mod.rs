@@ -42,7 +42,7 @@
 // **What is lost.** A write that fails is tried again; when more than 64 MiB wait, events are dropped, and the file says how
 // many.
 
-mod called_from;
+pub(crate) mod called_from;
 mod chunks;
 mod clock;
 mod collector;
@@ -56,7 +56,6 @@ mod recorder;
 mod recording;
 mod thread;
 
-pub use called_from::{CalledFrom, SourceFrame, called_from};
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;
 pub use labels::{Tagged, tag};
