@@ -30,8 +30,9 @@
 //! **Threads.** Nothing here relies on the GIL for order, so that free-threaded Pythons leave it off (`gil_used = false`). Classes
 //! are frozen: what changes in an object is behind a lock or atomic. What the module has beside objects is atomics
 //! (`devices`, `streams`, `tags`), locks (`devices`' options, `hooks`' last error), values that are made once (`host_work`,
-//! `hooks::throw`), and variables of a thread (`streams`, `tags`). No reference to a Python object lies in any of them. `tag` objects
-//! belong to their thread, which PyO3 checks. `detached` says where the GIL is let go of.
+//! `hooks::throw`, `frames`), and variables of a thread (`streams`, `tags`). No reference to a Python object lies in any of them,
+//! but for names of attributes (`frames`). `tag` objects belong to their thread, which PyO3 checks. `detached` says where the GIL is
+//! let go of.
 
 mod block;
 mod budget;
