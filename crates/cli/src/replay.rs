@@ -253,7 +253,7 @@ fn replay(
         all_simulated(args, trace, &program, (&names, lacking.is_none()))?
     };
     progress.set(&trace.name, "verdict");
-    let verdict = if lacking.is_none() { verdict(trace, &program, &rows)? } else { None };
+    let verdict = if lacking.is_none() { verdict(args, trace, &program, &rows)? } else { None };
     if args.report.is_some() {
         progress.set(&trace.name, "charts");
         let lines = verdict.as_ref().map(|verdict| verdict.lines.clone()).unwrap_or_default();
@@ -325,13 +325,16 @@ fn replay(
 }
 
 /// The verdict, by the figures of the rows.
-fn verdict(trace: &Trace, program: &Program, rows: &[Row]) -> Result<Option<ToldVerdict>> {
+fn verdict(args: &ReplayArgs, trace: &Trace, program: &Program, rows: &[Row]) -> Result<Option<ToldVerdict>> {
     let judged = |name: &str| {
         let row = rows.iter().find(|row| row.outcome.allocator == name)?;
         Some(Judged { need: row.need, waste: row.waste? })
     };
     let Some((pytorch, millpond)) = judged(Caching::NAME).zip(judged(MILLPOND)) else { return Ok(None) };
-    let figures = Verdict::of(trace, program, pytorch, millpond)?;
+    // With other settings as well, the row says nothing of this one alone.
+    let expandable = judged(Caching::EXPANDABLE).filter(|_| args.alloc_conf.is_none());
+    let expandable = expandable.and_then(|judged| judged.need);
+    let figures = Verdict::of(trace, program, [pytorch, millpond], expandable)?;
     Ok(Some(ToldVerdict { lines: figures.lines(), figures }))
 }
 

@@ -14,6 +14,7 @@ use pyo3::types::PyDict;
 use crate::detached::detached;
 use crate::dlpack;
 use crate::failure::{Failure, Result};
+use crate::frames;
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Residency};
 use crate::offers::{self, Offered};
@@ -58,13 +59,16 @@ impl Block {
         let ready = is_plain.then(|| pool.alloc_ready(bytes, &stream)).flatten();
         let (ptr, stream) = match ready {
             Some(ready) => (ready, stream),
-            None => py.detach(move || -> Result<_> {
-                let ptr = match align {
-                    None => pool.pool.alloc(bytes, &stream)?,
-                    Some(align) => pool.pool.alloc_aligned(bytes, align, &stream)?,
-                };
-                Ok((ptr, stream))
-            })?,
+            None => {
+                let _called = frames::of_call(py);
+                py.detach(move || -> Result<_> {
+                    let ptr = match align {
+                        None => pool.pool.alloc(bytes, &stream)?,
+                        Some(align) => pool.pool.alloc_aligned(bytes, align, &stream)?,
+                    };
+                    Ok((ptr, stream))
+                })?
+            }
         };
         // SAFETY: it was allocated above.
         Ok(unsafe { Self::over(pool.clone(), (ptr, bytes), Given { stream, is_kept }, keeps) })

@@ -19,6 +19,7 @@
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `replay` | what the command's `replay` has to tell |
 //! | `host_work` | work for the CPU's streams, for tests |
+//! | `frames` | the lines of Python that a call comes from, for recordings |
 //! | `failure` | what went wrong, and the Python exception for it |
 //!
 //! **How one request passes through.** PyTorch calls `hooks` with a size, a device and a stream, without Python in
@@ -29,8 +30,9 @@
 //! **Threads.** Nothing here relies on the GIL for order, so that free-threaded Pythons leave it off (`gil_used = false`). Classes
 //! are frozen: what changes in an object is behind a lock or atomic. What the module has beside objects is atomics
 //! (`devices`, `streams`, `tags`), locks (`devices`' options, `hooks`' last error), values that are made once (`host_work`,
-//! `hooks::throw`), and variables of a thread (`streams`, `tags`). No reference to a Python object lies in any of them. `tag` objects
-//! belong to their thread, which PyO3 checks. `detached` says where the GIL is let go of.
+//! `hooks::throw`, `frames`), and variables of a thread (`streams`, `tags`). No reference to a Python object lies in any of them,
+//! but for names of attributes (`frames`). `tag` objects belong to their thread, which PyO3 checks. `detached` says where the GIL is
+//! let go of.
 
 mod block;
 mod budget;
@@ -40,6 +42,7 @@ mod detached;
 mod devices;
 mod dlpack;
 mod failure;
+mod frames;
 mod handle;
 mod hooks;
 mod host_work;

@@ -16,6 +16,7 @@ use crate::callbacks::{self, Callback};
 use crate::captures::CapturePool;
 use crate::detached::Detached;
 use crate::failure::{Failure, Result};
+use crate::frames;
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Memory};
 use crate::offers;
@@ -250,6 +251,7 @@ impl Pool {
         if is_kept && let Some(ready) = self.alloc_ready(size, &stream) {
             return Ok(ready.raw());
         }
+        let _called = frames::of_call(py);
         Ok(py.detach(move || self.pool.alloc(size, &stream)).map_err(Failure::from)?.raw())
     }
 
@@ -473,6 +475,8 @@ impl Pool {
     }
 
     /// Starts recording to a file, for ``millpond replay``. A recording that runs is stopped.
+    ///
+    /// With ``call_sites`` each allocation keeps the lines of Python that it comes from.
     #[pyo3(signature = (path, *, call_sites=false))]
     fn start_recording(&self, py: Python<'_>, path: PathBuf, call_sites: bool) -> PyResult<()> {
         let options = record::Options::new(path).call_sites(call_sites);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -34,6 +35,30 @@ def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "millpond", "replay", str(path)]
     replayed = subprocess.run(run, capture_output=True, text=True, check=True)
     assert "5 blocks" in replayed.stdout
+
+
+def test_call_sites_are_the_lines_of_the_program(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import sys\n"
+        "import millpond\n"
+        "pool = millpond.Pool('sim')\n"
+        "def step():\n"
+        "    kept = []\n"
+        "    for _ in range(3):\n"
+        "        kept.append(pool.allocate(1 << 20))\n"
+        "    return kept\n"
+        "pool.start_recording(sys.argv[1], call_sites=True)\n"
+        "kept = step()\n"
+        "pool.stop_recording()\n"
+    )
+    path, peak = tmp_path / "run.mprec", tmp_path / "peak.folded"
+    subprocess.run([sys.executable, program, path], check=True)
+    run = [sys.executable, "-m", "millpond", "replay", str(path), "--json", "-", "--export-stacks", str(peak)]
+    replayed = subprocess.run(run, capture_output=True, text=True, check=True)
+    (held,) = json.loads(replayed.stdout)[0]["live_at_peak"]["sites"]
+    assert held["blocks"] == 3, "one line is one site"
+    assert peak.read_text() == f"<module> (train.py:10);step (train.py:7) {3 * MIB}\n"
 
 
 def test_a_recording_that_cannot_be_written_says_why(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 //! One event of a trace, the same whichever program recorded it.
 
+use std::sync::Arc;
+
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
@@ -59,10 +61,10 @@ impl StackId {
 /// One line of a call stack.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frame {
-    /// The function.
-    pub name: String,
+    /// The function. Frames of one snapshot share equal texts, and so does `file`.
+    pub name: Arc<str>,
     /// The source file.
-    pub file: String,
+    pub file: Arc<str>,
     /// The line in it, from 1; 0 where unknown.
     pub line: u32,
 }
@@ -73,12 +75,12 @@ impl Frame {
 
     /// A tag of a recording of Millpond's. Tags are the outermost frames of a stack.
     pub fn of_tag(text: &str) -> Self {
-        Self { name: text.to_owned(), file: Self::TAG.to_owned(), line: 0 }
+        Self { name: text.into(), file: Self::TAG.into(), line: 0 }
     }
 
     /// Whether it is a tag and no line of code.
     pub fn is_tag(&self) -> bool {
-        self.file == Self::TAG && self.line == 0
+        &*self.file == Self::TAG && self.line == 0
     }
 }
 
@@ -135,11 +137,11 @@ mod tests {
     #[test]
     fn a_stack_gives_back_its_own_frames() {
         let mut stacks = Stacks::default();
-        let frame = |name: &str| Frame { name: name.to_owned(), file: "a.py".to_owned(), line: 1 };
+        let frame = |name: &str| Frame { name: name.into(), file: "a.py".into(), line: 1 };
         let (inner, outer) = (stacks.add_frame(frame("inner")), stacks.add_frame(frame("outer")));
         let one = stacks.add_stack(&[outer]);
         let two = stacks.add_stack(&[inner, outer]);
-        let names = |stack| stacks.frames(stack).map(|frame| frame.name.clone()).collect::<Vec<_>>();
+        let names = |stack| stacks.frames(stack).map(|frame| &*frame.name).collect::<Vec<_>>();
         assert_eq!(names(one), ["outer"]);
         assert_eq!(names(two), ["inner", "outer"]);
         assert!(names(StackId::NONE).is_empty());

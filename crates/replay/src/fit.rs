@@ -2,10 +2,9 @@
 
 use std::str::FromStr;
 
-use millpond::device::DevicePtr;
 use serde::Serialize;
 
-use crate::replay::{Choose, Outcome, Program, ReplayError, Stage, about_needed};
+use crate::replay::{Choose, Outcome, Program, ReplayError, about_needed, run_with};
 
 /// A card that a job may have to fit on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -180,19 +179,21 @@ impl Need {
         let mut retries = None;
         while search.is_open() {
             let capacity = search.capacity(next);
-            let found = retries_with(program, choose, capacity)?;
-            next = if found.is_some() {
-                (search.enough, retries) = (capacity, found);
-                next.after_success()
-            } else {
-                search.too_small = capacity;
-                next.after_refusal()
+            next = match run_with(program, choose, capacity)? {
+                Some(ran) => {
+                    (search.enough, retries) = (capacity, Some(ran.retries));
+                    next.after_success(capacity, ran.held)
+                }
+                None => {
+                    search.too_small = capacity;
+                    next.after_refusal()
+                }
             };
         }
         let bytes = search.enough;
         let retries = match retries {
             Some(retries) => retries,
-            None => retries_with(program, choose, bytes)?.unwrap_or_default(),
+            None => run_with(program, choose, bytes)?.map_or(0, |ran| ran.retries),
         };
         Ok(Some(Self { bytes, unlimited, retries }))
     }
@@ -241,8 +242,11 @@ impl Search {
 }
 
 impl Next {
-    fn after_success(self) -> Self {
+    /// After a run on `capacity` bytes, of which `held` were used at most: mostly these are enough.
+    fn after_success(self, capacity: u64, held: u64) -> Self {
+        let held = held.next_multiple_of(STEP);
         match self {
+            _ if held < capacity => Self::At(held),
             Self::At(_) => Self::Below(1),
             Self::Below(times) => Self::Below(2 * times),
             Self::Above(_) | Self::Middle => Self::Middle,
@@ -256,23 +260,6 @@ impl Next {
             Self::Below(_) | Self::Middle => Self::Middle,
         }
     }
-}
-
-/// Allocations during which memory goes back to a device of so much memory; `None` where the program does not run to its end
-/// there.
-fn retries_with(program: &Program, choose: &Choose<'_>, capacity: u64) -> Result<Option<u64>, ReplayError> {
-    let stage = Stage::sim(program, capacity)?;
-    let allocator = choose(stage.context())?;
-    let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let (mut retries, mut before) = (0, 0);
-    let played = stage.play_watched(&*allocator, &program.steps, &mut blocks, |_, step, _| {
-        let calls = allocator.usage().calls;
-        let given_back = calls.release + calls.free;
-        retries += u64::from(step.alloc && given_back > before);
-        before = given_back;
-    })?;
-    stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(played.oom.is_none().then_some(retries))
 }
 
 /// How exactly a [`Need`] is known, in bytes, for a trace that requests `peak` at most.

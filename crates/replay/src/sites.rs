@@ -141,7 +141,7 @@ pub(crate) fn without_stack(before: bool) -> &'static str {
 /// The tags of a stack, outermost first.
 pub(crate) fn tag(trace: &Trace, stack: StackId) -> Option<String> {
     let tags = trace.stacks.frames(stack).filter(|frame| frame.is_tag());
-    let mut tags: Vec<_> = tags.map(|frame| frame.name.as_str()).collect();
+    let mut tags: Vec<_> = tags.map(|frame| &*frame.name).collect();
     tags.reverse();
     (!tags.is_empty()).then(|| tags.join("/"))
 }
@@ -222,7 +222,7 @@ pub(crate) fn is_runtime(frame: &Frame) -> bool {
         "pyo3::",
     ];
     frame.file.is_empty()
-        || frame.file == "??"
+        || &*frame.file == "??"
         || FOLDERS.iter().any(|folder| frame.file.contains(folder))
         || NAMES.iter().any(|name| frame.name.starts_with(name))
         || is_interpreter(frame)

@@ -17,10 +17,13 @@ use crate::trace::Trace;
 /// What `caching` is called.
 const PYTORCH: &str = "PyTorch's allocator";
 
+/// The setting that makes `expandable` of `caching`.
+const EXPANDABLE: &str = "expandable_segments:True";
+
 /// Settings of PyTorch's allocator that are tried, as `PYTORCH_CUDA_ALLOC_CONF` has them. Not
 /// `garbage_collection_threshold`: it acts only below a memory fraction, and only once memory is short.
 pub const SETTINGS: [&str; 6] = [
-    "expandable_segments:True",
+    EXPANDABLE,
     "max_split_size_mb:64",
     "max_split_size_mb:256",
     "roundup_power2_divisions:4",
@@ -78,18 +81,19 @@ pub struct Setting {
 
 impl Verdict {
     /// Judges a trace by what is known of PyTorch's allocator and of the pool. Tries [`SETTINGS`] where the trace is a
-    /// snapshot of PyTorch's.
+    /// snapshot of PyTorch's. `expandable` is what `caching` needs with expandable segments and no other setting, where that
+    /// is known.
     ///
     /// # Errors
     /// [`ReplayError`].
     pub fn of(
         trace: &Trace,
         program: &Program,
-        pytorch: Judged,
-        millpond: Judged,
+        [pytorch, millpond]: [Judged; 2],
+        expandable: Option<Need>,
     ) -> Result<Self, ReplayError> {
         let best_setting = match pytorch.need {
-            Some(need) if trace.is_pytorchs => best_setting(trace, program, need)?,
+            Some(need) if trace.is_pytorchs => best_setting(trace, program, need, expandable)?,
             _ => None,
         };
         let (about, waste) = match trace.is_pytorchs {
@@ -207,10 +211,18 @@ fn counted(retries: u64) -> String {
 }
 
 /// The setting that needs least, where that is 1 % less than `need`. Of several that need the same it is the first.
-fn best_setting(trace: &Trace, program: &Program, need: Need) -> Result<Option<Setting>, ReplayError> {
+fn best_setting(
+    trace: &Trace,
+    program: &Program,
+    need: Need,
+    expandable: Option<Need>,
+) -> Result<Option<Setting>, ReplayError> {
     let enough = need.bytes - need.bytes / 100;
-    let least = AtomicU64::new(enough);
+    let least = AtomicU64::new(expandable.map_or(enough, |need| need.bytes.min(enough)));
     let found = on_all_cores(&SETTINGS, |&setting| {
+        if let Some(need) = expandable.filter(|_| setting == EXPANDABLE) {
+            return Ok(Some(Setting { setting, need }).filter(|_| need.bytes <= enough));
+        }
         let choose = |context: &Context| with(setting, context);
         // Most settings are refused by one replay. Relaxed: a larger limit only makes that rarer.
         if on_sim(trace, program, &choose, least.load(Ordering::Relaxed))?.oom.is_some() {

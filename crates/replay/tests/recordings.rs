@@ -53,7 +53,7 @@ fn what_a_pool_did_comes_back_as_a_trace() {
     assert_eq!(steps(&trace), [(3 << 20, false), (700, false), (3 << 20, true), (700, true)]);
     assert_eq!(trace.streams, [one.id().0, two.id().0]);
     assert_eq!((trace.blocks[0].stream, trace.blocks[1].stream), (0, 1));
-    let tags: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).map(|frame| frame.name.as_str()).collect();
+    let tags: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).map(|frame| &*frame.name).collect();
     assert_eq!(tags, ["forward", "step"]);
     assert_eq!(trace.stacks.frames(trace.blocks[1].stack).count(), 0);
     assert_eq!(trace.recorded_ooms.len(), 1);

@@ -61,9 +61,8 @@ fn leaking() -> Trace {
     let tags = ["forward/attention_with_rotary_embedding", "optimizer"].map(|tag| {
         let function = "forward_with_a_name_that_says_all_of_what_it_does".to_owned();
         let file = "/home/somebody/projects/model/layers/attention.py".to_owned();
-        let frame = builder.stacks.add_frame(Frame { name: function, file, line: 1234 });
-        let outer =
-            Frame { name: "<module>".to_owned(), file: "/home/somebody/train.py".to_owned(), line: 7 };
+        let frame = builder.stacks.add_frame(Frame { name: function.into(), file: file.into(), line: 1234 });
+        let outer = Frame { name: "<module>".into(), file: "/home/somebody/train.py".into(), line: 7 };
         let outer = builder.stacks.add_frame(outer);
         let tag = builder.stacks.add_frame(Frame::of_tag(tag));
         builder.stacks.add_stack(&[frame, outer, tag])
@@ -87,7 +86,8 @@ fn report_of(traces: &[Trace], allocators: &[&'static str]) -> (String, Vec<Stri
     for trace in traces {
         let program = Program::new(trace, FreeWhen::Completed);
         let judged = |name| Judged::of(trace, &program, &|context| choice.build(name, context)).unwrap();
-        let verdict = Verdict::of(trace, &program, judged("caching"), judged("millpond")).unwrap().lines();
+        let verdict =
+            Verdict::of(trace, &program, ["caching", "millpond"].map(judged), None).unwrap().lines();
         figures.extend(verdict.clone());
         let mut section = Section::of(trace, &program, verdict, (Card::all(), 512 << 20));
         for &name in allocators {

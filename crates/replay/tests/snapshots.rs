@@ -27,8 +27,8 @@ fn a_snapshot_gives_its_blocks_streams_times_and_stacks() {
     assert_eq!(trace.streams, [0]);
     assert!(trace.live_before.is_empty());
     let frames: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).collect();
-    assert_eq!((frames[0].name.as_str(), frames[0].line), ("convert", 1370));
-    assert_eq!(frames.last().map(|frame| frame.name.as_str()), Some("<module>"));
+    assert_eq!((&*frames[0].name, frames[0].line), ("convert", 1370));
+    assert_eq!(frames.last().map(|frame| &*frame.name), Some("<module>"));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::lock::Mutex;
 
+use super::called_from::{self, SourceFrame};
 use super::encoder::{Encoder, cut};
 use super::format::Record;
 use crate::process::{PerProcess, Process};
@@ -18,7 +19,7 @@ use crate::process::{PerProcess, Process};
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
 const MOST: usize = 1 << 16;
 
-/// Bytes of the texts of all tags at most.
+/// Bytes of the texts of all tags at most, and of the lines that bindings gave.
 const MOST_TEXT: usize = 16 << 20;
 
 /// How long one recorder waits while another looks up lines. The first look-up takes up to a second.
@@ -112,17 +113,28 @@ impl Tags {
 
 static SITES: PerProcess<Mutex<Sites>> = PerProcess::new();
 
-/// Call stacks as return addresses.
+/// A call stack.
+#[derive(Clone)]
+enum Stack {
+    /// Return addresses.
+    Addresses(Arc<[usize]>),
+    /// The lines that a binding gave.
+    Lines(Arc<[SourceFrame]>),
+}
+
 #[derive(Default)]
 struct Sites {
-    stacks: Vec<Arc<[usize]>>,
-    index: Option<HashMap<Arc<[usize]>, u32>>,
+    stacks: Vec<Stack>,
+    addresses: Option<HashMap<Arc<[usize]>, u32>>,
+    lines: Option<HashMap<Arc<[SourceFrame]>, u32>>,
+    /// Bytes of the lines.
+    bytes: usize,
 }
 
 impl Sites {
     /// The number of a stack; 0 for a new one where no more can be kept.
     fn enter(&mut self, stack: &[usize]) -> u32 {
-        let index = self.index.get_or_insert_default();
+        let index = self.addresses.get_or_insert_default();
         if let Some(&known) = index.get(stack) {
             return known;
         }
@@ -130,16 +142,36 @@ impl Sites {
             return 0;
         }
         let stack: Arc<[usize]> = stack.into();
-        self.stacks.push(stack.clone());
+        self.stacks.push(Stack::Addresses(stack.clone()));
         let number = self.stacks.len() as u32;
         index.insert(stack, number);
         number
     }
+
+    /// As [`enter`](Self::enter), for the lines that a binding gave.
+    fn enter_lines(&mut self, lines: Arc<[SourceFrame]>) -> u32 {
+        let index = self.lines.get_or_insert_default();
+        if let Some(&known) = index.get(&lines) {
+            return known;
+        }
+        let bytes = self.bytes + lines.iter().map(SourceFrame::bytes).sum::<usize>();
+        if self.stacks.len() == MOST || bytes > MOST_TEXT {
+            return 0;
+        }
+        self.bytes = bytes;
+        self.stacks.push(Stack::Lines(lines.clone()));
+        let number = self.stacks.len() as u32;
+        index.insert(lines, number);
+        number
+    }
 }
 
-/// The number of the caller's call stack, from its return addresses alone. The recorder's thread looks up the lines of
-/// source code. For the first stack, that reads the program's debug information, and takes up to a second.
+/// The number of the caller's call stack: the lines that a binding gave, else return addresses, of which the recorder's thread
+/// looks up the lines. For the first stack, that reads the program's debug information, and takes up to a second.
 pub(super) fn current_site() -> u32 {
+    if let Some(lines) = called_from::current() {
+        return SITES.get().lock().enter_lines(lines);
+    }
     let mut stack = [0; DEEPEST];
     let mut depth = 0;
     let next = |frame: &backtrace::Frame| {
@@ -153,22 +185,15 @@ pub(super) fn current_site() -> u32 {
     SITES.get().lock().enter(&stack[..depth])
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Frame {
-    name: Box<str>,
-    file: Box<str>,
-    line: u32,
-}
-
 static RESOLVED: PerProcess<Mutex<Resolved>> = PerProcess::new();
 
 /// The source code of call stacks. Its lock is held while debug information is read.
 #[derive(Default)]
 struct Resolved {
-    frames: Vec<Frame>,
+    frames: Vec<SourceFrame>,
     /// The frames of each site, by number.
     sites: Vec<Vec<u32>>,
-    index: Option<HashMap<Frame, u32>>,
+    index: Option<HashMap<SourceFrame, u32>>,
 }
 
 impl Resolved {
@@ -176,14 +201,17 @@ impl Resolved {
     fn catch_up(&mut self, sites: usize) {
         while self.sites.len() < sites {
             let stack = SITES.get().lock().stacks[self.sites.len()].clone();
-            self.enter(resolved(&stack));
+            self.enter(match stack {
+                Stack::Addresses(addresses) => resolved(&addresses),
+                Stack::Lines(lines) => lines.to_vec(),
+            });
         }
     }
 
-    fn enter(&mut self, frames: Vec<Frame>) {
+    fn enter(&mut self, frames: Vec<SourceFrame>) {
         let Self { frames: all, sites, index } = self;
         let index = index.get_or_insert_default();
-        let number = |frame: Frame| {
+        let number = |frame: SourceFrame| {
             *index.entry(frame).or_insert_with_key(|frame| {
                 all.push(frame.clone());
                 all.len() as u32
@@ -195,7 +223,7 @@ impl Resolved {
 
 /// The lines of source code of a stack, innermost first, from the first that is the program's own. Called under the lock
 /// of [`RESOLVED`].
-fn resolved(stack: &[usize]) -> Vec<Frame> {
+fn resolved(stack: &[usize]) -> Vec<SourceFrame> {
     /// The process that looks up lines, and one more; 0 while none does.
     static LOOKING: AtomicU64 = AtomicU64::new(0);
     let here = Process::here().number() + 1;
@@ -212,7 +240,7 @@ fn resolved(stack: &[usize]) -> Vec<Frame> {
             let file = symbol.filename().map(|file| file.to_string_lossy().into_owned()).unwrap_or_default();
             let line = symbol.lineno().unwrap_or(0);
             if !name.is_empty() {
-                frames.push(Frame { name: cut(&name).into(), file: cut(&file).into(), line });
+                frames.push(SourceFrame::new(&name, &file, line));
             }
         });
     }
@@ -224,10 +252,10 @@ fn resolved(stack: &[usize]) -> Vec<Frame> {
 
 /// The first frame that is the program's own. The innermost ones take the stack, and then come this library's. Where a
 /// request came through C or Python, frames of the standard library stand between them.
-fn of_program(frames: &[Frame]) -> usize {
+fn of_program(frames: &[SourceFrame]) -> usize {
     let mut first = frames.iter().position(is_ours).unwrap_or(0);
     loop {
-        let behind = |at: usize, is: fn(&Frame) -> bool| {
+        let behind = |at: usize, is: fn(&SourceFrame) -> bool| {
             at + frames[at..].iter().position(|frame| !is(frame)).unwrap_or(frames.len() - at)
         };
         first = behind(first, is_ours);
@@ -241,7 +269,7 @@ fn of_program(frames: &[Frame]) -> usize {
 
 /// Whether the frame is of this library or its interfaces. The file tells: debug information with line tables only
 /// names inlined functions without their modules.
-fn is_ours(frame: &Frame) -> bool {
+fn is_ours(frame: &SourceFrame) -> bool {
     const HERE: &str = env!("CARGO_MANIFEST_DIR");
     let folders = HERE.rsplit_once('/').map_or("", |(folders, _)| folders);
     let within = |folder: &str, name: &str| {
@@ -258,7 +286,7 @@ fn is_ours(frame: &Frame) -> bool {
 }
 
 /// Whether the frame is of Rust's standard library or its runtime.
-fn is_standard(frame: &Frame) -> bool {
+fn is_standard(frame: &SourceFrame) -> bool {
     frame.file.starts_with("/rustc/")
         || frame.file.contains("/lib/rustlib/")
         || frame.name.starts_with("__rust")
@@ -303,7 +331,7 @@ impl WrittenSites {
             ));
         };
         resolved.catch_up(entered);
-        for (at, Frame { name, file, line }) in resolved.frames.iter().enumerate().skip(self.frames) {
+        for (at, SourceFrame { name, file, line }) in resolved.frames.iter().enumerate().skip(self.frames) {
             encoder.define(&Record::Frame { frame: at as u32 + 1, name, file, line: *line });
         }
         for (at, frames) in resolved.sites.iter().enumerate().skip(self.sites) {
@@ -363,7 +391,7 @@ mod tests {
     #[test]
     fn frames_between_the_program_and_the_pool_are_left_out() {
         let here = env!("CARGO_MANIFEST_DIR");
-        let frame = |name: &str, file: &str| Frame { name: name.into(), file: file.into(), line: 1 };
+        let frame = |name: &str, file: &str| SourceFrame::new(name, file, 1);
         let standard = |name: &str| frame(name, "/rustc/0123/library/std/src/panicking.rs");
         let ours = |name: &str, crate_: &str, file: &str| {
             frame(name, &format!("{here}/../{crate_}{file}").replace("/millpond/..", ""))
@@ -410,6 +438,38 @@ mod tests {
         assert!(
             !frames.is_empty() && frames.iter().all(|frame| !is_ours(&resolved.frames[*frame as usize - 1]))
         );
+    }
+
+    #[test]
+    fn lines_that_a_binding_gave_are_the_call_site() {
+        let _wanted = called_from::Wanted::new();
+        let at = |line| {
+            let frames = ["step", "<module>"].map(|name| SourceFrame::new(name, "train.py", line));
+            let _called = called_from::called_from(|| frames.to_vec());
+            current_site()
+        };
+        let (one, again, other) = (at(7), at(7), at(8));
+        assert_eq!(one, again);
+        assert_ne!(one, other);
+        assert_ne!(one, current_site(), "return addresses, where no binding says anything");
+        let mut resolved = Resolved::default();
+        resolved.catch_up(other as usize);
+        let names = |site: u32| {
+            let frames = resolved.sites[site as usize - 1].iter();
+            let frames = frames.map(|frame| &resolved.frames[*frame as usize - 1]);
+            frames.map(|frame| (&*frame.name, frame.line)).collect::<Vec<_>>()
+        };
+        assert_eq!(names(one), [("step", 7), ("<module>", 7)]);
+        assert_eq!(names(other), [("step", 8), ("<module>", 8)]);
+    }
+
+    #[test]
+    fn lines_without_end_do_not_fill_memory() {
+        let mut sites = Sites::default();
+        let mut enter = |line| sites.enter_lines([SourceFrame::new(&"f".repeat(4096), "a.py", line)].into());
+        let entered: Vec<_> = (1..MOST_TEXT as u32 / 4096 + 1).map(&mut enter).collect();
+        assert_eq!((entered[0], entered.last()), (1, Some(&0)));
+        assert_eq!(enter(1), 1, "known ones keep their number");
     }
 
     #[test]

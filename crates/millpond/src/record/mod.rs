@@ -31,7 +31,8 @@
 // calling thread (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings twenty times a
 // second, and when one is a quarter full. A thread that finds its ring full empties them itself, unless another thread
 // is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to the
-// file (`file`). Call sites (`labels`) are addresses until then: the writer looks up their lines.
+// file (`file`). Call sites (`labels`) are addresses until then, and the writer looks up their lines; or lines that a binding
+// gave (`called_from`).
 //
 // **Order.** The file has each thread's events in the thread's order, and the threads one after another; a reader sorts
 // by time. An allocation's time is taken after the pool has the block. A free's time is taken before anyone else can
@@ -41,6 +42,7 @@
 // **What is lost.** A write that fails is tried again; when more than 64 MiB wait, events are dropped, and the file says how
 // many.
 
+pub(crate) mod called_from;
 mod chunks;
 mod clock;
 mod collector;

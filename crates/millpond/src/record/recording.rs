@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
+use super::called_from::Wanted;
 use super::clock::Moment;
 use super::encoder::{Event, Kind, cut};
 use super::format::Record;
@@ -26,8 +27,8 @@ pub(crate) struct Recording {
     /// The bytes held that were told last.
     reserved: AtomicU64,
     counters: Arc<Counters>,
-    /// One thread at a time starts or stops. Not held while an event is noted.
-    switch: Mutex<()>,
+    /// One thread at a time starts or stops. Not held while an event is noted. With call sites, lines are wanted for them.
+    switch: Mutex<Option<Wanted>>,
     recorder: Mutex<Option<Arc<Recorder>>>,
 }
 
@@ -46,7 +47,7 @@ impl Recording {
             call_sites: AtomicBool::new(false),
             reserved: AtomicU64::new(0),
             counters,
-            switch: Mutex::new(()),
+            switch: Mutex::new(None),
             recorder: Mutex::new(None),
         }
     }
@@ -139,8 +140,8 @@ impl Recording {
     /// Starts recording; what was recorded to before is stopped. The caller then tells what is
     /// [live](Self::live).
     pub(crate) fn start(&self, options: &Options, pool: &Introduction<'_>) -> Result<()> {
-        let _switch = self.switch.lock();
-        self.stop_switched()?;
+        let mut switch = self.switch.lock();
+        self.stop_switched(&mut switch)?;
         let recorder = Recorder::join(&options.path, options.keep).map_err(|error| Error::Recording {
             path: options.path.display().to_string(),
             what: error.to_string(),
@@ -157,6 +158,7 @@ impl Recording {
         *self.recorder.lock() = Some(recorder);
         // Relaxed: whoever sees the channel finds its recorder behind the lock, or a ring of its own.
         self.call_sites.store(options.call_sites, Ordering::Relaxed);
+        *switch = options.call_sites.then(Wanted::new);
         self.channel.store(channel.0, Ordering::Relaxed);
         Ok(())
     }
@@ -186,11 +188,11 @@ impl Recording {
 
     /// Stops recording, writes what was noted, and says what was recorded; `None` if nothing was.
     pub(crate) fn stop(&self) -> Result<Option<Status>> {
-        let _switch = self.switch.lock();
-        self.stop_switched()
+        self.stop_switched(&mut self.switch.lock())
     }
 
-    fn stop_switched(&self) -> Result<Option<Status>> {
+    fn stop_switched(&self, wanted: &mut Option<Wanted>) -> Result<Option<Status>> {
+        *wanted = None;
         // Relaxed: events that other threads are noting at this moment may be in the file or not.
         let channel = Channel(self.channel.swap(0, Ordering::Relaxed));
         // In a forked child the parent's threads, and the locks that they held, are as the fork found them.

@@ -754,7 +754,10 @@ class Pool:
     def capture_pool(self) -> CapturePool:
         """Memory for what is captured into CUDA graphs. It holds nothing yet."""
     def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
-        """Starts recording to a file, for ``millpond replay``. A recording that runs is stopped."""
+        """Starts recording to a file, for ``millpond replay``. A recording that runs is stopped.
+
+        With ``call_sites`` each allocation keeps the lines of Python that it comes from.
+        """
     def stop_recording(self) -> Optional[RecordingStatus]:
         """Stops recording, and returns what was recorded once it is written."""
     @property

@@ -67,8 +67,8 @@ def empty_cache(device: Device = None) -> int:
 def record(path: Path, device: Device = None, *, call_sites: bool = False) -> Iterator[Path]:
     """Records what the pools do meanwhile to a file, for ``millpond.replay``.
 
-    Without a device it records the pools of all GPUs in use, in one file. ``call_sites`` keeps the native call stack of
-    each allocation, which costs microseconds each. A recording that runs already is stopped.
+    Without a device it records the pools of all GPUs in use, in one file. ``call_sites`` keeps the lines of Python that
+    each allocation comes from, which costs microseconds each. A recording that runs already is stopped.
     """
     ordinals = [] if device is not None else _millpond.devices_in_use()
     pools = [pool(ordinal) for ordinal in ordinals] or [pool(device)]

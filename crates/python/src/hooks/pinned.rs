@@ -13,6 +13,7 @@ use super::blocks::Stat;
 use super::torch::{address, caught, pointer, report};
 use crate::devices::{self, Pinned, device};
 use crate::failure::{Failure, Result};
+use crate::frames;
 
 /// A live block.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +53,9 @@ pub(super) struct PinnedFigures {
 /// Allocates `bytes`, more than 0, near a GPU. The CPU may use them at once.
 pub(super) fn allocate(gpu: c_int, bytes: u64) -> Result<*mut c_void> {
     let Pinned { pool, stream } = device(gpu.into())?.pinned()?;
+    let called = frames::of_thread();
     let ptr = pool.alloc(bytes, stream)?;
+    drop(called);
     // Where memory was short, the stream was made to wait.
     if !stream.is_idle()? {
         stream.synchronize()?;

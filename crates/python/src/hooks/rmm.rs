@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use super::outcome::{Outcome, forget_failure, outcome};
 use super::torch::{address, caught, pointer, report};
 use crate::devices::device;
+use crate::frames;
 use crate::stream::StreamArgument;
 
 /// What every pool aligns to at least: the smallest alignment that one can be built with.
@@ -33,6 +34,7 @@ unsafe extern "C" fn allocate(
         let device = device(gpu.into())?;
         // SAFETY: as promised to this function.
         let stream = unsafe { device.streams.find_for_call(stream.addr() as u64) }?;
+        let _called = frames::of_thread();
         let found = if align <= ALWAYS_ALIGNED && align.is_power_of_two() {
             device.pool.alloc(bytes, &stream)
         } else {

@@ -13,6 +13,7 @@ use super::std_function::{Layout, StreamFilter};
 use super::{note, throw};
 use crate::devices::{self, Device, device};
 use crate::failure::{Failure, Result};
+use crate::frames;
 use crate::tags;
 
 /// Runs what a hook does; a panic becomes a failure.
@@ -56,6 +57,7 @@ pub(crate) unsafe extern "C-unwind" fn millpond_torch_alloc(
 /// Allocates from the pool of the thread's tag, or from the GPU's own. While a graph is captured, all is the graph's.
 #[inline]
 pub(super) fn alloc_tagged(device: &Device, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
+    let _called = frames::of_thread();
     match tags::pool_of_thread(device)? {
         Some(tagged) if !captures::is_any_open() => tagged.alloc(bytes, stream),
         _ => device.pool.alloc(bytes, stream),

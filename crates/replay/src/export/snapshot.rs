@@ -178,9 +178,9 @@ fn oom_event(oom: &RecordedOom, time_us: u64) -> OomOut {
 
 fn frames(trace: &Trace, stack: StackId) -> Vec<FrameOut> {
     let frame = |frame: &crate::event::Frame| FrameOut {
-        filename: frame.file.clone(),
+        filename: frame.file.to_string(),
         line: frame.line,
-        name: frame.name.clone(),
+        name: frame.name.to_string(),
     };
     trace.stacks.frames(stack).map(frame).collect()
 }

@@ -44,7 +44,7 @@ pub(crate) fn at_peak(trace: &Trace, program: &Program) -> Vec<Holder> {
                 None if before => "allocated before the recording".to_owned(),
                 None => "no call stack recorded".to_owned(),
             };
-            frames.push(Frame { name, file: String::new(), line: 0 });
+            frames.push(Frame { name: name.into(), file: "".into(), line: 0 });
         }
         Holder { frames, bytes, blocks }
     };
@@ -74,7 +74,7 @@ pub fn folded(trace: &Trace, program: &Program, out: &mut dyn Write) -> Result<(
 pub(crate) fn named(frame: &Frame) -> String {
     let file = frame.file.rsplit('/').next().unwrap_or(&frame.file);
     match frame.line {
-        _ if frame.is_tag() || file.is_empty() => frame.name.clone(),
+        _ if frame.is_tag() || file.is_empty() => frame.name.to_string(),
         0 => format!("{} ({file})", frame.name),
         line => format!("{} ({file}:{line})", frame.name),
     }

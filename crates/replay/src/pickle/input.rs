@@ -1,6 +1,6 @@
 //! The bytes of a pickle, counted and bounded, and what can be wrong with them.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 use super::Step;
 
@@ -83,7 +83,8 @@ impl From<io::Error> for InputError {
 const LONGEST_TEXT: u64 = 1 << 20;
 
 pub(super) struct Input<'a> {
-    source: &'a mut dyn BufRead,
+    /// With a buffer of its own, since most reads are of one byte: calls of a `dyn` reader were a third of the time.
+    source: BufReader<&'a mut dyn BufRead>,
     position: u64,
     limit: u64,
     text: Vec<u8>,
@@ -91,7 +92,7 @@ pub(super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     pub(super) fn new(source: &'a mut dyn BufRead, limit: u64) -> Self {
-        Self { source, position: 0, limit, text: Vec::new() }
+        Self { source: BufReader::with_capacity(1 << 16, source), position: 0, limit, text: Vec::new() }
     }
 
     pub(super) fn position(&self) -> u64 {
@@ -153,7 +154,7 @@ impl<'a> Input<'a> {
             return Err(InputError::Malformed("a string longer than 1 MiB"));
         }
         self.text.clear();
-        let read = (&mut *self.source).take(bytes).read_to_end(&mut self.text)? as u64;
+        let read = (&mut self.source).take(bytes).read_to_end(&mut self.text)? as u64;
         self.advance(read)?;
         if read < bytes {
             return Err(InputError::Truncated);
@@ -163,7 +164,7 @@ impl<'a> Input<'a> {
 
     pub(super) fn skip(&mut self, bytes: u64) -> Step<()> {
         let room = self.limit.saturating_sub(self.position).saturating_add(1);
-        let read = io::copy(&mut (&mut *self.source).take(bytes.min(room)), &mut io::sink())?;
+        let read = io::copy(&mut (&mut self.source).take(bytes.min(room)), &mut io::sink())?;
         self.advance(read)?;
         if read < bytes { Err(InputError::Truncated) } else { Ok(()) }
     }

@@ -28,6 +28,7 @@ mod input;
 mod machine;
 
 use std::io::BufRead;
+use std::sync::Arc;
 
 use input::Input;
 pub use input::{InputError, PickleError};
@@ -98,9 +99,9 @@ pub(crate) trait Fold {
 /// The strings of a pickle, each kept once.
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
-    all: Vec<std::rc::Rc<str>>,
+    all: Vec<Arc<str>>,
     // Not a faster hash: a file could be made so that all its strings collide.
-    index: std::collections::HashMap<std::rc::Rc<str>, u32>,
+    index: std::collections::HashMap<Arc<str>, u32>,
 }
 
 impl Texts {
@@ -118,7 +119,7 @@ impl Texts {
         if let Some(known) = self.find(text) {
             return (known, false);
         }
-        let text: std::rc::Rc<str> = text.into();
+        let text: Arc<str> = text.into();
         let number = self.all.len() as u32;
         self.all.push(text.clone());
         self.index.insert(text, number);
@@ -175,6 +176,14 @@ impl Heap {
     pub(crate) fn text(&self, value: Value) -> Option<&str> {
         match value {
             Value::Text(text) => Some(self.texts.get(text)),
+            _ => None,
+        }
+    }
+
+    /// The string that a value is, if it is one, to be kept beyond the pickle.
+    pub(crate) fn shared_text(&self, value: Value) -> Option<Arc<str>> {
+        match value {
+            Value::Text(text) => Some(self.texts.all[text.0 as usize].clone()),
             _ => None,
         }
     }

@@ -66,7 +66,7 @@ impl Labels {
     ) -> Result<(), &'static str> {
         next(frame, self.frames.len())?;
         self.texts += name.len() + file.len();
-        self.frames.push(Frame { name: name.to_owned(), file: file.to_owned(), line });
+        self.frames.push(Frame { name: name.into(), file: file.into(), line });
         Ok(())
     }
 

@@ -242,7 +242,7 @@ impl Reader<'_> {
         let Value::Dict(id) = frame else { return None };
         let heap = self.heap;
         *self.frames.entry(id).or_insert_with(|| {
-            let text = |key| heap.look_up(frame, key).and_then(|value| heap.text(value)).map(str::to_owned);
+            let text = |key| heap.look_up(frame, key).and_then(|value| heap.shared_text(value));
             let line = heap.look_up(frame, "line").and_then(integer).unwrap_or(0);
             let line = u32::try_from(line).unwrap_or(0);
             Some(builder.stacks.add_frame(Frame { name: text("name")?, file: text("filename")?, line }))

@@ -29,7 +29,7 @@ use millpond_baselines::{Allocator, ChoiceError, memory_of};
 pub use managed::{Moves, in_managed_memory};
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
-pub(crate) use rising::about_needed;
+pub(crate) use rising::{about_needed, run_with};
 pub use waste::{Map, Waste, at_peak, map_at_peak};
 pub use watch::{Backing, Watched};
 
@@ -284,8 +284,13 @@ impl Stage {
         program: &Program,
         blocks: &mut [DevicePtr],
     ) -> Result<(), ReplayError> {
+        let mut live = blocks.iter().filter(|block| !block.is_null()).count();
         for (at, step) in program.steps.iter().enumerate().filter(|(_, step)| step.alloc) {
+            if live == 0 {
+                break;
+            }
             let ptr = std::mem::take(&mut blocks[step.block as usize]);
+            live -= usize::from(!ptr.is_null());
             // SAFETY: as in `run`.
             unsafe { allocator.free(ptr, self.stream(step.stream)) }.map_err(|error| {
                 let allocator = allocator.name().to_owned();

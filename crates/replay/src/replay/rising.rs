@@ -1,6 +1,8 @@
-//! How much memory a program needs, about, by one replay: on a device that gets more whenever the program finds none.
+//! Whether a program runs with so much memory; and how much it needs, about, by one replay: on a device that gets more whenever
+//! the program finds none.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond::Context;
 use millpond::device::sim::SimDevice;
@@ -10,11 +12,13 @@ use rustc_hash::FxHashMap;
 
 use super::{Choose, Program, ReplayError, Stage, options};
 
-/// A simulated device with a limit that rises.
+/// A simulated device with a limit that rises, which counts what is given back.
 #[derive(Debug)]
 struct Rising {
     sim: Arc<SimDevice>,
     held: Mutex<Held>,
+    /// Pages and segments given back so far.
+    given_back: AtomicU64,
 }
 
 /// What was taken of it, in bytes.
@@ -41,6 +45,27 @@ impl Held {
 }
 
 impl Rising {
+    /// Above a device of `capacity` bytes, of which the first `limit` are there from the start.
+    fn new(program: &Program, capacity: u64, limit: u64) -> Result<Arc<Self>, ReplayError> {
+        let sim = SimDevice::new(options(program, capacity))?;
+        let held = Mutex::new(Held { limit, ..Held::default() });
+        Ok(Arc::new(Self { sim, held, given_back: AtomicU64::new(0) }))
+    }
+
+    fn stage(self: &Arc<Self>, program: &Program) -> Result<Stage, ReplayError> {
+        let context = Context::new(self.clone());
+        Ok(Stage { sim: Some(self.sim.clone()), ..Stage::new(program, context)? })
+    }
+
+    /// Relaxed: a replay and its allocator are one thread.
+    fn given_back(&self) -> u64 {
+        self.given_back.load(Ordering::Relaxed)
+    }
+
+    fn count_given_back(&self) {
+        self.given_back.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Raises the limit to what was last missing, and by `step` at least. `false` where it is not the limit that refused.
     fn rise(&self, step: u64) -> bool {
         let mut held = self.held.lock();
@@ -76,6 +101,7 @@ unsafe impl Forward for Rising {
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         // SAFETY: the caller keeps the promise of the same call of the device below.
         unsafe { self.sim.release_page(page) }?;
+        self.count_given_back();
         let mut held = self.held.lock();
         held.bytes -= held.pages.remove(&page).unwrap_or_default();
         Ok(())
@@ -95,6 +121,7 @@ unsafe impl Forward for Rising {
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         // SAFETY: the caller keeps the promise of the same call of the device below.
         unsafe { self.sim.free_segment(at) }?;
+        self.count_given_back();
         let mut held = self.held.lock();
         held.bytes -= held.segments.remove(&at.raw()).unwrap_or_default();
         Ok(())
@@ -109,11 +136,8 @@ pub(crate) fn about_needed(
     (least, enough): (u64, u64),
     step: u64,
 ) -> Result<u64, ReplayError> {
-    let sim = SimDevice::new(options(program, enough))?;
-    let rising =
-        Arc::new(Rising { sim: sim.clone(), held: Mutex::new(Held { limit: least, ..Held::default() }) });
-    let context = Context::new(rising.clone());
-    let stage = Stage { sim: Some(sim), ..Stage::new(program, context)? };
+    let rising = Rising::new(program, enough, least)?;
+    let stage = rising.stage(program)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut steps = &program.steps[..];
@@ -128,4 +152,34 @@ pub(crate) fn about_needed(
     let needed = rising.held.lock().limit.max(allocator.usage().reserved.high);
     stage.clear(&*allocator, program, &mut blocks)?;
     Ok(needed)
+}
+
+/// What came of a run to the end with so much memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ran {
+    /// Allocations during which memory went back to the device.
+    pub(crate) retries: u64,
+    /// The most that the allocator held, in bytes.
+    pub(crate) held: u64,
+}
+
+/// Runs a program on a device of `capacity` bytes. `None` where it does not run to its end there.
+pub(crate) fn run_with(
+    program: &Program,
+    choose: &Choose<'_>,
+    capacity: u64,
+) -> Result<Option<Ran>, ReplayError> {
+    let counting = Rising::new(program, capacity, capacity)?;
+    let stage = counting.stage(program)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let (mut retries, mut before) = (0, 0);
+    let played = stage.play_watched(&*allocator, &program.steps, &mut blocks, |_, step, _| {
+        let given_back = counting.given_back();
+        retries += u64::from(step.alloc && given_back > before);
+        before = given_back;
+    })?;
+    let held = allocator.usage().reserved.high;
+    stage.clear(&*allocator, program, &mut blocks)?;
+    Ok(played.oom.is_none().then_some(Ran { retries, held }))
 }

@@ -81,6 +81,48 @@ fn the_smallest_capacity_fits_and_a_step_less_does_not() {
 }
 
 #[test]
+fn what_is_needed_is_what_plain_bisection_finds() {
+    for name in [GNN, PIPELINE] {
+        let program = Program::new(&recorded(name), FreeWhen::Completed);
+        for allocator in millpond_baselines::NAMES {
+            let choose = named(allocator);
+            let unlimited = on_sim(&recorded(name), &program, &choose, UNLIMITED).unwrap();
+            let need = crate::fit::Need::of(&program, &choose, &unlimited).unwrap().unwrap();
+            assert_eq!(retries_by_usage(&program, &choose, need.bytes), Some(need.retries), "{allocator}");
+            let resolution = crate::fit::resolution(unlimited.peak_requested);
+            let mut enough = unlimited.peak_reserved.next_multiple_of(2 << 20);
+            let mut too_small = (unlimited.peak_requested - 1) / (2 << 20) * (2 << 20);
+            while enough - too_small > resolution {
+                let middle = (too_small + (enough - too_small) / 2).next_multiple_of(2 << 20);
+                let fits = retries_by_usage(&program, &choose, middle).is_some();
+                *(if fits { &mut enough } else { &mut too_small }) = middle;
+            }
+            assert!(
+                need.bytes.abs_diff(enough) <= resolution,
+                "{allocator}: {need:?}, {enough} by bisection"
+            );
+        }
+    }
+}
+
+/// Allocations that gave memory back, by the allocator's own count after each step; `None` where it does not end well.
+fn retries_by_usage(program: &Program, choose: &Choose<'_>, capacity: u64) -> Option<u64> {
+    let stage = Stage::sim(program, capacity).unwrap();
+    let allocator = choose(stage.context()).unwrap();
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let (mut retries, mut before) = (0, 0);
+    let played = stage.play_watched(&*allocator, &program.steps, &mut blocks, |_, step, _| {
+        let calls = allocator.usage().calls;
+        let given_back = calls.release + calls.free;
+        retries += u64::from(step.alloc && given_back > before);
+        before = given_back;
+    });
+    let played = played.unwrap();
+    stage.clear(&*allocator, program, &mut blocks).unwrap();
+    played.oom.is_none().then_some(retries)
+}
+
+#[test]
 fn real_memory_keeps_every_mark_on_the_host() {
     use millpond::device::host::{HostDevice, HostOptions};
     let trace = recorded(PIPELINE);
