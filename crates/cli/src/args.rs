@@ -15,6 +15,7 @@ use crate::diff::DiffArgs;
 use crate::leaks::LeaksArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
+use crate::top::TopArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
 #[derive(Debug, Parser)]
@@ -37,6 +38,7 @@ Examples:
   millpond leaks run.mprec            what grows from step to step
   millpond bench --suite latency      what allocating costs, in nanoseconds
   millpond probe                      what this machine's memory does
+  millpond top                        what running programs hold now
   millpond info                       devices, memory, driver";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
@@ -59,6 +61,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
     Probe(ProbeArgs),
+    /// Show what the pools of running programs hold and do
+    Top(TopArgs),
     /// Show devices, memory and driver
     Info(InfoArgs),
     /// Show the processes that share a budget, or change its limit
