@@ -23,6 +23,7 @@ mod interrupt;
 mod leaks;
 mod live;
 mod manual;
+mod metrics;
 mod numa;
 mod outputs;
 mod probe;
@@ -82,6 +83,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Metrics(args) => metrics::run(&args),
         Command::Info(args) => info::run(args),
         Command::Budget(args) => budget::run(args),
         Command::Fetch(args) => fetch::run(&args),

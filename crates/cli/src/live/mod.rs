@@ -1,6 +1,7 @@
 //! What `millpond top` and `millpond metrics` look at: the pools of running programs, and the GPUs beside them.
 
 pub(crate) mod gpus;
+pub(crate) mod prometheus;
 pub(crate) mod shares;
 
 use std::time::{Duration, Instant};

@@ -75,6 +75,8 @@ pub(super) fn rows<'a>(sight: &'a Sight, before: Option<&Sight>, by: SortKey) ->
 /// A column: its title, and what it says of a pool. The first ones matter most where there is little room.
 pub(super) struct Column {
     pub(super) title: &'static str,
+    /// Letters of its figures at most.
+    pub(super) width: u16,
     pub(super) of: fn(&Row<'_>) -> String,
 }
 
@@ -103,24 +105,25 @@ pub(super) fn device(pool: &SeenPool) -> String {
 
 /// Those beside the names of process and pool.
 pub(super) const COLUMNS: [Column; 13] = [
-    Column { title: "reserved", of: |row| bytes(row.pool.stats.reserved.current) },
-    Column { title: "requested", of: |row| bytes(row.pool.stats.requested.current) },
-    Column { title: "cached", of: |row| bytes(row.pool.stats.cached()) },
-    Column { title: "hits/s", of: |row| a_second(row.rates.map(|rates| rates.hits)) },
-    Column { title: "misses/s", of: |row| a_second(row.rates.map(|rates| rates.misses)) },
+    Column { title: "reserved", width: 10, of: |row| bytes(row.pool.stats.reserved.current) },
+    Column { title: "requested", width: 10, of: |row| bytes(row.pool.stats.requested.current) },
+    Column { title: "cached", width: 10, of: |row| bytes(row.pool.stats.cached()) },
+    Column { title: "hits/s", width: 6, of: |row| a_second(row.rates.map(|rates| rates.hits)) },
+    Column { title: "misses/s", width: 8, of: |row| a_second(row.rates.map(|rates| rates.misses)) },
     Column {
         title: "pages",
+        width: 7,
         of: |row| {
             row.rates.map_or_else(|| "-".to_owned(), |rates| format!("{:.1} %", 100.0 * rates.device_time))
         },
     },
-    Column { title: "device", of: |row| device(row.pool) },
-    Column { title: "most reserved", of: |row| bytes(row.pool.stats.reserved.high) },
-    Column { title: "most requested", of: |row| bytes(row.pool.stats.requested.high) },
-    Column { title: "allocated", of: |row| bytes(row.pool.stats.allocated.current) },
-    Column { title: "waits/s", of: |row| a_second(row.rates.map(|rates| rates.stream_waits)) },
-    Column { title: "retries", of: |row| row.pool.stats.retries.to_string() },
-    Column { title: "errors", of: |row| row.pool.stats.out_of_memory.to_string() },
+    Column { title: "device", width: 12, of: |row| device(row.pool) },
+    Column { title: "most reserved", width: 13, of: |row| bytes(row.pool.stats.reserved.high) },
+    Column { title: "most requested", width: 14, of: |row| bytes(row.pool.stats.requested.high) },
+    Column { title: "allocated", width: 10, of: |row| bytes(row.pool.stats.allocated.current) },
+    Column { title: "waits/s", width: 7, of: |row| a_second(row.rates.map(|rates| rates.stream_waits)) },
+    Column { title: "retries", width: 7, of: |row| row.pool.stats.retries.to_string() },
+    Column { title: "errors", width: 6, of: |row| row.pool.stats.out_of_memory.to_string() },
 ];
 
 #[cfg(test)]
@@ -129,7 +132,7 @@ mod tests {
 
     #[test]
     fn rates_are_short() {
-        let shown = [0.0, 3.14, 9.97, 123.4, 9999.4, 12_345.0, 999_499.0, 43_210_000.0]
+        let shown = [0.0, 3.12, 9.97, 123.4, 9999.4, 12_345.0, 999_499.0, 43_210_000.0]
             .map(|rate| a_second(Some(rate)));
         assert_eq!(shown, ["0.0", "3.1", "10", "123", "9999", "12k", "999k", "43.2M"]);
         assert_eq!(a_second(None), "-");

@@ -16,17 +16,15 @@ use super::rows::{COLUMNS, Row, SortKey, device, rows};
 use super::text::{bytes, counted, holder, of_gpu_in_short, silent};
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
+use crate::live::gpus::Gpu;
 use crate::live::shares::{Holder, shares};
 use crate::live::{PATIENCE, Sight, Watch};
 
 /// How soon a signal is noticed.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Columns of the names of processes and pools.
-const NAMES: [u16; 2] = [18, 20];
-
-/// Columns of a figure.
-const FIGURE: u16 = 11;
+/// Columns of the names of processes and pools, at least.
+const NAMES: [u16; 2] = [15, 13];
 
 /// What is drawn for a part of the memory, by how many eighths of it are in live blocks.
 const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -187,7 +185,7 @@ impl View {
     // ---- drawing ---------------------------------------------------------------------------------
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        let gpus = self.gpus(frame.area().width);
+        let gpus = self.gpus(frame.area());
         let heights = [
             Constraint::Length(1),
             Constraint::Length(gpus.height() as u16),
@@ -209,31 +207,37 @@ impl View {
         frame.render_widget(self.foot(), foot);
     }
 
-    fn gpus(&self, width: u16) -> Text<'_> {
-        match &self.sight.gpus {
-            Err(why) => Text::from(format!("GPUs: no figures, since {why}").dim()),
-            Ok(gpus) => {
-                let mut lines = Vec::new();
-                for gpu in gpus {
-                    lines.push(Line::from(of_gpu_in_short(gpu)));
-                    let shares = shares(gpu, &self.sight.processes);
-                    let wide = u64::from(width.saturating_sub(2));
-                    let part = |bytes: i64| {
-                        let cells = u128::from(bytes.max(0).unsigned_abs()) * u128::from(wide);
-                        (cells / u128::from(gpu.total.max(1))) as usize
-                    };
-                    let bar = shares.iter().map(|share| {
-                        Span::styled("█".repeat(part(share.bytes).min(wide as usize)), color(share.holder))
-                    });
-                    lines.push(Line::from_iter(bar));
-                    lines.extend(shares.iter().map(|share| {
-                        let text = format!("  {:>10}  {}", bytes(share.bytes), holder(share));
-                        Line::from(Span::styled(text, color(share.holder)))
-                    }));
-                }
-                Text::from(lines)
-            }
+    /// What GPUs say, in at most half of the area.
+    fn gpus(&self, area: Rect) -> Text<'_> {
+        let gpus = match &self.sight.gpus {
+            Err(why) => return Text::from(format!("GPUs: no figures, since {why}").dim()),
+            Ok(gpus) => gpus,
+        };
+        let room = usize::from(area.height / 2);
+        let lines: Vec<_> = gpus.iter().flat_map(|gpu| self.of_gpu(gpu, area.width)).collect();
+        if lines.len() <= room {
+            return Text::from(lines);
         }
+        let short = gpus.iter().map(|gpu| Line::from(of_gpu_in_short(gpu)));
+        Text::from_iter(short.take(room.max(1)))
+    }
+
+    /// A line for the GPU, a bar as wide as all of its memory, and a line for each part.
+    fn of_gpu(&self, gpu: &Gpu, width: u16) -> Vec<Line<'static>> {
+        let shares = shares(gpu, &self.sight.processes);
+        let wide = width.saturating_sub(2);
+        let cells = |bytes: i64| {
+            let part = bytes.max(0) as f64 / gpu.total.max(1) as f64;
+            (part.min(1.0) * f64::from(wide)) as usize
+        };
+        let bar =
+            shares.iter().map(|share| Span::styled("█".repeat(cells(share.bytes)), color(share.holder)));
+        let mut lines = vec![Line::from(of_gpu_in_short(gpu)), Line::from_iter(bar)];
+        lines.extend(shares.iter().map(|share| {
+            let text = format!("  {:>10}  {}", bytes(share.bytes), holder(share));
+            Line::from(Span::styled(text, color(share.holder)))
+        }));
+        lines
     }
 
     fn draw_rows(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -247,8 +251,13 @@ impl View {
             frame.render_widget(Paragraph::new("no running program of this user has a pool"), area);
             return;
         }
-        let room = area.width.saturating_sub(NAMES.iter().sum::<u16>() + 2);
-        let shown = &COLUMNS[..COLUMNS.len().min((room / (FIGURE + 1)).into())];
+        // As many columns as there is room for, with a space before each.
+        let room = area.width.saturating_sub(NAMES.iter().sum::<u16>() + 1);
+        let ends = COLUMNS.iter().scan(0, |end, column| {
+            *end += column.width + 1;
+            Some(*end)
+        });
+        let shown = &COLUMNS[..ends.take_while(|end| *end <= room).count()];
         let right = |text: String| Cell::from(Line::from(text).alignment(Alignment::Right));
         let titles = ["process", "pool"].map(Cell::from).into_iter();
         let titles = titles.chain(shown.iter().map(|column| right(column.title.to_owned())));
@@ -257,9 +266,9 @@ impl View {
                 [Cell::from(format!("{} {}", row.pid, row.program)), Cell::from(row.pool.name.as_str())];
             TableRow::new(names.into_iter().chain(shown.iter().map(|column| right((column.of)(row)))))
         });
-        let widths =
-            NAMES.into_iter().chain(shown.iter().map(|column| FIGURE.max(column.title.len() as u16)));
-        let table = Table::new(lines, widths.map(Constraint::Length))
+        let widths = NAMES.map(Constraint::Min).into_iter();
+        let widths = widths.chain(shown.iter().map(|column| Constraint::Length(column.width)));
+        let table = Table::new(lines, widths)
             .header(TableRow::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(self.at()));
@@ -319,4 +328,158 @@ fn draw_pool(frame: &mut Frame<'_>, area: Rect, (process, pool): (&SeenProcess, 
         }
     }
     frame.render_widget(Paragraph::new(lines), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond::device::DeviceIdentity;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn process(pid: u32, program: &str, pools: &[(&str, u64)]) -> SeenProcess {
+        let mut process = SeenProcess::default();
+        (process.pid, process.program, process.answers) = (pid, program.to_owned(), true);
+        process.pools.extend(pools.iter().zip(1..).map(|((name, reserved), number)| {
+            let mut pool = SeenPool::default();
+            (pool.number, pool.name, pool.device) = (number, (*name).to_owned(), "cuda:0".to_owned());
+            pool.identity = Some(DeviceIdentity([1; 16]));
+            pool.stats.reserved.current = *reserved;
+            pool
+        }));
+        process
+    }
+
+    fn sight(processes: Vec<SeenProcess>) -> Sight {
+        let uuid = DeviceIdentity([1; 16]).to_string();
+        let (total, used) = (140 << 30, 20 << 30);
+        let gpu = Gpu {
+            number: 0,
+            name: "NVIDIA H200".to_owned(),
+            uuid,
+            total,
+            used,
+            processes: vec![(7, 13 << 30)],
+        };
+        Sight { at: Instant::now(), processes, gpus: Ok(vec![gpu]) }
+    }
+
+    fn view() -> View {
+        View::new(
+            sight(vec![process(7, "python", &[("small", 1 << 30), ("large", 11 << 30)])]),
+            SortKey::Reserved,
+        )
+    }
+
+    fn drawn(view: &View, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let lines = terminal.backend().buffer().content.chunks(width.into());
+        lines
+            .map(|line| {
+                line.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned() + "\n"
+            })
+            .collect()
+    }
+
+    fn press(view: &mut View, code: KeyCode) {
+        view.press(KeyEvent::new(code, KeyModifiers::NONE));
+    }
+
+    #[test]
+    fn what_a_gpu_uses_is_told_by_holder() {
+        let shown = drawn(&view(), 100, 20);
+        assert!(shown.starts_with("millpond top  2 pools, 1 process"), "{shown}");
+        for line in [
+            "GPU 0 NVIDIA H200: 20.00 GiB of 140.00 GiB used",
+            "12.00 GiB  pools of 7 python",
+            "1.00 GiB  7 python, outside the pools",
+            "7.00 GiB  not listed by process",
+        ] {
+            assert!(shown.contains(line), "{line}: {shown}");
+        }
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_the_columns_that_matter() {
+        let (narrow, wide) = (drawn(&view(), 80, 20), drawn(&view(), 200, 20));
+        for title in ["process", "pool", "reserved", "requested", "cached", "hits/s", "misses/s"] {
+            assert!(narrow.contains(title), "{title}: {narrow}");
+        }
+        assert!(!narrow.contains("errors") && wide.contains("errors"), "{wide}");
+        for (width, height) in [(1, 1), (10, 4), (40, 8), (500, 3)] {
+            drawn(&view(), width, height);
+        }
+    }
+
+    #[test]
+    fn many_gpus_leave_room_for_the_pools() {
+        let mut view = view();
+        let Ok(gpus) = &mut view.sight.gpus else { unreachable!() };
+        *gpus = (0..8).map(|number| Gpu { number, ..gpus[0].clone() }).collect();
+        let shown = drawn(&view, 80, 24);
+        assert!(
+            shown.contains("GPU 7 NVIDIA H200") && shown.contains("large") && shown.contains("q end"),
+            "{shown}"
+        );
+        assert!(drawn(&view, 80, 100).contains("not listed by process"));
+    }
+
+    #[test]
+    fn the_selection_stays_with_its_pool() {
+        let mut view = view();
+        assert_eq!(view.selected, Some((7, 2)), "the largest is the first");
+        press(&mut view, KeyCode::Down);
+        press(&mut view, KeyCode::Down);
+        assert_eq!(view.selected, Some((7, 1)));
+        view.take(sight(vec![
+            process(6, "a", &[("more", 12 << 30)]),
+            process(7, "python", &[("small", 1 << 30)]),
+        ]));
+        assert_eq!((view.selected, view.at()), (Some((7, 1)), Some(1)));
+        view.take(sight(vec![process(6, "a", &[("more", 12 << 30)])]));
+        assert_eq!(view.selected, Some((6, 1)), "its process has ended");
+        view.take(sight(Vec::new()));
+        assert_eq!(view.selected, None);
+        [KeyCode::Enter, KeyCode::Char('t'), KeyCode::Char('y')]
+            .into_iter()
+            .for_each(|key| press(&mut view, key));
+        assert!(drawn(&view, 80, 20).contains("no running program of this user has a pool"));
+    }
+
+    #[test]
+    fn a_trim_needs_a_yes() {
+        let mut view = view();
+        press(&mut view, KeyCode::Char('t'));
+        assert!(drawn(&view, 80, 20).contains("Give back what large of 7 caches? y/n"));
+        press(&mut view, KeyCode::Char('q'));
+        assert!(!view.asks && !view.is_done && view.said.is_empty());
+        press(&mut view, KeyCode::Char('t'));
+        press(&mut view, KeyCode::Char('y'));
+        // The process is made up.
+        assert!(drawn(&view, 80, 20).contains("the process is gone"));
+    }
+
+    #[test]
+    fn what_commands_a_terminal_is_not_drawn() {
+        let mut view = view();
+        view.sight.processes[0].program = "a\u{1b}[2Jb\u{7}".to_owned();
+        view.sight.processes[0].answers = false;
+        assert!(!drawn(&view, 80, 20).chars().any(|c| c.is_control() && c != '\n'));
+    }
+
+    #[test]
+    fn a_pool_that_is_open_shows_its_blocks() {
+        let mut view = view();
+        let mut sizes = SeenSizes::default();
+        sizes.map = vec![0, 8, 4, 200];
+        view.open = Some(Ok(sizes));
+        let shown = drawn(&view, 80, 24);
+        assert!(shown.contains("large  of 7 python, on cuda:0") && shown.contains("·█▄█"), "{shown}");
+        press(&mut view, KeyCode::Esc);
+        assert!(view.open.is_none() && !view.is_done);
+        press(&mut view, KeyCode::Esc);
+        assert!(view.is_done);
+    }
 }

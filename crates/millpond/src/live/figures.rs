@@ -20,7 +20,7 @@ const LONGEST_NAME: usize = 128;
 /// Cells of a page map.
 const CELLS: usize = 256;
 
-/// What a pool of another process holds and did. See [`live`](crate::live).
+/// What a pool of another process holds and did. The module [`live`](crate::live) has an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SeenPool {
@@ -40,7 +40,7 @@ pub struct SeenPool {
     pub device_time: Duration,
 }
 
-/// What the live blocks of a pool are, and where they lie. See [`SeenProcess::sizes`](crate::live::SeenProcess::sizes).
+/// What the live blocks of a pool are, and where they lie. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SeenSizes {
@@ -51,7 +51,7 @@ pub struct SeenSizes {
     pub map: Vec<u8>,
 }
 
-/// Live blocks of like sizes.
+/// Live blocks of like sizes. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SizeRow {
@@ -188,8 +188,7 @@ pub(super) fn write_sizes(core: &Core, out: &mut String) {
     let mut ranges: Vec<_> = backed.iter().map(|(start, bytes, _)| (start.raw(), *bytes)).collect();
     ranges.sort_unstable();
     let map: String = cells(&ranges, &live).into_iter().map(|eighths| char::from(b'0' + eighths)).collect();
-    write_name(out, "map", &map[..map.len().min(LONGEST_NAME)]);
-    write_name(out, "map", map.get(LONGEST_NAME..).unwrap_or_default());
+    writeln!(out, "map {map}").unwrap_or_default();
 }
 
 /// How much of each part of the ranges, which are in order, is in live blocks: in eighths.
@@ -270,7 +269,7 @@ pub(super) fn read_sizes(text: &str) -> SeenSizes {
             }
             "map" => {
                 let eighths = rest.bytes().map(|digit| digit.saturating_sub(b'0').min(8));
-                sizes.map.extend(eighths.take(CELLS.saturating_sub(sizes.map.len())));
+                sizes.map = eighths.take(CELLS).collect();
             }
             _ => {}
         }

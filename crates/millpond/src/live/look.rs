@@ -44,7 +44,7 @@ pub enum LookError {
     Refused(String),
 }
 
-/// A process of this user that has pools. See [`live`](crate::live).
+/// A process of this user that has pools. The module [`live`](crate::live) has an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SeenProcess {
@@ -60,8 +60,25 @@ pub struct SeenProcess {
 }
 
 impl SeenProcess {
-    /// What the live blocks of its pool with this number are. The pool's lock is held meanwhile, for about a millisecond in ten
-    /// thousand blocks.
+    /// What the live blocks of its pool with this number are. The pool's lock is held while they are counted.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use millpond::{Buffer, Context, HumanBytes, Pool, live};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, stream) = (Pool::builder(&device).name("inside").build()?, device.create_stream()?);
+    /// let block = Buffer::<u8>::new(&pool, 5000, &stream)?;
+    /// let patience = Duration::from_secs(10);
+    /// let all = live::processes(patience)?;
+    /// let own = all.iter().find(|process| process.pid == std::process::id()).expect("this process has a pool");
+    /// let seen = own.pools.iter().find(|pool| pool.name == "inside").expect("it is shown");
+    /// for row in own.sizes(seen.number, patience)?.rows {
+    ///     println!("{} blocks of {} or more", row.blocks, HumanBytes(row.from)); // 1 blocks of 4.00 KiB or more
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// See [`LookError`].
