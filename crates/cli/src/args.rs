@@ -50,7 +50,7 @@ pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
 pub(crate) enum Command {
     /// Train a neural network, with all of its memory from the pool
     Train(Box<TrainArgs>),
-    /// Show what a recorded job needs with each allocator, and why
+    /// Show what a recorded job needs, by allocator, and who held it
     Replay(Box<ReplayArgs>),
     /// Show what a recorded job holds more and more of, step by step
     Leaks(LeaksArgs),

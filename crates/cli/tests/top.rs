@@ -190,7 +190,7 @@ fn a_terminal_shows_the_pools_opens_one_and_trims_it() {
     let screen = shows("seen");
     assert!(screen.contains("millpond top") && screen.contains("66.00 MiB"), "{screen}");
     // Other tests have pools, too. Those by other names come first or last.
-    let mut open = |name: &str| {
+    let open = |name: &str| {
         for _ in 0..50 {
             press("Enter");
             let screen = shows("Live blocks by size");

@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };
 
-use super::door::{prefix, send_all};
+use super::answering::{prefix, send_all};
 use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes};
 
 /// Bytes of an answer that are read.
@@ -164,7 +164,7 @@ pub fn processes(patience: Duration) -> Result<Vec<SeenProcess>, LookError> {
     Ok(seen)
 }
 
-/// The names of all doors of this user.
+/// The names of all such sockets of this user.
 fn sockets() -> io::Result<Vec<String>> {
     // Other sockets' names may be any bytes.
     let list = String::from_utf8_lossy(&fs::read(SOCKETS)?).into_owned();

@@ -24,10 +24,10 @@
 
 // Uses `core/` and what is below it. `pool/` calls it once for each pool that is built.
 //
-// **How one question passes through.** The first pool of a process opens a `Door`: a Unix socket in the abstract namespace, and
-// a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the names of all doors in
+// **How one question passes through.** The first pool of a process opens a `LiveSocket`: a Unix socket in the abstract namespace, and
+// a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the names of all such sockets in
 // `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in lines of text (`figures`), and closes.
-// `Pool::stats` waits for no lock, so an answer never stops the program. The door closes with the process's last pool.
+// `Pool::stats` waits for no lock, so an answer never stops the program. The socket closes with the process's last pool.
 //
 // **Why a socket.** The alternatives were a page of figures in shared memory, filled in when a reader asks, and the same page
 // written on slow paths. Both need a file for each process, its removal after a crash, its place where `/dev/shm` is full, a
@@ -39,13 +39,13 @@
 // answered, and another user's answer is not read. A process's own answer may still be wrong: what is read is bounded in bytes,
 // pools, digits and time, and has no control characters.
 //
-// **Forks.** A forked child closes its copy of the socket, and has no door until it builds a pool of its own.
+// **Forks.** A forked child closes its copy of the socket, and has none until it builds a pool of its own.
 
-mod door;
+mod answering;
 mod figures;
 mod look;
 
-pub use door::hide_all;
-pub(crate) use door::{open, show};
+pub use answering::hide_all;
+pub(crate) use answering::{open, show};
 pub use figures::{SeenPool, SeenSizes, SizeRow};
 pub use look::{LookError, SeenProcess, processes};

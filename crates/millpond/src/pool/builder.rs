@@ -261,7 +261,7 @@ impl PoolBuilder {
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
         let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
-        let door = if self.live { live::open() } else { None };
+        let socket = if self.live { live::open() } else { None };
         let inner = Arc::new(Core {
             name: self.name,
             number,
@@ -291,7 +291,11 @@ impl PoolBuilder {
             holds: Holds::default(),
             keeps_nothing: self.keeps_nothing,
             has_said_freed_twice: AtomicBool::new(false),
-            beside: vec![Box::new(Sleep::default()), Box::new(PeerCopies::default()), Box::new(door.clone())],
+            beside: vec![
+                Box::new(Sleep::default()),
+                Box::new(PeerCopies::default()),
+                Box::new(socket.clone()),
+            ],
         });
         let peers = self.peers.as_ref();
         share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
@@ -312,8 +316,8 @@ impl PoolBuilder {
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));
-        if let Some(door) = door {
-            live::show(&door, &inner);
+        if let Some(socket) = socket {
+            live::show(&socket, &inner);
         }
         Ok(Pool::new(inner, Some(options)))
     }

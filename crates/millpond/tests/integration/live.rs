@@ -211,7 +211,7 @@ fn a_process_that_answers_anything_harms_nobody() {
             }
         });
         impostor(3, |mut socket| drop(socket.write_all(b"pool 7\nname \x1b[2J\nallocated \xff\n")));
-        impostor(4, |socket| drop(socket));
+        impostor(4, drop);
         impostor(5, |mut socket| {
             drop(socket.write_all(b"pool 7\nname \x1b[2J\nallocated -5 18446744073709551615\n"))
         });

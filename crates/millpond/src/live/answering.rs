@@ -51,7 +51,7 @@ pub(super) fn prefix() -> String {
 
 /// See the [module](self). Each pool that is shown has it; it closes with the last one.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct LiveSocket {
     inside: Arc<Inside>,
     thread: Option<JoinHandle<()>>,
     process: Process,
@@ -65,10 +65,10 @@ struct Inside {
     is_closed: AtomicBool,
 }
 
-/// The process's door, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
+/// The process's socket, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
 /// pool is the same without.
-pub(crate) fn open() -> Option<Arc<Door>> {
-    static DOOR: PerProcess<Mutex<Weak<Door>>> = PerProcess::new();
+pub(crate) fn open() -> Option<Arc<LiveSocket>> {
+    static SOCKET: PerProcess<Mutex<Weak<LiveSocket>>> = PerProcess::new();
     // Relaxed: as in `hide_all`.
     if cfg!(miri)
         || HIDDEN.load(Ordering::Relaxed)
@@ -76,14 +76,14 @@ pub(crate) fn open() -> Option<Arc<Door>> {
     {
         return None;
     }
-    let mut door = DOOR.get().lock();
-    if let Some(door) = door.upgrade() {
-        return Some(door);
+    let mut known = SOCKET.get().lock();
+    if let Some(socket) = known.upgrade() {
+        return Some(socket);
     }
-    match Door::new() {
+    match LiveSocket::new() {
         Ok(new) => {
             let new = Arc::new(new);
-            *door = Arc::downgrade(&new);
+            *known = Arc::downgrade(&new);
             Some(new)
         }
         Err(error) => {
@@ -94,13 +94,13 @@ pub(crate) fn open() -> Option<Arc<Door>> {
 }
 
 /// Shows a pool to those who ask.
-pub(crate) fn show(door: &Door, pool: &Arc<Core>) {
-    let mut pools = door.inside.pools.lock();
+pub(crate) fn show(socket: &LiveSocket, pool: &Arc<Core>) {
+    let mut pools = socket.inside.pools.lock();
     pools.retain(|pool| pool.strong_count() > 0);
     pools.push(Arc::downgrade(pool));
 }
 
-impl Door {
+impl LiveSocket {
     fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let make = || {
@@ -126,7 +126,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for LiveSocket {
     fn drop(&mut self) {
         if !self.process.is_here() {
             // The thread is the parent's. Its handle would detach one that may be another's by now.
