@@ -13,8 +13,10 @@ use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
 use crate::diff::DiffArgs;
 use crate::leaks::LeaksArgs;
+use crate::metrics::MetricsArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
+use crate::top::TopArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
 #[derive(Debug, Parser)]
@@ -36,8 +38,7 @@ Examples:
   millpond replay snapshot.pickle     what a PyTorch job's memory did
   millpond leaks run.mprec            what grows from step to step
   millpond bench --suite latency      what allocating costs, in nanoseconds
-  millpond probe                      what this machine's memory does
-  millpond info                       devices, memory, driver";
+  millpond top                        what running programs hold now";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
 pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
@@ -49,7 +50,7 @@ pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
 pub(crate) enum Command {
     /// Train a neural network, with all of its memory from the pool
     Train(Box<TrainArgs>),
-    /// Show what a recorded job needs with each allocator, and who held it
+    /// Show what a recorded job needs, by allocator, and who held it
     Replay(Box<ReplayArgs>),
     /// Show what a recorded job holds more and more of, step by step
     Leaks(LeaksArgs),
@@ -59,6 +60,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
     Probe(ProbeArgs),
+    /// Show what the pools of running programs hold and do
+    Top(TopArgs),
+    /// Give the same figures to Prometheus
+    Metrics(MetricsArgs),
     /// Show devices, memory and driver
     Info(InfoArgs),
     /// Show the processes that share a budget, or change its limit

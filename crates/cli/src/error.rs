@@ -28,6 +28,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Probe(#[from] millpond_probe::Error),
     #[error(transparent)]
+    Look(#[from] millpond::live::LookError),
+    #[error(transparent)]
     Choice(#[from] ChoiceError),
     #[error(transparent)]
     Memory(#[from] millpond::Error),

@@ -21,7 +21,9 @@ mod fetch;
 mod info;
 mod interrupt;
 mod leaks;
+mod live;
 mod manual;
+mod metrics;
 mod numa;
 mod outputs;
 mod probe;
@@ -36,6 +38,7 @@ mod replay_progress;
 mod replay_tables;
 mod results;
 mod screen;
+mod top;
 mod traces;
 mod train;
 mod usage;
@@ -70,6 +73,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     screen::be_quiet(args.quiet);
     if args.command.builds_pools_of_its_own() {
         millpond::record::ignore_environment();
+        millpond::live::hide_all();
     }
     status(match args.command {
         Command::Train(args) => train::run(&args),
@@ -78,6 +82,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Metrics(args) => metrics::run(&args),
         Command::Info(args) => info::run(args),
         Command::Budget(args) => budget::run(args),
         Command::Fetch(args) => fetch::run(&args),

@@ -1,6 +1,7 @@
 //! What a pool counts under its lock, read by anyone without it. What threads count themselves is in `cache/`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::stats::{DeviceCalls, Level, Stats};
 
@@ -110,10 +111,17 @@ pub(crate) struct Counters {
     pub(crate) pages_remapped: Count,
     pub(crate) retries: Count,
     pub(crate) out_of_memory: Count,
+    /// What finding, mapping and giving back pages took, by the device's clock.
+    pub(crate) device_nanoseconds: Count,
     pub(crate) calls: CallCounts,
 }
 
 impl Counters {
+    /// Notes that pages took so long. Whoever calls this has the pool's lock.
+    pub(crate) fn note_device_time(&self, time: Duration) {
+        self.device_nanoseconds.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
     /// The statistics, with what threads count themselves.
     pub(crate) fn stats(&self, counted: Counted) -> Stats {
         let calls = &self.calls;

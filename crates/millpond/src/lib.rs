@@ -36,6 +36,7 @@
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
 //! | launch kernels with cudarc | [`mod@cudarc`] |
 //! | see what a pool did | [`Pool::stats`], [`Stats`] |
+//! | see what all programs' pools do now | [`mod@live`] |
 //! | record a run for `millpond replay` | [`mod@record`] |
 //! | test an allocator or a device | the module `testing`, [`device::sim`] |
 //!
@@ -71,6 +72,7 @@ mod extents;
 mod fixtures;
 mod host;
 mod kinds;
+pub mod live;
 mod lock;
 #[cfg(not(feature = "record"))]
 mod no_record;

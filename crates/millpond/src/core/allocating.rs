@@ -273,8 +273,11 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     let device = core.timelines.device();
     let began = device.now();
     let PoolState { arenas, ledger, .. } = &mut *state;
-    if arenas.own.shorten(ledger) {
-        note_slow_path(core, state, SlowPath::Moved(device.now().saturating_sub(began)));
+    let any = arenas.own.shorten(ledger);
+    let took = device.now().saturating_sub(began);
+    core.counters.note_device_time(took);
+    if any {
+        note_slow_path(core, state, SlowPath::Moved(took));
     }
 }
 
@@ -370,7 +373,9 @@ fn alloc_mapping(
     let LockedRequest { units, align, stream, .. } = *request;
     let found = arena.alloc(units, align, stream, ledger.balance(began));
     if !matches!(found, Ok(Allocation { misses: 0, .. })) {
-        ledger.pay_for_pages(device.now().saturating_sub(began));
+        let took = device.now().saturating_sub(began);
+        ledger.pay_for_pages(took);
+        core.counters.note_device_time(took);
     }
     found
 }

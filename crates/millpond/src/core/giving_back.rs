@@ -43,7 +43,11 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
         return Ok(0);
     }
     core.empty_caches(state);
-    let released = state.arenas.own.trim(keep)?;
+    let device = core.timelines.device();
+    let began = device.now();
+    let released = state.arenas.own.trim(keep);
+    core.counters.note_device_time(device.now().saturating_sub(began));
+    let released = released?;
     core.recording.trim(keep, released);
     Ok(released)
 }

@@ -325,6 +325,14 @@ impl Core {
         state.arenas.iter().flat_map(of_each).collect()
     }
 
+    /// Every live block, as its start and the bytes asked for.
+    pub(crate) fn live(&self) -> Vec<(DevicePtr, u64)> {
+        if !self.is_here() {
+            return Vec::new();
+        }
+        self.state.lock().arenas.iter().flat_map(|(_, arena)| arena.live()).collect()
+    }
+
     /// The memory of a capture in whose address space the pointer lies.
     pub(crate) fn memory_of(&self, ptr: DevicePtr) -> Option<u64> {
         self.ranges.owner_of(ptr).filter(|owner| owner.pool == self.number)?.memory

@@ -367,7 +367,6 @@ impl Arena {
     }
 
     /// Every live block, as its start and the bytes asked for.
-    #[cfg(feature = "record")]
     pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
         let live = self.iter_allocated().filter(|(_, descriptor)| descriptor.is_live());
         live.map(|(id, _)| (self.map.address_of(id), self.requested(id)))

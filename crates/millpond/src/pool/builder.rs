@@ -15,6 +15,7 @@ use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Rou
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::extents::{Arena, Layout, Owner};
+use crate::live;
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, share_from_the_start};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
@@ -60,6 +61,7 @@ pub struct PoolBuilder {
     budget: Option<Budget>,
     keeps_nothing: bool,
     peers: Option<Vec<Context>>,
+    live: bool,
     #[cfg(feature = "record")]
     record: Option<record::Options>,
 }
@@ -96,6 +98,7 @@ impl PoolBuilder {
             budget: None,
             keeps_nothing: false,
             peers: Some(Vec::new()),
+            live: true,
             #[cfg(feature = "record")]
             record: None,
         }
@@ -104,7 +107,11 @@ impl PoolBuilder {
     /// Of memory of other processes, which is gone once it is free.
     pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>, name: &str) -> Self {
         let new = Self::new(context, PoolMemory::new(memory)).name(name);
-        Self { keeps_nothing: true, ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0) }
+        Self {
+            keeps_nothing: true,
+            live: false,
+            ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0)
+        }
     }
 
     /// A name for errors and reports. "pool" by default, and "pinned" or "managed" for one of such memory.
@@ -201,6 +208,16 @@ impl PoolBuilder {
         self
     }
 
+    /// Whether `millpond top` and other programs of this user [see](crate::live) the pool: its figures, its name, and what its
+    /// blocks are by size. They can also have it trimmed. `true` by default. It costs an allocation nothing; the first such
+    /// pool of a process starts a thread, which sleeps until somebody asks, and ends with the last one.
+    ///
+    /// `MILLPOND_LIVE=off` in the environment hides all pools of a process.
+    pub fn live(mut self, seen: bool) -> Self {
+        self.live = seen;
+        self
+    }
+
     /// Records what the pool does to a file, from the start. See [`Pool::start_recording`]. Without this option, the
     /// environment variable `MILLPOND_RECORD` names the file, for all pools of the process. With
     /// `MILLPOND_RECORD_CALL_SITES=1`, it has call sites.
@@ -244,6 +261,7 @@ impl PoolBuilder {
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
         let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
+        let socket = if self.live { live::open() } else { None };
         let inner = Arc::new(Core {
             name: self.name,
             number,
@@ -273,7 +291,11 @@ impl PoolBuilder {
             holds: Holds::default(),
             keeps_nothing: self.keeps_nothing,
             has_said_freed_twice: AtomicBool::new(false),
-            beside: vec![Box::new(Sleep::default()), Box::new(PeerCopies::default())],
+            beside: vec![
+                Box::new(Sleep::default()),
+                Box::new(PeerCopies::default()),
+                Box::new(socket.clone()),
+            ],
         });
         let peers = self.peers.as_ref();
         share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
@@ -294,6 +316,9 @@ impl PoolBuilder {
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));
+        if let Some(socket) = socket {
+            live::show(&socket, &inner);
+        }
         Ok(Pool::new(inner, Some(options)))
     }
 

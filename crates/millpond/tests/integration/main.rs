@@ -35,6 +35,8 @@ mod fork;
 mod growing;
 #[cfg(target_os = "linux")]
 mod host_tables;
+#[cfg(target_os = "linux")]
+mod live;
 mod managed;
 mod mappings;
 mod peaks;

@@ -21,7 +21,7 @@ const FLOORS: [&[&str]; 16] = [
     &["cache/"],
     &["record/", "no_record.rs"],
     &["core/"],
-    &["capture/", "kinds/", "peers/", "sharing/", "sleep/"],
+    &["capture/", "kinds/", "live/", "peers/", "sharing/", "sleep/"],
     &["pool/"],
     &["buffer.rs", "workspace.rs", "cudarc/"],
     &["shared_buffer.rs"],

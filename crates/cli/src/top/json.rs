@@ -1,0 +1,149 @@
+//! What `millpond top --json` writes. Sizes in bytes.
+
+use millpond::live::{SeenPool, SeenProcess};
+use millpond::{DeviceCalls, Level, Stats};
+use millpond_baselines::name_of;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::live::gpus::Gpu;
+use crate::live::shares::{Share, shares};
+use crate::live::{Rates, Sight};
+
+#[derive(Debug, Serialize)]
+pub(super) struct Told {
+    processes: Vec<ToldProcess>,
+    gpus: Vec<ToldGpu>,
+    /// Why nothing is known of GPUs.
+    no_gpus: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldProcess {
+    pid: u32,
+    program: String,
+    answers: bool,
+    pools: Vec<ToldPool>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldPool {
+    number: u64,
+    name: String,
+    device: String,
+    memory: &'static str,
+    uuid: Option<String>,
+    device_seconds: f64,
+    /// Since the look before; `null` at the first.
+    a_second: Option<ToldRates>,
+    #[serde(flatten)]
+    stats: Map<String, Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldRates {
+    hits: f64,
+    misses: f64,
+    stream_waits: f64,
+    retries: f64,
+    device_seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldGpu {
+    #[serde(flatten)]
+    gpu: Gpu,
+    shares: Vec<Share>,
+}
+
+pub(super) fn told(sight: &Sight, before: Option<&Sight>) -> Told {
+    let processes = sight.processes.iter().map(|process| told_of(process, sight, before)).collect();
+    let gpu = |gpu: &Gpu| ToldGpu { gpu: gpu.clone(), shares: shares(gpu, &sight.processes) };
+    let (gpus, no_gpus) = match &sight.gpus {
+        Ok(gpus) => (gpus.iter().map(gpu).collect(), None),
+        Err(why) => (Vec::new(), Some(why.clone())),
+    };
+    Told { processes, gpus, no_gpus }
+}
+
+fn told_of(process: &SeenProcess, sight: &Sight, before: Option<&Sight>) -> ToldProcess {
+    let pool = |pool: &SeenPool| ToldPool {
+        number: pool.number,
+        name: pool.name.clone(),
+        device: pool.device.clone(),
+        memory: name_of(pool.memory),
+        uuid: pool.identity.map(|identity| identity.to_string()),
+        device_seconds: pool.device_time.as_secs_f64(),
+        a_second: sight.rates(before, process.pid, pool).map(ToldRates::from),
+        stats: all(&pool.stats),
+    };
+    let SeenProcess { pid, program, answers, .. } = process;
+    ToldProcess {
+        pid: *pid,
+        program: program.clone(),
+        answers: *answers,
+        pools: process.pools.iter().map(pool).collect(),
+    }
+}
+
+impl From<Rates> for ToldRates {
+    fn from(Rates { hits, misses, stream_waits, retries, device_time }: Rates) -> Self {
+        Self { hits, misses, stream_waits, retries, device_seconds: device_time }
+    }
+}
+
+/// A figure, or several that go together.
+trait Shown {
+    fn shown(&self) -> Value;
+}
+
+impl Shown for u64 {
+    fn shown(&self) -> Value {
+        (*self).into()
+    }
+}
+
+impl Shown for f64 {
+    fn shown(&self) -> Value {
+        (*self).into()
+    }
+}
+
+impl Shown for Level {
+    fn shown(&self) -> Value {
+        serde_json::json!({ "current": self.current, "high": self.high })
+    }
+}
+
+macro_rules! define_calls {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        impl Shown for DeviceCalls {
+            fn shown(&self) -> Value {
+                serde_json::json!({ $(stringify!($name): self.$name),* })
+            }
+        }
+    };
+}
+
+millpond::list_of_device_calls!(define_calls);
+
+macro_rules! define_all {
+    (
+        fields { $($(#[$doc:meta])* $name:ident: $type:ident,)* }
+        methods { $($(#[$method_doc:meta])* $method:ident: $method_type:ident,)* }
+        later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
+    ) => {
+        /// All that a pool counts, by the names that the library has.
+        fn all(stats: &Stats) -> Map<String, Value> {
+            [
+                $((stringify!($name).to_owned(), stats.$name.shown()),)*
+                $((stringify!($method).to_owned(), stats.$method().shown()),)*
+                $((stringify!($later).to_owned(), stats.$later.shown()),)*
+            ]
+            .into_iter()
+            .collect()
+        }
+    };
+}
+
+millpond::list_of_stats!(define_all);

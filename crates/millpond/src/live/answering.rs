@@ -1,0 +1,245 @@
+//! Where a process answers questions about its pools: a socket, and a thread that sleeps until somebody connects.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, listen, recv, send, shutdown};
+
+use super::figures::{write_pool, write_sizes};
+use crate::close_on_fork::CloseOnFork;
+use crate::core::{Core, giving_back};
+use crate::lock::Mutex;
+use crate::process::{OfProcess, PerProcess, Process};
+
+/// The variable that hides all pools of a process.
+const VARIABLE: &str = "MILLPOND_LIVE";
+
+/// How long a reader may take to send its line, and to read each part of the answer.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Readers that may wait for an answer. Of a process that is stopped, more are told so at once.
+const MOST_WAITING: i32 = 16;
+
+/// Bytes of the longest question.
+const LONGEST_QUESTION: usize = 64;
+
+/// Whether no pool is shown any more.
+static HIDDEN: AtomicBool = AtomicBool::new(false);
+
+/// Hides the pools that this process builds from now on. For programs whose pools are not the user's own, as those of
+/// `millpond replay`.
+///
+/// ```
+/// millpond::live::hide_all();
+/// ```
+pub fn hide_all() {
+    // Relaxed: a setting; nothing is concluded from when it is seen.
+    HIDDEN.store(true, Ordering::Relaxed);
+}
+
+/// What the names of a user's sockets begin with. No two sockets have one name.
+pub(super) fn prefix() -> String {
+    format!("millpond/{}/", rustix::process::geteuid().as_raw())
+}
+
+/// See the [module](self). Each pool that is shown has it; it closes with the last one.
+#[derive(Debug)]
+pub(crate) struct LiveSocket {
+    inside: Arc<Inside>,
+    thread: Option<JoinHandle<()>>,
+    process: Process,
+}
+
+/// What the thread has, too.
+#[derive(Debug)]
+struct Inside {
+    listener: CloseOnFork<UnixListener>,
+    pools: OfProcess<Mutex<Vec<Weak<Core>>>>,
+    is_closed: AtomicBool,
+}
+
+/// The process's socket, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
+/// pool is the same without.
+pub(crate) fn open() -> Option<Arc<LiveSocket>> {
+    static SOCKET: PerProcess<Mutex<Weak<LiveSocket>>> = PerProcess::new();
+    // Relaxed: as in `hide_all`.
+    if cfg!(miri)
+        || HIDDEN.load(Ordering::Relaxed)
+        || std::env::var_os(VARIABLE).is_some_and(|is| is == "off")
+    {
+        return None;
+    }
+    let mut known = SOCKET.get().lock();
+    if let Some(socket) = known.upgrade() {
+        return Some(socket);
+    }
+    match LiveSocket::new() {
+        Ok(new) => {
+            let new = Arc::new(new);
+            *known = Arc::downgrade(&new);
+            Some(new)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "`millpond top` will not see this process's pools");
+            None
+        }
+    }
+}
+
+/// Shows a pool to those who ask.
+pub(crate) fn show(socket: &LiveSocket, pool: &Arc<Core>) {
+    let mut pools = socket.inside.pools.lock();
+    pools.retain(|pool| pool.strong_count() > 0);
+    pools.push(Arc::downgrade(pool));
+}
+
+impl LiveSocket {
+    fn new() -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let make = || {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+            // Relaxed: only uniqueness matters.
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{}{}-{since:x}-{number}", prefix(), std::process::id());
+            let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+            listen(&listener, MOST_WAITING)?;
+            io::Result::Ok([listener])
+        };
+        let [listener] = CloseOnFork::open(make)?;
+        let inside =
+            Arc::new(Inside { listener, pools: OfProcess::default(), is_closed: AtomicBool::new(false) });
+        let of_thread = inside.clone();
+        let builder = std::thread::Builder::new().name("millpond-live".to_owned());
+        let thread = builder.spawn(move || of_thread.answer_all())?;
+        Ok(Self { inside, thread: Some(thread), process: Process::here() })
+    }
+
+    fn is_thread(&self, thread: ThreadId) -> bool {
+        self.thread.as_ref().is_some_and(|own| own.thread().id() == thread)
+    }
+}
+
+impl Drop for LiveSocket {
+    fn drop(&mut self) {
+        if !self.process.is_here() {
+            // The thread is the parent's. Its handle would detach one that may be another's by now.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        // Release: pairs with the Acquire of `answer_all`.
+        self.inside.is_closed.store(true, Ordering::Release);
+        let woken = self.inside.listener.here().map(|socket| shutdown(socket, Shutdown::Both));
+        // The last pool may end on the thread itself, where an answer had it. So that a program which ends its pools has no
+        // thread of ours left, it is waited for: an answer takes some microseconds, unless its reader stops.
+        if let Some(Ok(())) = woken
+            && !self.is_thread(std::thread::current().id())
+            && let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that answers `millpond top` panicked");
+        }
+    }
+}
+
+impl Inside {
+    fn answer_all(&self) {
+        block_signals();
+        let Some(listener) = self.listener.owner() else { return };
+        // Acquire: pairs with the Release of the drop.
+        while !self.is_closed.load(Ordering::Acquire) {
+            match listener.accept() {
+                Ok((socket, _)) => {
+                    if let Err(error) = self.answer(&socket) {
+                        tracing::debug!(%error, "a question about this process's pools was not answered");
+                    }
+                }
+                Err(error) if self.is_closed.load(Ordering::Acquire) => {
+                    tracing::trace!(%error, "closed");
+                }
+                // Too many open files, say.
+                Err(_) => std::thread::sleep(PATIENCE),
+            }
+        }
+    }
+
+    fn answer(&self, socket: &UnixStream) -> io::Result<()> {
+        if socket_peercred(socket)?.uid != rustix::process::geteuid() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        let mut question = [0; LONGEST_QUESTION];
+        // It comes in one piece: it was sent so.
+        let (length, _) = recv(socket, &mut question[..], RecvFlags::empty())?;
+        let question = str::from_utf8(&question[..length]).unwrap_or_default();
+        send_all(socket, self.answer_to(question.trim_end()).as_bytes())
+    }
+
+    fn answer_to(&self, question: &str) -> String {
+        let mut words = question.split(' ');
+        let word = words.next();
+        let mut numbers = words.map_while(|word| word.parse::<u64>().ok());
+        let mut out = String::new();
+        match (word, numbers.next(), numbers.next()) {
+            (Some("figures"), ..) => {
+                out.push_str("millpond 1\n");
+                self.pools().iter().for_each(|pool| write_pool(pool, &mut out));
+            }
+            (Some("sizes"), Some(number), _) => match self.pool(number) {
+                Some(pool) => write_sizes(&pool, &mut out),
+                None => out.push_str(NO_POOL),
+            },
+            (Some("trim"), Some(number), Some(keep)) => match self.pool(number) {
+                Some(pool) => match giving_back::trim(&pool, keep) {
+                    Ok(bytes) => out = format!("trimmed {bytes}\n"),
+                    Err(error) => out = format!("error {error}\n"),
+                },
+                None => out.push_str(NO_POOL),
+            },
+            _ => out.push_str("error this program's millpond is of another version: use the same in both\n"),
+        }
+        out
+    }
+
+    /// Those of this process's own memory, in the order in which they were built.
+    fn pools(&self) -> Vec<Arc<Core>> {
+        let mut pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        pools.sort_by_key(|pool| pool.number);
+        pools
+    }
+
+    fn pool(&self, number: u64) -> Option<Arc<Core>> {
+        self.pools().into_iter().find(|pool| pool.number == number)
+    }
+}
+
+const NO_POOL: &str = "error the pool is gone\n";
+
+/// Never ends the program by a signal where the other end is closed.
+pub(super) fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match send(&socket, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.
+fn block_signals() {
+    // SAFETY: a set of signals is plain data, which `sigfillset` fills in. The mask is the calling thread's.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,346 @@
+//! What is said of a pool, as lines of text: a word, then figures or a name. A reader skips words that it does not know, and
+//! takes figures that are missing for 0. So programs and readers need not be of one version.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::core::Core;
+use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
+use crate::stats::{DeviceCalls, Level, Stats};
+
+/// What a figure may be at most: whatever a process says, sums of many do not overflow, and a `f64` holds each exactly.
+const MOST: u64 = 1 << 53;
+
+/// Pools that one process may have.
+const MOST_POOLS: usize = 4096;
+
+/// Letters of a name.
+const LONGEST_NAME: usize = 128;
+
+/// Cells of a page map.
+const CELLS: usize = 256;
+
+/// What a pool of another process holds and did. The module [`live`](crate::live) has an example.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SeenPool {
+    /// Unlike any other pool's of its process.
+    pub number: u64,
+    /// The pool's name. For a [tag](crate::Pool::tagged) it has the tag behind a slash.
+    pub name: String,
+    /// The device, as `cuda:0` in its process.
+    pub device: String,
+    /// Which memory of the device it is.
+    pub memory: MemoryKind,
+    /// Which device of the machine it is; `None` where that cannot be told.
+    pub identity: Option<DeviceIdentity>,
+    /// What it holds and did.
+    pub stats: Stats,
+    /// The time that finding, mapping and giving back pages has taken.
+    pub device_time: Duration,
+}
+
+/// What the live blocks of a pool are, and where they lie. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SeenSizes {
+    /// Live blocks by size, the smallest first.
+    pub rows: Vec<SizeRow>,
+    /// The memory held, in the order of addresses, in at most 256 parts of equal length. Each says how much of it is in live
+    /// blocks, from 0 (nothing) to 8 (all).
+    pub map: Vec<u8>,
+}
+
+/// Live blocks of like sizes. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SizeRow {
+    /// Bytes that each has at least, a power of two. It has less than twice as many.
+    pub from: u64,
+    /// How many there are.
+    pub blocks: u64,
+    /// Bytes that were requested for them in all.
+    pub bytes: u64,
+}
+
+// ---- figures of each kind -------------------------------------------------------------------------
+
+/// A figure, or several that go together, as numbers.
+trait Figures {
+    fn numbers(&self) -> Vec<u64>;
+    fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self;
+}
+
+impl Figures for u64 {
+    fn numbers(&self) -> Vec<u64> {
+        vec![*self]
+    }
+
+    fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self {
+        numbers.next().unwrap_or(0)
+    }
+}
+
+impl Figures for Level {
+    fn numbers(&self) -> Vec<u64> {
+        vec![self.current, self.high]
+    }
+
+    fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self {
+        let mut next = || numbers.next().unwrap_or(0);
+        Self { current: next(), high: next() }
+    }
+}
+
+macro_rules! define_calls {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        impl Figures for DeviceCalls {
+            fn numbers(&self) -> Vec<u64> {
+                vec![$(self.$name),*]
+            }
+
+            fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self {
+                Self { $($name: numbers.next().unwrap_or(0),)* }
+            }
+        }
+    };
+}
+
+crate::list_of_device_calls!(define_calls);
+
+macro_rules! define_lines {
+    (
+        fields { $($(#[$doc:meta])* $name:ident: $type:ident,)* }
+        methods { $($methods:tt)* }
+        later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
+    ) => {
+        fn write_stats(stats: &Stats, out: &mut String) {
+            $(write_line(out, stringify!($name), &stats.$name.numbers());)*
+            $(write_line(out, stringify!($later), &stats.$later.numbers());)*
+        }
+
+        /// Notes the figure of this name, if there is one.
+        fn read_stat(stats: &mut Stats, word: &str, numbers: &mut dyn Iterator<Item = u64>) {
+            match word {
+                $(stringify!($name) => stats.$name = Figures::of(numbers),)*
+                $(stringify!($later) => stats.$later = Figures::of(numbers),)*
+                _ => {}
+            }
+        }
+    };
+}
+
+crate::list_of_stats!(define_lines);
+
+// ---- writing ---------------------------------------------------------------------------------------
+
+fn write_line(out: &mut String, word: &str, numbers: &[u64]) {
+    out.push_str(word);
+    // Writing to a string does not fail.
+    numbers.iter().for_each(|number| write!(out, " {number}").unwrap_or_default());
+    out.push('\n');
+}
+
+/// One line whatever the name is, and not too long.
+fn tamed(name: &str) -> String {
+    let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    name.trim().chars().map(shown).take(LONGEST_NAME).collect()
+}
+
+fn write_name(out: &mut String, word: &str, name: &str) {
+    writeln!(out, "{word} {}", tamed(name)).unwrap_or_default();
+}
+
+/// What words stand for the kinds of memory.
+const KINDS: [(&str, MemoryKind); 3] =
+    [("device", MemoryKind::Device), ("pinned", MemoryKind::Pinned), ("managed", MemoryKind::Managed)];
+
+/// Adds the lines of a pool.
+pub(super) fn write_pool(core: &Core, out: &mut String) {
+    let about = core.device().properties();
+    write_line(out, "pool", &[core.number]);
+    write_name(out, "name", &core.name);
+    write_name(out, "device", &DeviceName::of(about).to_string());
+    for (word, _) in KINDS.iter().filter(|(_, kind)| *kind == about.memory) {
+        write_name(out, "memory", word);
+    }
+    if about.memory == MemoryKind::Device
+        && let Ok(identity) = core.device().identity()
+    {
+        write_name(out, "identity", &format!("{:032x}", u128::from_be_bytes(identity.0)));
+    }
+    write_stats(&core.stats(), out);
+    write_line(out, "device_nanoseconds", &[core.counters.device_nanoseconds.get()]);
+}
+
+/// The lines for the live blocks of a pool. Holds its lock for a time that grows with their number.
+pub(super) fn write_sizes(core: &Core, out: &mut String) {
+    let (live, backed) = (core.live(), core.backed());
+    let mut rows = [(0_u64, 0_u64); 64];
+    for (_, bytes) in &live {
+        let (blocks, sum) = &mut rows[bytes.max(&1).ilog2() as usize];
+        *blocks += 1;
+        *sum += bytes;
+    }
+    for (class, (blocks, bytes)) in rows.into_iter().enumerate().filter(|(_, (blocks, _))| *blocks > 0) {
+        write_line(out, "size", &[1 << class, blocks, bytes]);
+    }
+    let mut ranges: Vec<_> = backed.iter().map(|(start, bytes, _)| (start.raw(), *bytes)).collect();
+    ranges.sort_unstable();
+    let map: String = cells(&ranges, &live).into_iter().map(|eighths| char::from(b'0' + eighths)).collect();
+    writeln!(out, "map {map}").unwrap_or_default();
+}
+
+/// How much of each part of the ranges, which are in order, is in live blocks: in eighths.
+fn cells(ranges: &[(u64, u64)], live: &[(DevicePtr, u64)]) -> Vec<u8> {
+    let total: u64 = ranges.iter().map(|(_, bytes)| bytes).sum();
+    let cell = total.div_ceil(CELLS as u64).max(1);
+    let mut used = vec![0_u64; total.div_ceil(cell) as usize];
+    // Where each range begins, if all lay side by side.
+    let begins: Vec<u64> =
+        ranges.iter().scan(0, |at, (_, bytes)| Some(std::mem::replace(at, *at + bytes))).collect();
+    for (ptr, bytes) in live {
+        let after = ranges.partition_point(|(start, _)| *start <= ptr.raw());
+        let Some((start, length)) = after.checked_sub(1).map(|at| ranges[at]) else { continue };
+        // A block that came or went between the two looks may lie in no range.
+        let inside = ptr.raw() - start;
+        let mut left = (*bytes).min(length.saturating_sub(inside));
+        let mut at = begins[after - 1] + inside;
+        while left > 0 {
+            let part = left.min(cell - at % cell);
+            used[(at / cell) as usize] += part;
+            (at, left) = (at + part, left - part);
+        }
+    }
+    // Rounded up: what is not empty does not look so.
+    used.into_iter().map(|bytes| (bytes.min(cell) * 8).div_ceil(cell) as u8).collect()
+}
+
+// ---- reading ---------------------------------------------------------------------------------------
+
+fn numbers_of(text: &str) -> impl Iterator<Item = u64> {
+    text.split(' ').map(|word| word.parse().unwrap_or(0_u64).min(MOST))
+}
+
+fn words(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().map(|line| line.split_once(' ').unwrap_or((line, "")))
+}
+
+/// The pools that the lines tell of. Whatever they are, this ends, and what it gives is bounded.
+pub(super) fn read_pools(text: &str) -> Vec<SeenPool> {
+    let mut pools: Vec<SeenPool> = Vec::new();
+    for (word, rest) in words(text) {
+        if word == "pool" {
+            if pools.len() == MOST_POOLS {
+                break;
+            }
+            pools.push(SeenPool { number: numbers_of(rest).next().unwrap_or(0), ..SeenPool::default() });
+            continue;
+        }
+        let Some(pool) = pools.last_mut() else { continue };
+        match word {
+            "name" => pool.name = tamed(rest),
+            "device" => pool.device = tamed(rest),
+            "memory" => {
+                let known = KINDS.iter().find(|(known, _)| *known == rest);
+                pool.memory = known.map_or(MemoryKind::default(), |(_, kind)| *kind);
+            }
+            "identity" => {
+                let number = u128::from_str_radix(rest, 16).ok();
+                pool.identity = number.map(|number| DeviceIdentity(number.to_be_bytes()));
+            }
+            "device_nanoseconds" => {
+                pool.device_time = Duration::from_nanos(numbers_of(rest).next().unwrap_or(0));
+            }
+            _ => read_stat(&mut pool.stats, word, &mut numbers_of(rest)),
+        }
+    }
+    pools
+}
+
+pub(super) fn read_sizes(text: &str) -> SeenSizes {
+    let mut sizes = SeenSizes::default();
+    for (word, rest) in words(text) {
+        match word {
+            "size" if sizes.rows.len() < 64 => {
+                let mut numbers = numbers_of(rest);
+                let mut next = || numbers.next().unwrap_or(0);
+                sizes.rows.push(SizeRow { from: next(), blocks: next(), bytes: next() });
+            }
+            "map" => {
+                let eighths = rest.bytes().map(|digit| digit.saturating_sub(b'0').min(8));
+                sizes.map = eighths.take(CELLS).collect();
+            }
+            _ => {}
+        }
+    }
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixtures::{Bench, Freeing, MIB};
+
+    #[test]
+    fn what_is_written_of_a_pool_is_what_is_read() {
+        let bench = Bench::new(|pool| pool.name("a\tname\nof two lines \u{1b}[2J"));
+        let blocks = [5 * MIB, 1000].map(|bytes| bench.pool.alloc(bytes, &bench.stream).unwrap());
+        bench.pool.free_block(blocks[1], &bench.stream).unwrap();
+        let mut text = String::new();
+        write_pool(bench.pool.inner(), &mut text);
+        let [seen] = &read_pools(&text)[..] else { panic!("{text}") };
+        assert_eq!(seen.name, "a\u{fffd}name\u{fffd}of two lines \u{fffd}[2J");
+        assert_eq!((seen.device.as_str(), seen.memory), ("sim", MemoryKind::Device));
+        assert_eq!((seen.stats, seen.number), (bench.pool.stats(), bench.pool.inner().number));
+        assert_eq!(seen.identity, bench.pool.device().identity().ok());
+        assert!(seen.device_time > Duration::ZERO, "{text}");
+    }
+
+    #[test]
+    fn live_blocks_are_told_by_size_and_place() {
+        let bench = Bench::new(|pool| pool);
+        let blocks =
+            [8 * MIB, 8 * MIB, 700, 600].map(|bytes| bench.pool.alloc(bytes, &bench.stream).unwrap());
+        bench.pool.free_block(blocks[0], &bench.stream).unwrap();
+        let mut text = String::new();
+        write_sizes(bench.pool.inner(), &mut text);
+        let sizes = read_sizes(&text);
+        let row = |from, blocks, bytes| SizeRow { from, blocks, bytes };
+        assert_eq!(sizes.rows, [row(512, 2, 1300), row(8 * MIB, 1, 8 * MIB)]);
+        let (full, empty) = (|eighths: &&u8| **eighths == 8, |eighths: &&u8| **eighths == 0);
+        let held = bench.pool.reserved().current;
+        let part = |bytes: u64| (bytes * sizes.map.len() as u64 / held) as usize;
+        let whole = sizes.map.iter().filter(full).count();
+        assert!(whole.abs_diff(part(8 * MIB)) <= 2, "{sizes:?}");
+        assert!(sizes.map.iter().filter(empty).count() >= part(8 * MIB) - 2, "{sizes:?}");
+    }
+
+    #[test]
+    fn a_process_that_lies_is_bounded() {
+        let huge = u64::MAX.to_string();
+        let text =
+            format!("name x\npool {huge}\nreserved {huge} -1\ncalls{}\n", format!(" {huge}").repeat(100));
+        let [pool] = &read_pools(&text)[..] else { panic!("{text}") };
+        assert_eq!((pool.number, pool.stats.reserved.current, pool.stats.reserved.high), (MOST, MOST, 0));
+        assert_eq!(pool.stats.calls.all(), 9 * MOST);
+        assert_eq!(read_pools(&"pool 1\n".repeat(2 * MOST_POOLS)).len(), MOST_POOLS);
+        let long = format!("pool 1\nname {}\n", "\u{7}".repeat(1 << 20));
+        assert_eq!(read_pools(&long)[0].name, "\u{fffd}".repeat(LONGEST_NAME));
+        let sizes = read_sizes(&format!("map {}\n{}", "~".repeat(1000), "size 1 1 1\n".repeat(1000)));
+        assert_eq!((sizes.map, sizes.rows.len()), (vec![8; CELLS], 64));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_a_panic(text in "(pool|name|reserved|calls|map|size|memory|identity)?[ \\PC\n]{0,200}") {
+            for pool in read_pools(&text) {
+                prop_assert!(!pool.name.chars().any(char::is_control));
+                pool.stats.calls.all();
+            }
+            read_sizes(&text);
+        }
+    }
+}
