@@ -9,7 +9,7 @@ use millpond::record::format::Record;
 use millpond::record::{self, Chunks, records};
 use millpond::{Error, Pool, Stream};
 
-use crate::processes::again;
+use crate::processes::{again, until};
 use crate::shared::{Freeing, sim_with};
 
 fn pool() -> (Pool, Stream) {
@@ -379,7 +379,14 @@ fn a_child_that_lives_longer_does_not_keep_the_recording() {
     let to = std::fs::File::create(&said).unwrap();
     assert!(parent.stdout(to).stderr(std::process::Stdio::null()).status().unwrap().success());
     let said = std::fs::read_to_string(said).unwrap();
-    let child = said.split_once("child: ").unwrap().1.split_once('.').unwrap().0.parse().unwrap();
+    let child: i32 = said.split_once("child: ").unwrap().1.split_once('.').unwrap().0.parse().unwrap();
+    // It may not have run yet: it closes the recording before anything else.
+    let open = |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path());
+    until("the child closes the recording", || {
+        let mut open =
+            std::fs::read_dir(format!("/proc/{child}/fd")).unwrap().filter_map(|entry| open(entry).ok());
+        !open.any(|path| path == file(&folder))
+    });
     // The name is free for another recording, and the first one is kept beside it.
     let (pool, stream) = pool();
     pool.start_recording(file(&folder)).unwrap();
