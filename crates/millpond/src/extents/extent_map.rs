@@ -12,7 +12,7 @@ use super::address_space::{AddressSpace, BlankMap};
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::indexes::Indexes;
 use super::layout::{Layout, Zone};
-use super::page_map::{BlockDescriptor, DescriptorRef, PageMap};
+use super::page_map::PageMap;
 use super::page_table::Home;
 use super::refusal::Refusal;
 use super::regions::{NewRegion, RegionOrigin, Regions};
@@ -29,15 +29,15 @@ pub(super) struct ExtentMap {
     pub(super) layout: Layout,
     pub(super) regions: Regions,
     addresses: AddressSpace,
-    extents: Extents,
+    pub(super) extents: Extents,
     pub(super) indexes: Indexes,
     /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
     unmerged: Vec<ExtentId>,
     /// Counts frees, to tell old free extents from young ones.
-    frees: u64,
+    pub(super) frees: u64,
     /// Allocated blocks, by zone, and their units.
-    allocated_blocks: [u64; 2],
-    allocated_units: u64,
+    pub(super) blocks: [u64; 2],
+    pub(super) block_units: u64,
 }
 
 impl Index<ExtentId> for ExtentMap {
@@ -58,8 +58,8 @@ impl ExtentMap {
             indexes: Indexes::default(),
             unmerged: Vec::new(),
             frees: 0,
-            allocated_blocks: [0; 2],
-            allocated_units: 0,
+            blocks: [0; 2],
+            block_units: 0,
         }
     }
 
@@ -228,7 +228,7 @@ impl ExtentMap {
         self.extents.iter()
     }
 
-    fn in_state(&self, state: ExtentState) -> impl Iterator<Item = (ExtentId, &Extent)> {
+    pub(super) fn in_state(&self, state: ExtentState) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.iter().filter(move |(_, extent)| extent.state == state)
     }
 
@@ -261,6 +261,11 @@ impl ExtentMap {
     pub(super) fn address_of(&self, id: ExtentId) -> DevicePtr {
         let extent = &self.extents[id];
         self.regions.address(extent.region, extent.start, &self.layout)
+    }
+
+    /// Length of an extent in bytes.
+    pub(super) fn bytes(&self, id: ExtentId) -> u64 {
+        self.extents[id].units * self.layout.unit_bytes
     }
 
     /// Where a base page of a region lies.
@@ -510,104 +515,5 @@ impl ExtentMap {
         let extent = &mut self.extents[id];
         (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), freed);
         self.index(id);
-    }
-
-    // ---- blocks ----------------------------------------------------------------------------------
-
-    /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
-    pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
-        let extent = &self.extents[id];
-        let (zone, region) = (extent.zone, extent.region);
-        self.allocated_blocks[zone as usize] += 1;
-        self.allocated_units += units;
-        if extent.start == at && units < extent.units {
-            // Nearly always.
-            self.unindex(id);
-            let cut = self.cut_front(id, units);
-            let opened = self.open(cut, region);
-            self.index_front_rest(id);
-            return opened;
-        }
-        let cut = self.cut(id, (at, at + units));
-        self.open(cut, region)
-    }
-
-    /// Cuts the first units off a free extent. Both parts are on no index.
-    fn cut_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
-        let cut = self.extents.split_front(id, units);
-        let Extent { region, prev, .. } = self.extents[cut];
-        if prev.is_none() {
-            self.regions.set_head(region, cut);
-        }
-        cut
-    }
-
-    /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
-    fn index_front_rest(&mut self, id: ExtentId) {
-        self.index(id);
-        // If the two before it were listed as unmerged, it and its next may not be.
-        if self.is_free(self.extents[id].next) {
-            self.list_unmerged(id);
-        }
-    }
-
-    /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
-    /// shorter the wait when the lock is released.
-    #[inline]
-    fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
-        let extent = &mut self.extents[id];
-        extent.state = ExtentState::Allocated;
-        extent.fence = Fence::empty();
-        let (start, bytes) = (extent.start * self.layout.unit_bytes, extent.units * self.layout.unit_bytes);
-        let region = self.regions.get(region);
-        (region.base.offset(start), region.map.open(start, id, bytes))
-    }
-
-    /// Takes back an allocated block: it is free behind what `fence` makes of the fence of its uses, and on no index.
-    /// `false`, and nothing changed, where it is no block.
-    pub(super) fn close(&mut self, id: ExtentId, fence: impl FnOnce(&mut Fence) -> Fence) -> bool {
-        let extent = &mut self.extents[id];
-        if extent.state != ExtentState::Allocated {
-            return false;
-        }
-        self.frees += 1;
-        let fence = fence(&mut extent.fence);
-        (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
-        self.allocated_blocks[extent.zone as usize] -= 1;
-        self.allocated_units -= extent.units;
-        self.regions.get(extent.region).map.close(extent.start * self.layout.unit_bytes);
-        true
-    }
-
-    /// Allocated blocks by zone, and their units.
-    pub(super) fn allocated(&self) -> ([u64; 2], u64) {
-        (self.allocated_blocks, self.allocated_units)
-    }
-
-    pub(super) fn descriptor_of(&self, id: ExtentId) -> Option<&BlockDescriptor> {
-        let extent = &self.extents[id];
-        self.regions.allocated_at(extent.region, extent.start * self.layout.unit_bytes)
-    }
-
-    /// Bytes asked for in a live block.
-    pub(super) fn requested(&self, id: ExtentId) -> u64 {
-        let bytes = self.bytes(id);
-        self.descriptor_of(id).map_or(bytes, BlockDescriptor::requested)
-    }
-
-    /// Length of an extent in bytes.
-    pub(super) fn bytes(&self, id: ExtentId) -> u64 {
-        self.extents[id].units * self.layout.unit_bytes
-    }
-
-    /// Every allocated block: its descriptor.
-    pub(super) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
-        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
-    }
-
-    /// Whether an extent with this name is allocated, and starts there.
-    pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
-        self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
-            && self.address_of(id) == ptr
     }
 }

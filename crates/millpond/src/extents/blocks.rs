@@ -1,0 +1,101 @@
+//! Blocks: the extents that are allocated. They are cut out of free ones, and become free again.
+
+use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent_map::ExtentMap;
+use super::page_map::{BlockDescriptor, DescriptorRef};
+use crate::device::DevicePtr;
+use crate::order::Fence;
+
+impl ExtentMap {
+    /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
+    pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
+        let extent = &self.extents[id];
+        let (zone, region) = (extent.zone, extent.region);
+        self.blocks[zone as usize] += 1;
+        self.block_units += units;
+        if extent.start == at && units < extent.units {
+            // Nearly always.
+            self.unindex(id);
+            let cut = self.cut_front(id, units);
+            let opened = self.open(cut, region);
+            self.index_front_rest(id);
+            return opened;
+        }
+        let cut = self.cut(id, (at, at + units));
+        self.open(cut, region)
+    }
+
+    /// Cuts the first units off a free extent. Both parts are on no index.
+    fn cut_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
+        let cut = self.extents.split_front(id, units);
+        let Extent { region, prev, .. } = self.extents[cut];
+        if prev.is_none() {
+            self.regions.set_head(region, cut);
+        }
+        cut
+    }
+
+    /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
+    fn index_front_rest(&mut self, id: ExtentId) {
+        self.index(id);
+        // If the two before it were listed as unmerged, it and its next may not be.
+        if self.is_free(self.extents[id].next) {
+            self.list_unmerged(id);
+        }
+    }
+
+    /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
+    /// shorter the wait when the lock is released.
+    #[inline]
+    fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
+        let extent = &mut self.extents[id];
+        extent.state = ExtentState::Allocated;
+        extent.fence = Fence::empty();
+        let (start, bytes) = (extent.start * self.layout.unit_bytes, extent.units * self.layout.unit_bytes);
+        let region = self.regions.get(region);
+        (region.base.offset(start), region.map.open(start, id, bytes))
+    }
+
+    /// Takes back an allocated block: it is free behind what `fence` makes of the fence of its uses, and on no index.
+    /// `false`, and nothing changed, where it is no block.
+    pub(super) fn close(&mut self, id: ExtentId, fence: impl FnOnce(&mut Fence) -> Fence) -> bool {
+        let extent = &mut self.extents[id];
+        if extent.state != ExtentState::Allocated {
+            return false;
+        }
+        self.frees += 1;
+        let fence = fence(&mut extent.fence);
+        (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
+        self.blocks[extent.zone as usize] -= 1;
+        self.block_units -= extent.units;
+        self.regions.get(extent.region).map.close(extent.start * self.layout.unit_bytes);
+        true
+    }
+
+    /// Allocated blocks by zone, and their units.
+    pub(super) fn allocated(&self) -> ([u64; 2], u64) {
+        (self.blocks, self.block_units)
+    }
+
+    pub(super) fn descriptor_of(&self, id: ExtentId) -> Option<&BlockDescriptor> {
+        let extent = &self.extents[id];
+        self.regions.allocated_at(extent.region, extent.start * self.layout.unit_bytes)
+    }
+
+    /// Bytes asked for in a live block.
+    pub(super) fn requested(&self, id: ExtentId) -> u64 {
+        let bytes = self.bytes(id);
+        self.descriptor_of(id).map_or(bytes, BlockDescriptor::requested)
+    }
+
+    /// Every allocated block: its descriptor.
+    pub(super) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
+        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
+    }
+
+    /// Whether an extent with this name is allocated, and starts there.
+    pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
+        self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
+            && self.address_of(id) == ptr
+    }
+}
