@@ -81,6 +81,29 @@ fn a_killed_process_is_not_seen() {
     );
 }
 
+/// A child that is stopped, as long as this lives.
+struct Stopped(libc::pid_t);
+
+impl Stopped {
+    fn new(pid: libc::pid_t) -> Self {
+        let mut status = 0;
+        // SAFETY: our child, which was not waited for, and a place for its status.
+        unsafe {
+            assert_eq!(libc::kill(pid, libc::SIGSTOP), 0);
+            assert_eq!(libc::waitpid(pid, &raw mut status, libc::WUNTRACED), pid);
+        }
+        assert!(libc::WIFSTOPPED(status));
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
 #[test]
 fn a_stopped_process_is_told_from_one_without_pools() {
     Other::with(
@@ -89,11 +112,7 @@ fn a_stopped_process_is_told_from_one_without_pools() {
             hear(&other.socket);
             let (pid, (_sim, context, _stream)) = (other.process.id(), sim(64 * MIB));
             let _own = Pool::builder(&context).name("own").build().unwrap();
-            let signal = |signal| {
-                // SAFETY: our child, which was not waited for.
-                assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0);
-            };
-            signal(libc::SIGSTOP);
+            let stopped = Stopped::new(pid.cast_signed());
             // More questions than it has room for.
             for _ in 0..20 {
                 let Ok(all) = live::processes(Duration::ZERO) else { panic!("the list is there") };
@@ -104,7 +123,7 @@ fn a_stopped_process_is_told_from_one_without_pools() {
             let find = |pid| all.iter().find(|process| process.pid == pid).unwrap();
             assert!(find(std::process::id()).answers, "the others answer all the same");
             assert!(matches!(find(pid).sizes(1, short), Err(LookError::Silent)));
-            signal(libc::SIGCONT);
+            drop(stopped);
             until("it answers again", || seen(pid).is_some_and(|process| process.answers));
             say(&other.socket);
         },
