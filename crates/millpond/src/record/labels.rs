@@ -264,6 +264,35 @@ fn is_standard(frame: &Frame) -> bool {
         || frame.name.starts_with("__rust")
 }
 
+/// A tag and those that it stands in, such as `step/forward`; `None` for none.
+pub(super) fn tag_path(tag: u32) -> Option<String> {
+    let tags = TAGS.get().lock();
+    let mut texts = Vec::new();
+    let mut at = tag;
+    while let Some(tag) = at.checked_sub(1).and_then(|place| tags.all.get(place as usize)) {
+        texts.push(&*tag.text);
+        at = tag.inside;
+    }
+    texts.reverse();
+    (!texts.is_empty()).then(|| texts.join("/"))
+}
+
+/// The lines of source code of a call site, the innermost first: function, file and line. None where another thread looks
+/// up lines for too long.
+pub(super) fn lines_of(site: u32) -> Vec<(String, String, u32)> {
+    let Some(place) = site.checked_sub(1) else { return Vec::new() };
+    // A number of the process that this one was forked from names nothing here.
+    let entered = SITES.get().lock().stacks.len();
+    let Some(mut resolved) = RESOLVED.get().try_lock_for(LONGEST_LOOK_UP) else { return Vec::new() };
+    resolved.catch_up(entered);
+    let Resolved { frames, sites, .. } = &*resolved;
+    let frame = |&number: &u32| {
+        let Frame { name, file, line } = &frames[number as usize - 1];
+        (name.to_string(), file.to_string(), *line)
+    };
+    sites.get(place as usize).map_or(Vec::new(), |site| site.iter().map(frame).collect())
+}
+
 /// How many tags a file has already.
 #[derive(Debug, Default)]
 pub(super) struct WrittenTags(usize);

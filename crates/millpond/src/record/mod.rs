@@ -53,6 +53,7 @@ mod options;
 mod recorder;
 mod recording;
 mod thread;
+mod tracking;
 
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;
@@ -60,6 +61,8 @@ pub use labels::{Tagged, tag};
 pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
+pub(crate) use tracking::Failed;
+pub use tracking::{Holder, LiveBlock, StackFrame, Tracked, Tracking, holders};
 
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C or Python.
 #[cold]

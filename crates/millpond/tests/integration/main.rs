@@ -50,4 +50,5 @@ mod repeating;
 mod sharing;
 mod sleep;
 mod threads;
+mod tracking;
 mod two_streams;
