@@ -13,6 +13,7 @@ use crate::lock::Mutex;
 
 use super::encoder::{Encoder, cut};
 use super::format::Record;
+use super::stacks;
 use crate::process::{PerProcess, Process};
 
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
@@ -24,7 +25,7 @@ const MOST_TEXT: usize = 16 << 20;
 /// How long one recorder waits while another looks up lines. The first look-up takes up to a second.
 const LONGEST_LOOK_UP: Duration = Duration::from_secs(10);
 
-/// Tags inside one another, and frames of a call stack, at most.
+/// Tags inside one another at most.
 const DEEPEST: usize = 64;
 
 thread_local! {
@@ -140,17 +141,7 @@ impl Sites {
 /// The number of the caller's call stack, from its return addresses alone. The recorder's thread looks up the lines of
 /// source code. For the first stack, that reads the program's debug information, and takes up to a second.
 pub(super) fn current_site() -> u32 {
-    let mut stack = [0; DEEPEST];
-    let mut depth = 0;
-    let next = |frame: &backtrace::Frame| {
-        stack[depth] = frame.ip() as usize;
-        depth += 1;
-        depth < DEEPEST
-    };
-    // SAFETY: this is the system's `_Unwind_Backtrace`, which threads may call at once: C++ exceptions do. What
-    // `backtrace::trace` adds is a lock, which another thread holds while it looks up lines.
-    unsafe { backtrace::trace_unsynchronized(next) };
-    SITES.get().lock().enter(&stack[..depth])
+    stacks::number(|stack| SITES.get().lock().enter(stack))
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -259,9 +250,12 @@ fn is_ours(frame: &Frame) -> bool {
 
 /// Whether the frame is of Rust's standard library or its runtime.
 fn is_standard(frame: &Frame) -> bool {
-    frame.file.starts_with("/rustc/")
-        || frame.file.contains("/lib/rustlib/")
-        || frame.name.starts_with("__rust")
+    is_of_standard_library(&frame.name, &frame.file)
+}
+
+/// Whether a function in this file is of Rust's standard library or its runtime.
+pub(super) fn is_of_standard_library(name: &str, file: &str) -> bool {
+    file.starts_with("/rustc/") || file.contains("/lib/rustlib/") || name.starts_with("__rust")
 }
 
 /// A tag and those that it stands in, such as `step/forward`; `None` for none.

@@ -52,6 +52,7 @@ mod note;
 mod options;
 mod recorder;
 mod recording;
+mod stacks;
 mod thread;
 mod tracking;
 

@@ -134,13 +134,13 @@ fn a_pool_is_tracked_and_recorded_at_once() {
 // ---- leaks ---------------------------------------------------------------------------------------
 
 fn in_another_process(what: &str, variables: &[(&str, &str)]) -> Output {
-    let mut program = again("tracking::as_another_process");
+    let mut program = again("as_a_tracked_process");
     program.env("TRACKING_TEST", what).envs(variables.iter().copied()).output().unwrap()
 }
 
 #[test]
 #[ignore = "what other tests run in a process of its own"]
-fn as_another_process() {
+fn as_a_tracked_process() {
     let Ok(what) = std::env::var("TRACKING_TEST") else { return };
     let (_, context, stream) = sim(64 * MIB);
     let pool = Pool::builder(&context).name("weights").build().unwrap();

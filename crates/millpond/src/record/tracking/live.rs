@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::super::labels::{lines_of, tag_path};
+use super::super::labels::{is_of_standard_library, lines_of, tag_path};
 use crate::device::DevicePtr;
 use crate::stats::HumanBytes;
 
-/// A live block: [`Pool::live_blocks`](crate::Pool::live_blocks) lists them.
+/// A live block: [`Pool::live_blocks`](crate::Pool::live_blocks) lists them, and has an example.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LiveBlock {
@@ -20,7 +20,7 @@ pub struct LiveBlock {
     pub tracked: Option<Tracked>,
 }
 
-/// Who allocated a block, and when.
+/// Who allocated a [live block](LiveBlock), which has an example, and when.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Tracked {
@@ -64,6 +64,16 @@ pub struct StackFrame {
     pub line: u32,
 }
 
+impl StackFrame {
+    /// Whether it tells nothing of the program.
+    fn is_of_runtime(&self) -> bool {
+        let starts = ["__rust", "__libc_start", "_start", "clone3", "start_thread"];
+        is_of_standard_library(&self.name, &self.file)
+            || starts.iter().any(|start| self.name.starts_with(start))
+            || self.name == "main" && self.file.is_empty()
+    }
+}
+
 impl fmt::Display for StackFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, file, line } = self;
@@ -75,7 +85,9 @@ impl fmt::Display for StackFrame {
     }
 }
 
-/// What one call stack holds under one tag. Printed, it is a line of figures, and a line for each frame.
+/// What one call stack holds under one tag. Printed, it is a line of figures, and a line for each of the innermost frames,
+/// but for those of Rust's standard library and of the start of the program.
+/// [`Tracking`](crate::record::Tracking) has an example.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Holder {
@@ -100,9 +112,17 @@ impl fmt::Display for Holder {
         if stack.is_empty() {
             write!(f, "\n    (call stack not known)")?;
         }
-        stack.iter().try_for_each(|frame| write!(f, "\n    {frame}"))
+        let mut frames = stack.iter().filter(|frame| !frame.is_of_runtime());
+        frames.by_ref().take(MOST_PRINTED).try_for_each(|frame| write!(f, "\n    {frame}"))?;
+        match frames.count() {
+            0 => Ok(()),
+            more => write!(f, "\n    and {more} more, further out"),
+        }
     }
 }
+
+/// Frames of a holder that are printed.
+const MOST_PRINTED: usize = 8;
 
 struct Seconds(Duration);
 
