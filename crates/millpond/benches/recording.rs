@@ -53,6 +53,22 @@ fn pair_recorded_under_a_tag(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| pairs(&pool));
 }
 
+/// One sample in 16 MiB: what a pair of 4 KiB costs that is none.
+#[divan::bench(items_count = PAIRS)]
+fn pair_tracked_by_samples(bencher: Bencher<'_, '_>) {
+    let pool = pool();
+    pool.0.start_tracking(record::Tracking::sampled()).expect("this is no forked child");
+    bencher.bench_local(|| pairs(&pool));
+}
+
+/// Each with its call stack.
+#[divan::bench(items_count = PAIRS)]
+fn pair_tracked(bencher: Bencher<'_, '_>) {
+    let pool = pool();
+    pool.0.start_tracking(record::Tracking::all()).expect("this is no forked child");
+    bencher.bench_local(|| pairs(&pool));
+}
+
 #[divan::bench]
 fn entering_and_leaving_a_tag() {
     let _tag = divan::black_box(record::tag("bench"));

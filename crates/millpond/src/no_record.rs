@@ -25,6 +25,11 @@ impl Recording {
         false
     }
 
+    #[inline]
+    pub(crate) const fn asks_free_of(&self, _ptr: DevicePtr) -> bool {
+        false
+    }
+
     pub(crate) fn alloc(&self, _ptr: DevicePtr, _bytes: u64, _stream: &Stream) {}
 
     pub(crate) fn free(&self, _ptr: DevicePtr, _bytes: u64, _stream: &Stream, _before: Moment) {}
@@ -35,7 +40,7 @@ impl Recording {
 
     pub(crate) fn out_of_memory(&self, _bytes: u64, _device_free: u64, _stream: &Stream) {}
 
-    pub(crate) fn flush(&self) {}
+    pub(crate) fn end(&self) {}
 
     pub(crate) fn stop(&self) -> Result<()> {
         Ok(())

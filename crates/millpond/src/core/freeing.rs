@@ -26,12 +26,13 @@ pub(crate) unsafe fn free(core: &Core, ptr: DevicePtr, stream: &Stream) -> Resul
     if core.caches.free(ptr, stream) { Ok(()) } else { free_slow(core, ptr, stream) }
 }
 
-/// Climbs the ladder from its second rung on. Where the pool is recorded, notes the free at a time when nobody else
+/// Climbs the ladder from its second rung on. Where it is to be recorded, notes the free at a time when nobody else
 /// could have the block yet.
 #[cold]
 fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     core.check_process()?;
-    let noted = if core.recording.is_on() { requested(core, ptr).zip(Some(Moment::now())) } else { None };
+    let noted =
+        if core.recording.asks_free_of(ptr) { requested(core, ptr).zip(Some(Moment::now())) } else { None };
     let freed = if free_unlocked(core, ptr, stream) { Ok(()) } else { free_locking(core, ptr, stream) };
     if let Some((requested, before)) = noted
         && freed.is_ok()

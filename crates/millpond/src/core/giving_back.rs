@@ -165,7 +165,7 @@ pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
 /// The last handle of the pool is gone, or it was destroyed.
 pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
     core.check_process()?;
-    core.recording.flush();
+    core.recording.end();
     let ended = match shut(core) {
         None => return Ok(()),
         Some(Counted { blocks, .. }) if blocks.current == 0 => end(core),

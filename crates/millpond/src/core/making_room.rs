@@ -10,6 +10,7 @@ use super::callbacks::Reclaimer;
 use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim};
 use super::limits::{has_budget_of, has_memory_of, others, others_live, room, what_forbids_with};
 use super::pool_core::Core;
+use super::recorded::keep_account;
 use crate::host::try_box;
 use crate::out_of_memory::{Limit, OutOfMemory};
 use crate::physical::{Budget, Shortage};
@@ -37,6 +38,7 @@ pub(crate) fn out_of_memory_awaking(core: &Core, what: Shortage) -> Error {
 /// Tells the observers, for a request that is nested so deep, and makes the error.
 pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
     tracing::warn!(%report, "out of memory");
+    keep_account(core, &report);
     if let Some(_entered) = core.observers.enter(depth) {
         core.observers.each().for_each(|observer| observer(&report));
     }

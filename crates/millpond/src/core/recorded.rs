@@ -1,35 +1,58 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
-use super::pool_core::Core;
+use super::pool_core::{Core, PoolState};
+use crate::out_of_memory::OutOfMemory;
 #[cfg(feature = "record")]
 use crate::{
     Result,
-    device::{Kind, MemoryKind},
-    record::{Introduction, Moment, Options, Status},
+    device::{DevicePtr, Kind, MemoryKind},
+    record::{Failed, Introduction, LiveBlock, Moment, Options, Status, Tracking},
 };
 
 #[cfg(feature = "record")]
-pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
-    core.check_process()?;
+fn introduction(core: &Core) -> Introduction<'_> {
     let device = core.device.as_ref();
     let device_key = match device.properties().kind {
         Kind::Cuda if device.properties().memory == MemoryKind::Device => device.properties().ordinal as u64,
         // Devices made of software are as many as there are objects, and so is other memory. None lies so low.
         _ => std::ptr::from_ref(device).addr() as u64,
     };
-    let introduction = Introduction { name: &core.name, device, device_key };
+    Introduction { name: &core.name, device, device_key }
+}
+
+/// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
+#[cfg(feature = "record")]
+fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
     // The first one takes 20 ms, and others may need the lock.
     Moment::now();
     let mut state = core.state.lock();
-    // No thread is on the fast path from here on, so that what is noted once is noted until its end.
     core.caches.set_lock_entries(&mut state.locked, false);
-    let started = core.recording.start(options, &introduction);
-    if started.is_ok() {
-        core.recording.live(state.arenas.iter().flat_map(|(_, arena)| arena.live()));
-    } else {
-        core.caches.set_lock_entries(&mut state.locked, true);
-    }
+    let started = start(&state);
+    core.caches.set_lock_entries(&mut state.locked, !core.recording.is_on());
     started
+}
+
+#[cfg(feature = "record")]
+pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
+    core.check_process()?;
+    start(core, |state| {
+        core.recording.start(options, &introduction(core))?;
+        core.recording.live(live(state));
+        Ok(())
+    })
+}
+
+#[cfg(feature = "record")]
+pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
+    core.check_process()?;
+    start(core, |_| core.recording.start_tracking(options, &introduction(core)));
+    Ok(())
+}
+
+/// Every live block, with the bytes that were asked for.
+#[cfg(feature = "record")]
+fn live(state: &PoolState) -> impl Iterator<Item = (DevicePtr, u64)> {
+    state.arenas.iter().flat_map(|(_, arena)| arena.live())
 }
 
 #[cfg(feature = "record")]
@@ -38,6 +61,36 @@ pub(crate) fn stop_recording(core: &Core) -> Result<Option<Status>> {
     let stopped = core.recording.stop();
     open_lock_entries(core);
     stopped
+}
+
+#[cfg(feature = "record")]
+pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
+    core.check_process()?;
+    core.recording.stop_tracking();
+    open_lock_entries(core);
+    Ok(())
+}
+
+#[cfg(feature = "record")]
+pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
+    core.check_process()?;
+    Ok(core.recording.live_blocks(|| live(&core.state.lock()).collect()))
+}
+
+/// Keeps what is known when a request finds no memory.
+pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
+    #[cfg(feature = "record")]
+    if core.recording.is_on() {
+        let failed = Failed {
+            text: &report.to_string(),
+            requested: report.requested,
+            device_free: report.device_free,
+            reserved: report.reserved,
+        };
+        core.recording.account(&failed, || live(&core.state.lock()).collect());
+    }
+    #[cfg(not(feature = "record"))]
+    let _ = (core, report);
 }
 
 /// Opens the fast path again, where recording has ended; another time where the lock is not free now.

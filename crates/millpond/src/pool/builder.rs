@@ -10,7 +10,7 @@ use super::context::PoolMemory;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 #[cfg(feature = "record")]
-use crate::core::recorded::start_recording;
+use crate::core::recorded::{start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::Device;
@@ -64,6 +64,8 @@ pub struct PoolBuilder {
     live: bool,
     #[cfg(feature = "record")]
     record: Option<record::Options>,
+    #[cfg(feature = "record")]
+    track: Option<record::Tracking>,
 }
 
 impl fmt::Debug for PoolBuilder {
@@ -101,6 +103,8 @@ impl PoolBuilder {
             live: true,
             #[cfg(feature = "record")]
             record: None,
+            #[cfg(feature = "record")]
+            track: None,
         }
     }
 
@@ -227,6 +231,15 @@ impl PoolBuilder {
         self
     }
 
+    /// Tracks who holds the pool's memory, from the start. See [`record::Tracking`]. Without this option, the environment
+    /// says for all pools of the process what is tracked: `MILLPOND_TRACK=sampled` or `all`, `MILLPOND_LEAKS=1`, and
+    /// `MILLPOND_OOM_DUMP=PATH`.
+    #[cfg(feature = "record")]
+    pub fn track(mut self, tracking: record::Tracking) -> Self {
+        self.track = Some(tracking);
+        self
+    }
+
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
@@ -308,6 +321,10 @@ impl PoolBuilder {
                 }
             }
             (None, None) => {}
+        }
+        #[cfg(feature = "record")]
+        if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
+            start_tracking(&inner, &tracking)?;
         }
         if let Some(budget) = &inner.limits.budget {
             let pool: Arc<dyn GivesBack> = inner.clone();

@@ -15,6 +15,8 @@ mod context;
 mod features;
 mod of_others;
 mod tagged;
+#[cfg(feature = "record")]
+mod tracked;
 
 use std::fmt;
 use std::sync::Arc;

@@ -110,7 +110,9 @@ pub enum ChunkError {
     #[error("not a recording: it does not begin as one")]
     NoRecording,
     /// It is of a version that this reader does not know.
-    #[error("a recording of version {found}, but this millpond reads version {VERSION}: use a newer one")]
+    #[error(
+        "a recording of version {found}, but this millpond reads up to version {VERSION}: use a newer one"
+    )]
     Version {
         /// The file's version.
         found: u32,
@@ -165,7 +167,7 @@ impl<R: Read> Chunks<R> {
             return Err(ChunkError::NoRecording);
         }
         let found = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-        if found != VERSION {
+        if !(1..=VERSION).contains(&found) {
             return Err(ChunkError::Version { found });
         }
         Ok(Self { source, at: head.len() as u64, payload: Vec::new() })

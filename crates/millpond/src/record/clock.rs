@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 static COUNTER: AtomicPtr<Option<quanta::Clock>> = AtomicPtr::new(ptr::null_mut());
 
 /// When something happened, in ticks of the clock. Means nothing but in relation to another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
 impl Moment {

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// line ends.
 pub const MAGIC: [u8; 8] = *b"\x89MPREC\r\n";
 
-/// The version of the format, which follows the [magic](MAGIC) as 4 bytes, little-endian.
-pub const VERSION: u32 = 1;
+/// The newest version of the format, which follows the [magic](MAGIC) as 4 bytes, little-endian.
+pub const VERSION: u32 = 2;
 
 /// The longest payload of a chunk in bytes: what claims to be longer is damaged.
 pub const LARGEST_CHUNK: usize = 1 << 20;
@@ -170,4 +170,9 @@ pub enum Record<'a> {
     },
     /// 17. The last record of a file that ended as it should.
     End,
+    /// 18. What the program was told, of an out-of-memory error. From version 2 on.
+    Message {
+        /// The text.
+        text: &'a str,
+    },
 }

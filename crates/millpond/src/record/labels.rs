@@ -14,6 +14,7 @@ use crate::lock::Mutex;
 use super::called_from::{self, SourceFrame};
 use super::encoder::{Encoder, cut};
 use super::format::Record;
+use super::stacks;
 use crate::process::{PerProcess, Process};
 
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
@@ -25,7 +26,7 @@ const MOST_TEXT: usize = 16 << 20;
 /// How long one recorder waits while another looks up lines. The first look-up takes up to a second.
 const LONGEST_LOOK_UP: Duration = Duration::from_secs(10);
 
-/// Tags inside one another, and frames of a call stack, at most.
+/// Tags inside one another at most.
 const DEEPEST: usize = 64;
 
 thread_local! {
@@ -172,17 +173,7 @@ pub(super) fn current_site() -> u32 {
     if let Some(lines) = called_from::current() {
         return SITES.get().lock().enter_lines(lines);
     }
-    let mut stack = [0; DEEPEST];
-    let mut depth = 0;
-    let next = |frame: &backtrace::Frame| {
-        stack[depth] = frame.ip() as usize;
-        depth += 1;
-        depth < DEEPEST
-    };
-    // SAFETY: this is the system's `_Unwind_Backtrace`, which threads may call at once: C++ exceptions do. What
-    // `backtrace::trace` adds is a lock, which another thread holds while it looks up lines.
-    unsafe { backtrace::trace_unsynchronized(next) };
-    SITES.get().lock().enter(&stack[..depth])
+    stacks::number(|stack| SITES.get().lock().enter(stack))
 }
 
 static RESOLVED: PerProcess<Mutex<Resolved>> = PerProcess::new();
@@ -287,9 +278,41 @@ fn is_ours(frame: &SourceFrame) -> bool {
 
 /// Whether the frame is of Rust's standard library or its runtime.
 fn is_standard(frame: &SourceFrame) -> bool {
-    frame.file.starts_with("/rustc/")
-        || frame.file.contains("/lib/rustlib/")
-        || frame.name.starts_with("__rust")
+    is_of_standard_library(&frame.name, &frame.file)
+}
+
+/// Whether a function in this file is of Rust's standard library or its runtime.
+pub(super) fn is_of_standard_library(name: &str, file: &str) -> bool {
+    file.starts_with("/rustc/") || file.contains("/lib/rustlib/") || name.starts_with("__rust")
+}
+
+/// A tag and those that it stands in, such as `step/forward`; `None` for none.
+pub(super) fn tag_path(tag: u32) -> Option<String> {
+    let tags = TAGS.get().lock();
+    let mut texts = Vec::new();
+    let mut at = tag;
+    while let Some(tag) = at.checked_sub(1).and_then(|place| tags.all.get(place as usize)) {
+        texts.push(&*tag.text);
+        at = tag.inside;
+    }
+    texts.reverse();
+    (!texts.is_empty()).then(|| texts.join("/"))
+}
+
+/// The lines of source code of a call site, the innermost first: function, file and line. None where another thread looks
+/// up lines for too long.
+pub(super) fn lines_of(site: u32) -> Vec<(String, String, u32)> {
+    let Some(place) = site.checked_sub(1) else { return Vec::new() };
+    // A number of the process that this one was forked from names nothing here.
+    let entered = SITES.get().lock().stacks.len();
+    let Some(mut resolved) = RESOLVED.get().try_lock_for(LONGEST_LOOK_UP) else { return Vec::new() };
+    resolved.catch_up(entered);
+    let Resolved { frames, sites, .. } = &*resolved;
+    let frame = |&number: &u32| {
+        let SourceFrame { name, file, line } = &frames[number as usize - 1];
+        (name.to_string(), file.to_string(), *line)
+    };
+    sites.get(place as usize).map_or(Vec::new(), |site| site.iter().map(frame).collect())
 }
 
 /// How many tags a file has already.

@@ -54,7 +54,9 @@ mod note;
 mod options;
 mod recorder;
 mod recording;
+mod stacks;
 mod thread;
+mod tracking;
 
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;
@@ -62,6 +64,8 @@ pub use labels::{Tagged, tag};
 pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
+pub(crate) use tracking::Failed;
+pub use tracking::{Holder, LiveBlock, StackFrame, Tracked, Tracking, holders};
 
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C or Python.
 #[cold]

@@ -13,12 +13,21 @@ const CALL_SITES: &str = "MILLPOND_RECORD_CALL_SITES";
 /// Whether the environment is not asked.
 static IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Ignores `MILLPOND_RECORD` in this process from now on: pools record only if their own options say so. For programs
+/// Ignores `MILLPOND_RECORD`, and the variables of [`Tracking`](crate::record::Tracking), in this process from now on: pools
+/// record only if their own options say so. For programs
 /// whose pools are not the user's own, as those of `millpond replay`. There the variable may name the recording that is
 /// replayed.
 pub fn ignore_environment() {
     // Relaxed: a setting; nothing is concluded from when it is seen.
     IGNORED.store(true, Ordering::Relaxed);
+}
+
+/// What a variable says; `None` where it is empty or not asked.
+pub(super) fn environment(name: &str) -> Option<OsString> {
+    if IGNORED.load(Ordering::Relaxed) {
+        return None;
+    }
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// Where to record, and what beside the events. A path alone will do: `pool.start_recording("run.mprec")`.
@@ -61,11 +70,8 @@ impl Options {
     /// What the environment asks for: `MILLPOND_RECORD` is a path, as for [`new`](Self::new), for all pools
     /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept.
     pub(crate) fn from_environment() -> Option<Self> {
-        if IGNORED.load(Ordering::Relaxed) {
-            return None;
-        }
-        let path = std::env::var_os(PATH).filter(|path| !path.is_empty())?;
-        let call_sites = std::env::var_os(CALL_SITES).is_some_and(|value| !value.is_empty() && value != "0");
+        let path = environment(PATH)?;
+        let call_sites = environment(CALL_SITES).is_some_and(|value| value != "0");
         Some(Self { path: path.into(), call_sites, keep: true })
     }
 }

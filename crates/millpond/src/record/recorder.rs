@@ -185,6 +185,13 @@ impl Recorder {
         self.collector.lock().enter_pool(define)
     }
 
+    /// Adds what is no event, behind what was noted so far.
+    pub(super) fn define(&self, record: &Record<'_>) {
+        let mut collector = self.collector.lock();
+        collector.drain();
+        collector.encoder.define(record);
+    }
+
     /// Adds events that go through no ring.
     pub(super) fn add(&self, events: impl Iterator<Item = Event>) {
         let mut collector = self.collector.lock();

@@ -1,7 +1,7 @@
 //! A pool's end of a recording: a switch, and one function for each thing that is recorded.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 
@@ -13,6 +13,7 @@ use super::labels::{current_site, current_tag};
 use super::options::Options;
 use super::recorder::{Recorder, Status};
 use super::thread::{self, Channel, Happening};
+use super::tracking::{Failed, LiveBlock, OfPool, Tracker, Tracking};
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
@@ -30,6 +31,8 @@ pub(crate) struct Recording {
     /// One thread at a time starts or stops. Not held while an event is noted. With call sites, lines are wanted for them.
     switch: Mutex<Option<Wanted>>,
     recorder: Mutex<Option<Arc<Recorder>>>,
+    /// There once the pool has tracked blocks.
+    tracker: OnceLock<Arc<Tracker>>,
 }
 
 /// What a recording says of the pool, once.
@@ -49,13 +52,25 @@ impl Recording {
             counters,
             switch: Mutex::new(None),
             recorder: Mutex::new(None),
+            tracker: OnceLock::new(),
         }
     }
 
-    /// Whether events are to be noted. For the fast path: every function here asks it itself.
+    /// Whether anything is to be noted. Every function here asks it itself.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
+        self.is_recording() || self.tracker().is_some()
+    }
+
+    #[inline]
+    fn is_recording(&self) -> bool {
         self.channel().0 != 0
+    }
+
+    /// The tracker, while it is on.
+    #[inline]
+    fn tracker(&self) -> Option<&Arc<Tracker>> {
+        self.tracker.get().filter(|tracker| tracker.is_on())
     }
 
     #[inline]
@@ -70,19 +85,46 @@ impl Recording {
     #[inline]
     pub(crate) fn alloc(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
         if self.is_on() {
-            self.note(Kind::Alloc, (ptr.raw(), bytes), Some(stream));
+            self.note_alloc(ptr, bytes, stream);
         }
+    }
+
+    #[cold]
+    fn note_alloc(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
+        let tracker = self.tracker().filter(|tracker| tracker.samples(bytes));
+        // Relaxed: a setting, seen sooner or later.
+        let asks_site = tracker.is_some() || self.is_recording() && self.call_sites.load(Ordering::Relaxed);
+        let site = if asks_site { current_site() } else { 0 };
+        if let Some(tracker) = tracker {
+            tracker.add(ptr, bytes, stream, (current_tag(), site));
+        }
+        if self.is_recording() {
+            // Of samples alone, a recording would seem to have lost the others' call sites.
+            let site = if self.call_sites.load(Ordering::Relaxed) { site } else { 0 };
+            self.note_at(Moment::now(), Kind::Alloc, (ptr.raw(), bytes), Some(stream), site);
+        }
+    }
+
+    /// Whether the free of this live block is to be told.
+    #[inline]
+    pub(crate) fn asks_free_of(&self, ptr: DevicePtr) -> bool {
+        self.is_recording() || self.tracker().is_some_and(|tracker| tracker.may_have(ptr))
     }
 
     /// The program gave this block back, at a moment when nobody else could have it yet.
     pub(crate) fn free(&self, ptr: DevicePtr, bytes: u64, stream: &Stream, before: Moment) {
-        self.note_at(before, Kind::Free, (ptr.raw(), bytes), Some(stream));
+        if let Some(tracker) = self.tracker() {
+            tracker.free(ptr, before);
+        }
+        if self.is_recording() {
+            self.note_at(before, Kind::Free, (ptr.raw(), bytes), Some(stream), 0);
+        }
     }
 
     /// The stream's use of a block is recorded.
     #[inline]
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) {
-        if self.is_on() {
+        if self.is_recording() {
             self.note(Kind::Use, (ptr.raw(), 0), Some(stream));
         }
     }
@@ -90,7 +132,7 @@ impl Recording {
     /// The pool was asked to give back what is above `keep`, and did so.
     #[inline]
     pub(crate) fn trim(&self, keep: u64, released: u64) {
-        if self.is_on() {
+        if self.is_recording() {
             self.note(Kind::Trim, (keep, released), None);
         }
     }
@@ -98,7 +140,7 @@ impl Recording {
     /// The pool had no memory for a request.
     #[inline]
     pub(crate) fn out_of_memory(&self, bytes: u64, device_free: u64, stream: &Stream) {
-        if self.is_on() {
+        if self.is_recording() {
             self.note(Kind::OutOfMemory, (device_free, bytes), Some(stream));
         }
     }
@@ -106,13 +148,17 @@ impl Recording {
     #[cold]
     #[inline(never)]
     fn note(&self, kind: Kind, what: (u64, u64), stream: Option<&Stream>) {
-        self.note_at(Moment::now(), kind, what, stream);
+        self.note_at(Moment::now(), kind, what, stream, 0);
     }
 
-    fn note_at(&self, at: Moment, kind: Kind, (address, size): (u64, u64), stream: Option<&Stream>) {
-        // Relaxed: a setting, seen sooner or later.
-        let asks_site = kind == Kind::Alloc && self.call_sites.load(Ordering::Relaxed);
-        let site = if asks_site { current_site() } else { 0 };
+    fn note_at(
+        &self,
+        at: Moment,
+        kind: Kind,
+        (address, size): (u64, u64),
+        stream: Option<&Stream>,
+        site: u32,
+    ) {
         let stream = stream.map_or(0, |stream| stream.id().0);
         let what = Happening { kind, address, size, stream, under: (current_tag(), site) };
         self.send(at, what);
@@ -219,6 +265,58 @@ impl Recording {
                 path: status.path.display().to_string(),
                 what: format!("{error}; its last part is missing"),
             }),
+        }
+    }
+
+    // ---- who holds memory ----------------------------------------------------------------------------
+
+    /// Tracks blocks from now on.
+    pub(crate) fn start_tracking(&self, options: &Tracking, pool: &Introduction<'_>) {
+        let properties = pool.device.properties();
+        let pool = OfPool {
+            name: pool.name.to_owned(),
+            device: properties.name.clone(),
+            ordinal: u32::try_from(properties.ordinal).unwrap_or(u32::MAX),
+            device_key: pool.device_key,
+        };
+        let _switch = self.switch.lock();
+        self.tracker.get_or_init(Tracker::new).start(options, pool);
+    }
+
+    pub(crate) fn stop_tracking(&self) {
+        let _switch = self.switch.lock();
+        if let Some(tracker) = self.tracker.get() {
+            tracker.stop();
+        }
+    }
+
+    /// The blocks that are live, as the pool says, with what is known of them.
+    pub(crate) fn live_blocks(&self, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) -> Vec<LiveBlock> {
+        match self.tracker() {
+            Some(tracker) => tracker.live_blocks(live),
+            None => live().into_iter().map(|(ptr, bytes)| LiveBlock { ptr, bytes, tracked: None }).collect(),
+        }
+    }
+
+    /// A request found no memory, and the program is about to be told. What is live is dumped, or a recording written so
+    /// far.
+    #[cold]
+    pub(crate) fn account(&self, failed: &Failed<'_>, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {
+        if let Some(recorder) = self.recorder.lock().clone().filter(|recorder| recorder.is_ours()) {
+            recorder.define(&Record::Message { text: cut(failed.text) });
+            // A failure is noted in the status, and warned of.
+            recorder.flush().ok();
+        }
+        if let Some(tracker) = self.tracker() {
+            tracker.dump(failed, live);
+        }
+    }
+
+    /// The pool ends: writes what was noted so far, and reports what is live.
+    pub(crate) fn end(&self) {
+        self.flush();
+        if let Some(tracker) = self.tracker() {
+            tracker.report_leaks();
         }
     }
 

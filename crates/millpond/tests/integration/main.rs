@@ -52,5 +52,6 @@ mod repeating;
 mod sharing;
 mod sleep;
 mod threads;
+mod tracking;
 mod two_streams;
 mod walk;

@@ -18,7 +18,7 @@ use public_api::{Builder, Error};
 const LISTING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/public-interface.txt");
 
 /// Public types without an example: plain values that a call returns.
-const PLAIN: [&str; 19] = [
+const PLAIN: [&str; 20] = [
     "AsyncUsage",
     "BlockId",
     "CaptureId",
@@ -34,6 +34,7 @@ const PLAIN: [&str; 19] = [
     "PageHandle",
     "PerCall",
     "Report",
+    "StackFrame",
     "StreamHandle",
     "StreamId",
     "UnknownDevice",

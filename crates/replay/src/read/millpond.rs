@@ -40,6 +40,9 @@ enum Kind {
 /// What a row is counted as: the room that their table grows into, or that sorting takes, is as much again.
 const ROW_BYTES: u64 = 2 * size_of::<Row>() as u64;
 
+/// Errors of the program that are told.
+const MOST_MESSAGES: usize = 5;
+
 /// What a frame of a call stack is counted as.
 const STACK_LINE_BYTES: u64 = 8;
 
@@ -70,6 +73,8 @@ struct Recording {
     devices: FxHashMap<u64, u32>,
     labels: Labels,
     dropped: u64,
+    /// What the program was told.
+    messages: Vec<String>,
     ended: bool,
 }
 
@@ -99,6 +104,11 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
             if recording.dropped == 1 { " was" } else { "s were" }
         ));
     }
+    remarks.extend(
+        std::mem::take(&mut recording.messages)
+            .into_iter()
+            .map(|text| format!("the program was told: {text}")),
+    );
     let mut builder = recording.in_order(limits)?;
     builder.remarks = remarks;
     Ok(builder)
@@ -153,6 +163,9 @@ impl Recording {
             }
             Record::Trim { after, .. } | Record::PoolEnd { after } => cursor.pass(after),
             Record::Dropped { events } => self.dropped = self.dropped.saturating_add(events),
+            Record::Message { text } if self.messages.len() < MOST_MESSAGES => {
+                self.messages.push(text.to_owned())
+            }
             Record::End => self.ended = true,
             // `Start`, and what later versions add at the end.
             _ => {}
