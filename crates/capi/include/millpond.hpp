@@ -500,7 +500,7 @@ public:
         return {place(found.last_prefetch), place(found.preferred_location), found.read_mostly != 0};
     }
 
-    /// Lets the GPU of another context use all memory of the pool, what there is and what comes. About 1 ms a page (H200).
+    /// Lets the GPU of another context use all memory of the pool, what there is and what comes. About 40 µs a page (H100).
     void allow_access(const Context &peer) const { check(millpond_pool_allow_access(get(), peer.get())); }
 
     /// Takes that back, after all work of that GPU.

@@ -11,8 +11,8 @@ use crate::pool::POOLS;
 use crate::status::Status;
 
 /// Lets the GPU of another context use all memory of the pool at its addresses: what there is, and what comes. It costs about
-/// 1 ms for each page (H200), and as much more for new pages. DEVICE_UNSUPPORTED for a GPU that does not reach the memory,
-/// and for a device that cannot work together with the pool's.
+/// 40 µs for each page, and 1 ms for the first one (H100), and as much more for new pages. DEVICE_UNSUPPORTED for a GPU that does
+/// not reach the memory, and for a device that cannot work together with the pool's.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_allow_access(pool: *mut PoolHandle, peer: *mut ContextHandle) -> Status {
     boundary(|me| {
@@ -31,7 +31,7 @@ pub extern "C" fn millpond_pool_take_back_access(pool: *mut PoolHandle, peer: *m
     })
 }
 
-/// Lets the GPU of another context use one block. Its pages get access, about 1 ms for each that has none (H200), and keep it for
+/// Lets the GPU of another context use one block. Its pages get access, about 40 µs for each that has none (H100), and keep it for
 /// later blocks. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_allow_access(

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "failure.h"
 #include "history.h"
@@ -514,7 +515,13 @@ class MillpondAllocator final : public CUDAAllocator {
     return is_ours(handle) ? opened_.open(current_gpu(), handle) : before_->getIpcDevPtr(std::move(handle));
   }
 
+  // PyTorch asks before its first copy between two GPUs. Its kernels then use memory of both, and without access they would end
+  // the context.
   void enablePeerAccess(c10::DeviceIndex gpu, c10::DeviceIndex other) override {
+    const char* access = std::getenv("MILLPOND_PEER_ACCESS");
+    TORCH_CHECK(
+        access == nullptr || std::string_view(access) != "0",
+        "MILLPOND_PEER_ACCESS=0 keeps each GPU's memory to itself: unset it in a process that copies between GPUs");
     c10::cuda::CUDAGuard guard(gpu);
     cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {

@@ -2,7 +2,8 @@
 //!
 //! A pool whose memory is for a peer gives it access to each page as it is mapped. Kernels of the peer may then use every
 //! block. Other pools give access on demand: to the pages of a block that somebody [names](crate::Pool::allow_access_to), or copies
-//! from. That costs once for each page, and about twenty times what the device's own access costs.
+//! from. That costs once for each page, about as much as the device's own access. While no page has the peer, it costs
+//! twenty times as much.
 
 use crate::core::{Core, freeing};
 use crate::device::{DeviceError, DevicePtr, PeerId, PeerSet};

@@ -97,10 +97,10 @@ impl Pool {
 
     /// Lets the GPU of another context use all memory of the pool at its addresses: what there is, and what comes.
     ///
-    /// It costs about 1 ms for each page (H200), while other threads wait where they need more than their caches have. New
-    /// pages cost as much more. Where few blocks are for the other GPU, [`allow_access_to`](Self::allow_access_to) is
-    /// cheaper. Order between the GPUs is the program's: [`Stream::wait_for`](crate::Stream::wait_for),
-    /// [`record_use`](Self::record_use).
+    /// It costs about 40 µs for each page, and 1 ms for the first one (H100), while other threads wait where they need more
+    /// than their caches have. New pages cost as much more. Where few blocks are for the other GPU,
+    /// [`allow_access_to`](Self::allow_access_to) is cheaper. Order between the GPUs is the program's:
+    /// [`Stream::wait_for`](crate::Stream::wait_for), [`record_use`](Self::record_use).
     ///
     /// ```
     /// use millpond::device::sim::{SimDevice, SimOptions};
@@ -143,9 +143,9 @@ impl Pool {
         peers::take_back_access(self.inner(), peer.timelines())
     }
 
-    /// Lets the GPU of another context use one live block. Its pages get access, as far as they have none: about 1 ms for
-    /// each (H200). They keep it until they are remapped or given back, so that later blocks on them cost nothing. Null does
-    /// nothing.
+    /// Lets the GPU of another context use one live block. Its pages get access, as far as they have none: about 40 µs for
+    /// each, and 1 ms for the first of all (H100). They keep it until they are remapped or given back, so that later blocks on
+    /// them cost nothing. Null does nothing.
     ///
     /// # Errors
     /// As for [`allow_access`](Self::allow_access), and for [`size_of`](Self::size_of).

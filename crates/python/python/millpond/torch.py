@@ -70,8 +70,9 @@ def enable(
         _millpond.configure(**options)
     if _enabled:
         return
-    from . import _torch_settings
+    from . import _torch_nccl, _torch_settings
 
+    _torch_nccl.keep_from_registering()
     has_threshold = _torch_settings.from_environment(torch, pinned=pinned) or "release_threshold" in options
     _enable(torch, wanted, pinned=pinned)
     _torch_settings.replace_settings(torch, pinned=pinned, has_threshold=has_threshold)
