@@ -39,7 +39,7 @@ fn live_at_end(trace: &Trace, tag: &str) -> u64 {
     let freed = |block: u32| trace.ops.iter().any(|op| op.block == block && op.kind == OpKind::FreeRequested);
     let of_tag = |&block: &u32| {
         let mut frames = trace.stacks.frames(trace.blocks[block as usize].stack);
-        frames.any(|frame| frame.name == tag) && !freed(block)
+        frames.any(|frame| &*frame.name == tag) && !freed(block)
     };
     (0..trace.blocks.len() as u32).filter(of_tag).map(|block| trace.blocks[block as usize].size).sum()
 }
