@@ -282,6 +282,10 @@ impl Pages {
         Ok(())
     }
 
+    fn tell(&self, at: DevicePtr, bytes: u64, is_mapped: bool) {
+        watch::tell(Mapping { device: &*self.device, at, bytes, is_mapped });
+    }
+
     /// Lays the page's mapping at `at` aside. Whoever watches mappings is told that it is gone: no work uses it.
     pub(crate) fn lay_aside(&self, id: PageId, at: DevicePtr) {
         self.tell(at, self.bytes_of(id), false);

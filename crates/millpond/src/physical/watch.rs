@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use super::Pages;
 use crate::device::{Device, DevicePtr};
 
 /// A page that is mapped, or about to be unmapped.
@@ -50,10 +49,9 @@ pub fn watch_mappings(tell: fn(Mapping<'_>)) -> bool {
     WATCHER.set(tell).is_ok()
 }
 
-impl Pages {
-    pub(super) fn tell(&self, at: DevicePtr, bytes: u64, is_mapped: bool) {
-        if let Some(tell) = WATCHER.get() {
-            tell(Mapping { device: &*self.device, at, bytes, is_mapped });
-        }
+/// Tells of a page.
+pub(super) fn tell(mapping: Mapping<'_>) {
+    if let Some(tell) = WATCHER.get() {
+        tell(mapping);
     }
 }
