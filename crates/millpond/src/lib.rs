@@ -38,6 +38,7 @@
 //! | see what a pool did | [`Pool::stats`], [`Stats`] |
 //! | see what all programs' pools do now | [`mod@live`] |
 //! | record a run for `millpond replay` | [`mod@record`] |
+//! | see who holds memory, and who leaks it | [`record::Tracking`], [`Pool::live_blocks`] |
 //! | test an allocator or a device | the module `testing`, [`device::sim`] |
 //!
 //! The repository has a page for each question in `docs/`, and whole programs in `crates/millpond/examples/`.
@@ -48,7 +49,7 @@
 //! | `cuda` | yes | the CUDA device. It needs no toolkit to build, and loads the driver when a GPU is opened |
 //! | `cudarc` | yes | the module [`mod@cudarc`]: buffers for cudarc's launches, copies and libraries |
 //! | `cuda-13000` | yes | the CUDA version of cudarc's types; the driver may still be of CUDA 12.0 |
-//! | `record` | yes | the module [`mod@record`], [`Pool::start_recording`], and the variable `MILLPOND_RECORD` |
+//! | `record` | yes | the module [`mod@record`], [`Pool::start_recording`], [`Pool::live_blocks`], and the variables `MILLPOND_RECORD`, `MILLPOND_TRACK` |
 //! | `testing` | no | the module `testing`: devices that check how an allocator uses them |
 //! | `lab` | no | for the experiments of this repository only |
 //!

@@ -60,7 +60,7 @@ impl Options {
         Self { path: path.into(), call_sites: false, keep: false }
     }
 
-    /// Whether each allocation's call stack is kept, which takes it some microseconds. The recorder's thread looks up the
+    /// Whether each allocation's call stack is kept, which takes it a microsecond or less, and some for a new one. The recorder's thread looks up the
     /// lines of source code. Not by default.
     pub fn call_sites(mut self, keep: bool) -> Self {
         self.call_sites = keep;

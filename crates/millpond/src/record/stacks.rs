@@ -250,17 +250,41 @@ mod tests {
         if depth == 0 {
             return numbered();
         }
-        // Two call sites.
         let number =
-            if ways.is_multiple_of(2) { deeper(depth - 1, ways / 2) } else { !deeper(depth - 1, ways / 2) };
+            if ways.is_multiple_of(2) { left(depth - 1, ways / 2) } else { right(depth - 1, ways / 2) };
         black_box(number)
+    }
+
+    #[inline(never)]
+    fn left(depth: usize, ways: usize) -> u32 {
+        black_box(deeper(depth, ways))
+    }
+
+    // Another function for the compiler, too.
+    #[inline(never)]
+    fn right(depth: usize, ways: usize) -> u32 {
+        !black_box(deeper(depth, ways))
+    }
+
+    /// The numbers of a stack that is had so often, by one call site. `between` comes before each.
+    fn numbers(depth: usize, ways: usize, times: usize, between: fn()) -> HashSet<u32> {
+        let once = |_| {
+            between();
+            deeper(depth, ways)
+        };
+        // A number that the compiler does not know, or it would make several calls of one.
+        (0..black_box(times)).map(once).collect()
+    }
+
+    fn forget() {
+        KNOWN.with_borrow_mut(|known| Known::of(known).forget());
     }
 
     #[test]
     fn the_same_stack_has_the_same_number() {
-        let calls = black_box(3);
-        let numbers: HashSet<_> = (0..calls).map(|_| numbered()).collect();
-        assert_eq!(numbers.len(), 1);
+        let one = numbers(0, 0, 3, || ());
+        let other = numbers(5, 0, 3, || ());
+        assert_eq!((one.len(), other.len(), one == other), (1, 1, false));
     }
 
     #[test]
@@ -268,9 +292,9 @@ mod tests {
         for round in 0..3 {
             for depth in [0, 1, 5, 20, 100] {
                 for ways in 0..8 {
-                    let known = deeper(depth, ways);
-                    KNOWN.with_borrow_mut(|known| Known::of(known).forget());
-                    assert_eq!(deeper(depth, ways), known, "round {round}");
+                    let unwound = numbers(depth, ways, 2, forget);
+                    let known = numbers(depth, ways, 3, || ());
+                    assert_eq!((unwound.len(), known.len()), (1, 1), "round {round}, {depth} deep");
                 }
             }
         }
@@ -279,10 +303,9 @@ mod tests {
     #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
     #[test]
     fn a_stack_is_unwound_once() {
-        let calls = black_box(100);
         for ways in 0..4 {
             let before = UNWOUND.get();
-            (0..calls).for_each(|_| _ = deeper(10, ways));
+            numbers(10, ways, 100, || ());
             assert_eq!(UNWOUND.get(), before + 1);
         }
     }
@@ -291,8 +314,7 @@ mod tests {
     fn a_thread_forgets_rather_than_fill_memory() {
         (0..2 * MOST_NODES / 100).for_each(|ways| _ = deeper(100, ways));
         KNOWN.with_borrow_mut(|known| assert!(Known::of(known).nodes.len() <= MOST_NODES));
-        let again = deeper(30, 3);
-        assert_eq!(deeper(30, 3), again);
+        assert_eq!(numbers(30, 3, 5, || ()).len(), 1);
     }
 
     #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
@@ -300,8 +322,6 @@ mod tests {
     fn what_lies_outside_the_threads_stack_is_not_read() {
         KNOWN.with_borrow_mut(|known| Known::of(known).bounds = 0..0);
         let before = UNWOUND.get();
-        let calls = black_box(3);
-        let numbers: HashSet<_> = (0..calls).map(|_| numbered()).collect();
-        assert_eq!((numbers.len(), UNWOUND.get() - before), (1, 3));
+        assert_eq!((numbers(10, 0, 3, || ()).len(), UNWOUND.get() - before), (1, 3));
     }
 }
