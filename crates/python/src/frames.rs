@@ -11,6 +11,7 @@ use millpond::bindings::{CalledFrom, SourceFrame, called_from};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 /// Lines of a call stack at most.
 const DEEPEST: usize = 64;
@@ -81,10 +82,11 @@ fn lines(py: Python<'_>) -> Vec<SourceFrame> {
 fn read<'py>(frame: &Bound<'py, PyAny>) -> PyResult<(SourceFrame, Option<Bound<'py, PyAny>>)> {
     let py = frame.py();
     let code = frame.getattr(intern!(py, "f_code"))?;
-    let name: String = code.getattr(intern!(py, "co_qualname"))?.extract()?;
-    let file: String = code.getattr(intern!(py, "co_filename"))?.extract()?;
+    let name = code.getattr(intern!(py, "co_qualname"))?;
+    let file = code.getattr(intern!(py, "co_filename"))?;
     let line: Option<u32> = frame.getattr(intern!(py, "f_lineno"))?.extract()?;
     let outer = frame.getattr(intern!(py, "f_back"))?;
-    let line = SourceFrame::new(&name, &file, line.unwrap_or(0));
+    let [name, file] = [name.cast::<PyString>()?, file.cast::<PyString>()?];
+    let line = SourceFrame::new(name.to_str()?, file.to_str()?, line.unwrap_or(0));
     Ok((line, (!outer.is_none()).then_some(outer)))
 }

@@ -9,18 +9,19 @@ use std::cell::RefCell;
 use std::sync::{Arc, mpsc};
 
 use millpond::device::host::{HostDevice, HostOptions};
-use millpond::device::sim::{Hold, SimDevice, SimOptions};
+use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, MemoryKind, StreamHandle};
 use millpond::{Buffer, Context, Pool, PoolBuilder, RegisteredStream, ReusePolicies, Stream};
 
 use crate::shared::Freeing;
 
-/// A device under test.
+/// Work that is pending until this is called.
+type Hold = Box<dyn FnOnce()>;
+
+/// A device under test. The tests take it as `dyn`, so that there is no copy of each for each device.
 trait Bench {
-    /// Work that is pending until it is released.
-    type Hold;
     /// What was written can be read.
-    const BYTES: bool;
+    fn keeps_bytes(&self) -> bool;
 
     fn device(&self) -> Arc<dyn Device>;
 
@@ -37,8 +38,7 @@ trait Bench {
         context.create_stream().unwrap()
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold;
-    fn release(&self, hold: Self::Hold);
+    fn hold(&self, stream: StreamHandle) -> Hold;
 }
 
 struct Sim(Arc<SimDevice>);
@@ -50,19 +50,17 @@ impl Sim {
 }
 
 impl Bench for Sim {
-    type Hold = Hold;
-    const BYTES: bool = false;
+    fn keeps_bytes(&self) -> bool {
+        false
+    }
 
     fn device(&self) -> Arc<dyn Device> {
         self.0.clone()
     }
 
     fn hold(&self, stream: StreamHandle) -> Hold {
-        self.0.hold(stream).unwrap()
-    }
-
-    fn release(&self, hold: Hold) {
-        self.0.release(hold);
+        let (sim, hold) = (self.0.clone(), self.0.hold(stream).unwrap());
+        Box::new(move || sim.release(hold))
     }
 }
 
@@ -76,22 +74,19 @@ impl Host {
 }
 
 impl Bench for Host {
-    type Hold = mpsc::Sender<()>;
-    const BYTES: bool = true;
+    fn keeps_bytes(&self) -> bool {
+        true
+    }
 
     fn device(&self) -> Arc<dyn Device> {
         self.0.clone()
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         let (release, released) = mpsc::channel();
         // A hold that a failing test drops releases too: `recv` fails then.
         self.0.launch(stream, move || _ = released.recv()).unwrap();
-        release
-    }
-
-    fn release(&self, hold: Self::Hold) {
-        hold.send(()).unwrap();
+        Box::new(move || release.send(()).unwrap())
     }
 }
 
@@ -99,8 +94,9 @@ impl Bench for Host {
 struct Other<B>(B, MemoryKind);
 
 impl<B: Bench> Bench for Other<B> {
-    type Hold = B::Hold;
-    const BYTES: bool = B::BYTES;
+    fn keeps_bytes(&self) -> bool {
+        self.0.keeps_bytes()
+    }
 
     fn device(&self) -> Arc<dyn Device> {
         self.0.device()
@@ -115,12 +111,8 @@ impl<B: Bench> Bench for Other<B> {
         if self.1 == MemoryKind::Pinned { context.pinned() } else { context.managed() }.unwrap()
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         self.0.hold(stream)
-    }
-
-    fn release(&self, hold: Self::Hold) {
-        self.0.release(hold);
     }
 }
 
@@ -134,8 +126,9 @@ impl<B: Bench> Registered<B> {
 }
 
 impl<B: Bench> Bench for Registered<B> {
-    type Hold = B::Hold;
-    const BYTES: bool = B::BYTES;
+    fn keeps_bytes(&self) -> bool {
+        self.0.keeps_bytes()
+    }
 
     fn device(&self) -> Arc<dyn Device> {
         self.0.device()
@@ -150,12 +143,8 @@ impl<B: Bench> Bench for Registered<B> {
         found
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         self.0.hold(stream)
-    }
-
-    fn release(&self, hold: Self::Hold) {
-        self.0.release(hold);
     }
 }
 
@@ -186,22 +175,19 @@ mod gpu {
     }
 
     impl Bench for Cuda {
-        type Hold = mpsc::Sender<()>;
-        const BYTES: bool = true;
+        fn keeps_bytes(&self) -> bool {
+            true
+        }
 
         fn device(&self) -> Arc<dyn Device> {
             self.0.clone()
         }
 
-        fn hold(&self, stream: StreamHandle) -> Self::Hold {
+        fn hold(&self, stream: StreamHandle) -> Hold {
             let (release, released) = mpsc::channel();
             // SAFETY: the stream lives, and there are no captures.
             unsafe { self.0.launch_host(stream, move || _ = released.recv()) }.unwrap();
-            release
-        }
-
-        fn release(&self, hold: Self::Hold) {
-            hold.send(()).unwrap();
+            Box::new(move || release.send(()).unwrap())
         }
     }
 }
@@ -213,7 +199,7 @@ const PAGE: u64 = 2 << 20;
 const BLOCK: u64 = 3 << 20;
 
 /// Two streams of one pool with these policies.
-fn two_streams(bench: &impl Bench, reuse: ReusePolicies) -> (Context, Pool, Stream, Stream) {
+fn two_streams(bench: &dyn Bench, reuse: ReusePolicies) -> (Context, Pool, Stream, Stream) {
     let context = Context::new(bench.device());
     let granularity = bench.memory().properties().granularity;
     let pool = bench.builder(&context).reuse(reuse).page_sizes(granularity, granularity).build().unwrap();
@@ -249,7 +235,7 @@ fn next(pool: &Pool, stream: &Stream) -> Buffer<u8> {
 
 // ---- the tests ---------------------------------------------------------------------------------------
 
-fn small_blocks_of_two_streams_share_a_page(bench: &impl Bench) {
+fn small_blocks_of_two_streams_share_a_page(bench: &dyn Bench) {
     let (_context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
     let one = pool.alloc(576, &first).unwrap();
     let reserved = pool.reserved().current;
@@ -260,15 +246,15 @@ fn small_blocks_of_two_streams_share_a_page(bench: &impl Bench) {
     pool.free_block(other, &second).unwrap();
 }
 
-fn a_stream_gets_what_it_freed_while_that_is_pending(bench: &impl Bench) {
+fn a_stream_gets_what_it_freed_while_that_is_pending(bench: &dyn Bench) {
     let (_context, pool, first, _) = two_streams(bench, ReusePolicies::NONE);
     let hold = bench.hold(first.handle());
     let freed = freed_block(&pool, &first);
     assert_eq!(next(&pool, &first).ptr(), freed);
-    bench.release(hold);
+    hold();
 }
 
-fn without_policies_pending_memory_is_not_given_to_another_stream(bench: &impl Bench) {
+fn without_policies_pending_memory_is_not_given_to_another_stream(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, ReusePolicies::NONE);
     let hold = bench.hold(first.handle());
     let freed = freed_block(&pool, &first);
@@ -277,12 +263,12 @@ fn without_policies_pending_memory_is_not_given_to_another_stream(bench: &impl B
     second.wait_for(&first).unwrap();
     let another = next(&pool, &second);
     assert_ne!(another.ptr(), freed, "also where the streams are ordered");
-    bench.release(hold);
+    hold();
     context.synchronize().unwrap();
     assert_eq!(next(&pool, &second).ptr(), freed, "the host has waited");
 }
 
-fn event_dependencies_are_followed(bench: &impl Bench) {
+fn event_dependencies_are_followed(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, only_follow());
     let between = context.create_stream().unwrap();
     let hold = bench.hold(first.handle());
@@ -293,10 +279,10 @@ fn event_dependencies_are_followed(bench: &impl Bench) {
     second.wait_for(&between).unwrap();
     assert_eq!(next(&pool, &second).ptr(), freed);
     assert_eq!(pool.stats().stream_waits, 0);
-    bench.release(hold);
+    hold();
 }
 
-fn an_event_recorded_before_the_free_is_no_dependency(bench: &impl Bench) {
+fn an_event_recorded_before_the_free_is_no_dependency(bench: &dyn Bench) {
     let (_context, pool, first, second) = two_streams(bench, only_follow());
     let hold = bench.hold(first.handle());
     let block = pool.alloc(BLOCK, &first).unwrap();
@@ -305,16 +291,16 @@ fn an_event_recorded_before_the_free_is_no_dependency(bench: &impl Bench) {
     second.wait(&early).unwrap();
     let other = next(&pool, &second);
     assert_ne!(other.ptr(), block);
-    bench.release(hold);
+    hold();
 }
 
-fn complete_memory_is_seen_to_be_complete(bench: &impl Bench) {
+fn complete_memory_is_seen_to_be_complete(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, only_opportunistic());
     let hold = bench.hold(first.handle());
     let freed = freed_block(&pool, &first);
     let other = next(&pool, &second);
     assert_ne!(other.ptr(), freed, "it is pending");
-    bench.release(hold);
+    hold();
     // Not through the context, so that the pool has to look for itself.
     context.device().synchronize().unwrap();
     assert_eq!(next(&pool, &second).ptr(), freed);
@@ -328,7 +314,7 @@ fn part(pool: &Pool, parts: u64, stream: &Stream) -> DevicePtr {
     part
 }
 
-fn another_streams_better_fit_is_taken_once_complete(bench: &impl Bench) {
+fn another_streams_better_fit_is_taken_once_complete(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
     let (better, longer) = (part(&pool, 1, &first), part(&pool, 3, &second));
     let hold = bench.hold(first.handle());
@@ -336,7 +322,7 @@ fn another_streams_better_fit_is_taken_once_complete(bench: &impl Bench) {
     pool.free_block(longer, &second).unwrap();
     let one = next(&pool, &second);
     assert_eq!(one.ptr(), longer, "rather than to wait");
-    bench.release(hold);
+    hold();
     // Not through the context, so that the pool has to look for itself.
     context.device().synchronize().unwrap();
     let other = next(&pool, &second);
@@ -344,7 +330,7 @@ fn another_streams_better_fit_is_taken_once_complete(bench: &impl Bench) {
     assert_eq!(pool.stats().stream_waits, 0);
 }
 
-fn complete_neighbours_of_two_streams_join_before_growth(bench: &impl Bench) {
+fn complete_neighbours_of_two_streams_join_before_growth(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, only_opportunistic());
     let whole = pool.alloc(2 * BLOCK, &first).unwrap();
     pool.free_block(whole, &first).unwrap();
@@ -354,7 +340,7 @@ fn complete_neighbours_of_two_streams_join_before_growth(bench: &impl Bench) {
     assert_eq!(parts, [whole, whole.offset(BLOCK)]);
     let holds = streams.map(|stream| bench.hold(stream.handle()));
     streams.iter().zip(parts).for_each(|(stream, part)| pool.free_block(part, stream).unwrap());
-    holds.into_iter().for_each(|hold| bench.release(hold));
+    holds.into_iter().for_each(|hold| hold());
     // Not through the context, so that the pool has to look for itself.
     context.device().synchronize().unwrap();
     let both = pool.alloc(2 * BLOCK, &second).unwrap();
@@ -363,7 +349,7 @@ fn complete_neighbours_of_two_streams_join_before_growth(bench: &impl Bench) {
     pool.check().unwrap();
 }
 
-fn the_pool_makes_the_other_stream_wait(bench: &impl Bench) {
+fn the_pool_makes_the_other_stream_wait(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, only_internal());
     let hold = bench.hold(first.handle());
     let freed = freed_block(&pool, &first);
@@ -371,12 +357,12 @@ fn the_pool_makes_the_other_stream_wait(bench: &impl Bench) {
     assert_eq!(next(&pool, &second).ptr(), freed);
     assert_eq!(pool.stats().stream_waits, 1);
     assert!(!second.is_idle().unwrap(), "it waits for the first");
-    bench.release(hold);
+    hold();
     context.synchronize().unwrap();
     assert!(second.is_idle().unwrap());
 }
 
-fn policies_change_from_one_request_to_the_next(bench: &impl Bench) {
+fn policies_change_from_one_request_to_the_next(bench: &dyn Bench) {
     let (_context, pool, first, second) = two_streams(bench, ReusePolicies::NONE);
     let hold = bench.hold(first.handle());
     let freed = freed_block(&pool, &first);
@@ -392,10 +378,10 @@ fn policies_change_from_one_request_to_the_next(bench: &impl Bench) {
     pool.set_reuse(ReusePolicies::NONE);
     let other = next(&pool, &first);
     assert_ne!(other.ptr(), freed);
-    bench.release(hold);
+    hold();
 }
 
-fn a_recorded_use_holds_the_block_back(bench: &impl Bench) {
+fn a_recorded_use_holds_the_block_back(bench: &dyn Bench) {
     let (_context, pool, first, second) = two_streams(bench, ReusePolicies::NONE);
     let hold = bench.hold(second.handle());
     let block = pool.alloc(BLOCK, &first).unwrap();
@@ -403,12 +389,12 @@ fn a_recorded_use_holds_the_block_back(bench: &impl Bench) {
     pool.free_block(block, &first).unwrap();
     let other = next(&pool, &first);
     assert_ne!(other.ptr(), block, "the other stream may still use it");
-    bench.release(hold);
+    hold();
     bench.device().synchronize().unwrap();
 }
 
 /// Rather than to cut the next one off what is free.
-fn a_small_block_is_taken_again_once_a_recorded_use_is_complete(bench: &impl Bench) {
+fn a_small_block_is_taken_again_once_a_recorded_use_is_complete(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
     let hold = bench.hold(second.handle());
     let block = pool.alloc(512, &first).unwrap();
@@ -416,7 +402,7 @@ fn a_small_block_is_taken_again_once_a_recorded_use_is_complete(bench: &impl Ben
     pool.free_block(block, &first).unwrap();
     let other = pool.alloc(512, &first).unwrap();
     assert_ne!(other, block, "the other stream may still use it");
-    bench.release(hold);
+    hold();
     // Not through the context, so that the pool has to look for itself.
     context.device().synchronize().unwrap();
     let again = pool.alloc(512, &first).unwrap();
@@ -429,7 +415,7 @@ fn a_small_block_is_taken_again_once_a_recorded_use_is_complete(bench: &impl Ben
 }
 
 /// Work that reads a block comes before the work of whoever gets its memory next.
-fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
+fn bytes_are_read_before_the_next_owner_writes_them(bench: &dyn Bench) {
     let (context, pool, first, second) = two_streams(bench, only_internal());
     let kept = pool.alloc(BLOCK, &first).unwrap();
     let hold = bench.hold(first.handle());
@@ -440,7 +426,7 @@ fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
     let next = pool.alloc(BLOCK, &second).unwrap();
     assert_eq!(next, block);
     fill(&context, next, 2, BLOCK, &second);
-    bench.release(hold);
+    hold();
     expect(bench, &context, kept, 1, BLOCK, &first);
     expect(bench, &context, next, 2, BLOCK, &second);
     pool.free_block(kept, &first).unwrap();
@@ -448,7 +434,7 @@ fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
 }
 
 /// The same where the memory goes to the next owner by remapping: no address is shared, but pages are.
-fn bytes_are_read_before_their_page_is_written_elsewhere(bench: &impl Bench) {
+fn bytes_are_read_before_their_page_is_written_elsewhere(bench: &dyn Bench) {
     if !bench.memory().properties().virtual_memory {
         return;
     }
@@ -471,7 +457,7 @@ fn bytes_are_read_before_their_page_is_written_elsewhere(bench: &impl Bench) {
     pool.check().unwrap();
     assert!(pool.stats().pages_remapped >= 1, "{:?}", pool.stats());
     fill(&context, next, 2, 2 * PAGE, &second);
-    bench.release(hold);
+    hold();
     expect(bench, &context, kept, 1, PAGE, &first);
     expect(bench, &context, next, 2, 2 * PAGE, &second);
     for (block, stream) in [(kept, &first), (blocks[1], &first), (filler, &first), (next, &second)] {
@@ -495,12 +481,12 @@ fn copy(context: &Context, to: DevicePtr, from: DevicePtr, bytes: u64, stream: &
 }
 
 /// Waits for the stream; then all bytes have this value, where the device has bytes.
-fn expect<B: Bench>(_: &B, context: &Context, at: DevicePtr, value: u8, bytes: u64, stream: &Stream) {
+fn expect(bench: &dyn Bench, context: &Context, at: DevicePtr, value: u8, bytes: u64, stream: &Stream) {
     let mut found = vec![0; bytes as usize];
     // SAFETY: the vector lives until the stream is synchronised, and the block is live.
     unsafe { context.device().copy_to_host(found.as_mut_ptr(), at, bytes, stream.handle()) }.unwrap();
     stream.synchronize().unwrap();
-    assert!(!B::BYTES || found.iter().all(|byte| *byte == value), "some byte is not {value}");
+    assert!(!bench.keeps_bytes() || found.iter().all(|byte| *byte == value), "some byte is not {value}");
 }
 
 // ---- the devices -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use millpond::device::cuda::{CudaDevice, CudaOptions};
 use millpond::device::{Device, StreamHandle};
 
-use super::harness::Harness;
+use super::harness::{Harness, Hold};
 
 pub(crate) struct CudaHarness(Arc<CudaDevice>, Arc<CudaDevice>);
 
@@ -19,11 +19,17 @@ impl CudaHarness {
 }
 
 impl Harness for CudaHarness {
-    type Hold = mpsc::Sender<()>;
+    fn keeps_bytes(&self) -> bool {
+        true
+    }
 
-    const BYTES: bool = true;
-    const EXACT: bool = false;
-    const WAITS: bool = true;
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
 
     fn raw(&self) -> &dyn Device {
         &*self.0
@@ -33,16 +39,12 @@ impl Harness for CudaHarness {
         &*self.1
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         let (release, released) = mpsc::channel();
         // A hold dropped by a failing test is released too: then `recv` fails, and the stream goes on.
         // SAFETY: the stream is the test's, and there are no captures.
         unsafe { self.0.launch_host(stream, move || _ = released.recv()) }.unwrap();
-        release
-    }
-
-    fn release(&self, hold: Self::Hold) {
-        hold.send(()).unwrap();
+        Box::new(move || release.send(()).unwrap())
     }
 
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {

@@ -3,24 +3,29 @@
 use std::sync::{Arc, mpsc};
 
 use millpond::device::host::{HostDevice, HostOptions};
-use millpond::device::sim::{Hold, SimDevice, SimOptions};
+use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, PageHandle, StreamHandle};
 use millpond::testing::capturing::CapturingDevice;
 use millpond::testing::trusted::Trusted;
 
-/// A device under test.
-pub(crate) trait Harness: Sync {
-    /// Work that is pending until it is released.
-    type Hold: Send;
+/// Work that is pending until this is called.
+pub(crate) type Hold = Box<dyn FnOnce() + Send>;
 
+/// A device under test. The tests take it as `dyn`: a copy of each for each device would be a third of this program.
+pub(crate) trait Harness: Sync {
     /// The device keeps bytes: what was written can be read.
-    const BYTES: bool;
+    fn keeps_bytes(&self) -> bool;
+
     /// The device keeps exact records: it refuses wrong arguments, and no byte is taken but those asked for.
-    const EXACT: bool;
+    fn is_exact(&self) -> bool;
+
     /// Nobody else takes memory of the device's, so that what is free goes down and up by what a test takes.
-    const COUNTS: bool = true;
+    fn counts_alone(&self) -> bool {
+        true
+    }
+
     /// A call that waits for a held stream waits until the hold is released (else it is refused).
-    const WAITS: bool;
+    fn waits(&self) -> bool;
 
     fn raw(&self) -> &dyn Device;
 
@@ -34,9 +39,7 @@ pub(crate) trait Harness: Sync {
     }
 
     /// Puts work on the stream that is complete only once it is released.
-    fn hold(&self, stream: StreamHandle) -> Self::Hold;
-
-    fn release(&self, hold: Self::Hold);
+    fn hold(&self, stream: StreamHandle) -> Hold;
 
     /// Runs host code in stream order; false where the device cannot.
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool;
@@ -56,11 +59,17 @@ impl HostHarness {
 }
 
 impl Harness for HostHarness {
-    type Hold = mpsc::Sender<()>;
+    fn keeps_bytes(&self) -> bool {
+        true
+    }
 
-    const BYTES: bool = true;
-    const EXACT: bool = true;
-    const WAITS: bool = true;
+    fn is_exact(&self) -> bool {
+        true
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
 
     fn raw(&self) -> &dyn Device {
         &*self.0
@@ -70,15 +79,11 @@ impl Harness for HostHarness {
         &*self.1
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         let (release, released) = mpsc::channel();
         // A hold dropped by a failing test is released too: then `recv` fails, and the stream goes on.
         self.0.launch(stream, move || _ = released.recv()).unwrap();
-        release
-    }
-
-    fn release(&self, hold: Self::Hold) {
-        hold.send(()).unwrap();
+        Box::new(move || release.send(()).unwrap())
     }
 
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
@@ -102,11 +107,17 @@ impl CapturingHarness {
 }
 
 impl Harness for CapturingHarness {
-    type Hold = <HostHarness as Harness>::Hold;
+    fn keeps_bytes(&self) -> bool {
+        true
+    }
 
-    const BYTES: bool = true;
-    const EXACT: bool = true;
-    const WAITS: bool = true;
+    fn is_exact(&self) -> bool {
+        true
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
 
     fn raw(&self) -> &dyn Device {
         &*self.device
@@ -116,12 +127,8 @@ impl Harness for CapturingHarness {
         self.host.peer()
     }
 
-    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         self.host.hold(stream)
-    }
-
-    fn release(&self, hold: Self::Hold) {
-        self.host.release(hold);
     }
 
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
@@ -148,13 +155,22 @@ impl<H: Harness> MemoryHarness<H> {
 }
 
 impl<H: Harness> Harness for MemoryHarness<H> {
-    type Hold = H::Hold;
+    fn keeps_bytes(&self) -> bool {
+        self.of.keeps_bytes()
+    }
 
-    const BYTES: bool = H::BYTES;
-    const EXACT: bool = H::EXACT;
+    fn is_exact(&self) -> bool {
+        self.of.is_exact()
+    }
+
     // Pinned memory of a GPU is the machine's, and managed memory is counted when it is touched.
-    const COUNTS: bool = H::EXACT;
-    const WAITS: bool = H::WAITS;
+    fn counts_alone(&self) -> bool {
+        self.of.is_exact()
+    }
+
+    fn waits(&self) -> bool {
+        self.of.waits()
+    }
 
     fn raw(&self) -> &dyn Device {
         &*self.device
@@ -164,12 +180,8 @@ impl<H: Harness> Harness for MemoryHarness<H> {
         self.of.peer()
     }
 
-    fn hold(&self, stream: StreamHandle) -> H::Hold {
+    fn hold(&self, stream: StreamHandle) -> Hold {
         self.of.hold(stream)
-    }
-
-    fn release(&self, hold: H::Hold) {
-        self.of.release(hold);
     }
 
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
@@ -189,11 +201,17 @@ impl SimHarness {
 }
 
 impl Harness for SimHarness {
-    type Hold = Hold;
+    fn keeps_bytes(&self) -> bool {
+        false
+    }
 
-    const BYTES: bool = false;
-    const EXACT: bool = true;
-    const WAITS: bool = false;
+    fn is_exact(&self) -> bool {
+        true
+    }
+
+    fn waits(&self) -> bool {
+        false
+    }
 
     fn raw(&self) -> &dyn Device {
         &*self.0
@@ -204,11 +222,8 @@ impl Harness for SimHarness {
     }
 
     fn hold(&self, stream: StreamHandle) -> Hold {
-        self.0.hold(stream).unwrap()
-    }
-
-    fn release(&self, hold: Hold) {
-        self.0.release(hold);
+        let (sim, hold) = (self.0.clone(), self.0.hold(stream).unwrap());
+        Box::new(move || sim.release(hold))
     }
 
     fn launch(&self, _stream: StreamHandle, _work: Box<dyn FnOnce() + Send>) -> bool {
@@ -219,70 +234,70 @@ impl Harness for SimHarness {
 // ---- what many tests do ------------------------------------------------------------------------------
 
 /// Whether the device has virtual memory, which most tests of pages need.
-pub(crate) fn has_pages(h: &impl Harness) -> bool {
+pub(crate) fn has_pages(h: &dyn Harness) -> bool {
     h.device().properties().virtual_memory
 }
 
 /// Whether the device has a stream-ordered allocator of its own.
-pub(crate) fn has_driver_pool(h: &impl Harness) -> bool {
+pub(crate) fn has_driver_pool(h: &dyn Harness) -> bool {
     h.device().properties().memory_pools
 }
 
-pub(crate) fn granularity(h: &impl Harness) -> u64 {
+pub(crate) fn granularity(h: &dyn Harness) -> u64 {
     h.device().properties().granularity
 }
 
 /// A new page, mapped at `at` with access.
-pub(crate) fn map_new_page(h: &impl Harness, at: DevicePtr, bytes: u64) -> PageHandle {
+pub(crate) fn map_new_page(h: &dyn Harness, at: DevicePtr, bytes: u64) -> PageHandle {
     let page = h.device().create_page(bytes).unwrap();
     map_page(h, at, bytes, page);
     page
 }
 
 /// The page, mapped at `at` with access.
-pub(crate) fn map_page(h: &impl Harness, at: DevicePtr, bytes: u64, page: PageHandle) {
+pub(crate) fn map_page(h: &dyn Harness, at: DevicePtr, bytes: u64, page: PageHandle) {
     h.device().map(at, bytes, page).unwrap();
     h.device().set_access(at, bytes).unwrap();
 }
 
 /// Removes a mapping, when the device has done all work.
-pub(crate) fn unmap(h: &impl Harness, at: DevicePtr, bytes: u64) {
+pub(crate) fn unmap(h: &dyn Harness, at: DevicePtr, bytes: u64) {
     h.device().synchronize().unwrap();
     // SAFETY: the tests give whole mappings that they do not use again, and all work is complete.
     unsafe { h.device().unmap(at, bytes) }.unwrap();
 }
 
 /// Destroys a page.
-pub(crate) fn release_page(h: &impl Harness, page: PageHandle) {
+pub(crate) fn release_page(h: &dyn Harness, page: PageHandle) {
     // SAFETY: the tests do not use a page that they released.
     unsafe { h.device().release_page(page) }.unwrap();
 }
 
 /// Sets bytes of the test's memory in stream order.
-pub(crate) fn fill(h: &impl Harness, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) {
+pub(crate) fn fill(h: &dyn Harness, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) {
     // SAFETY: the tests fill memory of their own, ordered by streams and events.
     unsafe { h.device().memset(at, value, bytes, stream) }.unwrap();
 }
 
 /// Copies between memory of the test in stream order.
-pub(crate) fn copy(h: &impl Harness, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) {
+pub(crate) fn copy(h: &dyn Harness, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) {
     // SAFETY: the tests copy memory of their own, ordered by streams and events.
     unsafe { h.device().copy(to, from, bytes, stream) }.unwrap();
 }
 
 /// Copies from the host to memory of the test in stream order.
-pub(crate) fn copy_in(h: &impl Harness, to: DevicePtr, from: &[u8], stream: StreamHandle) {
+pub(crate) fn copy_in(h: &dyn Harness, to: DevicePtr, from: &[u8], stream: StreamHandle) {
     // SAFETY: the slice is readable; the tests write memory of their own, ordered by streams and events.
     unsafe { h.device().copy_from_host(to, from.as_ptr(), from.len() as u64, stream) }.unwrap();
 }
 
 /// Checks bytes after all work on the stream; on a device without bytes only that they can be reached.
-pub(crate) fn expect_bytes<H: Harness>(h: &H, at: DevicePtr, expected: &[u8], stream: StreamHandle) {
+pub(crate) fn expect_bytes(h: &dyn Harness, at: DevicePtr, expected: &[u8], stream: StreamHandle) {
     let mut found = vec![0xA5; expected.len()];
     // SAFETY: `found` is not touched until the stream is synchronised.
     unsafe { h.device().copy_to_host(found.as_mut_ptr(), at, found.len() as u64, stream) }.unwrap();
     h.device().synchronize_stream(stream).unwrap();
-    if H::BYTES && found != expected {
+    if h.keeps_bytes() && found != expected {
         let wrong = found.iter().zip(expected).position(|(f, e)| f != e).unwrap();
         panic!("byte {wrong} at {at} is {}, not {}", found[wrong], expected[wrong]);
     }

@@ -10,15 +10,15 @@ const BYTES: u64 = 3 << 20;
 const PLACES: [Place; 2] = [Place::Device, Place::Host];
 
 /// Managed memory of the device, and a segment of it.
-struct Bench<'a, H> {
-    h: &'a H,
+struct Bench<'a> {
+    h: &'a dyn Harness,
     managed: Arc<dyn Device>,
     at: DevicePtr,
     stream: StreamHandle,
 }
 
-impl<'a, H: Harness> Bench<'a, H> {
-    fn new(h: &'a H) -> Self {
+impl<'a> Bench<'a> {
+    fn new(h: &'a dyn Harness) -> Self {
         let managed = h.raw().managed().unwrap();
         let at = managed.alloc_segment(BYTES).unwrap();
         Self { h, managed, at, stream: h.device().create_stream().unwrap() }
@@ -42,7 +42,7 @@ impl<'a, H: Harness> Bench<'a, H> {
     }
 }
 
-impl<H> Drop for Bench<'_, H> {
+impl Drop for Bench<'_> {
     fn drop(&mut self) {
         // SAFETY: nothing is used again.
         unsafe {
@@ -52,18 +52,18 @@ impl<H> Drop for Bench<'_, H> {
     }
 }
 
-pub(crate) fn its_properties_say_what_it_is<H: Harness>(h: &H) {
+pub(crate) fn its_properties_say_what_it_is(h: &dyn Harness) {
     let (device, managed) = (h.raw().properties().clone(), h.raw().managed().unwrap());
     let of = managed.properties();
     assert_eq!((of.memory, of.kind, of.ordinal), (MemoryKind::Managed, device.kind, device.ordinal));
-    assert_eq!((of.host_access, of.virtual_memory, of.memory_pools), (H::BYTES, false, false));
+    assert_eq!((of.host_access, of.virtual_memory, of.memory_pools), (h.keeps_bytes(), false, false));
     let info = managed.memory_info().unwrap();
     assert!(0 < info.free && info.free <= info.total, "{info:?}");
     assert!(matches!(managed.reserve(of.granularity), Err(DeviceError::Unsupported { .. })));
     assert!(matches!(managed.create_page(of.granularity), Err(DeviceError::Unsupported { .. })));
 }
 
-pub(crate) fn bytes_stay_whatever_moves<H: Harness>(h: &H) {
+pub(crate) fn bytes_stay_whatever_moves(h: &dyn Harness) {
     let bench = Bench::new(h);
     for (value, place) in [1_u8, 2, 3, 4].into_iter().zip(PLACES.into_iter().cycle()) {
         bench.advise(Advice::ReadMostly(value > 2));
@@ -74,17 +74,17 @@ pub(crate) fn bytes_stay_whatever_moves<H: Harness>(h: &H) {
     }
 }
 
-pub(crate) fn a_prefetch_comes_in_stream_order<H: Harness>(h: &H) {
+pub(crate) fn a_prefetch_comes_in_stream_order(h: &dyn Harness) {
     let bench = Bench::new(h);
     let hold = h.hold(bench.stream);
     fill(h, bench.at, 1, BYTES, bench.stream);
     bench.prefetch(Place::Device);
     assert!(!h.device().stream_is_idle(bench.stream).unwrap(), "the host does not wait");
-    h.release(hold);
+    hold();
     expect_bytes(h, bench.at, &vec![1; BYTES as usize], bench.stream);
 }
 
-pub(crate) fn what_was_said_is_answered<H: Harness>(h: &H) {
+pub(crate) fn what_was_said_is_answered(h: &dyn Harness) {
     let bench = Bench::new(h);
     for place in PLACES {
         bench.prefetch(place);
@@ -104,7 +104,7 @@ pub(crate) fn what_was_said_is_answered<H: Harness>(h: &H) {
     bench.managed.advise(bench.at, 0, Advice::ReadMostly(true)).unwrap();
 }
 
-pub(crate) fn advice_holds_until_it_is_taken_back<H: Harness>(h: &H) {
+pub(crate) fn advice_holds_until_it_is_taken_back(h: &dyn Harness) {
     let bench = Bench::new(h);
     let given = [
         Advice::ReadMostly(true),
@@ -124,7 +124,7 @@ pub(crate) fn advice_holds_until_it_is_taken_back<H: Harness>(h: &H) {
     assert_eq!(bench.residency(), Residency::default());
 }
 
-pub(crate) fn new_memory_has_no_advice<H: Harness>(h: &H) {
+pub(crate) fn new_memory_has_no_advice(h: &dyn Harness) {
     for _ in 0..2 {
         let bench = Bench::new(h);
         assert_eq!(bench.residency(), Residency::default());
@@ -134,7 +134,7 @@ pub(crate) fn new_memory_has_no_advice<H: Harness>(h: &H) {
     }
 }
 
-pub(crate) fn other_memory_does_not_move<H: Harness>(h: &H) {
+pub(crate) fn other_memory_does_not_move(h: &dyn Harness) {
     let device = h.device();
     let properties = device.properties();
     if properties.memory == MemoryKind::Managed || properties.pageable_access {

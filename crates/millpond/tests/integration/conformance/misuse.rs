@@ -10,26 +10,26 @@ fn refused<T: std::fmt::Debug>(result: DeviceResult<T>) {
     assert!(matches!(result, Err(DeviceError::Invalid { .. })), "{result:?}");
 }
 
-fn unmap_wrongly(h: &impl Harness, at: DevicePtr, bytes: u64) {
+fn unmap_wrongly(h: &dyn Harness, at: DevicePtr, bytes: u64) {
     // SAFETY: a device with exact records refuses what is wrong, which is what is tested.
     refused(unsafe { h.device().unmap(at, bytes) });
 }
 
-fn unreserve_wrongly(h: &impl Harness, at: DevicePtr, bytes: u64) {
+fn unreserve_wrongly(h: &dyn Harness, at: DevicePtr, bytes: u64) {
     // SAFETY: as in `unmap_wrongly`.
     refused(unsafe { h.device().unreserve(at, bytes) });
 }
 
-fn release_wrongly(h: &impl Harness, page: PageHandle) {
+fn release_wrongly(h: &dyn Harness, page: PageHandle) {
     // SAFETY: as in `unmap_wrongly`.
     refused(unsafe { h.device().release_page(page) });
 }
 
-fn applies<H: Harness>(h: &H) -> bool {
-    H::EXACT && has_pages(h)
+fn applies(h: &dyn Harness) -> bool {
+    h.is_exact() && has_pages(h)
 }
 
-pub(crate) fn sizes_that_are_no_multiple_of_the_granularity_are_refused<H: Harness>(h: &H) {
+pub(crate) fn sizes_that_are_no_multiple_of_the_granularity_are_refused(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -40,7 +40,7 @@ pub(crate) fn sizes_that_are_no_multiple_of_the_granularity_are_refused<H: Harne
     }
 }
 
-pub(crate) fn a_range_is_given_back_only_whole_and_empty<H: Harness>(h: &H) {
+pub(crate) fn a_range_is_given_back_only_whole_and_empty(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -57,7 +57,7 @@ pub(crate) fn a_range_is_given_back_only_whole_and_empty<H: Harness>(h: &H) {
     unreserve_wrongly(h, at, 4 * g);
 }
 
-pub(crate) fn pages_are_mapped_whole_and_aligned_in_empty_reserved_space<H: Harness>(h: &H) {
+pub(crate) fn pages_are_mapped_whole_and_aligned_in_empty_reserved_space(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -78,7 +78,7 @@ pub(crate) fn pages_are_mapped_whole_and_aligned_in_empty_reserved_space<H: Harn
     h.device().map(at.offset(2 * g), 2 * g, page).unwrap();
 }
 
-pub(crate) fn a_released_page_is_no_page<H: Harness>(h: &H) {
+pub(crate) fn a_released_page_is_no_page(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -95,7 +95,7 @@ pub(crate) fn a_released_page_is_no_page<H: Harness>(h: &H) {
     h.device().map(at, g, successor).unwrap();
 }
 
-pub(crate) fn access_is_set_on_whole_mappings_only<H: Harness>(h: &H) {
+pub(crate) fn access_is_set_on_whole_mappings_only(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -111,7 +111,7 @@ pub(crate) fn access_is_set_on_whole_mappings_only<H: Harness>(h: &H) {
     h.device().set_access(at, 2 * g).unwrap();
 }
 
-pub(crate) fn a_mapping_is_removed_only_whole_and_once<H: Harness>(h: &H) {
+pub(crate) fn a_mapping_is_removed_only_whole_and_once(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -126,7 +126,7 @@ pub(crate) fn a_mapping_is_removed_only_whole_and_once<H: Harness>(h: &H) {
     release_page(h, page);
 }
 
-pub(crate) fn memory_without_access_is_not_touched<H: Harness>(h: &H) {
+pub(crate) fn memory_without_access_is_not_touched(h: &dyn Harness) {
     if !applies(h) {
         return;
     }
@@ -149,8 +149,8 @@ pub(crate) fn memory_without_access_is_not_touched<H: Harness>(h: &H) {
     fill_wrongly(at, 1);
 }
 
-pub(crate) fn segments_and_async_blocks_are_freed_once_as_made<H: Harness>(h: &H) {
-    if !H::EXACT || !has_driver_pool(h) {
+pub(crate) fn segments_and_async_blocks_are_freed_once_as_made(h: &dyn Harness) {
+    if !h.is_exact() || !has_driver_pool(h) {
         return;
     }
     let stream = h.device().create_stream().unwrap();
@@ -169,8 +169,8 @@ pub(crate) fn segments_and_async_blocks_are_freed_once_as_made<H: Harness>(h: &H
     refused(h.device().alloc_segment(0));
 }
 
-pub(crate) fn destroyed_streams_and_events_are_refused<H: Harness>(h: &H) {
-    if !H::EXACT {
+pub(crate) fn destroyed_streams_and_events_are_refused(h: &dyn Harness) {
+    if !h.is_exact() {
         return;
     }
     let device = h.device();
@@ -196,8 +196,8 @@ pub(crate) fn destroyed_streams_and_events_are_refused<H: Harness>(h: &H) {
     refused(device.query_event(unsafe { EventHandle::from_raw(12_345) }));
 }
 
-pub(crate) fn default_streams_cannot_be_destroyed<H: Harness>(h: &H) {
-    if !H::EXACT {
+pub(crate) fn default_streams_cannot_be_destroyed(h: &dyn Harness) {
+    if !h.is_exact() {
         return;
     }
     for stream in [StreamHandle::LEGACY, StreamHandle::PER_THREAD] {
@@ -207,8 +207,8 @@ pub(crate) fn default_streams_cannot_be_destroyed<H: Harness>(h: &H) {
     }
 }
 
-pub(crate) fn overlapping_copies_are_refused<H: Harness>(h: &H) {
-    if !H::EXACT {
+pub(crate) fn overlapping_copies_are_refused(h: &dyn Harness) {
+    if !h.is_exact() {
         return;
     }
     let at = h.device().alloc_segment(4096).unwrap();

@@ -8,7 +8,7 @@ use super::harness::*;
 
 const WORD: u64 = 4096;
 
-pub(crate) fn a_reserved_range_is_aligned_and_can_be_given_back<H: Harness>(h: &H) {
+pub(crate) fn a_reserved_range_is_aligned_and_can_be_given_back(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -21,7 +21,7 @@ pub(crate) fn a_reserved_range_is_aligned_and_can_be_given_back<H: Harness>(h: &
     }
 }
 
-pub(crate) fn reserved_ranges_do_not_overlap<H: Harness>(h: &H) {
+pub(crate) fn reserved_ranges_do_not_overlap(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -36,7 +36,7 @@ pub(crate) fn reserved_ranges_do_not_overlap<H: Harness>(h: &H) {
     }
 }
 
-pub(crate) fn a_page_mapped_twice_shows_the_same_bytes<H: Harness>(h: &H) {
+pub(crate) fn a_page_mapped_twice_shows_the_same_bytes(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -57,7 +57,7 @@ pub(crate) fn a_page_mapped_twice_shows_the_same_bytes<H: Harness>(h: &H) {
     unreserve(h, at, 2 * g);
 }
 
-pub(crate) fn a_page_can_be_remapped_under_pending_work<H: Harness>(h: &H) {
+pub(crate) fn a_page_can_be_remapped_under_pending_work(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -70,7 +70,7 @@ pub(crate) fn a_page_can_be_remapped_under_pending_work<H: Harness>(h: &H) {
     map_page(h, new, g, page);
     fill(h, new, 2, WORD, stream);
     assert!(!h.device().stream_is_idle(stream).unwrap());
-    h.release(hold);
+    hold();
     h.device().synchronize_stream(stream).unwrap();
     unmap(h, old, g);
     expect_bytes(h, new, &[2; WORD as usize], stream);
@@ -81,7 +81,7 @@ pub(crate) fn a_page_can_be_remapped_under_pending_work<H: Harness>(h: &H) {
 
 /// Each round the pages lie in another order at new addresses, mapped while the stream still has the last
 /// round's work to do. What they hold is logged in stream order and read at the end.
-pub(crate) fn pages_permuted_in_stream_order_lose_no_byte<H: Harness>(h: &H) {
+pub(crate) fn pages_permuted_in_stream_order_lose_no_byte(h: &dyn Harness) {
     const PAGES: u64 = 5;
     const ROUNDS: u64 = 12;
     if !has_pages(h) {
@@ -104,7 +104,7 @@ pub(crate) fn pages_permuted_in_stream_order_lose_no_byte<H: Harness>(h: &H) {
             }
             fill(h, at, (round * PAGES + number) as u8, WORD, stream);
         }
-        h.release(hold);
+        hold();
     }
     for round in 1..ROUNDS {
         for number in 0..PAGES {
@@ -119,8 +119,8 @@ pub(crate) fn pages_permuted_in_stream_order_lose_no_byte<H: Harness>(h: &H) {
     pages.into_iter().for_each(|page| release_page(h, page));
 }
 
-pub(crate) fn a_released_page_stays_until_its_last_mapping_goes<H: Harness>(h: &H) {
-    if !has_pages(h) || !H::COUNTS {
+pub(crate) fn a_released_page_stays_until_its_last_mapping_goes(h: &dyn Harness) {
+    if !has_pages(h) || !h.counts_alone() {
         return;
     }
     let bytes = 8 * granularity(h);
@@ -134,10 +134,10 @@ pub(crate) fn a_released_page_stays_until_its_last_mapping_goes<H: Harness>(h: &
     assert!(before - free_bytes(h) >= bytes, "one mapping is left");
     expect_bytes(h, at.offset(2 * bytes - 64), &[7; 64], StreamHandle::LEGACY);
     unmap(h, at.offset(bytes), bytes);
-    assert_returned::<H>(before, free_bytes(h));
+    assert_returned(h, before, free_bytes(h));
 }
 
-pub(crate) fn pages_of_several_sizes_lie_side_by_side<H: Harness>(h: &H) {
+pub(crate) fn pages_of_several_sizes_lie_side_by_side(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -164,7 +164,7 @@ pub(crate) fn pages_of_several_sizes_lie_side_by_side<H: Harness>(h: &H) {
     unreserve(h, at, 16 * g);
 }
 
-pub(crate) fn a_range_can_be_mapped_again_after_an_unmap<H: Harness>(h: &H) {
+pub(crate) fn a_range_can_be_mapped_again_after_an_unmap(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -184,8 +184,8 @@ pub(crate) fn a_range_can_be_mapped_again_after_an_unmap<H: Harness>(h: &H) {
     release_page(h, second);
 }
 
-pub(crate) fn pages_and_free_memory_add_up<H: Harness>(h: &H) {
-    if !has_pages(h) || !H::COUNTS {
+pub(crate) fn pages_and_free_memory_add_up(h: &dyn Harness) {
+    if !has_pages(h) || !h.counts_alone() {
         return;
     }
     let g = granularity(h);
@@ -193,12 +193,12 @@ pub(crate) fn pages_and_free_memory_add_up<H: Harness>(h: &H) {
     let pages: Vec<_> = (1..=4).map(|n| h.device().create_page(n * g).unwrap()).collect();
     assert_eq!(pages.iter().collect::<HashSet<_>>().len(), 4, "handles are distinct");
     let taken = before - free_bytes(h);
-    assert!(taken >= 10 * g && (!H::EXACT || taken == 10 * g), "{taken}");
+    assert!(taken >= 10 * g && (!h.is_exact() || taken == 10 * g), "{taken}");
     pages.into_iter().for_each(|page| release_page(h, page));
-    assert_returned::<H>(before, free_bytes(h));
+    assert_returned(h, before, free_bytes(h));
 }
 
-pub(crate) fn running_out_of_memory_changes_nothing<H: Harness>(h: &H) {
+pub(crate) fn running_out_of_memory_changes_nothing(h: &dyn Harness) {
     if !has_pages(h) {
         return;
     }
@@ -207,8 +207,8 @@ pub(crate) fn running_out_of_memory_changes_nothing<H: Harness>(h: &H) {
     let too_much = h.device().properties().total_memory.next_multiple_of(g) + g;
     let error = h.device().create_page(too_much).unwrap_err();
     assert!(matches!(error, DeviceError::OutOfMemory { requested, .. } if requested == too_much), "{error}");
-    assert_returned::<H>(before, free_bytes(h));
-    if H::EXACT {
+    assert_returned(h, before, free_bytes(h));
+    if h.is_exact() {
         let all = h.device().create_page(before).unwrap();
         assert!(matches!(h.device().create_page(g), Err(DeviceError::OutOfMemory { .. })));
         release_page(h, all);
@@ -217,7 +217,7 @@ pub(crate) fn running_out_of_memory_changes_nothing<H: Harness>(h: &H) {
     release_page(h, page);
 }
 
-pub(crate) fn without_virtual_memory_pages_are_unsupported<H: Harness>(h: &H) {
+pub(crate) fn without_virtual_memory_pages_are_unsupported(h: &dyn Harness) {
     if has_pages(h) {
         return;
     }
@@ -226,19 +226,19 @@ pub(crate) fn without_virtual_memory_pages_are_unsupported<H: Harness>(h: &H) {
     assert!(matches!(h.device().create_page(g), Err(DeviceError::Unsupported { .. })));
 }
 
-fn unreserve(h: &impl Harness, at: DevicePtr, bytes: u64) {
+fn unreserve(h: &dyn Harness, at: DevicePtr, bytes: u64) {
     // SAFETY: the tests give back whole ranges of theirs, with nothing mapped.
     unsafe { h.device().unreserve(at, bytes) }.unwrap();
 }
 
-pub(crate) fn free_bytes(h: &impl Harness) -> u64 {
+pub(crate) fn free_bytes(h: &dyn Harness) -> u64 {
     let info = h.device().memory_info().unwrap();
     assert!(info.free <= info.total);
     info.free
 }
 
 /// A driver may keep a little for itself that it took meanwhile; nobody else is on the device.
-pub(crate) fn assert_returned<H: Harness>(before: u64, after: u64) {
-    let slack = if H::EXACT { 0 } else { 4 << 20 };
-    assert!(!H::COUNTS || after + slack >= before, "{before} bytes were free, now {after}");
+pub(crate) fn assert_returned(h: &dyn Harness, before: u64, after: u64) {
+    let slack = if h.is_exact() { 0 } else { 4 << 20 };
+    assert!(!h.counts_alone() || after + slack >= before, "{before} bytes were free, now {after}");
 }

@@ -10,7 +10,7 @@ use super::harness::*;
 const BYTES: u64 = 4096;
 
 /// The other device, and a stream and a segment of its own.
-fn other<H: Harness>(h: &H) -> (Trusted<&dyn Device>, StreamHandle, DevicePtr) {
+fn other(h: &dyn Harness) -> (Trusted<&dyn Device>, StreamHandle, DevicePtr) {
     // SAFETY: as in `Harness::device`.
     let peer = unsafe { Trusted::new(h.peer()) };
     let (stream, memory) = (peer.create_stream().unwrap(), peer.alloc_segment(BYTES).unwrap());
@@ -34,7 +34,7 @@ fn fill_there(peer: &Trusted<&dyn Device>, at: DevicePtr, value: u8, bytes: u64,
     unsafe { peer.memset(at, value, bytes, stream) }.unwrap();
 }
 
-pub(crate) fn devices_of_a_group_know_each_other<H: Harness>(h: &H) {
+pub(crate) fn devices_of_a_group_know_each_other(h: &dyn Harness) {
     let (own, peer) = (h.device().peer_id().unwrap(), h.peer().peer_id().unwrap());
     assert!(own.is_beside(peer));
     assert!(h.device().can_be_reached_from(own).unwrap());
@@ -42,7 +42,7 @@ pub(crate) fn devices_of_a_group_know_each_other<H: Harness>(h: &H) {
     assert!(!own.is_beside(stranger));
 }
 
-pub(crate) fn a_copy_from_the_other_device_carries_its_bytes<H: Harness>(h: &H) {
+pub(crate) fn a_copy_from_the_other_device_carries_its_bytes(h: &dyn Harness) {
     let (peer, there, from) = other(h);
     let (stream, to) = (h.device().create_stream().unwrap(), h.device().alloc_segment(BYTES).unwrap());
     fill(h, to, 1, BYTES, stream);
@@ -57,7 +57,7 @@ pub(crate) fn a_copy_from_the_other_device_carries_its_bytes<H: Harness>(h: &H) 
     expect_bytes(h, to.offset(BYTES / 2), &[1; BYTES as usize / 2], stream);
 }
 
-pub(crate) fn a_stream_waits_for_an_event_of_the_other_device<H: Harness>(h: &H) {
+pub(crate) fn a_stream_waits_for_an_event_of_the_other_device(h: &dyn Harness) {
     let (peer, there, from) = other(h);
     let (stream, to) = (h.device().create_stream().unwrap(), h.device().alloc_segment(BYTES).unwrap());
     let own = h.device().create_stream().unwrap();
@@ -69,11 +69,11 @@ pub(crate) fn a_stream_waits_for_an_event_of_the_other_device<H: Harness>(h: &H)
     // SAFETY: both ranges are the test's, and ordered.
     unsafe { h.device().copy_from_peer(to, from, BYTES, peer.peer_id().unwrap(), stream) }.unwrap();
     assert!(!h.device().stream_is_idle(stream).unwrap() && !peer.stream_is_idle(there).unwrap());
-    h.release(hold);
+    hold();
     expect_bytes(h, to, &[3; BYTES as usize], stream);
 }
 
-pub(crate) fn a_page_is_used_by_the_other_device_once_it_has_access<H: Harness>(h: &H) {
+pub(crate) fn a_page_is_used_by_the_other_device_once_it_has_access(h: &dyn Harness) {
     let name = h.peer().peer_id().unwrap();
     if !has_pages(h) || !h.device().can_be_reached_from(name).unwrap() {
         return;
@@ -84,7 +84,7 @@ pub(crate) fn a_page_is_used_by_the_other_device_once_it_has_access<H: Harness>(
     let page = map_new_page(h, at, g);
     // SAFETY: there is no access, so that it is refused, by a device that checks.
     let touch = || unsafe { peer.memset(at, 4, BYTES, there) };
-    let is_refused = || !H::EXACT || matches!(touch(), Err(DeviceError::Invalid { .. }));
+    let is_refused = || !h.is_exact() || matches!(touch(), Err(DeviceError::Invalid { .. }));
     assert!(is_refused());
     // SAFETY: a mapping of the test's; nothing uses it where access is taken away.
     let set = |allowed| unsafe { h.device().set_peer_access(at, g, PeerSet::of(name), allowed) }.unwrap();
@@ -106,7 +106,7 @@ pub(crate) fn a_page_is_used_by_the_other_device_once_it_has_access<H: Harness>(
     release_page(h, page);
 }
 
-pub(crate) fn a_segment_is_used_by_the_other_device_once_it_has_access<H: Harness>(h: &H) {
+pub(crate) fn a_segment_is_used_by_the_other_device_once_it_has_access(h: &dyn Harness) {
     let name = h.peer().peer_id().unwrap();
     if !h.device().can_be_reached_from(name).unwrap() {
         return;

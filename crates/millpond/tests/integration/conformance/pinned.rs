@@ -5,24 +5,24 @@ use millpond::device::{Device, DevicePtr, MemoryKind};
 use super::harness::*;
 
 /// The pinned memory of the device; of pinned memory, that itself.
-fn pinned<H: Harness>(h: &H) -> std::sync::Arc<dyn Device> {
+fn pinned(h: &dyn Harness) -> std::sync::Arc<dyn Device> {
     h.raw().pinned(None).unwrap()
 }
 
 const BYTES: u64 = 3 << 20;
 
-pub(crate) fn its_properties_say_what_it_is<H: Harness>(h: &H) {
+pub(crate) fn its_properties_say_what_it_is(h: &dyn Harness) {
     let (device, pinned) = (h.raw().properties().clone(), pinned(h));
     let of = pinned.properties();
     assert_eq!((of.memory, of.kind, of.ordinal), (MemoryKind::Pinned, device.kind, device.ordinal));
-    assert_eq!((of.host_access, of.memory_pools), (H::BYTES, false));
-    assert_eq!(device.host_access, H::BYTES && device.memory != MemoryKind::Device, "as a GPU's");
+    assert_eq!((of.host_access, of.memory_pools), (h.keeps_bytes(), false));
+    assert_eq!(device.host_access, h.keeps_bytes() && device.memory != MemoryKind::Device, "as a GPU's");
     let info = pinned.memory_info().unwrap();
     assert!(0 < info.free && info.free <= info.total && info.total == of.total_memory, "{info:?}");
     assert!(of.granularity.is_power_of_two());
 }
 
-pub(crate) fn its_streams_and_events_are_the_devices<H: Harness>(h: &H) {
+pub(crate) fn its_streams_and_events_are_the_devices(h: &dyn Harness) {
     let (device, pinned) = (h.device(), pinned(h));
     let (stream, event) = (device.create_stream().unwrap(), device.create_event().unwrap());
     let hold = h.hold(stream);
@@ -31,7 +31,7 @@ pub(crate) fn its_streams_and_events_are_the_devices<H: Harness>(h: &H) {
         assert_eq!(pinned.stream_id(stream), device.stream_id(stream));
         pinned.record_event(event, stream).unwrap();
         assert_eq!((pinned.query_event(event), pinned.stream_is_idle(stream)), (Ok(false), Ok(false)));
-        h.release(hold);
+        hold();
         pinned.synchronize_stream(stream).unwrap();
         assert_eq!((device.query_event(event), device.stream_is_idle(stream)), (Ok(true), Ok(true)));
         pinned.destroy_event(event).unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn its_streams_and_events_are_the_devices<H: Harness>(h: &H) {
 }
 
 /// Work on a held stream: nobody waits for a copy between the two.
-pub(crate) fn bytes_go_from_one_memory_to_the_other_and_back<H: Harness>(h: &H) {
+pub(crate) fn bytes_go_from_one_memory_to_the_other_and_back(h: &dyn Harness) {
     let (device, pinned) = (h.device(), pinned(h));
     let stream = device.create_stream().unwrap();
     let on_device = device.alloc_segment(BYTES).unwrap();
@@ -50,7 +50,7 @@ pub(crate) fn bytes_go_from_one_memory_to_the_other_and_back<H: Harness>(h: &H) 
     copy(h, on_device, on_host[0], BYTES, stream);
     fill(h, on_host[0], 2, BYTES, stream);
     copy(h, on_host[1], on_device, BYTES, stream);
-    h.release(hold);
+    hold();
     expect_bytes(h, on_device, &vec![1; BYTES as usize], stream);
     expect_bytes(h, on_host[0], &vec![2; BYTES as usize], stream);
     expect_bytes(h, on_host[1], &vec![1; BYTES as usize], stream);
@@ -62,7 +62,7 @@ pub(crate) fn bytes_go_from_one_memory_to_the_other_and_back<H: Harness>(h: &H) 
     }
 }
 
-pub(crate) fn the_cpu_reads_and_writes_its_bytes_in_place<H: Harness>(h: &H) {
+pub(crate) fn the_cpu_reads_and_writes_its_bytes_in_place(h: &dyn Harness) {
     let (device, pinned) = (h.device(), pinned(h));
     if !pinned.properties().host_access {
         return;
@@ -88,7 +88,7 @@ pub(crate) fn the_cpu_reads_and_writes_its_bytes_in_place<H: Harness>(h: &H) {
     }
 }
 
-fn in_place<H: Harness>(h: &H, at: DevicePtr, stream: millpond::device::StreamHandle) {
+fn in_place(h: &dyn Harness, at: DevicePtr, stream: millpond::device::StreamHandle) {
     fill(h, at, 7, BYTES, stream);
     h.device().synchronize_stream(stream).unwrap();
     let bytes = std::ptr::with_exposed_provenance_mut::<u8>(at.raw() as usize);
@@ -99,7 +99,7 @@ fn in_place<H: Harness>(h: &H, at: DevicePtr, stream: millpond::device::StreamHa
     expect_bytes(h, at, &vec![8; BYTES as usize], stream);
 }
 
-pub(crate) fn memory_of_the_two_never_overlaps<H: Harness>(h: &H) {
+pub(crate) fn memory_of_the_two_never_overlaps(h: &dyn Harness) {
     let (device, pinned) = (h.device(), pinned(h));
     let mut starts: Vec<_> = (0..8)
         .map(|of| {

@@ -23,13 +23,13 @@ struct Users {
 
 /// Fills and copies between cells, each after those that it depends on and no others, by events that are
 /// recorded again and again. In the end the cells hold what they would hold without any streams.
-pub(crate) fn a_program_ordered_by_events_ends_as_in_order<H: Harness>(h: &H) {
+pub(crate) fn a_program_ordered_by_events_ends_as_in_order(h: &dyn Harness) {
     for seed in 1..=3 {
         run(h, seed);
     }
 }
 
-fn run<H: Harness>(h: &H, seed: u64) {
+fn run(h: &dyn Harness, seed: u64) {
     let mut random = Random(seed);
     let memory = h.device().alloc_segment(CELLS as u64 * CELL).unwrap();
     let cell = |index: usize| memory.offset(index as u64 * CELL);
@@ -66,15 +66,15 @@ fn run<H: Harness>(h: &H, seed: u64) {
     free(h, memory, lanes);
 }
 
-fn lane(h: &impl Harness) -> Lane {
+fn lane(h: &dyn Harness) -> Lane {
     Lane { stream: h.device().create_stream().unwrap(), event: h.device().create_event().unwrap() }
 }
 
-fn record(h: &impl Harness, lane: &Lane) {
+fn record(h: &dyn Harness, lane: &Lane) {
     h.device().record_event(lane.event, lane.stream).unwrap();
 }
 
-fn free(h: &impl Harness, memory: DevicePtr, lanes: Vec<Lane>) {
+fn free(h: &dyn Harness, memory: DevicePtr, lanes: Vec<Lane>) {
     // SAFETY: all work is complete, and nothing is used again.
     unsafe {
         for lane in lanes {

@@ -8,7 +8,7 @@ use millpond::device::StreamHandle;
 
 use super::harness::*;
 
-pub(crate) fn work_on_one_stream_runs_in_order<H: Harness>(h: &H) {
+pub(crate) fn work_on_one_stream_runs_in_order(h: &dyn Harness) {
     let stream = h.device().create_stream().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let hold = h.hold(stream);
@@ -18,13 +18,13 @@ pub(crate) fn work_on_one_stream_runs_in_order<H: Harness>(h: &H) {
         launched = h.launch(stream, Box::new(move || seen.lock().unwrap().push(number)));
     }
     assert!(seen.lock().unwrap().is_empty());
-    h.release(hold);
+    hold();
     h.device().synchronize_stream(stream).unwrap();
     let expected: Vec<_> = if launched { (0..50).collect() } else { Vec::new() };
     assert_eq!(*seen.lock().unwrap(), expected);
 }
 
-pub(crate) fn streams_run_at_the_same_time<H: Harness>(h: &H) {
+pub(crate) fn streams_run_at_the_same_time(h: &dyn Harness) {
     let device = h.device();
     let (held, free) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let memory = device.alloc_segment(4096).unwrap();
@@ -34,21 +34,21 @@ pub(crate) fn streams_run_at_the_same_time<H: Harness>(h: &H) {
     assert!(device.stream_is_idle(free).unwrap());
     assert!(!device.stream_is_idle(held).unwrap());
     expect_bytes(h, memory, &[5; 4096], free);
-    h.release(hold);
+    hold();
 }
 
-pub(crate) fn a_stream_is_idle_when_its_work_is_complete<H: Harness>(h: &H) {
+pub(crate) fn a_stream_is_idle_when_its_work_is_complete(h: &dyn Harness) {
     let stream = h.device().create_stream().unwrap();
     assert!(h.device().stream_is_idle(stream).unwrap());
     let hold = h.hold(stream);
     assert!(!h.device().stream_is_idle(stream).unwrap());
-    h.release(hold);
+    hold();
     h.device().synchronize_stream(stream).unwrap();
     assert!(h.device().stream_is_idle(stream).unwrap());
 }
 
 /// Handles are given again, at least by the devices that do so on purpose.
-pub(crate) fn identities_are_never_given_again<H: Harness>(h: &H) {
+pub(crate) fn identities_are_never_given_again(h: &dyn Harness) {
     let (mut handles, mut identities) = (HashSet::new(), HashSet::new());
     for _ in 0..50 {
         let stream = h.device().create_stream().unwrap();
@@ -57,10 +57,10 @@ pub(crate) fn identities_are_never_given_again<H: Harness>(h: &H) {
         // SAFETY: the stream is not used again.
         unsafe { h.device().destroy_stream(stream) }.unwrap();
     }
-    assert!(!H::EXACT || handles.len() < 50, "no handle was given again");
+    assert!(!h.is_exact() || handles.len() < 50, "no handle was given again");
 }
 
-pub(crate) fn a_destroyed_streams_work_still_runs<H: Harness>(h: &H) {
+pub(crate) fn a_destroyed_streams_work_still_runs(h: &dyn Harness) {
     let device = h.device();
     let (doomed, other) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let memory = device.alloc_segment(4096).unwrap();
@@ -74,26 +74,26 @@ pub(crate) fn a_destroyed_streams_work_still_runs<H: Harness>(h: &H) {
     let successor = device.create_stream().unwrap();
     assert!(device.stream_is_idle(successor).unwrap(), "it may have the handle, but not the work");
     device.wait_event(other, event).unwrap();
-    h.release(hold);
+    hold();
     expect_bytes(h, memory, &[3; 4096], other);
 }
 
-pub(crate) fn the_device_waits_for_destroyed_streams_too<H: Harness>(h: &H) {
+pub(crate) fn the_device_waits_for_destroyed_streams_too(h: &dyn Harness) {
     let stream = h.device().create_stream().unwrap();
     let event = h.device().create_event().unwrap();
     let hold = h.hold(stream);
     h.device().record_event(event, stream).unwrap();
     // SAFETY: the stream is not used again.
     unsafe { h.device().destroy_stream(stream) }.unwrap();
-    if !H::WAITS {
+    if !h.waits() {
         h.device().synchronize().unwrap_err();
     }
-    h.release(hold);
+    hold();
     h.device().synchronize().unwrap();
     assert!(h.device().query_event(event).unwrap());
 }
 
-pub(crate) fn default_streams_have_identities_of_their_own<H: Harness>(h: &H) {
+pub(crate) fn default_streams_have_identities_of_their_own(h: &dyn Harness) {
     let created = h.device().create_stream().unwrap();
     let streams = [created, StreamHandle::LEGACY, StreamHandle::PER_THREAD];
     let first: HashSet<_> = streams.iter().map(|&stream| h.device().stream_id(stream).unwrap()).collect();
@@ -102,7 +102,7 @@ pub(crate) fn default_streams_have_identities_of_their_own<H: Harness>(h: &H) {
     assert_eq!(first, again);
 }
 
-pub(crate) fn every_thread_has_a_default_stream_of_its_own<H: Harness>(h: &H) {
+pub(crate) fn every_thread_has_a_default_stream_of_its_own(h: &dyn Harness) {
     let own = || h.device().stream_id(StreamHandle::PER_THREAD).unwrap();
     let legacy = || h.device().stream_id(StreamHandle::LEGACY).unwrap();
     let (other_own, other_legacy) = thread::scope(|scope| scope.spawn(|| (own(), legacy())).join()).unwrap();
@@ -110,7 +110,7 @@ pub(crate) fn every_thread_has_a_default_stream_of_its_own<H: Harness>(h: &H) {
     assert_eq!(legacy(), other_legacy);
 }
 
-pub(crate) fn the_default_streams_take_work<H: Harness>(h: &H) {
+pub(crate) fn the_default_streams_take_work(h: &dyn Harness) {
     let memory = h.device().alloc_segment(4096).unwrap();
     for (stream, value) in [(StreamHandle::LEGACY, 1), (StreamHandle::PER_THREAD, 2)] {
         fill(h, memory, value, 4096, stream);
@@ -119,7 +119,7 @@ pub(crate) fn the_default_streams_take_work<H: Harness>(h: &H) {
     }
 }
 
-pub(crate) fn synchronize_waits_for_every_stream<H: Harness>(h: &H) {
+pub(crate) fn synchronize_waits_for_every_stream(h: &dyn Harness) {
     let streams: Vec<_> = (0..4).map(|_| h.device().create_stream().unwrap()).collect();
     let memory = h.device().alloc_segment(4 << 20).unwrap();
     for (index, &stream) in streams.iter().enumerate() {
