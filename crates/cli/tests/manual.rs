@@ -50,8 +50,10 @@ fn the_manual_has_a_page_for_each_command() {
         "-info",
         "-leaks",
         "-man",
+        "-metrics",
         "-probe",
         "-replay",
+        "-top",
         "-train",
         "",
     ];

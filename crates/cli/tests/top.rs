@@ -166,54 +166,73 @@ fn a_terminal_shows_the_pools_opens_one_and_trims_it() {
         return is_missing("tmux");
     }
     let held = Held::new("seen");
-    let server = format!("millpond-{}", std::process::id());
-    let tmux = |arguments: &[&str]| {
-        let output =
-            Command::new("tmux").args(["-L", &server, "-f", "/dev/null"]).args(arguments).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
     let program = command().get_program().to_str().unwrap().to_owned();
     let run = format!("{program} top --interval 100ms --sort name; echo ended: $?; sleep 60");
-    tmux(&["new-session", "-d", "-x", "80", "-y", "30", "-s", "top", &run]);
-    let shows = |what: &str| {
-        let began = Instant::now();
-        loop {
-            let screen = tmux(&["capture-pane", "-p", "-t", "top"]);
-            if screen.contains(what) {
-                return screen;
-            }
-            assert!(began.elapsed() < Duration::from_secs(20), "{what} is not on the screen:\n{screen}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    };
-    let press = |key: &str| drop(tmux(&["send-keys", "-t", "top", key]));
-    let screen = shows("seen");
+    let top = Tmux::new(&run);
+    let screen = top.until("seen", |screen| screen.contains("seen"));
     assert!(screen.contains("millpond top") && screen.contains("66.00 MiB"), "{screen}");
-    // Other tests have pools, too. Those by other names come first or last.
-    let open = |name: &str| {
-        for _ in 0..50 {
-            press("Enter");
-            let screen = shows("Live blocks by size");
-            if screen.contains(&format!("{name}  of {}", std::process::id())) {
-                return;
-            }
-            press("Down");
-            std::thread::sleep(Duration::from_millis(150));
+    // Other tests have pools, too, which come and go.
+    let title = format!("seen  of {}", std::process::id());
+    top.until(&title, |screen| {
+        let is_open = screen.contains("Live blocks by size");
+        if is_open && screen.contains(&title) {
+            return true;
         }
-        panic!("{name} cannot be opened");
-    };
-    open("seen");
+        top.press(if is_open { "Down" } else { "Enter" });
+        std::thread::sleep(Duration::from_millis(200));
+        false
+    });
+    let shows = |what: &str| top.until(what, |screen| screen.contains(what));
     let reserved = held.pool.reserved().current;
-    press("t");
+    top.press("t");
     shows("Give back what seen of");
-    press("y");
+    top.press("y");
     shows("seen gave 64.00 MiB back");
     assert_eq!(held.pool.reserved().current, reserved - (64 << 20));
-    press("Escape");
+    top.press("Escape");
     shows("Enter open");
-    press("q");
+    top.press("q");
     shows("ended: 0");
-    tmux(&["kill-server"]);
+}
+
+/// A terminal of 80 columns, which ends when this is dropped.
+struct Tmux(String);
+
+impl Tmux {
+    fn new(run: &str) -> Self {
+        let tmux = Self(format!("millpond-{}", std::process::id()));
+        tmux.call(&["new-session", "-d", "-x", "80", "-y", "30", "-s", "top", run]);
+        tmux
+    }
+
+    fn call(&self, arguments: &[&str]) -> String {
+        let mut tmux = Command::new("tmux");
+        let output = tmux.args(["-L", &self.0, "-f", "/dev/null"]).args(arguments).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn press(&self, key: &str) {
+        self.call(&["send-keys", "-t", "top", key]);
+    }
+
+    /// The screen, once it is as it should be.
+    fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let began = Instant::now();
+        loop {
+            let screen = self.call(&["capture-pane", "-p", "-t", "top"]);
+            if is_so(&screen) {
+                return screen;
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "{what} is not on the screen:\n{screen}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        self.call(&["kill-server"]);
+    }
 }
 
 #[test]
