@@ -44,6 +44,7 @@
 mod answering;
 mod figures;
 mod look;
+mod peer;
 
 pub use answering::hide_all;
 pub(crate) use answering::{open, show};
