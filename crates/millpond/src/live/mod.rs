@@ -24,9 +24,9 @@
 
 // Uses `core/` and what is below it. `pool/` calls it once for each pool that is built.
 //
-// **How one question passes through.** The first pool of a process opens a `LiveSocket`: a Unix socket in the abstract namespace, and
-// a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the names of all such sockets in
-// `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in lines of text (`figures`), and closes.
+// **How one question passes through.** The first pool of a process opens a `LiveSocket` (`answering`): a Unix socket in the
+// abstract namespace, and a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the
+// names of all such sockets in `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in lines of text (`figures`), and closes.
 // `Pool::stats` waits for no lock, so an answer never stops the program. The socket closes with the process's last pool.
 //
 // **Why a socket.** The alternatives were a page of figures in shared memory, filled in when a reader asks, and the same page
