@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, listen, recv, send, shutdown};
 
 use super::figures::{write_pool, write_sizes};
+use super::peer::own_users_process;
 use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
@@ -170,9 +170,7 @@ impl Inside {
     }
 
     fn answer(&self, socket: &UnixStream) -> io::Result<()> {
-        if socket_peercred(socket)?.uid != rustix::process::geteuid() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+        own_users_process(socket)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
         let mut question = [0; LONGEST_QUESTION];

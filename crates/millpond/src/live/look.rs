@@ -6,16 +6,19 @@ use std::time::{Duration, Instant};
 use std::{fs, str};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };
 
 use super::answering::{prefix, send_all};
 use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes};
+use super::peer::own_users_process;
 
 /// Bytes of an answer that are read.
 const LONGEST_ANSWER: usize = 8 << 20;
+
+/// Processes that are asked: each takes a descriptor.
+const MOST_PROCESSES: usize = 500;
 
 /// How long the answer of each is waited for at least.
 const LEAST: Duration = Duration::from_millis(10);
@@ -48,7 +51,7 @@ pub enum LookError {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SeenProcess {
-    /// The process.
+    /// The process. One in another PID namespace has the number that it has there.
     pub pid: u32,
     /// The name of its program, as the system has it; empty where it cannot be told.
     pub program: String,
@@ -151,9 +154,9 @@ pub fn processes(patience: Duration) -> Result<Vec<SeenProcess>, LookError> {
                 let pools = read_pools(&answer.unwrap_or_default());
                 Some(SeenProcess { pid, program, answers, pools, socket })
             }
-            // Too many wait for an answer. Its number is in its name.
+            // Too many wait for an answer.
             Err(Errno::AGAIN) => {
-                let pid = socket.strip_prefix(&prefix())?.split('-').next()?.parse().ok()?;
+                let pid = number_in(&socket)?;
                 Some(SeenProcess { pid, program: program(pid), answers: false, pools: Vec::new(), socket })
             }
             // It ended meanwhile, or is another user's.
@@ -174,7 +177,12 @@ fn sockets() -> io::Result<Vec<String>> {
         let (flags, name) = (words.nth(3)?, words.nth(3)?);
         (flags == ACCEPTS && name.starts_with(&own)).then(|| name[1..].to_owned())
     };
-    Ok(list.lines().filter_map(of_line).collect())
+    Ok(list.lines().filter_map(of_line).take(MOST_PROCESSES).collect())
+}
+
+/// The process's number, as the name of its socket has it.
+fn number_in(socket: &str) -> Option<u32> {
+    socket.strip_prefix(&prefix())?.split('-').next()?.parse().ok()
 }
 
 fn program(pid: u32) -> String {
@@ -194,14 +202,11 @@ impl Asked {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        // The system's word for who listens there.
-        let peer = socket_peercred(&socket)?;
-        if peer.uid != rustix::process::geteuid() {
-            return Err(Errno::PERM);
-        }
-        send_all(&socket, question.as_bytes())
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Self { socket: socket.into(), pid: peer.pid.as_raw_nonzero().get().cast_unsigned() })
+        let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::PERM);
+        // In another PID namespace, it has the number that it has there.
+        let pid = own_users_process(&socket).map_err(failed)?.or_else(|| number_in(name)).unwrap_or(0);
+        send_all(&socket, question.as_bytes()).map_err(failed)?;
+        Ok(Self { socket: socket.into(), pid })
     }
 
     /// All of the answer; `None` where it does not come in time, or is no text.

@@ -24,10 +24,11 @@
 
 // Uses `core/` and what is below it. `pool/` calls it once for each pool that is built.
 //
-// **How one question passes through.** The first pool of a process opens a `LiveSocket`: a Unix socket in the abstract namespace, and
-// a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the names of all such sockets in
-// `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in lines of text (`figures`), and closes.
-// `Pool::stats` waits for no lock, so an answer never stops the program. The socket closes with the process's last pool.
+// **How one question passes through.** The first pool of a process opens a `LiveSocket` (`answering`): a Unix socket in the
+// abstract namespace, and a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the
+// names of all such sockets in `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in lines of text
+// (`figures`), and closes. `Pool::stats` waits for no lock, so that a look at the figures never stops the program. Only to count
+// live blocks and to trim takes the pool's lock. The socket closes with the process's last pool.
 //
 // **Why a socket.** The alternatives were a page of figures in shared memory, filled in when a reader asks, and the same page
 // written on slow paths. Both need a file for each process, its removal after a crash, its place where `/dev/shm` is full, a
@@ -44,6 +45,7 @@
 mod answering;
 mod figures;
 mod look;
+mod peer;
 
 pub use answering::hide_all;
 pub(crate) use answering::{open, show};

@@ -1,0 +1,37 @@
+//! Who is at the other end of a socket, by the system's word.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The number of the process at the other end, which must be of this user. `None` where this process cannot know the number: the
+/// other one is in another PID namespace.
+pub(super) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
+    // Not rustix's: its type has no place for a process without a number.
+    let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let (at, number) = (&raw mut peer, socket.as_fd().as_raw_fd());
+    // SAFETY: the place has the length, and any bytes are a `ucred`.
+    let said =
+        unsafe { libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_PEERCRED, at.cast(), &raw mut length) };
+    if said != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if peer.uid != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(u32::try_from(peer.pid).ok().filter(|pid| *pid != 0))
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_of_a_pair_is_this_process() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert_eq!(own_users_process(&one).unwrap(), Some(std::process::id()));
+        assert!(own_users_process(&std::fs::File::open("/dev/null").unwrap()).is_err());
+    }
+}
