@@ -1,6 +1,8 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
-use super::pool_core::{Core, PoolState};
+use super::pool_core::Core;
+#[cfg(feature = "record")]
+use super::pool_core::PoolState;
 use crate::out_of_memory::OutOfMemory;
 #[cfg(feature = "record")]
 use crate::{

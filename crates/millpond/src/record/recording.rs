@@ -101,7 +101,7 @@ impl Recording {
         if self.is_recording() {
             // Of samples alone, a recording would seem to have lost the others' call sites.
             let site = if self.call_sites.load(Ordering::Relaxed) { site } else { 0 };
-            self.note_at(Moment::now(), Kind::Alloc, (ptr.raw(), bytes), Some(stream), site);
+            self.note_at(Moment::now(), Kind::Alloc, (ptr.raw(), bytes), (Some(stream), site));
         }
     }
 
@@ -117,7 +117,7 @@ impl Recording {
             tracker.free(ptr, before);
         }
         if self.is_recording() {
-            self.note_at(before, Kind::Free, (ptr.raw(), bytes), Some(stream), 0);
+            self.note_at(before, Kind::Free, (ptr.raw(), bytes), (Some(stream), 0));
         }
     }
 
@@ -148,7 +148,7 @@ impl Recording {
     #[cold]
     #[inline(never)]
     fn note(&self, kind: Kind, what: (u64, u64), stream: Option<&Stream>) {
-        self.note_at(Moment::now(), kind, what, stream, 0);
+        self.note_at(Moment::now(), kind, what, (stream, 0));
     }
 
     fn note_at(
@@ -156,8 +156,7 @@ impl Recording {
         at: Moment,
         kind: Kind,
         (address, size): (u64, u64),
-        stream: Option<&Stream>,
-        site: u32,
+        (stream, site): (Option<&Stream>, u32),
     ) {
         let stream = stream.map_or(0, |stream| stream.id().0);
         let what = Happening { kind, address, size, stream, under: (current_tag(), site) };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
+use millpond::bindings::{SourceFrame, called_from};
 use millpond::device::DevicePtr;
 use millpond::device::sim::SimOptions;
 use millpond::record::format::Record;
@@ -49,6 +50,18 @@ fn live_blocks_name_who_allocated_them() {
     assert!(tracked.age < Duration::from_secs(60) && tracked.blocks == 1.0);
     pool.free_block(kept, &stream).unwrap();
     assert!(pool.live_blocks().unwrap().is_empty());
+}
+
+#[test]
+fn lines_of_an_interpreted_program_are_the_call_stack() {
+    let (pool, stream) = pool(Tracking::all().no_dump());
+    let block = {
+        let _from = called_from(|| vec![SourceFrame::new("step", "train.py", 7)]);
+        make(&pool, 5000, &stream)
+    };
+    let stack = tracked(&pool)[0].tracked.as_ref().unwrap().stack();
+    assert_eq!(stack.iter().map(ToString::to_string).collect::<Vec<_>>(), ["step (train.py:7)"]);
+    pool.free_block(block, &stream).unwrap();
 }
 
 #[test]
@@ -158,6 +171,20 @@ fn as_a_tracked_process() {
             std::mem::forget(pool);
             std::process::exit(0);
         }
+        "forks" => {
+            // SAFETY: the child does nothing but end, with the handlers that it has of its parent.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                assert!(pool.live_blocks().is_err() && pool.stop_tracking().is_err());
+                std::mem::forget(pool);
+                std::process::exit(0);
+            }
+            let mut status = 1;
+            // SAFETY: the child of above, and a place for its status.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "the child's");
+            drop(pool);
+        }
         "runs out" => {
             assert!(matches!(pool.alloc(128 * MIB, &stream), Err(Error::OutOfMemory(_))));
             std::process::abort();
@@ -177,7 +204,8 @@ fn report_of(what: &str) -> String {
 
 #[test]
 fn a_pool_reports_what_is_live_at_its_end() {
-    for how in ["drops", "exits"] {
+    // The forked child says nothing.
+    for how in ["drops", "exits", "forks"] {
         let report = report_of(how);
         let mut lines = report.lines();
         let first = lines.next().unwrap();

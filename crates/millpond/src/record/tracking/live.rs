@@ -1,5 +1,6 @@
 //! What is live, block by block, and who holds it.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
@@ -157,6 +158,6 @@ pub fn holders(blocks: &[LiveBlock]) -> Vec<Holder> {
         oldest: sum.oldest,
     };
     let mut holders: Vec<_> = sums.into_values().map(holder).collect();
-    holders.sort_by(|a, b| (b.bytes, &a.tag, &a.stack.len()).cmp(&(a.bytes, &b.tag, &b.stack.len())));
+    holders.sort_by_key(|holder| Reverse((holder.bytes, holder.oldest)));
     holders
 }

@@ -14,6 +14,7 @@ use crate::device::DevicePtr;
 use crate::lock::Mutex;
 use crate::order::Stream;
 use crate::process::{PerProcess, Process};
+use crate::record::called_from::Wanted;
 use crate::record::clock::{Moment, nanoseconds};
 
 /// How long the process's end waits for a thread that is at the samples.
@@ -27,6 +28,8 @@ pub(crate) struct Tracker {
     gaps_per_byte: AtomicU64,
     samples: Samples,
     setup: Mutex<Option<Setup>>,
+    /// There while it is on: bindings give the lines of interpreted programs.
+    wanted: Mutex<Option<Wanted>>,
     /// Whether it was warned that no dump could be written.
     has_warned: AtomicBool,
     process: Process,
@@ -49,6 +52,7 @@ impl Tracker {
             gaps_per_byte: AtomicU64::new(0),
             samples: Samples::new(),
             setup: Mutex::default(),
+            wanted: Mutex::default(),
             has_warned: AtomicBool::new(false),
             process: Process::here(),
         })
@@ -72,12 +76,14 @@ impl Tracker {
             report_at_exit();
         }
         *self.setup.lock() = Some(Setup { options: options.clone(), pool, origin: Origin::now() });
+        *self.wanted.lock() = Some(Wanted::new());
         self.is_on.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn stop(&self) {
         self.is_on.store(false, Ordering::Relaxed);
         *self.setup.lock() = None;
+        *self.wanted.lock() = None;
         self.samples.clear();
     }
 
