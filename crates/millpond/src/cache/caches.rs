@@ -1,5 +1,6 @@
 //! The caches of all threads in one pool, and what uses them without the pool's lock.
 
+use std::hint::cold_path;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -7,18 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
 use super::magazine::{BufferedMagazine, Item};
-use super::peaks::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
 use super::stream_cache::{Bounds, Known, Magazines};
 use super::tally::Tally;
 use super::thread::{Entered, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
+use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
-use crate::policy::caching::{CacheLimits, LEAST_LIMIT, drifts_too_far};
+use crate::policy::caching::{CacheLimits, LEAST_LIMIT};
 use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
 use crate::policy::{Mechanism, without};
 
@@ -46,7 +47,7 @@ pub(crate) struct Caches {
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
-    pub(super) peaks: Peaks,
+    pub(super) totals: Arc<Totals>,
     /// Notes of threads that ended, whose caches are still open.
     pub(super) ended: Arc<Ended>,
     pub(super) strays: Arc<Strays>,
@@ -68,7 +69,8 @@ fn sentinel() -> *mut ThreadCache {
     if !there.is_null() {
         return there;
     }
-    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
+    let fresh =
+        Box::into_raw(Box::new(ThreadCache::new(Arc::new(Strays::new(Arc::default())), Arc::default())));
     // Release: who reads it sees what it points to. Acquire: another thread may have been first.
     match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
         Ok(_) => fresh,
@@ -109,7 +111,7 @@ pub(crate) struct Found {
 
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
-        let sentinel = sentinel();
+        let (sentinel, totals) = (sentinel(), Arc::<Totals>::default());
         Self {
             threads: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             page_map,
@@ -121,10 +123,10 @@ impl Caches {
             borrows: AtomicBool::new(false),
             has_lock_entries: AtomicBool::new(true),
             used: AtomicUsize::new(0),
-            others: Tally::default(),
-            peaks: Peaks::default(),
+            others: Tally::new(totals.clone()),
             ended: Arc::default(),
-            strays: Arc::default(),
+            strays: Arc::new(Strays::new(totals.clone())),
+            totals,
             is_shut: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
         }
@@ -161,13 +163,6 @@ impl Caches {
         unsafe { self.get::<false>(self.mine(), bytes, stream.key()) }
     }
 
-    /// As [`alloc`](Self::alloc), also where lock entries are closed.
-    #[cold]
-    pub(crate) fn alloc_without_entry(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // SAFETY: the cache is this thread's.
-        unsafe { self.get::<true>(self.mine(), bytes, stream.key()) }
-    }
-
     /// # Safety
     /// `mine` is the calling thread's cache here, or the sentinel.
     // Always inlined: a call would have its caller keep in registers what only the slow path needs.
@@ -187,7 +182,8 @@ impl Caches {
             let magazine = magazines.magazine(index);
             let item = *magazine.top_or_end();
             // Also where it is empty.
-            if !item.is_in(magazine.place()) || !tally.rise(&passage, bytes, item.bytes()) {
+            if !item.is_in(magazine.place()) || !Self::rise::<WITHOUT_ENTRY>(tally, &passage, bytes, item) {
+                cold_path();
                 return None;
             }
             // SAFETY: just seen.
@@ -202,10 +198,11 @@ impl Caches {
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
         let item = *magazine.top_or_end();
-        if item.bytes().wrapping_sub(bytes) >= most_slack || !item.is_in(magazine.place()) {
-            return None;
-        }
-        if !tally.rise(&passage, bytes, item.bytes()) {
+        if item.bytes().wrapping_sub(bytes) >= most_slack
+            || !item.is_in(magazine.place())
+            || !Self::rise::<WITHOUT_ENTRY>(tally, &passage, bytes, item)
+        {
+            cold_path();
             return None;
         }
         // SAFETY: just seen.
@@ -213,25 +210,15 @@ impl Caches {
         Some(Self::hand_out(item, bytes, passage))
     }
 
-    /// The block that [`get`](Self::get) would hand out, under the lock.
-    pub(super) fn pop(&self, magazines: &mut Magazines, bytes: u64) -> Option<Item> {
-        let is_rounded = self.sizes.is_rounded(bytes);
-        let at = if is_rounded {
-            // SAFETY: just asked.
-            unsafe { self.sizes.magazine_for_rounded(bytes) }
-        } else {
-            self.sizes.magazine_for_exact(bytes)?
-        };
-        let magazine = magazines.magazine(at);
-        let item = *magazine.top_or_end();
-        // Relaxed: as in `get`.
-        let fits = is_rounded || item.bytes().wrapping_sub(bytes) < self.most_slack.load(Ordering::Relaxed);
-        if !fits || !item.is_in(magazine.place()) {
-            return None;
+    /// Counts a block that is about to be handed out. `false`, and nothing done, where a ceiling has to rise before, and
+    /// the thread is in a hurry.
+    #[inline(always)]
+    fn rise<const UNHURRIED: bool>(tally: &Tally, passage: &Passage<'_>, bytes: u64, item: Item) -> bool {
+        if UNHURRIED {
+            tally.rise_slow(bytes, item.bytes());
+            return true;
         }
-        // SAFETY: just seen.
-        unsafe { magazine.drop_top() };
-        Some(item)
+        tally.rise(passage, bytes, item.bytes())
     }
 
     /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a
@@ -246,11 +233,16 @@ impl Caches {
 
     // ---- without the pool's lock: the depot's only --------------------------------------------------------
 
-    /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
+    /// As [`alloc`](Self::alloc), also where lock entries are closed, or the tally has to rise above a ceiling. Looks
+    /// below the top of a magazine of several sizes, and into the depot.
     #[cold]
     pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<Found> {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
+        }
+        // SAFETY: the cache is this thread's.
+        if let Some(ptr) = unsafe { self.get::<true>(self.mine(), bytes, stream.key()) } {
+            return Some(Found { ptr, is_narrow: false });
         }
         let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units = if self.in_throughput_mode() {
@@ -272,9 +264,7 @@ impl Caches {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if magazine.has_on_top(size) {
-            if !tally.rise(&passage, bytes, size) {
-                return None;
-            }
+            tally.rise_slow(bytes, size);
             let ptr = Self::hand_out(magazine.take_top(size)?, bytes, passage);
             return Some(Found { ptr, is_narrow });
         }
@@ -285,7 +275,8 @@ impl Caches {
         if !known.borrowing.may_borrow(tally.to_alloc().passages()) {
             return None;
         }
-        let item = Self::borrow(magazines, index, |item| tally.rise(&passage, bytes, item.bytes()))?;
+        let item = Self::borrow(magazines, index)?;
+        tally.rise_slow(bytes, item.bytes());
         Some(Found { ptr: Self::hand_out(item, bytes, passage), is_narrow: false })
     }
 
@@ -304,12 +295,12 @@ impl Caches {
     }
 
     /// A block of one of the next longer classes: it wastes less than another block would take, and neighbouring classes
-    /// seldom run out together. The first that `may` be had.
-    fn borrow(magazines: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
+    /// seldom run out together.
+    fn borrow(magazines: &mut Magazines, index: MagazineIndex) -> Option<Item> {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
             let magazine = magazines.magazine(longer);
             let item = *magazine.top()?;
-            if !item.is_in(magazine.place()) || !may(&item) {
+            if !item.is_in(magazine.place()) {
                 return None;
             }
             // SAFETY: just seen.
@@ -350,13 +341,7 @@ impl Caches {
     /// Brings the older half of a magazine of the largest size to the depot, if its blocks are alike. Returns whether
     /// there is room now.
     #[inline]
-    fn give_half_to_depot(
-        &self,
-        magazines: &mut Magazines,
-        index: MagazineIndex,
-        tally: &Tally,
-        of: TimelineId,
-    ) -> bool {
+    fn give_half_to_depot(&self, magazines: &mut Magazines, index: MagazineIndex, of: TimelineId) -> bool {
         if magazines.magazine(index).is_empty() {
             // Nearly always, of large blocks.
             return false;
@@ -366,7 +351,6 @@ impl Caches {
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2
             || !magazine.is_at_most(bytes, self.in_throughput_mode())
-            || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
         {
             return false;
@@ -393,13 +377,6 @@ impl Caches {
             // SAFETY: there is one on top.
             unsafe { magazine.drop_top() };
         }
-    }
-
-    /// Whether a thread that frees should give up the room that it gained, for those who allocate. That reads what all
-    /// other threads write, so it should be seldom.
-    pub(super) fn drifts(&self, tally: &Tally) -> bool {
-        // Relaxed: a setting.
-        drifts_too_far(tally.drift(), self.depot_limit.load(Ordering::Relaxed))
     }
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
@@ -436,21 +413,27 @@ impl Caches {
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
         let descriptor = if WITHOUT_ENTRY { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
         let bytes = descriptor.bytes_of_live();
-        if !descriptor.is_plain(ptr) {
+        if !descriptor.is_plain(ptr) || !(WITHOUT_ENTRY || tally.may_fall(bytes)) {
+            cold_path();
             return None;
         }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(descriptor.label()) };
         if magazines.magazine(index).is_full()
-            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, tally, timeline().id))
+            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, timeline().id))
         {
+            cold_path();
             return None;
         }
         // SAFETY: it is not full.
         unsafe { magazines.magazine(index).push(Item::new(ptr, descriptor)) };
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
-        tally.count_free(passage, requested, bytes);
+        if WITHOUT_ENTRY {
+            tally.count_free_slow(passage, requested, bytes);
+        } else {
+            tally.count_free(passage, requested, bytes);
+        }
         Some(requested)
     }
 

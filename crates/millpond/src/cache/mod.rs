@@ -20,24 +20,21 @@
 //! the pool's lock. A thread whose cache is closed takes the slow path, and so waits for the pool's lock. A thread that
 //! holds that may use its own cache as it is.
 //!
-//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
-//! makes their high-water marks right.
+//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums. Their
+//! high-water marks are in the [totals].
 //!
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001). With asymmetric locks (Dice, Huang, Yang
 //! 2001), the rare side pays for both, by a barrier in all threads at once.
 
 mod asymmetric_lock;
 mod caches;
+mod counting;
 mod depot;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod other_streams;
-mod peaks;
 mod restocking;
-mod settling;
-#[cfg(all(test, loom))]
-mod settling_models;
 mod shortcut;
 mod sizes;
 mod strays;
@@ -47,6 +44,9 @@ mod taking_back;
 mod tally;
 mod thread;
 mod thread_index;
+mod totals;
+#[cfg(all(test, loom))]
+mod totals_models;
 
 pub(crate) use caches::{Cached, Caches, Found};
 pub(crate) use shortcut::Shortcut;
@@ -56,5 +56,6 @@ pub(crate) use thread_index::on_thread_end;
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Locked {
-    escrow: settling::Escrow,
+    /// Whether threads without a cache count, too.
+    counts_others: bool,
 }

@@ -70,9 +70,10 @@ impl Caches {
                 item.descriptor().make_cached(place, now);
             }
         }
-        if !magazine.has_on_top(size) || !tally.rise(&passage, bytes, size) {
+        if !magazine.has_on_top(size) {
             return None;
         }
+        tally.rise_slow(bytes, size);
         let ptr = Self::hand_out(magazine.take_top(size)?, bytes, passage);
         Some(Found { ptr, is_narrow })
     }

@@ -35,7 +35,7 @@ impl Caches {
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.sentinel() {
             // Without memory for it, the thread keeps the sentinel.
-            let cache = try_box(ThreadCache::new(self.strays.clone()))?;
+            let cache = try_box(ThreadCache::new(self.strays.clone(), self.totals.clone()))?;
             // Release: see `mine`.
             place.store(cache.as_ptr(), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
@@ -141,9 +141,6 @@ impl Caches {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };
-        if self.drifts(&cache.tally) {
-            self.give_up_room(lock, std::iter::once(cache));
-        }
         // SAFETY: as in `restock`.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));

@@ -125,15 +125,15 @@ impl Caches {
     }
 
     /// Calls `each` with every cache that may have something in it, while all their owners are kept out.
-    fn for_all(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut StreamCaches)) {
+    fn for_all(&self, _lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut StreamCaches)) {
         self.keep_out(|cache| self.is_mine(cache) || cache.tally.may_hold());
         for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let stream_caches = unsafe { cache.stream_caches_under_lock() };
             each(cache, stream_caches);
         }
-        // Whoever revokes will allocate, and would have to keep them out again.
-        self.give_up_room(lock, self.kept_out());
+        // While they are closed, others count in one place for all (`pause`).
+        self.kept_out().for_each(|cache| cache.tally.settle());
         self.let_in();
     }
 

@@ -8,6 +8,7 @@ use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::strays::Strays;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
+use super::totals::Totals;
 use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
@@ -42,11 +43,10 @@ pub(super) struct Entered<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
-    pub(super) fn new(strays: Arc<Strays>) -> Self {
-        let (lock, tally) = (AsymmetricLock::new(), Tally::default());
+    pub(super) fn new(strays: Arc<Strays>, totals: Arc<Totals>) -> Self {
         Self {
-            lock,
-            tally,
+            lock: AsymmetricLock::new(),
+            tally: Tally::new(totals),
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
             granted_large: AtomicU64::new(0),

@@ -166,21 +166,11 @@ fn count_retry(core: &Core) {
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-    if !core.caches.has_lock_entries() {
-        if !core.recording.is_on() {
-            open_lock_entries(core);
-        } else if let found @ Some(_) = core.caches.alloc_without_entry(bytes, stream) {
-            return found;
-        }
+    if !core.caches.has_lock_entries() && !core.recording.is_on() {
+        open_lock_entries(core);
     }
     if !core.caches.may_have(bytes) && !core.caches.in_throughput_mode() {
         return None;
-    }
-    if core.caches.must_ask(bytes) {
-        let asked = core.caches.alloc_asking(&mut lock_noting_waits(core).locked, bytes, stream);
-        if asked.is_some() {
-            return asked;
-        }
     }
     let found = core.caches.alloc_searching(bytes, stream);
     let of_other = || {

@@ -8,12 +8,6 @@ pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 /// Bytes from which on a magazine holds few blocks.
 const LARGE: u64 = 1 << 20;
 
-/// A thread's high-water mark may drift by this part of what the depot may hold.
-const MOST_DRIFT_PART: u64 = 16;
-
-/// Bytes that it may drift in any pool.
-const LEAST_DRIFT: u64 = 8 << 20;
-
 /// What each thread may cache, and what the depot may hold, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheLimits {
@@ -28,11 +22,6 @@ impl CacheLimits {
         let all = (reserved + reserved / 8 + growth).max(LEAST_LIMIT);
         Self { of_thread: (all / threads.max(1)).max(LEAST_LIMIT), of_depot: all }
     }
-}
-
-/// Whether a thread has freed so much since its own high-water mark that this has to be settled.
-pub(crate) fn drifts_too_far(bytes: u64, depot_limit: u64) -> bool {
-    bytes > (depot_limit / MOST_DRIFT_PART).max(LEAST_DRIFT)
 }
 
 /// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
