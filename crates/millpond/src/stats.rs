@@ -162,9 +162,10 @@ macro_rules! define_stats {
         /// ```
         ///
         /// # High-water marks
-        /// That of `reserved` is exact. Those of live bytes are never too low. They are exact while one thread uses the
-        /// pool, and at most 1/1024 too high while several do. An exception is many threads that allocate and free at once
-        /// all the time. Then a mark may be too high by what the threads freed since their own peaks.
+        /// That of `reserved` is exact. The others are never too low, and exact while one thread uses the pool. While several
+        /// do, that of allocated bytes is at most 1/128 too high. So are those of requested bytes and of blocks, as far as
+        /// they move with it. An exception is many threads that pass blocks on to others at once all the time. Then a mark
+        /// may be too high by what the threads freed since their own peaks.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Stats {

@@ -105,7 +105,7 @@ impl CountingPool {
 
 fn model(run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(2);
     builder.check(run);
 }
 
