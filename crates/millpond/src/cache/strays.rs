@@ -23,6 +23,13 @@ pub(super) struct Strays {
     writes: Mutex<()>,
 }
 
+impl Default for Strays {
+    /// Of no pool.
+    fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
 impl Strays {
     pub(super) fn new(totals: Arc<Totals>) -> Self {
         let (count, reported) = (AtomicU64::new(0), AtomicU64::new(0));

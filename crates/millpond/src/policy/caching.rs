@@ -26,7 +26,7 @@ impl CacheLimits {
 
 /// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
 /// many bytes. In throughput mode, fewer visits to the depot count for more.
-pub(crate) const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
+const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
     match bytes {
         _ if in_throughput_mode => 64,
         0..=0x8000 => 64,
@@ -35,10 +35,11 @@ pub(crate) const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
     }
 }
 
-/// Blocks of this size that a magazine may hold next, where room for `room` of them is too little.
-pub(crate) fn next_room(room: usize, bytes: u64, in_throughput_mode: bool) -> usize {
-    let first = if bytes < LARGE { 4 } else { 1 };
-    (2 * room).max(first).min(most_blocks(bytes, in_throughput_mode))
+/// Blocks in a magazine whose longest block has so many bytes, of a thread that may cache so many: no magazine takes more
+/// than half of that. 0 where the thread may cache none.
+pub(crate) fn room(longest: u64, limit: u64, in_throughput_mode: bool) -> usize {
+    let fitting = if longest > limit { 0 } else { (limit / 2 / longest).max(1) };
+    most_blocks(longest, in_throughput_mode).min(usize::try_from(fitting).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]
@@ -46,14 +47,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_magazine_doubles_up_to_what_its_size_allows() {
-        let rooms = |bytes| {
-            let next = |room: &usize| Some(next_room(*room, bytes, false));
-            std::iter::successors(Some(0), next).skip(1).take(7).collect::<Vec<_>>()
-        };
-        assert_eq!(rooms(512), [4, 8, 16, 32, 64, 64, 64]);
-        assert_eq!(rooms(LARGE), [1, 2, 4, 8, 16, 16, 16]);
-        assert_eq!(next_room(32, LARGE, true), 64);
+    fn a_magazine_holds_many_small_blocks_and_few_large_ones() {
+        let room = |bytes| room(bytes, LEAST_LIMIT, false);
+        assert_eq!([512, 64 << 10, LARGE, 16 << 20].map(room), [64, 32, 16, 2]);
+        assert_eq!([LEAST_LIMIT, LEAST_LIMIT + 1].map(room), [1, 0]);
+        assert_eq!(super::room(LARGE, 1 << 30, true), 64);
     }
 
     #[test]
