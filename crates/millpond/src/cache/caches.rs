@@ -447,6 +447,9 @@ impl Caches {
         self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
         let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
+        if self.totals.set_throughput_mode(growth_allowance > 0) {
+            self.threads.all().for_each(|cache| cache.tally.forget_slack());
+        }
         self.borrows.store(is_scarce && !without(Mechanism::Borrowing), Ordering::Relaxed);
     }
 

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
-use super::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use super::totals::{Figures, Totals};
+use super::sync::{AtomicI64, AtomicU64, Ordering};
+use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
-use crate::policy::peaks::note;
+use crate::policy::peaks::Slack;
 use crate::stats::Level;
 
 /// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its ceiling, and
@@ -72,8 +72,6 @@ pub(super) struct Tally {
     emptied: AtomicU64,
     /// Room of allocated bytes from which on the ceilings come down. That of the other figures is looked at then, too.
     slack: AtomicI64,
-    /// See `policy/peaks.rs`. For the owner.
-    collisions: AtomicU32,
     totals: Arc<Totals>,
 }
 
@@ -87,7 +85,6 @@ impl Tally {
             last_alloc: AtomicI64::new(-ONE_BLOCK),
             emptied: AtomicU64::default(),
             slack: AtomicI64::default(),
-            collisions: AtomicU32::default(),
             totals,
         }
     }
@@ -188,32 +185,24 @@ impl Tally {
         [self.requested.room_with(0), self.allocated.room_with(0), blocks + 1 - more]
     }
 
-    /// Raises the ceilings that are passed, and lowers those from which the thread has drifted away, if so many blocks
-    /// more are counted soon. By the owner, or by who else counts here.
+    /// Raises the ceilings that are passed, and lowers all from which the thread has drifted away, if so many blocks more
+    /// are counted soon. By the owner, or by who else counts here.
     fn adjust(&self, more: i64) {
         let room = self.room(more);
-        let mut collisions = self.collisions.load(Ordering::Relaxed);
-        let slack = self.totals.slack(collisions);
-        // Who collided lately takes some room, so that it comes back later.
-        let ahead = slack.filter(|_| collisions > 0).map_or([0; 3], |slack| slack.map(|slack| slack / 2));
-        let mut left = room;
-        for figure in 0..room.len() {
-            let by = ahead[figure] - room[figure];
-            let is_alone = if room[figure] < 0 {
-                self.totals.raise(figure, by)
-            } else if slack.is_some_and(|slack| room[figure] > slack[figure]) {
-                self.totals.try_lower(figure, -by)
-            } else {
-                continue;
-            };
-            collisions = note(collisions, !is_alone);
-            if is_alone || by > 0 {
-                left[figure] = ahead[figure];
+        let Slack { bytes: slack, ahead } = self.totals.slack();
+        let drifts = room[ALLOCATED] > slack;
+        let left = std::array::from_fn(|figure| match room[figure] {
+            short @ ..0 => {
+                self.totals.raise(figure, ahead[figure] - short);
+                ahead[figure]
             }
-        }
-        self.collisions.store(collisions, Ordering::Relaxed);
+            much if drifts => {
+                self.totals.lower(figure, much);
+                0
+            }
+            enough => enough,
+        });
         self.move_ceilings(room, left);
-        let slack = self.totals.slack(collisions).map_or(i64::MAX, |slack| slack[1]);
         self.slack.store(slack, Ordering::Relaxed);
     }
 
@@ -237,7 +226,6 @@ impl Tally {
         let room = self.room(0);
         (0..room.len()).for_each(|figure| self.totals.lower(figure, room[figure]));
         self.move_ceilings(room, [0; 3]);
-        self.collisions.store(0, Ordering::Relaxed);
         self.forget_slack();
     }
 
@@ -301,7 +289,7 @@ pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals)
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::policy::peaks::TOLERANCE;
+    use crate::policy::peaks::{LEAST_SLACK, TOLERANCE};
 
     /// The tallies of two threads.
     fn two() -> ([Tally; 2], Arc<Totals>) {
@@ -330,18 +318,19 @@ mod tests {
         assert_eq!(sum([&tally].into_iter(), &totals).requested, Level { current: 1000, high: 1000 });
     }
 
+    const MIB: u64 = 1 << 20;
+
     #[test]
     fn what_one_thread_gives_to_another_is_counted_once() {
         let ([giver, taker], totals) = two();
         const BLOCKS: u64 = 1000;
         for _ in 0..10 {
-            (0..BLOCKS).for_each(|_| giver.count_alloc_outside(1000, 1024));
-            (0..BLOCKS).for_each(|_| taker.count_free_outside(1000, 1024));
+            (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB));
+            (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB));
         }
         let counted = sum([&giver, &taker].into_iter(), &totals);
-        for (level, peak) in
-            [(counted.requested, 1000 * BLOCKS), (counted.allocated, 1024 * BLOCKS), (counted.blocks, BLOCKS)]
-        {
+        for (level, one) in [(counted.requested, MIB - 1), (counted.allocated, MIB), (counted.blocks, 1)] {
+            let peak = one * BLOCKS;
             assert_eq!(level.current, 0);
             assert!((peak..=peak + peak / TOLERANCE as u64).contains(&level.high), "{level:?}");
         }
@@ -350,19 +339,17 @@ mod tests {
     #[test]
     fn a_thread_meets_others_only_when_it_drifts() {
         let ([one, other], totals) = two();
-        (0..1000).for_each(|_| other.count_alloc_outside(1000, 1024));
-        let ceilings = |tally: &Tally| tally.allocated.ceiling.load(Ordering::Relaxed);
-        (0..3).for_each(|_| one.count_alloc_outside(1000, 1024));
-        one.count_free_outside(1000, 1024);
-        let before = ceilings(&one);
-        // The slack is three blocks.
-        for _ in 0..100 {
-            one.count_free_outside(1000, 1024);
-            one.count_alloc_outside(1000, 1024);
+        other.count_alloc_outside(MIB, MIB);
+        let ceiling = |tally: &Tally| tally.allocated.ceiling.load(Ordering::Relaxed);
+        const BLOCKS: u64 = 8;
+        let bytes = LEAST_SLACK as u64 / BLOCKS;
+        for _ in 0..3 {
+            (0..BLOCKS).for_each(|_| one.count_alloc_outside(bytes, bytes));
+            (0..BLOCKS).for_each(|_| one.count_free_outside(bytes, bytes));
+            assert_eq!(ceiling(&one), LEAST_SLACK);
         }
-        assert_eq!(ceilings(&one), before);
-        (0..10).for_each(|_| one.count_free_outside(1000, 1024));
-        assert!(ceilings(&one) < before);
-        assert_eq!(totals.peaks()[1], 1003 * 1024);
+        one.count_free_outside(bytes, bytes);
+        assert!(ceiling(&one) < 0);
+        assert_eq!(totals.peaks()[ALLOCATED], 2 * MIB as i64);
     }
 }

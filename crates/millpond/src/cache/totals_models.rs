@@ -1,7 +1,7 @@
 //! Models of high-water marks (`totals.rs`): loom tries every order in which two threads may count.
 //!
 //! **What is real** are asymmetric locks, tallies and totals. **What is modelled**: the pool's lock is loom's. One block
-//! has one byte, and a peak so small leaves no slack: marks have to be exact, but for collisions.
+//! is longer than any slack: marks have to be exact.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,7 +13,11 @@ use super::asymmetric_lock::{AsymmetricLock, Guarded};
 use super::sync::heavy_barrier;
 use super::tally::{Tally, sum};
 use super::totals::Totals;
+use crate::policy::peaks::LEAST_SLACK;
 use crate::stats::Level;
+
+/// Bytes of a block.
+const BLOCK: u64 = 2 * LEAST_SLACK as u64;
 
 /// Nobody comes in by an entry.
 struct NoMagazines;
@@ -58,28 +62,28 @@ impl CountingPool {
     fn alloc(&self, index: usize) {
         let CountingCache { lock, tally } = &self.caches[index];
         if let Some(passage) = lock.enter_without_entry(tally.to_alloc()) {
-            if !tally.rise(&passage, 1, 1) {
-                tally.rise_slow(1, 1);
+            if !tally.rise(&passage, 1, BLOCK) {
+                tally.rise_slow(1, BLOCK);
             }
             passage.complete();
             return;
         }
         let _lock = self.lock.lock().unwrap();
-        tally.count_alloc_outside(1, 1);
+        tally.count_alloc_outside(1, BLOCK);
     }
 
     fn free(&self, index: usize) {
         let CountingCache { lock, tally } = &self.caches[index];
         if let Some(passage) = lock.enter_without_entry(tally.to_free()) {
-            if tally.may_fall(1) {
-                tally.count_free(passage, 1, 1);
+            if tally.may_fall(BLOCK) {
+                tally.count_free(passage, 1, BLOCK);
             } else {
-                tally.count_free_slow(passage, 1, 1);
+                tally.count_free_slow(passage, 1, BLOCK);
             }
             return;
         }
         let _lock = self.lock.lock().unwrap();
-        tally.count_free_outside(1, 1);
+        tally.count_free_outside(1, BLOCK);
     }
 
     /// `Caches::reset_high_water`.
@@ -99,7 +103,7 @@ impl CountingPool {
     fn level(&self) -> (u64, u64) {
         let Level { current, high } =
             sum(self.caches.iter().map(|cache| &cache.tally), &self.totals).allocated;
-        (current, high)
+        (current / BLOCK, high / BLOCK)
     }
 }
 
