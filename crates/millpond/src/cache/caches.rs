@@ -18,7 +18,7 @@ use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
-use crate::policy::caching::{CacheLimits, LEAST_LIMIT};
+use crate::policy::caching::{CacheLimits, CacheMode, LEAST_LIMIT};
 use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
 use crate::policy::{Mechanism, without};
 
@@ -36,6 +36,8 @@ pub(crate) struct Caches {
     /// A block serves a request of a large size if it is less than so many bytes longer. That is one unit. In
     /// throughput mode it is any length, since blocks of one magazine differ by an eighth at most.
     most_slack: AtomicU64,
+    /// Whether memory is spent to save time.
+    in_throughput_mode: AtomicBool,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
     /// What threads without a cache count. Written under the pool's lock.
@@ -91,6 +93,7 @@ impl Caches {
             limit: AtomicU64::new(LEAST_LIMIT),
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
+            in_throughput_mode: AtomicBool::new(false),
             borrows: AtomicBool::new(false),
             others: Tally::new(totals.clone()),
             strays: Arc::new(Strays::new(totals.clone())),
@@ -437,27 +440,30 @@ impl Caches {
     }
 
     /// Shares what the pool holds between its threads, as the bytes that each may cache. That is much, but nothing is
-    /// lost: whoever needs it takes it back. With a growth allowance, the pool is in throughput mode; where that gets
-    /// scarce, classes borrow from longer ones.
-    pub(crate) fn adapt(&self, reserved: u64, growth_allowance: u64, is_scarce: bool) {
-        let threads = self.threads.owned().count() as u64;
-        let limits = CacheLimits::new(reserved, growth_allowance, threads);
-        // Relaxed: settings.
+    /// lost: whoever needs it takes it back.
+    pub(crate) fn adapt(&self, reserved: u64, mode: CacheMode) {
+        let (growth, most_slack, borrows) = match mode {
+            CacheMode::Thrifty => (0, self.sizes.bytes(1), false),
+            CacheMode::Throughput { growth, is_scarce } => (growth, SLACK_IN_THROUGHPUT_MODE, is_scarce),
+        };
+        let limits = CacheLimits::new(reserved, growth, self.threads.owned().count() as u64);
+        // Relaxed, all: settings.
         self.limit.store(limits.of_thread, Ordering::Relaxed);
         self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
-        let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
-        if self.totals.set_throughput_mode(growth_allowance > 0) {
+        self.borrows.store(borrows && !without(Mechanism::Borrowing), Ordering::Relaxed);
+        let is_on = mode != CacheMode::Thrifty;
+        if self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
+            self.totals.set_wide(is_on);
             self.threads.all().for_each(|cache| cache.tally.forget_slack());
         }
-        self.borrows.store(is_scarce && !without(Mechanism::Borrowing), Ordering::Relaxed);
     }
 
     /// Whether memory is spent to save time.
     #[inline]
     pub(crate) fn in_throughput_mode(&self) -> bool {
         // Relaxed: a setting.
-        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_THROUGHPUT_MODE
+        self.in_throughput_mode.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sizes(&self) -> Sizes {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
-use super::sync::{AtomicI64, AtomicU64, Ordering};
+use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
 use crate::policy::peaks::Slack;
@@ -34,23 +34,15 @@ impl ThreadShare {
         self.room.store(room, Ordering::Relaxed);
     }
 
-    /// Where it is now.
+    /// Where it is now. A reader that does not write asks whether the ceiling moved meanwhile.
     fn now(&self) -> i64 {
-        loop {
-            let ceiling = self.ceiling.load(Ordering::Relaxed);
-            // Acquire: who sees what follows a new ceiling sees that too (`ThreadShare::set`).
-            let room = self.room.load(Ordering::Acquire);
-            if self.ceiling.load(Ordering::Relaxed) == ceiling {
-                return ceiling.wrapping_sub(room);
-            }
-        }
+        self.ceiling.load(Ordering::Relaxed).wrapping_sub(self.room.load(Ordering::Relaxed))
     }
 
-    /// Has another ceiling, and so much room below it.
-    fn set(&self, ceiling: i64, room: i64) {
-        self.ceiling.store(ceiling, Ordering::Relaxed);
-        // Release: see `now`.
-        self.room.store(room, Ordering::Release);
+    /// Moves the ceiling so that there is other room below it.
+    fn move_ceiling(&self, from: i64, to: i64) {
+        self.ceiling.store(self.ceiling.load(Ordering::Relaxed) + to - from, Ordering::Relaxed);
+        self.room.store(to, Ordering::Relaxed);
     }
 }
 
@@ -72,6 +64,8 @@ pub(super) struct Tally {
     emptied: AtomicU64,
     /// Room of allocated bytes from which on the ceilings come down. That of the other figures is looked at then, too.
     slack: AtomicI64,
+    /// Odd while ceilings move: a reader may then see one moved, and not the room below it.
+    moves: AtomicU64,
     totals: Arc<Totals>,
 }
 
@@ -85,6 +79,7 @@ impl Tally {
             last_alloc: AtomicI64::new(-ONE_BLOCK),
             emptied: AtomicU64::default(),
             slack: AtomicI64::default(),
+            moves: AtomicU64::default(),
             totals,
         }
     }
@@ -211,14 +206,19 @@ impl Tally {
         self.slack.store(0, Ordering::Relaxed);
     }
 
-    /// The ceilings move so that there is another room below them. They are the thread's own: the totals were told.
+    /// The ceilings move so that there is other room below them. They are the thread's own: the totals were told.
     fn move_ceilings(&self, from: Figures, to: Figures) {
-        let ceiling =
-            |share: &ThreadShare, at: usize| share.ceiling.load(Ordering::Relaxed) + to[at] - from[at];
-        self.requested.set(ceiling(&self.requested, 0), to[0]);
-        self.allocated.set(ceiling(&self.allocated, 1), to[1]);
+        // Relaxed, and no read-modify-write: one thread writes.
+        let moves = self.moves.load(Ordering::Relaxed);
+        self.moves.store(moves + 1, Ordering::Relaxed);
+        // Who sees what is written from here on sees the odd number.
+        fence(Ordering::Release);
+        self.requested.move_ceiling(from[0], to[0]);
+        self.allocated.move_ceiling(from[ALLOCATED], to[ALLOCATED]);
         let last_alloc = self.last_alloc.load(Ordering::Relaxed) + ONE_BLOCK * (to[2] - from[2]);
         self.last_alloc.store(last_alloc, Ordering::Relaxed);
+        // Release: who sees the even number sees all that was written.
+        self.moves.store(moves + 2, Ordering::Release);
     }
 
     /// Lowers the ceilings to where the figures are. By the owner outside, or while it is kept out; under the lock.
@@ -248,18 +248,25 @@ impl Tally {
         self.to_free.passages()
     }
 
-    /// Where the figures are: allocations, frees, requested and allocated bytes. From any thread at any time.
+    /// Where the figures are: allocations, frees, requested and allocated bytes. From any thread at any time. A reader that
+    /// is always overtaken takes what it has.
     fn read(&self) -> (u64, u64, [i64; 2]) {
-        // One thread's own counts belong together; a reader that is always overtaken takes what it has.
-        let (mut allocs, mut frees) = (self.to_alloc.passages(), self.to_free.passages());
+        let read = || {
+            let (allocs, frees) = (self.to_alloc.passages(), self.to_free.passages());
+            (allocs, frees, [self.requested.now(), self.allocated.now()])
+        };
         for _ in 0..TRIES {
-            let again = (self.to_alloc.passages(), self.to_free.passages());
-            if again == (allocs, frees) {
-                break;
+            // Acquire: pairs with the Release at the end of `move_ceilings`.
+            let moves = self.moves.load(Ordering::Acquire);
+            let found = read();
+            // Acquire: pairs with the fence in `move_ceilings`.
+            fence(Ordering::Acquire);
+            let is_whole = moves.is_multiple_of(2) && self.moves.load(Ordering::Relaxed) == moves;
+            if is_whole && (found.0, found.1) == (self.to_alloc.passages(), self.to_free.passages()) {
+                return found;
             }
-            (allocs, frees) = again;
         }
-        (allocs, frees, [self.requested.now(), self.allocated.now()])
+        read()
     }
 }
 

@@ -33,7 +33,8 @@ pub(super) struct Totals {
     figures: [Total; 3],
     /// Threads that count for themselves. Written under the pool's lock.
     threads: AtomicUsize,
-    in_throughput_mode: AtomicBool,
+    /// Whether slacks are wide, as in throughput mode.
+    are_wide: AtomicBool,
 }
 
 /// The sum of all threads' ceilings, and the most that it was since the last reset.
@@ -66,12 +67,12 @@ impl Totals {
         // Relaxed, all: settings.
         let peak = self.figures[ALLOCATED].peak.load(Ordering::Relaxed);
         let threads = self.threads.load(Ordering::Relaxed) as i64;
-        slack(peak, threads, self.in_throughput_mode.load(Ordering::Relaxed))
+        slack(peak, threads, self.are_wide.load(Ordering::Relaxed))
     }
 
-    /// Returns whether that is new. Under the pool's lock.
-    pub(super) fn set_throughput_mode(&self, is_on: bool) -> bool {
-        self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on
+    /// Whether slacks are wide from now on. Under the pool's lock.
+    pub(super) fn set_wide(&self, are_wide: bool) {
+        self.are_wide.store(are_wide, Ordering::Relaxed);
     }
 
     /// The most that all had together since the last reset, or a little more.
