@@ -162,9 +162,10 @@ macro_rules! define_stats {
         /// ```
         ///
         /// # High-water marks
-        /// That of `reserved` is exact. Those of live bytes are never too low. They are exact while one thread uses the
-        /// pool, and at most 1/1024 too high while several do. An exception is many threads that allocate and free at once
-        /// all the time. Then a mark may be too high by what the threads freed since their own peaks.
+        /// That of `reserved` is exact. The others are never too low, and exact while one thread uses the pool. While several
+        /// do, that of allocated bytes is at most 1/128 too high, or 1 MiB for each thread in a small pool. Those of
+        /// requested bytes and of blocks are as exact, as far as they move with it. Where threads do little but allocate
+        /// and free, it may be a quarter too high, or 32 MiB for each thread.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Stats {

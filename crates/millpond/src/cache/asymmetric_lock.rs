@@ -28,6 +28,7 @@
 //! **The data.** Release stores of epochs and entries, and acquire loads of them on the other side, pass on what the
 //! lock guards.
 
+use std::hint::cold_path;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -139,7 +140,11 @@ impl<T: Guarded> AsymmetricLock<T> {
         let guarded = unsafe { NonNull::new_unchecked(guarded) };
         // SAFETY: the sentinel never changes. Anything else was read while the entry was open, and so stays as it is
         // until the owner has left: see the module.
-        (unsafe { T::serial(guarded) } == stream.serial).then_some((guarded, passage))
+        if unsafe { T::serial(guarded) } != stream.serial {
+            cold_path();
+            return None;
+        }
+        Some((guarded, passage))
     }
 
     /// As [`enter`](Self::enter), without an entry, and also where the kernel issues no barriers for the other side.

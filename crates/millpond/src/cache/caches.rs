@@ -1,33 +1,31 @@
 //! The caches of all threads in one pool, and what uses them without the pool's lock.
 
-use std::ptr;
+use std::hint::cold_path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
 use super::magazine::{BufferedMagazine, Item};
-use super::peaks::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
-use super::stream_cache::{Bounds, Known, Magazines};
+use super::stream_cache::{Known, Magazines};
 use super::tally::Tally;
 use super::thread::{Entered, ThreadCache};
-use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
+use super::threads::Threads;
+use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
-use crate::policy::caching::{CacheLimits, LEAST_LIMIT, drifts_too_far};
+use crate::policy::caching::{CacheLimits, CacheMode, LEAST_LIMIT};
 use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
 use crate::policy::{Mechanism, without};
 
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
-    /// By thread index. The first one is [`SENTINEL`], and so is that of each thread without a cache here. A raw pointer
-    /// owns the others, since a `Box` that moves with this struct would claim to be the only one.
-    pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
+    pub(super) threads: Threads,
     page_map: Arc<PageMap>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
@@ -38,46 +36,14 @@ pub(crate) struct Caches {
     /// A block serves a request of a large size if it is less than so many bytes longer. That is one unit. In
     /// throughput mode it is any length, since blocks of one magazine differ by an eighth at most.
     most_slack: AtomicU64,
+    /// Whether memory is spent to save time.
+    in_throughput_mode: AtomicBool,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
-    /// Whether requests may take the fast path. Written under the pool's lock.
-    pub(super) has_lock_entries: AtomicBool,
-    /// Entries of `threads` that may be in use.
-    pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
-    pub(super) peaks: Peaks,
-    /// Notes of threads that ended, whose caches are still open.
-    pub(super) ended: Arc<Ended>,
+    pub(super) totals: Arc<Totals>,
     pub(super) strays: Arc<Strays>,
-    /// Whether nothing is cached any more. Written under the pool's lock.
-    pub(super) is_shut: AtomicBool,
-    /// Whether nothing is cached for the time being. Written under the pool's lock.
-    pub(super) is_paused: AtomicBool,
-}
-
-/// The sentinel cache of every pool: permanently closed, without owner or magazines. So the fast path needs no null
-/// check. Threads that enter it write its epochs, and nothing else.
-///
-/// Made with the first pool, and kept. No `OnceLock`: after a fork in between, the child would wait for ever.
-static SENTINEL: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
-
-fn sentinel() -> *mut ThreadCache {
-    // Acquire: pairs with the Release below.
-    let there = SENTINEL.load(Ordering::Acquire);
-    if !there.is_null() {
-        return there;
-    }
-    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
-    // Release: who reads it sees what it points to. Acquire: another thread may have been first.
-    match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
-        Ok(_) => fresh,
-        Err(other) => {
-            // SAFETY: it came from `Box::into_raw`, and nobody else knows it.
-            drop(unsafe { Box::from_raw(fresh) });
-            other
-        }
-    }
 }
 
 /// A block that a cache gave up: the arena's to take back.
@@ -99,48 +65,43 @@ impl Cached {
     }
 }
 
-/// A block found without the pool's lock.
+/// Blocks of another stream, seen in the depot.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
-    pub(crate) ptr: DevicePtr,
-    /// Whether its magazine should get more room ([`Caches::widen`]), to go to the depot less often.
-    pub(crate) is_narrow: bool,
+pub(crate) struct OtherStreamBlocks {
+    /// Their length.
+    bytes: u64,
+    of: TimelineId,
+    /// The tick up to which they were freed.
+    until: Tick,
+}
+
+impl OtherStreamBlocks {
+    /// What has to be reached before they are used.
+    pub(crate) fn fence(&self) -> Fence {
+        Fence::at(self.of, self.until)
+    }
 }
 
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
-        let sentinel = sentinel();
+        let totals = Arc::<Totals>::default();
         Self {
-            threads: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
+            threads: Threads::new(),
             page_map,
             sizes,
             depot: Depot::new(sizes.large_from()),
             limit: AtomicU64::new(LEAST_LIMIT),
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
+            in_throughput_mode: AtomicBool::new(false),
             borrows: AtomicBool::new(false),
-            has_lock_entries: AtomicBool::new(true),
-            used: AtomicUsize::new(0),
-            others: Tally::default(),
-            peaks: Peaks::default(),
-            ended: Arc::default(),
-            strays: Arc::default(),
-            is_shut: AtomicBool::new(false),
-            is_paused: AtomicBool::new(false),
+            others: Tally::new(totals.clone()),
+            strays: Arc::new(Strays::new(totals.clone())),
+            totals,
         }
     }
 
     // ---- the fast path ---------------------------------------------------------------------------
-
-    /// The calling thread's cache, or the sentinel.
-    #[inline(always)]
-    pub(super) fn mine(&self) -> &ThreadCache {
-        // SAFETY: an index is at most `MOST_THREADS`.
-        let place = unsafe { self.threads.get_unchecked(thread_index()) };
-        // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
-        // SAFETY: caches are dropped with the pool only, and the sentinel never.
-        unsafe { &*place.load(Ordering::Acquire) }
-    }
 
     #[inline]
     pub(super) fn enter<const WITHOUT_ENTRY: bool>(
@@ -149,23 +110,16 @@ impl Caches {
         stream: &Stream,
     ) -> Option<Entered<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
-        // (`collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`). Callers leave before they
+        // (`Threads::collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`). Callers leave before they
         // return.
-        unsafe { self.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
+        unsafe { self.threads.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
     #[inline(always)]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         // SAFETY: the cache is this thread's.
-        unsafe { self.get::<false>(self.mine(), bytes, stream.key()) }
-    }
-
-    /// As [`alloc`](Self::alloc), also where lock entries are closed.
-    #[cold]
-    pub(crate) fn alloc_without_entry(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // SAFETY: the cache is this thread's.
-        unsafe { self.get::<true>(self.mine(), bytes, stream.key()) }
+        unsafe { self.get::<false>(self.threads.mine(), bytes, stream.key()) }
     }
 
     /// # Safety
@@ -187,7 +141,8 @@ impl Caches {
             let magazine = magazines.magazine(index);
             let item = *magazine.top_or_end();
             // Also where it is empty.
-            if !item.is_in(magazine.place()) || !tally.rise(&passage, bytes, item.bytes()) {
+            if !item.is_in(magazine.place()) || !Self::rise::<WITHOUT_ENTRY>(tally, &passage, bytes, item) {
+                cold_path();
                 return None;
             }
             // SAFETY: just seen.
@@ -202,10 +157,11 @@ impl Caches {
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
         let item = *magazine.top_or_end();
-        if item.bytes().wrapping_sub(bytes) >= most_slack || !item.is_in(magazine.place()) {
-            return None;
-        }
-        if !tally.rise(&passage, bytes, item.bytes()) {
+        if item.bytes().wrapping_sub(bytes) >= most_slack
+            || !item.is_in(magazine.place())
+            || !Self::rise::<WITHOUT_ENTRY>(tally, &passage, bytes, item)
+        {
+            cold_path();
             return None;
         }
         // SAFETY: just seen.
@@ -213,25 +169,15 @@ impl Caches {
         Some(Self::hand_out(item, bytes, passage))
     }
 
-    /// The block that [`get`](Self::get) would hand out, under the lock.
-    pub(super) fn pop(&self, magazines: &mut Magazines, bytes: u64) -> Option<Item> {
-        let is_rounded = self.sizes.is_rounded(bytes);
-        let at = if is_rounded {
-            // SAFETY: just asked.
-            unsafe { self.sizes.magazine_for_rounded(bytes) }
-        } else {
-            self.sizes.magazine_for_exact(bytes)?
-        };
-        let magazine = magazines.magazine(at);
-        let item = *magazine.top_or_end();
-        // Relaxed: as in `get`.
-        let fits = is_rounded || item.bytes().wrapping_sub(bytes) < self.most_slack.load(Ordering::Relaxed);
-        if !fits || !item.is_in(magazine.place()) {
-            return None;
+    /// Counts a block that is about to be handed out. `false`, and nothing done, where a ceiling has to rise before, and
+    /// the thread is in a hurry.
+    #[inline(always)]
+    fn rise<const UNHURRIED: bool>(tally: &Tally, passage: &Passage<'_>, bytes: u64, item: Item) -> bool {
+        if UNHURRIED {
+            tally.rise_slow(bytes, item.bytes());
+            return true;
         }
-        // SAFETY: just seen.
-        unsafe { magazine.drop_top() };
-        Some(item)
+        tally.rise(passage, bytes, item.bytes())
     }
 
     /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a
@@ -246,11 +192,16 @@ impl Caches {
 
     // ---- without the pool's lock: the depot's only --------------------------------------------------------
 
-    /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
+    /// As [`alloc`](Self::alloc), also where lock entries are closed, or the tally has to rise above a ceiling. Looks
+    /// below the top of a magazine of several sizes, and into the depot.
     #[cold]
-    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<Found> {
+    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
+        }
+        // SAFETY: the cache is this thread's.
+        if let found @ Some(_) = unsafe { self.get::<true>(self.threads.mine(), bytes, stream.key()) } {
+            return found;
         }
         let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units = if self.in_throughput_mode() {
@@ -260,7 +211,6 @@ impl Caches {
         };
         let index = MagazineIndex::of(units);
         let size = self.sizes.bytes(units);
-        let mut is_narrow = false;
         if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
             // Nearly always: there is nowhere to look.
             return None;
@@ -269,14 +219,11 @@ impl Caches {
         let magazine = &mut known.magazine;
         self.drop_strays_on_top(magazine);
         if !magazine.bring_up(size) {
-            is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
+            self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if magazine.has_on_top(size) {
-            if !tally.rise(&passage, bytes, size) {
-                return None;
-            }
-            let ptr = Self::hand_out(magazine.take_top(size)?, bytes, passage);
-            return Some(Found { ptr, is_narrow });
+            tally.rise_slow(bytes, size);
+            return Some(Self::hand_out(magazine.take_top(size)?, bytes, passage));
         }
         // Relaxed: a setting.
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_throughput_mode(bytes) {
@@ -285,31 +232,85 @@ impl Caches {
         if !known.borrowing.may_borrow(tally.to_alloc().passages()) {
             return None;
         }
-        let item = Self::borrow(magazines, index, |item| tally.rise(&passage, bytes, item.bytes()))?;
-        Some(Found { ptr: Self::hand_out(item, bytes, passage), is_narrow: false })
+        let item = Self::borrow(magazines, index)?;
+        tally.rise_slow(bytes, item.bytes());
+        Some(Self::hand_out(item, bytes, passage))
+    }
+
+    // ---- what other streams freed: in throughput mode, from the depot ------------------------------------
+    //
+    // The stream must first be ordered after the other's work, which may take device calls. So there are two steps: the
+    // thread looks what the depot has, and leaves its cache. Then, with the stream ordered after the fence of what was
+    // seen, it takes blocks behind that fence: the same or others.
+
+    /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
+    /// thread's magazine has room for some.
+    #[cold]
+    pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<OtherStreamBlocks> {
+        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) || without(Mechanism::OtherStreams) {
+            return None;
+        }
+        // A closed cache may mean that the stream is being captured.
+        let Entered { magazines, tally: _, passage: _passage } =
+            self.enter::<true>(Tally::to_alloc, stream)?;
+        let units = self.sizes.units_in_throughput_mode(bytes);
+        if magazines.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
+            return None;
+        }
+        let bytes = self.sizes.bytes(units);
+        let (of, until) = self.depot.other_with(stream.timeline().id, bytes)?;
+        Some(OtherStreamBlocks { bytes, of, until })
+    }
+
+    /// A block for a request of so many bytes from what was seen, after which the stream is ordered now; brings more of
+    /// the same.
+    pub(crate) fn alloc_of_other_stream(
+        &self,
+        bytes: u64,
+        stream: &Stream,
+        seen: OtherStreamBlocks,
+    ) -> Option<DevicePtr> {
+        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let size = seen.bytes;
+        let Known { mut magazine, .. } = magazines.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
+        let before = magazine.len();
+        self.fetch(&mut magazine, tally, (seen.of, seen.until), size);
+        let now = stream.timeline().now();
+        // From here on, as if this stream had freed them now.
+        let place = magazine.place();
+        for item in magazine.above(before) {
+            if item.is_in(place) {
+                item.descriptor().make_cached(place, now);
+            }
+        }
+        if !magazine.has_on_top(size) {
+            return None;
+        }
+        tally.rise_slow(bytes, size);
+        Some(Self::hand_out(magazine.take_top(size)?, bytes, passage))
     }
 
     /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. If not, the slow
     /// path looks once more.
     #[inline]
     pub(crate) fn may_have(&self, bytes: u64) -> bool {
-        !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
+        !self.sizes.is_large(bytes) || self.threads.mine().takes_large() || self.depot.held_large() > 0
     }
 
     /// Whether a block of so many bytes may find room in the thread's magazines, by a glance, as for
     /// [`may_have`](Self::may_have).
     #[inline]
     pub(crate) fn may_take(&self, bytes: u64) -> bool {
-        !self.sizes.is_large(bytes) || self.mine().granted_large() > 0
+        !self.sizes.is_large(bytes) || self.threads.mine().takes_large()
     }
 
     /// A block of one of the next longer classes: it wastes less than another block would take, and neighbouring classes
-    /// seldom run out together. The first that `may` be had.
-    fn borrow(magazines: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
+    /// seldom run out together.
+    fn borrow(magazines: &mut Magazines, index: MagazineIndex) -> Option<Item> {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
             let magazine = magazines.magazine(longer);
             let item = *magazine.top()?;
-            if !item.is_in(magazine.place()) || !may(&item) {
+            if !item.is_in(magazine.place()) {
                 return None;
             }
             // SAFETY: just seen.
@@ -319,44 +320,33 @@ impl Caches {
     }
 
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
-    /// freed on a stream up to a tick. Returns whether, in throughput mode, there were more, and the magazine may still
-    /// grow.
+    /// freed on a stream up to a tick.
     pub(super) fn fetch(
         &self,
         magazine: &mut BufferedMagazine<'_>,
         tally: &Tally,
         from: (TimelineId, Tick),
         size: u64,
-    ) -> bool {
+    ) {
         let most = magazine.restock_by();
         if most == 0 || self.depot.held() == 0 {
-            return false;
+            return;
         }
         // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
         let mut count = 0;
-        let are_more = self.depot.take(from, size, most, |item| {
+        self.depot.take(from, size, most, |item| {
             // SAFETY: it is not full: no more come than half of what it may hold.
             unsafe { magazine.push(item) };
             count += 1;
         });
         magazine.claim_top(count);
-        are_more
-            && self.in_throughput_mode()
-            && !magazine.is_at_most(size, true)
-            && !without(Mechanism::Widening)
     }
 
-    /// Brings the older half of a magazine of the largest size to the depot, if its blocks are alike. Returns whether
+    /// Brings the older half of a magazine to the depot, if its blocks are alike. Returns whether
     /// there is room now.
     #[inline]
-    fn give_half_to_depot(
-        &self,
-        magazines: &mut Magazines,
-        index: MagazineIndex,
-        tally: &Tally,
-        of: TimelineId,
-    ) -> bool {
+    fn give_half_to_depot(&self, magazines: &mut Magazines, index: MagazineIndex, of: TimelineId) -> bool {
         if magazines.magazine(index).is_empty() {
             // Nearly always, of large blocks.
             return false;
@@ -364,11 +354,7 @@ impl Caches {
         let Some(Known { mut magazine, .. }) = magazines.known(index) else { return false };
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
-        if half.len() < 2
-            || !magazine.is_at_most(bytes, self.in_throughput_mode())
-            || self.drifts(tally)
-            || half.iter().any(|item| item.bytes() != bytes)
-        {
+        if half.len() < 2 || half.iter().any(|item| item.bytes() != bytes) {
             return false;
         }
         let place = magazine.place();
@@ -395,19 +381,12 @@ impl Caches {
         }
     }
 
-    /// Whether a thread that frees should give up the room that it gained, for those who allocate. That reads what all
-    /// other threads write, so it should be seldom.
-    pub(super) fn drifts(&self, tally: &Tally) -> bool {
-        // Relaxed: a setting.
-        drifts_too_far(tally.drift(), self.depot_limit.load(Ordering::Relaxed))
-    }
-
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
     /// where there is no room, or it is not as simple as that.
     #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         // SAFETY: the cache is this thread's.
-        unsafe { self.put::<false>(self.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
+        unsafe { self.put::<false>(self.threads.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
     }
 
     /// As [`free`](Self::free), also where lock entries are closed, and where the depot has room. Returns the bytes that
@@ -415,7 +394,7 @@ impl Caches {
     #[cold]
     pub(crate) fn free_without_entry(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the cache is this thread's.
-        unsafe { self.put::<true>(self.mine(), ptr, stream.key(), || stream.timeline()) }
+        unsafe { self.put::<true>(self.threads.mine(), ptr, stream.key(), || stream.timeline()) }
     }
 
     /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, read only where needed:
@@ -436,61 +415,47 @@ impl Caches {
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
         let descriptor = if WITHOUT_ENTRY { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
         let bytes = descriptor.bytes_of_live();
-        if !descriptor.is_plain(ptr) {
+        if !descriptor.is_plain(ptr) || !(WITHOUT_ENTRY || tally.may_fall(bytes)) {
+            cold_path();
             return None;
         }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(descriptor.label()) };
         if magazines.magazine(index).is_full()
-            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, tally, timeline().id))
+            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, timeline().id))
         {
+            cold_path();
             return None;
         }
         // SAFETY: it is not full.
         unsafe { magazines.magazine(index).push(Item::new(ptr, descriptor)) };
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
-        tally.count_free(passage, requested, bytes);
+        if WITHOUT_ENTRY {
+            tally.count_free_slow(passage, requested, bytes);
+        } else {
+            tally.count_free(passage, requested, bytes);
+        }
         Some(requested)
     }
 
-    pub(super) fn sentinel(&self) -> *mut ThreadCache {
-        // Relaxed: never written.
-        self.threads[NO_THREAD].load(Ordering::Relaxed)
-    }
-
-    pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
-        // Relaxed: an index beyond it has nothing to tell yet.
-        let used = self.used.load(Ordering::Relaxed);
-        let sentinel = self.sentinel();
-        // Acquire: as in `mine`.
-        let all = self.threads[..used].iter().map(|place| place.load(Ordering::Acquire));
-        // SAFETY: as in `mine`.
-        all.filter(move |cache| *cache != sentinel).map(|cache| unsafe { &*cache })
-    }
-
     /// Shares what the pool holds between its threads, as the bytes that each may cache. That is much, but nothing is
-    /// lost: whoever needs it takes it back. With a growth allowance, the pool is in throughput mode; where that gets
-    /// scarce, classes borrow from longer ones.
-    pub(crate) fn adapt(&self, reserved: u64, growth_allowance: u64, is_scarce: bool) {
-        let threads = self.all().filter(|cache| cache.is_owned()).count() as u64;
-        let limits = CacheLimits::new(reserved, growth_allowance, threads);
-        // Relaxed: settings.
+    /// lost: whoever needs it takes it back.
+    pub(crate) fn adapt(&self, reserved: u64, mode: CacheMode) {
+        let (growth, most_slack, borrows) = match mode {
+            CacheMode::Thrifty => (0, self.sizes.bytes(1), false),
+            CacheMode::Throughput { growth, is_scarce } => (growth, SLACK_IN_THROUGHPUT_MODE, is_scarce),
+        };
+        let limits = CacheLimits::new(reserved, growth, self.threads.owned().count() as u64);
+        // Relaxed, all: settings.
         self.limit.store(limits.of_thread, Ordering::Relaxed);
         self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
-        let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
-        self.borrows.store(is_scarce && !without(Mechanism::Borrowing), Ordering::Relaxed);
-    }
-
-    /// What bounds the room of a magazine for blocks of `size` bytes.
-    pub(super) fn bounds(&self, size: u64) -> Bounds {
-        Bounds {
-            longest: self.sizes.longest_beside(size),
-            is_large: self.sizes.is_large(size),
-            // Relaxed: a setting.
-            limit: self.limit.load(Ordering::Relaxed),
-            in_throughput_mode: self.in_throughput_mode(),
+        self.borrows.store(borrows && !without(Mechanism::Borrowing), Ordering::Relaxed);
+        let is_on = mode != CacheMode::Thrifty;
+        if self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
+            self.totals.set_wide(is_on);
+            self.threads.all().for_each(|cache| cache.tally.forget_slack());
         }
     }
 
@@ -498,7 +463,7 @@ impl Caches {
     #[inline]
     pub(crate) fn in_throughput_mode(&self) -> bool {
         // Relaxed: a setting.
-        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_THROUGHPUT_MODE
+        self.in_throughput_mode.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -508,7 +473,23 @@ impl Caches {
     /// Threads that have a cache here.
     #[cfg(test)]
     pub(crate) fn threads_inside(&self) -> usize {
-        self.all().filter(|cache| cache.is_owned()).count()
+        self.threads.owned().count()
+    }
+
+    /// Whether anything may be cached. A glance.
+    pub(crate) fn holds_any(&self) -> bool {
+        self.depot.held() > 0 || self.threads.all().any(|cache| cache.tally.may_hold())
+    }
+
+    /// Whether threads ended whose caches were not collected. A glance.
+    #[inline]
+    pub(crate) fn any_ended(&self) -> bool {
+        self.threads.any_ended()
+    }
+
+    /// Whether threads enter by lock entries.
+    pub(crate) fn has_lock_entries(&self) -> bool {
+        self.threads.have_lock_entries()
     }
 
     /// Blocks that were found to have been freed twice at once.
@@ -520,20 +501,6 @@ impl Caches {
     #[inline]
     pub(crate) fn freed_twice_since(&self) -> Option<u64> {
         self.strays.to_report()
-    }
-}
-
-impl Drop for Caches {
-    fn drop(&mut self) {
-        let sentinel = self.sentinel();
-        let (_, others) = self.threads.split_first_mut().expect("there are many");
-        for place in others {
-            let cache = *place.get_mut();
-            if cache != sentinel {
-                // SAFETY: the cache came from `try_box`. The pool is going, so no thread is inside.
-                drop(unsafe { Box::from_raw(cache) });
-            }
-        }
     }
 }
 

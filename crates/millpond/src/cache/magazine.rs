@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
-use crate::policy::caching::{most_blocks, next_room};
 
 /// Blocks that are moved together: at most half a magazine.
 pub(super) type Few<T> = SmallVec<[T; 32]>;
@@ -186,8 +185,7 @@ pub(super) struct Buffer {
     start: NonNull<ItemSlot>,
     /// Places that were allocated, both ends among them; 0 for [`NO_ROOM`].
     capacity: usize,
-    /// Blocks that the magazine may hold; see [`StreamCaches::grant`](super::stream_cache::StreamCaches::grant). While the buffer is
-    /// [stowed](BufferedMagazine::stow) it holds none.
+    /// Blocks that the magazine may hold.
     room: usize,
 }
 
@@ -201,11 +199,6 @@ impl Buffer {
     fn first(&self) -> NonNull<ItemSlot> {
         // SAFETY: a buffer has two ends at least.
         unsafe { self.start.add(1) }
-    }
-
-    /// Blocks that the magazine may hold.
-    pub(super) fn room(&self) -> usize {
-        self.room
     }
 
     /// The blocks of the magazine whose buffer it is, the youngest last.
@@ -308,27 +301,16 @@ impl<'a> BufferedMagazine<'a> {
         self.magazine.top = unsafe { self.buffer.first().add(len) };
     }
 
-    /// Lets it hold so many blocks, no fewer than it holds. `false`, and nothing done, where the host has no memory for
-    /// them.
+    /// Lets an empty magazine hold so many blocks. `false`, and nothing done, where the host has no memory for them.
     pub(super) fn set_room(&mut self, room: usize) -> bool {
-        let len = self.len();
-        assert!(room >= len, "a magazine holds no more than it may");
-        if room + ENDS > self.buffer.capacity && room > 0 {
-            let Some(wider) = Self::with_room(room) else { return false };
-            // SAFETY: both have so many places; the new buffer is another one.
-            unsafe { wider.first().copy_from_nonoverlapping(self.buffer.first(), len) };
-            *self.buffer = wider;
-            self.set_len(len);
-        } else if self.buffer.capacity > 0 {
-            // SAFETY: the buffer has room for so many, and its ends. What lies above the items is nothing.
-            unsafe {
-                let first = self.buffer.first();
-                (len..self.buffer.capacity - 1).for_each(|place| first.add(place).write(ItemSlot::FREE));
-                first.add(room).write(ItemSlot::END);
-            }
+        assert!(self.is_empty(), "a magazine with blocks keeps its room");
+        let buffer = if room == 0 { Some(Buffer::NEW) } else { Self::with_room(room) };
+        let is_there = buffer.is_some();
+        if let Some(buffer) = buffer {
+            *self.buffer = buffer;
+            self.set_len(0);
         }
-        self.buffer.room = room;
-        true
+        is_there
     }
 
     /// An empty buffer for so many blocks.
@@ -341,22 +323,6 @@ impl<'a> BufferedMagazine<'a> {
         let mut slots = ManuallyDrop::new(slots);
         let start = NonNull::new(slots.as_mut_ptr())?;
         Some(Buffer { start, capacity: slots.capacity(), room })
-    }
-
-    /// Gives the memory of an empty magazine back. It keeps its room for when that is [needed](Self::unstow).
-    pub(super) fn stow(&mut self) {
-        debug_assert!(self.is_empty(), "a magazine with blocks");
-        let room = self.buffer.room;
-        *self.buffer = Buffer::NEW;
-        self.buffer.room = room;
-        self.set_len(0);
-    }
-
-    /// Has places again for as many blocks as it may hold, if the host has memory.
-    pub(super) fn unstow(&mut self) {
-        if self.buffer.capacity == 0 && self.buffer.room > 0 {
-            self.set_room(self.buffer.room);
-        }
     }
 
     /// Takes the youngest block of exactly this length out, if there is one. Its descriptor says that it left.
@@ -400,8 +366,7 @@ impl<'a> BufferedMagazine<'a> {
 
     /// Blocks that a restock may bring: half of what it may hold.
     pub(super) fn restock_by(&self) -> usize {
-        let room = if self.buffer.capacity > 0 { self.room() } else { 0 };
-        (room / 2).saturating_sub(self.len())
+        (self.room() / 2).saturating_sub(self.len())
     }
 
     /// The older half, rounded up.
@@ -426,16 +391,6 @@ impl<'a> BufferedMagazine<'a> {
             // SAFETY: the items are still there: what lies above `top` is not written.
             each(unsafe { self.buffer.first().add(place).cast().read() });
         }
-    }
-
-    /// Whether it may hold as many blocks of this length as any magazine ever.
-    pub(super) fn is_at_most(&self, bytes: u64, in_throughput_mode: bool) -> bool {
-        self.room() >= most_blocks(bytes, in_throughput_mode)
-    }
-
-    /// Blocks of this length that it should be allowed next, where what it may hold is too little.
-    pub(super) fn next_room(&self, bytes: u64, in_throughput_mode: bool) -> usize {
-        next_room(self.room(), bytes, in_throughput_mode)
     }
 
     /// Writes to the descriptors of the `count` blocks on top, which came from the depot, that they are here. Another thread
@@ -512,43 +467,8 @@ mod tests {
         assert!(alone.0.is_full() && alone.0.is_empty() && alone.0.top().is_none());
         let mut magazine = alone.open();
         assert!(magazine.items().is_empty() && magazine.take_alike(512).is_none());
-        assert!(magazine.set_room(0) && magazine.is_full());
-    }
-
-    #[test]
-    fn more_room_keeps_the_blocks_and_less_room_the_buffer() {
-        let descriptors = descriptors(40);
-        let mut alone = with(&descriptors, 3);
-        let mut magazine = alone.open();
-        magazine.set_room(40);
-        assert_eq!((places(magazine.items()), magazine.room()), (vec![1, 2, 3], 40));
-        magazine.set_room(3);
-        assert!(magazine.is_full());
-        magazine.set_room(4);
-        // SAFETY: there is room for one.
-        unsafe { magazine.push(Item::new(descriptors[9].ptr(), &descriptors[9])) };
-        assert_eq!(places(magazine.items()), [1, 2, 3, 10]);
-        assert!(magazine.is_full());
-    }
-
-    #[test]
-    fn one_that_is_stowed_takes_nothing_until_it_is_back() {
-        let descriptors = descriptors(9);
-        let mut alone = with(&descriptors, 8);
-        let mut magazine = alone.open();
-        magazine.give_up_all(|_| ());
-        magazine.stow();
-        assert!(magazine.is_full() && magazine.is_empty() && magazine.restock_by() == 0);
-        assert_eq!((magazine.room(), alone.1.capacity), (8, 0));
-        let mut magazine = alone.open();
-        magazine.unstow();
-        assert_eq!((magazine.restock_by(), magazine.room()), (4, 8));
-        for descriptor in &descriptors[1..] {
-            assert!(!magazine.is_full());
-            // SAFETY: just asked.
-            unsafe { magazine.push(Item::new(descriptor.ptr(), descriptor)) };
-        }
-        assert!(magazine.is_full() && places(magazine.items()) == [2, 3, 4, 5, 6, 7, 8, 9]);
+        assert!(magazine.set_room(1) && !magazine.is_full());
+        assert!(magazine.set_room(0) && magazine.is_full() && magazine.is_empty());
     }
 
     #[test]

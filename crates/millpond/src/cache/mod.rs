@@ -7,7 +7,8 @@
 //! this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
 //! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size
 //! (but in throughput mode), and share a magazine with sizes near theirs. What a magazine has no room for goes to the
-//! pool's [depot], where other threads find it. What that has no room for goes to the arena.
+//! pool's [depot], where other threads find it. What that has no room for goes to the arena. All caches together are a pool's
+//! [`Caches`]: `caches.rs` has what needs no lock, `under_lock.rs` what holds the pool's.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the thread,
 //! and the block's descriptor. They take no lock, no atomic read-modify-write and no device call. Where they cannot,
@@ -20,8 +21,8 @@
 //! the pool's lock. A thread whose cache is closed takes the slow path, and so waits for the pool's lock. A thread that
 //! holds that may use its own cache as it is.
 //!
-//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
-//! makes their high-water marks right.
+//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums. Their
+//! high-water marks are in the [totals].
 //!
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001). With asymmetric locks (Dice, Huang, Yang
 //! 2001), the rare side pays for both, by a barrier in all threads at once.
@@ -32,23 +33,21 @@ mod depot;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
-mod other_streams;
-mod peaks;
-mod restocking;
-mod settling;
-#[cfg(all(test, loom))]
-mod settling_models;
 mod shortcut;
 mod sizes;
 mod strays;
 mod stream_cache;
 mod sync;
-mod taking_back;
 mod tally;
 mod thread;
 mod thread_index;
+mod threads;
+mod totals;
+#[cfg(all(test, loom))]
+mod totals_models;
+mod under_lock;
 
-pub(crate) use caches::{Cached, Caches, Found};
+pub(crate) use caches::{Cached, Caches};
 pub(crate) use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
 pub(crate) use thread_index::on_thread_end;
@@ -56,5 +55,6 @@ pub(crate) use thread_index::on_thread_end;
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Locked {
-    escrow: settling::Escrow,
+    /// Whether threads without a cache count, too.
+    counts_others: bool,
 }

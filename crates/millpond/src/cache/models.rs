@@ -5,7 +5,7 @@
 //! either side (`sync`). That has the same effect, by other means. Magazines are a stack of block numbers and its
 //! stream's serial number. Their cells notice when two threads reach them at once. A block's entry in the arena's table
 //! has its state and its tick, with the orderings of `extents/page_map.rs`. The pool's lock is loom's. **Not
-//! modelled**: tallies; grants in one model only, where room is there or not, and several streams in those at the end.
+//! modelled**: tallies (`totals_models` has them); grants; several streams, but in the models at the end.
 //! An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
 
 use std::mem::take;
@@ -86,10 +86,6 @@ struct ModelCache {
     ended: AtomicBool,
     /// In a box, as a stream cache is: it stays where it is.
     magazines: Box<ModelMagazines>,
-    /// Whether the owner may cache blocks without the lock.
-    has_room: UnsafeCell<bool>,
-    /// The same, for others: `ThreadCache::note_granted`.
-    granted: AtomicBool,
 }
 
 impl ModelCache {
@@ -101,8 +97,6 @@ impl ModelCache {
             owned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             magazines: ModelMagazines::new(STREAM),
-            has_room: UnsafeCell::new(false),
-            granted: AtomicBool::new(false),
         }
     }
 
@@ -134,18 +128,6 @@ impl ModelCache {
     /// Reaches the blocks of its one stream cache.
     fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
         self.magazines.blocks(reach)
-    }
-
-    fn has_room(&self) -> bool {
-        // SAFETY: as in `blocks`.
-        self.has_room.with(|room| unsafe { *room })
-    }
-
-    /// `StreamCaches::grant`, or what `StreamCaches::drain` does to a magazine of large blocks. Under the lock.
-    fn set_room(&self, has_room: bool) {
-        // SAFETY: as in `blocks`.
-        self.has_room.with_mut(|room| unsafe { *room = has_room });
-        self.granted.store(has_room, Ordering::Relaxed);
     }
 }
 
@@ -257,27 +239,6 @@ impl<const THREADS: usize> ModelPool<THREADS> {
             cache.open();
         }
         self.look_at(&depot);
-    }
-
-    /// `Caches::free` of a large block, which only a magazine with room takes, else `Caches::put_slow`, which grants it
-    /// some.
-    fn free_large(&self, index: usize, block: usize) {
-        let cache = &self.caches[index];
-        let put = || {
-            self.entries[block].is_live.store(false, Ordering::Relaxed);
-            cache.blocks(|blocks| blocks.push(block));
-        };
-        if let Some(passage) = cache.enter::<false>(&cache.to_free)
-            && cache.has_room()
-        {
-            put();
-            passage.complete();
-            return;
-        }
-        let _depot = self.state.lock().unwrap();
-        cache.open();
-        cache.set_room(true);
-        put();
     }
 
     /// The arena reads the entry of each block that it takes back.

@@ -21,7 +21,7 @@ pub(crate) struct Shortcut {
 impl Shortcut {
     /// The calling thread's; `None` where it has no cache.
     pub(crate) fn new(caches: &Caches, stream: &Stream) -> Option<Self> {
-        let mine = caches.mine();
+        let mine = caches.threads.mine();
         mine.is_owned().then(|| Self {
             caches: NonNull::from(caches),
             mine: NonNull::from(mine),

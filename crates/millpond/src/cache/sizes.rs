@@ -47,9 +47,15 @@ impl MagazineIndex {
         Self(label as usize)
     }
 
+    /// The magazine with so many before it.
+    pub(super) fn of_number(number: usize) -> Self {
+        assert!(number < MAGAZINES, "there are no more");
+        Self((number + 1) * STRIDE)
+    }
+
     /// The magazines for longer blocks, from the next one on.
     pub(super) fn longer(self) -> impl Iterator<Item = Self> {
-        (self.number() + 1..MAGAZINES).map(|number| Self((number + 1) * STRIDE))
+        (self.number() + 1..MAGAZINES).map(Self::of_number)
     }
 
     pub(super) fn label(self) -> u32 {
@@ -134,6 +140,11 @@ impl Sizes {
     /// Whether blocks of this length are of exact sizes.
     pub(super) fn is_large(self, bytes: u64) -> bool {
         !self.is_rounded(bytes)
+    }
+
+    /// Whether a magazine may have blocks of exact sizes.
+    pub(super) fn is_for_large(self, magazine: MagazineIndex) -> bool {
+        magazine >= MagazineIndex::of(self.exact_units(self.large_from()))
     }
 
     /// Bytes of the shortest block whose magazine is of exact sizes.

@@ -1,11 +1,13 @@
 //! Strays. A stray is the second copy of a block that two threads freed at once; it was counted as a free.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
 use super::magazine::Item;
 use super::tally::Tally;
+use super::totals::Totals;
 use crate::counters::Counted;
 use crate::extents::Place;
 
@@ -22,22 +24,24 @@ pub(super) struct Strays {
 }
 
 impl Default for Strays {
+    /// Of no pool.
     fn default() -> Self {
-        let tally = Tally::default();
-        // What makes up for a mistake need not ask.
-        tally.grant_all();
-        Self { count: AtomicU64::new(0), reported: AtomicU64::new(0), tally, writes: Mutex::default() }
+        Self::new(Arc::default())
     }
 }
 
 impl Strays {
+    pub(super) fn new(totals: Arc<Totals>) -> Self {
+        let (count, reported) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { count, reported, tally: Tally::new(totals), writes: Mutex::default() }
+    }
+
     /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a cache.
     #[cold]
     fn note(&self, item: Item) {
         let (requested, bytes) = item.descriptor().last_counted();
         let _writes = self.writes.lock();
-        let is_counted = self.tally.count_alloc_outside(requested, bytes);
-        debug_assert!(is_counted, "it need not ask");
+        self.tally.count_alloc_outside(requested, bytes);
         // Relaxed, here and below: a count.
         self.count.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,71 +1,48 @@
 //! What one thread allocated and freed: written by that thread alone, read by all. Bytes are sums, and blocks are counted
 //! by the epochs of its asymmetric lock.
 //!
-//! **Ceilings.** A tally knows the highest value of each of its figures since it was last settled. Its *allowance* says
-//! by how much that may rise. Both together are the thread's *ceiling*. An allocation that would pass it is handed out
-//! only after the thread has asked for more, under the pool's lock. [settling](super::settling) says why.
+//! A tally knows the thread's *ceiling* for each of its figures, and how far below that it is: its *room*. A thread that
+//! uses its room up, or has more of it than its slack, changes its ceiling. [totals](super::totals) says why.
+
+use std::sync::Arc;
 
 use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
+use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
+use crate::policy::peaks::Slack;
 use crate::stats::Level;
 
-/// Requested bytes, allocated bytes, and blocks; of a thread, which may have freed what others allocated, or of all.
-pub(super) type Figures = [i64; 3];
-
-/// What one more block adds, of which so many bytes were asked for.
-pub(super) fn one_block(requested: u64, bytes: u64) -> Figures {
-    [requested as i64, bytes as i64, 1]
-}
-
-/// Figures made of two, one by one.
-pub(super) fn combine(a: Figures, b: Figures, each: impl Fn(i64, i64) -> i64) -> Figures {
-    std::array::from_fn(|at| each(a[at], b[at]))
-}
-
-/// An allowance that is never used up: no device has so much memory.
-const UNBOUNDED: i64 = 1 << 60;
-
-/// What `Tally::frozen_at` is while the thread may allocate without asking.
-const NOT_FROZEN: u64 = u64::MAX;
-
-/// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its highest
-/// since it was last settled, and how far below that it is now. So the fast path needs one subtraction and a test for
-/// its sign.
+/// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its ceiling, and
+/// how far below that it is now. So the fast path needs one subtraction and a test for its sign.
 #[derive(Debug, Default)]
 struct ThreadShare {
-    below: AtomicI64,
-    high: AtomicI64,
+    room: AtomicI64,
+    ceiling: AtomicI64,
 }
 
 impl ThreadShare {
-    /// How far below the highest it is once so much was added; less than nothing for a new highest.
+    /// The room once so much was added; less than nothing if it is not enough.
     #[inline]
-    fn below_with(&self, more: u64) -> i64 {
-        self.below.load(Ordering::Relaxed).wrapping_sub(more as i64)
+    fn room_with(&self, more: u64) -> i64 {
+        self.room.load(Ordering::Relaxed).wrapping_sub(more as i64)
     }
 
     #[inline]
-    fn set_below(&self, below: i64) {
+    fn set_room(&self, room: i64) {
         // Relaxed, and no read-modify-write: one thread writes.
-        self.below.store(below, Ordering::Relaxed);
+        self.room.store(room, Ordering::Relaxed);
     }
 
-    #[inline]
-    fn sub(&self, by: u64) {
-        self.set_below(self.below.load(Ordering::Relaxed).wrapping_add(by as i64));
-    }
-
-    /// Where it is now.
+    /// Where it is now. A reader that does not write asks whether the ceiling moved meanwhile.
     fn now(&self) -> i64 {
-        loop {
-            let high = self.high.load(Ordering::Relaxed);
-            // Acquire: who sees what follows a new highest sees that too (`Tally::raise`).
-            let below = self.below.load(Ordering::Acquire);
-            if self.high.load(Ordering::Relaxed) == high {
-                return high.wrapping_sub(below);
-            }
-        }
+        self.ceiling.load(Ordering::Relaxed).wrapping_sub(self.room.load(Ordering::Relaxed))
+    }
+
+    /// Moves the ceiling so that there is other room below it.
+    fn move_ceiling(&self, from: i64, to: i64) {
+        self.ceiling.store(self.ceiling.load(Ordering::Relaxed) + to - from, Ordering::Relaxed);
+        self.room.store(to, Ordering::Relaxed);
     }
 }
 
@@ -81,37 +58,32 @@ pub(super) struct Tally {
     /// it.
     to_alloc: Epoch,
     to_free: Epoch,
-    /// Twice the most live blocks since that was last settled, less [`ONE_BLOCK`]: by so much `to_alloc` may be ahead of
-    /// `to_free` before the next allocation.
-    most_before: AtomicI64,
+    /// The ceiling of live blocks: what `to_alloc` may be at most before the next allocation. It goes up with each free.
+    last_alloc: AtomicI64,
     /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
-    /// By how much the highest may rise. Written by the owner, and by who holds the lock while the owner is kept out.
-    allowance: [AtomicI64; 3],
-    /// The sum of the epochs when the tally was last settled, if nothing was granted since. While the epochs say the
-    /// same, the figures are what they were then. Written under the pool's lock.
-    frozen_at: AtomicU64,
-    /// When the thread last asked for more, in settlements. Written under the pool's lock.
-    asked_at: AtomicU64,
+    /// Room of allocated bytes from which on the ceilings come down. That of the other figures is looked at then, too.
+    slack: AtomicI64,
+    /// Odd while ceilings move: a reader may then see one moved, and not the room below it.
+    moves: AtomicU64,
+    totals: Arc<Totals>,
 }
 
-impl Default for Tally {
-    fn default() -> Self {
+impl Tally {
+    pub(super) fn new(totals: Arc<Totals>) -> Self {
         Self {
             requested: ThreadShare::default(),
             allocated: ThreadShare::default(),
             to_alloc: Epoch::default(),
             to_free: Epoch::default(),
-            most_before: AtomicI64::new(-ONE_BLOCK),
+            last_alloc: AtomicI64::new(-ONE_BLOCK),
             emptied: AtomicU64::default(),
-            allowance: Default::default(),
-            frozen_at: AtomicU64::default(),
-            asked_at: AtomicU64::default(),
+            slack: AtomicI64::default(),
+            moves: AtomicU64::default(),
+            totals,
         }
     }
-}
 
-impl Tally {
     /// Counts the blocks that the owner gets.
     #[inline]
     pub(super) fn to_alloc(&self) -> &Epoch {
@@ -130,7 +102,7 @@ impl Tally {
     }
 
     /// Counts a block of `bytes` that the program is about to get, of which it asked for `requested`. The block itself
-    /// is counted once the owner leaves. `false`, and nothing done, where the thread has to ask before. By the owner
+    /// is counted once the owner leaves. `false`, and nothing done, where a ceiling has to rise before. By the owner
     /// inside, who then hands the block out.
     #[inline(always)]
     pub(super) fn rise(&self, passage: &Passage<'_>, requested: u64, bytes: u64) -> bool {
@@ -140,152 +112,121 @@ impl Tally {
     /// The same, where that is the epoch of allocations so far.
     #[inline(always)]
     fn rise_from(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
-        let (requested, allocated) = (self.requested.below_with(requested), self.allocated.below_with(bytes));
-        // In this order: registers are few.
-        let most = self.most_before.load(Ordering::Relaxed).wrapping_add(self.to_free.value() as i64);
-        let blocks = most.wrapping_sub(allocs as i64);
-        // One test for the signs of all.
-        if requested | allocated | blocks < 0 {
-            return self.raise([requested, allocated, blocks / ONE_BLOCK]);
-        }
-        self.requested.set_below(requested);
-        self.allocated.set_below(allocated);
-        true
-    }
-
-    /// Figures are to be so far below their highest: where that is less than nothing, the highest rises, if the
-    /// allowance has that. `false`, and nothing done, if it has not.
-    #[cold]
-    #[inline(never)]
-    fn raise(&self, below: Figures) -> bool {
-        let by = below.map(|below| (-below).max(0));
-        let left = combine(self.allowance(), by, |allowance, by| allowance - by);
-        if left.iter().any(|left| *left < 0) {
+        let (requested, allocated) = (self.requested.room_with(requested), self.allocated.room_with(bytes));
+        if requested < 0 || allocated < 0 || allocs as i64 > self.last_alloc.load(Ordering::Relaxed) {
             return false;
         }
-        self.set_allowance(left);
-        // Relaxed, and no read-modify-write: one thread writes.
-        let raise = |high: &AtomicI64, by| high.store(high.load(Ordering::Relaxed) + by, Ordering::Relaxed);
-        raise(&self.requested.high, by[0]);
-        raise(&self.allocated.high, by[1]);
-        raise(&self.most_before, ONE_BLOCK * by[2]);
-        // So that whoever sees what the owner stores after this sees the new highest: `ThreadShare::now`, `read`.
-        fence(Ordering::Release);
-        self.requested.set_below(below[0].max(0));
-        self.allocated.set_below(below[1].max(0));
+        self.requested.set_room(requested);
+        self.allocated.set_room(allocated);
         true
     }
 
-    /// The program freed such a block; the owner leaves.
-    #[inline]
+    /// As [`rise`](Self::rise), and raises the ceilings if need be.
+    pub(super) fn rise_slow(&self, requested: u64, bytes: u64) {
+        self.requested.set_room(self.requested.room_with(requested));
+        self.allocated.set_room(self.allocated.room_with(bytes));
+        self.adjust(1);
+    }
+
+    /// Whether a thread that frees so many bytes stays within its slack.
+    #[inline(always)]
+    pub(super) fn may_fall(&self, bytes: u64) -> bool {
+        let room = self.allocated.room.load(Ordering::Relaxed).wrapping_add(bytes as i64);
+        room <= self.slack.load(Ordering::Relaxed)
+    }
+
+    /// The program freed such a block, and the thread [may fall](Self::may_fall) so far; the owner leaves.
+    #[inline(always)]
     pub(super) fn count_free(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
-        self.requested.sub(requested);
-        self.allocated.sub(bytes);
+        self.fall(requested, bytes);
         passage.complete();
     }
 
-    /// As [`rise`](Self::rise), by an owner that is not inside, or by who else counts here; counts the block too.
-    #[must_use]
-    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) -> bool {
-        let may_rise = self.rise_from(self.to_alloc.value(), requested, bytes);
-        if may_rise {
-            self.to_alloc.count();
-        }
-        may_rise
+    /// The same, and lowers the ceilings if need be.
+    pub(super) fn count_free_slow(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
+        self.fall(requested, bytes);
+        self.adjust(0);
+        passage.complete();
     }
 
-    /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here.
+    #[inline(always)]
+    fn fall(&self, requested: u64, bytes: u64) {
+        self.requested.set_room(self.requested.room_with(requested.wrapping_neg()));
+        self.allocated.set_room(self.allocated.room_with(bytes.wrapping_neg()));
+        // Relaxed, and no read-modify-write: one thread writes.
+        self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + ONE_BLOCK, Ordering::Relaxed);
+    }
+
+    /// As [`rise_slow`](Self::rise_slow), by an owner that is not inside, or by who else counts here; counts the block
+    /// too.
+    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) {
+        self.rise_slow(requested, bytes);
+        self.to_alloc.count();
+    }
+
+    /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here. Lowers the
+    /// ceilings if need be.
     pub(super) fn count_free_outside(&self, requested: u64, bytes: u64) {
-        self.requested.sub(requested);
-        self.allocated.sub(bytes);
+        self.fall(requested, bytes);
         self.to_free.count();
+        self.adjust(0);
     }
 
-    /// The highest since it was last settled.
-    pub(super) fn high(&self) -> Figures {
-        let blocks = (self.most_before.load(Ordering::Relaxed) + ONE_BLOCK) / ONE_BLOCK;
-        [self.requested.high.load(Ordering::Relaxed), self.allocated.high.load(Ordering::Relaxed), blocks]
+    /// How far the figures are below their ceilings, once so many blocks more are counted.
+    fn room(&self, more: i64) -> Figures {
+        let blocks = (self.last_alloc.load(Ordering::Relaxed)
+            - (self.to_alloc.passages() as i64) * ONE_BLOCK)
+            / ONE_BLOCK;
+        [self.requested.room_with(0), self.allocated.room_with(0), blocks + 1 - more]
     }
 
-    /// Where the figures are. Exact for the owner, and for others while it is kept out.
-    pub(super) fn now(&self) -> Figures {
-        let blocks = self.to_alloc.passages().wrapping_sub(self.to_free.passages()) as i64;
-        [self.requested.now(), self.allocated.now(), blocks]
+    /// Raises the ceilings that are passed, and lowers all from which the thread has drifted away, if so many blocks more
+    /// are counted soon. By the owner, or by who else counts here.
+    fn adjust(&self, more: i64) {
+        let room = self.room(more);
+        let Slack { bytes: slack, ahead } = self.totals.slack();
+        let drifts = room[ALLOCATED] > slack;
+        let left = std::array::from_fn(|figure| match room[figure] {
+            short @ ..0 => {
+                self.totals.raise(figure, ahead[figure] - short);
+                ahead[figure]
+            }
+            much if drifts => {
+                self.totals.lower(figure, much);
+                0
+            }
+            enough => enough,
+        });
+        self.move_ceilings(room, left);
+        self.slack.store(slack, Ordering::Relaxed);
     }
 
-    fn allowance(&self) -> Figures {
-        self.allowance.each_ref().map(|allowance| allowance.load(Ordering::Relaxed))
+    /// Has the owner ask the totals anew how far below its ceilings it may be. From any thread.
+    pub(super) fn forget_slack(&self) {
+        self.slack.store(0, Ordering::Relaxed);
     }
 
-    fn set_allowance(&self, figures: Figures) {
-        // Relaxed, all: the owner reads what others wrote after its cache was opened.
-        let each = self.allowance.iter().zip(figures);
-        each.for_each(|(allowance, figure)| allowance.store(figure, Ordering::Relaxed));
+    /// The ceilings move so that there is other room below them. They are the thread's own: the totals were told.
+    fn move_ceilings(&self, from: Figures, to: Figures) {
+        // Relaxed, and no read-modify-write: one thread writes.
+        let moves = self.moves.load(Ordering::Relaxed);
+        self.moves.store(moves + 1, Ordering::Relaxed);
+        // Who sees what is written from here on sees the odd number.
+        fence(Ordering::Release);
+        self.requested.move_ceiling(from[0], to[0]);
+        self.allocated.move_ceiling(from[ALLOCATED], to[ALLOCATED]);
+        let last_alloc = self.last_alloc.load(Ordering::Relaxed) + ONE_BLOCK * (to[2] - from[2]);
+        self.last_alloc.store(last_alloc, Ordering::Relaxed);
+        // Release: who sees the even number sees all that was written.
+        self.moves.store(moves + 2, Ordering::Release);
     }
 
-    /// What may not be passed.
-    pub(super) fn ceiling(&self) -> Figures {
-        combine(self.high(), self.allowance(), |high, allowance| high + allowance)
-    }
-
-    /// By how much the allowances are too small for so much more. By the owner.
-    pub(super) fn missing(&self, more: Figures) -> Figures {
-        let room = combine(self.ceiling(), self.now(), |ceiling, now| ceiling - now);
-        combine(more, room, |more, room| (more - room).max(0))
-    }
-
-    /// Allows so much more. By the owner, or while it is kept out; under the lock.
-    pub(super) fn grant(&self, more: Figures) {
-        self.set_allowance(combine(self.allowance(), more, |allowance, more| allowance + more));
-        self.frozen_at.store(NOT_FROZEN, Ordering::Relaxed);
-    }
-
-    /// Whether it never has to ask.
-    pub(super) fn may_do_anything(&self) -> bool {
-        self.allowance[1].load(Ordering::Relaxed) > UNBOUNDED / 2
-    }
-
-    /// Allows anything.
-    pub(super) fn grant_all(&self) {
-        self.grant([UNBOUNDED; 3]);
-    }
-
-    /// The highest start again from now, with no allowance. By the owner, or while it is kept out; under the lock.
+    /// Lowers the ceilings to where the figures are. By the owner outside, or while it is kept out; under the lock.
     pub(super) fn settle(&self) {
-        let now = self.now();
-        self.requested.set_below(0);
-        self.allocated.set_below(0);
-        self.requested.high.store(now[0], Ordering::Relaxed);
-        self.allocated.high.store(now[1], Ordering::Relaxed);
-        self.most_before.store(ONE_BLOCK * (now[2] - 1), Ordering::Relaxed);
-        self.set_allowance([0; 3]);
-        self.frozen_at.store(self.epoch_sum(), Ordering::Relaxed);
-    }
-
-    /// Whether the figures are as they were settled, as far as can be seen, and cannot rise. From any thread that holds
-    /// the lock.
-    pub(super) fn is_frozen(&self) -> bool {
-        // Epochs only go up, but for a passage that counts nothing: so the same sum means the same epochs.
-        self.frozen_at.load(Ordering::Relaxed) == self.epoch_sum()
-    }
-
-    /// Whether the owner is inside. A glance, from any thread.
-    pub(super) fn is_inside(&self) -> bool {
-        self.epochs().iter().any(|epoch| epoch.value() % 2 == 1)
-    }
-
-    fn epoch_sum(&self) -> u64 {
-        self.to_alloc.value().wrapping_add(self.to_free.value())
-    }
-
-    /// Notes that the thread asked for more at this settlement.
-    pub(super) fn note_asked(&self, at: u64) {
-        self.asked_at.store(at, Ordering::Relaxed);
-    }
-
-    /// The settlement at which it last asked.
-    pub(super) fn asked_at(&self) -> u64 {
-        self.asked_at.load(Ordering::Relaxed)
+        let room = self.room(0);
+        (0..room.len()).for_each(|figure| self.totals.lower(figure, room[figure]));
+        self.move_ceilings(room, [0; 3]);
+        self.forget_slack();
     }
 
     /// Whether the thread's magazines may hold anything. A glance, from any thread.
@@ -303,141 +244,119 @@ impl Tally {
         self.emptied.store(u64::MAX, Ordering::Relaxed);
     }
 
-    pub(super) fn frees(&self) -> u64 {
+    fn frees(&self) -> u64 {
         self.to_free.passages()
     }
 
-    /// Bytes that this thread freed since its own highest, which it could allocate again without asking. Nothing where it
-    /// never has to ask.
-    pub(super) fn drift(&self) -> u64 {
-        if self.may_do_anything() {
-            return 0;
-        }
-        self.allocated.below.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    /// Allocations, frees, and the figures, from any thread at any time: the figures are no higher than the highest that
-    /// is read after them.
-    fn read(&self) -> (u64, u64, Figures) {
-        // One thread's own counts belong together; a reader that is always overtaken takes what it has.
-        let (mut allocs, mut frees) = (self.to_alloc.passages(), self.to_free.passages());
+    /// Where the figures are: allocations, frees, requested and allocated bytes. From any thread at any time. A reader that
+    /// is always overtaken takes what it has.
+    fn read(&self) -> (u64, u64, [i64; 2]) {
+        let read = || {
+            let (allocs, frees) = (self.to_alloc.passages(), self.to_free.passages());
+            (allocs, frees, [self.requested.now(), self.allocated.now()])
+        };
         for _ in 0..TRIES {
-            let again = (self.to_alloc.passages(), self.to_free.passages());
-            if again == (allocs, frees) {
-                break;
+            // Acquire: pairs with the Release at the end of `move_ceilings`.
+            let moves = self.moves.load(Ordering::Acquire);
+            let found = read();
+            // Acquire: pairs with the fence in `move_ceilings`.
+            fence(Ordering::Acquire);
+            let is_whole = moves.is_multiple_of(2) && self.moves.load(Ordering::Relaxed) == moves;
+            if is_whole && (found.0, found.1) == (self.to_alloc.passages(), self.to_free.passages()) {
+                return found;
             }
-            (allocs, frees) = again;
         }
-        let (requested, allocated) = (self.requested.now(), self.allocated.now());
-        // Acquire: with the fence in `raise`. Who sees what follows a new highest sees that too.
-        fence(Ordering::Acquire);
-        (allocs, frees, [requested, allocated, allocs.wrapping_sub(frees) as i64])
+        read()
     }
 }
 
 /// Readings of what is written meanwhile.
-pub(super) const TRIES: usize = 64;
+const TRIES: usize = 64;
 
-/// What all tallies say together, and `peaks`, which has the high-water marks up to when each of them was settled.
-///
-/// No figure was higher than all highest together: each thread's was below its own. Whoever settles a tally notes that
-/// sum first.
-pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, peaks: impl Fn() -> Figures) -> Counted {
-    let (mut allocations, mut frees) = (0_u64, 0_u64);
-    let (mut now, mut high) = ([0; 3], [0; 3]);
+/// What all tallies say together, with the high-water marks of the totals.
+pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Counted {
+    let (mut allocations, mut frees, mut bytes) = (0_u64, 0_u64, [0_i64; 2]);
     for tally in tallies {
         let (its_allocs, its_frees, its) = tally.read();
         // Wrapping: what is read may be torn where the reader was overtaken.
         (allocations, frees) = (allocations.wrapping_add(its_allocs), frees.wrapping_add(its_frees));
-        now = combine(now, its, i64::wrapping_add);
-        high = combine(high, tally.high(), i64::wrapping_add);
+        bytes = [bytes[0].wrapping_add(its[0]), bytes[1].wrapping_add(its[1])];
     }
-    // Another thread's writes may be seen in part: never less than nothing.
+    // Another thread's writes may be seen in part: never less than nothing, and no more than there ever was.
     let allocations = allocations.max(frees);
-    now[2] = (allocations - frees) as i64;
-    let now = now.map(|now| now.max(0));
-    // After the tallies: who sees that one was settled sees what was noted before.
-    let high = combine(combine(high, peaks(), i64::max), now, i64::max);
-    let level = |at: usize| Level { current: now[at] as u64, high: high[at] as u64 };
+    let now = [bytes[0], bytes[1], (allocations - frees) as i64];
+    let peaks = totals.peaks();
+    let level = |at: usize| Level {
+        current: now[at].clamp(0, peaks[at].max(0)) as u64,
+        high: peaks[at].max(0) as u64,
+    };
     Counted { requested: level(0), allocated: level(1), blocks: level(2), allocations, frees }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::policy::peaks::{LEAST_SLACK, TOLERANCE};
 
-    /// A tally that need not ask.
-    fn tally() -> Tally {
-        let tally = Tally::default();
-        tally.grant_all();
-        tally
-    }
-
-    fn sum_of(tallies: &[&Tally], peaks: Figures) -> Counted {
-        sum(tallies.iter().copied(), || peaks)
-    }
-
-    #[test]
-    fn marks_are_exact_for_one_thread_sums_for_all() {
-        let (a, b) = (tally(), tally());
-        assert!(a.count_alloc_outside(100, 512));
-        assert!(a.count_alloc_outside(1000, 1024));
-        a.count_free_outside(100, 512);
-        // Another thread frees what this one allocated.
-        b.count_free_outside(1000, 1024);
-        let counted = sum_of(&[&a, &b], [0; 3]);
-        assert_eq!((counted.requested.current, counted.allocated.current), (0, 0));
-        assert_eq!((counted.blocks.current, counted.allocations, counted.frees), (0, 2, 2));
-        let alone = sum_of(&[&a], [0; 3]);
-        assert_eq!(alone.requested, Level { current: 1000, high: 1100 });
-        assert_eq!(alone.allocated, Level { current: 1024, high: 1536 });
-        assert_eq!(alone.blocks, Level { current: 1, high: 2 });
+    /// The tallies of two threads.
+    fn two() -> ([Tally; 2], Arc<Totals>) {
+        let totals = Arc::<Totals>::default();
+        let tally = || {
+            totals.add_thread();
+            Tally::new(totals.clone())
+        };
+        ([tally(), tally()], totals)
     }
 
     #[test]
-    fn a_noted_mark_stays_and_the_next_starts_from_now() {
-        let tally = tally();
-        assert!(tally.count_alloc_outside(1000, 1024));
-        tally.count_free_outside(1000, 1024);
-        let peaks = tally.high();
+    fn the_mark_of_one_thread_is_its_own_peak() {
+        let totals = Arc::<Totals>::default();
+        let tally = Tally::new(totals.clone());
+        tally.count_alloc_outside(100, 512);
+        tally.count_alloc_outside(1000, 1024);
+        tally.count_free_outside(100, 512);
+        let counted = sum([&tally].into_iter(), &totals);
+        assert_eq!(counted.requested, Level { current: 1000, high: 1100 });
+        assert_eq!(counted.allocated, Level { current: 1024, high: 1536 });
+        assert_eq!(counted.blocks, Level { current: 1, high: 2 });
+        assert_eq!((counted.allocations, counted.frees), (2, 1));
         tally.settle();
-        assert_eq!(sum_of(&[&tally], peaks).requested, Level { current: 0, high: 1000 });
-        assert_eq!(sum_of(&[&tally], [0; 3]).requested.high, 0);
+        totals.reset();
+        assert_eq!(sum([&tally].into_iter(), &totals).requested, Level { current: 1000, high: 1000 });
     }
 
+    const MIB: u64 = 1 << 20;
+
     #[test]
-    fn no_figure_rises_beyond_what_was_granted() {
-        let tally = Tally::default();
-        assert!(!tally.count_alloc_outside(100, 512));
-        for scarce in 0..3 {
-            let mut granted = [100, 512, 1];
-            granted[scarce] -= 1;
-            tally.grant(granted);
-            assert!(!tally.count_alloc_outside(100, 512), "{granted:?}");
-            assert_eq!((tally.now(), tally.high()), ([0; 3], [0; 3]));
-            tally.settle();
+    fn what_one_thread_gives_to_another_is_counted_once() {
+        let ([giver, taker], totals) = two();
+        const BLOCKS: u64 = 1000;
+        for _ in 0..10 {
+            (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB));
+            (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB));
         }
-        tally.grant(one_block(100, 512));
-        assert!(tally.count_alloc_outside(100, 512));
-        assert!(!tally.count_alloc_outside(0, 0), "blocks are counted too");
-        // What was freed may be had again without asking, until it is settled.
-        tally.count_free_outside(100, 512);
-        assert_eq!(tally.missing(one_block(101, 512)), [1, 0, 0]);
-        assert!(tally.count_alloc_outside(100, 512));
-        tally.count_free_outside(100, 512);
-        tally.settle();
-        assert_eq!(tally.missing(one_block(100, 512)), [100, 512, 1]);
+        let counted = sum([&giver, &taker].into_iter(), &totals);
+        for (level, one) in [(counted.requested, MIB - 1), (counted.allocated, MIB), (counted.blocks, 1)] {
+            let peak = one * BLOCKS;
+            assert_eq!(level.current, 0);
+            assert!((peak..=peak + peak / TOLERANCE as u64).contains(&level.high), "{level:?}");
+        }
     }
 
     #[test]
-    fn a_tally_is_frozen_until_it_counts_or_is_granted() {
-        let tally = Tally::default();
-        assert!(tally.is_frozen());
-        tally.count_free_outside(1, 512);
-        assert!(!tally.is_frozen());
-        tally.settle();
-        assert!(tally.is_frozen());
-        tally.grant([0, 0, 1]);
-        assert!(!tally.is_frozen());
+    fn a_thread_meets_others_only_when_it_drifts() {
+        let ([one, other], totals) = two();
+        other.count_alloc_outside(MIB, MIB);
+        let ceiling = |tally: &Tally| tally.allocated.ceiling.load(Ordering::Relaxed);
+        const BLOCKS: u64 = 8;
+        let bytes = LEAST_SLACK as u64 / BLOCKS;
+        for _ in 0..3 {
+            (0..BLOCKS).for_each(|_| one.count_alloc_outside(bytes, bytes));
+            (0..BLOCKS).for_each(|_| one.count_free_outside(bytes, bytes));
+            assert_eq!(ceiling(&one), LEAST_SLACK);
+        }
+        one.count_free_outside(bytes, bytes);
+        assert!(ceiling(&one) < 0);
+        assert_eq!(totals.peaks()[ALLOCATED], 2 * MIB as i64);
     }
 }

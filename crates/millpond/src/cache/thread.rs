@@ -2,12 +2,13 @@
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::strays::Strays;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
+use super::totals::Totals;
 use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
@@ -20,8 +21,9 @@ pub(super) struct ThreadCache {
     owned: AtomicBool,
     /// Whether whoever holds the pool's lock keeps its owner out.
     is_kept_out: AtomicBool,
-    /// Bytes that all magazines of large blocks may hold: to be known without keeping the owner out. Written under the pool's lock.
-    granted_large: AtomicU64,
+    /// Whether any magazine of large blocks may have room: to be known without keeping the owner out. Written under the
+    /// pool's lock.
+    takes_large: AtomicBool,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
@@ -42,14 +44,13 @@ pub(super) struct Entered<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
-    pub(super) fn new(strays: Arc<Strays>) -> Self {
-        let (lock, tally) = (AsymmetricLock::new(), Tally::default());
+    pub(super) fn new(strays: Arc<Strays>, totals: Arc<Totals>) -> Self {
         Self {
-            lock,
-            tally,
+            lock: AsymmetricLock::new(),
+            tally: Tally::new(totals),
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
-            granted_large: AtomicU64::new(0),
+            takes_large: AtomicBool::new(false),
             stream_caches: UnsafeCell::new(StreamCaches::new(strays)),
         }
     }
@@ -131,15 +132,15 @@ impl ThreadCache {
         self.lock.close();
     }
 
-    /// Notes what the stream caches may hold. Under the pool's lock, whenever that has changed.
-    pub(super) fn note_granted(&self, stream_caches: &StreamCaches) {
+    /// Notes whether a magazine of large blocks may have room. Under the pool's lock.
+    pub(super) fn note_takes_large(&self, takes: bool) {
         // Relaxed: written and read under the pool's lock.
-        self.granted_large.store(stream_caches.granted_large(), Ordering::Relaxed);
+        self.takes_large.store(takes, Ordering::Relaxed);
     }
 
-    /// Bytes that the magazines of large blocks may hold. Without the lock a glance.
-    pub(super) fn granted_large(&self) -> u64 {
-        self.granted_large.load(Ordering::Relaxed)
+    /// Whether a magazine of large blocks may have room. Without the lock a glance.
+    pub(super) fn takes_large(&self) -> bool {
+        self.takes_large.load(Ordering::Relaxed)
     }
 
     /// Closes the cache, and notes that: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.

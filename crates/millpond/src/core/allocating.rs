@@ -14,7 +14,6 @@ use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_
 use super::pool_core::{Core, PoolState, take_back};
 use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
-use crate::cache::Found;
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
 use crate::order::{Admission, Stream};
@@ -162,37 +161,19 @@ fn count_retry(core: &Core) {
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-    if !core.caches.has_lock_entries() {
-        if !core.recording.is_on() {
-            open_lock_entries(core);
-        } else if let found @ Some(_) = core.caches.alloc_without_entry(bytes, stream) {
-            return found;
-        }
+    if !core.caches.has_lock_entries() && !core.recording.is_on() {
+        open_lock_entries(core);
     }
     if !core.caches.may_have(bytes) && !core.caches.in_throughput_mode() {
         return None;
     }
-    if core.caches.must_ask(bytes) {
-        let asked = core.caches.alloc_asking(&mut lock_noting_waits(core).locked, bytes, stream);
-        if asked.is_some() {
-            return asked;
-        }
-    }
-    let found = core.caches.alloc_searching(bytes, stream);
-    let of_other = || {
+    core.caches.alloc_searching(bytes, stream).or_else(|| {
         if core.caches.in_throughput_mode() { alloc_of_other_stream(core, bytes, stream) } else { None }
-    };
-    let Found { ptr, is_narrow } = found.or_else(of_other)?;
-    // Later, if the lock is taken now.
-    if is_narrow && let Some(mut state) = core.state.try_lock() {
-        let units = core.caches.sizes().units_in_throughput_mode(bytes);
-        core.caches.widen(&mut state.locked, units, stream);
-    }
-    Some(ptr)
+    })
 }
 
 /// A block that another stream freed, once the stream is ordered after that one.
-fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Found> {
+fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
     let seen = core.caches.find_of_other_stream(bytes, stream)?;
     match core.timelines.admit(&seen.fence(), stream.timeline(), core.reuse.get()) {
         Ok(Admission::Ready) => {}

@@ -23,8 +23,7 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let released = trim_under_lock(core, &mut state, keep)?;
     if !core.caches.holds_any() {
         let PoolState { arenas, locked, .. } = &mut *state;
-        let is_gone = |id| core.timelines.is_gone(id);
-        core.caches.give_back(locked, is_gone, |cached| take_back(&mut arenas.own, cached));
+        core.caches.give_back(locked, |cached| take_back(&mut arenas.own, cached));
     }
     drop(state);
     core.report_freed_twice();

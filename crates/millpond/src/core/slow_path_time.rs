@@ -3,6 +3,7 @@
 use crate::lock::MutexGuard;
 
 use super::pool_core::{Core, PoolState};
+use crate::policy::caching::CacheMode;
 use crate::policy::ledger::{Observation, SlowPath};
 
 /// Pages that were taken from one place for another so far, or given back for others.
@@ -53,7 +54,11 @@ pub(super) fn adapt(core: &Core, state: &PoolState) {
     let (reserved, growth_allowance) = (core.counters.reserved.current(), state.ledger.growth_allowance());
     let is_scarce = growth_allowance > 0 && reserved > core.counted().allocated.high + growth_allowance / 2;
     // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
-    core.caches.adapt(reserved, state.ledger.most_growth_allowance(), is_scarce);
+    let mode = match state.ledger.most_growth_allowance() {
+        0 => CacheMode::Thrifty,
+        growth => CacheMode::Throughput { growth, is_scarce },
+    };
+    core.caches.adapt(reserved, mode);
 }
 
 #[cfg(test)]

@@ -515,6 +515,7 @@ impl PageMap {
         if !range.contains(ptr) {
             range = second;
             if !range.contains(ptr) {
+                std::hint::cold_path();
                 return None;
             }
         }

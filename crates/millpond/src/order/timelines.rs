@@ -330,11 +330,6 @@ impl Timelines {
         self.all().get(id).map(look)
     }
 
-    /// Whether the stream is gone, and all its work is complete.
-    pub(crate) fn is_gone(&self, id: TimelineId) -> bool {
-        self.with(id, |_| ()).is_none()
-    }
-
     pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
         self.with(id, Arc::clone)
     }

@@ -25,8 +25,6 @@ pub(crate) enum Mechanism {
     ShortPages,
     /// Left out: pages are always short.
     ShortPagesAlways,
-    /// In throughput mode, magazines that were restocked from the depot get more room.
-    Widening,
     /// In throughput mode, a class that has no block borrows one of a longer class.
     Borrowing,
     /// In throughput mode, what other streams freed is had from the depot.
@@ -50,7 +48,7 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 12] = [
+    const NAMES: [(&str, Mechanism); 11] = [
         ("throughput", Mechanism::Throughput),
         ("splitting", Mechanism::Splitting),
         ("dormant", Mechanism::Dormant),
@@ -61,7 +59,6 @@ mod lab {
         ("short-pages", Mechanism::ShortPages),
         ("short-pages-always", Mechanism::ShortPagesAlways),
         ("borrowing", Mechanism::Borrowing),
-        ("widening", Mechanism::Widening),
         ("other-streams", Mechanism::OtherStreams),
     ];
 

@@ -8,11 +8,19 @@ pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 /// Bytes from which on a magazine holds few blocks.
 const LARGE: u64 = 1 << 20;
 
-/// A thread's high-water mark may drift by this part of what the depot may hold.
-const MOST_DRIFT_PART: u64 = 16;
-
-/// Bytes that it may drift in any pool.
-const LEAST_DRIFT: u64 = 8 << 20;
+/// What a pool's ledger lets the caches do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CacheMode {
+    /// Memory is not spent to save time.
+    Thrifty,
+    /// Throughput mode, in which the pool may come to hold so many bytes more.
+    Throughput {
+        /// That many.
+        growth: u64,
+        /// Whether most of what it may hold now is in use, so that classes borrow blocks from longer ones.
+        is_scarce: bool,
+    },
+}
 
 /// What each thread may cache, and what the depot may hold, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,14 +38,9 @@ impl CacheLimits {
     }
 }
 
-/// Whether a thread has freed so much since its own high-water mark that this has to be settled.
-pub(crate) fn drifts_too_far(bytes: u64, depot_limit: u64) -> bool {
-    bytes > (depot_limit / MOST_DRIFT_PART).max(LEAST_DRIFT)
-}
-
 /// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
 /// many bytes. In throughput mode, fewer visits to the depot count for more.
-pub(crate) const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
+const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
     match bytes {
         _ if in_throughput_mode => 64,
         0..=0x8000 => 64,
@@ -46,10 +49,11 @@ pub(crate) const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
     }
 }
 
-/// Blocks of this size that a magazine may hold next, where room for `room` of them is too little.
-pub(crate) fn next_room(room: usize, bytes: u64, in_throughput_mode: bool) -> usize {
-    let first = if bytes < LARGE { 4 } else { 1 };
-    (2 * room).max(first).min(most_blocks(bytes, in_throughput_mode))
+/// Blocks in a magazine whose longest block has so many bytes, of a thread that may cache so many: no magazine takes more
+/// than half of that. 0 where the thread may cache none.
+pub(crate) fn room(longest: u64, limit: u64, in_throughput_mode: bool) -> usize {
+    let fitting = if longest > limit { 0 } else { (limit / 2 / longest).max(1) };
+    most_blocks(longest, in_throughput_mode).min(usize::try_from(fitting).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]
@@ -57,14 +61,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_magazine_doubles_up_to_what_its_size_allows() {
-        let rooms = |bytes| {
-            let next = |room: &usize| Some(next_room(*room, bytes, false));
-            std::iter::successors(Some(0), next).skip(1).take(7).collect::<Vec<_>>()
-        };
-        assert_eq!(rooms(512), [4, 8, 16, 32, 64, 64, 64]);
-        assert_eq!(rooms(LARGE), [1, 2, 4, 8, 16, 16, 16]);
-        assert_eq!(next_room(32, LARGE, true), 64);
+    fn a_magazine_holds_many_small_blocks_and_few_large_ones() {
+        let room = |bytes| room(bytes, LEAST_LIMIT, false);
+        assert_eq!([512, 64 << 10, LARGE, 16 << 20].map(room), [64, 32, 16, 2]);
+        assert_eq!([LEAST_LIMIT, LEAST_LIMIT + 1].map(room), [1, 0]);
+        assert_eq!(super::room(LARGE, 1 << 30, true), 64);
     }
 
     #[test]

@@ -38,16 +38,30 @@ pub(crate) struct Ledger {
     opened: Duration,
     /// What its pages took since then.
     paid: Duration,
-    /// Slow-path time since the last look.
-    slow: Duration,
+    /// Slow paths since the last look.
+    slow: Slow,
     /// When the last look was, and the requests served until then.
     looked: (Duration, u64),
-    /// Looks in a row, up to the last, that found much slow-path time.
-    row: u32,
+    /// Slow paths of the looks in a row, up to the last, that found much slow-path time.
+    row: Slow,
     /// Bytes; 0 unless overdrawn.
     growth_allowance: u64,
     /// Bytes that the growth allowance may come to.
     most_growth: u64,
+}
+
+/// Slow paths: their time, and how many.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slow {
+    time: Duration,
+    paths: u32,
+}
+
+impl Slow {
+    fn add(&mut self, more: Self) {
+        self.time += more.time;
+        self.paths += more.paths;
+    }
 }
 
 /// What a pool sees when it looks.
@@ -70,16 +84,20 @@ const INITIAL_CREDIT: Duration = Duration::from_millis(10);
 const EARNED_PART: u32 = 180;
 
 /// Slow-path time from which on the pool looks.
-const LOOK_AFTER: Duration = Duration::from_millis(10);
+const LOOK_AFTER: Duration = Duration::from_millis(2);
 
 /// Slow-path time is much if it is more than one part in so many. At one in two, a thousand small blocks replaced at
 /// random stayed just below it on some machines. A step then took two to four times what it takes in throughput mode.
 /// At one in four, a generated job whose streams ask for 450 GB a second held 14 % more than was live, not 5.
 const MUCH_PART: u32 = 3;
 
-/// Looks in a row that find much before the pool is overdrawn: a program that enters another phase moves much memory
-/// once. The traces of training have up to 3 in a row.
-const IN_A_ROW: u32 = 5;
+/// Slow-path time that looks in a row find before the pool is overdrawn: a program that enters another phase moves much
+/// memory once. The traces of training have up to 30 ms in a row.
+const MOST_TIME: Duration = Duration::from_millis(50);
+
+/// Or as many slow paths. Those of training are fewer and longer. So many short ones come from a program that does
+/// little but allocate, which is then served from magazines within its first milliseconds.
+const MOST_PATHS: u32 = 4096;
 
 /// The first growth allowance, as a part of what was live.
 const FIRST_PART: u64 = 16;
@@ -133,9 +151,9 @@ impl Ledger {
         Self {
             opened: now,
             paid: Duration::ZERO,
-            slow: Duration::ZERO,
+            slow: Slow::default(),
             looked: (now, 0),
-            row: 0,
+            row: Slow::default(),
             growth_allowance: 0,
             most_growth,
         }
@@ -181,8 +199,8 @@ impl Ledger {
     /// Notes a slow path, and has the pool `look` if they took much by now. Returns whether the growth allowance has
     /// changed.
     pub(crate) fn note(&mut self, slow: SlowPath, look: impl FnOnce() -> Observation) -> bool {
-        self.slow += slow.time();
-        self.slow >= LOOK_AFTER && self.look_slow(&look())
+        self.slow.add(Slow { time: slow.time(), paths: 1 });
+        self.slow.time >= LOOK_AFTER && self.look_slow(&look())
     }
 
     #[cold]
@@ -198,19 +216,21 @@ impl Ledger {
             // that they would take much time if each were cut from free memory.
             let saved = CUT
                 .saturating_mul(observed.served.saturating_sub(self.looked.1).try_into().unwrap_or(u32::MAX));
-            if is_much(self.slow) {
+            if is_much(self.slow.time) {
                 self.growth_allowance = self.growth_allowance.saturating_mul(2).min(self.most_growth);
-            } else if !is_much(self.slow + saved) {
-                (self.growth_allowance, self.row) = (0, 0);
+            } else if !is_much(self.slow.time + saved) {
+                self.growth_allowance = 0;
+            }
+        } else if is_much(self.slow.time) {
+            self.row.add(self.slow);
+            if self.row.time >= MOST_TIME || self.row.paths >= MOST_PATHS {
+                let first = (observed.live / FIRST_PART).max(LEAST_FIRST);
+                (self.growth_allowance, self.row) = (first.min(self.most_growth), Slow::default());
             }
         } else {
-            self.row = if is_much(self.slow) { self.row + 1 } else { 0 };
-            if self.row >= IN_A_ROW {
-                let first = (observed.live / FIRST_PART).max(LEAST_FIRST);
-                (self.growth_allowance, self.row) = (first.min(self.most_growth), 0);
-            }
+            self.row = Slow::default();
         }
-        (self.looked, self.slow) = ((observed.now, observed.served), Duration::ZERO);
+        (self.looked, self.slow) = ((observed.now, observed.served), Slow::default());
         self.growth_allowance != before
     }
 }
@@ -220,6 +240,9 @@ mod tests {
     use super::*;
 
     const LOOK: Duration = LOOK_AFTER;
+
+    /// Looks that find much before the pool is overdrawn, where slow paths are long.
+    const IN_A_ROW: u32 = MOST_TIME.as_millis().div_ceil(LOOK.as_millis()) as u32;
 
     /// A ledger and the clock that it is asked by.
     struct Books {
@@ -285,6 +308,17 @@ mod tests {
             assert!(books.spend(2 * MUCH_PART));
             assert!(!books.ledger.is_overdrawn());
         }
+    }
+
+    #[test]
+    fn many_short_slow_paths_overdraw_at_once() {
+        let Books { mut ledger, mut now } = Books::new(1 << 20);
+        let mut note = |_| {
+            now += CUT * 2;
+            ledger.note(SlowPath::Cut, || Observation { now, served: 0, live: 0 })
+        };
+        let paths = (0..2 * MOST_PATHS).position(&mut note).expect("it is overdrawn at last");
+        assert!(CUT * (paths as u32) < MOST_TIME / 10, "{paths}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) mod donating;
 pub(crate) mod fit;
 pub(crate) mod ledger;
 pub(crate) mod page_length;
-pub(crate) mod settling;
+pub(crate) mod peaks;
 pub(crate) mod shortening;
 pub(crate) mod size_classes;
 pub(crate) mod sleeping;

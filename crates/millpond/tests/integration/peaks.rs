@@ -1,5 +1,5 @@
-//! High-water marks of what several threads allocate: never below the true peak, and at most 1/1024 above it. Threads
-//! take turns here, so that there is one true peak, which the test keeps itself.
+//! High-water marks of what several threads allocate: never below the true peak, and at most 1/128 above it, or 1 MiB for
+//! each thread. Threads take turns here, so that there is one true peak, which the test keeps itself.
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -42,6 +42,10 @@ impl Model {
 fn peaks(stats: &Stats) -> [u64; 3] {
     [stats.requested.high, stats.allocated.high, stats.blocks.high]
 }
+
+/// Bytes and blocks by which marks may be too high in any pool, for a few threads. (A thread looks at its blocks when its
+/// bytes have moved.)
+const SOME: [u64; 3] = [4 * MIB, 4 * MIB, 32];
 
 type Work<'a> = Box<dyn FnOnce() + Send + 'a>;
 
@@ -112,22 +116,23 @@ impl<'a> Bench<'a> {
         self.model.borrow_mut().reset();
     }
 
-    /// The pool reports the levels, and each peak or up to 1/1024 more.
+    /// The pool reports the levels, and each peak or a little more.
     #[track_caller]
     fn check(&self, what: &str) {
-        self.check_within(1024, what);
+        self.check_within(|peak| std::array::from_fn(|at| peak[at] + (peak[at] / 128).max(SOME[at])), what);
     }
 
     #[track_caller]
-    fn check_within(&self, part: u64, what: &str) {
+    fn check_within(&self, most: impl Fn([u64; 3]) -> [u64; 3], what: &str) {
         let (model, stats) = (self.model.borrow(), self.pool.stats());
         assert_eq!([stats.requested.current, stats.allocated.current, stats.blocks.current], model.now);
-        for ((peak, reported), name) in
-            model.peak.into_iter().zip(peaks(&stats)).zip(["requested", "allocated", "blocks"])
-        {
+        let (peak, most, reported) = (model.peak, most(model.peak), peaks(&stats));
+        for (at, name) in ["requested", "allocated", "blocks"].into_iter().enumerate() {
             assert!(
-                (peak..=peak + peak / part).contains(&reported),
-                "{what}: {name}: at most {peak}, reported {reported}: {stats:?}"
+                (peak[at]..=most[at]).contains(&reported[at]),
+                "{what}: {name}: at most {}, reported {}: {stats:?}",
+                peak[at],
+                reported[at]
             );
         }
         assert!(stats.requested.high <= stats.allocated.high && stats.allocated.high <= stats.reserved.high);
@@ -207,17 +212,17 @@ fn a_peak_that_several_threads_have_together_is_seen() {
             let workers: Vec<_> = (0..4).map(|_| Worker::spawn(scope)).collect();
             // The blocks come from magazines.
             for worker in &workers {
-                let blocks: Vec<_> = (0..9).map(|_| bench.alloc(worker, 64 * KIB)).collect();
+                let blocks: Vec<_> = (0..9).map(|_| bench.alloc(worker, 768 * KIB)).collect();
                 blocks.into_iter().for_each(|block| bench.free(worker, block));
             }
             let blocks: Vec<_> =
-                workers.iter().map(|worker| (worker, bench.alloc(worker, 64 * KIB))).collect();
+                workers.iter().map(|worker| (worker, bench.alloc(worker, 768 * KIB))).collect();
             blocks.into_iter().for_each(|(worker, block)| bench.free(worker, block));
             bench.check("peaked once");
             let all: Vec<_> = workers
                 .iter()
                 .flat_map(|worker| (0..9).map(move |_| worker))
-                .map(|worker| (worker, bench.alloc(worker, 64 * KIB)))
+                .map(|worker| (worker, bench.alloc(worker, 768 * KIB)))
                 .collect();
             all.into_iter().for_each(|(worker, block)| bench.free(worker, block));
             bench.check("peaked together, and all freed before the look");
@@ -241,7 +246,7 @@ fn peaks_are_the_models_whatever_threads_do_in_turns() {
                     let at = random.below(workers.len() as u64) as usize;
                     match random.below(100) {
                         0..=48 => {
-                            let most = if small { 32 * KIB } else { 8 * MIB };
+                            let most = if small { 768 * KIB } else { 64 * MIB };
                             live.push(bench.alloc(&workers[at], 1 + random.below(most)));
                         }
                         49..=94 if !live.is_empty() => {
@@ -281,7 +286,7 @@ fn the_peaks_of_one_thread_are_exact() {
                 if step % 500 == 499 {
                     bench.reset(&worker);
                 }
-                bench.check_within(u64::MAX, &format!("step {step}"));
+                bench.check_within(|peak| peak, &format!("step {step}"));
             }
         });
     });

@@ -1,0 +1,221 @@
+//! The caches of all threads in one pool: which is whose, and keeping owners out.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use super::Locked;
+use super::sync::heavy_barrier;
+use super::thread::ThreadCache;
+use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index, visit};
+use crate::host::try_box;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Threads {
+    /// By thread index. The first one is [`SENTINEL`], and so is that of each thread without a cache here. A raw pointer
+    /// owns the others, since a `Box` that moves with this struct would claim to be the only one.
+    caches: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
+    /// Entries of `caches` that may be in use.
+    used: AtomicUsize,
+    /// Notes of threads that ended, whose caches are still open.
+    ended: Arc<Ended>,
+    /// Whether requests may take the fast path. Written under the pool's lock.
+    has_lock_entries: AtomicBool,
+    /// Whether nothing is cached any more. Written under the pool's lock.
+    is_shut: AtomicBool,
+    /// Whether nothing is cached for the time being. Written under the pool's lock.
+    is_paused: AtomicBool,
+}
+
+/// The sentinel cache of every pool: permanently closed, without owner or magazines. So the fast path needs no null
+/// check. Threads that enter it write its epochs, and nothing else.
+///
+/// Made with the first pool, and kept. No `OnceLock`: after a fork in between, the child would wait for ever.
+static SENTINEL: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
+
+fn sentinel() -> *mut ThreadCache {
+    // Acquire: pairs with the Release below.
+    let there = SENTINEL.load(Ordering::Acquire);
+    if !there.is_null() {
+        return there;
+    }
+    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default(), Arc::default())));
+    // Release: who reads it sees what it points to. Acquire: another thread may have been first.
+    match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
+        Ok(_) => fresh,
+        Err(other) => {
+            // SAFETY: it came from `Box::into_raw`, and nobody else knows it.
+            drop(unsafe { Box::from_raw(fresh) });
+            other
+        }
+    }
+}
+
+impl Threads {
+    pub(super) fn new() -> Self {
+        let sentinel = sentinel();
+        Self {
+            caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
+            used: AtomicUsize::new(0),
+            ended: Arc::default(),
+            has_lock_entries: AtomicBool::new(true),
+            is_shut: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
+        }
+    }
+
+    /// The calling thread's cache, or the sentinel.
+    #[inline(always)]
+    pub(super) fn mine(&self) -> &ThreadCache {
+        // SAFETY: an index is at most `MOST_THREADS`.
+        let place = unsafe { self.caches.get_unchecked(thread_index()) };
+        // Acquire: pairs with the Release in `join`; another thread with this index may have made it.
+        // SAFETY: caches are dropped with the pool only, and the sentinel never.
+        unsafe { &*place.load(Ordering::Acquire) }
+    }
+
+    /// Whether the cache is the calling thread's own.
+    pub(super) fn is_mine(&self, cache: &ThreadCache) -> bool {
+        ptr::eq(cache, self.mine())
+    }
+
+    fn sentinel(&self) -> *mut ThreadCache {
+        // Relaxed: never written.
+        self.caches[NO_THREAD].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
+        // Relaxed: an index beyond it has nothing to tell yet.
+        let used = self.used.load(Ordering::Relaxed);
+        let sentinel = self.sentinel();
+        // Acquire: as in `mine`.
+        let all = self.caches[..used].iter().map(|place| place.load(Ordering::Acquire));
+        // SAFETY: as in `mine`.
+        all.filter(move |cache| *cache != sentinel).map(|cache| unsafe { &*cache })
+    }
+
+    /// The threads that have a cache here.
+    pub(super) fn owned(&self) -> impl Iterator<Item = &ThreadCache> {
+        self.all().filter(|cache| cache.is_owned())
+    }
+
+    /// A place for a cache of the calling thread's, which `new` makes if there is none; `None` where it can have none.
+    #[cold]
+    pub(super) fn join(&self, new: impl FnOnce() -> ThreadCache) -> Option<&ThreadCache> {
+        let index = visit(&self.ended)?;
+        // What the index's last owner cached is this thread's from now on.
+        self.ended.forget(index);
+        let place = &self.caches[index];
+        // Relaxed: written under the lock.
+        if place.load(Ordering::Relaxed) == self.sentinel() {
+            // Without memory for it, the thread keeps the sentinel.
+            let cache = try_box(new())?;
+            // Release: see `mine`.
+            place.store(cache.as_ptr(), Ordering::Release);
+            self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
+        Some(self.mine())
+    }
+
+    // ---- keeping owners out, under the pool's lock ---------------------------------------------------------
+
+    /// Closes these caches to their owners, and waits until none is inside.
+    pub(super) fn keep_out(&self, _lock: &mut Locked, is_concerned: impl Fn(&ThreadCache) -> bool) {
+        self.all().filter(|cache| is_concerned(cache)).for_each(ThreadCache::close);
+        self.wait_for_kept_out();
+    }
+
+    /// Waits until no owner is inside a cache that was closed.
+    fn wait_for_kept_out(&self) {
+        // The calling thread is not inside, and needs no barrier to see its own writes.
+        if self.kept_out().any(|cache| !self.is_mine(cache)) {
+            heavy_barrier();
+            self.kept_out().for_each(ThreadCache::wait_until_left);
+        }
+    }
+
+    /// The caches whose owners are kept out.
+    pub(super) fn kept_out(&self) -> impl Iterator<Item = &ThreadCache> {
+        self.all().filter(|cache| cache.is_kept_out())
+    }
+
+    /// Opens the caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    pub(super) fn let_in(&self, _lock: &mut Locked) {
+        for cache in self.kept_out() {
+            cache.let_in();
+            if cache.is_owned() && !self.are_closed() {
+                // SAFETY: the lock is held, and owners are kept out until here.
+                cache.open_all(unsafe { cache.stream_caches_under_lock() }, self.have_lock_entries());
+            }
+        }
+    }
+
+    /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with
+    /// the caches. They have no owner then.
+    pub(super) fn collect_ended(&self, _lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
+        self.ended.take(|index| {
+            // Relaxed: under the lock, where it was written.
+            let cache = self.caches[index].load(Ordering::Relaxed);
+            // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
+            if cache != self.sentinel() {
+                // SAFETY: as in `mine`.
+                unsafe { &*cache }.close();
+            }
+        });
+        // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+        self.wait_for_kept_out();
+        for cache in self.kept_out() {
+            each(cache);
+            cache.disown();
+            cache.let_in();
+        }
+    }
+
+    /// Whether threads ended whose caches were not collected. A glance.
+    #[inline]
+    pub(super) fn any_ended(&self) -> bool {
+        self.ended.any()
+    }
+
+    // ---- settings, written under the pool's lock -----------------------------------------------------------
+
+    /// Whether threads enter by lock entries.
+    pub(super) fn have_lock_entries(&self) -> bool {
+        // Relaxed, here and below: for owners it is a hint; what counts is written under the lock.
+        self.has_lock_entries.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
+        self.has_lock_entries.store(open, Ordering::Relaxed);
+    }
+
+    /// Whether no cache may be opened.
+    pub(super) fn are_closed(&self) -> bool {
+        self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
+    }
+
+    /// No cache is opened any more.
+    pub(super) fn shut(&self, _lock: &mut Locked) {
+        self.is_shut.store(true, Ordering::Relaxed);
+    }
+
+    /// No cache is opened for the time being.
+    pub(super) fn pause(&self, _lock: &mut Locked, is_paused: bool) {
+        self.is_paused.store(is_paused, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        let sentinel = self.sentinel();
+        let (_, others) = self.caches.split_first_mut().expect("there are many");
+        for place in others {
+            let cache = *place.get_mut();
+            if cache != sentinel {
+                // SAFETY: the cache came from `try_box`. The pool is going, so no thread is inside.
+                drop(unsafe { Box::from_raw(cache) });
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The high-water marks of a pool, although each thread counts for itself.
+//!
+//! Each thread publishes a *ceiling* for each figure: requested bytes, allocated bytes, blocks. It is never above its own
+//! ceiling. The totals know the sum of all ceilings. A thread that is about to rise above its ceiling first raises that
+//! ([`Totals::raise`]). One whose allocated bytes have fallen by more than its *slack* lowers its ceilings to where it is
+//! ([`Totals::lower`]). Between, it counts in memory of its own. So threads meet here only when they drift apart: one
+//! allocates what another frees.
+//!
+//! **What is reported.** Let R be the largest sum so far, and P the true peak: the most that all threads had together.
+//! - Changes of the sum have one order, that of its atomic. In this order take each allocation that raises a ceiling at
+//!   the raise, which comes before the block is handed out. Take each free that lowers one at the lowering, which comes
+//!   after the free. The others lie anywhere between. No thread is above its ceiling, so P is at most R.
+//! - A thread is at most its slack below its ceiling. So R, of allocated bytes, is at most P and all slacks together.
+//!   They are a 128th of R (`policy/peaks.rs`). The other figures follow, as far as they move with the bytes.
+//! - Where one thread alone allocates and frees, its ceilings are its own peaks: R is P.
+//!
+//! In throughput mode, slacks are wider, and a thread raises its ceilings by a little more than it needs.
+
+use super::sync::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use crate::policy::peaks::{Slack, slack};
+
+/// Requested bytes, allocated bytes, and blocks; of a thread, which may have freed what others allocated, or of all.
+pub(super) type Figures = [i64; 3];
+
+/// Which of them the allocated bytes are.
+pub(super) const ALLOCATED: usize = 1;
+
+/// See the [module](self). On cache lines of its own: several threads write it. Whoever changes one figure often changes
+/// all.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Totals {
+    figures: [Total; 3],
+    /// Threads that count for themselves. Written under the pool's lock.
+    threads: AtomicUsize,
+    /// Whether slacks are wide, as in throughput mode.
+    are_wide: AtomicBool,
+}
+
+/// The sum of all threads' ceilings, and the most that it was since the last reset.
+#[derive(Debug, Default)]
+struct Total {
+    ceilings: AtomicI64,
+    peak: AtomicI64,
+}
+
+impl Totals {
+    /// Raises a ceiling that a thread is about to reach.
+    pub(super) fn raise(&self, figure: usize, by: i64) {
+        let Total { ceilings, peak } = &self.figures[figure];
+        // AcqRel, here and below: what a thread freed before it lowered its ceiling comes before what is handed out after a
+        // raise that sees this.
+        let now = ceilings.fetch_add(by, Ordering::AcqRel) + by;
+        if now > peak.load(Ordering::Relaxed) {
+            // Release: who reads the mark sees what led to it.
+            peak.fetch_max(now, Ordering::Release);
+        }
+    }
+
+    /// Lowers a ceiling that a thread is below.
+    pub(super) fn lower(&self, figure: usize, by: i64) {
+        self.figures[figure].ceilings.fetch_sub(by, Ordering::AcqRel);
+    }
+
+    /// What each thread's tally goes by now.
+    pub(super) fn slack(&self) -> Slack {
+        // Relaxed, all: settings.
+        let peak = self.figures[ALLOCATED].peak.load(Ordering::Relaxed);
+        let threads = self.threads.load(Ordering::Relaxed) as i64;
+        slack(peak, threads, self.are_wide.load(Ordering::Relaxed))
+    }
+
+    /// Whether slacks are wide from now on. Under the pool's lock.
+    pub(super) fn set_wide(&self, are_wide: bool) {
+        self.are_wide.store(are_wide, Ordering::Relaxed);
+    }
+
+    /// The most that all had together since the last reset, or a little more.
+    pub(super) fn peaks(&self) -> Figures {
+        // Acquire: see `raise`.
+        self.figures.each_ref().map(|total| total.peak.load(Ordering::Acquire))
+    }
+
+    /// The marks start again from the present ceilings. Nobody raises one meanwhile.
+    pub(super) fn reset(&self) {
+        for Total { ceilings, peak } in &self.figures {
+            peak.store(ceilings.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// A thread more that counts for itself. Returns how many there are. Under the pool's lock.
+    pub(super) fn add_thread(&self) -> usize {
+        self.threads.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A thread less. Under the pool's lock.
+    pub(super) fn remove_thread(&self) {
+        self.threads.fetch_sub(1, Ordering::Relaxed);
+    }
+}

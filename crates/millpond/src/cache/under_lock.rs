@@ -1,0 +1,395 @@
+//! What the caches do under the pool's lock: a request's slow path, between the thread's magazines, the depot and the
+//! arena; taking back what threads cache; counting.
+
+use std::sync::atomic::Ordering;
+
+use super::Locked;
+use super::caches::{Cached, Caches};
+use super::magazine::{BufferedMagazine, Few, Item};
+use super::sizes::MagazineIndex;
+use super::stream_cache::{Known, StreamCaches};
+use super::tally::{Tally, sum};
+use super::thread::ThreadCache;
+use crate::counters::Counted;
+use crate::extents::{Allocation, BlockDescriptor, Place};
+use crate::order::{Marking, Stream, Tick, TimelineId};
+use crate::policy::caching::room;
+
+impl Caches {
+    /// The calling thread's cache, made if need be; `None` where it can have none.
+    #[inline]
+    fn join_slow(&self, lock: &mut Locked) -> Option<&ThreadCache> {
+        if self.threads.are_closed() {
+            return None;
+        }
+        let mine = self.threads.mine();
+        if mine.is_owned() { Some(mine) } else { self.join_anew(lock) }
+    }
+
+    #[cold]
+    fn join_anew(&self, lock: &mut Locked) -> Option<&ThreadCache> {
+        let mine = self.threads.join(|| ThreadCache::new(self.strays.clone(), self.totals.clone()))?;
+        // One of a thread that ended may be its own still.
+        if !mine.is_owned() {
+            self.add_thread(lock);
+            mine.own();
+        }
+        Some(mine)
+    }
+
+    // ---- a request ---------------------------------------------------------------------------------------
+
+    /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
+    /// same from there. Blocks of streams that are gone are given to `each`.
+    pub(crate) fn restock(
+        &self,
+        lock: &mut Locked,
+        units: u64,
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> Option<Allocation> {
+        let timeline = stream.timeline();
+        if timeline.marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(lock)?;
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
+        stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
+        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
+        let Known { mut magazine, .. } = stream_caches.of(stream.key())?.known(at)?;
+        if let Some(found) = magazine.take_alike(size) {
+            return Some(found.out());
+        }
+        if magazine.room() == 0
+            && (self.sizes.is_large(size) && self.in_throughput_mode() || self.depot.has(timeline.id, size))
+        {
+            // What other threads free again and again is worth room, too.
+            self.give_room(cache, &mut magazine, (at, size));
+        }
+        if self.depot.held() == 0 {
+            return None;
+        }
+        let (mut first, mut count) = (None, 0);
+        let most = 1 + magazine.restock_by();
+        self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
+            None => first = Some(item),
+            Some(_) => {
+                cache.tally.note_filled();
+                count += 1;
+                // SAFETY: it is not full: no more come than half of what it may hold.
+                unsafe { magazine.push(item) };
+            }
+        });
+        magazine.claim_top(count);
+        let mut out = None;
+        if let Some(item) = first {
+            self.strays.sort_out(item, Place::BETWEEN, |item| out = Some(item.out()));
+        }
+        out
+    }
+
+    /// Lets a magazine of the thread's, which has no room, hold blocks, if it may.
+    fn give_room(
+        &self,
+        cache: &ThreadCache,
+        magazine: &mut BufferedMagazine<'_>,
+        (at, size): (MagazineIndex, u64),
+    ) {
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let room = room(self.sizes.longest_beside(size), limit, self.in_throughput_mode());
+        if room > 0 && magazine.set_room(room) && self.sizes.is_for_large(at) {
+            cache.note_takes_large(true);
+        }
+    }
+
+    /// Labels a block of so many bytes that has just left the arena with its magazine. Its descriptor is only written: to read
+    /// it is to wait for it.
+    pub(crate) fn label(&self, _lock: &mut Locked, descriptor: &BlockDescriptor, bytes: u64) {
+        descriptor.set_label(MagazineIndex::of(self.sizes.exact_units(bytes)).label());
+    }
+
+    /// Takes a block that the program has just freed, without recorded uses, into the thread's magazines, and makes
+    /// room for it. Blocks without room go to the depot, or to `each`. `false`, and nothing done, where the thread can
+    /// have no magazine for it.
+    pub(crate) fn put_slow(
+        &self,
+        lock: &mut Locked,
+        descriptor: &BlockDescriptor,
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> bool {
+        let timeline = stream.timeline();
+        if timeline.marking != Marking::WhenNeeded {
+            return false;
+        }
+        let Some(cache) = self.join_slow(lock) else { return false };
+        // SAFETY: as in `restock`.
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let size = descriptor.bytes();
+        let at = MagazineIndex::of(self.sizes.exact_units(size));
+        let magazines = stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        let Some(Known { mut magazine, .. }) = magazines.and_then(|magazines| magazines.known(at)) else {
+            return false;
+        };
+        if magazine.room() == 0 {
+            if !self.sizes.is_for_large(at) || self.in_throughput_mode() {
+                self.give_room(cache, &mut magazine, (at, size));
+            }
+        } else if magazine.is_full() {
+            let (place, mut given_up) = (magazine.place(), magazine.give_up_half());
+            given_up.retain(|item| {
+                let mut is_here = false;
+                self.strays.sort_out(*item, place, |_| is_here = true);
+                is_here
+            });
+            self.give_to_depot(timeline.id, given_up, &mut each);
+        }
+        let has_room = !magazine.is_full();
+        if has_room {
+            descriptor.make_cached(magazine.place(), timeline.now());
+            cache.tally.count_free_outside(descriptor.requested(), size);
+            // SAFETY: it is not full.
+            unsafe { magazine.push(Item::new(descriptor.ptr(), descriptor)) };
+        }
+        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
+        has_room
+    }
+
+    /// Brings blocks that a magazine gave up to the depot, where several are of one length: those are likely to be
+    /// wanted again. Gives the others to `each`.
+    fn give_to_depot(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
+        // Relaxed: a setting.
+        let limit = self.depot_limit.load(Ordering::Relaxed);
+        // Stable: the youngest of a length stay the last ones.
+        items.sort_by_key(Item::bytes);
+        for alike in items.chunk_by(|a, b| a.bytes() == b.bytes()) {
+            let bytes = alike[0].bytes();
+            if alike.len() < 2 || !self.depot.put(of, bytes, alike, limit) {
+                alike.iter().for_each(|&item| each(Cached { item, of }));
+            }
+        }
+    }
+
+    // ---- taking back -------------------------------------------------------------------------------------
+
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`.
+    #[cold]
+    pub(crate) fn revoke(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.revoke_and(lock, each, |_| ());
+    }
+
+    /// As [`revoke`](Self::revoke), and gives back the host memory of all stream caches. They are made anew when they are
+    /// needed.
+    #[cold]
+    pub(crate) fn give_back(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.mark_all_filled();
+        self.revoke_and(lock, each, StreamCaches::clear);
+        self.depot.give_back();
+    }
+
+    /// So that those that look empty are emptied too.
+    fn mark_all_filled(&self) {
+        self.threads.all().for_each(|cache| cache.tally.note_filled());
+    }
+
+    /// Takes back everything, and calls `and` with the stream caches of each cache that had something.
+    fn revoke_and(&self, lock: &mut Locked, mut each: impl FnMut(Cached), and: impl Fn(&mut StreamCaches)) {
+        let closed = self.close_depot(&mut each);
+        self.threads.keep_out(lock, |cache| self.threads.is_mine(cache) || cache.tally.may_hold());
+        for cache in self.threads.kept_out() {
+            and(self.drain(cache, &mut each));
+            // While they are closed, others count in one place for all (`pause`).
+            cache.tally.settle();
+        }
+        self.threads.let_in(lock);
+        if closed {
+            self.depot.open();
+        }
+    }
+
+    /// Empties the magazines of a thread that is kept out; returns its stream caches.
+    #[expect(clippy::mut_from_ref, reason = "what `ThreadCache::stream_caches_under_lock` gives")]
+    fn drain<'a>(&self, cache: &'a ThreadCache, each: &mut impl FnMut(Cached)) -> &'a mut StreamCaches {
+        // SAFETY: callers hold the lock, and keep owners out.
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.drain(|at| self.sizes.is_for_large(at), |of, item| each(Cached { item, of }));
+        cache.note_takes_large(false);
+        cache.tally.note_emptied();
+        stream_caches
+    }
+
+    /// Whether there may be large blocks in any magazine, or in the depot.
+    pub(crate) fn may_hold_large(&self, _lock: &Locked) -> bool {
+        // No magazine gets room but under the lock.
+        let mut some = self.threads.all().filter(|cache| cache.takes_large());
+        some.any(|cache| cache.tally.may_hold()) || self.depot.held_large() > 0
+    }
+
+    /// Empties the depot, if it must be; returns whether it has to be opened again.
+    fn close_depot(&self, each: &mut impl FnMut(Cached)) -> bool {
+        // Threads use the depot while they are inside their own caches, or under the pool's lock. Without any other
+        // thread, an empty depot stays empty, and its many locks need not be taken.
+        let must_close =
+            self.depot.held() > 0 || !self.threads.all().all(|cache| self.threads.is_mine(cache));
+        if must_close {
+            self.depot.close(|of, item| {
+                self.strays.sort_out(item, Place::BETWEEN, |item| each(Cached { item, of }));
+            });
+        }
+        must_close
+    }
+
+    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
+    pub(crate) fn shut(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.threads.shut(lock);
+        self.mark_all_filled();
+        self.revoke(lock, each);
+    }
+
+    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request takes the slow path.
+    pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.threads.pause(lock, true);
+        self.mark_all_filled();
+        self.revoke(lock, each);
+    }
+
+    /// Caches again: a thread's cache opens when it next takes the slow path.
+    pub(crate) fn resume(&self, lock: &mut Locked) {
+        self.threads.pause(lock, false);
+    }
+
+    /// Opens the lock entries of every cache, or closes them. While they are closed, the fast path finds nothing. Every
+    /// request then takes the slow functions, which can note it. When this returns, no thread is on the fast path any
+    /// more.
+    #[cold]
+    pub(crate) fn set_lock_entries(&self, lock: &mut Locked, open: bool) {
+        self.threads.set_lock_entries(lock, open);
+        self.threads.keep_out(lock, |_| true);
+        self.threads.let_in(lock);
+    }
+
+    /// Takes back what threads that ended cached.
+    #[cold]
+    pub(crate) fn collect_ended(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) {
+        self.threads.collect_ended(lock, |cache| {
+            if cache.is_owned() {
+                self.totals.remove_thread();
+                cache.tally.settle();
+            }
+            self.drain(cache, &mut each).clear();
+        });
+    }
+
+    // ---- counting ----------------------------------------------------------------------------------------
+
+    /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
+    pub(crate) fn count_alloc(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        self.tally_slow(lock).count_alloc_outside(requested, bytes);
+    }
+
+    /// Counts a block that the program freed to the arena.
+    pub(crate) fn count_free(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        let tally = self.tally_slow(lock);
+        tally.count_free_outside(requested, bytes);
+        if std::ptr::eq(tally, &self.others) {
+            // Several threads count there, so nobody brings its ceilings down later.
+            tally.settle();
+        }
+    }
+
+    /// The tally that the calling thread may write under the lock.
+    fn tally_slow(&self, lock: &mut Locked) -> &Tally {
+        if let Some(cache) = self.join_slow(lock) {
+            return &cache.tally;
+        }
+        // While all caches are closed, nobody else counts.
+        if !self.threads.are_closed() && !lock.counts_others {
+            lock.counts_others = true;
+            self.add_thread(lock);
+        }
+        &self.others
+    }
+
+    /// A thread more counts for itself soon.
+    fn add_thread(&self, lock: &mut Locked) {
+        if self.totals.add_thread() == 2 {
+            // Until now the other one had no need to lower its ceilings.
+            self.settle_and(lock, || ());
+        }
+        self.threads.all().for_each(|cache| cache.tally.forget_slack());
+    }
+
+    /// The high-water marks start again from now.
+    pub(crate) fn reset_high_water(&self, lock: &mut Locked) {
+        self.settle_and(lock, || self.totals.reset());
+    }
+
+    /// Brings all ceilings down to where the figures are, and calls `and` before any can rise again.
+    fn settle_and(&self, lock: &mut Locked, and: impl FnOnce()) {
+        self.threads.keep_out(lock, ThreadCache::is_owned);
+        self.threads.kept_out().for_each(|cache| cache.tally.settle());
+        and();
+        self.threads.let_in(lock);
+    }
+
+    /// What all threads counted.
+    pub(crate) fn counted(&self) -> Counted {
+        // That of the strays makes up for what strays counted as freed.
+        let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others, self.strays.tally()]);
+        let mut counted = sum(tallies, &self.totals);
+        self.strays.correct(&mut counted);
+        counted
+    }
+
+    // ---- recounting --------------------------------------------------------------------------------------
+
+    /// Recounts what the caches hold, and calls `recount` with the number of blocks in them while every owner is
+    /// kept out.
+    pub(crate) fn check(
+        &self,
+        lock: &mut Locked,
+        recount: impl FnOnce(u64) -> Result<(), String>,
+    ) -> Result<(), String> {
+        self.threads.keep_out(lock, |_| true);
+        let result = self.check_kept_out().and_then(recount);
+        self.threads.let_in(lock);
+        result
+    }
+
+    /// Recounts what caches whose owners are kept out hold: returns the number of blocks in them and the depot.
+    fn check_kept_out(&self) -> Result<u64, String> {
+        let mut items = self.depot.items();
+        let mut misplaced = items.iter().find(|item| !item.is_in(Place::BETWEEN)).copied();
+        let (counted, held) = (self.depot.held(), items.iter().map(Item::bytes).sum::<u64>());
+        if held != counted {
+            return Err(format!("the depot has {held} bytes and counted {counted}"));
+        }
+        for cache in self.threads.kept_out() {
+            // SAFETY: the lock is held (`check`), and owners are kept out.
+            let stream_caches = unsafe { cache.stream_caches_under_lock() };
+            let stray = stream_caches.iter().find(|(place, item)| !item.is_in(*place));
+            misplaced = misplaced.or(stray.map(|(_, item)| *item));
+            let held: Vec<_> = stream_caches.iter().map(|(_, item)| *item).collect();
+            let is_large = |item: &Item| {
+                self.sizes.is_for_large(MagazineIndex::of(self.sizes.exact_units(item.bytes())))
+            };
+            if !held.is_empty() && !cache.tally.may_hold() {
+                return Err("a thread caches blocks and looks empty".to_owned());
+            }
+            if held.iter().any(is_large) && !cache.takes_large() {
+                return Err("a thread caches large blocks, which was not noted".to_owned());
+            }
+            items.extend(held);
+        }
+        if let Some(item) = misplaced {
+            return Err(format!("{} is cached, and is {:?}", item.ptr, item.descriptor()));
+        }
+        let blocks = items.len();
+        items.sort_unstable_by_key(|item| item.ptr);
+        items.dedup_by_key(|item| item.ptr);
+        if items.len() == blocks { Ok(blocks as u64) } else { Err("a block is cached twice".to_owned()) }
+    }
+}

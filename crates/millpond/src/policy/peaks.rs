@@ -1,0 +1,53 @@
+//! How exact high-water marks are while several threads count: see `cache/totals.rs`.
+
+/// The part of a peak by which all threads together may be below their ceilings.
+pub(crate) const TOLERANCE: i64 = 128;
+
+/// Bytes that each may be below, in any pool: threads that only allocate and free a few small blocks should not meet.
+pub(crate) const LEAST_SLACK: i64 = 1 << 20;
+
+/// In throughput mode, time counts for more: the part of a peak, and the bytes of a few large blocks. (With the slack of
+/// other modes, threads that allocate and free blocks of 16 MiB did two thirds of their pairs.)
+const TOLERANCE_IN_THROUGHPUT_MODE: i64 = 4;
+const LEAST_SLACK_IN_THROUGHPUT_MODE: i64 = 32 << 20;
+
+/// By so many blocks a thread raises its ceiling at once in throughput mode: as many as a magazine gets from the depot.
+const BLOCKS_AHEAD: i64 = 32;
+
+/// What a tally goes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slack {
+    /// How far the allocated bytes may be below their ceiling.
+    pub(crate) bytes: i64,
+    /// By how much more than it needs the tally raises a ceiling: requested bytes, allocated bytes, blocks.
+    pub(crate) ahead: [i64; 3],
+}
+
+/// The slack of each of so many threads.
+pub(crate) fn slack(peak: i64, threads: i64, in_throughput_mode: bool) -> Slack {
+    if threads <= 1 {
+        // Its ceilings are its own peaks.
+        Slack { bytes: i64::MAX, ahead: [0; 3] }
+    } else if in_throughput_mode {
+        let bytes = (peak / (TOLERANCE_IN_THROUGHPUT_MODE * threads)).max(LEAST_SLACK_IN_THROUGHPUT_MODE);
+        Slack { bytes, ahead: [bytes / 2, bytes / 2, BLOCKS_AHEAD] }
+    } else {
+        Slack { bytes: (peak / (TOLERANCE * threads)).max(LEAST_SLACK), ahead: [0; 3] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_threads_together_are_a_part_of_the_peak_below() {
+        for threads in [2, 16] {
+            assert_eq!(slack(1 << 40, threads, false).bytes * threads * TOLERANCE, 1 << 40);
+            let wide = slack(1 << 40, threads, true);
+            assert!(wide.bytes * threads <= (1 << 40) / 4 && wide.ahead[0] < wide.bytes);
+        }
+        assert_eq!(slack(1 << 20, 2, false), Slack { bytes: LEAST_SLACK, ahead: [0; 3] });
+        assert_eq!(slack(1 << 40, 1, true).ahead, [0; 3]);
+    }
+}
