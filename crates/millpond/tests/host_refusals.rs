@@ -24,8 +24,8 @@ use shared::{Freeing, sim_with};
 const MAY_END: &[(&str, usize)] = &[
     // What is shared from the start, and made once: the standard library has no way to be refused it.
     ("Context::new", 5),
-    ("PoolBuilder::build", 17),
-    ("PoolBuilder::build with each option", 16),
+    ("PoolBuilder::build", 18),
+    ("PoolBuilder::build with each option", 17),
     ("PoolBuilder::build with a wrong option", 1),
     ("PoolBuilder::build and record", 60),
     ("Context::default_pool, current_pool", 18),
