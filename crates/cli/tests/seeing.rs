@@ -203,7 +203,7 @@ fn ranks_are_told_side_by_side_with_what_the_worst_holds_more() {
 #[test]
 fn the_commands_of_the_page_run() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["run", "yesterday", "today", "rank0", "rank1", "rank2"] {
+    for name in ["run", "yesterday", "today", "rank0", "rank1", "rank2", "oom"] {
         recorded(dir.path(), &format!("{name}.mprec"), 40, 1 << 20);
     }
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/seeing.md");

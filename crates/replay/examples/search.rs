@@ -15,7 +15,10 @@ use millpond_replay::replay::{FreeWhen, Program, ReplayError, Step, UNLIMITED, o
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let file = args.next().ok_or("give a trace, such as data/traces/generate.pickle.zst")?;
+    let Some(file) = args.next() else {
+        println!("give a trace, such as data/traces/generate.pickle.zst");
+        return Ok(());
+    };
     let times: u32 = args.next().map_or(Ok(4), |text| text.parse())?;
     for trace in read(Path::new(&file), Limits::default())? {
         let program = repeated(&Program::new(&trace, FreeWhen::Completed), times);
