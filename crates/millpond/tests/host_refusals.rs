@@ -28,7 +28,7 @@ const MAY_END: &[(&str, usize)] = &[
     ("PoolBuilder::build with each option", 17),
     ("PoolBuilder::build with a wrong option", 1),
     ("PoolBuilder::build and record", 60),
-    ("Context::default_pool, current_pool", 18),
+    ("Context::default_pool, current_pool", 19),
     ("Context::create_stream", 2),
     ("Context::default_stream, foreign_stream", 4),
     ("CapturePool::begin, alloc, free, end", 14),
