@@ -1,4 +1,5 @@
-//! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags.
+//! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags, and who
+//! holds memory.
 
 use super::context::OtherMemory;
 use super::tagged::Tags;
@@ -9,8 +10,56 @@ use crate::order::Stream;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
 use crate::{Error, Result, peers, sharing};
+#[cfg(feature = "record")]
+use crate::{core, record};
 
 impl Pool {
+    // ---- who holds memory ---------------------------------------------------------------------------
+
+    /// Tracks who holds memory from now on: the call stack, tag and time of blocks, sampled or all. What was tracked before is
+    /// forgotten. [`record::Tracking`] has an example.
+    ///
+    /// # Errors
+    /// In a forked child only.
+    #[cfg(feature = "record")]
+    pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
+        core::recorded::start_tracking(self.inner(), &tracking)
+    }
+
+    /// Ends tracking, and forgets what was tracked. It does nothing where nothing is.
+    ///
+    /// # Errors
+    /// In a forked child only.
+    #[cfg(feature = "record")]
+    pub fn stop_tracking(&self) -> Result<()> {
+        core::recorded::stop_tracking(self.inner())
+    }
+
+    /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other
+    /// threads make at the same time may be missing. [`record::holders`] sums the blocks up.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool, record};
+    ///
+    /// let device = Context::host()?;
+    /// let pool = Pool::builder(&device).track(record::Tracking::all()).build()?;
+    /// let stream = device.create_stream()?;
+    /// let buffer = Buffer::<f32>::new(&pool, 1000, &stream)?;
+    /// for block in pool.live_blocks()? {
+    ///     assert_eq!((block.ptr, block.bytes), (buffer.ptr(), 4000));
+    ///     let tracked = block.tracked.expect("every block is tracked");
+    ///     println!("{:?} old, from {}", tracked.age, tracked.stack()[0]); // or tracked.tag()
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// In a forked child only.
+    #[cfg(feature = "record")]
+    pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
+        core::recorded::live_blocks(self.inner())
+    }
+
     // ---- sleep -----------------------------------------------------------------------------------
 
     /// Gives all of the pool's memory back to the device. Addresses stay, and so do live blocks: [`wake`](Self::wake) brings

@@ -15,8 +15,6 @@ mod context;
 mod features;
 mod of_others;
 mod tagged;
-#[cfg(feature = "record")]
-mod tracked;
 
 use std::fmt;
 use std::sync::Arc;
