@@ -229,7 +229,9 @@ impl Commit<'_> {
                 }
                 None => {
                     freed = self.map.frees();
-                    self.mapper.pages_mut().unpark(arrival.page);
+                    if !arrival.is_new {
+                        self.mapper.pages_mut().unpark(arrival.page);
+                    }
                 }
             }
         }

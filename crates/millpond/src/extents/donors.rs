@@ -77,10 +77,10 @@ impl Donors {
         let longer_than_a_page = map.layout.units_per_base_page();
         for extent in Zone::BOTH.iter().flat_map(|zone| map.indexes.free(*zone).at_least(longer_than_a_page))
         {
-            let is_ready = query.covers(&map[extent].fence);
             if wanted == 0 {
                 break;
             }
+            let is_ready = query.covers(&map[extent].fence);
             if is_ready || rules.policies.internal_dependencies {
                 let first = self.pages.len();
                 wanted = self.list_pages((map, mapper), extent, wanted);
