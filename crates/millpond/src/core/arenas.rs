@@ -84,6 +84,11 @@ impl Arenas {
         std::iter::once((None, &mut self.own)).chain(others.map(|(id, arena)| (Some(*id), &mut **arena)))
     }
 
+    /// Every live block, as its start and the bytes asked for.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        self.iter().flat_map(|(_, arena)| arena.live())
+    }
+
     // ---- by address ------------------------------------------------------------------------------
 
     /// Which arena besides the own has the pointer in its address space.

@@ -330,7 +330,7 @@ impl Core {
         if !self.is_here() {
             return Vec::new();
         }
-        self.state.lock().arenas.iter().flat_map(|(_, arena)| arena.live()).collect()
+        self.state.lock().arenas.live().collect()
     }
 
     /// The memory of a capture in whose address space the pointer lies.

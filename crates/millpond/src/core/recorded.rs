@@ -7,7 +7,7 @@ use crate::out_of_memory::OutOfMemory;
 #[cfg(feature = "record")]
 use crate::{
     Result,
-    device::{DevicePtr, Kind, MemoryKind},
+    device::{Kind, MemoryKind},
     record::{Failed, Introduction, LiveBlock, Moment, Options, Status, Tracking},
 };
 
@@ -39,7 +39,7 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     core.check_process()?;
     start(core, |state| {
         core.recording.start(options, &introduction(core))?;
-        core.recording.live(live(state));
+        core.recording.live(state.arenas.live());
         Ok(())
     })
 }
@@ -49,12 +49,6 @@ pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
     core.check_process()?;
     start(core, |_| core.recording.start_tracking(options, &introduction(core)));
     Ok(())
-}
-
-/// Every live block, with the bytes that were asked for.
-#[cfg(feature = "record")]
-fn live(state: &PoolState) -> impl Iterator<Item = (DevicePtr, u64)> {
-    state.arenas.iter().flat_map(|(_, arena)| arena.live())
 }
 
 #[cfg(feature = "record")]
@@ -76,7 +70,7 @@ pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
 #[cfg(feature = "record")]
 pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
     core.check_process()?;
-    Ok(core.recording.live_blocks(|| live(&core.state.lock()).collect()))
+    Ok(core.recording.live_blocks(|| core.live()))
 }
 
 /// Keeps what is known when a request finds no memory.
@@ -89,7 +83,7 @@ pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
             device_free: report.device_free,
             reserved: report.reserved,
         };
-        core.recording.account(&failed, || live(&core.state.lock()).collect());
+        core.recording.account(&failed, || core.live());
     }
     #[cfg(not(feature = "record"))]
     let _ = (core, report);
