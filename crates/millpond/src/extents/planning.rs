@@ -124,10 +124,9 @@ impl Planner<'_> {
         Err(self.map.no_room())
     }
 
-    /// A donor's page is cut out of its extent.
+    /// A donor's page leaves its extent.
     fn take_from(&self, plan: &mut Plan, donor: &DonorPage) -> Result<(), Refusal> {
         let fence = &self.map[donor.extent].fence;
-        plan.cuts += 2;
         plan.streams = plan.streams.max(fence.len());
         self.take_over(plan, fence)
     }
@@ -160,6 +159,8 @@ impl Planner<'_> {
         if plan.steps.try_reserve(1).is_err() {
             return Err(self.map.no_room());
         }
+        // A donor's extent; or what is unmapped, where a mapping could not be undone.
+        plan.cuts += 2;
         plan.steps.push(step);
         Ok(())
     }
