@@ -109,14 +109,22 @@ unsafe impl Device for CudaDevice {
         // SAFETY: `at` is writable.
         unsafe { self.api().cuMemAlloc_v2(&mut at, bytes as usize) }
             .map_err(|failure| failure.asking(bytes))?;
+        self.segments.lock().insert(DevicePtr::new(at));
         Ok(DevicePtr::new(at))
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
         let _entered = self.enter()?;
+        // Before: another thread may get the address next.
+        let was_listed = self.segments.lock().remove(&at);
         // SAFETY: the caller's promise: a segment that is not used again.
-        Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
+        unsafe { self.api().cuMemFree_v2(at.raw()) }.inspect_err(|_| {
+            if was_listed {
+                self.segments.lock().insert(at);
+            }
+        })?;
+        Ok(())
     }
 
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
@@ -444,7 +452,7 @@ unsafe impl Device for CudaDevice {
         allowed: bool,
     ) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
-        if self.device_properties().virtual_memory || host_ranges::contains(at) {
+        if !self.segments.lock().contains(&at) {
             // SAFETY: the caller's promise: a mapping of its own, or of pinned memory.
             return unsafe { self.peers.set_access(at, bytes, peers, allowed) };
         }

@@ -1,5 +1,6 @@
 //! [`CudaDevice`]: opening a GPU, its properties and facts.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -17,7 +18,8 @@ use super::page_extras::PageExtrasInUse;
 use super::peers::{self, Peers};
 use super::structures::{PageExtras, page_props};
 use super::taken::Taken;
-use crate::device::{DeviceError, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
+use crate::lock::Mutex;
 
 /// What `granularity` says where the driver has no virtual memory management: the size that its own
 /// allocators grow by.
@@ -69,6 +71,8 @@ pub struct CudaDevice {
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
     pub(super) page_extras: Arc<PageExtrasInUse>,
+    /// The segments that were taken. A peer reaches them in another way than pages.
+    pub(super) segments: Arc<Mutex<HashSet<DevicePtr>>>,
     /// The managed memory that was taken.
     pub(super) managed: Arc<Taken>,
     /// Whether the GPU may have pages; else it is opened as one without.
@@ -115,6 +119,7 @@ impl CudaDevice {
             peers,
             copies_read_host_pages,
             page_extras: Arc::new(PageExtrasInUse::new(page_extras(api, raw))),
+            segments: Arc::default(),
             managed: Arc::default(),
             options,
         }))
@@ -131,6 +136,7 @@ impl CudaDevice {
             peers: Arc::clone(&self.peers),
             copies_read_host_pages: self.copies_read_host_pages,
             page_extras: Arc::clone(&self.page_extras),
+            segments: Arc::clone(&self.segments),
             managed: Arc::clone(&self.managed),
             options: self.options,
         }
