@@ -1,6 +1,6 @@
 """Times training steps under PyTorch's own allocator and under millpond, side by side, on one GPU.
 
-    python steps.py [--pairs 1] [--rounds 40] [--steps 20] [--warm 150] [--of millpond] [mlp] [conv] [gpt]
+    python steps.py [--pairs 1] [--rounds 40] [--steps 20] [--warm 150] [--of millpond] [--against native] [mlp] [conv] [gpt]
 
 Two processes train the same model with the same seeds. They take turns of a fraction of a second, so that what changes the
 speed of the machine meanwhile changes both; the shapes of a turn are the same for both. Prints, for each job, the median
@@ -9,13 +9,15 @@ ratios, without assuming how they are distributed).
 
 A process that waits for its processor may be slower than another of the same kind for as long as it lives. ``--pairs``
 starts that many pairs, one after the other, and ``--of native`` measures PyTorch's own allocator against itself: how far
-that is from 1 says how far a ratio may be so by chance.
+that is from 1 says how far a ratio may be so by chance. ``--of sampled --against millpond`` says what it costs to track blocks
+by sampled call stacks, and ``--of tracked`` what each block's costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,13 @@ import time
 from typing import Any
 
 JOBS = ("mlp", "conv", "gpt")
-ALLOCATORS = ("millpond", "native")
+#: The variable that each sets. All but PyTorch's own are the pool.
+ALLOCATORS = {
+    "millpond": {},
+    "sampled": {"MILLPOND_TRACK": "sampled"},
+    "tracked": {"MILLPOND_TRACK": "all"},
+    "native": {},
+}
 # The first steps of a turn find the caches of processor and GPU as the other process left them.
 DISCARDED = 3
 
@@ -31,7 +39,7 @@ DISCARDED = 3
 def work(job: str, allocator: str) -> None:
     """Trains as many steps as each line of the input says, from which on, and tells how long each took."""
     pool: Any = None
-    if allocator == "millpond":
+    if allocator != "native":
         import millpond
 
         millpond.torch.enable()
@@ -93,7 +101,8 @@ class Asked:
 
 class Worker(Asked):
     def __init__(self, job: str, allocator: str) -> None:
-        super().__init__(__file__, "--work", job, allocator)
+        environment = {**os.environ, **ALLOCATORS[allocator]}
+        super().__init__(__file__, "--work", job, allocator, environment=environment)
         self.forget()
 
     def run(self, first: int, count: int) -> list[float]:
@@ -118,7 +127,7 @@ def interval(sorted_values: list[float]) -> tuple[float, float]:
 
 def compare(job: str, of: str, given: argparse.Namespace) -> float:
     """Prints what one pair of processes took; returns the ratio."""
-    workers = [Worker(job, "native"), Worker(job, of)]
+    workers = [Worker(job, given.against), Worker(job, of)]
     for worker in workers:
         worker.run(0, given.warm)
         worker.forget()
@@ -133,15 +142,15 @@ def compare(job: str, of: str, given: argparse.Namespace) -> float:
         ratios.append(took[1] / took[0])
     for worker in workers:
         worker.end()
-    native, other = workers
+    first, other = workers
     ratio = statistics.median(ratios)
     low, high = interval(sorted(ratios))
     misses = ""
-    if of == "millpond":
+    if of != "native":
         each = other.allocations / other.steps, other.misses / other.steps
         misses = f"; {each[0]:.1f} allocations a step, {each[1]:.3f} of them missed"
     print(
-        f"{job}: native {statistics.median(native.kept):.3f} ms, {of} {statistics.median(other.kept):.3f} ms a step;"
+        f"{job}: {given.against} {statistics.median(first.kept):.3f} ms, {of} {statistics.median(other.kept):.3f} ms a step;"
         f" ratio {ratio:.4f} ({low:.4f} to {high:.4f}), {given.rounds} turns of {given.steps} steps{misses}",
         flush=True,
     )
@@ -154,7 +163,8 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; all by default")
-    parser.add_argument("--of", choices=ALLOCATORS, default="millpond", help="what is held against native")
+    parser.add_argument("--of", choices=ALLOCATORS, default="millpond", help="what is measured")
+    parser.add_argument("--against", choices=ALLOCATORS, default="native", help="what it is held against")
     parser.add_argument("--pairs", type=int, default=1, help="pairs of processes, one after the other")
     parser.add_argument("--rounds", type=int, default=40, help="turns of each process")
     parser.add_argument("--steps", type=int, default=20, help=f"steps of a turn, of which {DISCARDED} are not counted")

@@ -24,6 +24,7 @@ pub(super) struct Code(c_uint);
 
 impl Code {
     const SUCCESS: Self = Self(0);
+    pub(super) const INVALID_VALUE: Self = Self(1);
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
@@ -197,6 +198,7 @@ driver_functions! {
             flags: c_ulonglong
         );
         cuMemRelease(handle: CUmemGenericAllocationHandle);
+        cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, at: *mut c_void);
         cuMemMap(
             at: CUdeviceptr,
             bytes: usize,

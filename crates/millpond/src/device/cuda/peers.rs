@@ -8,7 +8,7 @@
 //! ones as well.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -113,9 +113,8 @@ impl Peers {
             self.enable(other)?;
         }
         for_all.admit(other.device, |at, bytes| {
-            // SAFETY: one readable description, of a range that is mapped: `forget` takes it out under the lock before it
-            // is unmapped.
-            unsafe { self.api.cuMemSetAccess(at, bytes as usize, &access, 1) }
+            // SAFETY: a range that is mapped: `forget` takes it out under the lock before it is unmapped.
+            unsafe { set_access(self.api, at, bytes, &[access]) }
         })?;
         Ok(())
     }
@@ -210,8 +209,8 @@ impl Peers {
             return Ok(());
         }
         let access: SmallVec<[_; 8]> = devices.iter().map(|device| access_of(*device, allowed)).collect();
-        // SAFETY: readable descriptions, and the caller's promise. GPUs that are not named keep what they have.
-        unsafe { self.api.cuMemSetAccess(at.raw(), bytes as usize, access.as_ptr(), access.len()) }
+        // SAFETY: the caller's promise. GPUs that are not named keep what they have.
+        unsafe { set_access(self.api, at.raw(), bytes, &access) }
     }
 }
 
@@ -227,6 +226,55 @@ impl Drop for Peers {
             remaining.iter().for_each(|other| other.for_all.lock().peers.retain(|peer| *peer != self.device));
         }
     }
+}
+
+/// Sets what devices may do with a mapping.
+///
+/// Driver 580 refuses a new device where the page's first mapping is gone and another is left, if the page can be exported:
+/// "invalid value". While the page has one mapping more, it agrees. (docs/lab/several-gpus.md, "A page's second mapping")
+///
+/// # Safety
+/// The range is that of one mapping. Where access is taken away, no work of the devices uses it.
+unsafe fn set_access(api: &Api, at: u64, bytes: u64, access: &[CUmemAccessDesc]) -> Result<(), Failure> {
+    // SAFETY: readable descriptions, and the caller's promise.
+    let set = || unsafe { api.cuMemSetAccess(at, bytes as usize, access.as_ptr(), access.len()) };
+    match set() {
+        Err(refused) if refused.code == Code::INVALID_VALUE => {
+            // SAFETY: the caller's promise.
+            unsafe { with_another_mapping(api, at, bytes, set) }.map_err(|_| refused)
+        }
+        done => done,
+    }
+}
+
+/// Does something while a mapped page has another mapping, which nobody has access to. What was made for that goes again after a
+/// failure as well: `and` has both sides computed.
+///
+/// # Safety
+/// The range is that of one mapping.
+unsafe fn with_another_mapping(
+    api: &Api,
+    at: u64,
+    bytes: u64,
+    act: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (mut page, mut there, bytes) = (0, 0, bytes as usize);
+    // SAFETY: `page` is writable, and something is mapped at `at`.
+    unsafe { api.cuMemRetainAllocationHandle(&mut page, at as *mut c_void) }?;
+    // SAFETY: `there` is writable. An alignment of 0 is the granularity.
+    let reserved = unsafe { api.cuMemAddressReserve(&mut there, bytes, 0, 0, 0) };
+    let done = reserved.and_then(|()| {
+        // SAFETY: a page that is retained, and a range that was reserved above.
+        let done = unsafe { api.cuMemMap(there, bytes, 0, page, 0) }.and_then(|()| {
+            let done = act();
+            // SAFETY: it was mapped above, and nobody was told of it.
+            done.and(unsafe { api.cuMemUnmap(there, bytes) })
+        });
+        // SAFETY: it was reserved above, and is empty.
+        done.and(unsafe { api.cuMemAddressFree(there, bytes) })
+    });
+    // SAFETY: it was retained above.
+    done.and(unsafe { api.cuMemRelease(page) })
 }
 
 /// Those that are open now. They must be let go without the lock on the list, which the drop of the last one takes.

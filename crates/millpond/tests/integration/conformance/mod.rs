@@ -131,6 +131,7 @@ macro_rules! conformance {
                     a_copy_from_the_other_device_carries_its_bytes
                     a_stream_waits_for_an_event_of_the_other_device
                     a_page_is_used_by_the_other_device_once_it_has_access
+                    a_page_that_moved_is_used_by_the_other_device_once_it_has_access
                     a_segment_is_used_by_the_other_device_once_it_has_access;
                 misuse:
                     sizes_that_are_no_multiple_of_the_granularity_are_refused

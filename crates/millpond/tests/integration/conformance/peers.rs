@@ -106,6 +106,26 @@ pub(crate) fn a_page_is_used_by_the_other_device_once_it_has_access(h: &dyn Harn
     release_page(h, page);
 }
 
+pub(crate) fn a_page_that_moved_is_used_by_the_other_device_once_it_has_access(h: &dyn Harness) {
+    let name = h.peer().peer_id().unwrap();
+    if !has_pages(h) || !h.device().can_be_reached_from(name).unwrap() {
+        return;
+    }
+    let (peer, there, _) = other(h);
+    let g = granularity(h);
+    let (first, second) = (h.device().reserve(g).unwrap(), h.device().reserve(g).unwrap());
+    let page = map_new_page(h, first, g);
+    map_page(h, second, g, page);
+    unmap(h, first, g);
+    // SAFETY: a mapping of the test's.
+    unsafe { h.device().set_peer_access(second, g, PeerSet::of(name), true) }.unwrap();
+    fill_there(&peer, second, 6, BYTES, there);
+    peer.synchronize_stream(there).unwrap();
+    expect_bytes(h, second, &[6; BYTES as usize], StreamHandle::LEGACY);
+    unmap(h, second, g);
+    release_page(h, page);
+}
+
 pub(crate) fn a_segment_is_used_by_the_other_device_once_it_has_access(h: &dyn Harness) {
     let name = h.peer().peer_id().unwrap();
     if !h.device().can_be_reached_from(name).unwrap() {
