@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::record::{self, Tracking};
 use millpond::{Context, Pool, Stream};
 use serde_json::Value;
 
@@ -76,6 +77,31 @@ fn text_has_a_line_for_each_pool() {
     assert!(line("a pool").starts_with(&std::process::id().to_string()));
     assert!(line("b\u{fffd}[2J\u{fffd}pool").contains("66.00 MiB"), "{text}");
     assert!(text.contains("GPU"), "{text}");
+}
+
+#[test]
+fn live_blocks_are_told_by_size_and_by_holder() {
+    let held = Held::new("tracked");
+    held.pool.start_tracking(Tracking::all()).unwrap();
+    let tag = record::tag("step");
+    let block = held.pool.alloc(5 << 20, &held.stream).unwrap();
+    drop(tag);
+    let text = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--blocks"]));
+    let part = text.split("live blocks of ").find(|part| part.starts_with("tracked of ")).unwrap();
+    assert!(part.contains("5.00 MiB  in 1, for ") && part.contains(" s: step\n"), "{text}");
+    assert!(part.contains("live_blocks_are_told_by_size_and_by_holder (top.rs:"), "{text}");
+    assert!(part.contains("5.00 MiB  in 1 of 4.00 MiB or more"), "{text}");
+    let told = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--blocks", "--json"]));
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let blocks = &of_pool(&told, "tracked")["live_blocks"];
+    assert_eq!(keys(blocks), ["by_holder", "by_size"]);
+    assert_eq!(keys(&blocks["by_size"][0]), ["blocks", "bytes", "from"]);
+    assert_eq!(blocks["by_size"][1]["bytes"], 5 << 20);
+    let holder = &blocks["by_holder"][0];
+    assert_eq!(keys(holder), ["blocks", "bytes", "oldest_seconds", "stack", "tag"]);
+    assert_eq!((holder["tag"].as_str(), holder["bytes"].as_u64()), (Some("step"), Some(5 << 20)));
+    // SAFETY: the block is this test's, without work.
+    unsafe { held.pool.free(block, &held.stream) }.unwrap();
 }
 
 #[test]

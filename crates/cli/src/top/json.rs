@@ -1,11 +1,12 @@
 //! What `millpond top --json` writes. Sizes in bytes.
 
-use millpond::live::{SeenPool, SeenProcess};
+use millpond::live::{SeenHolder, SeenPool, SeenProcess, SeenSizes, SizeRow};
 use millpond::{DeviceCalls, Level, Stats};
 use millpond_baselines::name_of;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::blocks::ask;
 use crate::live::gpus::Gpu;
 use crate::live::shares::{Share, shares};
 use crate::live::{Rates, Sight};
@@ -36,8 +37,34 @@ struct ToldPool {
     device_seconds: f64,
     /// Since the look before; `null` at the first.
     a_second: Option<ToldRates>,
+    /// Where they were asked for, and the process answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live_blocks: Option<ToldBlocks>,
     #[serde(flatten)]
     stats: Map<String, Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldBlocks {
+    by_size: Vec<ToldSize>,
+    /// Empty where the pool does not track its blocks.
+    by_holder: Vec<ToldHolder>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldSize {
+    from: u64,
+    blocks: u64,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldHolder {
+    tag: String,
+    stack: Vec<String>,
+    bytes: u64,
+    blocks: u64,
+    oldest_seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -56,8 +83,9 @@ struct ToldGpu {
     shares: Vec<Share>,
 }
 
-pub(super) fn told(sight: &Sight, before: Option<&Sight>) -> Told {
-    let processes = sight.processes.iter().map(|process| told_of(process, sight, before)).collect();
+/// `blocks` says whether live blocks are asked for.
+pub(super) fn told(sight: &Sight, before: Option<&Sight>, blocks: bool) -> Told {
+    let processes = sight.processes.iter().map(|process| told_of(process, (sight, before), blocks)).collect();
     let gpu = |gpu: &Gpu| ToldGpu { gpu: gpu.clone(), shares: shares(gpu, &sight.processes) };
     let (gpus, no_gpus) = match &sight.gpus {
         Ok(gpus) => (gpus.iter().map(gpu).collect(), None),
@@ -66,7 +94,7 @@ pub(super) fn told(sight: &Sight, before: Option<&Sight>) -> Told {
     Told { processes, gpus, no_gpus }
 }
 
-fn told_of(process: &SeenProcess, sight: &Sight, before: Option<&Sight>) -> ToldProcess {
+fn told_of(process: &SeenProcess, (sight, before): (&Sight, Option<&Sight>), blocks: bool) -> ToldProcess {
     let pool = |pool: &SeenPool| ToldPool {
         number: pool.number,
         name: pool.name.clone(),
@@ -75,6 +103,7 @@ fn told_of(process: &SeenProcess, sight: &Sight, before: Option<&Sight>) -> Told
         uuid: pool.identity.map(|identity| identity.to_string()),
         device_seconds: pool.device_time.as_secs_f64(),
         a_second: sight.rates(before, process.pid, pool).map(ToldRates::from),
+        live_blocks: blocks.then(|| ask(process, pool).ok()).flatten().map(ToldBlocks::from),
         stats: all(&pool.stats),
     };
     let SeenProcess { pid, program, answers, .. } = process;
@@ -83,6 +112,23 @@ fn told_of(process: &SeenProcess, sight: &Sight, before: Option<&Sight>) -> Told
         program: program.clone(),
         answers: *answers,
         pools: process.pools.iter().map(pool).collect(),
+    }
+}
+
+impl From<SeenSizes> for ToldBlocks {
+    fn from(sizes: SeenSizes) -> Self {
+        let size = |row: SizeRow| ToldSize { from: row.from, blocks: row.blocks, bytes: row.bytes };
+        let holder = |holder: SeenHolder| ToldHolder {
+            oldest_seconds: holder.oldest.as_secs_f64(),
+            tag: holder.tag,
+            stack: holder.stack,
+            bytes: holder.bytes,
+            blocks: holder.blocks,
+        };
+        Self {
+            by_size: sizes.rows.into_iter().map(size).collect(),
+            by_holder: sizes.holders.into_iter().map(holder).collect(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `millpond top`: what the pools of running programs hold and do, and the GPUs beside them.
 
+mod blocks;
 mod json;
 mod rows;
 mod terminal;
@@ -25,6 +26,7 @@ In a pipe, and with --json, a look follows the other until Ctrl-C.
 Examples:
   millpond top
   millpond top --once --sort cached
+  millpond top --once --blocks
   millpond top --json --interval 10s >> figures.jsonl")]
 pub(crate) struct TopArgs {
     /// Print what two looks say, and end
@@ -33,6 +35,9 @@ pub(crate) struct TopArgs {
     /// Print JSON, in a line for each look
     #[arg(long)]
     json: bool,
+    /// Say also what the live blocks are: by size, and by tag and call stack where a pool tracks them
+    #[arg(long)]
+    blocks: bool,
     /// Time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
@@ -73,11 +78,15 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
 
 fn print(args: &TopArgs, sight: &Sight, before: Option<&Sight>) -> Result<()> {
     if !args.json {
+        let mut text = text::text(sight, before, args.sort);
+        if args.blocks && sight.processes.iter().any(|process| !process.pools.is_empty()) {
+            text = text + "\n\n" + &blocks::text(sight);
+        }
         let more = if args.once { "" } else { "\n" };
-        answer(&(text::text(sight, before, args.sort) + more));
+        answer(&(text + more));
         return Ok(());
     }
-    let told = json::told(sight, before);
+    let told = json::told(sight, before, args.blocks);
     let text = if args.once { serde_json::to_string_pretty(&told) } else { serde_json::to_string(&told) };
     let text = text.map_err(|error| Error::Io {
         path: "standard output".into(),

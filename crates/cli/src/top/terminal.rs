@@ -12,6 +12,7 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
+use super::blocks::{by_holder, by_size};
 use super::rows::{COLUMNS, Row, SortKey, device, rows};
 use super::text::{bytes, counted, holder, of_gpu_in_short, silent};
 use crate::error::{Error, Result};
@@ -311,20 +312,20 @@ fn draw_pool(frame: &mut Frame<'_>, area: Rect, (process, pool): (&SeenProcess, 
     lines.push(Line::default());
     match open {
         Err(why) => lines.push(Line::from(why.clone().yellow())),
-        Ok(SeenSizes { rows, map, .. }) => {
+        Ok(sizes) => {
             lines.push(Line::from("Its memory by address: █ is all in live blocks, · is cached".bold()));
             let wide = usize::from(area.width.max(1));
-            lines.extend(map.chunks(wide).map(|part| {
+            lines.extend(sizes.map.chunks(wide).map(|part| {
                 Line::from(part.iter().map(|eighths| BARS[usize::from(*eighths).min(8)]).collect::<String>())
             }));
             lines.push(Line::default());
+            if !sizes.holders.is_empty() {
+                lines.push(Line::from("Live blocks by tag and call stack".bold()));
+                lines.extend(by_holder(sizes).into_iter().map(Line::from));
+                lines.push(Line::default());
+            }
             lines.push(Line::from("Live blocks by size".bold()));
-            let mut largest: Vec<_> = rows.iter().collect();
-            largest.sort_by_key(|row| std::cmp::Reverse(row.bytes));
-            lines.extend(largest.into_iter().map(|row| {
-                let [bytes, from] = [row.bytes, row.from].map(|bytes| HumanBytes(bytes).to_string());
-                Line::from(format!("{bytes:>12}  in {} of {from} or more", row.blocks))
-            }));
+            lines.extend(by_size(sizes).into_iter().map(Line::from));
         }
     }
     frame.render_widget(Paragraph::new(lines), area);

@@ -20,6 +20,10 @@ const LONGEST_NAME: usize = 128;
 /// Cells of a page map.
 const CELLS: usize = 256;
 
+/// Holders that are told of, and frames of each.
+const MOST_HOLDERS: usize = 20;
+const MOST_FRAMES: usize = 8;
+
 /// What a pool of another process holds and did. The module [`live`](crate::live) has an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -49,6 +53,25 @@ pub struct SeenSizes {
     /// The memory held, in the order of addresses, in at most 256 parts of equal length. Each says how much of it is in live
     /// blocks, from 0 (nothing) to 8 (all).
     pub map: Vec<u8>,
+    /// Who holds them, those that hold most first, at most 20. Empty where the pool does not
+    /// [track](crate::PoolBuilder::track) its blocks.
+    pub holders: Vec<SeenHolder>,
+}
+
+/// What one call stack holds under one tag. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SeenHolder {
+    /// The [tags](crate::record::tag), such as `step/forward`; empty without any.
+    pub tag: String,
+    /// Lines of the call stack, the innermost first, at most 8. Empty where it is not known.
+    pub stack: Vec<String>,
+    /// Live bytes. Estimated where blocks are sampled, as is their number.
+    pub bytes: u64,
+    /// Live blocks.
+    pub blocks: u64,
+    /// The time since the first of them was allocated.
+    pub oldest: Duration,
 }
 
 /// Live blocks of like sizes. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
@@ -189,6 +212,19 @@ pub(super) fn write_sizes(core: &Core, out: &mut String) {
     ranges.sort_unstable();
     let map: String = cells(&ranges, &live).into_iter().map(|eighths| char::from(b'0' + eighths)).collect();
     writeln!(out, "map {map}").unwrap_or_default();
+    #[cfg(feature = "record")]
+    write_holders(core, out);
+}
+
+/// A holder's line, and those of its tag and its call stack.
+#[cfg(feature = "record")]
+fn write_holders(core: &Core, out: &mut String) {
+    let blocks = crate::core::recorded::live_blocks(core).unwrap_or_default();
+    for holder in crate::record::holders(&blocks).iter().take(MOST_HOLDERS) {
+        write_line(out, "holder", &[holder.bytes, holder.blocks, holder.oldest.as_millis() as u64]);
+        write_name(out, "tag", holder.tag.as_deref().unwrap_or_default());
+        holder.frames().take(MOST_FRAMES).for_each(|frame| write_name(out, "frame", &frame.to_string()));
+    }
 }
 
 /// How much of each part of the ranges, which are in order, is in live blocks: in eighths.
@@ -271,6 +307,18 @@ pub(super) fn read_sizes(text: &str) -> SeenSizes {
                 let eighths = rest.bytes().map(|digit| digit.saturating_sub(b'0').min(8));
                 sizes.map = eighths.take(CELLS).collect();
             }
+            "holder" if sizes.holders.len() < MOST_HOLDERS => {
+                let mut numbers = numbers_of(rest);
+                let mut next = || numbers.next().unwrap_or(0);
+                let (bytes, blocks, oldest) = (next(), next(), Duration::from_millis(next()));
+                sizes.holders.push(SeenHolder { bytes, blocks, oldest, ..SeenHolder::default() });
+            }
+            // Of the last holder.
+            "tag" => sizes.holders.last_mut().into_iter().for_each(|last| last.tag = tamed(rest)),
+            "frame" => {
+                let last = sizes.holders.last_mut().filter(|last| last.stack.len() < MOST_FRAMES);
+                last.into_iter().for_each(|last| last.stack.push(tamed(rest)));
+            }
             _ => {}
         }
     }
@@ -318,6 +366,30 @@ mod tests {
         assert!(sizes.map.iter().filter(empty).count() >= part(8 * MIB) - 2, "{sizes:?}");
     }
 
+    #[cfg(feature = "record")]
+    #[test]
+    fn tracked_blocks_are_told_by_holder() {
+        use crate::record::{Tracking, tag};
+        let bench = Bench::new(|pool| pool.track(Tracking::all()));
+        let _step = tag("step");
+        let blocks: Vec<_> = [3 * MIB, MIB]
+            .into_iter()
+            .map(|bytes| {
+                let _part = tag(if bytes == MIB { "short" } else { "a\u{1b}long" });
+                bench.pool.alloc(bytes, &bench.stream).unwrap()
+            })
+            .collect();
+        let mut text = String::new();
+        write_sizes(bench.pool.inner(), &mut text);
+        let holders = read_sizes(&text).holders;
+        let seen: Vec<_> = holders.iter().map(|h| (h.tag.as_str(), h.bytes, h.blocks)).collect();
+        assert_eq!(seen, [("step/a\u{fffd}long", 3 * MIB, 1), ("step/short", MIB, 1)], "{text}");
+        blocks.into_iter().for_each(|block| bench.pool.free_block(block, &bench.stream).unwrap());
+        let mut text = String::new();
+        write_sizes(bench.pool.inner(), &mut text);
+        assert_eq!(read_sizes(&text).holders, []);
+    }
+
     #[test]
     fn a_process_that_lies_is_bounded() {
         let huge = u64::MAX.to_string();
@@ -331,11 +403,17 @@ mod tests {
         assert_eq!(read_pools(&long)[0].name, "\u{fffd}".repeat(LONGEST_NAME));
         let sizes = read_sizes(&format!("map {}\n{}", "~".repeat(1000), "size 1 1 1\n".repeat(1000)));
         assert_eq!((sizes.map, sizes.rows.len()), (vec![8; CELLS], 64));
+        let holder = format!("holder {huge}\ntag {huge}\n{}", "frame \u{7}\n".repeat(100));
+        let holders = read_sizes(&("frame x\ntag x\n".to_owned() + &holder.repeat(100))).holders;
+        assert_eq!(
+            (holders.len(), holders[19].bytes, holders[19].stack.len()),
+            (MOST_HOLDERS, MOST, MOST_FRAMES)
+        );
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_without_a_panic(text in "(pool|name|reserved|calls|map|size|memory|identity)?[ \\PC\n]{0,200}") {
+        fn any_text_is_read_without_a_panic(text in "(pool|name|reserved|calls|map|size|holder|tag|frame|memory|identity)?[ \\PC\n]{0,200}") {
             for pool in read_pools(&text) {
                 prop_assert!(!pool.name.chars().any(char::is_control));
                 pool.stats.calls.all();

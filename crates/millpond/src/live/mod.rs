@@ -49,5 +49,5 @@ mod peer;
 
 pub use answering::hide_all;
 pub(crate) use answering::{open, show};
-pub use figures::{SeenPool, SeenSizes, SizeRow};
+pub use figures::{SeenHolder, SeenPool, SeenSizes, SizeRow};
 pub use look::{LookError, SeenProcess, processes};

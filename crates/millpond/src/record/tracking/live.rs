@@ -104,6 +104,13 @@ pub struct Holder {
     pub oldest: Duration,
 }
 
+impl Holder {
+    /// The frames of the program itself, the innermost first.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = &StackFrame> {
+        self.stack.iter().filter(|frame| !frame.is_of_runtime())
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tag, stack, bytes, blocks, oldest } = self;
@@ -113,7 +120,7 @@ impl fmt::Display for Holder {
         if stack.is_empty() {
             write!(f, "\n    (call stack not known)")?;
         }
-        let mut frames = stack.iter().filter(|frame| !frame.is_of_runtime());
+        let mut frames = self.frames();
         frames.by_ref().take(MOST_PRINTED).try_for_each(|frame| write!(f, "\n    {frame}"))?;
         match frames.count() {
             0 => Ok(()),

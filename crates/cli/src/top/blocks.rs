@@ -1,0 +1,52 @@
+//! What the live blocks of a pool are, as lines of text.
+
+use std::cmp::Reverse;
+
+use millpond::HumanBytes;
+use millpond::live::{SeenPool, SeenProcess, SeenSizes};
+
+use crate::live::{PATIENCE, Sight};
+
+/// What the process says of a pool's live blocks; an error's sentence where it does not.
+pub(super) fn ask(process: &SeenProcess, pool: &SeenPool) -> Result<SeenSizes, String> {
+    process.sizes(pool.number, PATIENCE * 8).map_err(|error| error.to_string())
+}
+
+/// A line for each size, that of which most is live first.
+pub(super) fn by_size(sizes: &SeenSizes) -> Vec<String> {
+    let mut largest: Vec<_> = sizes.rows.iter().collect();
+    largest.sort_by_key(|row| Reverse(row.bytes));
+    let line = |row: &millpond::live::SizeRow| {
+        let [bytes, from] = [row.bytes, row.from].map(|bytes| HumanBytes(bytes).to_string());
+        format!("{bytes:>12}  in {} of {from} or more", row.blocks)
+    };
+    largest.into_iter().map(line).collect()
+}
+
+/// Lines for each tag and call stack, those that hold most first.
+pub(super) fn by_holder(sizes: &SeenSizes) -> Vec<String> {
+    let lines = |holder: &millpond::live::SeenHolder| {
+        let tag = if holder.tag.is_empty() { "(no tag)" } else { &holder.tag };
+        let (bytes, age) = (HumanBytes(holder.bytes).to_string(), holder.oldest.as_secs_f64());
+        let head = format!("{bytes:>12}  in {}, for {age:.1} s: {tag}", holder.blocks);
+        std::iter::once(head)
+            .chain(holder.stack.iter().map(|line| format!("{:14}{line}", "")))
+            .collect::<Vec<_>>()
+    };
+    sizes.holders.iter().flat_map(lines).collect()
+}
+
+/// All pools' blocks.
+pub(super) fn text(sight: &Sight) -> String {
+    let pools =
+        sight.processes.iter().flat_map(|process| process.pools.iter().map(move |pool| (process, pool)));
+    let part = |(process, pool): (&SeenProcess, &SeenPool)| {
+        let mut lines = vec![format!("live blocks of {} of {} {}", pool.name, process.pid, process.program)];
+        match ask(process, pool) {
+            Ok(sizes) => lines.extend([by_holder(&sizes), by_size(&sizes)].concat()),
+            Err(why) => lines.push(format!("  {why}")),
+        }
+        lines.join("\n")
+    };
+    pools.map(part).collect::<Vec<_>>().join("\n\n")
+}
