@@ -183,7 +183,9 @@ fn nothing_is_left_after_the_last_pool() {
             let pools = [(); 2].map(|()| Pool::builder(&context).build().unwrap());
             assert_eq!((threads(), own().len()), (before + 1, 2));
             drop(pools);
-            assert_eq!((threads(), seen(std::process::id())), (before, None));
+            assert_eq!(seen(std::process::id()), None);
+            // The system lists a thread for a moment after it was joined.
+            until("its thread is gone", || threads() == before);
         }
         live::hide_all();
         let _pool = Pool::builder(&context).build().unwrap();
