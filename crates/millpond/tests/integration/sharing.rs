@@ -1,4 +1,7 @@
 //! Memory that two processes share, on the host device: the other process is this program again.
+//!
+//! Tests that judge who has a block open run alone: a process that another test has just begun holds copies of all descriptors,
+//! until it is a program of its own.
 
 use std::fs::File;
 use std::io::{Read, Write, pipe};
@@ -546,82 +549,91 @@ fn ten_thousand_imports_leave_nothing_behind() {
 
 #[test]
 fn a_freed_block_is_nobody_elses_while_it_is_open() {
-    let (context, pool, stream) = host();
-    let buffer = Buffer::from_slice(&pool, &vec![7_u8; 4 << 20], &stream).unwrap();
-    let ptr = buffer.ptr();
-    let first = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
-    let second = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
-    assert!(pool.is_shared(ptr).unwrap());
-    drop(buffer);
-    // Whatever the pool does for memory.
-    let others: Vec<_> = (0..20).map(|_| Buffer::<u8>::zeroed(&pool, 3 << 20, &stream).unwrap()).collect();
-    pool.trim_to(0).unwrap();
-    drop(others);
-    pool.trim_to(0).unwrap();
-    pool.check().unwrap();
-    assert_eq!(first.buffer.to_vec().unwrap(), [7; 4 << 20]);
-    assert_eq!(pool.used().current, 4 * MIB);
-    drop(first);
-    settle(&stream);
-    pool.trim_to(0).unwrap();
-    assert_eq!(pool.used().current, 4 * MIB, "the second has it");
-    assert_eq!(second.buffer.to_vec().unwrap(), [7; 4 << 20]);
-    drop(second);
-    settle(&stream);
-    pool.trim_to(0).unwrap();
-    assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+    alone("sharing::a_freed_block_is_nobody_elses_while_it_is_open", || {
+        let (context, pool, stream) = host();
+        let buffer = Buffer::from_slice(&pool, &vec![7_u8; 4 << 20], &stream).unwrap();
+        let ptr = buffer.ptr();
+        let first = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        let second = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        assert!(pool.is_shared(ptr).unwrap());
+        drop(buffer);
+        // Whatever the pool does for memory.
+        let others: Vec<_> =
+            (0..20).map(|_| Buffer::<u8>::zeroed(&pool, 3 << 20, &stream).unwrap()).collect();
+        pool.trim_to(0).unwrap();
+        drop(others);
+        pool.trim_to(0).unwrap();
+        pool.check().unwrap();
+        assert_eq!(first.buffer.to_vec().unwrap(), [7; 4 << 20]);
+        assert_eq!(pool.used().current, 4 * MIB);
+        drop(first);
+        settle(&stream);
+        pool.trim_to(0).unwrap();
+        assert_eq!(pool.used().current, 4 * MIB, "the second has it");
+        assert_eq!(second.buffer.to_vec().unwrap(), [7; 4 << 20]);
+        drop(second);
+        settle(&stream);
+        pool.trim_to(0).unwrap();
+        assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+    });
 }
 
 #[test]
 fn a_block_that_nobody_opened_is_freed_as_any_other() {
-    let (_context, pool, stream) = host();
-    let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
-    let (ptr, shared) = (buffer.ptr(), buffer.share().unwrap());
-    let never_opened = pass(&shared);
-    assert!(pool.is_shared(ptr).unwrap());
-    drop((shared, never_opened));
-    assert!(!pool.is_shared(ptr).unwrap());
-    drop(buffer);
-    assert_eq!(pool.used().current, 0);
-    // What is shared when its owner frees it, and let go of after.
-    let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
-    let shared = buffer.share().unwrap();
-    drop(buffer);
-    assert_eq!(pool.used().current, 4 * MIB);
-    drop(shared);
-    assert_eq!(pool.used().current, 0);
-    pool.check().unwrap();
+    alone("sharing::a_block_that_nobody_opened_is_freed_as_any_other", || {
+        let (_context, pool, stream) = host();
+        let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+        let (ptr, shared) = (buffer.ptr(), buffer.share().unwrap());
+        let never_opened = pass(&shared);
+        assert!(pool.is_shared(ptr).unwrap());
+        drop((shared, never_opened));
+        assert!(!pool.is_shared(ptr).unwrap());
+        drop(buffer);
+        assert_eq!(pool.used().current, 0);
+        // What is shared when its owner frees it, and let go of after.
+        let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
+        let shared = buffer.share().unwrap();
+        drop(buffer);
+        assert_eq!(pool.used().current, 4 * MIB);
+        drop(shared);
+        assert_eq!(pool.used().current, 0);
+        pool.check().unwrap();
+    });
 }
 
 #[test]
 fn a_plain_block_is_shared_once_and_freed_once() {
-    let (context, pool, stream) = host();
-    let block = pool.alloc(5000, &stream).unwrap();
-    let shared = pool.share(block, &stream).unwrap();
-    assert_eq!((shared.token().byte_len(), shared.token().element_size()), (5000, 1));
-    let opened = context.open_shared::<u8>(pass(&shared), &stream).unwrap();
-    assert_eq!(opened.buffer.len(), 5000);
-    pool.free_block(block, &stream).unwrap();
-    assert!(matches!(pool.free_block(block, &stream), Err(Error::DoubleFree { .. })));
-    assert!(matches!(pool.share(block, &stream), Err(Error::DoubleFree { .. })));
-    drop((shared, opened));
-    settle(&stream);
-    assert_eq!(pool.used().current, 0);
-    pool.check().unwrap();
+    alone("sharing::a_plain_block_is_shared_once_and_freed_once", || {
+        let (context, pool, stream) = host();
+        let block = pool.alloc(5000, &stream).unwrap();
+        let shared = pool.share(block, &stream).unwrap();
+        assert_eq!((shared.token().byte_len(), shared.token().element_size()), (5000, 1));
+        let opened = context.open_shared::<u8>(pass(&shared), &stream).unwrap();
+        assert_eq!(opened.buffer.len(), 5000);
+        pool.free_block(block, &stream).unwrap();
+        assert!(matches!(pool.free_block(block, &stream), Err(Error::DoubleFree { .. })));
+        assert!(matches!(pool.share(block, &stream), Err(Error::DoubleFree { .. })));
+        drop((shared, opened));
+        settle(&stream);
+        assert_eq!(pool.used().current, 0);
+        pool.check().unwrap();
+    });
 }
 
 #[test]
 fn memory_under_pressure_comes_from_what_others_let_go_of() {
-    let (context, _, stream) = host();
-    let pool = Pool::builder(&context).hard_limit(64 * MIB).build().unwrap();
-    let buffer = Buffer::<u8>::zeroed(&pool, 40 << 20, &stream).unwrap();
-    let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
-    drop(buffer);
-    let refused = Buffer::<u8>::new(&pool, 40 << 20, &stream);
-    assert!(matches!(refused, Err(Error::OutOfMemory(_))), "it is not taken from who has it");
-    drop(opened);
-    settle(&stream);
-    Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
+    alone("sharing::memory_under_pressure_comes_from_what_others_let_go_of", || {
+        let (context, _, stream) = host();
+        let pool = Pool::builder(&context).hard_limit(64 * MIB).build().unwrap();
+        let buffer = Buffer::<u8>::zeroed(&pool, 40 << 20, &stream).unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        drop(buffer);
+        let refused = Buffer::<u8>::new(&pool, 40 << 20, &stream);
+        assert!(matches!(refused, Err(Error::OutOfMemory(_))), "it is not taken from who has it");
+        drop(opened);
+        settle(&stream);
+        Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
+    });
 }
 
 #[test]
@@ -643,17 +655,19 @@ fn more_pages_than_one_message_carries_arrive() {
 
 #[test]
 fn buffers_of_a_pool_for_sharing_have_pages_of_their_own() {
-    let (context, pool, stream) = host();
-    let for_sharing = Pool::builder(&context).for_sharing().build().unwrap();
-    for bytes in [1, 100_000, 3 << 20] {
-        let _neighbours: Vec<_> =
-            (0..3).map(|_| Buffer::<u8>::new(&for_sharing, 1 << 20, &stream).unwrap()).collect();
-        let buffer = Buffer::<u8>::new(&for_sharing, bytes, &stream).unwrap();
-        let shared = buffer.share().unwrap();
-        assert_eq!(shared.token().exposed_bytes(), (bytes as u64).next_multiple_of(2 * MIB));
-    }
-    let small = Buffer::<u8>::new(&pool, 1, &stream).unwrap();
-    assert!(small.share().unwrap().token().exposed_bytes() >= 2 * MIB);
+    alone("sharing::buffers_of_a_pool_for_sharing_have_pages_of_their_own", || {
+        let (context, pool, stream) = host();
+        let for_sharing = Pool::builder(&context).for_sharing().build().unwrap();
+        for bytes in [1, 100_000, 3 << 20] {
+            let _neighbours: Vec<_> =
+                (0..3).map(|_| Buffer::<u8>::new(&for_sharing, 1 << 20, &stream).unwrap()).collect();
+            let buffer = Buffer::<u8>::new(&for_sharing, bytes, &stream).unwrap();
+            let shared = buffer.share().unwrap();
+            assert_eq!(shared.token().exposed_bytes(), (bytes as u64).next_multiple_of(2 * MIB));
+        }
+        let small = Buffer::<u8>::new(&pool, 1, &stream).unwrap();
+        assert!(small.share().unwrap().token().exposed_bytes() >= 2 * MIB);
+    });
 }
 
 #[test]
@@ -747,17 +761,19 @@ fn nonsense_over_a_socket_is_an_error() {
 
 #[test]
 fn a_receiver_that_moves_in_a_file_moves_no_other() {
-    let (context, pool, stream) = host();
-    // So that the next begins further on in the file.
-    let _before = Buffer::from_slice(&pool, &vec![1_u32; 5 << 20], &stream).unwrap();
-    let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
-    let shared = buffer.share().unwrap();
-    let [first, second] = [pass(&shared), pass(&shared)];
-    for file in first.into_descriptors() {
-        let _ = rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0));
-    }
-    let opened = context.open_shared::<u32>(second, &stream).unwrap();
-    assert!(opened.buffer.to_vec().unwrap() == numbers(1 << 20));
+    alone("sharing::a_receiver_that_moves_in_a_file_moves_no_other", || {
+        let (context, pool, stream) = host();
+        // So that the next begins further on in the file.
+        let _before = Buffer::from_slice(&pool, &vec![1_u32; 5 << 20], &stream).unwrap();
+        let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
+        let shared = buffer.share().unwrap();
+        let [first, second] = [pass(&shared), pass(&shared)];
+        for file in first.into_descriptors() {
+            let _ = rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0));
+        }
+        let opened = context.open_shared::<u32>(second, &stream).unwrap();
+        assert!(opened.buffer.to_vec().unwrap() == numbers(1 << 20));
+    });
 }
 
 /// The descriptors of an event and of a page, as another process has them.
@@ -812,23 +828,25 @@ fn any_number_in_an_event_is_survived() {
 
 #[test]
 fn a_peer_cannot_make_the_file_of_a_device_useless() {
-    use rustix::fs::SealFlags;
-    let (_context, pool, stream) = host();
-    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
-    let shared = buffer.share().unwrap();
-    let (event, page) = event_and_page(&shared);
-    for file in [&event, &page] {
-        for seal in [SealFlags::GROW, SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
-            assert_eq!(rustix::fs::fcntl_add_seals(file, seal), Err(rustix::io::Errno::PERM));
+    alone("sharing::a_peer_cannot_make_the_file_of_a_device_useless", || {
+        use rustix::fs::SealFlags;
+        let (_context, pool, stream) = host();
+        let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+        let shared = buffer.share().unwrap();
+        let (event, page) = event_and_page(&shared);
+        for file in [&event, &page] {
+            for seal in [SealFlags::GROW, SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
+                assert_eq!(rustix::fs::fcntl_add_seals(file, seal), Err(rustix::io::Errno::PERM));
+            }
+            assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
+            rustix::fs::ftruncate(file, 1 << 40).unwrap();
         }
-        assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
-        rustix::fs::ftruncate(file, 1 << 40).unwrap();
-    }
-    // It still grows, and is still mapped.
-    let more = Buffer::from_slice(&pool, &vec![2_u8; 40 << 20], &stream).unwrap();
-    assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
-    assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
-    shared.event().record(&stream).unwrap();
+        // It still grows, and is still mapped.
+        let more = Buffer::from_slice(&pool, &vec![2_u8; 40 << 20], &stream).unwrap();
+        assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
+        assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
+        shared.event().record(&stream).unwrap();
+    });
 }
 
 #[test]
@@ -868,42 +886,46 @@ fn a_lease_cannot_be_hidden_in_its_own_socket() {
 
 #[test]
 fn an_imported_buffer_is_ordered_by_its_stream() {
-    let device = HostDevice::new().unwrap();
-    let (context, pool, stream) = over(device.clone());
-    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
-    let opened = context.open_shared::<u32>(pass(&buffer.share().unwrap()), &stream).unwrap();
-    let (let_go, held) = mpsc::channel::<()>();
-    device.launch(stream.handle_here().unwrap(), move || held.recv().unwrap()).unwrap();
-    let Opened { buffer: mut imported, event, .. } = opened;
-    imported.copy_from_slice(&[2; 1024]).unwrap();
-    // Unmapped only after the copy.
-    drop((imported, event));
-    assert!(pool.is_shared(buffer.ptr()).unwrap());
-    let_go.send(()).unwrap();
-    settle(&stream);
-    assert_eq!(buffer.to_vec().unwrap(), [2; 1024]);
-    assert!(!pool.is_shared(buffer.ptr()).unwrap());
+    alone("sharing::an_imported_buffer_is_ordered_by_its_stream", || {
+        let device = HostDevice::new().unwrap();
+        let (context, pool, stream) = over(device.clone());
+        let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+        let opened = context.open_shared::<u32>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        let (let_go, held) = mpsc::channel::<()>();
+        device.launch(stream.handle_here().unwrap(), move || held.recv().unwrap()).unwrap();
+        let Opened { buffer: mut imported, event, .. } = opened;
+        imported.copy_from_slice(&[2; 1024]).unwrap();
+        // Unmapped only after the copy.
+        drop((imported, event));
+        assert!(pool.is_shared(buffer.ptr()).unwrap());
+        let_go.send(()).unwrap();
+        settle(&stream);
+        assert_eq!(buffer.to_vec().unwrap(), [2; 1024]);
+        assert!(!pool.is_shared(buffer.ptr()).unwrap());
+    });
 }
 
 #[test]
 fn the_end_of_pools_and_contexts_waits_for_nobody() {
-    let (context, pool, stream) = host();
-    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
-    let opened = {
-        let (others, _pool, stream) = host();
-        let opened = others.open_shared::<u32>(pass(&buffer.share().unwrap()), &stream).unwrap();
-        settle(&stream);
-        opened
-    };
-    // Its context has no handle any more.
-    assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
-    drop(buffer);
-    assert!(matches!(pool.destroy(), Err(Error::LiveBlocks { blocks: 1, .. })));
-    drop(pool);
-    assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
-    drop(opened);
-    context.synchronize().unwrap();
-    assert_eq!(context.memory_info().unwrap().free, 1024 * MIB, "the destroyed pool gave it back");
+    alone("sharing::the_end_of_pools_and_contexts_waits_for_nobody", || {
+        let (context, pool, stream) = host();
+        let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+        let opened = {
+            let (others, _pool, stream) = host();
+            let opened = others.open_shared::<u32>(pass(&buffer.share().unwrap()), &stream).unwrap();
+            settle(&stream);
+            opened
+        };
+        // Its context has no handle any more.
+        assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
+        drop(buffer);
+        assert!(matches!(pool.destroy(), Err(Error::LiveBlocks { blocks: 1, .. })));
+        drop(pool);
+        assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
+        drop(opened);
+        context.synchronize().unwrap();
+        assert_eq!(context.memory_info().unwrap().free, 1024 * MIB, "the destroyed pool gave it back");
+    });
 }
 
 /// A simulated device under a checker.
@@ -916,88 +938,94 @@ fn checked() -> (Arc<SimDevice>, Arc<CheckerDevice>, Context, Pool, Stream) {
 
 #[test]
 fn the_checker_sees_no_byte_with_two_owners() {
-    let (sim, checker, context, pool, stream) = checked();
-    let other = context.create_stream().unwrap();
-    let buffer = Buffer::<u8>::new(&pool, 20 << 20, &stream).unwrap();
-    let block = checker.allocated(buffer.ptr(), 20 * MIB, stream.handle());
-    checker.used(block, stream.handle());
-    let _ = checker.freed(block, stream.handle());
-    let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &other).unwrap();
-    drop(buffer);
-    // From here on the memory is that of who opened it.
-    let theirs = checker.allocated(opened.buffer.ptr(), 20 * MIB, other.handle());
-    let hold = sim.hold(other.handle()).unwrap();
-    checker.used(theirs, other.handle());
-    let mut live = Vec::new();
-    for mib in [3, 20, 100, 7, 20] {
-        let bytes = mib * MIB;
-        let ptr = pool.alloc(bytes, &stream).unwrap();
-        live.push((ptr, checker.allocated(ptr, bytes, stream.handle())));
-    }
-    for (ptr, block) in live {
+    alone("sharing::the_checker_sees_no_byte_with_two_owners", || {
+        let (sim, checker, context, pool, stream) = checked();
+        let other = context.create_stream().unwrap();
+        let buffer = Buffer::<u8>::new(&pool, 20 << 20, &stream).unwrap();
+        let block = checker.allocated(buffer.ptr(), 20 * MIB, stream.handle());
+        checker.used(block, stream.handle());
         let _ = checker.freed(block, stream.handle());
-        pool.free_block(ptr, &stream).unwrap();
-    }
-    pool.trim_to(0).unwrap();
-    checker.verify().unwrap();
-    let _ = checker.freed(theirs, other.handle());
-    drop(opened);
-    pool.trim_to(0).unwrap();
-    assert_eq!(pool.used().current, 20 * MIB, "work of the other is pending");
-    sim.release(hold);
-    context.synchronize().unwrap();
-    pool.trim_to(0).unwrap();
-    assert_eq!(pool.used().current, 0);
-    drop((pool, stream, other, context));
-    checker.verify_nothing_left().unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &other).unwrap();
+        drop(buffer);
+        // From here on the memory is that of who opened it.
+        let theirs = checker.allocated(opened.buffer.ptr(), 20 * MIB, other.handle());
+        let hold = sim.hold(other.handle()).unwrap();
+        checker.used(theirs, other.handle());
+        let mut live = Vec::new();
+        for mib in [3, 20, 100, 7, 20] {
+            let bytes = mib * MIB;
+            let ptr = pool.alloc(bytes, &stream).unwrap();
+            live.push((ptr, checker.allocated(ptr, bytes, stream.handle())));
+        }
+        for (ptr, block) in live {
+            let _ = checker.freed(block, stream.handle());
+            pool.free_block(ptr, &stream).unwrap();
+        }
+        pool.trim_to(0).unwrap();
+        checker.verify().unwrap();
+        let _ = checker.freed(theirs, other.handle());
+        drop(opened);
+        pool.trim_to(0).unwrap();
+        assert_eq!(pool.used().current, 20 * MIB, "work of the other is pending");
+        sim.release(hold);
+        context.synchronize().unwrap();
+        pool.trim_to(0).unwrap();
+        assert_eq!(pool.used().current, 0);
+        drop((pool, stream, other, context));
+        checker.verify_nothing_left().unwrap();
+    });
 }
 
 #[test]
 fn whatever_fails_nothing_is_lost() {
-    const CALLS: [Call; 13] = [
-        Call::Identity,
-        Call::ExportPage,
-        Call::ImportPage,
-        Call::CreateSharedEvent,
-        Call::OpenEvent,
-        Call::RecordEvent,
-        Call::WaitEvent,
-        Call::Reserve,
-        Call::Map,
-        Call::SetAccess,
-        Call::Unmap,
-        Call::Unreserve,
-        Call::ReleasePage,
-    ];
-    let mut failed = 0;
-    for call in CALLS {
-        for nth in 1..=4 {
-            let (sim, checker, context, pool, stream) = checked();
-            // Several pages.
-            let buffer = Buffer::<u8>::new(&pool, 100 << 20, &stream).unwrap();
-            sim.fail_next(call, nth, DeviceError::Unavailable("asked for".to_owned()));
-            let run = || -> Result<(), Error> {
-                let shared = buffer.share()?;
-                let opened = context.open_shared::<u8>(pass(&shared), &stream)?;
-                shared.event().record(&stream)?;
-                opened.event.wait(&stream)?;
-                Ok(())
-            };
-            let done = run();
-            failed += usize::from(done.is_err());
-            assert!(matches!(done, Ok(()) | Err(Error::Device(_))), "{done:?}");
-            // What could not be unmapped is, the next time.
-            context.synchronize().unwrap();
-            sim.fail_no_more();
-            context.synchronize().unwrap();
-            assert!(!pool.is_shared(buffer.ptr()).unwrap(), "{} {nth}", call.name());
-            drop(buffer);
-            pool.check().unwrap();
-            pool.trim_to(0).unwrap();
-            assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
-            drop((pool, stream, context));
-            checker.verify_nothing_left().unwrap_or_else(|error| panic!("{} {nth}: {error}", call.name()));
+    alone("sharing::whatever_fails_nothing_is_lost", || {
+        const CALLS: [Call; 13] = [
+            Call::Identity,
+            Call::ExportPage,
+            Call::ImportPage,
+            Call::CreateSharedEvent,
+            Call::OpenEvent,
+            Call::RecordEvent,
+            Call::WaitEvent,
+            Call::Reserve,
+            Call::Map,
+            Call::SetAccess,
+            Call::Unmap,
+            Call::Unreserve,
+            Call::ReleasePage,
+        ];
+        let mut failed = 0;
+        for call in CALLS {
+            for nth in 1..=4 {
+                let (sim, checker, context, pool, stream) = checked();
+                // Several pages.
+                let buffer = Buffer::<u8>::new(&pool, 100 << 20, &stream).unwrap();
+                sim.fail_next(call, nth, DeviceError::Unavailable("asked for".to_owned()));
+                let run = || -> Result<(), Error> {
+                    let shared = buffer.share()?;
+                    let opened = context.open_shared::<u8>(pass(&shared), &stream)?;
+                    shared.event().record(&stream)?;
+                    opened.event.wait(&stream)?;
+                    Ok(())
+                };
+                let done = run();
+                failed += usize::from(done.is_err());
+                assert!(matches!(done, Ok(()) | Err(Error::Device(_))), "{done:?}");
+                // What could not be unmapped is, the next time.
+                context.synchronize().unwrap();
+                sim.fail_no_more();
+                context.synchronize().unwrap();
+                assert!(!pool.is_shared(buffer.ptr()).unwrap(), "{} {nth}", call.name());
+                drop(buffer);
+                pool.check().unwrap();
+                pool.trim_to(0).unwrap();
+                assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+                drop((pool, stream, context));
+                checker
+                    .verify_nothing_left()
+                    .unwrap_or_else(|error| panic!("{} {nth}: {error}", call.name()));
+            }
         }
-    }
-    assert!(failed >= 20, "{failed}");
+        assert!(failed >= 20, "{failed}");
+    });
 }
