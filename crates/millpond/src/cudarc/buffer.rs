@@ -237,7 +237,7 @@ impl<T> Buffer<T> {
             return Ok(());
         }
         // SAFETY: every thread has a default stream as long as it runs.
-        let here = unsafe { stream.timelines().present_stream(StreamHandle::PER_THREAD) }?;
+        let here = unsafe { crate::Stream::present(stream.timelines(), StreamHandle::PER_THREAD) }?;
         peers::record_use(&self.pool, self.ptr, &here)
     }
 }

@@ -28,7 +28,6 @@
 mod alive;
 mod event;
 mod fence;
-mod peers;
 mod questions;
 mod readiness;
 mod registered;

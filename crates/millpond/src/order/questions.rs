@@ -238,7 +238,7 @@ mod tests {
     fn a_fence_forgets_complete_ticks_where_policies_allow_it() {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let timelines = Timelines::new(sim.clone());
-        let (idle, busy) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        let (idle, busy) = (Stream::create(&timelines).unwrap(), Stream::create(&timelines).unwrap());
         let hold = sim.hold(busy.handle()).unwrap();
         let pending = busy.fence();
         let mut fence = idle.fence();
@@ -256,7 +256,7 @@ mod tests {
     fn a_few_marks_suffice_to_see_a_late_stream_complete() {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let timelines = Timelines::new(sim.clone());
-        let busy = timelines.create_stream().unwrap();
+        let busy = Stream::create(&timelines).unwrap();
         let hold = sim.hold(busy.handle()).unwrap();
         let looks = if cfg!(miri) { 2 } else { 100 } * MOST_MARKS as u64;
         for _ in 0..looks {
@@ -276,7 +276,7 @@ mod tests {
     fn a_stream_that_others_wait_for_keeps_few_events() {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let timelines = Timelines::new(sim.clone());
-        let (first, second) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        let (first, second) = (Stream::create(&timelines).unwrap(), Stream::create(&timelines).unwrap());
         for _ in 0..1000 {
             assert!(timelines.make_wait(&first.fence(), second.timeline()).unwrap());
         }
@@ -297,7 +297,7 @@ mod tests {
             let sim = SimDevice::new(SimOptions::default()).unwrap();
             let device = CapturingDevice::new(sim.clone());
             let timelines = Timelines::new(device.clone());
-            let stream = timelines.create_stream().unwrap();
+            let stream = Stream::create(&timelines).unwrap();
             Self { device, sim, timelines, stream }
         }
     }
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_mark_within_a_capture_is_none_and_adds_nobody() {
         let Race { device, sim, timelines, stream } = Race::new();
-        let waiting = timelines.create_stream().unwrap();
+        let waiting = Stream::create(&timelines).unwrap();
         let hold = sim.hold(stream.handle()).unwrap();
         let fence = stream.fence();
         device.begin_capture_unseen(stream.handle());

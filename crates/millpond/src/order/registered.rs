@@ -66,6 +66,16 @@ impl Deref for RegisteredStream {
 }
 
 impl RegisteredStream {
+    /// Registers a stream that somebody else made. One that needs no such promise is found without it.
+    ///
+    /// # Safety
+    /// The handle is valid until what is returned is gone.
+    pub(crate) unsafe fn register(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
+        // SAFETY: the caller's promise.
+        let held = unsafe { timelines.adopt(handle, Promise::WhileRegistered) }?;
+        Ok(Self { stream: Stream::new(held), state: State::Found })
+    }
+
     /// The first part of a drop: from now on, whoever presents the handle is not given this stream, unless it is
     /// registered a second time.
     pub(crate) fn withdraw(&mut self) {
@@ -83,27 +93,5 @@ impl Drop for RegisteredStream {
         if self.state == State::Withdrawn {
             self.stream.timelines().end(&self.stream.inner);
         }
-    }
-}
-
-impl Stream {
-    /// Whether the stream is registered, now.
-    pub(crate) fn is_registered(&self) -> bool {
-        self.timelines().is_registered(&self.inner)
-    }
-}
-
-impl Timelines {
-    /// Registers a stream that somebody else made. One that needs no such promise is found without it.
-    ///
-    /// # Safety
-    /// The handle is valid until what is returned is gone.
-    pub(crate) unsafe fn register_stream(
-        self: &Arc<Self>,
-        handle: StreamHandle,
-    ) -> DeviceResult<RegisteredStream> {
-        // SAFETY: the caller's promise.
-        let held = unsafe { self.adopt(handle, Promise::WhileRegistered) }?;
-        Ok(RegisteredStream { stream: Stream::new(held), state: State::Found })
     }
 }

@@ -58,6 +58,30 @@ impl Stream {
         Self { inner, key }
     }
 
+    /// Creates a stream of our own.
+    pub(crate) fn create(timelines: &Arc<Timelines>) -> DeviceResult<Self> {
+        timelines.create(Marking::WhenNeeded).map(Self::new)
+    }
+
+    /// The stream behind a handle that somebody else made and keeps.
+    ///
+    /// # Safety
+    /// The handle is valid until the last clone of the returned stream is gone.
+    pub(crate) unsafe fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { timelines.adopt(handle, Promise::UntilDropped) }.map(Self::new)
+    }
+
+    /// The stream behind a handle that somebody else made and may destroy at any time: a registered one, or one whose
+    /// ticks are closed [at once](Marking::AtOnce).
+    ///
+    /// # Safety
+    /// The handle is valid now and in each later call that is given the returned stream.
+    pub(crate) unsafe fn present(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { timelines.adopt(handle, Promise::InCalls) }.map(Self::new)
+    }
+
     #[inline]
     pub(crate) fn key(&self) -> StreamKey {
         self.key
@@ -217,30 +241,35 @@ impl Stream {
     pub(crate) fn fence(&self) -> Fence {
         Fence::at(self.inner.timeline.id, self.tick())
     }
-}
 
-impl Timelines {
-    /// Creates a stream of our own.
-    pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
-        self.create(Marking::WhenNeeded).map(Stream::new)
+    /// Whether the stream is [registered](super::RegisteredStream), now.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.timelines().is_registered(&self.inner)
     }
 
-    /// The stream behind a handle that somebody else made and keeps.
-    ///
-    /// # Safety
-    /// The handle is valid until the last clone of the returned stream is gone.
-    pub(crate) unsafe fn adopt_stream(self: &Arc<Self>, handle: StreamHandle) -> DeviceResult<Stream> {
-        // SAFETY: the caller's promise.
-        unsafe { self.adopt(handle, Promise::UntilDropped) }.map(Stream::new)
-    }
-
-    /// The stream behind a handle that somebody else made and may destroy at any time: a
-    /// [registered](RegisteredStream) one, or one whose ticks are closed [at once](Marking::AtOnce).
-    ///
-    /// # Safety
-    /// The handle is valid now and in each later call that is given the returned stream.
-    pub(crate) unsafe fn present_stream(self: &Arc<Self>, handle: StreamHandle) -> DeviceResult<Stream> {
-        // SAFETY: the caller's promise.
-        unsafe { self.adopt(handle, Promise::InCalls) }.map(Stream::new)
+    /// A stream of `timelines`, which is ordered after all work that this one was given so far: it stands for this one where
+    /// memory of another device is used, since a device's fences name its own timelines only. It has no work, and waits for
+    /// this one's events.
+    pub(crate) fn stand_in(&self, timelines: &Arc<Timelines>) -> DeviceResult<Self> {
+        // It would become a part of the capture.
+        self.check_not_captured("record_use", "order work of another device")?;
+        let event = self.record()?;
+        let known = {
+            let stand_ins = self.inner.stand_ins.lock();
+            stand_ins.iter().find(|known| Arc::ptr_eq(&known.timelines, timelines)).cloned()
+        };
+        let held = match known {
+            Some(held) => held,
+            None => {
+                // Each tick is closed by an event. Whether a stream that only waits is idle, a driver need not know.
+                let made = timelines.create(Marking::AtOnce)?;
+                // Of two threads that come here at once, each adds one, and both are right.
+                self.inner.stand_ins.lock().push(made.clone());
+                made
+            }
+        };
+        let stand_in = Self::new(held);
+        stand_in.wait(&event)?;
+        Ok(stand_in)
     }
 }

@@ -514,12 +514,12 @@ fn gone(what: &str) -> crate::device::DeviceError {
 #[cfg(test)]
 mod tests {
     use crate::device::sim::{SimDevice, SimOptions};
-    use crate::order::Timelines;
+    use crate::order::{Stream, Timelines};
 
     #[test]
     fn a_capture_waits_until_no_stream_is_being_asked() {
         let timelines = Timelines::new(SimDevice::new(SimOptions::default()).unwrap());
-        let stream = timelines.create_stream().unwrap();
+        let stream = Stream::create(&timelines).unwrap();
         let asking = stream.timeline().state.lock();
         std::thread::scope(|threads| {
             let begins = threads.spawn(|| timelines.begin_capture());

@@ -126,6 +126,12 @@ impl Timelines {
         &self.device
     }
 
+    /// Whether streams of both may wait for each other's events.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let ids = self.device.peer_id().zip(other.device.peer_id());
+        ids.is_some_and(|(one, other)| one.is_beside(other))
+    }
+
     /// Asked before anything is locked, waited for, or asked of the device.
     #[inline]
     pub(crate) fn check_process(&self) -> DeviceResult<()> {
@@ -532,8 +538,7 @@ mod tests {
     use super::*;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::device::{DeviceError, Forward};
-    use crate::order::ReusePolicies;
-    use crate::order::Stream;
+    use crate::order::{RegisteredStream, ReusePolicies, Stream};
 
     fn sim() -> (Arc<SimDevice>, Arc<Timelines>) {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
@@ -542,12 +547,12 @@ mod tests {
 
     fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle) -> Stream {
         // SAFETY: on a simulated device a handle that is gone is an error.
-        unsafe { timelines.adopt_stream(handle) }.unwrap()
+        unsafe { Stream::adopt(timelines, handle) }.unwrap()
     }
 
     fn present(timelines: &Arc<Timelines>, handle: StreamHandle) -> Stream {
         // SAFETY: as above.
-        unsafe { timelines.present_stream(handle) }.unwrap()
+        unsafe { Stream::present(timelines, handle) }.unwrap()
     }
 
     fn failure() -> DeviceError {
@@ -578,7 +583,7 @@ mod tests {
         assert!(asked[2] <= asked[1] + 2 * MOST_PENDING as u64, "as many for as many: {asked:?}");
         assert_eq!(timelines.count(), 600);
         sim.release(hold);
-        drop(timelines.create_stream().unwrap());
+        drop(Stream::create(&timelines).unwrap());
         assert_eq!(timelines.count(), 0, "all are complete, and one sweep finds them");
     }
 
@@ -616,7 +621,7 @@ mod tests {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let device = Arc::new(Interrupted(sim.clone(), Meanwhile::default()));
         let timelines = Timelines::new(device.clone());
-        let ends = timelines.create_stream().unwrap();
+        let ends = Stream::create(&timelines).unwrap();
         let hold = sim.hold(ends.handle()).unwrap();
         let (synchronises, other) = (Arc::downgrade(&timelines), sim.clone());
         *device.1.0.lock() = Some(Box::new(move || {
@@ -634,7 +639,7 @@ mod tests {
     #[test]
     fn one_pending_stream_keeps_no_other_timeline() {
         let (sim, timelines) = sim();
-        let busy = timelines.create_stream().unwrap();
+        let busy = Stream::create(&timelines).unwrap();
         let hold = sim.hold(busy.handle()).unwrap();
         drop(busy);
         for _ in 0..100 {
@@ -648,11 +653,11 @@ mod tests {
     #[test]
     fn what_a_stream_waited_for_is_forgotten_with_the_streams() {
         let (_, timelines) = sim();
-        let (long, other) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        let (long, other) = (Stream::create(&timelines).unwrap(), Stream::create(&timelines).unwrap());
         long.wait_for(&other).unwrap();
         let tick = other.timeline().now() - 1;
         for _ in 0..1000 {
-            let request = timelines.create_stream().unwrap();
+            let request = Stream::create(&timelines).unwrap();
             long.wait_for(&request).unwrap();
         }
         // It is pruned when it names more than eight, or twice as many as were left the last time.
@@ -666,11 +671,11 @@ mod tests {
     fn a_long_lived_block_forgets_uses_of_ended_streams() {
         let (sim, timelines) = sim();
         let mut uses = Fence::empty();
-        let busy = timelines.create_stream().unwrap();
+        let busy = Stream::create(&timelines).unwrap();
         let hold = sim.hold(busy.handle()).unwrap();
         assert!(timelines.add_use(&mut uses, &busy));
         for _ in 0..1000 {
-            assert!(timelines.add_use(&mut uses, &timelines.create_stream().unwrap()));
+            assert!(timelines.add_use(&mut uses, &Stream::create(&timelines).unwrap()));
         }
         // They are pruned at 16, and whenever they have doubled; one is left.
         assert!(uses.len() < 64, "{}", uses.len());
@@ -710,7 +715,7 @@ mod tests {
         let hold = sim.hold(handle).unwrap();
         let mut fence = Fence::empty();
         timelines.add_uses(&mut fence, &mut uses);
-        let other = timelines.create_stream().unwrap();
+        let other = Stream::create(&timelines).unwrap();
         timelines.poll(&fence).unwrap();
         assert!(
             !timelines.is_ready(&fence, other.timeline(), ReusePolicies::ALL),
@@ -725,7 +730,7 @@ mod tests {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
         // SAFETY: it is never destroyed.
-        let registered = unsafe { timelines.register_stream(handle) }.unwrap();
+        let registered = unsafe { RegisteredStream::register(&timelines, handle) }.unwrap();
         let left = registered.clone();
         drop(registered);
         let hold = sim.hold(handle).unwrap();
@@ -741,20 +746,20 @@ mod tests {
     #[test]
     fn a_slot_whose_generations_are_used_up_is_given_to_nobody() {
         let (_, timelines) = sim();
-        let stream = timelines.create_stream().unwrap();
+        let stream = Stream::create(&timelines).unwrap();
         let slot = stream.timeline().id.slot;
         drop(stream);
         timelines.table.write().slots[slot as usize].generation = u32::MAX;
-        let last = timelines.create_stream().unwrap();
+        let last = Stream::create(&timelines).unwrap();
         assert_eq!(last.timeline().id, TimelineId { slot, generation: u32::MAX });
         drop(last);
-        assert_ne!(timelines.create_stream().unwrap().timeline().id.slot, slot);
+        assert_ne!(Stream::create(&timelines).unwrap().timeline().id.slot, slot);
     }
 
     #[test]
     fn a_stream_of_ours_stays_for_whoever_presents_it() {
         let (sim, timelines) = sim();
-        let (ours, legacy) = (timelines.create_stream().unwrap(), StreamHandle::LEGACY);
+        let (ours, legacy) = (Stream::create(&timelines).unwrap(), StreamHandle::LEGACY);
         let presented = present(&timelines, ours.handle());
         assert_eq!(presented.key(), ours.key());
         drop(ours);
@@ -770,7 +775,7 @@ mod tests {
         let (sim, timelines) = sim();
         // So that the stream itself is not asked.
         timelines.begin_capture();
-        let stream = timelines.create_stream().unwrap();
+        let stream = Stream::create(&timelines).unwrap();
         let hold = sim.hold(stream.handle()).unwrap();
         let fence = stream.fence();
         sim.fail_next(Call::CreateEvent, 1, failure());

@@ -149,7 +149,7 @@ impl Context {
     /// # Errors
     /// The device's own.
     pub fn create_stream(&self) -> DeviceResult<Stream> {
-        self.inner.timelines.create_stream()
+        Stream::create(&self.inner.timelines)
     }
 
     /// The legacy default stream.
@@ -158,7 +158,7 @@ impl Context {
     /// The device's own.
     pub fn default_stream(&self) -> DeviceResult<Stream> {
         // SAFETY: every device has it, for ever.
-        unsafe { self.inner.timelines.adopt_stream(StreamHandle::LEGACY) }
+        unsafe { Stream::adopt(&self.inner.timelines, StreamHandle::LEGACY) }
     }
 
     /// The calling thread's default stream, for use on this thread. On another thread it frees safely but late, once
@@ -168,7 +168,7 @@ impl Context {
     /// The device's own.
     pub fn per_thread_stream(&self) -> DeviceResult<Stream> {
         // SAFETY: every thread has it, for ever.
-        unsafe { self.inner.timelines.present_stream(StreamHandle::PER_THREAD) }
+        unsafe { Stream::present(&self.inner.timelines, StreamHandle::PER_THREAD) }
     }
 
     /// A stream that somebody else made and keeps. It costs no more than one of millpond's own.
@@ -181,7 +181,7 @@ impl Context {
     /// returned here is gone.
     pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> DeviceResult<Stream> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.timelines.adopt_stream(handle) }
+        unsafe { Stream::adopt(&self.inner.timelines, handle) }
     }
 
     /// Registers a stream that somebody else made and keeps, so that [`foreign_stream`](Self::foreign_stream) finds it by
@@ -198,7 +198,7 @@ impl Context {
     /// recognised by its id, except by a [`Shortcut`](crate::bindings::Shortcut).
     pub unsafe fn register_stream(&self, handle: StreamHandle) -> DeviceResult<RegisteredStream> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.timelines.register_stream(handle) }
+        unsafe { RegisteredStream::register(&self.inner.timelines, handle) }
     }
 
     /// A stream that somebody else made and may destroy at any time. If it is [registered](Self::register_stream), it is that
@@ -213,7 +213,7 @@ impl Context {
     /// lives until each [capture](crate::Capturing) that it began or allocated for has ended.
     pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.timelines.present_stream(handle) }
+        unsafe { Stream::present(&self.inner.timelines, handle) }
     }
 
     /// Waits for all work on the device. Then the pools give back what lies above their release thresholds.
