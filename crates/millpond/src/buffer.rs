@@ -458,7 +458,8 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::NotManaged`] for other memory. [`Error::WrongDevice`] for a stream of another device.
     /// [`DeviceError::Invalid`] for a stream that is being captured, which goes on. Else the device's own.
     pub fn prefetch(&self, to: Place, stream: &Stream) -> Result<()> {
-        managed::prefetch(&self.pool, "Buffer::prefetch", self.ptr, to, stream, Some(&self.stream))
+        let is_own = self.stream.id() == stream.id();
+        managed::prefetch(&self.pool, "Buffer::prefetch", self.ptr, to, (stream, is_own))
     }
 
     /// Says how the buffer's [managed memory](crate::Context::managed) will be used, from now on. No byte changes.

@@ -27,14 +27,13 @@ fn managed_bytes(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<Opti
     core.with_live(ptr, |arena, id| arena.bytes(id)).map(Some)
 }
 
-/// Moves a block, which belongs to the stream `own` where that is known.
+/// Moves a block. `is_own` says that it belongs to the stream, which needs no recorded use.
 pub(crate) fn prefetch(
     core: &Core,
     what: &'static str,
     ptr: DevicePtr,
     to: Place,
-    stream: &Stream,
-    own: Option<&Stream>,
+    (stream, is_own): (&Stream, bool),
 ) -> Result<()> {
     let Some(bytes) = managed_bytes(core, what, ptr)? else { return Ok(()) };
     core.check_stream(stream)?;
@@ -42,7 +41,7 @@ pub(crate) fn prefetch(
     // SAFETY: the stream is valid, and in no capture. The block is live, and stays so until the stream has done this: its
     // use is recorded below, before a free.
     unsafe { core.device().prefetch(ptr, bytes, to, handle) }?;
-    if own.is_some_and(|own| own.id() == stream.id()) {
+    if is_own {
         return Ok(());
     }
     // After it: of a thread's default stream, a recorded use covers only what was given before.

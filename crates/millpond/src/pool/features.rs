@@ -236,7 +236,7 @@ impl Pool {
     ///
     /// [`Buffer::prefetch`]: crate::Buffer::prefetch
     pub fn prefetch(&self, ptr: DevicePtr, to: Place, stream: &Stream) -> Result<()> {
-        managed::prefetch(self.inner(), "Pool::prefetch", ptr, to, stream, None)
+        managed::prefetch(self.inner(), "Pool::prefetch", ptr, to, (stream, false))
     }
 
     /// Says how a live block will be used, as [`Buffer::advise`](crate::Buffer::advise) does. The advice stays with the memory:
