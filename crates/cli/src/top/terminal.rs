@@ -319,13 +319,13 @@ fn draw_pool(frame: &mut Frame<'_>, area: Rect, (process, pool): (&SeenProcess, 
                 Line::from(part.iter().map(|eighths| BARS[usize::from(*eighths).min(8)]).collect::<String>())
             }));
             lines.push(Line::default());
-            if !sizes.holders.is_empty() {
-                lines.push(Line::from("Live blocks by tag and call stack".bold()));
-                lines.extend(by_holder(sizes).into_iter().map(Line::from));
-                lines.push(Line::default());
-            }
             lines.push(Line::from("Live blocks by size".bold()));
             lines.extend(by_size(sizes).into_iter().map(Line::from));
+            if !sizes.holders.is_empty() {
+                lines.push(Line::default());
+                lines.push(Line::from("Live blocks by tag and call stack".bold()));
+                lines.extend(by_holder(sizes).into_iter().map(Line::from));
+            }
         }
     }
     frame.render_widget(Paragraph::new(lines), area);
