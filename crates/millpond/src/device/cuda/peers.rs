@@ -1,8 +1,9 @@
 //! Which GPUs may use a GPU's memory.
 //!
 //! `cudaMalloc`'s memory is within reach of a peer once somebody called `cuCtxEnablePeerAccess`. Mapped pages are not:
-//! each mapping needs an access of its own for each GPU. For its own GPU alone that costs about 50 µs, with one peer about 1
-//! ms (H200, driver 580). So a mapping is for its own GPU, until somebody [gives](Peers::set_access) it to peers.
+//! each mapping needs an access of its own for each GPU. For its own GPU alone that costs 28 to 68 µs up to 32 MiB. A peer
+//! costs 1 ms more where no other page has it, and some 40 µs else (H100, driver 580; docs/lab/several-gpus.md). So a mapping
+//! is for its own GPU, until somebody [gives](Peers::set_access) it to peers.
 //!
 //! Mappings may be for *all* peers. A GPU *joins* when it first takes memory. From then on it has access to them, to the older
 //! ones as well.
