@@ -4,9 +4,9 @@ use millpond::live::{SeenHolder, SeenPool, SeenProcess, SeenSizes, SizeRow};
 use millpond::{DeviceCalls, Level, Stats};
 use millpond_baselines::name_of;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::blocks::ask;
+use super::blocks::{PATIENCE_FOR_ALL, ask};
 use crate::live::gpus::Gpu;
 use crate::live::shares::{Share, shares};
 use crate::live::{Rates, Sight};
@@ -39,32 +39,9 @@ struct ToldPool {
     a_second: Option<ToldRates>,
     /// Where they were asked for, and the process answered.
     #[serde(skip_serializing_if = "Option::is_none")]
-    live_blocks: Option<ToldBlocks>,
+    live_blocks: Option<Value>,
     #[serde(flatten)]
     stats: Map<String, Value>,
-}
-
-#[derive(Debug, Serialize)]
-struct ToldBlocks {
-    by_size: Vec<ToldSize>,
-    /// Empty where the pool does not track its blocks.
-    by_holder: Vec<ToldHolder>,
-}
-
-#[derive(Debug, Serialize)]
-struct ToldSize {
-    from: u64,
-    blocks: u64,
-    bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct ToldHolder {
-    tag: String,
-    stack: Vec<String>,
-    bytes: u64,
-    blocks: u64,
-    oldest_seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -103,7 +80,11 @@ fn told_of(process: &SeenProcess, (sight, before): (&Sight, Option<&Sight>), blo
         uuid: pool.identity.map(|identity| identity.to_string()),
         device_seconds: pool.device_time.as_secs_f64(),
         a_second: sight.rates(before, process.pid, pool).map(ToldRates::from),
-        live_blocks: blocks.then(|| ask(process, pool).ok()).flatten().map(ToldBlocks::from),
+        live_blocks: blocks
+            .then(|| ask(process, pool, PATIENCE_FOR_ALL).ok())
+            .flatten()
+            .as_ref()
+            .map(told_blocks),
         stats: all(&pool.stats),
     };
     let SeenProcess { pid, program, answers, .. } = process;
@@ -115,21 +96,22 @@ fn told_of(process: &SeenProcess, (sight, before): (&Sight, Option<&Sight>), blo
     }
 }
 
-impl From<SeenSizes> for ToldBlocks {
-    fn from(sizes: SeenSizes) -> Self {
-        let size = |row: SizeRow| ToldSize { from: row.from, blocks: row.blocks, bytes: row.bytes };
-        let holder = |holder: SeenHolder| ToldHolder {
-            oldest_seconds: holder.oldest.as_secs_f64(),
-            tag: holder.tag,
-            stack: holder.stack,
-            bytes: holder.bytes,
-            blocks: holder.blocks,
-        };
-        Self {
-            by_size: sizes.rows.into_iter().map(size).collect(),
-            by_holder: sizes.holders.into_iter().map(holder).collect(),
-        }
-    }
+/// By holder it is empty where the pool does not track its blocks.
+fn told_blocks(sizes: &SeenSizes) -> Value {
+    let size = |row: &SizeRow| json!({ "from": row.from, "blocks": row.blocks, "bytes": row.bytes });
+    let holder = |holder: &SeenHolder| {
+        json!({
+            "tag": holder.tag,
+            "stack": holder.stack,
+            "bytes": holder.bytes,
+            "blocks": holder.blocks,
+            "oldest_seconds": holder.oldest.as_secs_f64(),
+        })
+    };
+    json!({
+        "by_size": sizes.rows.iter().map(size).collect::<Vec<_>>(),
+        "by_holder": sizes.holders.iter().map(holder).collect::<Vec<_>>(),
+    })
 }
 
 impl From<Rates> for ToldRates {
@@ -157,7 +139,7 @@ impl Shown for f64 {
 
 impl Shown for Level {
     fn shown(&self) -> Value {
-        serde_json::json!({ "current": self.current, "high": self.high })
+        json!({ "current": self.current, "high": self.high })
     }
 }
 
@@ -165,7 +147,7 @@ macro_rules! define_calls {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         impl Shown for DeviceCalls {
             fn shown(&self) -> Value {
-                serde_json::json!({ $(stringify!($name): self.$name),* })
+                json!({ $(stringify!($name): self.$name),* })
             }
         }
     };

@@ -12,7 +12,7 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
-use super::blocks::{by_holder, by_size};
+use super::blocks::{ask, by_holder, by_size};
 use super::rows::{COLUMNS, Row, SortKey, device, rows};
 use super::text::{bytes, counted, holder, of_gpu_in_short, silent};
 use crate::error::{Error, Result};
@@ -142,8 +142,7 @@ impl View {
     }
 
     fn look_inside(&mut self) {
-        let looked = self.pool().map(|(process, pool)| process.sizes(pool.number, PATIENCE));
-        self.open = looked.map(|looked| looked.map_err(|error| error.to_string()));
+        self.open = self.pool().map(|(process, pool)| ask(process, pool, PATIENCE));
     }
 
     fn press(&mut self, key: KeyEvent) {

@@ -198,7 +198,13 @@ pub(super) fn write_pool(core: &Core, out: &mut String) {
 
 /// The lines for the live blocks of a pool. Holds its lock for a time that grows with their number.
 pub(super) fn write_sizes(core: &Core, out: &mut String) {
-    let (live, backed) = (core.live(), core.backed());
+    #[cfg(feature = "record")]
+    let tracked = crate::core::recorded::live_blocks(core).unwrap_or_default();
+    #[cfg(feature = "record")]
+    let live: Vec<_> = tracked.iter().map(|block| (block.ptr, block.bytes)).collect();
+    #[cfg(not(feature = "record"))]
+    let live = core.live();
+    let backed = core.backed();
     let mut rows = [(0_u64, 0_u64); 64];
     for (_, bytes) in &live {
         let (blocks, sum) = &mut rows[bytes.max(&1).ilog2() as usize];
@@ -213,14 +219,13 @@ pub(super) fn write_sizes(core: &Core, out: &mut String) {
     let map: String = cells(&ranges, &live).into_iter().map(|eighths| char::from(b'0' + eighths)).collect();
     writeln!(out, "map {map}").unwrap_or_default();
     #[cfg(feature = "record")]
-    write_holders(core, out);
+    write_holders(&tracked, out);
 }
 
-/// A holder's line, and those of its tag and its call stack.
+/// A line for each holder of the blocks, with those of its tag and its call stack.
 #[cfg(feature = "record")]
-fn write_holders(core: &Core, out: &mut String) {
-    let blocks = crate::core::recorded::live_blocks(core).unwrap_or_default();
-    for holder in crate::record::holders(&blocks).iter().take(MOST_HOLDERS) {
+fn write_holders(blocks: &[crate::record::LiveBlock], out: &mut String) {
+    for holder in crate::record::holders(blocks).iter().take(MOST_HOLDERS) {
         write_line(out, "holder", &[holder.bytes, holder.blocks, holder.oldest.as_millis() as u64]);
         write_name(out, "tag", holder.tag.as_deref().unwrap_or_default());
         holder.frames().take(MOST_FRAMES).for_each(|frame| write_name(out, "frame", &frame.to_string()));

@@ -655,19 +655,17 @@ fn more_pages_than_one_message_carries_arrive() {
 
 #[test]
 fn buffers_of_a_pool_for_sharing_have_pages_of_their_own() {
-    alone("sharing::buffers_of_a_pool_for_sharing_have_pages_of_their_own", || {
-        let (context, pool, stream) = host();
-        let for_sharing = Pool::builder(&context).for_sharing().build().unwrap();
-        for bytes in [1, 100_000, 3 << 20] {
-            let _neighbours: Vec<_> =
-                (0..3).map(|_| Buffer::<u8>::new(&for_sharing, 1 << 20, &stream).unwrap()).collect();
-            let buffer = Buffer::<u8>::new(&for_sharing, bytes, &stream).unwrap();
-            let shared = buffer.share().unwrap();
-            assert_eq!(shared.token().exposed_bytes(), (bytes as u64).next_multiple_of(2 * MIB));
-        }
-        let small = Buffer::<u8>::new(&pool, 1, &stream).unwrap();
-        assert!(small.share().unwrap().token().exposed_bytes() >= 2 * MIB);
-    });
+    let (context, pool, stream) = host();
+    let for_sharing = Pool::builder(&context).for_sharing().build().unwrap();
+    for bytes in [1, 100_000, 3 << 20] {
+        let _neighbours: Vec<_> =
+            (0..3).map(|_| Buffer::<u8>::new(&for_sharing, 1 << 20, &stream).unwrap()).collect();
+        let buffer = Buffer::<u8>::new(&for_sharing, bytes, &stream).unwrap();
+        let shared = buffer.share().unwrap();
+        assert_eq!(shared.token().exposed_bytes(), (bytes as u64).next_multiple_of(2 * MIB));
+    }
+    let small = Buffer::<u8>::new(&pool, 1, &stream).unwrap();
+    assert!(small.share().unwrap().token().exposed_bytes() >= 2 * MIB);
 }
 
 #[test]
@@ -761,19 +759,17 @@ fn nonsense_over_a_socket_is_an_error() {
 
 #[test]
 fn a_receiver_that_moves_in_a_file_moves_no_other() {
-    alone("sharing::a_receiver_that_moves_in_a_file_moves_no_other", || {
-        let (context, pool, stream) = host();
-        // So that the next begins further on in the file.
-        let _before = Buffer::from_slice(&pool, &vec![1_u32; 5 << 20], &stream).unwrap();
-        let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
-        let shared = buffer.share().unwrap();
-        let [first, second] = [pass(&shared), pass(&shared)];
-        for file in first.into_descriptors() {
-            let _ = rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0));
-        }
-        let opened = context.open_shared::<u32>(second, &stream).unwrap();
-        assert!(opened.buffer.to_vec().unwrap() == numbers(1 << 20));
-    });
+    let (context, pool, stream) = host();
+    // So that the next begins further on in the file.
+    let _before = Buffer::from_slice(&pool, &vec![1_u32; 5 << 20], &stream).unwrap();
+    let buffer = Buffer::from_slice(&pool, &numbers(1 << 20), &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let [first, second] = [pass(&shared), pass(&shared)];
+    for file in first.into_descriptors() {
+        let _ = rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0));
+    }
+    let opened = context.open_shared::<u32>(second, &stream).unwrap();
+    assert!(opened.buffer.to_vec().unwrap() == numbers(1 << 20));
 }
 
 /// The descriptors of an event and of a page, as another process has them.
@@ -828,25 +824,23 @@ fn any_number_in_an_event_is_survived() {
 
 #[test]
 fn a_peer_cannot_make_the_file_of_a_device_useless() {
-    alone("sharing::a_peer_cannot_make_the_file_of_a_device_useless", || {
-        use rustix::fs::SealFlags;
-        let (_context, pool, stream) = host();
-        let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
-        let shared = buffer.share().unwrap();
-        let (event, page) = event_and_page(&shared);
-        for file in [&event, &page] {
-            for seal in [SealFlags::GROW, SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
-                assert_eq!(rustix::fs::fcntl_add_seals(file, seal), Err(rustix::io::Errno::PERM));
-            }
-            assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
-            rustix::fs::ftruncate(file, 1 << 40).unwrap();
+    use rustix::fs::SealFlags;
+    let (_context, pool, stream) = host();
+    let buffer = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let (event, page) = event_and_page(&shared);
+    for file in [&event, &page] {
+        for seal in [SealFlags::GROW, SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
+            assert_eq!(rustix::fs::fcntl_add_seals(file, seal), Err(rustix::io::Errno::PERM));
         }
-        // It still grows, and is still mapped.
-        let more = Buffer::from_slice(&pool, &vec![2_u8; 40 << 20], &stream).unwrap();
-        assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
-        assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
-        shared.event().record(&stream).unwrap();
-    });
+        assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
+        rustix::fs::ftruncate(file, 1 << 40).unwrap();
+    }
+    // It still grows, and is still mapped.
+    let more = Buffer::from_slice(&pool, &vec![2_u8; 40 << 20], &stream).unwrap();
+    assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
+    assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
+    shared.event().record(&stream).unwrap();
 }
 
 #[test]

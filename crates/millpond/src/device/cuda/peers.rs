@@ -231,8 +231,8 @@ impl Drop for Peers {
 
 /// Sets what devices may do with a mapping.
 ///
-/// Driver 580 refuses a new device where the page's first mapping is gone and another is left, if the page can be exported:
-/// "invalid value". While the page has one mapping more, it agrees. (docs/lab/several-gpus.md, "A page's second mapping")
+/// Driver 580 refuses a new device where the page's first mapping is gone and another is left, if the page was created with the
+/// [extras](super::structures::PageExtras): "invalid value". While the page has one mapping more, it agrees. (docs/lab/several-gpus.md, "A page's second mapping")
 ///
 /// # Safety
 /// The range is that of one mapping. Where access is taken away, no work of the devices uses it.
