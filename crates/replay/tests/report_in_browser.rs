@@ -113,24 +113,27 @@ fn opening(chromium: &Path, folder: &Path) -> Command {
     command
 }
 
-/// The page as it is once its scripts have run, in a window so high that every chart is seen. What went wrong
-/// stands in the attributes of its body.
+/// The page once its charts are drawn, in a window so high that every chart is seen. What went wrong stands in the attributes of
+/// its root. A chart is drawn when the browser sees it, which takes a busy machine a while: it is waited for.
 fn opened(chromium: &Path, page: &str, width: u32) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.html");
     let note = "<script>onerror = what => { document.documentElement.dataset.error = what; };</script>";
-    let measure = "<script>setTimeout(() => { const root = document.documentElement; \
-        root.dataset.tooWide = root.scrollWidth - innerWidth; }, 5000);</script></body>";
-    let page = page.replacen("<title>", &format!("{note}<title>"), 1).replacen("</body>", measure, 1);
-    std::fs::write(&file, page).unwrap();
-    let output = opening(chromium, folder.path())
-        .arg("--dump-dom")
-        .arg(format!("--window-size={width},12000"))
-        .arg(format!("file://{}", file.display()))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{} failed", chromium.display());
-    String::from_utf8(output.stdout).unwrap().replace("&nbsp;", " ")
+    std::fs::write(&file, page.replacen("<title>", &format!("{note}<title>"), 1)).unwrap();
+    let mut browser = browser::Browser::start(chromium, folder.path());
+    browser.open(&file, browser::Screen { width, height: 12_000, is_phone: false, is_dark: false });
+    let html = browser.run(&format!(
+        "(async () => {{
+            const root = document.documentElement;
+            const drawn = () => document.querySelectorAll('.plot-container').length >= {};
+            for (let looks = 0; looks < 600 && !drawn() && !root.dataset.error; looks++)
+                await new Promise(done => setTimeout(done, 100));
+            root.dataset.tooWide = root.scrollWidth - innerWidth;
+            return root.outerHTML;
+        }})()",
+        TRACES.len()
+    ));
+    html.as_str().unwrap().replace("&nbsp;", " ")
 }
 
 #[test]
