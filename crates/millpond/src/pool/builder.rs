@@ -264,8 +264,8 @@ impl PoolBuilder {
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
         let headroom = self.headroom;
-        let on_device = device.properties().total_memory.saturating_sub(headroom);
-        let limits = Limits { hard_limit, headroom, budget: self.budget, on_device, together };
+        let total = device.properties().total_memory;
+        let limits = Limits { hard_limit, headroom, budget: self.budget, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -274,6 +274,9 @@ impl PoolBuilder {
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
         let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
+        // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
+        // it 10 to 20 ms.
+        let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
         let socket = if self.live { live::open() } else { None };
         let inner = Arc::new(Core {
             name: self.name,
@@ -285,7 +288,7 @@ impl PoolBuilder {
             recording: Recording::new(counters.clone()),
             limits,
             counters,
-            caches: OfProcess::new(Caches::new(page_map.clone(), sizes)),
+            caches,
             page_map,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
