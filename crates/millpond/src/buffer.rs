@@ -206,13 +206,11 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// The device's own.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut elements = Vec::new();
-        if elements.try_reserve_exact(self.len).is_err() {
+        let Ok(mut elements) = bytemuck::try_zeroed_slice_box(self.len) else {
             return Err(self.pool.no_host_memory("the elements of a buffer", self.byte_len()));
-        }
-        elements.resize(self.len, T::zeroed());
+        };
         self.copy_to_slice(&mut elements)?;
-        Ok(elements)
+        Ok(elements.into_vec())
     }
 
     /// Copies from another buffer of the same length. It may be of another stream: this stream then waits for that one,

@@ -9,7 +9,7 @@
 //! at 3, in an arena that keeps its pages.
 
 use super::arenas::ArenaId;
-use super::limits::{OthersLive, others_live, what_forbids, what_forbids_with};
+use super::limits::{others_live, verdict};
 use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_now};
 use super::pool_core::{Core, PoolState, take_back};
 use super::recorded::open_lock_entries;
@@ -17,7 +17,7 @@ use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_move
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
 use crate::order::{Admission, Stream};
-use crate::physical::{Budget, Shortage};
+use crate::physical::{Budget, Live};
 use crate::policy::ledger::{Ledger, SlowPath};
 use crate::policy::{Mechanism, without};
 use crate::{Error, Result};
@@ -36,7 +36,7 @@ struct LockedRequest<'a> {
     align: u64,
     stream: &'a Stream,
     /// What is live in other pools, where a limit is near.
-    others: Option<OthersLive>,
+    others: Option<Live>,
     /// The arena that keeps its pages, where the request has a route to one.
     to: Option<ArenaId>,
 }
@@ -199,11 +199,6 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     core.check_allocates(&state)?;
     // The least that it takes.
     let units = core.caches.sizes().units(bytes);
-    if others.is_some()
-        && let Some(what) = what_forbids(core, units)
-    {
-        return Ok(Err(Refusal::Short { what, bytes }));
-    }
     let to = route.filter(|to| state.arenas.get(*to).is_some());
     let request = LockedRequest { units, align, stream, others, to };
     let found = match to {
@@ -230,7 +225,7 @@ fn climb(
     rungs: &[Rung],
 ) -> Climb<Allocation> {
     if request.units >= MOST_UNITS {
-        return Err(shortage(core, Shortage::Device, request));
+        refuse_impossible(core, request)?;
     }
     for rung in rungs {
         if let Some(found) = rung(core, state, request)? {
@@ -283,8 +278,11 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
 /// Refuses what exceeds a limit together with all that is live: no rung from here on can satisfy it.
 #[inline]
 fn refuse_impossible(core: &Core, request: &LockedRequest<'_>) -> Climb<()> {
-    match request.others.and_then(|others| what_forbids_with(core, request.units, others)) {
-        Some(what) => Err(shortage(core, what, request)),
+    if request.others.is_none() && request.units < MOST_UNITS {
+        return Ok(());
+    }
+    match verdict(core, request.units, request.others) {
+        Some(what) => Err(Refusal::Short { what, bytes: core.caches.sizes().bytes(request.units) }),
         None => Ok(()),
     }
 }
@@ -369,8 +367,4 @@ pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, b
     core.caches.count_alloc(&mut state.locked, bytes, found.bytes);
     core.counters.misses.add(found.misses);
     found.ptr
-}
-
-fn shortage(core: &Core, what: Shortage, request: &LockedRequest<'_>) -> Refusal {
-    Refusal::Short { what, bytes: core.caches.sizes().bytes(request.units) }
 }

@@ -8,111 +8,51 @@
 //! A callback of the program may free live blocks. If one can be asked, only what alone exceeds a limit is impossible.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::pool_core::Core;
 use crate::extents::MOST_UNITS;
-use crate::physical::{Budget, Shortage};
-
-/// Bytes that are live in the other pools of the context.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct OthersLive {
-    /// In those of the same memory.
-    in_all: u64,
-    /// In those of the same budget.
-    under_budget: u64,
-    /// In those of the same hard limit.
-    under_hard_limit: u64,
-}
+use crate::physical::{Live, Shortage};
 
 /// What is live in other pools; `None` where limits are so far that the request is possible, whatever is live.
 /// Called without the lock: the last handle of another pool may be dropped here.
 #[inline]
-pub(crate) fn others_live(core: &Core, bytes: u64) -> Option<OthersLive> {
+pub(crate) fn others_live(core: &Core, bytes: u64) -> Option<Live> {
     // A block is less than twice as long as what is asked for, or has one unit.
     let most = bytes.saturating_mul(2).saturating_add(core.caches.sizes().bytes(1));
-    if core.limits.are_far(most) { None } else { Some(count_others_live(core)) }
+    if core.limits.have_room(most) { None } else { Some(count_others_live(core)) }
 }
 
 #[cold]
-fn count_others_live(core: &Core) -> OthersLive {
-    let mut live = OthersLive::default();
+fn count_others_live(core: &Core) -> Live {
+    let mut live = Live::default();
     for other in others(core) {
         // Where that pool sleeps, its live blocks hold no memory.
         let bytes = other.counted().allocated.current.min(other.counters.reserved.current());
-        live.in_all += if has_memory_of(core, &other) { bytes } else { 0 };
+        live.on_device += if has_memory_of(core, &other) { bytes } else { 0 };
         live.under_budget += if has_budget_of(core, &other) { bytes } else { 0 };
-        live.under_hard_limit += if has_hard_limit_of(core, &other) { bytes } else { 0 };
+        live.under_hard_limit += if core.limits.hard_limit.is(&other.limits.hard_limit) { bytes } else { 0 };
     }
     live
 }
 
-/// What forbids a block of so many units, whatever is live: it alone exceeds it.
+/// The limit that makes a block of so many units impossible, beside what is live here and in `others`; without these, if
+/// nothing were live.
 #[cold]
-pub(crate) fn what_forbids(core: &Core, units: u64) -> Option<Shortage> {
+pub(crate) fn verdict(core: &Core, units: u64, others: Option<Live>) -> Option<Shortage> {
     let bytes = core.caches.sizes().bytes(units);
-    let held = core.counters.reserved.current();
-    let mut limits = all_limits(core).into_iter();
-    let forbids = limits.find_map(|(what, limit)| (bytes > limit.max(held)).then_some(what));
-    // A region has no room for a longer block, whatever the device has.
-    forbids.or((units >= MOST_UNITS).then_some(Shortage::Device))
-}
-
-/// What forbids a block of so many units, with what is live here and in other pools.
-#[cold]
-pub(crate) fn what_forbids_with(core: &Core, units: u64, others: OthersLive) -> Option<Shortage> {
-    if let Some(what) = what_forbids(core, units) {
-        return Some(what);
-    }
-    let bytes = core.caches.sizes().bytes(units);
-    let limits = all_limits(core);
-    // Nearly always there is room for it, whatever is live.
-    if limits.iter().all(|(what, limit)| held_under(core, *what) + bytes <= *limit)
-        || core.reclaimers.can_be_asked()
-    {
-        return None;
-    }
-    let (held, live) = (core.counters.reserved.current(), core.counted().allocated.current);
-    limits.into_iter().find_map(|(what, limit)| {
-        let theirs = match what {
-            Shortage::HardLimit => others.under_hard_limit,
-            Shortage::Budget => others.under_budget,
-            Shortage::Device | Shortage::Headroom => others.in_all,
+    // Nearly always.
+    if !core.limits.have_room(bytes) {
+        let live = match others.filter(|_| !core.reclaimers.can_be_asked()) {
+            Some(others) => Live { own: core.counted().allocated.current, ..others },
+            None => Live::default(),
         };
-        (live + bytes > limit.saturating_sub(theirs).max(held)).then_some(what)
-    })
-}
-
-/// Each limit, in the order in which a new page meets them.
-fn all_limits(core: &Core) -> [(Shortage, u64); 4] {
-    let limits = &core.limits;
-    let total = core.device.properties().total_memory;
-    let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::most);
-    let but_headroom = if limits.headroom > 0 { limits.on_device } else { u64::MAX };
-    [
-        (Shortage::HardLimit, limits.hard_limit.limit()),
-        (Shortage::Headroom, but_headroom),
-        (Shortage::Budget, budget),
-        (Shortage::Device, total),
-    ]
-}
-
-/// Bytes that the pool may still take from the device, of which so many are free, in whole pages.
-pub(crate) fn room(core: &Core, free: u64) -> u64 {
-    let limits = all_limits(core).into_iter();
-    let under_limits = limits.map(|(what, limit)| limit.saturating_sub(held_under(core, what)));
-    let room = under_limits.chain([free.saturating_sub(core.limits.headroom)]).min().unwrap_or(0);
-    room - room % core.device.properties().granularity
-}
-
-/// Bytes that are held now by all that the limit is for.
-fn held_under(core: &Core, what: Shortage) -> u64 {
-    match what {
-        Shortage::HardLimit => core.limits.hard_limit.held(),
-        Shortage::Budget => core.limits.budget.as_ref().map_or(0, Budget::about_held),
-        // Relaxed: a figure to read.
-        Shortage::Device | Shortage::Headroom => core.limits.together.load(Ordering::Relaxed),
+        let forbids = core.limits.verdict(bytes, live, core.counters.reserved.current());
+        if forbids.is_some() {
+            return forbids;
+        }
     }
+    // A region has no room for a longer block, whatever the device has.
+    (units >= MOST_UNITS).then_some(Shortage::Device)
 }
 
 /// Whether both take the same memory: the device's own, or the same other memory.
@@ -124,11 +64,6 @@ pub(crate) fn has_memory_of(core: &Core, other: &Core) -> bool {
 pub(crate) fn has_budget_of(core: &Core, other: &Core) -> bool {
     let budgets = core.limits.budget.as_ref().zip(other.limits.budget.as_ref());
     budgets.is_some_and(|(mine, theirs)| mine.is(theirs))
-}
-
-/// Whether both are of one pool and its tags.
-pub(crate) fn has_hard_limit_of(core: &Core, other: &Core) -> bool {
-    core.limits.hard_limit.is(&other.limits.hard_limit)
 }
 
 /// The other pools of the context. No lock is held in between.
@@ -144,13 +79,13 @@ pub(crate) fn others(core: &Core) -> impl Iterator<Item = Arc<Core>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
     use crate::device::sim::{Call, PerCall, SimDevice, SimOptions};
     use crate::fixtures::{Freeing, MIB};
     use crate::stats::Stats;
-    use crate::{Context, Error, Limit, Pool, PoolBuilder, Stream};
+    use crate::{Budget, Context, Error, Limit, Pool, PoolBuilder, Stream};
 
     const TOTAL: u64 = 1 << 30;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
 use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim};
-use super::limits::{has_budget_of, has_memory_of, others, others_live, room, what_forbids_with};
+use super::limits::{has_budget_of, has_memory_of, others, others_live, verdict};
 use super::pool_core::Core;
 use super::recorded::keep_account;
 use crate::host::try_box;
@@ -49,9 +49,10 @@ pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
     }
 }
 
-/// The limit that makes a request of so many bytes impossible.
+/// The limit that makes a request of so many bytes impossible now.
 pub(super) fn what_forbids_now(core: &Core, bytes: u64) -> Option<Shortage> {
-    what_forbids_with(core, core.caches.sizes().units(bytes), others_live(core, bytes)?)
+    let others = others_live(core, bytes)?;
+    verdict(core, core.caches.sizes().units(bytes), Some(others))
 }
 
 /// Takes one step; `false` where it cannot have made room.
@@ -125,6 +126,7 @@ pub(super) fn out_of_memory(core: &Core, requested: u64, what: Shortage, is_impo
     let device = core.device.memory_info().unwrap_or_default();
     // Relaxed: a figure to read.
     let all = core.limits.together.load(Ordering::Relaxed);
+    let room = limits.room(device.free);
     let tenants = limits.budget.as_ref().map_or(Vec::new(), Budget::other_tenants);
     let mut state = core.state.lock();
     if !is_impossible {
@@ -151,7 +153,7 @@ pub(super) fn out_of_memory(core: &Core, requested: u64, what: Shortage, is_impo
         cached: stats.cached(),
         reserved: stats.reserved.current,
         other_pools: all.saturating_sub(stats.reserved.current),
-        room: room(core, device.free),
+        room: room - room % core.device.properties().granularity,
         device_free: device.free,
         device_total: device.total,
         largest_free: state.arenas.own.largest_free(),

@@ -2,7 +2,7 @@
 
 use super::allocating::{alloc_slow, check_request};
 use super::freeing::free;
-use super::limits::what_forbids;
+use super::limits::verdict;
 use super::pool_core::{Core, PoolState};
 use crate::Result;
 use crate::device::MemoryKind;
@@ -27,7 +27,7 @@ fn reserve_under_lock(core: &Core, bytes: u64, stream: &Stream) -> Result<bool> 
     let units = core.caches.sizes().units(bytes);
     let mut state = core.state.lock();
     core.check_allocates(&state)?;
-    if what_forbids(core, units).is_some() {
+    if verdict(core, units, None).is_some() {
         return Ok(false);
     }
     core.empty_caches(&mut state);

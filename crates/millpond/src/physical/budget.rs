@@ -269,15 +269,6 @@ impl Budget {
         }
     }
 
-    /// Whether so many bytes more can be taken.
-    #[inline]
-    pub(super) fn has_room(&self, bytes: u64) -> bool {
-        match &self.inner {
-            Inner::Private(_) => self.held().saturating_add(bytes) <= self.limit(),
-            Inner::Named(tenancy) => tenancy.has_room(bytes),
-        }
-    }
-
     /// How long a request may wait for other processes; `None` where there are none.
     pub(crate) fn patience(&self) -> Option<Duration> {
         match &self.inner {

@@ -20,6 +20,36 @@ pub(crate) enum Shortage {
     Headroom,
 }
 
+/// Bytes in live blocks, which cannot move: in the pool, and in the others that a limit is for.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Live {
+    pub(crate) own: u64,
+    /// In other pools of the same memory.
+    pub(crate) on_device: u64,
+    /// In other pools of the same budget.
+    pub(crate) under_budget: u64,
+    /// In other pools of the same hard limit.
+    pub(crate) under_hard_limit: u64,
+}
+
+impl Live {
+    fn of_others(&self, what: Shortage) -> u64 {
+        match what {
+            Shortage::HardLimit => self.under_hard_limit,
+            Shortage::Budget => self.under_budget,
+            Shortage::Device | Shortage::Headroom => self.on_device,
+        }
+    }
+}
+
+/// A limit, and the bytes that are held now by all that it is for.
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    what: Shortage,
+    most: u64,
+    held: u64,
+}
+
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
@@ -28,21 +58,44 @@ pub(crate) struct Limits {
     /// Bytes that must stay free on the device.
     pub(crate) headroom: u64,
     pub(crate) budget: Option<Budget>,
-    /// Bytes that the device has, but for those that must stay free.
-    pub(crate) on_device: u64,
+    /// Bytes that the device has.
+    pub(crate) total: u64,
     /// Bytes that all pools of the context hold together.
     pub(crate) together: Arc<AtomicU64>,
 }
 
 impl Limits {
-    /// Whether no limit is near: so many bytes more exceed none of them.
-    #[inline]
-    pub(crate) fn are_far(&self, bytes: u64) -> bool {
-        let are_below = |held: u64, limit: u64| held.saturating_add(bytes) <= limit;
+    /// Each limit, in the order in which a new page meets them.
+    fn bounds(&self) -> impl Iterator<Item = Bound> {
+        let of = |what, budget: &Budget| Bound { what, most: budget.most(), held: budget.about_held() };
         // Relaxed: a figure to read.
-        are_below(self.together.load(Ordering::Relaxed), self.on_device)
-            && self.hard_limit.has_room(bytes)
-            && self.budget.as_ref().is_none_or(|budget| budget.has_room(bytes))
+        let together = self.together.load(Ordering::Relaxed);
+        let on_device = |what, most| Bound { what, most, held: together };
+        let headroom = on_device(Shortage::Headroom, self.total.saturating_sub(self.headroom));
+        [of(Shortage::HardLimit, &self.hard_limit)]
+            .into_iter()
+            .chain((self.headroom > 0).then_some(headroom))
+            .chain(self.budget.as_ref().map(|budget| of(Shortage::Budget, budget)))
+            .chain([on_device(Shortage::Device, self.total)])
+    }
+
+    /// Whether so many bytes more exceed no limit.
+    pub(crate) fn have_room(&self, bytes: u64) -> bool {
+        self.bounds().all(|bound| bound.held.saturating_add(bytes) <= bound.most)
+    }
+
+    /// The limit that a block of so many bytes can never keep, beside what is live. A pool that `holds` enough need not grow
+    /// for it: a budget may have been lowered since.
+    pub(crate) fn verdict(&self, bytes: u64, live: Live, holds: u64) -> Option<Shortage> {
+        let needed = live.own.saturating_add(bytes);
+        let is_exceeded = |bound: &Bound| needed.saturating_add(live.of_others(bound.what)) > bound.most;
+        self.bounds().find(|bound| needed > holds && is_exceeded(bound)).map(|bound| bound.what)
+    }
+
+    /// Bytes that may still be taken from the device, of which so many are free.
+    pub(crate) fn room(&self, free: u64) -> u64 {
+        let under_limits = self.bounds().map(|bound| bound.most.saturating_sub(bound.held));
+        under_limits.chain([free.saturating_sub(self.headroom)]).min().unwrap_or(0)
     }
 
     /// Takes `bytes` of the budgets if every limit allows it. They are counted as reserved once the device has

@@ -21,7 +21,7 @@ mod watch;
 use std::sync::Arc;
 
 pub use budget::Budget;
-pub(crate) use limits::{Limits, Shortage};
+pub(crate) use limits::{Limits, Live, Shortage};
 pub(crate) use named::GivesBack;
 use sleeping::Presence;
 pub use watch::{Mapping, watch_mappings};

@@ -173,10 +173,6 @@ impl Tenancy {
         (self.limit(), self.about_held())
     }
 
-    pub(super) fn has_room(&self, bytes: u64) -> bool {
-        bytes <= self.register.room(self.at)
-    }
-
     pub(super) fn take(&self, bytes: u64) -> bool {
         self.process.is_here() && self.register.take(self.at, bytes)
     }
