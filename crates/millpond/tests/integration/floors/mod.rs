@@ -116,3 +116,19 @@ fn no_floor_uses_one_above_it() {
     }
     assert!(text.is_empty(), "\n{text}");
 }
+
+#[test]
+fn methods_away_from_their_type_close_a_circle() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = [
+        ("lib.rs", "mod tower; mod wing;"),
+        ("tower.rs", "pub struct Tower; impl Tower { pub fn enter(&self) { self.climb() } }"),
+        ("wing.rs", "use super::tower::Tower; impl Tower { pub fn climb(&self) {} }"),
+    ];
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).expect("a file");
+    }
+    let house = source::read(folder.path());
+    assert_eq!(circle_of(&house, "tower.rs"), Some(vec!["tower.rs", "wing.rs", "tower.rs"]));
+    assert_eq!(joined(&house["tower.rs"]["wing.rs"]), "climb()");
+}

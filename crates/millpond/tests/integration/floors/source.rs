@@ -2,7 +2,10 @@
 //!
 //! A file uses another if it names something that is defined there: in a `use` that hands nothing on, or in a path. Where
 //! a name was handed on (`pub use`), the file counts that defines it; so a `mod.rs` that only hands on is used by nobody.
-//! Methods are not followed: that would take types. Code for tests and models is not read.
+//!
+//! A file also uses another by a call of a method that stands there, in a file beside that of its type. What the type is
+//! of which a method is called is known for `self`. Else the name decides, where no other method has it.
+//! Code for tests and models is not read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -41,6 +44,10 @@ struct Module {
     globs: Vec<Vec<String>>,
     /// Each path that stands in the code.
     paths: HashSet<Vec<String>>,
+    /// The methods that stand here, with their types.
+    methods: HashSet<(String, String)>,
+    /// The methods that are called here, and of which type where that is known.
+    calls: HashSet<(Option<String>, String)>,
 }
 
 impl Tree {
@@ -78,13 +85,40 @@ impl Tree {
             };
             self.modules[at].children.insert(name, child);
         }
-        let mut reader = Reader { module: &mut self.modules[at] };
+        let mut reader = Reader { module: &mut self.modules[at], of: None };
         items.iter().for_each(|item| reader.visit_item(item));
         at
     }
 
+    /// By the name of a method, each type that has it, with the file in which it stands.
+    fn methods(&self) -> HashMap<&str, Vec<(&str, &str)>> {
+        let mut all: HashMap<_, Vec<_>> = HashMap::new();
+        for module in &self.modules {
+            for (of, name) in &module.methods {
+                all.entry(name.as_str()).or_default().push((of.as_str(), module.file.as_str()));
+            }
+        }
+        all
+    }
+
+    /// The file in which a method stands that is called, if that is another than its type's.
+    fn home_of<'a>(
+        &'a self,
+        methods: &HashMap<&str, Vec<(&str, &'a str)>>,
+        (of, name): &(Option<String>, String),
+    ) -> Option<&'a str> {
+        let named = methods.get(name.as_str())?;
+        let (of, file) = match of {
+            Some(of) => named.iter().find(|(known, _)| known == of)?,
+            None => named.first().filter(|_| named.len() == 1)?,
+        };
+        let is_at_home = |module: &Module| module.file == *file && module.items.contains(*of);
+        (!self.modules.iter().any(is_at_home)).then_some(*file)
+    }
+
     fn uses(&self) -> BTreeMap<String, Uses> {
         let mut all = BTreeMap::new();
+        let methods = self.methods();
         for (at, module) in self.modules.iter().enumerate() {
             let uses: &mut Uses = all.entry(module.file.clone()).or_default();
             for path in &module.paths {
@@ -92,6 +126,11 @@ impl Tree {
                     && self.modules[home].file != module.file
                 {
                     uses.entry(self.modules[home].file.clone()).or_default().insert(name);
+                }
+            }
+            for call in &module.calls {
+                if let Some(file) = self.home_of(&methods, call).filter(|file| *file != module.file) {
+                    uses.entry(file.to_owned()).or_default().insert(format!("{}()", call.1));
                 }
             }
         }
@@ -166,6 +205,8 @@ fn parts(list: &syn::MetaList) -> Vec<syn::Meta> {
 /// Notes what one module defines, brings in and names.
 struct Reader<'a> {
     module: &'a mut Module,
+    /// The type whose methods are read.
+    of: Option<String>,
 }
 
 impl Reader<'_> {
@@ -249,15 +290,52 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         self.import(&item.tree, &[], hands_on);
     }
 
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        let of = match &*item.self_ty {
+            syn::Type::Path(of) => of.path.segments.last().map(|segment| segment.ident.to_string()),
+            _ => None,
+        };
+        let methods = item.items.iter().filter_map(|item| match item {
+            syn::ImplItem::Fn(function) if !is_for_tests(&function.attrs) => Some(&function.sig.ident),
+            _ => None,
+        });
+        if let Some(of) = of.as_ref().filter(|_| item.trait_.is_none()) {
+            self.module.methods.extend(methods.map(|name| (of.clone(), name.to_string())));
+        }
+        let outside = std::mem::replace(&mut self.of, of);
+        visit::visit_item_impl(self, item);
+        self.of = outside;
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        let methods = item.items.iter().filter_map(|item| match item {
+            syn::TraitItem::Fn(function) => Some(&function.sig.ident),
+            _ => None,
+        });
+        self.module.methods.extend(methods.map(|name| (item.ident.to_string(), name.to_string())));
+        visit::visit_item_trait(self, item);
+    }
+
     fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
         if !is_for_tests(&function.attrs) {
             visit::visit_impl_item_fn(self, function);
         }
     }
 
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        let is_self = matches!(&*call.receiver, syn::Expr::Path(receiver) if receiver.path.is_ident("self"));
+        self.module.calls.insert((self.of.clone().filter(|_| is_self), call.method.to_string()));
+        visit::visit_expr_method_call(self, call);
+    }
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names = path.segments.iter().map(|segment| segment.ident.to_string());
-        self.module.paths.insert(names.collect());
+        let names: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if let [of, name] = &names[..]
+            && of == "Self"
+        {
+            self.module.calls.insert((self.of.clone(), name.clone()));
+        }
+        self.module.paths.insert(names);
         visit::visit_path(self, path);
     }
 
