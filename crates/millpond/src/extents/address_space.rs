@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::layout::{Layout, Zone};
 use super::page_map::{Descriptors, PageMap, RegionMap};
 use super::refusal::Refusal;
-use super::regions::{NewRegion, RegionOrigin};
+use super::regions::NewRegion;
 use super::sparse::Sparse;
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -167,7 +167,7 @@ impl AddressSpace {
         self.counters.calls.reserve.add(1);
         let map = map.of_region_at(base);
         self.page_map.publish(base, bytes, &map);
-        Ok(NewRegion { base, bytes, zone, origin: RegionOrigin::Reserved, map })
+        Ok(NewRegion { base, bytes, zone, map })
     }
 
     /// The process runs out of addresses, not the device.

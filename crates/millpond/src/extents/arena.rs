@@ -18,10 +18,9 @@ use super::planning::PageOrigin;
 use super::pointers::{self, Pointer};
 use super::ranges::{Owner, Ranges};
 use super::refusal::Refusal;
-use super::regions::RegionOrigin;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request, Search, find};
-use super::segments::Segments;
+use super::segments;
 use super::shorten;
 use super::sleeping::{self, PageAtHome};
 use super::trim;
@@ -48,7 +47,6 @@ pub(crate) struct Arena {
     pub(super) map: ExtentMap,
     rules: ReuseRules,
     pub(super) mapper: Mapper,
-    segments: Segments,
     donors: Donors,
     shortening: Shortening,
     /// Whether pages stay where they were first mapped, free or not: unknown work uses them. See
@@ -66,7 +64,6 @@ impl Arena {
     ) -> Self {
         let device = pages.device().clone();
         Self {
-            segments: Segments::new(device.clone(), counters.clone(), pages.limits.clone()),
             map: ExtentMap::new(layout, AddressSpace::new(device, counters.clone(), layout)),
             rules: ReuseRules::new(timelines, policies, counters.clone()),
             mapper: Mapper::new(pages, counters),
@@ -178,7 +175,7 @@ impl Arena {
             self.make_room_to_carve(found)?;
             return Ok(self.carve(found, units, 0));
         }
-        let found = self.segments.back(&mut self.map, request, self.mapper.pages().peers)?;
+        let found = segments::back(&mut self.map, &mut self.mapper, request)?;
         Ok(self.carve(found, units, 1))
     }
 
@@ -190,7 +187,7 @@ impl Arena {
         take: impl FnOnce() -> DeviceResult<DevicePtr>,
     ) -> Result<Allocation, Refusal> {
         let request = self.request(units, 1, stream, Balance::Even)?;
-        let found = self.segments.back_exactly(&mut self.map, request, take)?;
+        let found = segments::back_exactly(&mut self.map, &mut self.mapper, request, take)?;
         Ok(self.carve(found, units, 1))
     }
 
@@ -233,9 +230,9 @@ impl Arena {
     /// Backs a place for the request.
     #[cold]
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        let Self { map, rules, mapper, segments, donors, shortening, keeps } = self;
+        let Self { map, rules, mapper, donors, shortening, keeps } = self;
         if !mapper.pages().device().properties().virtual_memory {
-            return segments.back(map, request, mapper.pages().peers);
+            return segments::back(map, mapper, request);
         }
         // What is free in an arena that keeps its pages moves nowhere.
         let origin = if *keeps { PageOrigin::Growth } else { origin };
@@ -336,8 +333,7 @@ impl Arena {
 
     /// Physical bytes held, by recount.
     pub(crate) fn held(&self) -> u64 {
-        let segments = self.map.regions.iter().filter(|(_, region)| region.origin == RegionOrigin::Segment);
-        self.mapper.pages().recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
+        self.mapper.pages().recount_bytes()
     }
 
     /// Allocated blocks, and the bytes in them.
@@ -424,13 +420,13 @@ impl Arena {
         if before <= keep {
             return Ok(0);
         }
-        let Self { map, rules, mapper, segments, .. } = self;
+        let Self { map, rules, mapper, .. } = self;
         if self.keeps {
             // No graph uses what is mapped nowhere.
             mapper.reap(map, rules);
             mapper.release_parked(keep)?;
         } else {
-            trim::trim(map, rules, mapper, segments, keep)?;
+            trim::trim(map, rules, mapper, keep)?;
         }
         Ok(before - self.mapper.reserved())
     }

@@ -6,7 +6,7 @@ use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
-use super::regions::{Region, RegionOrigin};
+use super::regions::Region;
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -26,7 +26,6 @@ struct Recount {
     free: usize,
     unmapped: usize,
     old_mappings: usize,
-    segment_bytes: u64,
     seen: HashSet<ExtentId>,
 }
 
@@ -55,7 +54,7 @@ pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(
     let pages = mapper.pages();
     let base_pages = pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
     ensure!(base_pages == pages.base_pages(), "base pages: recount {base_pages}");
-    let recount = count.segment_bytes + pages.recount_bytes();
+    let recount = pages.recount_bytes();
     ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
     for (what, indexed, counted) in [
         ("free", Zone::BOTH.map(|zone| map.indexes.free(zone)), count.free),
@@ -81,20 +80,17 @@ impl Check<'_> {
                 "extent {extent_id:?} leaves a gap or overlaps"
             );
             ensure!(extent.prev == before, "extent {extent_id:?} has another extent before it");
-            self.check_block(extent_id, region, count)?;
+            self.check_block(extent_id, count)?;
             (unit, before, at) = (extent.end(), Some(extent_id), extent.next);
         }
         ensure!(
             unit * self.map.layout.unit_bytes == region.bytes,
             "the extents of region {id} do not fill it"
         );
-        if region.origin == RegionOrigin::Segment {
-            count.segment_bytes += region.bytes;
-        }
         Ok(())
     }
 
-    fn check_block(&self, id: ExtentId, region: &Region, count: &mut Recount) -> Result<(), String> {
+    fn check_block(&self, id: ExtentId, count: &mut Recount) -> Result<(), String> {
         let extent = &self.map[id];
         let zone = extent.zone as usize;
         let descriptor = self.map.descriptor_of(id).map(|descriptor| (descriptor.id(), descriptor.bytes()));
@@ -134,19 +130,12 @@ impl Check<'_> {
             }
             ExtentState::Unused => return Err(format!("unused extent {id:?} is linked")),
         }
-        self.check_backing(id, region)
+        self.check_backing(id)
     }
 
     /// Allocated and free extents are backed in every base page they touch; unmapped and pending ones in none.
-    fn check_backing(&self, id: ExtentId, region: &Region) -> Result<(), String> {
+    fn check_backing(&self, id: ExtentId) -> Result<(), String> {
         let (extent, per_base_page) = (&self.map[id], self.map.layout.units_per_base_page());
-        if region.origin == RegionOrigin::Segment {
-            ensure!(
-                matches!(extent.state, ExtentState::Allocated | ExtentState::Free),
-                "{id:?} cannot be in a segment"
-            );
-            return Ok(());
-        }
         let backed = matches!(extent.state, ExtentState::Allocated | ExtentState::Free);
         if !backed {
             ensure!(

@@ -99,6 +99,7 @@ impl Donors {
         let (start, mut end) = map.base_pages_within(extent);
         while wanted > 0
             && let Some((page, home)) = mapper.table().last_whole(region, (start, end))
+            && !mapper.pages().is_segment(page)
             && self.pages.try_reserve(1).is_ok()
         {
             self.pages.push(DonorPage { page, extent, home, is_taken: false });

@@ -15,7 +15,7 @@ use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
 use super::refusal::Refusal;
-use super::regions::{NewRegion, RegionOrigin, Regions};
+use super::regions::{NewRegion, Regions};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::Fence;
 use crate::physical::PageId;
@@ -174,7 +174,7 @@ impl ExtentMap {
     /// Enters a segment; returns the free extent that fills it.
     pub(super) fn add_segment(&mut self, base: DevicePtr, bytes: u64, zone: Zone, map: BlankMap) -> ExtentId {
         let map = self.addresses.map_of_segment(base, bytes, map);
-        let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Segment, map };
+        let new = NewRegion { base, bytes, zone, map };
         self.enter_region(new, ExtentState::Free)
     }
 

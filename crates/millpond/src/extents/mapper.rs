@@ -8,7 +8,7 @@ use super::old_mappings::OldMappings;
 use super::page_table::{Home, PageTable};
 use super::reuse_rules::ReuseRules;
 use crate::counters::Counters;
-use crate::device::{DeviceError, PeerSet};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PeerSet};
 use crate::physical::{NoPage, PageId, Pages};
 
 /// See the [module](self).
@@ -133,6 +133,16 @@ impl Mapper {
         self.table.leave(page);
     }
 
+    /// See [`Pages::take_segment`].
+    pub(super) fn take_segment(
+        &mut self,
+        base_pages: u64,
+        take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
+    ) -> Result<(PageId, DevicePtr), NoPage> {
+        let base_pages = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
+        self.pages.take_segment(base_pages, take)
+    }
+
     /// Creates a page, mapped nowhere.
     pub(super) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
         self.pages.create(base_pages)
@@ -209,6 +219,9 @@ impl Mapper {
         id: ExtentId,
         (page, home): (PageId, Home),
     ) -> Result<(), DeviceError> {
+        if self.pages.is_segment(page) {
+            return self.free_segment(map, (page, home));
+        }
         if !map.make_room_for(2, map[id].fence.len()) {
             return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: map.host_bytes() });
         }
@@ -223,5 +236,15 @@ impl Mapper {
             return Ok(());
         }
         self.release(page)
+    }
+
+    /// Gives back a segment that is one free and complete extent.
+    fn free_segment(&mut self, map: &mut ExtentMap, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
+        map.remove_region(home.region, |_, _, _| {
+            // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
+            unsafe { self.pages.free_segment(page) }
+        })?;
+        self.table.leave(page);
+        Ok(())
     }
 }

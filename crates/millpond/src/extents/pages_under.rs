@@ -4,7 +4,6 @@ use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
 use super::mapper::Mapper;
 use super::page_table::Home;
-use super::regions::RegionOrigin;
 use crate::device::PageHandle;
 use crate::physical::PageId;
 
@@ -36,13 +35,14 @@ pub(super) fn pages_of(
 /// is allocated.
 pub(super) fn pages_under(map: &ExtentMap, mapper: &Mapper, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
     let start = map[id].start;
-    if map.regions.get(map[id].region).origin == RegionOrigin::Segment {
-        return None;
-    }
     let end = start + bytes.div_ceil(map.layout.unit_bytes);
     let first_unit = |home: Home| map.layout.units_of(home.span()).0;
     let mut under =
         pages_of(map, mapper, id, start).take_while(|(_, home)| first_unit(*home) < end).peekable();
-    let offset = (start - first_unit(under.peek()?.1)) * map.layout.unit_bytes;
+    let (first, home) = *under.peek()?;
+    if mapper.pages().is_segment(first) {
+        return None;
+    }
+    let offset = (start - first_unit(home)) * map.layout.unit_bytes;
     Some(PagesUnder { pages: under.map(|(page, _)| mapper.pages().handle(page)).collect(), offset })
 }

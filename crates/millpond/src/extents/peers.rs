@@ -5,9 +5,7 @@
 
 use super::arena::Arena;
 use super::extent::ExtentId;
-use super::extent_map::ExtentMap;
 use super::pages_under::pages_of;
-use super::regions::{Region, RegionOrigin};
 use crate::device::{DeviceResult, PeerSet};
 use crate::physical::PageId;
 
@@ -22,12 +20,8 @@ impl Arena {
         self.mapper.set_peers(&mut self.map, peers);
     }
 
-    /// Whether these devices may use a live block. Of what they have of segments only the device keeps a list: the answer is
-    /// whether all memory is for them.
+    /// Whether these devices may use a live block.
     pub(crate) fn is_shared_with(&self, id: ExtentId, peers: PeerSet) -> bool {
-        if segment_of(&self.map, id).is_some() {
-            return peers.without(self.peers()).is_empty();
-        }
         let mut pages = pages_of(&self.map, &self.mapper, id, self.map[id].start);
         pages.all(|(page, _)| peers.without(self.mapper.pages().peers_of(page)).is_empty())
     }
@@ -35,12 +29,6 @@ impl Arena {
     /// Lets devices use a live block, and what else lies on its pages.
     pub(crate) fn share(&mut self, id: ExtentId, peers: PeerSet) -> DeviceResult<()> {
         let Self { map, mapper, .. } = self;
-        if let Some(segment) = segment_of(map, id) {
-            // SAFETY: a segment.
-            return unsafe {
-                mapper.pages().device().set_peer_access(segment.base, segment.bytes, peers, true)
-            };
-        }
         let mut from = map[id].start;
         loop {
             let next = pages_of(map, mapper, id, from).next();
@@ -54,15 +42,7 @@ impl Arena {
     /// Lets devices use all memory that is mapped now.
     pub(crate) fn share_all(&mut self, peers: PeerSet) -> DeviceResult<()> {
         // SAFETY: nothing is taken away.
-        unsafe { self.set_access_to_pages(peers, true) }?;
-        let segments = self.map.regions.iter().filter(|(_, region)| region.origin == RegionOrigin::Segment);
-        for (_, segment) in segments {
-            // SAFETY: a segment.
-            unsafe {
-                self.mapper.pages().device().set_peer_access(segment.base, segment.bytes, peers, true)
-            }?;
-        }
-        Ok(())
+        unsafe { self.set_access_to_pages(peers, true) }
     }
 
     /// Takes the access of devices to all pages away. Segments stay within their reach.
@@ -80,7 +60,9 @@ impl Arena {
         let Self { map, mapper, .. } = self;
         for number in 0..mapper.pages().records() {
             let page = PageId(number as u32);
-            if let Some(home) = mapper.table().home(page) {
+            if let Some(home) = mapper.table().home(page)
+                && (allowed || !mapper.pages().is_segment(page))
+            {
                 let at = map.address_of_home(home);
                 // SAFETY: the page is mapped there. The rest is the caller's promise.
                 unsafe { mapper.pages_mut().set_peer_access(page, at, peers, allowed) }?;
@@ -88,9 +70,4 @@ impl Arena {
         }
         Ok(())
     }
-}
-
-/// The segment that a block lies in, if it lies in one.
-fn segment_of(map: &ExtentMap, id: ExtentId) -> Option<&Region> {
-    Some(map.regions.get(map[id].region)).filter(|region| region.origin == RegionOrigin::Segment)
 }

@@ -9,22 +9,12 @@ use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
 use crate::device::DevicePtr;
 
-/// Where a region's address space came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RegionOrigin {
-    /// Reserved, with pages mapped into it.
-    Reserved,
-    /// A segment that the driver allocated, backed for ever.
-    Segment,
-}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) zone: Zone,
-    pub(super) origin: RegionOrigin,
     pub(super) head: ExtentId,
     /// Where allocated blocks start.
     pub(super) map: Arc<RegionMap>,
@@ -36,7 +26,6 @@ pub(super) struct NewRegion {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) zone: Zone,
-    pub(super) origin: RegionOrigin,
     pub(super) map: Arc<RegionMap>,
 }
 
@@ -89,18 +78,21 @@ impl Regions {
             && self.published.as_mut().is_none_or(Published::make_room)
     }
 
+    /// The id of the region that is added next.
+    pub(super) fn next_id(&self) -> u32 {
+        let at = self.list.iter().position(Option::is_none).unwrap_or(self.list.len());
+        u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions")
+    }
+
     /// Enters a region. `head` makes its first extent, given the region's id.
     pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> ExtentId) -> u32 {
-        let vacant = self.list.iter().position(Option::is_none);
-        let at = vacant.unwrap_or(self.list.len());
-        let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
+        let id = self.next_id();
         let head = head(id);
-        let NewRegion { base, bytes, zone, origin, map } = new;
-        let region = Region { base, bytes, zone, origin, head, map };
-        if vacant.is_some() {
-            self.list[at] = Some(region);
-        } else {
-            self.list.push(Some(region));
+        let NewRegion { base, bytes, zone, map } = new;
+        let region = Some(Region { base, bytes, zone, head, map });
+        match self.list.get_mut(id as usize) {
+            Some(vacant) => *vacant = region,
+            None => self.list.push(region),
         }
         let place = self.by_base.partition_point(|(other, _)| *other < base.raw());
         self.by_base.insert(place, (base.raw(), id));

@@ -86,6 +86,7 @@ fn long_free_pages(map: &ExtentMap, rules: &ReuseRules, mapper: &Mapper) -> Bina
             // Some have an old mapping, which waits for its work.
             if home.base_pages > SHORT_PAGE
                 && mapper.pages().mappings(page) == 1
+                && !mapper.pages().is_segment(page)
                 && all.try_reserve(1).is_ok()
             {
                 let (region, base_page) = (Reverse(region), Reverse(end));

@@ -24,8 +24,9 @@ pub(crate) struct PageAtHome {
 pub(super) fn pages_at_home(map: &ExtentMap, mapper: &Mapper) -> Result<Vec<PageAtHome>, DeviceError> {
     let pages = mapper.pages();
     let mut found = list(pages.records())?;
-    // Those that have no old mapping.
-    for (id, home) in mapper.table().iter().filter(|(id, _)| pages.mappings(*id) == 1) {
+    // Those that have no old mapping, and are no segments.
+    let can_sleep = |id| pages.mappings(id) == 1 && !pages.is_segment(id);
+    for (id, home) in mapper.table().iter().filter(|(id, _)| can_sleep(*id)) {
         found.push(PageAtHome { id, at: map.address_of_home(home), bytes: pages.bytes_of(id) });
     }
     found.sort_unstable_by_key(|page| page.at);

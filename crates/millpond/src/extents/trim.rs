@@ -4,9 +4,7 @@ use super::coalescing::{join_complete, join_unmerged};
 use super::extent::ExtentState;
 use super::extent_map::ExtentMap;
 use super::mapper::Mapper;
-use super::regions::RegionOrigin;
 use super::reuse_rules::ReuseRules;
-use super::segments::Segments;
 use crate::device::DeviceError;
 use crate::order::Fence;
 
@@ -25,7 +23,6 @@ pub(super) fn trim(
     map: &mut ExtentMap,
     rules: &ReuseRules,
     mapper: &mut Mapper,
-    segments: &Segments,
     keep: u64,
 ) -> Result<(), DeviceError> {
     let before = mapper.reserved();
@@ -38,11 +35,10 @@ pub(super) fn trim(
     // One failure is no reason to keep the rest.
     let parked = mapper.release_parked(keep);
     let pages = trim_pages(map, rules, mapper, keep);
-    let segments = segments.trim(map, rules, keep);
     if mapper.reserved() < before {
         map.shrink();
     }
-    parked.and(pages).and(segments)
+    parked.and(pages)
 }
 
 /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
@@ -86,6 +82,6 @@ fn is_bare(map: &ExtentMap, id: u32) -> bool {
     map.regions.at(id).is_some_and(|region| {
         let head = &map[region.head];
         let is_whole = head.units * map.layout.unit_bytes == region.bytes;
-        region.origin == RegionOrigin::Reserved && is_whole && head.state == ExtentState::Unmapped
+        is_whole && head.state == ExtentState::Unmapped
     })
 }

@@ -33,10 +33,18 @@ use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle, Pe
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PageId(pub(crate) u32);
 
+/// What a page is to the device.
+#[derive(Debug, Clone, Copy)]
+enum Backing {
+    Handle(PageHandle),
+    /// A segment, which the driver allocated whole. It lies there for ever.
+    Segment(DevicePtr),
+}
+
 /// One physical page.
 #[derive(Debug)]
 pub(crate) struct Page {
-    handle: PageHandle,
+    backing: Backing,
     /// Length in base pages.
     pub(crate) base_pages: u32,
     /// Mappings, the one in use and old ones. A page that sleeps has one, too.
@@ -156,22 +164,61 @@ impl Pages {
 
     /// Creates a page of `base_pages`, mapped nowhere: map or park it.
     pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
+        let id = self.add(base_pages, |device, bytes| device.create_page(bytes).map(Backing::Handle))?;
+        self.counters.calls.create.add(1);
+        Ok(id)
+    }
+
+    /// Has `take` take a segment of `base_pages`, which is a page that never moves: it is mapped where it lies from the start,
+    /// within reach of the usual peers. Returns where.
+    pub(crate) fn take_segment(
+        &mut self,
+        base_pages: u32,
+        take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
+    ) -> Result<(PageId, DevicePtr), NoPage> {
+        let mut at = DevicePtr::NULL;
+        let id = self.add(base_pages, |device, bytes| {
+            at = take(device, bytes)?;
+            Ok(Backing::Segment(at))
+        })?;
+        self.counters.calls.alloc.add(1);
+        self.get_mut(id).mappings = 1;
+        // SAFETY: a whole segment.
+        if let Err(error) = unsafe { self.set_peer_access(id, at, self.peers, true) } {
+            // SAFETY: nobody knows it.
+            unsafe { self.free_segment(id) }?;
+            return Err(error.into());
+        }
+        Ok((id, at))
+    }
+
+    /// Gives a segment back to the driver. After an error it is as it was.
+    ///
+    /// # Safety
+    /// No pending or later work uses it.
+    pub(crate) unsafe fn free_segment(&mut self, id: PageId) -> DeviceResult<()> {
+        let Backing::Segment(at) = self.get(id).backing else { return Ok(()) };
+        // SAFETY: the caller's promise. It leaves the table below.
+        unsafe { self.device.free_segment(at) }?;
+        self.counters.calls.free.add(1);
+        self.limits.withdraw(self.bytes_of(id), &self.counters);
+        self.forget(id);
+        Ok(())
+    }
+
+    /// Takes memory for a page of `base_pages` from the device.
+    fn add(
+        &mut self,
+        base_pages: u32,
+        take: impl FnOnce(&dyn Device, u64) -> DeviceResult<Backing>,
+    ) -> Result<PageId, NoPage> {
         let bytes = self.bytes(base_pages);
         if !self.make_room() {
             return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
         }
-        self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
-        let handle = match self.device.create_page(bytes) {
-            Ok(handle) => handle,
-            Err(error) => {
-                self.limits.refuse(bytes);
-                return Err(NoPage::from(error));
-            }
-        };
-        self.limits.count(bytes, &self.counters);
-        self.counters.calls.create.add(1);
+        let backing = self.take_memory(bytes, take)?;
         self.base_pages += u64::from(base_pages);
-        let page = Page { handle, base_pages, mappings: 0, presence: Presence::Whole, peers: PeerSet::NONE };
+        let page = Page { backing, base_pages, mappings: 0, presence: Presence::Whole, peers: PeerSet::NONE };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -182,6 +229,25 @@ impl Pages {
                 PageId(u32::try_from(self.table.len() - 1).expect("fewer than 2^32 pages"))
             }
         })
+    }
+
+    /// Takes memory from the device within the limits, and counts it.
+    fn take_memory(
+        &self,
+        bytes: u64,
+        take: impl FnOnce(&dyn Device, u64) -> DeviceResult<Backing>,
+    ) -> Result<Backing, NoPage> {
+        self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
+        let taken = take(self.device.as_ref(), bytes).inspect_err(|_| self.limits.refuse(bytes))?;
+        self.limits.count(bytes, &self.counters);
+        Ok(taken)
+    }
+
+    /// Forgets a page whose memory is the device's again.
+    fn forget(&mut self, id: PageId) {
+        self.base_pages -= u64::from(self.get(id).base_pages);
+        self.table[id.0 as usize] = None;
+        self.vacant.push(id.0);
     }
 
     /// Reserves the host's memory for one more page, and to park or release any; `false` where it is refused.
@@ -204,7 +270,7 @@ impl Pages {
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<PeerSet, MapFailure> {
-        let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).base_pages));
+        let (handle, bytes) = self.handle(id);
         // SAFETY: the page is in the table, so not released; the range is the caller's promise.
         unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
         self.counters.calls.map.add(1);
@@ -310,8 +376,8 @@ impl Pages {
     pub(crate) fn release(&mut self, id: PageId) -> DeviceResult<u64> {
         let page = self.get(id);
         debug_assert_eq!(page.mappings, 0, "a page is released only once it is mapped nowhere");
-        let (handle, base_pages, presence) = (page.handle, page.base_pages, page.presence);
-        let bytes = self.bytes(base_pages);
+        let presence = page.presence;
+        let (handle, bytes) = self.handle(id);
         if presence == Presence::Gone {
             self.counters.asleep.lower(bytes);
         } else {
@@ -324,9 +390,7 @@ impl Pages {
             self.counters.calls.release.add(1);
             self.limits.withdraw(bytes, &self.counters);
         }
-        self.base_pages -= u64::from(base_pages);
-        self.table[id.0 as usize] = None;
-        self.vacant.push(id.0);
+        self.forget(id);
         Ok(bytes)
     }
 
@@ -346,10 +410,15 @@ impl Pages {
         self.parked[from..].reverse();
     }
 
-    /// The device's name of a page, and its bytes.
+    /// Whether the page is a segment.
+    pub(crate) fn is_segment(&self, id: PageId) -> bool {
+        matches!(self.get(id).backing, Backing::Segment(_))
+    }
+
+    /// The device's name of a page that is no segment, and its bytes.
     pub(crate) fn handle(&self, id: PageId) -> (PageHandle, u64) {
-        let page = self.get(id);
-        (page.handle, self.bytes(page.base_pages))
+        let Backing::Handle(handle) = self.get(id).backing else { unreachable!("a segment has no handle") };
+        (handle, self.bytes_of(id))
     }
 
     /// The other devices that may use a page, through the mapping in use.

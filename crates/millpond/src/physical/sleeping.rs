@@ -2,8 +2,8 @@
 //!
 //! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
 
-use super::{NoPage, PageId, Pages, Shortage};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
+use super::{Backing, NoPage, PageId, Pages, Shortage};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PeerSet};
 
 /// How much of a page is there. Less than all of it only while its pool sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +64,7 @@ impl Pages {
         }
         if self.get(id).presence == Presence::Unmapped {
             // SAFETY: the handle is forgotten below.
-            unsafe { self.device.release_page(self.get(id).handle) }?;
+            unsafe { self.device.release_page(self.handle(id).0) }?;
             self.counters.calls.release.add(1);
             self.get_mut(id).presence = Presence::Gone;
             self.limits.withdraw(bytes, &self.counters);
@@ -80,20 +80,16 @@ impl Pages {
     pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), NoPage> {
         let bytes = self.bytes_of(id);
         if self.get(id).presence == Presence::Gone {
-            self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
-            let handle = self.device.create_page(bytes).map_err(|error| {
-                self.limits.refuse(bytes);
-                NoPage::from(error)
-            })?;
-            self.limits.count(bytes, &self.counters);
+            let create = |device: &dyn Device, bytes| device.create_page(bytes).map(Backing::Handle);
+            let backing = self.take_memory(bytes, create)?;
             self.counters.calls.create.add(1);
             self.counters.asleep.lower(bytes);
             let page = self.get_mut(id);
-            (page.handle, page.presence) = (handle, Presence::Unmapped);
+            (page.backing, page.presence) = (backing, Presence::Unmapped);
         }
         if self.get(id).presence == Presence::Unmapped {
             // SAFETY: the page has memory and is mapped nowhere. Its home is reserved, and empty while it is away.
-            unsafe { self.device.map(at, bytes, self.get(id).handle) }?;
+            unsafe { self.device.map(at, bytes, self.handle(id).0) }?;
             self.counters.calls.map.add(1);
             self.get_mut(id).presence = Presence::WithoutAccess;
         }
