@@ -191,11 +191,11 @@ impl Arenas {
         fence
     }
 
-    /// Forgets the pages that sleep and hold no live byte. Those that a graph may use stay.
-    pub(crate) fn forget_asleep(&mut self) {
+    /// Forgets the pages that have no memory now, and hold no live byte. Those that a graph may use stay.
+    pub(crate) fn forget_gone(&mut self) {
         for (id, arena) in self.iter_mut() {
             if (id.is_none() || !arena.keeps())
-                && let Err(error) = arena.forget_asleep()
+                && let Err(error) = arena.forget_gone()
             {
                 tracing::warn!(%error, "memory of a pool that sleeps could not be given back");
             }

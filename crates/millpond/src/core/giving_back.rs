@@ -137,7 +137,7 @@ fn end_sleep(core: &Core) {
     {
         let mut state = core.state.lock();
         if std::mem::take(&mut state.is_asleep) {
-            state.arenas.forget_asleep();
+            state.arenas.forget_gone();
         }
     }
     core.gate.open();

@@ -1,5 +1,6 @@
 //! The arena: the address space of one pool, and the pages behind it. It composes the parts; each owns its state.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::address_space::AddressSpace;
@@ -13,7 +14,7 @@ use super::mapper::Mapper;
 use super::miss::Miss;
 
 use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
-use super::pages_under::{PagesUnder, pages_under};
+use super::page_table::Home;
 use super::planning::PageOrigin;
 use super::pointers::{self, Pointer};
 use super::ranges::{Owner, Ranges};
@@ -22,12 +23,11 @@ use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request, Search, find};
 use super::segments;
 use super::shorten;
-use super::sleeping::{self, PageAtHome};
 use super::trim;
 use crate::counters::Counters;
-use crate::device::{DeviceError, DevicePtr, DeviceResult};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
-use crate::physical::Pages;
+use crate::physical::{PageId, Pages};
 use crate::policy::ledger::{Balance, Ledger};
 use crate::policy::shortening::Shortening;
 
@@ -39,6 +39,14 @@ pub(crate) struct Allocation {
     pub(crate) bytes: u64,
     /// 1 where something had to be mapped, else 0. A number, since a `bool` is copied with the bytes beside it.
     pub(crate) misses: u64,
+}
+
+/// A page, and where the arena uses it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageAtHome {
+    pub(crate) id: PageId,
+    pub(crate) at: DevicePtr,
+    pub(crate) bytes: u64,
 }
 
 /// The address space of one pool, used under its lock. See the [folder](super).
@@ -324,11 +332,6 @@ impl Arena {
         self.map.descriptor_of(id).is_some_and(BlockDescriptor::note_uses)
     }
 
-    /// The pages that the first `bytes` of an allocated block lie on; `None` in a segment.
-    pub(crate) fn pages_under(&self, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
-        pages_under(&self.map, &self.mapper, id, bytes)
-    }
-
     // ---- what there is ---------------------------------------------------------------------------
 
     /// Physical bytes held, by recount.
@@ -345,6 +348,12 @@ impl Arena {
     /// Bytes asked for in a live block.
     pub(crate) fn requested(&self, id: ExtentId) -> u64 {
         self.map.requested(id)
+    }
+
+    /// The addresses of a block.
+    pub(crate) fn range_of(&self, id: ExtentId) -> Range<DevicePtr> {
+        let start = self.map.address_of(id);
+        start..start.offset(self.map.bytes(id))
     }
 
     /// Length of an extent in bytes.
@@ -368,6 +377,11 @@ impl Arena {
         live.map(|(id, _)| (self.map.address_of(id), self.requested(id)))
     }
 
+    /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
+    pub(crate) fn live_ranges(&self, gap: u64) -> Result<Vec<(DevicePtr, u64)>, DeviceError> {
+        self.map.live_ranges(gap)
+    }
+
     /// The address ranges that pages back: first address and bytes of each.
     pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64)> {
         self.map.backed()
@@ -386,6 +400,57 @@ impl Arena {
     }
 
     // ---- pages -----------------------------------------------------------------------------------
+
+    /// All pages, wherever they lie.
+    pub(crate) fn pages(&self) -> &Pages {
+        self.mapper.pages()
+    }
+
+    /// The same, to be changed in what does not concern where they lie.
+    pub(crate) fn pages_mut(&mut self) -> &mut Pages {
+        self.mapper.pages_mut()
+    }
+
+    fn at_home(&self, (id, home): (PageId, Home)) -> PageAtHome {
+        PageAtHome { id, at: self.map.address_of_home(home), bytes: self.pages().bytes_of(id) }
+    }
+
+    /// The page that backs an address. It stays the same while a block lies there.
+    pub(crate) fn page_at(&self, ptr: DevicePtr) -> Option<PageAtHome> {
+        let (region, at) = self.map.regions.find(ptr)?;
+        let found = self.mapper.table().page_at(region, at / self.map.layout.base_page_bytes)?;
+        Some(self.at_home(found))
+    }
+
+    /// The page with this id, if it lies somewhere.
+    pub(crate) fn home_of(&self, id: PageId) -> Option<PageAtHome> {
+        self.mapper.table().home(id).map(|home| self.at_home((id, home)))
+    }
+
+    /// Lets these devices use all memory as soon as it is mapped, and no others. What is mapped already stays as it is.
+    pub(crate) fn set_peers(&mut self, peers: PeerSet) {
+        self.mapper.set_peers(&mut self.map, peers);
+    }
+
+    /// Makes one page of two that have no memory now, are equally long, and lie side by side in the large zone. Of at most
+    /// so many base pages.
+    pub(crate) fn join_pages(&mut self, first: &mut PageAtHome, next: &PageAtHome, most: u32) -> bool {
+        let Self { map, mapper, .. } = self;
+        let Some((region, at)) = map.regions.find(first.at) else { return false };
+        let most = u64::from(most.min(map.layout.largest_page)) * map.layout.base_page_bytes;
+        let may_join = map.regions.get(region).zone == Zone::Large
+            && map.regions.find(next.at) == Some((region, at + first.bytes))
+            && first.bytes == next.bytes
+            && first.bytes + next.bytes <= most;
+        if !may_join || !mapper.pages_mut().join_gone(first.id, next.id) {
+            return false;
+        }
+        mapper.forget_home(next.id);
+        mapper.forget_home(first.id);
+        mapper.set_home(first.id, (region, at / map.layout.base_page_bytes));
+        first.bytes *= 2;
+        true
+    }
 
     /// Whether long pages should be exchanged for [short](Self::shorten) ones now, if there is time.
     #[inline]
@@ -431,44 +496,16 @@ impl Arena {
         Ok(before - self.mapper.reserved())
     }
 
-    // ---- sleep -----------------------------------------------------------------------------------
-
-    /// The pages that can sleep, in the order of their addresses. No work may use them: the device is idle.
-    pub(crate) fn pages_at_home(&mut self) -> Result<Vec<PageAtHome>, DeviceError> {
-        self.reap();
-        sleeping::pages_at_home(&self.map, &self.mapper)
-    }
-
-    /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
-    pub(crate) fn live_ranges(&self, gap: u64) -> Result<Vec<(DevicePtr, u64)>, DeviceError> {
-        sleeping::live_ranges(&self.map, gap)
-    }
-
-    /// Gives the page's memory back, but not its place. After an error, it can be called again.
-    pub(crate) fn put_to_sleep(&mut self, page: &PageAtHome) -> Result<(), DeviceError> {
-        sleeping::put_to_sleep(self.mapper.pages_mut(), page)
-    }
-
-    /// Undoes [`put_to_sleep`](Self::put_to_sleep). `false` where the page is [forgotten](Self::forget_asleep).
-    pub(crate) fn wake(&mut self, page: &PageAtHome) -> Result<bool, Refusal> {
-        sleeping::wake(self.mapper.pages_mut(), page)
-    }
-
-    /// Joins two pages of one length that lie side by side and have gone, where that makes a wake faster.
-    pub(crate) fn join_asleep(&mut self, first: &mut PageAtHome, next: &PageAtHome) -> bool {
-        sleeping::join(&self.map, &mut self.mapper, first, next)
-    }
-
-    /// Forgets the pages that sleep and hold no live byte. Their addresses are free again.
-    pub(crate) fn forget_asleep(&mut self) -> Result<(), DeviceError> {
-        sleeping::forget_free(&mut self.map, &mut self.mapper)
+    /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
+    pub(crate) fn forget_gone(&mut self) -> Result<(), DeviceError> {
+        trim::forget_gone(&mut self.map, &mut self.mapper)
     }
 
     /// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does
     /// not wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free)
     /// before. What cannot be given back stays, and [`held`](Self::held) says so.
     pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
-        let trimmed = self.forget_asleep().and(self.trim(0));
+        let trimmed = self.forget_gone().and(self.trim(0));
         let unreserved = trim::unreserve_all(&mut self.map);
         trimmed.and(unreserved)
     }

@@ -18,8 +18,8 @@
 //! - `mapper`: which page backs which address, now (`page_table`) and before (`old_mappings`). `segments`: memory that never
 //!   moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
-//! - `miss`, `shorten`, `sleeping` and `trim`: what takes pages, exchanges them and gives them back.
-//! - `arena`: composes all of them. `peers`: which other devices may use its memory.
+//! - `miss`, `shorten` and `trim`: what takes pages, exchanges them and gives them back.
+//! - `arena`: composes all of them.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
 //! 1. The best fit among the free extents that the stream may use (`search`). Where a better one might be ready by now,
@@ -61,8 +61,6 @@ mod miss;
 mod old_mappings;
 mod page_map;
 mod page_table;
-mod pages_under;
-mod peers;
 mod placement;
 mod plan;
 #[cfg(test)]
@@ -76,20 +74,17 @@ mod reuse_rules;
 mod search;
 mod segments;
 mod shorten;
-mod sleeping;
 mod sparse;
 #[cfg(test)]
 mod tests;
 mod trim;
 
-pub(crate) use arena::{Allocation, Arena};
+pub(crate) use arena::{Allocation, Arena, PageAtHome};
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap, Place};
-pub(crate) use pages_under::PagesUnder;
 #[cfg(test)]
 pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
-pub(crate) use sleeping::PageAtHome;

@@ -104,9 +104,4 @@ impl PageTable {
     pub(super) fn covered(&self, region: u32) -> u64 {
         self.backing.get(region as usize).map_or(0, |backing| backing.len() as u64)
     }
-
-    /// Every page that lies somewhere.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (PageId, Home)> {
-        self.homes.iter().zip(0..).filter_map(|(home, id)| Some((PageId(id), (*home)?)))
-    }
 }

@@ -29,7 +29,7 @@ impl Refusal {
         Self::Host { what, bytes }
     }
 
-    pub(super) fn of_page(error: NoPage, bytes: u64) -> Self {
+    pub(crate) fn of_page(error: NoPage, bytes: u64) -> Self {
         match error {
             NoPage::Short(what) => Self::Short { what, bytes },
             NoPage::Host(bytes) => Self::of_host("a list of pages", bytes),

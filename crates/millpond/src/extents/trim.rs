@@ -63,6 +63,18 @@ fn trim_pages(
     result
 }
 
+/// Forgets the pages that have no memory now, and hold no live byte.
+pub(super) fn forget_gone(map: &mut ExtentMap, mapper: &mut Mapper) -> Result<(), DeviceError> {
+    let mut free = map.list_for_free()?;
+    free.extend(map.free_ids());
+    let mut done = Ok(());
+    for id in free {
+        // One failure is no reason to keep the rest.
+        done = done.and(mapper.trim_extent(map, id, |mapper, page| Some(mapper.pages().sleeps(page))));
+    }
+    done
+}
+
 /// Gives back the addresses of regions in which nothing is mapped.
 pub(super) fn unreserve_all(map: &mut ExtentMap) -> Result<(), DeviceError> {
     let mut done = Ok(());

@@ -4,9 +4,15 @@
 //! block. Other pools give access on demand: to the pages of a block that somebody [names](crate::Pool::allow_access_to), or copies
 //! from. That costs once for each page, about as much as the device's own access. While no page has the peer, it costs
 //! twenty times as much.
+//!
+//! Access belongs to a mapping. So a page keeps it where it lies, and loses it when it is remapped: a new mapping has the
+//! access that all pages have, and no more. A page with a live block is not remapped.
+
+use std::ops::Range;
 
 use crate::core::{Core, freeing};
-use crate::device::{DeviceError, DevicePtr, PeerId, PeerSet};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerId, PeerSet};
+use crate::extents::{Arena, ExtentId, PageAtHome};
 use crate::lock::{RwLock, RwLockReadGuard};
 use crate::order::{Stream, Timelines};
 use crate::process::OfProcess;
@@ -25,7 +31,7 @@ pub(crate) fn allow_access(core: &Core, peer: &Timelines) -> Result<()> {
 /// See [`Pool::is_accessible_from`](crate::Pool::is_accessible_from).
 pub(crate) fn is_accessible_from(core: &Core, ptr: DevicePtr, peer: &Timelines) -> Result<bool> {
     let Some(peer) = peer_of(core, peer)? else { return Ok(true) };
-    core.with_live(ptr, |arena, id| arena.is_shared_with(id, PeerSet::of(peer)))
+    core.with_live(ptr, |arena, id| is_shared_with(arena, id, PeerSet::of(peer)))
 }
 
 /// Notes that work on a stream uses a live block, also on a stream of another device that works together with the pool's.
@@ -90,15 +96,57 @@ pub(crate) fn share_from_the_start<'a>(
 fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
     let mut state = core.state.lock();
     // First: also after an error, the pool is for these peers from now on.
-    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.peers().with(peers)));
-    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| arena.share_all(peers))?)
+    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages().peers.with(peers)));
+    // SAFETY: nothing is taken away.
+    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, true) })?)
+}
+
+/// The pages that a live block lies on.
+fn pages_of(arena: &Arena, id: ExtentId) -> impl Iterator<Item = PageAtHome> {
+    let Range { start, end } = arena.range_of(id);
+    let next = move |at| arena.page_at(at).filter(|_| at < end);
+    std::iter::successors(next(start), move |page| next(page.at.offset(page.bytes)))
+}
+
+/// Whether these devices may use a live block.
+fn is_shared_with(arena: &Arena, id: ExtentId, peers: PeerSet) -> bool {
+    pages_of(arena, id).all(|page| peers.without(arena.pages().peers_of(page.id)).is_empty())
+}
+
+/// Lets devices use a live block, and what else lies on its pages.
+fn share(arena: &mut Arena, id: ExtentId, peers: PeerSet) -> DeviceResult<()> {
+    let mut next = pages_of(arena, id).next();
+    let end = arena.range_of(id).end;
+    while let Some(PageAtHome { id, at, bytes }) = next {
+        // SAFETY: the page is mapped there.
+        unsafe { arena.pages_mut().set_peer_access(id, at, peers, true) }?;
+        let behind = at.offset(bytes);
+        next = arena.page_at(behind).filter(|_| behind < end);
+    }
+    Ok(())
+}
+
+/// Gives devices access to all pages that are mapped now, or takes it away. Segments stay within their reach.
+///
+/// # Safety
+/// Where nothing is `allowed`, no work of these devices uses the memory.
+unsafe fn set_access(arena: &mut Arena, peers: PeerSet, allowed: bool) -> DeviceResult<()> {
+    for id in arena.pages().ids() {
+        if let Some(page) = arena.home_of(id)
+            && (allowed || !arena.pages().is_segment(id))
+        {
+            // SAFETY: the page is mapped there. The rest is the caller's promise.
+            unsafe { arena.pages_mut().set_peer_access(id, page.at, peers, allowed) }?;
+        }
+    }
+    Ok(())
 }
 
 /// See [`Pool::allow_access_to`](crate::Pool::allow_access_to).
 pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> Result<()> {
     match reachable_peer(core, peer)? {
         Some(peer) if !ptr.is_null() => {
-            Ok(core.with_live(ptr, |arena, id| arena.share(id, PeerSet::of(peer)))??)
+            Ok(core.with_live(ptr, |arena, id| share(arena, id, PeerSet::of(peer)))??)
         }
         _ => Ok(()),
     }
@@ -107,7 +155,7 @@ pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> 
 /// See [`Pool::take_back_access`](crate::Pool::take_back_access).
 pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
     let Some(id) = peer_of(core, peer)? else { return Ok(()) };
-    if core.state.lock().arenas.own.peers() == PeerSet::ALL {
+    if core.state.lock().arenas.own.pages().peers == PeerSet::ALL {
         let why = format!(
             "pool '{}' is for all peers: build it with accessible_from, for those that need it",
             core.name
@@ -121,10 +169,10 @@ pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
     }
     let peers = PeerSet::of(id);
     let mut state = core.state.lock();
-    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.peers().without(peers)));
+    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages().peers.without(peers)));
     // SAFETY: the peer has done all its work. Copies of safe code come later than this, and ask for access again; who
     // launches kernels vouches for the memory that they use.
-    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { arena.take_back_all(peers) })?)
+    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, false) })?)
 }
 
 /// A copy from a live block is about to be given to another device: gives that access, where it reaches the memory. Until
@@ -137,13 +185,13 @@ pub(crate) fn begin_copy_to(
     let guard = core.beside::<PeerCopies>().0.read();
     let peers = PeerSet::of(to);
     let is_own = core.device().peer_id() == Some(to);
-    if is_own || core.with_live(ptr, |arena, id| arena.is_shared_with(id, peers))? {
+    if is_own || core.with_live(ptr, |arena, id| is_shared_with(arena, id, peers))? {
         return Ok((guard, true));
     }
     if !core.device().can_be_reached_from(to)? {
         return Ok((guard, false));
     }
-    let shared = core.with_live(ptr, |arena, id| arena.share(id, peers))?;
+    let shared = core.with_live(ptr, |arena, id| share(arena, id, peers))?;
     if let Err(error) = &shared {
         tracing::debug!(%error, "a copy goes by way of the host: its source got no access for the other device");
     }

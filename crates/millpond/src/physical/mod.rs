@@ -143,6 +143,11 @@ impl Pages {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
     }
 
+    /// All ids that may name a page.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = PageId> + use<> {
+        (0..self.table.len() as u32).map(PageId)
+    }
+
     /// Pages that were ever held at once, at most.
     pub(crate) fn records(&self) -> usize {
         self.table.len()

@@ -202,8 +202,7 @@ impl Pool {
         peers::allow_access_to(self.inner(), ptr, peer.timelines())
     }
 
-    /// Whether the GPU of another context may use a live block. For memory in segments, which is all or nothing, the answer
-    /// is that of the pool: whether all of it is for that GPU.
+    /// Whether the GPU of another context may use a live block.
     ///
     /// # Errors
     /// As for [`allow_access_to`](Self::allow_access_to).

@@ -13,8 +13,8 @@ use super::token::SharedToken;
 use crate::close_on_fork::CloseOnFork;
 use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
-use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport};
-use crate::extents::{PagesUnder, Pointer};
+use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
+use crate::extents::{Arena, PageAtHome, Pointer};
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -170,6 +170,26 @@ pub(crate) fn share(
     Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })
 }
 
+/// What a block lies on.
+#[derive(Debug)]
+struct PagesUnder {
+    /// Each page, and its bytes.
+    pages: Vec<(PageHandle, u64)>,
+    /// Where on the first of them the block begins.
+    offset: u64,
+}
+
+/// The pages that the first `bytes` of a live block lie on; `None` in a segment.
+fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> {
+    let first = arena.page_at(ptr).filter(|page| !arena.pages().is_segment(page.id))?;
+    let next = |page: &PageAtHome| {
+        let behind = page.at.offset(page.bytes);
+        arena.page_at(behind).filter(|_| behind < ptr.offset(bytes))
+    };
+    let pages = std::iter::successors(Some(first), next).map(|page| arena.pages().handle(page.id)).collect();
+    Some(PagesUnder { pages, offset: ptr.raw() - first.at.raw() })
+}
+
 /// Notes the loan of a live block. Returns its bytes, and what they lie on.
 fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(u64, PagesUnder)> {
     let state = core.state.lock();
@@ -185,7 +205,7 @@ fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(
     }
     let arena = &state.arenas.own;
     let bytes = bytes.unwrap_or_else(|| arena.requested(id));
-    let Some(under) = arena.pages_under(id, bytes) else {
+    let Some(under) = pages_under(arena, ptr, bytes) else {
         return Err(not_shareable("the device has no virtual memory, so its memory is no pages"));
     };
     // A free finds the block among those that are shared.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::pages::pages_that_can_sleep;
 use crate::core::ArenaId;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::{Arena, PageAtHome};
@@ -53,7 +54,7 @@ impl Piece {
 impl Asleep {
     /// Adds the pages of an arena, with their live bytes behind those that are there.
     pub(super) fn add(&mut self, arena: &mut Arena, of: Option<ArenaId>, keep: Keep) -> DeviceResult<()> {
-        let pages = arena.pages_at_home()?;
+        let pages = pages_that_can_sleep(arena)?;
         let live = match keep {
             Keep::InPinnedMemory => arena.live_ranges(GAP)?,
             Keep::Nothing => Vec::new(),

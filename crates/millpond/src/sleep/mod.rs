@@ -13,6 +13,7 @@
 //! pool sleeps, some of its pages do not, and each call can be made again.
 
 mod asleep;
+mod pages;
 mod staging;
 
 use std::collections::VecDeque;
@@ -33,6 +34,7 @@ use crate::device::{DeviceError, DeviceResult, MemoryKind};
 use crate::extents::Refusal;
 use crate::lock::Mutex;
 use crate::physical::{Budget, Shortage};
+use crate::policy::sleeping::PAGE_TO_WAKE;
 use crate::process::OfProcess;
 use crate::{Error, Result};
 
@@ -241,8 +243,9 @@ impl Sleeper {
                 copied.wait()?;
                 for page in &mut asleep.pages[batch] {
                     page.is_kept = true;
-                    let went =
-                        arenas.named_mut(page.of).map_or(Ok(()), |arena| arena.put_to_sleep(&page.page));
+                    let went = arenas
+                        .named_mut(page.of)
+                        .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &page.page));
                     gone = gone.and(went);
                 }
             }
@@ -278,7 +281,7 @@ impl Sleeper {
             self.asleep = None;
             return Ok(());
         }
-        state.arenas.forget_asleep();
+        state.arenas.forget_gone();
         self.join_pages(&mut state.arenas);
         self.wake_pages(core, &mut state.arenas)?;
         self.end(core, state);
@@ -288,8 +291,9 @@ impl Sleeper {
     /// Joins short pages that have gone: the fewer there are, the faster they wake.
     fn join_pages(&mut self, arenas: &mut Arenas) {
         let Some(asleep) = &mut self.asleep else { return };
-        asleep
-            .join(|of, first, next| arenas.named_mut(of).is_some_and(|arena| arena.join_asleep(first, next)));
+        asleep.join(|of, first, next| {
+            arenas.named_mut(of).is_some_and(|arena| arena.join_pages(first, next, PAGE_TO_WAKE))
+        });
     }
 
     /// Wakes all pages that are kept. If that fails, they sleep again, as far as they can.
@@ -304,7 +308,7 @@ impl Sleeper {
         if copied.is_ok() {
             for page in self.asleep.iter().flat_map(|asleep| &asleep.pages).filter(|page| page.is_kept) {
                 let Some(arena) = arenas.named_mut(page.of) else { continue };
-                if let Err(error) = arena.put_to_sleep(&page.page) {
+                if let Err(error) = pages::put_to_sleep(arena, &page.page) {
                     tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
                 }
             }
@@ -317,7 +321,7 @@ impl Sleeper {
         let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
         for page in asleep.pages.iter().filter(|page| page.is_kept) {
             let Some(arena) = arenas.named_mut(page.of) else { continue };
-            if !arena.wake(&page.page)? {
+            if !pages::wake(arena, &page.page)? {
                 continue;
             }
             for piece in &asleep.pieces[page.pieces.clone()] {
