@@ -20,7 +20,6 @@ use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
 use crate::policy::caching::{CacheLimits, CacheMode, LEAST_LIMIT};
 use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
-use crate::policy::{Mechanism, without};
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -247,7 +246,7 @@ impl Caches {
     /// thread's magazine has room for some.
     #[cold]
     pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<OtherStreamBlocks> {
-        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) || without(Mechanism::OtherStreams) {
+        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) {
             return None;
         }
         // A closed cache may mean that the stream is being captured.
@@ -451,7 +450,7 @@ impl Caches {
         self.limit.store(limits.of_thread, Ordering::Relaxed);
         self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
         self.most_slack.store(most_slack, Ordering::Relaxed);
-        self.borrows.store(borrows && !without(Mechanism::Borrowing), Ordering::Relaxed);
+        self.borrows.store(borrows, Ordering::Relaxed);
         let is_on = mode != CacheMode::Thrifty;
         if self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
             self.totals.set_wide(is_on);

@@ -19,7 +19,6 @@ use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
 use crate::order::{Admission, Stream};
 use crate::physical::{Budget, Live};
 use crate::policy::ledger::{Ledger, SlowPath};
-use crate::policy::{Mechanism, without};
 use crate::{Error, Result};
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -168,7 +167,8 @@ fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr>
         return None;
     }
     core.caches.alloc_searching(bytes, stream).or_else(|| {
-        if core.caches.in_throughput_mode() { alloc_of_other_stream(core, bytes, stream) } else { None }
+        let may = core.caches.in_throughput_mode() && core.policy.other_streams;
+        if may { alloc_of_other_stream(core, bytes, stream) } else { None }
     })
 }
 
@@ -260,12 +260,10 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
 /// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
     let is_large = state.arenas.own.is_large(request.units);
-    if is_large && state.arenas.own.is_shortening_due() && !without(Mechanism::Splitting) {
+    if is_large && core.policy.splitting && state.arenas.own.is_shortening_due() {
         shorten(core, state);
     }
-    let caches_first =
-        is_large && core.caches.may_hold_large(&state.locked) && !without(Mechanism::CachesFirst);
-    if caches_first {
+    if is_large && core.policy.caches_first && core.caches.may_hold_large(&state.locked) {
         return Ok(None);
     }
     let ready = state.arenas.own.alloc_ready(request.units, request.align, request.stream)?;

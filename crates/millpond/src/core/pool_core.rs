@@ -22,7 +22,7 @@ use crate::host::name_for_error;
 use crate::lock::Mutex;
 use crate::order::{Fence, Reuse, Stream, Timelines};
 use crate::physical::{Limits, Shortage};
-use crate::policy::ledger::Ledger;
+use crate::policy::{Policy, ledger::Ledger};
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -52,6 +52,7 @@ pub(crate) struct Core {
     pub(crate) observers: Callbacks<Observer>,
     pub(crate) largest_align: u64,
     pub(crate) reuse: Reuse,
+    pub(crate) policy: Policy,
     /// Closed while the pool sleeps.
     pub(crate) gate: Gate,
     pub(crate) holds: Holds,

@@ -52,7 +52,9 @@ pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, slow: SlowPath)
 
 pub(super) fn adapt(core: &Core, state: &PoolState) {
     let (reserved, growth_allowance) = (core.counters.reserved.current(), state.ledger.growth_allowance());
-    let is_scarce = growth_allowance > 0 && reserved > core.counted().allocated.high + growth_allowance / 2;
+    let is_scarce = core.policy.borrowing
+        && growth_allowance > 0
+        && reserved > core.counted().allocated.high + growth_allowance / 2;
     // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
     let mode = match state.ledger.most_growth_allowance() {
         0 => CacheMode::Thrifty,

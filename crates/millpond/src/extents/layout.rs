@@ -4,7 +4,7 @@
 //! zone start at least 1 MiB apart, so few places say which block starts there. With one zone, recorded jobs were
 //! replayed at less than half the speed (docs/lab/mechanisms.md).
 
-use crate::policy::{Mechanism, without};
+use crate::policy::Policy;
 
 /// Which of the two kinds of region an extent lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,7 +17,7 @@ impl Zone {
     pub(super) const BOTH: [Self; 2] = [Self::Small, Self::Large];
 }
 
-/// Sizes that an arena is built with. All are powers of two, and each divides the next.
+/// What an arena is built with. All sizes are powers of two, and each divides the next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     /// Bytes in a unit: the pool's minimum alignment.
@@ -28,6 +28,8 @@ pub(crate) struct Layout {
     pub(crate) largest_page: u32,
     /// Blocks of fewer bytes than this go to the small zone.
     pub(crate) small_below: u64,
+    /// What decides where blocks lie, and how many old mappings stay.
+    pub(super) policy: Policy,
     /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
     /// much less than a division, and a stored one less than a computed one.
     unit_shift: u32,
@@ -42,9 +44,14 @@ impl Layout {
             base_page_bytes: base_page,
             largest_page: u32::try_from(largest_page / base_page).unwrap_or(u32::MAX),
             small_below,
+            policy: Policy::ALL,
             unit_shift: unit.ilog2(),
             base_page_shift: base_page.ilog2() - unit.ilog2(),
         }
+    }
+
+    pub(crate) fn with_policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
     }
 
     pub(super) fn unit_shift(&self) -> u32 {
@@ -78,16 +85,11 @@ impl Layout {
     pub(super) fn granule(&self, zone: Zone) -> u64 {
         match zone {
             Zone::Small => self.unit_bytes,
-            Zone::Large if without(Mechanism::Zones) => self.unit_bytes,
             Zone::Large => self.small_below.max(self.unit_bytes),
         }
     }
 
     pub(super) fn zone_of(&self, units: u64) -> Zone {
-        if units * self.unit_bytes < self.small_below && !without(Mechanism::Zones) {
-            Zone::Small
-        } else {
-            Zone::Large
-        }
+        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
     }
 }

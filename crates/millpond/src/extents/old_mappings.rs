@@ -92,7 +92,7 @@ impl OldMappings {
     /// Removes those pending unmap whose work is complete, and finds out which of the dormant ones are idle. Of these, the
     /// oldest go where there are too many.
     pub(super) fn settle(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages) {
-        let too_many = self.idle.len().saturating_sub(most_dormant(pages.records()));
+        let too_many = self.idle.len().saturating_sub(most_dormant(map.layout.policy, pages.records()));
         self.remove_idle(map, pages, too_many);
         self.sort_out(map, rules, pages);
     }

@@ -90,6 +90,7 @@ impl<'a> Search<'a> {
         let Some(found) = found else { return Ok(None) };
         // Of small blocks all are snug.
         if request.zone == Zone::Small
+            || !map.layout.policy.lowest
             || is_snug(map[found.0].units - request.units, map.layout.units_per_base_page())
         {
             return Ok(Some(found));

@@ -1,6 +1,6 @@
 //! How much of the free pages one miss looks at, and how many old mappings stay.
 
-use super::{Mechanism, without};
+use super::Policy;
 
 /// Base pages considered in one miss, unless it lacks more. Bounds a miss where very much is free in pieces: 2 GiB in pages of
 /// 2 MiB. (A quarter of it came to 1.0106, a sixteenth to 1.0111, four times as many as this to 1.0102 as this does.)
@@ -14,8 +14,8 @@ pub(crate) fn enough_base_pages(missing: u64) -> u64 {
 
 /// How many old mappings stay, for pages that may come back, in a pool that has so many pages. Twice and four times as many
 /// were no better (docs/lab/pages.md).
-pub(crate) fn most_dormant(pages: usize) -> usize {
-    if without(Mechanism::Dormant) { 0 } else { pages }
+pub(crate) fn most_dormant(policy: Policy, pages: usize) -> usize {
+    if policy.dormant { pages } else { 0 }
 }
 
 #[cfg(test)]

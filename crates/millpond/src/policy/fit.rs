@@ -1,7 +1,5 @@
 //! Which free memory a request takes, and how far it is looked for.
 
-use super::ablation::{Mechanism, without};
-
 /// Free extents looked at before a search gives up. Enough to find a best fit where streams share a pool evenly. A
 /// search over another stream's extents then costs about as much as the event query that follows.
 pub(crate) const CANDIDATES: usize = 16;
@@ -19,7 +17,7 @@ const _: () = assert!(CANDIDATES <= LOWEST_OF);
 /// so little could serve elsewhere. Else the lowest address is taken. (docs/lab/pages.md, "The lowest address, or the best
 /// fit?": one base page is as good as a half, two or four, and better than none.)
 pub(crate) fn is_snug(rest: u64, base_page: u64) -> bool {
-    without(Mechanism::Lowest) || (rest <= base_page && !without(Mechanism::LowestAlways))
+    rest <= base_page
 }
 
 #[cfg(test)]

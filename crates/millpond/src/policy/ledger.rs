@@ -17,7 +17,7 @@
 
 use std::time::Duration;
 
-use super::{Mechanism, without};
+use super::Policy;
 
 /// What the ledger answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,7 @@ pub(crate) enum Balance {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Ledger {
+    policy: Policy,
     /// When the pool was made.
     opened: Duration,
     /// What its pages took since then.
@@ -147,8 +148,9 @@ pub(crate) fn most_growth(total_memory: u64) -> u64 {
 
 impl Ledger {
     /// For a pool that is made `now`, whose growth allowance is at most so many bytes.
-    pub(crate) fn new(most_growth: u64, now: Duration) -> Self {
+    pub(crate) fn new(policy: Policy, most_growth: u64, now: Duration) -> Self {
         Self {
+            policy,
             opened: now,
             paid: Duration::ZERO,
             slow: Slow::default(),
@@ -164,11 +166,8 @@ impl Ledger {
         if self.is_overdrawn() {
             return Balance::Overdrawn;
         }
-        if without(Mechanism::ShortPages) {
-            return Balance::Even;
-        }
         let earned = now.saturating_sub(self.opened) / EARNED_PART;
-        if self.paid < earned + INITIAL_CREDIT || without(Mechanism::ShortPagesAlways) {
+        if self.policy.short_pages && self.paid < earned + INITIAL_CREDIT {
             Balance::Saving(earned.saturating_sub(self.paid))
         } else {
             Balance::Even
@@ -205,7 +204,7 @@ impl Ledger {
 
     #[cold]
     fn look_slow(&mut self, observed: &Observation) -> bool {
-        if without(Mechanism::Throughput) {
+        if !self.policy.throughput {
             return false;
         }
         let passed = observed.now.saturating_sub(self.looked.0);
@@ -253,7 +252,7 @@ mod tests {
     impl Books {
         fn new(most_growth: u64) -> Self {
             let now = Duration::from_secs(100);
-            Self { ledger: Ledger::new(most_growth, now), now }
+            Self { ledger: Ledger::new(Policy::ALL, most_growth, now), now }
         }
 
         /// Spends enough for one look, of a time `per` times as long, in which no request was served.
@@ -354,6 +353,14 @@ mod tests {
         assert!(!books.look(per, so_far));
         assert!(books.look(per, so_far), "none since");
         assert!(!books.ledger.is_overdrawn());
+    }
+
+    #[test]
+    fn what_a_policy_leaves_out_never_comes() {
+        let policy = Policy { throughput: false, short_pages: false, ..Policy::ALL };
+        let mut books = Books { ledger: Ledger::new(policy, 1 << 20, Duration::ZERO), now: Duration::ZERO };
+        assert!((0..3 * IN_A_ROW).all(|_| !books.spend(1)));
+        assert_eq!(books.ledger.balance(books.now), Balance::Even);
     }
 
     #[test]

@@ -3,16 +3,16 @@
 //! A decision takes observations and returns an answer. It knows no pool, and is tested without one. The mechanisms
 //! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
-mod ablation;
 pub(crate) mod borrowing;
 pub(crate) mod caching;
 pub(crate) mod donating;
 pub(crate) mod fit;
 pub(crate) mod ledger;
+mod mechanisms;
 pub(crate) mod page_length;
 pub(crate) mod peaks;
 pub(crate) mod shortening;
 pub(crate) mod size_classes;
 pub(crate) mod sleeping;
 
-pub(crate) use ablation::{Mechanism, without};
+pub(crate) use mechanisms::Policy;

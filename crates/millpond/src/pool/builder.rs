@@ -19,6 +19,7 @@ use crate::live;
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, share_from_the_start};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
+use crate::policy::Policy;
 use crate::policy::ledger::{self, Ledger};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
@@ -55,6 +56,7 @@ pub struct PoolBuilder {
     release_threshold: u64,
     headroom: u64,
     reuse: ReusePolicies,
+    policy: Policy,
     page_sizes: Option<(u64, u64)>,
     min_alignment: u64,
     spare: Option<u64>,
@@ -94,6 +96,10 @@ impl PoolBuilder {
             release_threshold: u64::MAX,
             headroom: 0,
             reuse: ReusePolicies::ALL,
+            #[cfg(not(feature = "lab"))]
+            policy: Policy::ALL,
+            #[cfg(feature = "lab")]
+            policy: Policy::from_environment(),
             page_sizes: None,
             min_alignment: 512,
             spare: None,
@@ -260,7 +266,8 @@ impl PoolBuilder {
         timelines.check_process()?;
         let PoolMemory { device, together } = self.memory;
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
-        let ledger = Ledger::new(most_growth, device.now());
+        let policy = self.policy;
+        let ledger = Ledger::new(policy, most_growth, device.now());
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
         let headroom = self.headroom;
@@ -303,6 +310,7 @@ impl PoolBuilder {
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            policy,
             gate: Gate::default(),
             holds: Holds::default(),
             keeps_nothing: self.keeps_nothing,
@@ -370,6 +378,6 @@ impl PoolBuilder {
                 ),
             );
         }
-        Ok(Layout::new(unit, smallest, largest, EXACT_FROM))
+        Ok(Layout::new(unit, smallest, largest, EXACT_FROM).with_policy(self.policy))
     }
 }
