@@ -77,10 +77,7 @@ pub(super) struct Epoch(AtomicU64);
 
 /// The owner is inside as long as this lives. A passage that ends without [`complete`](Self::complete) does not count.
 #[derive(Debug)]
-pub(super) struct Passage<'a> {
-    epoch: &'a Epoch,
-    before: u64,
-}
+pub(super) struct Passage<'a>(&'a Epoch);
 
 impl Epoch {
     /// Twice the passages so far, and one more while the owner is inside.
@@ -106,9 +103,8 @@ impl Epoch {
     #[inline]
     fn enter(&self) -> Passage<'_> {
         // Relaxed: as in `count`. What keeps it before the look is the caller's barrier; see the module.
-        let before = self.0.load(Ordering::Relaxed);
-        self.0.store(before + 1, Ordering::Relaxed);
-        Passage { epoch: self, before }
+        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        Passage(self)
     }
 
     pub(super) fn is_inside(&self) -> bool {
@@ -204,24 +200,12 @@ impl<T: Guarded> AsymmetricLock<T> {
 }
 
 impl Passage<'_> {
-    /// What the [epoch](Epoch::value) was before this passage.
-    #[inline]
-    pub(super) fn before(&self) -> u64 {
-        self.before
-    }
-
-    /// What the [epoch](Epoch::value) will be once this passage is counted.
-    #[inline]
-    fn next(&self) -> u64 {
-        self.before + 2
-    }
-
     /// Leaves, and counts the passage.
     #[inline]
     pub(super) fn complete(self) {
-        let left = ManuallyDrop::new(self);
-        // Release: see `is_inside`.
-        left.epoch.0.store(left.next(), Ordering::Release);
+        let epoch = ManuallyDrop::new(self).0;
+        // Release: see `is_inside`. Read anew: so it is one instruction, as in `enter`.
+        epoch.0.store(epoch.value() + 1, Ordering::Release);
     }
 }
 
@@ -229,6 +213,6 @@ impl Drop for Passage<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: as in `complete`.
-        self.epoch.0.store(self.before, Ordering::Release);
+        self.0.0.store(self.0.value() - 1, Ordering::Release);
     }
 }

@@ -140,7 +140,7 @@ impl Caches {
             let magazine = magazines.magazine(index);
             let item = *magazine.top_or_end();
             // Also where it is empty.
-            if !item.is_in(magazine.place()) || !Self::rise::<WITHOUT_ENTRY>(tally, &passage, bytes, item) {
+            if !item.is_in(magazine.place()) || !Self::rise::<WITHOUT_ENTRY>(tally, bytes, item) {
                 cold_path();
                 return None;
             }
@@ -158,7 +158,7 @@ impl Caches {
         let item = *magazine.top_or_end();
         if item.bytes().wrapping_sub(bytes) >= most_slack
             || !item.is_in(magazine.place())
-            || !Self::rise::<WITHOUT_ENTRY>(tally, &passage, bytes, item)
+            || !Self::rise::<WITHOUT_ENTRY>(tally, bytes, item)
         {
             cold_path();
             return None;
@@ -171,12 +171,12 @@ impl Caches {
     /// Counts a block that is about to be handed out. `false`, and nothing done, where a ceiling has to rise before, and
     /// the thread is in a hurry.
     #[inline(always)]
-    fn rise<const UNHURRIED: bool>(tally: &Tally, passage: &Passage<'_>, bytes: u64, item: Item) -> bool {
+    fn rise<const UNHURRIED: bool>(tally: &Tally, bytes: u64, item: Item) -> bool {
         if UNHURRIED {
             tally.rise_slow(bytes, item.bytes());
             return true;
         }
-        tally.rise(passage, bytes, item.bytes())
+        tally.rise(bytes, item.bytes())
     }
 
     /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a

@@ -58,7 +58,7 @@ pub(super) struct Tally {
     /// it.
     to_alloc: Epoch,
     to_free: Epoch,
-    /// The ceiling of live blocks: what `to_alloc` may be at most before the next allocation. It goes up with each free.
+    /// The ceiling of live blocks: what `to_alloc` may be at most while the owner is inside. It goes up with each free.
     last_alloc: AtomicI64,
     /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
@@ -76,7 +76,7 @@ impl Tally {
             allocated: ThreadShare::default(),
             to_alloc: Epoch::default(),
             to_free: Epoch::default(),
-            last_alloc: AtomicI64::new(-ONE_BLOCK),
+            last_alloc: AtomicI64::new(-1),
             emptied: AtomicU64::default(),
             slack: AtomicI64::default(),
             moves: AtomicU64::default(),
@@ -105,15 +105,10 @@ impl Tally {
     /// is counted once the owner leaves. `false`, and nothing done, where a ceiling has to rise before. By the owner
     /// inside, who then hands the block out.
     #[inline(always)]
-    pub(super) fn rise(&self, passage: &Passage<'_>, requested: u64, bytes: u64) -> bool {
-        self.rise_from(passage.before(), requested, bytes)
-    }
-
-    /// The same, where that is the epoch of allocations so far.
-    #[inline(always)]
-    fn rise_from(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
+    pub(super) fn rise(&self, requested: u64, bytes: u64) -> bool {
         let (requested, allocated) = (self.requested.room_with(requested), self.allocated.room_with(bytes));
-        if requested < 0 || allocated < 0 || allocs as i64 > self.last_alloc.load(Ordering::Relaxed) {
+        let allocs = self.to_alloc.value() as i64;
+        if requested < 0 || allocated < 0 || allocs > self.last_alloc.load(Ordering::Relaxed) {
             return false;
         }
         self.requested.set_room(requested);
@@ -174,9 +169,8 @@ impl Tally {
 
     /// How far the figures are below their ceilings, once so many blocks more are counted.
     fn room(&self, more: i64) -> Figures {
-        let blocks = (self.last_alloc.load(Ordering::Relaxed)
-            - (self.to_alloc.passages() as i64) * ONE_BLOCK)
-            / ONE_BLOCK;
+        let last_alloc = self.last_alloc.load(Ordering::Relaxed);
+        let blocks = (last_alloc - (self.to_alloc.passages() as i64) * ONE_BLOCK).div_euclid(ONE_BLOCK);
         [self.requested.room_with(0), self.allocated.room_with(0), blocks + 1 - more]
     }
 

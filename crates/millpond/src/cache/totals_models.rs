@@ -62,7 +62,7 @@ impl CountingPool {
     fn alloc(&self, index: usize) {
         let CountingCache { lock, tally } = &self.caches[index];
         if let Some(passage) = lock.enter_without_entry(tally.to_alloc()) {
-            if !tally.rise(&passage, 1, BLOCK) {
+            if !tally.rise(1, BLOCK) {
                 tally.rise_slow(1, BLOCK);
             }
             passage.complete();
