@@ -221,13 +221,6 @@ impl Caches {
         stream_caches
     }
 
-    /// Whether there may be large blocks in any magazine, or in the depot.
-    pub(crate) fn may_hold_large(&self, _lock: &Locked) -> bool {
-        // No magazine gets room but under the lock.
-        let mut some = self.threads.all().filter(|cache| cache.takes_large());
-        some.any(|cache| cache.tally.may_hold()) || self.depot.held_large() > 0
-    }
-
     /// Empties the depot, if it must be; returns whether it has to be opened again.
     fn close_depot(&self, each: &mut impl FnMut(Cached)) -> bool {
         // Threads use the depot while they are inside their own caches, or under the pool's lock. Without any other

@@ -48,7 +48,7 @@ type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Alloca
 const RUNGS: [Rung; 4] = [
     // The depot, and a magazine with room for more.
     restock,
-    // A free extent that fits. Not for a large request while large blocks are cached: those may fit better.
+    // A free extent that fits.
     cut_ready,
     // Throughput mode: new pages, within the growth allowance.
     grow,
@@ -259,12 +259,9 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
 
 /// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    let is_large = state.arenas.own.is_large(request.units);
-    if is_large && core.policy.splitting && state.arenas.own.is_shortening_due() {
+    let arena = &state.arenas.own;
+    if core.policy.splitting && arena.is_large(request.units) && arena.is_shortening_due() {
         shorten(core, state);
-    }
-    if is_large && core.policy.caches_first && core.caches.may_hold_large(&state.locked) {
-        return Ok(None);
     }
     let ready = state.arenas.own.alloc_ready(request.units, request.align, request.stream)?;
     if ready.is_some() {

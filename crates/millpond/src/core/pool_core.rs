@@ -382,7 +382,7 @@ mod tests {
         assert!(pool.inner().caches.holds_any());
     }
 
-    /// What is free is much longer, so that the caches are asked first, if they have large blocks.
+    /// What is free is much longer.
     fn alloc_from_what_is_free(Bench { pool, stream, .. }: &Bench) {
         let misses = pool.stats().misses;
         pool.alloc(3 * MIB, stream).unwrap();

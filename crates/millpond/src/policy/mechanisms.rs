@@ -9,9 +9,6 @@ pub(crate) struct Policy {
     pub(crate) splitting: bool,
     /// Old mappings stay, for pages to come back to.
     pub(crate) dormant: bool,
-    /// Where threads cache large blocks, the caches are emptied before a large free block is cut up. Else only where no free
-    /// block is ready.
-    pub(crate) caches_first: bool,
     /// The lowest free block is taken where the best fit leaves much over. Else always the best fit.
     pub(crate) lowest: bool,
     /// New pages are short while there is time. Else they are always long.
@@ -27,7 +24,6 @@ impl Policy {
         throughput: true,
         splitting: true,
         dormant: true,
-        caches_first: true,
         lowest: true,
         short_pages: true,
         borrowing: true,
@@ -37,11 +33,10 @@ impl Policy {
 
 /// By its name in `MILLPOND_WITHOUT`, what `scripts/mechanisms` leaves out.
 #[cfg(feature = "lab")]
-const LEFT_OUT: [(&str, fn(&mut Policy)); 8] = [
+const LEFT_OUT: [(&str, fn(&mut Policy)); 7] = [
     ("throughput", |policy| policy.throughput = false),
     ("splitting", |policy| policy.splitting = false),
     ("dormant", |policy| policy.dormant = false),
-    ("caches-first", |policy| policy.caches_first = false),
     ("lowest", |policy| policy.lowest = false),
     ("short-pages", |policy| policy.short_pages = false),
     ("borrowing", |policy| policy.borrowing = false),
