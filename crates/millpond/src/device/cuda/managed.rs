@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_uint};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 
 use super::api::Failure;
+use super::checked;
 use super::device::{CudaDevice, attribute, stream_of};
 use super::structures::Location;
 use crate::device::{
@@ -82,7 +83,9 @@ unsafe impl Forward for CudaManaged {
             // SAFETY: `at` is writable.
             unsafe { self.gpu.api().cuMemAllocManaged(&mut at, bytes as usize, GLOBAL) }
                 .map_err(|failure| failure.asking(bytes))?;
-            Ok(DevicePtr::new(at))
+            let at = DevicePtr::new(at);
+            checked::begin(at, bytes);
+            Ok(at)
         })
     }
 
