@@ -17,20 +17,20 @@ _CELL = "padding:.15em .8em .15em 0;border:0;background:none;vertical-align:top"
 _BAR = "display:flex;width:18em;max-width:100%;height:.6em;margin:.3em 0;border:1px solid"
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str] = (), bar: str = "") -> str:
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str] = (), bar: str = ""
+) -> str:
     """A table whose first column is text, and whose others are figures. All but ``bar`` is escaped."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        aligned = ("left", *["right"] * (len(cells) - 1))
-        shown = (
-            f'<{tag} style="{_CELL};text-align:{side}">{escape(cell)}</{tag}>' for side, cell in zip(aligned, cells)
-        )
+        aligned = ("text-align:left", *["text-align:right;white-space:nowrap"] * (len(cells) - 1))
+        shown = (f'<{tag} style="{_CELL};{how}">{escape(cell)}</{tag}>' for how, cell in zip(aligned, cells))
         return f"<tr>{''.join(shown)}</tr>"
 
     head = f"<thead>{line('th', columns)}</thead>" if columns else ""
     body = "".join(line("td", row) for row in rows)
     return (
-        '<div style="overflow-x:auto;max-width:100%">'
+        '<div style="overflow-x:auto;max-width:100%;margin-bottom:.5em">'
         f'<div style="font-weight:bold;overflow-wrap:anywhere">{escape(title)}</div>{bar}'
         f'<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">{head}<tbody>{body}</tbody></table>'
         + "".join(f'<div style="overflow-wrap:anywhere;max-width:60em">{escape(note)}</div>' for note in notes)
@@ -99,8 +99,6 @@ def of_replays(replays: Sequence[dict[str, Any]]) -> str:
 
 
 def _of_replay(told: dict[str, Any]) -> str:
-    allocators = told["allocators"]
-
     def size(bytes_: Any) -> str:
         return "" if bytes_ is None else human(bytes_)
 
@@ -112,13 +110,13 @@ def _of_replay(told: dict[str, Any]) -> str:
             size(row["peak_reserved"]),
             "out of memory" if row["oom"] is not None else f"{row['ratio']:.3f}",
         )
-        for row in allocators
+        for row in told["allocators"]
     ]
-    requested = max((row["peak_requested"] for row in allocators), default=0)
-    title = f"{told['trace']}: {_count(told['blocks'], 'block', 'blocks')}, requested at most {human(requested)}"
+    peak = told["live_at_peak"]
+    title = f"{told['trace']}: {_count(told['blocks'], 'block', 'blocks')}, requested at most {human(peak['bytes'])}"
     verdict = told["verdict"] or {}
     shown = _table(title, ("allocator", "needs", "retries", "reserved", "ratio"), rows, verdict.get("lines", []))
-    return shown + _at_peak(told["live_at_peak"])
+    return shown + _at_peak(peak)
 
 
 #: Rows of the table of the peak, at most.
@@ -138,5 +136,6 @@ def _at_peak(peak: dict[str, Any]) -> str:
     rows = [(_who(row), human(row["bytes"]), f"{row['blocks']:,}") for row in holders[:_HOLDERS]]
     if len(holders) > _HOLDERS:
         rest = holders[_HOLDERS:]
-        rows.append((f"{len(rest)} others", human(sum(row["bytes"] for row in rest)), f"{sum(row['blocks'] for row in rest):,}"))
+        size, blocks = (sum(row[of] for row in rest) for of in ("bytes", "blocks"))
+        rows.append((f"{len(rest)} others", human(size), f"{blocks:,}"))
     return _table("Held at the peak", ("who", "bytes", "blocks"), rows)
