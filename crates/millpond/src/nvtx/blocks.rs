@@ -15,13 +15,18 @@ use super::injection::{MEMORY, MEMORY_COMPATIBILITY, asks_of_memory, function};
 use crate::lock::Mutex;
 use crate::process::PerProcess;
 
+type RegisterHeap = unsafe extern "C" fn(*mut c_void, *const HeapDescription) -> *mut c_void;
+type UnregisterHeap = unsafe extern "C" fn(*mut c_void, *mut c_void);
+type Register = unsafe extern "C" fn(*mut c_void, *const RegionsDescription);
+type Unregister = unsafe extern "C" fn(*mut c_void, *const EndsDescription);
+
 /// The functions that are called, of the tool or of a test.
 #[derive(Debug, Clone, Copy)]
 struct Calls {
-    register_heap: unsafe extern "C" fn(*mut c_void, *const Heap) -> *mut c_void,
-    unregister_heap: unsafe extern "C" fn(*mut c_void, *mut c_void),
-    register: unsafe extern "C" fn(*mut c_void, *const Regions),
-    unregister: unsafe extern "C" fn(*mut c_void, *const Ends),
+    register_heap: RegisterHeap,
+    unregister_heap: UnregisterHeap,
+    register: Register,
+    unregister: Unregister,
 }
 
 #[repr(C)]
@@ -31,7 +36,7 @@ struct Stretch {
 }
 
 #[repr(C)]
-struct Heap {
+struct HeapDescription {
     compatibility: u16,
     size: u16,
     reserved: u32,
@@ -45,7 +50,7 @@ struct Heap {
 }
 
 #[repr(C)]
-struct Regions {
+struct RegionsDescription {
     compatibility: u16,
     size: u16,
     kind: u32,
@@ -57,7 +62,7 @@ struct Regions {
 }
 
 #[repr(C)]
-struct Ends {
+struct EndsDescription {
     compatibility: u16,
     size: u16,
     kind: u32,
@@ -77,11 +82,11 @@ fn address(at: u64) -> *const c_void {
 
 /// How long a block is the program's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum Until {
     /// Until it is freed.
     Freed,
     /// As long as its segment: a captured graph uses it whenever it runs.
-    Segment,
+    SegmentEnds,
 }
 
 /// See the [module](self). Who frees a block tells of it afterwards, so that another thread may have told of the same bytes
@@ -89,22 +94,22 @@ pub(crate) enum Life {
 #[derive(Debug)]
 pub(crate) struct Blocks {
     calls: Calls,
-    segments: Mutex<BTreeMap<u64, Segment>>,
+    segments: Mutex<BTreeMap<u64, CheckedSegment>>,
 }
 
 #[derive(Debug)]
-struct Segment {
+struct CheckedSegment {
     bytes: u64,
     /// The tool's handle, as a number.
     heap: usize,
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, CheckedBlock>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Block {
+struct CheckedBlock {
     bytes: u64,
     since: u64,
-    life: Life,
+    until: Until,
 }
 
 struct OfTool(Option<Blocks>);
@@ -133,28 +138,19 @@ impl Calls {
         // SAFETY: the functions of these numbers have these types by NVTX.
         unsafe {
             Some(Self {
-                register_heap: transmute::<
-                    NonNull<c_void>,
-                    unsafe extern "C" fn(*mut c_void, *const Heap) -> *mut c_void,
-                >(register_heap?),
-                unregister_heap: transmute::<NonNull<c_void>, unsafe extern "C" fn(*mut c_void, *mut c_void)>(
-                    unregister_heap?,
-                ),
-                register: transmute::<NonNull<c_void>, unsafe extern "C" fn(*mut c_void, *const Regions)>(
-                    register?,
-                ),
-                unregister: transmute::<NonNull<c_void>, unsafe extern "C" fn(*mut c_void, *const Ends)>(
-                    unregister?,
-                ),
+                register_heap: transmute::<NonNull<c_void>, RegisterHeap>(register_heap?),
+                unregister_heap: transmute::<NonNull<c_void>, UnregisterHeap>(unregister_heap?),
+                register: transmute::<NonNull<c_void>, Register>(register?),
+                unregister: transmute::<NonNull<c_void>, Unregister>(unregister?),
             })
         }
     }
 
     fn begin_heap(&self, start: u64, bytes: u64) -> *mut c_void {
         let stretch = Stretch { bytes: bytes as usize, start: address(start) };
-        let heap = Heap {
+        let heap = HeapDescription {
             compatibility: MEMORY_COMPATIBILITY,
-            size: size_of::<Heap>() as u16,
+            size: size_of::<HeapDescription>() as u16,
             reserved: 0,
             usage: SUB_ALLOCATOR,
             kind: ADDRESS,
@@ -175,9 +171,9 @@ impl Calls {
 
     fn begin(&self, heap: usize, start: u64, bytes: u64) {
         let stretch = Stretch { bytes: bytes as usize, start: address(start) };
-        let regions = Regions {
+        let regions = RegionsDescription {
             compatibility: MEMORY_COMPATIBILITY,
-            size: size_of::<Regions>() as u16,
+            size: size_of::<RegionsDescription>() as u16,
             kind: ADDRESS,
             heap: ptr::with_exposed_provenance_mut(heap),
             count: 1,
@@ -191,9 +187,9 @@ impl Calls {
 
     fn end(&self, start: u64) {
         let start = address(start);
-        let ends = Ends {
+        let ends = EndsDescription {
             compatibility: MEMORY_COMPATIBILITY,
-            size: size_of::<Ends>() as u16,
+            size: size_of::<EndsDescription>() as u16,
             kind: ADDRESS,
             count: 1,
             each: size_of::<*const c_void>(),
@@ -214,7 +210,7 @@ impl Blocks {
         let mut segments = self.segments.lock();
         let heap = self.calls.begin_heap(start, bytes);
         if !heap.is_null() {
-            let segment = Segment { bytes, heap: heap.expose_provenance(), blocks: BTreeMap::new() };
+            let segment = CheckedSegment { bytes, heap: heap.expose_provenance(), blocks: BTreeMap::new() };
             segments.insert(start, segment);
         }
     }
@@ -228,18 +224,18 @@ impl Blocks {
     }
 
     /// A program has this block. It counts for nothing where it is in no segment.
-    pub(crate) fn begin(&self, start: u64, bytes: u64, since: u64, life: Life) {
+    pub(crate) fn begin(&self, start: u64, bytes: u64, since: u64, until: Until) {
         let mut segments = self.segments.lock();
         let Some(segment) = segment_of(&mut segments, start) else { return };
-        let mut block = (start, Block { bytes, since, life });
+        let mut block = (start, CheckedBlock { bytes, since, until });
         // What overlaps was freed, and its end is told later. Only memory of graphs is handed out while another use lasts.
         while let Some((at, old)) = segment.overlapping(block.0, block.1.bytes) {
             self.calls.end(at);
             segment.blocks.remove(&at);
-            if (old.life, life) == (Life::Segment, Life::Segment) {
+            if (old.until, until) == (Until::SegmentEnds, Until::SegmentEnds) {
                 let start = at.min(block.0);
                 let end = (at + old.bytes).max(block.0 + block.1.bytes);
-                block = (start, Block { bytes: end - start, ..block.1 });
+                block = (start, CheckedBlock { bytes: end - start, ..block.1 });
             }
         }
         let (start, block) = block;
@@ -251,7 +247,7 @@ impl Blocks {
     pub(crate) fn end(&self, start: u64, before: u64) {
         let mut segments = self.segments.lock();
         let Some(segment) = segment_of(&mut segments, start) else { return };
-        let is_it = |block: &Block| block.since <= before && block.life == Life::Freed;
+        let is_it = |block: &CheckedBlock| block.since <= before && block.until == Until::Freed;
         if segment.blocks.get(&start).is_some_and(is_it) {
             segment.blocks.remove(&start);
             self.calls.end(start);
@@ -259,14 +255,14 @@ impl Blocks {
     }
 }
 
-impl Segment {
-    fn overlapping(&self, start: u64, bytes: u64) -> Option<(u64, Block)> {
+impl CheckedSegment {
+    fn overlapping(&self, start: u64, bytes: u64) -> Option<(u64, CheckedBlock)> {
         let (&at, &block) = self.blocks.range(..start + bytes).next_back()?;
         (at + block.bytes > start).then_some((at, block))
     }
 }
 
-fn segment_of(segments: &mut BTreeMap<u64, Segment>, at: u64) -> Option<&mut Segment> {
+fn segment_of(segments: &mut BTreeMap<u64, CheckedSegment>, at: u64) -> Option<&mut CheckedSegment> {
     let (start, segment) = segments.range_mut(..=at).next_back()?;
     (at - start < segment.bytes).then_some(segment)
 }
@@ -298,7 +294,7 @@ mod tests {
         HEARD.take()
     }
 
-    unsafe extern "C" fn register_heap(_: *mut c_void, heap: *const Heap) -> *mut c_void {
+    unsafe extern "C" fn register_heap(_: *mut c_void, heap: *const HeapDescription) -> *mut c_void {
         // SAFETY: readable during the call.
         let stretch = unsafe { &*(*heap).stretch };
         hear(Begun(stretch.start.addr() as u64, stretch.bytes as u64));
@@ -309,13 +305,13 @@ mod tests {
         hear(HeapOver(heap.addr() as u64));
     }
 
-    unsafe extern "C" fn register(_: *mut c_void, regions: *const Regions) {
+    unsafe extern "C" fn register(_: *mut c_void, regions: *const RegionsDescription) {
         // SAFETY: readable during the call.
         let stretch = unsafe { &*(*regions).stretches };
         hear(Begins(stretch.start.addr() as u64, stretch.bytes as u64));
     }
 
-    unsafe extern "C" fn unregister(_: *mut c_void, ends: *const Ends) {
+    unsafe extern "C" fn unregister(_: *mut c_void, ends: *const EndsDescription) {
         // SAFETY: readable during the call.
         hear(Over(unsafe { *(*ends).starts }.addr() as u64));
     }
@@ -330,7 +326,7 @@ mod tests {
     #[test]
     fn a_block_is_told_of_from_its_allocation_to_its_free() {
         let blocks = blocks();
-        blocks.begin(0x1200, 100, 1, Life::Freed);
+        blocks.begin(0x1200, 100, 1, Until::Freed);
         blocks.end(0x1200, 2);
         blocks.end(0x1200, 3);
         assert_eq!(heard(), [Begins(0x1200, 100), Over(0x1200)]);
@@ -340,7 +336,7 @@ mod tests {
     fn what_is_in_no_segment_is_passed_over() {
         let blocks = blocks();
         for at in [0x200, 0x2000] {
-            blocks.begin(at, 100, 1, Life::Freed);
+            blocks.begin(at, 100, 1, Until::Freed);
             blocks.end(at, 2);
         }
         assert_eq!(heard(), []);
@@ -349,12 +345,12 @@ mod tests {
     #[test]
     fn a_free_that_is_told_late_leaves_the_next_block() {
         let blocks = blocks();
-        blocks.begin(0x1200, 100, 1, Life::Freed);
-        blocks.begin(0x1200, 200, 3, Life::Freed);
+        blocks.begin(0x1200, 100, 1, Until::Freed);
+        blocks.begin(0x1200, 200, 3, Until::Freed);
         blocks.end(0x1200, 2);
         assert_eq!(heard(), [Begins(0x1200, 100), Over(0x1200), Begins(0x1200, 200)]);
         // Joined with what was free beside it.
-        blocks.begin(0x1000, 0x400, 5, Life::Freed);
+        blocks.begin(0x1000, 0x400, 5, Until::Freed);
         blocks.end(0x1200, 4);
         assert_eq!(heard(), [Over(0x1200), Begins(0x1000, 0x400)]);
     }
@@ -362,9 +358,9 @@ mod tests {
     #[test]
     fn memory_of_graphs_stays_the_program_s_until_its_segment_ends() {
         let blocks = blocks();
-        blocks.begin(0x1200, 0x200, 1, Life::Segment);
+        blocks.begin(0x1200, 0x200, 1, Until::SegmentEnds);
         blocks.end(0x1200, 2);
-        blocks.begin(0x1300, 0x200, 3, Life::Segment);
+        blocks.begin(0x1300, 0x200, 3, Until::SegmentEnds);
         assert_eq!(heard(), [Begins(0x1200, 0x200), Over(0x1200), Begins(0x1200, 0x300)]);
         blocks.end_segment(0x1000);
         assert_eq!(heard(), [Over(0x1200), HeapOver(0x1000)]);
@@ -373,8 +369,8 @@ mod tests {
     #[test]
     fn another_block_takes_the_place_of_a_graph_s_memory() {
         let blocks = blocks();
-        blocks.begin(0x1200, 0x200, 1, Life::Segment);
-        blocks.begin(0x1200, 0x100, 3, Life::Freed);
+        blocks.begin(0x1200, 0x200, 1, Until::SegmentEnds);
+        blocks.begin(0x1200, 0x100, 3, Until::Freed);
         assert_eq!(heard(), [Begins(0x1200, 0x200), Over(0x1200), Begins(0x1200, 0x100)]);
     }
 }

@@ -113,15 +113,15 @@ struct Callbacks {
 static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), module_table };
 
 #[repr(C)]
-struct Version {
+struct OurVersion {
     size: usize,
     version: u32,
     reserved: u32,
     set_version_of_tool: extern "C" fn(u32),
 }
 
-static OUR_VERSION: Version =
-    Version { size: size_of::<Version>(), version: VERSION as u32, reserved: 0, set_version_of_tool };
+static OUR_VERSION: OurVersion =
+    OurVersion { size: size_of::<OurVersion>(), version: VERSION as u32, reserved: 0, set_version_of_tool };
 
 extern "C" fn export_table(table: u32) -> *const c_void {
     match table {
@@ -162,44 +162,44 @@ unsafe extern "C" fn module_table(
 // ---- the module of memory ------------------------------------------------------------------------
 
 #[repr(C)]
-struct Segment {
+struct SlotList {
     id: usize,
     slots: usize,
     functions: *const Slot,
 }
 
 #[repr(C)]
-struct Module {
+struct MemoryModule {
     version: u16,
     size: u16,
     id: u16,
     compatibility: u16,
-    segments: usize,
-    first_segment: *mut Segment,
+    lists: usize,
+    first_list: *mut SlotList,
     export: *const c_void,
     info: *const c_void,
 }
 
 /// What structures of the module of memory say that they are: 1.2.
 pub(super) const MEMORY_COMPATIBILITY: u16 = 0x0102;
-const MEMORY_MODULE: u16 = 1;
+const MEMORY_ID: u16 = 1;
 
 /// Lets the tool fill in [`MEMORY`]. compute-sanitizer wants CUDA to be initialized before. `false` where it hears
 /// nothing of memory.
 pub(super) fn asks_of_memory() -> bool {
     let Some(library) = LIBRARY.get().0 else { return false };
-    type Initialize = unsafe extern "C" fn(*mut Module) -> c_int;
+    type Initialize = unsafe extern "C" fn(*mut MemoryModule) -> c_int;
     let Some(initialize) = symbol(library, c"InitializeInjectionNvtxExtension") else { return false };
     // SAFETY: a function of this name has this type by NVTX's version 3.
     let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
-    let mut segment = Segment { id: 1, slots: MEMORY.len(), functions: MEMORY.as_ptr() };
-    let mut module = Module {
+    let mut slots = SlotList { id: 1, slots: MEMORY.len(), functions: MEMORY.as_ptr() };
+    let mut module = MemoryModule {
         version: VERSION,
-        size: size_of::<Module>() as u16,
-        id: MEMORY_MODULE,
+        size: size_of::<MemoryModule>() as u16,
+        id: MEMORY_ID,
         compatibility: MEMORY_COMPATIBILITY,
-        segments: 1,
-        first_segment: &mut segment,
+        lists: 1,
+        first_list: &mut slots,
         export: ptr::null(),
         info: ptr::null(),
     };

@@ -23,5 +23,5 @@ mod blocks;
 mod events;
 mod injection;
 
-pub(crate) use blocks::{Blocks, Life, blocks};
+pub(crate) use blocks::{Blocks, Until, blocks};
 pub(crate) use events::{Mark, Range, marks, range};

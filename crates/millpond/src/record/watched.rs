@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::clock::Moment;
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr, Kind};
-use crate::nvtx::{Blocks, Life, Mark, blocks, marks};
+use crate::nvtx::{Blocks, Mark, Until, blocks, marks};
 use crate::order::Stream;
 
 /// See the [module](self).
@@ -55,8 +55,8 @@ impl Watched {
     pub(super) fn alloc(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
         if let Some(blocks) = self.blocks {
             let is_captured = stream.timeline().is_captured(stream.device().as_ref(), true);
-            let life = if is_captured.unwrap_or(false) { Life::Segment } else { Life::Freed };
-            blocks.begin(ptr.raw(), bytes, Moment::now().ticks(), life);
+            let until = if is_captured.unwrap_or(false) { Until::SegmentEnds } else { Until::Freed };
+            blocks.begin(ptr.raw(), bytes, Moment::now().ticks(), until);
         }
     }
 
