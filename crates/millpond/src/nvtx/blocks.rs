@@ -3,7 +3,8 @@
 //!
 //! A segment is a *heap* of NVTX, and a block that a program holds is a *region* of it. What is in a heap and in no region is
 //! out of bounds for kernels that are launched meanwhile; those at work go on by what was true at their launch. (Seen with
-//! compute-sanitizer 2025.3.1. It takes heaps of `cuMemAlloc` and `cuMemAllocManaged`, whole, and none of `cuMemMap`.)
+//! compute-sanitizer 2025.3.1. It takes heaps of `cuMemAlloc`, whole, and none of `cuMemMap`. Those of managed memory it takes, but
+//! not always.)
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -97,19 +98,11 @@ pub(crate) struct Blocks {
     segments: Mutex<BTreeMap<u64, CheckedSegment>>,
 }
 
-/// What the tool knows of a segment. Before a program has a block of it, nothing: it may be no pool's.
-#[derive(Debug, Clone, Copy)]
-enum Heap {
-    Untold,
-    Refused,
-    /// By this handle of the tool's, as a number.
-    Known(usize),
-}
-
 #[derive(Debug)]
 struct CheckedSegment {
     bytes: u64,
-    heap: Heap,
+    /// The tool's handle, as a number.
+    heap: usize,
     blocks: BTreeMap<u64, CheckedBlock>,
 }
 
@@ -213,30 +206,30 @@ impl Blocks {
         Self { calls, segments: Mutex::new(BTreeMap::new()) }
     }
 
-    /// The device gave this segment to somebody.
+    /// The device gave this segment to somebody, who may be no pool. So all of it counts as one block until there are others.
     pub(crate) fn begin_segment(&self, start: u64, bytes: u64) {
-        let segment = CheckedSegment { bytes, heap: Heap::Untold, blocks: BTreeMap::new() };
-        self.segments.lock().insert(start, segment);
+        let mut segments = self.segments.lock();
+        let heap = self.calls.begin_heap(start, bytes);
+        if !heap.is_null() {
+            let heap = heap.expose_provenance();
+            self.calls.begin(heap, start, bytes);
+            let all = CheckedBlock { bytes, since: 0, until: Until::Freed };
+            segments.insert(start, CheckedSegment { bytes, heap, blocks: BTreeMap::from([(start, all)]) });
+        }
     }
 
     /// The segment is about to go back to the driver.
     pub(crate) fn end_segment(&self, start: u64) {
-        let Some(segment) = self.segments.lock().remove(&start) else { return };
-        if let Heap::Known(heap) = segment.heap {
+        if let Some(segment) = self.segments.lock().remove(&start) {
             segment.blocks.keys().for_each(|&start| self.calls.end(start));
-            self.calls.end_heap(heap);
+            self.calls.end_heap(segment.heap);
         }
     }
 
     /// A program has this block. It counts for nothing where it is in no segment.
     pub(crate) fn begin(&self, start: u64, bytes: u64, since: u64, until: Until) {
         let mut segments = self.segments.lock();
-        let Some((first, segment)) = segment_of(&mut segments, start) else { return };
-        if let Heap::Untold = segment.heap {
-            let heap = self.calls.begin_heap(first, segment.bytes);
-            segment.heap = if heap.is_null() { Heap::Refused } else { Heap::Known(heap.expose_provenance()) };
-        }
-        let Heap::Known(heap) = segment.heap else { return };
+        let Some(segment) = segment_of(&mut segments, start) else { return };
         let mut block = (start, CheckedBlock { bytes, since, until });
         // What overlaps was freed, and its end is told later. Only memory of graphs is handed out while another use lasts.
         while let Some((at, old)) = segment.overlapping(block.0, block.1.bytes) {
@@ -249,14 +242,14 @@ impl Blocks {
             }
         }
         let (start, block) = block;
-        self.calls.begin(heap, start, block.bytes);
+        self.calls.begin(segment.heap, start, block.bytes);
         segment.blocks.insert(start, block);
     }
 
     /// A program freed the block that it had before this moment.
     pub(crate) fn end(&self, start: u64, before: u64) {
         let mut segments = self.segments.lock();
-        let Some((_, segment)) = segment_of(&mut segments, start) else { return };
+        let Some(segment) = segment_of(&mut segments, start) else { return };
         let is_it = |block: &CheckedBlock| block.since <= before && block.until == Until::Freed;
         if segment.blocks.get(&start).is_some_and(is_it) {
             segment.blocks.remove(&start);
@@ -272,10 +265,9 @@ impl CheckedSegment {
     }
 }
 
-/// The segment that an address is in, and where it begins.
-fn segment_of(segments: &mut BTreeMap<u64, CheckedSegment>, at: u64) -> Option<(u64, &mut CheckedSegment)> {
-    let (&start, segment) = segments.range_mut(..=at).next_back()?;
-    (at - start < segment.bytes).then_some((start, segment))
+fn segment_of(segments: &mut BTreeMap<u64, CheckedSegment>, at: u64) -> Option<&mut CheckedSegment> {
+    let (start, segment) = segments.range_mut(..=at).next_back()?;
+    (at - start < segment.bytes).then_some(segment)
 }
 
 #[cfg(test)]
@@ -330,19 +322,19 @@ mod tests {
     fn blocks() -> Blocks {
         let blocks = Blocks::new(Calls { register_heap, unregister_heap, register, unregister });
         blocks.begin_segment(0x1000, 0x1000);
+        assert_eq!(heard(), [Begun(0x1000, 0x1000), Begins(0x1000, 0x1000)]);
         blocks.begin(0x1f00, 1, 1, Until::Freed);
-        assert_eq!(heard(), [Begun(0x1000, 0x1000), Begins(0x1f00, 1)]);
         blocks.end(0x1f00, 1);
-        assert_eq!(heard(), [Over(0x1f00)]);
+        assert_eq!(heard(), [Over(0x1000), Begins(0x1f00, 1), Over(0x1f00)]);
         blocks
     }
 
     #[test]
-    fn a_segment_without_blocks_is_not_told_of() {
+    fn a_segment_without_blocks_is_one() {
         let blocks = blocks();
         blocks.begin_segment(0x8000, 0x1000);
         blocks.end_segment(0x8000);
-        assert_eq!(heard(), []);
+        assert_eq!(heard(), [Begun(0x8000, 0x1000), Begins(0x8000, 0x1000), Over(0x8000), HeapOver(0x8000)]);
     }
 
     #[test]

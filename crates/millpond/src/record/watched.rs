@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock::Moment;
 use crate::counters::Counters;
-use crate::device::{Device, DevicePtr, Kind};
+use crate::device::{Device, DevicePtr, Kind, MemoryKind};
 use crate::nvtx::{Blocks, Mark, Until, blocks, marks};
 use crate::order::Stream;
 
@@ -40,7 +40,8 @@ impl Watched {
             retries: zero(),
         });
         let properties = device.properties();
-        let has_segments = properties.kind == Kind::Cuda && !properties.virtual_memory;
+        let has_segments = (properties.kind, properties.memory) == (Kind::Cuda, MemoryKind::Device)
+            && !properties.virtual_memory;
         Self { marks, blocks: if has_segments { blocks() } else { None } }
     }
 

@@ -8,7 +8,6 @@ use std::ffi::{c_int, c_uint};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 
 use super::api::Failure;
-use super::checked;
 use super::device::{CudaDevice, attribute, stream_of};
 use super::structures::Location;
 use crate::device::{
@@ -83,9 +82,7 @@ unsafe impl Forward for CudaManaged {
             // SAFETY: `at` is writable.
             unsafe { self.gpu.api().cuMemAllocManaged(&mut at, bytes as usize, GLOBAL) }
                 .map_err(|failure| failure.asking(bytes))?;
-            let at = DevicePtr::new(at);
-            checked::begin(at, bytes);
-            Ok(at)
+            Ok(DevicePtr::new(at))
         })
     }
 
