@@ -77,6 +77,8 @@ pub mod live;
 mod lock;
 #[cfg(not(feature = "record"))]
 mod no_record;
+#[cfg(feature = "record")]
+mod nvtx;
 mod open_file;
 mod order;
 mod out_of_memory;

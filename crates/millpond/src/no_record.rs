@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::counters::Counters;
-use crate::device::DevicePtr;
+use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
 
 pub(crate) struct Recording;
 
 impl Recording {
-    pub(crate) fn new(_counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(_name: &str, _device: &dyn Device, _counters: Arc<Counters>) -> Self {
         // The same variable as that of `record::Options`.
         if std::env::var_os("MILLPOND_RECORD").is_some_and(|path| !path.is_empty()) {
             tracing::warn!(

@@ -510,6 +510,11 @@ impl Pool {
         Ok(py.detach(|| self.pool.check()).map_err(Failure::Broken)?)
     }
 
+    /// What it holds and did, as a table for Jupyter.
+    fn _repr_html_<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        this.py().import("millpond._html")?.call_method1("of_pool", (this,))
+    }
+
     fn __repr__(&self) -> String {
         let memory = match self.memory() {
             "device" => String::new(),

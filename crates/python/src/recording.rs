@@ -30,6 +30,11 @@ impl From<record::Status> for RecordingStatus {
 
 #[pymethods]
 impl RecordingStatus {
+    /// The same as a table for Jupyter.
+    fn _repr_html_<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        this.py().import("millpond._html")?.call_method1("of_recording", (this,))
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "RecordingStatus(path={:?}, events={}, dropped={}, bytes={})",

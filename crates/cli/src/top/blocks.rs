@@ -55,3 +55,19 @@ pub(super) fn text(sight: &Sight) -> String {
     };
     pools.map(part).collect::<Vec<_>>().join("\n\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_pool_of_which_nothing_is_known_says_why() {
+        // Nobody answers for it.
+        let mut process = SeenProcess::default();
+        process.pools.push(SeenPool::default());
+        let sight = Sight { at: Instant::now(), processes: vec![process], gpus: Err("none".to_owned()) };
+        assert!(text(&sight).ends_with("\n  the process is gone"), "{}", text(&sight));
+    }
+}

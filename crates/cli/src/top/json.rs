@@ -37,11 +37,28 @@ struct ToldPool {
     device_seconds: f64,
     /// Since the look before; `null` at the first.
     a_second: Option<ToldRates>,
-    /// Where they were asked for, and the process answered.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    live_blocks: Option<Value>,
+    /// Where they were asked for.
+    #[serde(flatten)]
+    live_blocks: Option<ToldBlocks>,
     #[serde(flatten)]
     stats: Map<String, Value>,
+}
+
+/// Of the two one is `null`.
+#[derive(Debug, Serialize)]
+struct ToldBlocks {
+    live_blocks: Option<Value>,
+    /// Why nothing is known of them.
+    no_live_blocks: Option<String>,
+}
+
+impl From<Result<SeenSizes, String>> for ToldBlocks {
+    fn from(answer: Result<SeenSizes, String>) -> Self {
+        match answer {
+            Ok(sizes) => Self { live_blocks: Some(told_blocks(&sizes)), no_live_blocks: None },
+            Err(why) => Self { live_blocks: None, no_live_blocks: Some(why) },
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -80,11 +97,7 @@ fn told_of(process: &SeenProcess, (sight, before): (&Sight, Option<&Sight>), blo
         uuid: pool.identity.map(|identity| identity.to_string()),
         device_seconds: pool.device_time.as_secs_f64(),
         a_second: sight.rates(before, process.pid, pool).map(ToldRates::from),
-        live_blocks: blocks
-            .then(|| ask(process, pool, PATIENCE_FOR_ALL).ok())
-            .flatten()
-            .as_ref()
-            .map(told_blocks),
+        live_blocks: blocks.then(|| ask(process, pool, PATIENCE_FOR_ALL).into()),
         stats: all(&pool.stats),
     };
     let SeenProcess { pid, program, answers, .. } = process;
@@ -175,3 +188,31 @@ macro_rules! define_all {
 }
 
 millpond::list_of_stats!(define_all);
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn it_says_why_nothing_is_known_of_live_blocks() {
+        // Nobody answers for it.
+        let mut process = SeenProcess::default();
+        process.pools.push(SeenPool::default());
+        let (at, gpus) = (Instant::now(), Err("none".to_owned()));
+        let sight = Sight { at, processes: vec![process], gpus };
+        let pool = |blocks| {
+            let mut told = serde_json::to_value(told(&sight, None, blocks)).unwrap();
+            told["processes"][0]["pools"][0].take()
+        };
+        let asked = pool(true);
+        assert_eq!(asked["no_live_blocks"], "the process is gone");
+        assert!(asked["live_blocks"].is_null());
+        let not_asked = pool(false);
+        assert!(
+            ["live_blocks", "no_live_blocks"].iter().all(|key| not_asked.get(key).is_none()),
+            "{not_asked}"
+        );
+    }
+}

@@ -34,6 +34,14 @@ fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
     started
 }
 
+/// Closes the fast path of a fresh pool, if a tool checks its blocks: it is to hear of each.
+#[cfg(feature = "record")]
+pub(crate) fn start_checking(core: &Core) {
+    if core.recording.is_on() {
+        start(core, |_| ());
+    }
+}
+
 #[cfg(feature = "record")]
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     core.check_process()?;

@@ -10,7 +10,7 @@ use super::context::PoolMemory;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 #[cfg(feature = "record")]
-use crate::core::recorded::{start_recording, start_tracking};
+use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::Device;
@@ -285,6 +285,7 @@ impl PoolBuilder {
         // it 10 to 20 ms.
         let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
         let socket = if self.live { live::open() } else { None };
+        let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         let inner = Arc::new(Core {
             name: self.name,
             number,
@@ -292,7 +293,7 @@ impl PoolBuilder {
             device,
             registry: Arc::downgrade(&registry),
             ranges: registry.ranges().clone(),
-            recording: Recording::new(counters.clone()),
+            recording,
             limits,
             counters,
             caches,
@@ -323,6 +324,8 @@ impl PoolBuilder {
         });
         let peers = self.peers.as_ref();
         share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
+        #[cfg(feature = "record")]
+        start_checking(&inner);
         #[cfg(feature = "record")]
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => start_recording(&inner, &asked)?,

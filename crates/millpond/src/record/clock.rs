@@ -26,6 +26,11 @@ impl Moment {
         }
     }
 
+    /// On the clock, which began at any time.
+    pub(super) fn ticks(self) -> u64 {
+        self.0
+    }
+
     /// Ticks since `origin`; 0 where that is later.
     #[inline]
     pub(super) fn since(self, origin: Self) -> u64 {

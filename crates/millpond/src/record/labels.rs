@@ -15,6 +15,7 @@ use super::called_from::{self, SourceFrame};
 use super::encoder::{Encoder, cut};
 use super::format::Record;
 use super::stacks;
+use crate::nvtx::{Range, range};
 use crate::process::{PerProcess, Process};
 
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
@@ -47,10 +48,12 @@ pub struct Tagged {
     before: Option<(Process, u32)>,
     /// A tag is its thread's.
     not_send: PhantomData<*const ()>,
+    /// What a profiler shows of it.
+    _range: Option<Range>,
 }
 
-/// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags nest, at most
-/// 64 deep: deeper ones are left out. So are new ones after 65,536 different tags, or 16 MiB of their texts.
+/// Files what this thread does with pools under a name, in recordings, until the result is dropped. A profiler that watches the
+/// process shows it as a range of the domain `millpond` (NVTX). Tags nest, at most 64 deep: deeper ones are left out. So are new ones after 65,536 different tags, or 16 MiB of their texts.
 ///
 /// ```
 /// let _forward = millpond::record::tag("forward");
@@ -65,7 +68,7 @@ pub fn tag(text: &str) -> Tagged {
     let before = Some((process, before));
     // Fails while the thread ends, and no tag is set then.
     TAG.try_with(|tag| tag.set(Some((process, now)))).ok();
-    Tagged { before, not_send: PhantomData }
+    Tagged { before, not_send: PhantomData, _range: range(text) }
 }
 
 impl Drop for Tagged {

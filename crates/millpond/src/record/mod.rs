@@ -25,7 +25,7 @@
 //! Nothing is lost while the disk keeps up. A process that is killed loses its last 50 milliseconds or so. The file can be
 //! read up to its last whole chunk ([`Chunks`]). A forked child writes nothing to its parent's file.
 
-// docs/recording.md is the page for users. Uses `device/` and `order/` for their words only. The pool calls it, in one line
+// docs/recording.md is the page for users. Uses `device/` and `order/` for their words only, and `nvtx/`. The pool calls it, in one line
 // at each place.
 //
 // **How one event passes through.** While recording is off, the fast path does not test for it. Slow paths pay one
@@ -40,6 +40,9 @@
 // by time. An allocation's time is taken after the pool has the block. A free's time is taken before anyone else can
 // have it. So of two lives of one address, the earlier's free has the earlier time. The clock (`clock`) does not go
 // back between processors.
+//
+// **Tools.** What a pool does is also told to a tool that watches the process (`watched`, `nvtx/`). Where that tool checks
+// each block, the fast path is closed, as for a recording.
 //
 // **What is lost.** A write that fails is tried again; when more than 64 MiB wait, events are dropped, and the file says how
 // many.
@@ -59,6 +62,7 @@ mod recording;
 mod stacks;
 mod thread;
 mod tracking;
+mod watched;
 
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;

@@ -14,6 +14,7 @@ use super::options::Options;
 use super::recorder::{Recorder, Status};
 use super::thread::{self, Channel, Happening};
 use super::tracking::{Failed, LiveBlock, OfPool, Tracker, Tracking};
+use super::watched::Watched;
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
@@ -33,6 +34,8 @@ pub(crate) struct Recording {
     recorder: Mutex<Option<Arc<Recorder>>>,
     /// There once the pool has tracked blocks.
     tracker: OnceLock<Arc<Tracker>>,
+    /// What a tool hears of the pool.
+    watched: Watched,
 }
 
 /// What a recording says of the pool, once.
@@ -44,7 +47,8 @@ pub(crate) struct Introduction<'a> {
 }
 
 impl Recording {
-    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+    /// Of the pool with this name, on its device.
+    pub(crate) fn new(name: &str, device: &dyn Device, counters: Arc<Counters>) -> Self {
         Self {
             channel: AtomicU64::new(0),
             call_sites: AtomicBool::new(false),
@@ -53,13 +57,14 @@ impl Recording {
             switch: Mutex::new(None),
             recorder: Mutex::new(None),
             tracker: OnceLock::new(),
+            watched: Watched::new(name, device),
         }
     }
 
     /// Whether anything is to be noted. Every function here asks it itself.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.is_recording() || self.tracker().is_some()
+        self.is_recording() || self.tracker().is_some() || self.watched.checks_blocks()
     }
 
     #[inline]
@@ -84,6 +89,8 @@ impl Recording {
     /// The program has this block. Called after the block was had.
     #[inline]
     pub(crate) fn alloc(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
+        self.watched.alloc(ptr, bytes, stream);
+        self.watched.look(&self.counters);
         if self.is_on() {
             self.note_alloc(ptr, bytes, stream);
         }
@@ -108,11 +115,14 @@ impl Recording {
     /// Whether the free of this live block is to be told.
     #[inline]
     pub(crate) fn asks_free_of(&self, ptr: DevicePtr) -> bool {
-        self.is_recording() || self.tracker().is_some_and(|tracker| tracker.may_have(ptr))
+        self.is_recording()
+            || self.watched.checks_blocks()
+            || self.tracker().is_some_and(|tracker| tracker.may_have(ptr))
     }
 
     /// The program gave this block back, at a moment when nobody else could have it yet.
     pub(crate) fn free(&self, ptr: DevicePtr, bytes: u64, stream: &Stream, before: Moment) {
+        self.watched.free(ptr, before);
         if let Some(tracker) = self.tracker() {
             tracker.free(ptr, before);
         }
@@ -140,6 +150,8 @@ impl Recording {
     /// The pool had no memory for a request.
     #[inline]
     pub(crate) fn out_of_memory(&self, bytes: u64, device_free: u64, stream: &Stream) {
+        self.watched.look(&self.counters);
+        self.watched.out_of_memory(bytes);
         if self.is_recording() {
             self.note(Kind::OutOfMemory, (device_free, bytes), Some(stream));
         }

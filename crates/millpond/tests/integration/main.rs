@@ -22,6 +22,8 @@ mod cuda_device;
 #[cfg(feature = "cuda")]
 mod cuda_graphs;
 #[cfg(feature = "cuda")]
+mod cuda_nvtx;
+#[cfg(feature = "cuda")]
 mod cuda_peers;
 #[cfg(feature = "cuda")]
 mod cuda_sharing;
@@ -39,6 +41,7 @@ mod host_tables;
 mod live;
 mod managed;
 mod mappings;
+mod nvtx;
 mod peaks;
 mod peers;
 mod pinned;

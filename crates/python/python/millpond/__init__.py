@@ -34,7 +34,7 @@ from ._millpond import (
     last_error,
     tag,
 )
-from ._replay import replay
+from ._replay import Replays, replay
 from ._shared import (
     empty_cache,
     memory_summary,
@@ -63,6 +63,7 @@ __all__ = [
     "Pool",
     "RecordingError",
     "RecordingStatus",
+    "Replays",
     "Residency",
     "Shared",
     "Stats",

@@ -171,6 +171,8 @@ class RecordingStatus:
     @property
     def failure(self) -> Optional[str]:
         """Why the last write failed, if it did."""
+    def _repr_html_(self) -> str:
+        """The same as a table for Jupyter."""
 
 @final
 class Stream:
@@ -769,6 +771,8 @@ class Pool:
         """Destroys the pool: it allocates no more. Waits for pending work on its memory."""
     def check(self) -> None:
         """Recounts every invariant of the pool, for tests."""
+    def _repr_html_(self) -> str:
+        """What it holds and did, as a table for Jupyter."""
 
 @final
 class tag:

@@ -8,11 +8,18 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, Optional, Union
 
-from . import _millpond
+from . import _html, _millpond
 
 _Path = Union[str, "os.PathLike[str]"]
 _Size = Union[int, str]
 _Names = Union[str, Sequence[str]]
+
+
+class Replays(list[dict[str, Any]]):
+    """What :func:`replay` returns: a dict for each GPU in the trace. Jupyter shows it as tables."""
+
+    def _repr_html_(self) -> str:
+        return _html.of_replays(self)
 
 
 def replay(
@@ -30,11 +37,11 @@ def replay(
     report: Optional[_Path] = None,
     export_snapshot: Optional[_Path] = None,
     export_counters: Optional[_Path] = None,
-) -> list[dict[str, Any]]:
+) -> Replays:
     """Replays a trace: what its memory did, what each allocator would have held, and on which cards the job would run.
 
-    Returns what ``millpond replay TRACE --json -`` writes: a list with a dict for each GPU in the trace. The options are the
-    command's, and ``millpond replay --help`` says what they do. Remarks about the trace are warnings. Only
+    Returns what ``millpond replay TRACE --json -`` writes: a list with a dict for each GPU in the trace, which Jupyter shows as
+    tables. The options are the command's, and ``millpond replay --help`` says what they do. Remarks about the trace are warnings. Only
     ``device="cuda"`` needs a GPU.
 
     Args:
@@ -85,8 +92,7 @@ def replay(
     results, remarks = _millpond.replay_as_json(arguments)
     for remark in remarks:
         warnings.warn(remark, stacklevel=2)
-    told: list[dict[str, Any]] = json.loads(results)
-    return told
+    return Replays(json.loads(results))
 
 
 def _text(value: Any) -> str:

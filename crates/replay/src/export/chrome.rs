@@ -1,21 +1,22 @@
-//! Trace events as JSON, which Perfetto and Chrome open: what the job requested, what each allocator reserved, and the
-//! job's phases.
+//! Trace events as JSON, which Perfetto and Chrome open: what the job requested, what each allocator reserved, the job's
+//! phases, and the lives of its blocks.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use millpond::device::DevicePtr;
-use serde::Serialize;
 use serde_json::json;
 
 use super::ExportError;
+use super::lives::lives;
+use super::trace_events::TraceEvents;
 use crate::event::StackId;
 use crate::replay::{Choose, FreeWhen, Program, ReplayError, Stage, UNLIMITED};
 use crate::sites::tag;
 use crate::trace::Trace;
 
 /// Writes what a job requested over time, in all, by stream and by tag, with its phases; and replays it through each of
-/// the allocators on the simulated device, and writes what that reserved.
+/// the allocators on the simulated device, and writes what that reserved. At the end come the blocks that weigh most.
 ///
 /// A request without memory ends an allocator's line.
 ///
@@ -28,112 +29,68 @@ pub fn chrome(
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
     let program = Program::new(trace, free);
-    let mut events = Events { out, pid: 0, is_first: true };
-    write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let mut events = TraceEvents::begin(out)?;
     events.process(&trace.name)?;
-    events.job(trace, &program)?;
+    job(&mut events, trace, &program)?;
     for phase in &trace.phases {
         let dur = phase.to_us - phase.from_us;
         events.push(&json!({
-            "name": phase.name, "ph": "X", "pid": events.pid, "tid": 1, "ts": phase.from_us, "dur": dur
+            "name": phase.name, "ph": "X", "pid": events.pid(), "tid": 1, "ts": phase.from_us, "dur": dur
         }))?;
     }
     for (name, choose) in allocators {
-        events.pid += 1;
         events.process(name)?;
-        events.reserved(trace, &program, choose)?;
+        reserved(&mut events, trace, &program, choose)?;
     }
-    write!(events.out, "]}}")?;
+    lives(&mut events, trace, &program)?;
+    events.end()
+}
+
+/// What the job requested: in all, by stream where it has several, and by tag where it has any.
+fn job(events: &mut TraceEvents<'_>, trace: &Trace, program: &Program) -> Result<(), ExportError> {
+    let stream = |block: u32| trace.blocks[block as usize].stream;
+    let streams: Vec<_> = trace.streams.iter().map(|stream| format!("stream {stream}")).collect();
+    let mut tags: BTreeMap<StackId, Option<String>> = BTreeMap::new();
+    let (mut all, mut by_stream, mut by_tag) = (0, vec![0; streams.len()], BTreeMap::new());
+    for (step, now) in program.steps.iter().zip(program.times(trace)) {
+        let change = |bytes: &mut u64| {
+            *bytes = if step.alloc { *bytes + step.size } else { *bytes - step.size };
+            *bytes
+        };
+        events.counter("requested", now, change(&mut all))?;
+        if streams.len() > 1 {
+            let stream = usize::from(stream(step.block));
+            events.counter(&streams[stream], now, change(&mut by_stream[stream]))?;
+        }
+        let stack = trace.blocks[step.block as usize].stack;
+        let tag = tags.entry(stack).or_insert_with(|| tag(trace, stack));
+        if let Some(tag) = tag {
+            let bytes = change(by_tag.entry(tag.clone()).or_default());
+            events.counter(&format!("tag {tag}"), now, bytes)?;
+        }
+    }
     Ok(())
 }
 
-/// The list of events that is being written. Each allocator is a process in it.
-struct Events<'a> {
-    out: &'a mut dyn Write,
-    pid: u32,
-    is_first: bool,
-}
-
-/// One line of a process.
-#[derive(Serialize)]
-struct Counter<'a> {
-    name: &'a str,
-    ph: &'static str,
-    pid: u32,
-    ts: u64,
-    args: Bytes,
-}
-
-#[derive(Serialize)]
-struct Bytes {
-    bytes: u64,
-}
-
-impl Events<'_> {
-    fn push(&mut self, event: &impl Serialize) -> Result<(), ExportError> {
-        if !std::mem::take(&mut self.is_first) {
-            write!(self.out, ",")?;
+fn reserved(
+    events: &mut TraceEvents<'_>,
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+) -> Result<(), ExportError> {
+    let stage = Stage::sim(program, UNLIMITED)?;
+    let allocator = choose(stage.context()).map_err(ReplayError::from)?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let mut last = None;
+    for (step, now) in program.steps.iter().zip(program.times(trace)) {
+        if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
+            break;
         }
-        serde_json::to_writer(&mut *self.out, event).map_err(std::io::Error::from)?;
-        Ok(())
-    }
-
-    /// Begins a process. They are shown in the order in which they come.
-    fn process(&mut self, name: &str) -> Result<(), ExportError> {
-        for (what, args) in [
-            ("process_name", json!({ "name": name })),
-            ("process_sort_index", json!({ "sort_index": self.pid })),
-        ] {
-            self.push(&json!({ "name": what, "ph": "M", "pid": self.pid, "args": args }))?;
+        let reserved = allocator.usage().reserved.current;
+        if last.replace(reserved) != Some(reserved) {
+            events.counter("reserved", now, reserved)?;
         }
-        Ok(())
     }
-
-    fn counter(&mut self, name: &str, ts: u64, bytes: u64) -> Result<(), ExportError> {
-        self.push(&Counter { name, ph: "C", pid: self.pid, ts, args: Bytes { bytes } })
-    }
-
-    /// What the job requested: in all, by stream where it has several, and by tag where it has any.
-    fn job(&mut self, trace: &Trace, program: &Program) -> Result<(), ExportError> {
-        let stream = |block: u32| trace.blocks[block as usize].stream;
-        let streams: Vec<_> = trace.streams.iter().map(|stream| format!("stream {stream}")).collect();
-        let mut tags: BTreeMap<StackId, Option<String>> = BTreeMap::new();
-        let (mut all, mut by_stream, mut by_tag) = (0, vec![0; streams.len()], BTreeMap::new());
-        for (step, now) in program.steps.iter().zip(program.times(trace)) {
-            let change = |bytes: &mut u64| {
-                *bytes = if step.alloc { *bytes + step.size } else { *bytes - step.size };
-                *bytes
-            };
-            self.counter("requested", now, change(&mut all))?;
-            if streams.len() > 1 {
-                let stream = usize::from(stream(step.block));
-                self.counter(&streams[stream], now, change(&mut by_stream[stream]))?;
-            }
-            let stack = trace.blocks[step.block as usize].stack;
-            let tag = tags.entry(stack).or_insert_with(|| tag(trace, stack));
-            if let Some(tag) = tag {
-                let bytes = change(by_tag.entry(tag.clone()).or_default());
-                self.counter(&format!("tag {tag}"), now, bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn reserved(&mut self, trace: &Trace, program: &Program, choose: &Choose<'_>) -> Result<(), ExportError> {
-        let stage = Stage::sim(program, UNLIMITED)?;
-        let allocator = choose(stage.context()).map_err(ReplayError::from)?;
-        let mut blocks = vec![DevicePtr::NULL; program.blocks];
-        let mut last = None;
-        for (step, now) in program.steps.iter().zip(program.times(trace)) {
-            if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
-                break;
-            }
-            let reserved = allocator.usage().reserved.current;
-            if last.replace(reserved) != Some(reserved) {
-                self.counter("reserved", now, reserved)?;
-            }
-        }
-        stage.clear(&*allocator, program, &mut blocks)?;
-        Ok(())
-    }
+    stage.clear(&*allocator, program, &mut blocks)?;
+    Ok(())
 }

@@ -7,11 +7,13 @@
 mod chrome;
 pub(crate) mod flame;
 mod held;
+mod lives;
 mod pprof;
 mod snapshot;
 mod stacks;
 #[cfg(test)]
 mod tests;
+mod trace_events;
 
 pub use chrome::chrome;
 pub use flame::flame;

@@ -113,8 +113,68 @@ fn counters_have_every_allocator_stream_and_phase() {
     }
     let times: Vec<_> = of(0, "requested").iter().filter_map(|event| event["ts"].as_u64()).collect();
     assert!(times.is_sorted());
-    let phases: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let phases: Vec<_> = events.iter().filter(|event| event["ph"] == "X" && event["pid"] == 0).collect();
     assert_eq!(phases.len(), trace.phases.len());
+}
+
+#[test]
+fn an_arrow_goes_from_each_allocation_to_its_free() {
+    let trace = recorded(GNN);
+    let mut file = Vec::new();
+    chrome(&trace, FreeWhen::Completed, &[], &mut file).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    let events: Vec<_> =
+        json["traceEvents"].as_array().unwrap().iter().filter(|event| event["pid"] == 1).collect();
+    let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).copied().collect::<Vec<_>>();
+    let by_id = |phase: &str| {
+        let ids = of(phase).into_iter().map(|event| (event["id"].as_u64().unwrap(), event));
+        ids.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (begins, ends, from, to) = (by_id("b"), by_id("e"), by_id("s"), by_id("f"));
+    assert_eq!((begins.len(), ends.len()), (trace.blocks.len(), trace.blocks.len()));
+    assert!(!from.is_empty() && from.keys().eq(to.keys()), "those that were freed");
+    let slices: std::collections::BTreeSet<_> =
+        of("X").into_iter().map(|slice| (slice["tid"].as_u64(), slice["ts"].as_u64())).collect();
+    for (id, arrow) in &from {
+        let (end, begin) = (to[id], begins[id]);
+        assert_eq!((&arrow["ts"], &end["ts"]), (&begin["ts"], &ends[id]["ts"]));
+        assert!(arrow["ts"].as_u64() <= end["ts"].as_u64());
+        for at in [*arrow, end] {
+            assert!(slices.contains(&(at["tid"].as_u64(), at["ts"].as_u64())), "an end of it is in a slice");
+        }
+        let block = &trace.blocks[*id as usize];
+        assert_eq!(begin["args"]["bytes"], block.size);
+    }
+    assert!(begins.values().any(|begin| begin["args"]["site"].as_str().unwrap().contains("gnn (t3.py:")));
+}
+
+#[test]
+fn the_blocks_that_weigh_most_are_shown() {
+    use crate::event::{Event, EventKind, StackId};
+    let mut builder = crate::trace::TraceBuilder::default();
+    let alloc = Event {
+        kind: EventKind::Alloc,
+        device: 0,
+        stream: 0,
+        time_us: 0,
+        address: 64,
+        size: 512,
+        stack: StackId::NONE,
+    };
+    for block in 0..12_000 {
+        // Every other block is there ten times as long.
+        let (from, to) = (100 * block, 100 * block + if block % 2 == 0 { 50 } else { 5 });
+        builder.push(Event { time_us: from, ..alloc }).unwrap();
+        builder.push(Event { kind: EventKind::FreeCompleted, time_us: to, ..alloc }).unwrap();
+    }
+    let mut file = Vec::new();
+    chrome(&builder.finish("t")[0], FreeWhen::Completed, &[], &mut file).unwrap();
+    let text = String::from_utf8(file).unwrap();
+    assert_eq!(text.matches(r#""ph":"b""#).count(), 10_000);
+    assert!(text.contains("10000 of 12000 blocks, those that weigh most"));
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let shown = json["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "b");
+    assert_eq!(shown.filter(|event| event["id"].as_u64().unwrap() % 2 == 0).count(), 6_000);
 }
 
 #[test]

@@ -107,7 +107,7 @@ impl<'a> Machine<'a> {
                 let bytes = input.byte()?;
                 Value::Int(input.long(bytes)?)
             }
-            b'G' => Value::Float(f64::from_be_bytes(input.array()?)),
+            b'G' => input.array::<8>().map(|_| Value::Other)?,
             0x8c => {
                 let bytes = u64::from(input.byte()?);
                 Value::Text(self.text(bytes, input)?)
@@ -155,12 +155,12 @@ impl<'a> Machine<'a> {
 
     /// A new list or tuple of what lies on the stack from there on.
     fn items(&mut self, from: usize) -> Step<Value> {
-        self.take(grown::<Vec<Value>>(1) + grown::<Value>(self.stack.len() - from))?;
-        // Not split off: from the bottom that would leave a stack of the same room behind.
-        let items = self.stack[from..].to_vec();
+        // Before: the room of what is appended may be as much again.
+        self.take(grown::<Vec<Value>>(1))?;
+        let room = self.heap.lists.add(&self.stack[from..]);
         self.stack.truncate(from);
-        self.heap.items.push(items);
-        Ok(Value::Items(number(self.heap.items.len())?))
+        self.take(grown::<Value>(room))?;
+        Ok(Value::Items(number(self.heap.lists.len())?))
     }
 
     fn append(&mut self, from: usize) -> Step<()> {
@@ -168,10 +168,9 @@ impl<'a> Machine<'a> {
         let Value::Items(list) = self.stack[below] else {
             return Err(InputError::Malformed("something is appended to what is no list"));
         };
-        self.take(grown::<Value>(self.stack.len() - from))?;
-        self.heap.items[list as usize].extend_from_slice(&self.stack[from..]);
+        let room = self.heap.lists.extend(list, &self.stack[from..]);
         self.stack.truncate(from);
-        Ok(())
+        self.take(grown::<Value>(room))
     }
 
     fn set_items(&mut self, from: usize) -> Step<()> {

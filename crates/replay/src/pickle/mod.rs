@@ -25,6 +25,7 @@
 //! It is the judge in the tests, and writes the exports.
 
 mod input;
+mod lists;
 mod machine;
 
 use std::io::BufRead;
@@ -32,6 +33,8 @@ use std::sync::Arc;
 
 use input::Input;
 pub use input::{InputError, PickleError};
+pub(crate) use lists::ListId;
+use lists::Lists;
 
 /// What a file may hold at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +48,10 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 8 GiB, 200 million values (some 10 million events of a snapshot), and 32 GiB of memory, which honest files
+    /// 8 GiB, 2 billion values (some 20 million events with 60 frames each), and 32 GiB of memory, which honest files
     /// of that many values do not come to.
     fn default() -> Self {
-        Self { bytes: 8 << 30, values: 200_000_000, memory: 32 << 30 }
+        Self { bytes: 8 << 30, values: 2_000_000_000, memory: 32 << 30 }
     }
 }
 
@@ -63,15 +66,14 @@ impl Limits {
 }
 
 /// A value. Small, and copied at will: what is large lies in the heap.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value {
     None,
     Bool(bool),
     /// Any integer of 64 bits, signed or not, as its bits.
     Int(i64),
-    Float(f64),
     Text(Text),
-    /// Bytes, a set: nothing that a trace is made of.
+    /// A fraction, bytes, a set: nothing that a trace is made of.
     Other,
     /// A list or a tuple.
     Items(u32),
@@ -131,7 +133,7 @@ impl Texts {
 #[derive(Debug, Default)]
 pub(crate) struct Heap {
     pub(crate) texts: Texts,
-    items: Vec<Vec<Value>>,
+    lists: Lists,
     dicts: Vec<Dict>,
 }
 
@@ -143,9 +145,14 @@ impl Heap {
     /// The elements of a list or a tuple; `None` for any other value.
     pub(crate) fn items(&self, value: Value) -> Option<&[Value]> {
         match value {
-            Value::Items(id) => Some(&self.items[id as usize]),
+            Value::Items(id) => Some(self.lists.get(id)),
             _ => None,
         }
+    }
+
+    /// Names a list or a tuple among all, by its number. Many equal lists of dicts have one name.
+    pub(crate) fn list_id(&self, number: u32) -> ListId {
+        self.lists.id(number)
     }
 
     /// What a dict says under a key, the last time that it does; `None` where it does not, or the value is no such dict.

@@ -167,3 +167,24 @@ proptest::proptest! {
         let _ = read(&bytes);
     }
 }
+
+#[test]
+fn equal_lists_of_dicts_are_kept_once() {
+    // [[{}, {}], [the same two], [one of them]], and the second list gets one more.
+    let first = b"\x80\x04](]\x94(}\x94}\x94e";
+    let others = b"]\x94(h\x01h\x02e](h\x01eh\x03h\x01ae.";
+    let (heap, root) = read(&[&first[..], others].concat()).unwrap();
+    let lists = heap.items(root).unwrap();
+    let id = |at: usize| {
+        let Value::Items(number) = lists[at] else { panic!("{:?}", lists[at]) };
+        heap.list_id(number)
+    };
+    let of = |at: usize| heap.items(lists[at]).unwrap();
+    assert_eq!((of(0).len(), of(1).len(), of(2).len()), (2, 3, 1));
+    assert_eq!((of(1)[..2].to_vec(), of(1)[2]), (of(0).to_vec(), of(2)[0]));
+    assert!(id(0) != id(1) && id(0) != id(2), "one was appended to");
+
+    let (heap, root) = read(&[&first[..], b"]\x94(h\x01h\x02ee."].concat()).unwrap();
+    let [Value::Items(one), Value::Items(other)] = *heap.items(root).unwrap() else { panic!("two lists") };
+    assert!(one != other && heap.list_id(one) == heap.list_id(other));
+}

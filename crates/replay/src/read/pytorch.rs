@@ -9,21 +9,29 @@ use rustc_hash::FxHashMap;
 
 use super::{FormatError, Limits};
 use crate::event::{Event, EventKind, Frame, FrameId, StackId};
-use crate::pickle::{self, Dict, Fold, Heap, Texts, Value, integer};
+use crate::pickle::{self, Dict, Fold, Heap, ListId, Texts, Value, integer};
 use crate::segments::Segment;
 use crate::trace::{MAX_DEVICES, TraceBuilder};
 
-/// An event as the snapshot has it, kept while the pickle is read.
+/// An event as the snapshot has it, kept while the pickle is read: in few bytes, since a snapshot may have millions.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     /// `None` for an action that means nothing to a replay.
     kind: Option<EventKind>,
-    address: Option<u64>,
-    size: Option<u64>,
+    /// Whether the address and the size are integers. They are 0 else.
+    has_address: bool,
+    has_size: bool,
+    address: u64,
+    size: u64,
     stream: u64,
     time_us: u64,
-    frames: Value,
+    /// The list of frames; [`NO_LIST`] for none.
+    frames: u32,
 }
+
+const NO_LIST: u32 = u32::MAX;
+
+const _: () = assert!(size_of::<Row>() == 40);
 
 /// Turns the dict of each event into a [`Row`] as soon as it is complete.
 #[derive(Default)]
@@ -31,8 +39,16 @@ struct Rows(Vec<Row>);
 
 impl Fold for Rows {
     fn dict(&mut self, texts: &Texts, pairs: &[(Value, Value)]) -> Option<u32> {
-        let mut row =
-            Row { kind: None, address: None, size: None, stream: 0, time_us: 0, frames: Value::None };
+        let mut row = Row {
+            kind: None,
+            has_address: false,
+            has_size: false,
+            address: 0,
+            size: 0,
+            stream: 0,
+            time_us: 0,
+            frames: NO_LIST,
+        };
         let mut is_event = false;
         for &(key, value) in pairs {
             let Value::Text(key) = key else { return None };
@@ -42,11 +58,13 @@ impl Fold for Rows {
                     row.kind = kind(texts.get(action));
                     is_event = true;
                 }
-                "addr" | "device_free" => row.address = integer(value),
-                "size" => row.size = integer(value),
+                "addr" | "device_free" => {
+                    (row.has_address, row.address) = known(integer(value));
+                }
+                "size" => (row.has_size, row.size) = known(integer(value)),
                 "stream" => row.stream = integer(value).unwrap_or(0),
                 "time_us" => row.time_us = integer(value).unwrap_or(0),
-                "frames" => row.frames = value,
+                "frames" => row.frames = if let Value::Items(list) = value { list } else { NO_LIST },
                 _ => {}
             }
         }
@@ -55,6 +73,10 @@ impl Fold for Rows {
             self.0.len() as u32 - 1
         })
     }
+}
+
+fn known(number: Option<u64>) -> (bool, u64) {
+    (number.is_some(), number.unwrap_or(0))
 }
 
 fn kind(action: &str) -> Option<EventKind> {
@@ -86,7 +108,7 @@ struct Reader<'a> {
     rows: &'a [Row],
     /// The frame of each dict, and the stack of each list, that were looked at already.
     frames: FxHashMap<u32, Option<FrameId>>,
-    stacks: FxHashMap<u32, StackId>,
+    stacks: FxHashMap<ListId, StackId>,
 }
 
 impl Reader<'_> {
@@ -138,19 +160,18 @@ impl Reader<'_> {
         };
         let Some(kind) = row.kind else { return Ok(None) };
         let about_block = !matches!(kind, EventKind::OutOfMemory | EventKind::Snapshot);
-        if about_block && (row.address.is_none() || row.size.is_none()) {
+        if about_block && !(row.has_address && row.has_size) {
             return wrong(place(), "an event without an integer 'addr' and 'size'");
         }
-        let size = row.size.unwrap_or(0);
+        let Row { address, size, stream, time_us, .. } = row;
         if size > LARGEST {
             return wrong(place(), "a 'size' beyond what any device has");
         }
         let stack = match kind {
-            EventKind::Alloc => self.stack(builder, row.frames),
+            EventKind::Alloc if row.frames != NO_LIST => self.stack(builder, Value::Items(row.frames)),
             _ => StackId::NONE,
         };
-        let address = row.address.unwrap_or(0);
-        Ok(Some(Event { kind, device, stream: row.stream, time_us: row.time_us, address, size, stack }))
+        Ok(Some(Event { kind, device, stream, time_us, address, size, stack }))
     }
 
     /// Blocks that are live when the snapshot is taken, and what was held then.
@@ -228,6 +249,7 @@ impl Reader<'_> {
 
     fn stack(&mut self, builder: &mut TraceBuilder, frames: Value) -> StackId {
         let Value::Items(list) = frames else { return StackId::NONE };
+        let list = self.heap.list_id(list);
         if let Some(&known) = self.stacks.get(&list) {
             return known;
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_flags};
 
 use super::api::{CaptureStatus, Code, is_ready};
+use super::checked;
 use super::device::{CudaDevice, stream_of};
 use super::exports;
 use super::host_ranges;
@@ -109,8 +110,10 @@ unsafe impl Device for CudaDevice {
         // SAFETY: `at` is writable.
         unsafe { self.api().cuMemAlloc_v2(&mut at, bytes as usize) }
             .map_err(|failure| failure.asking(bytes))?;
-        self.segments.lock().insert(DevicePtr::new(at));
-        Ok(DevicePtr::new(at))
+        let at = DevicePtr::new(at);
+        self.segments.lock().insert(at);
+        checked::begin(at, bytes);
+        Ok(at)
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
@@ -118,6 +121,7 @@ unsafe impl Device for CudaDevice {
         let _entered = self.enter()?;
         // Before: another thread may get the address next.
         let was_listed = self.segments.lock().remove(&at);
+        checked::end(at);
         // SAFETY: the caller's promise: a segment that is not used again.
         unsafe { self.api().cuMemFree_v2(at.raw()) }.inspect_err(|_| {
             if was_listed {

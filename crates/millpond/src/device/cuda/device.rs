@@ -12,6 +12,7 @@ use cudarc::driver::sys::{
 use super::api::{Api, Failure};
 use super::async_pool::AsyncPool;
 use super::capture_mode::Relaxed;
+use super::checked;
 use super::context::{Context, Entered};
 use super::driver;
 use super::page_extras::PageExtrasInUse;
@@ -30,8 +31,9 @@ const GRANULARITY_WITHOUT_PAGES: u64 = 2 << 20;
 #[non_exhaustive]
 #[must_use = "options do nothing until a GPU is opened with them"]
 pub struct CudaOptions {
-    /// Whether to use virtual memory management. `None` uses it where the GPU has it. With `Some(false)`, a pool uses
-    /// segments. `Some(true)` refuses to open a GPU without it.
+    /// Whether to use virtual memory management. `None` uses it where the GPU has it, but not under compute-sanitizer, which
+    /// checks blocks of segments only. With `Some(false)`, a pool uses segments. `Some(true)` refuses to open a GPU without
+    /// it.
     pub virtual_memory: Option<bool>,
 }
 
@@ -316,7 +318,7 @@ fn properties(api: &Api, raw: CUdevice, ordinal: usize, options: CudaOptions) ->
     if options.virtual_memory == Some(true) && !pages {
         return Err(DeviceError::Unsupported { device: name, what: "virtual memory management" });
     }
-    let virtual_memory = pages && options.virtual_memory != Some(false);
+    let virtual_memory = pages && options.virtual_memory.unwrap_or_else(|| !checked::is_on());
     Ok(Properties {
         kind: Kind::Cuda,
         ordinal,

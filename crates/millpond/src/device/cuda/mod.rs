@@ -31,6 +31,7 @@
 // | `pinned` | page-locked memory of the host, as a device over the GPU |
 // | `managed` | managed memory, as a device over the GPU; where it lies |
 // | `taken` | how much managed memory was taken, and may be |
+// | `checked` | segments that compute-sanitizer is told of |
 // | `structures` | what the driver's structures are filled with |
 // | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
 // | `host_fn` | running Rust closures in stream order |
@@ -47,6 +48,7 @@ mod api;
 mod async_pool;
 mod calls;
 mod capture_mode;
+mod checked;
 mod context;
 mod device;
 mod driver;

@@ -1,0 +1,209 @@
+//! The tool's library: found by the environment, loaded once in a process, and asked for the functions to call.
+//!
+//! A client of NVTX has a table of function pointers. The tool's library has one function for each module of NVTX, which is
+//! given the table and fills it in. A pointer that stays null is a function that the tool does not want to hear.
+
+use std::env;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::os::unix::ffi::OsStringExt;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::process::PerProcess;
+
+/// Where the tool says its library is.
+const PATH: &str = "NVTX_INJECTION64_PATH";
+
+/// `off` here leaves the tool alone.
+const SWITCH: &str = "MILLPOND_NVTX";
+
+/// The version of NVTX that we speak.
+pub(super) const VERSION: u16 = 3;
+
+/// A function that the tool fills in.
+pub(super) type Slot = AtomicPtr<c_void>;
+
+const fn slots<const N: usize>() -> [Slot; N] {
+    [const { Slot::new(ptr::null_mut()) }; N]
+}
+
+/// The pointers to slots, of which the first stands for no function.
+const fn table<const N: usize>(slots: &'static [Slot; N]) -> [Option<&'static Slot>; N] {
+    let mut table = [None; N];
+    let mut at = 1;
+    while at < N {
+        table[at] = Some(&slots[at]);
+        at += 1;
+    }
+    table
+}
+
+/// The functions with domains (`NVTX_CB_MODULE_CORE2`), numbered as in NVTX.
+pub(super) static DOMAINS: [Slot; 16] = slots();
+static DOMAINS_TABLE: [Option<&Slot>; 16] = table(&DOMAINS);
+
+/// Functions of other modules, which we never call.
+static OTHERS: [Slot; 16] = slots();
+static OTHERS_TABLE: [Option<&Slot>; 16] = table(&OTHERS);
+
+/// The functions about memory, numbered as in NVTX.
+pub(super) static MEMORY: [Slot; 63] = slots();
+
+/// What a slot holds; `None` where the tool does not want to hear it.
+pub(super) fn function(slot: &Slot) -> Option<ptr::NonNull<c_void>> {
+    // Acquire: the tool may have made what its function needs just before.
+    ptr::NonNull::new(slot.load(Ordering::Acquire))
+}
+
+/// The library of the tool that watches this process. In a forked child it is asked again.
+struct Library(Option<ptr::NonNull<c_void>>);
+
+// SAFETY: a handle of the dynamic linker, whose functions any thread may call.
+unsafe impl Send for Library {}
+// SAFETY: likewise.
+unsafe impl Sync for Library {}
+
+impl Default for Library {
+    fn default() -> Self {
+        Self(load())
+    }
+}
+
+static LIBRARY: PerProcess<Library> = PerProcess::new();
+
+/// Whether a tool is there. It has heard of us then, and filled in [`DOMAINS`].
+#[inline]
+pub(super) fn is_there() -> bool {
+    LIBRARY.get().0.is_some()
+}
+
+fn load() -> Option<ptr::NonNull<c_void>> {
+    let path = env::var_os(PATH).filter(|path| !path.is_empty())?;
+    if env::var_os(SWITCH).is_some_and(|switch| switch == "off") {
+        return None;
+    }
+    let name = CString::new(path.clone().into_vec()).ok()?;
+    // SAFETY: the name ends in a zero. The tool that set the variable answers for what its library does when it is loaded.
+    let library = ptr::NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) });
+    let Some(library) = library else {
+        tracing::warn!(?path, "the library that {PATH} names cannot be loaded; no tool hears of pools");
+        return None;
+    };
+    type Initialize = unsafe extern "C" fn(extern "C" fn(u32) -> *const c_void) -> c_int;
+    let initialize = symbol(library, c"InitializeInjectionNvtx2")?;
+    // SAFETY: a function of this name has this type by NVTX's version 3.
+    let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
+    // SAFETY: the tables that `export_table` returns live as long as the process.
+    (unsafe { initialize(export_table) } != 0).then_some(library)
+}
+
+fn symbol(library: ptr::NonNull<c_void>, name: &std::ffi::CStr) -> Option<ptr::NonNull<c_void>> {
+    // SAFETY: a library that is never closed, and a name that ends in a zero.
+    ptr::NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr().cast::<c_char>()) })
+}
+
+// ---- what the tool asks us -----------------------------------------------------------------------
+
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    module_table: unsafe extern "C" fn(c_int, *mut *const Option<&'static Slot>, *mut c_uint) -> c_int,
+}
+
+static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), module_table };
+
+#[repr(C)]
+struct OurVersion {
+    size: usize,
+    version: u32,
+    reserved: u32,
+    set_version_of_tool: extern "C" fn(u32),
+}
+
+static OUR_VERSION: OurVersion =
+    OurVersion { size: size_of::<OurVersion>(), version: VERSION as u32, reserved: 0, set_version_of_tool };
+
+extern "C" fn export_table(table: u32) -> *const c_void {
+    match table {
+        1 => ptr::from_ref(&CALLBACKS).cast(),
+        3 => ptr::from_ref(&OUR_VERSION).cast(),
+        _ => ptr::null(),
+    }
+}
+
+extern "C" fn set_version_of_tool(_: u32) {}
+
+/// Returns 0 for a module that NVTX does not have.
+unsafe extern "C" fn module_table(
+    module: c_int,
+    table: *mut *const Option<&'static Slot>,
+    length: *mut c_uint,
+) -> c_int {
+    let (found, functions) = match module {
+        5 => (&DOMAINS_TABLE, 16),
+        1 => (&OTHERS_TABLE, 16),
+        2 => (&OTHERS_TABLE, 9),
+        3 => (&OTHERS_TABLE, 15),
+        4 | 6 => (&OTHERS_TABLE, 7),
+        _ => return 0,
+    };
+    // SAFETY: by NVTX, each is null or writable.
+    unsafe {
+        if let Some(table) = table.as_mut() {
+            *table = found.as_ptr();
+        }
+        if let Some(length) = length.as_mut() {
+            *length = functions;
+        }
+    }
+    1
+}
+
+// ---- the module of memory ------------------------------------------------------------------------
+
+#[repr(C)]
+struct SlotList {
+    id: usize,
+    slots: usize,
+    functions: *const Slot,
+}
+
+#[repr(C)]
+struct MemoryModule {
+    version: u16,
+    size: u16,
+    id: u16,
+    compatibility: u16,
+    lists: usize,
+    first_list: *mut SlotList,
+    export: *const c_void,
+    info: *const c_void,
+}
+
+/// What structures of the module of memory say that they are: 1.2.
+pub(super) const MEMORY_COMPATIBILITY: u16 = 0x0102;
+const MEMORY_ID: u16 = 1;
+
+/// Lets the tool fill in [`MEMORY`]. compute-sanitizer wants CUDA to be initialized before. `false` where it hears
+/// nothing of memory.
+pub(super) fn asks_of_memory() -> bool {
+    let Some(library) = LIBRARY.get().0 else { return false };
+    type Initialize = unsafe extern "C" fn(*mut MemoryModule) -> c_int;
+    let Some(initialize) = symbol(library, c"InitializeInjectionNvtxExtension") else { return false };
+    // SAFETY: a function of this name has this type by NVTX's version 3.
+    let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
+    let mut slots = SlotList { id: 1, slots: MEMORY.len(), functions: MEMORY.as_ptr() };
+    let mut module = MemoryModule {
+        version: VERSION,
+        size: size_of::<MemoryModule>() as u16,
+        id: MEMORY_ID,
+        compatibility: MEMORY_COMPATIBILITY,
+        lists: 1,
+        first_list: &mut slots,
+        export: ptr::null(),
+        info: ptr::null(),
+    };
+    // SAFETY: both structures are read during the call only. The slots live as long as the process, and may be written: they
+    // are atomic.
+    (unsafe { initialize(&mut module) }) != 0
+}
