@@ -1,0 +1,131 @@
+//! The program's streams, as the pools know them: registered at their first use, until the program destroys them.
+
+use std::cell::RefCell;
+use std::ptr;
+use std::sync::Arc;
+
+use millpond::bindings::{Mutex, PerProcess, RwLock};
+use millpond::device::StreamHandle;
+use millpond::{RegisteredStream, Stream};
+use rustc_hash::FxHashMap;
+
+use crate::driver;
+use crate::gpus::{self, Gpu};
+
+/// A stream of the program's.
+#[derive(Debug)]
+struct Known {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    /// Until the program destroys it.
+    registered: Mutex<Option<RegisteredStream>>,
+}
+
+#[derive(Debug, Default)]
+struct Streams(RwLock<FxHashMap<u64, Arc<Known>>>);
+
+static STREAMS: PerProcess<Streams> = PerProcess::new();
+
+/// The stream that a thread used last, and what was the generation then.
+#[derive(Debug)]
+struct Last {
+    generation: u64,
+    handle: u64,
+    known: Arc<Known>,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+/// The handle of each thread's own default stream.
+pub(crate) const PER_THREAD: u64 = StreamHandle::PER_THREAD.raw();
+
+/// Calls with the stream that a handle means here, and its GPU. `None` where its memory is not a pool's.
+///
+/// # Safety
+/// The handle is null or a live stream.
+#[inline]
+pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+    let mut call = Some(call);
+    let done = LAST.try_with(|last| {
+        let last = last.try_borrow().ok()?;
+        let Last { known, .. } =
+            last.as_ref().filter(|last| last.handle == handle && last.generation == gpus::generation())?;
+        Some(call.take()?(&known.gpu, &known.stream))
+    });
+    match done {
+        Ok(Some(done)) => Some(done),
+        // SAFETY: the caller's promise.
+        _ => unsafe { with_slow(handle, call?) },
+    }
+}
+
+#[cold]
+unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+    if handle <= PER_THREAD {
+        let gpu = gpus::current()?;
+        let stream =
+            if handle == PER_THREAD { gpu.context.per_thread_stream().ok()? } else { gpu.default.clone() };
+        return Some(call(&gpu, &stream));
+    }
+    // Before the look: what is found is of this generation or a later one.
+    let generation = gpus::generation();
+    let known = STREAMS.get().0.read().get(&handle).cloned();
+    // SAFETY: the caller's promise.
+    let known = known.or_else(|| unsafe { meet(handle) })?;
+    let done = call(&known.gpu, &known.stream);
+    // Fails while the thread ends; then the next call looks again.
+    LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = Some(Last { generation, handle, known });
+        }
+    })
+    .ok();
+    Some(done)
+}
+
+/// # Safety
+/// The handle is a live stream, and none of the default ones.
+unsafe fn meet(handle: u64) -> Option<Arc<Known>> {
+    let mut context = ptr::null_mut();
+    let raw = ptr::without_provenance_mut(handle as usize);
+    // SAFETY: the stream lives by the caller's promise, and `context` is writable.
+    if !unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() || context.is_null() {
+        return None;
+    }
+    let gpu = gpus::of_context(context)?;
+    // SAFETY: it is alive, and `forget` ends the registration before the program's call destroys it.
+    let registered = unsafe { gpu.context.register_stream(StreamHandle::from_raw(handle)) }.ok()?;
+    let stream = (*registered).clone();
+    let known = Arc::new(Known { gpu, stream, registered: Mutex::new(Some(registered)) });
+    // Of two threads, the second one's registration ends here, and the first one's stays.
+    Some(STREAMS.get().0.write().entry(handle).or_insert(known).clone())
+}
+
+/// The program destroys a stream.
+pub(crate) fn forget(handle: u64) {
+    let forgotten = STREAMS.get().0.write().remove(&handle);
+    if let Some(known) = forgotten {
+        end(&known);
+    }
+}
+
+/// The program resets a GPU, and so ends all of its streams.
+pub(crate) fn forget_all_of(ordinal: usize) {
+    let mut forgotten = Vec::new();
+    STREAMS.get().0.write().retain(|_, known| {
+        let is_of = known.gpu.ordinal == ordinal;
+        if is_of {
+            forgotten.push(known.clone());
+        }
+        !is_of
+    });
+    forgotten.iter().for_each(|known| end(known));
+}
+
+fn end(known: &Known) {
+    gpus::begin_generation();
+    let registered = known.registered.lock().take();
+    drop(registered);
+}
