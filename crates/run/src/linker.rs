@@ -4,15 +4,18 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// A function or a handle of the dynamic linker.
 pub(crate) type Address = *mut c_void;
 
 type Dlsym = unsafe extern "C" fn(Address, *const c_char) -> Address;
 
+/// How many guards there are, on all threads.
+static GUARDS: AtomicU32 = AtomicU32::new(0);
+
 thread_local! {
-    /// How many guards the thread has. It has no destructor, so that a look-up may come at any time of a thread.
+    /// How many of them the thread has. It has no destructor, so that a look-up may come at any time of a thread.
     static OWN: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -24,6 +27,8 @@ pub(crate) struct Own {
 
 impl Own {
     pub(crate) fn begin() -> Self {
+        // Relaxed, here and below: the thread itself sees its own change, and others' do not concern it.
+        GUARDS.fetch_add(1, Ordering::Relaxed);
         OWN.set(OWN.get() + 1);
         Self { on_this_thread: PhantomData }
     }
@@ -32,13 +37,14 @@ impl Own {
 impl Drop for Own {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
+        GUARDS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Whether the thread has a guard.
+/// Whether the thread has a guard. Without any, the thread's own count is not looked at, which takes a call.
 #[inline]
 pub(crate) fn is_own() -> bool {
-    OWN.get() > 0
+    GUARDS.load(Ordering::Relaxed) > 0 && OWN.get() > 0
 }
 
 /// The address of the C library's own `dlsym`. It may be asked before anything else of the process is set up.
