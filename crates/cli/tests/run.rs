@@ -214,3 +214,67 @@ fn wrong_usage_is_one_line_and_status_2() {
         assert!(failure(&output).starts_with(said), "{arguments:?}: {}", stderr(&output));
     }
 }
+
+/// A Python with these modules first on its path; `None` where there is no Python.
+fn python(modules: &[(&str, &str)], script: &str, environment: &[(&str, &str)]) -> Option<Output> {
+    if Command::new("python3").arg("--version").output().is_err() {
+        assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "python3 is not installed");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in modules {
+        let file = dir.path().join(format!("{name}.py"));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    }
+    let mut command = run(&["python3", "-c", script]);
+    Some(command.env("PYTHONPATH", dir.path()).envs(environment.iter().copied()).output().unwrap())
+}
+
+/// Stands for the package: it says what is enabled.
+const PACKAGE: [(&str, &str); 5] = [
+    ("millpond/__init__", "from . import _millpond"),
+    ("millpond/_millpond", "def devices_in_use(): return []"),
+    ("millpond/torch", "def enable(): print('torch enabled')"),
+    ("millpond/cupy", "def enable(): raise RuntimeError('no CUDA here')"),
+    ("millpond/numba", "def enable(): print('numba enabled')"),
+];
+
+#[test]
+fn pythons_libraries_get_the_pool_when_they_are_imported() {
+    let libraries = [
+        ("torch", "print('torch loaded')"),
+        ("cupy", ""),
+        ("numba/__init__", ""),
+        ("numba/cuda", "print('numba.cuda loaded')"),
+        ("sitecustomize", "print('own sitecustomize')"),
+    ];
+    let modules = [&PACKAGE[..], &libraries].concat();
+    let script =
+        "print('begun'); import torch, cupy, numba.cuda, inspect; inspect.getsource(torch); import torch";
+    let Some(output) = python(&modules, script, &[]) else { return };
+    let told = "own sitecustomize\nbegun\ntorch loaded\ntorch enabled\nnumba.cuda loaded\nnumba enabled\n";
+    assert_eq!(stdout(&output), told, "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("millpond: CuPy is served as any program: no CUDA here"),
+        "{}",
+        stderr(&output)
+    );
+    // Children too, and not what the caller's environment leaves out.
+    let script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch, numba.cuda'], check=True)";
+    let output = python(&modules, script, &[("MILLPOND_TORCH", "0")]).unwrap();
+    assert_eq!(stdout(&output).matches("enabled").collect::<Vec<_>>().len(), 1, "{}", stdout(&output));
+}
+
+#[test]
+fn a_python_without_the_package_is_told_what_it_lacks() {
+    let Some(output) = python(&[("torch", "")], "import torch", &[]) else { return };
+    let said = stderr(&output);
+    assert!(
+        said.contains("millpond: PyTorch is served as any program: for its own interface, install"),
+        "{said}"
+    );
+    let output =
+        python(&[], "import json, sys; print([f for f in sys.modules if 'millpond' in f])", &[]).unwrap();
+    assert_eq!(stdout(&output), "[]\n");
+}

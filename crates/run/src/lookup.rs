@@ -5,7 +5,6 @@
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::MaybeUninit;
 use std::ptr;
 
 use crate::doors::{DOORS, behind};
@@ -28,10 +27,10 @@ struct Opening {
 
 /// # Safety
 /// `name` is null or a text of C, as `dlsym` wants it.
-unsafe extern "C" fn decide(library: Address, name: *const c_char, caller: *const c_void) -> Decision {
+unsafe extern "C" fn decide(library: Address, name: *const c_char) -> Decision {
     // SAFETY: the caller's promise.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
-    let (door, real) = match look_up(library, name, caller) {
+    let (door, real) = match look_up(library, name) {
         Found::Door(door) => (door, ptr::null_mut()),
         Found::Nothing => (ptr::null_mut(), nothing as *mut c_void),
         Found::Other => (ptr::null_mut(), linker::real_dlsym()),
@@ -49,14 +48,11 @@ enum Found {
 }
 
 /// It may be asked before the program's own libraries are set up. So a name that is not the driver's leaves at once.
-fn look_up(library: Address, name: &CStr, caller: *const c_void) -> Found {
+fn look_up(library: Address, name: &CStr) -> Found {
     if !name.to_bytes().starts_with(b"cu") || is_own() {
         return Found::Other;
     }
     let Some(door) = names::by_symbol(DOORS, name) else { return Found::Other };
-    if is_of_a_pool(caller) {
-        return Found::Other;
-    }
     // Behind the caller lies the driver, if anywhere.
     let library = if library == libc::RTLD_NEXT { libc::RTLD_DEFAULT } else { library };
     // SAFETY: the program has opened it.
@@ -76,24 +72,6 @@ fn look_up(library: Address, name: &CStr, caller: *const c_void) -> Found {
 unsafe extern "C" fn nothing(_library: Address, name: *const c_char) -> Address {
     // SAFETY: the C library is loaded, and has none of the driver's names.
     unsafe { linker::symbol(libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY), CStr::from_ptr(name)) }
-}
-
-/// Whether the caller is a library of Millpond's: what a pool asks the driver for is no program's.
-fn is_of_a_pool(caller: *const c_void) -> bool {
-    let mut found = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: `found` is writable; the address is only looked up.
-    if unsafe { libc::dladdr(caller, found.as_mut_ptr()) } == 0 {
-        return false;
-    }
-    // SAFETY: written above.
-    let path = unsafe { found.assume_init() }.dli_fname;
-    if path.is_null() {
-        return false;
-    }
-    // SAFETY: the path of a loaded library, as a text of C.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    file.starts_with(b"libmillpond.so") || file.starts_with(b"_millpond.")
 }
 
 /// An object that is opened with `RTLD_DEEPBIND` finds the C library's `dlsym` before ours. For a CUDA library it is left out.
@@ -123,7 +101,6 @@ unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
         "push rdi",
         "push rsi",
         "sub rsp, 8",
-        "mov rdx, [rsp + 24]",
         "call {decide}",
         "add rsp, 8",
         "pop rsi",
@@ -163,7 +140,6 @@ unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
         "stp x29, x30, [sp, #-32]!",
         "stp x0, x1, [sp, #16]",
         "mov x29, sp",
-        "mov x2, x30",
         "bl {decide}",
         "mov x8, x0",
         "mov x16, x1",

@@ -14,6 +14,9 @@ struct Account {
     pid: u32,
     program: String,
     mode: String,
+    /// Those of Python that have the pools; none where the program itself has.
+    #[serde(default)]
+    libraries: Vec<String>,
     pools: Vec<Pool>,
     outside: Outside,
     said: Vec<String>,
@@ -63,7 +66,8 @@ impl Told {
         let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
         // One that was killed while it wrote has told nothing.
         let mut accounts: Vec<_> = files.filter_map(|path| read(&path)).collect();
-        accounts.sort_by_key(|account| account.pid);
+        // A process with Python's libraries has two.
+        accounts.sort_by_key(|account| (account.pid, !account.libraries.is_empty()));
         Self(accounts)
     }
 }
@@ -94,21 +98,24 @@ pub(super) fn say(told: &Told, program: &str) {
     for account in &told.0 {
         account.lines().iter().for_each(|line| remark(&format!("millpond: {line}")));
     }
-    if let [_, _, ..] = &told.0[..] {
+    let processes = told.0.iter().filter(|account| account.libraries.is_empty()).count();
+    if processes > 1 {
         let pools = || told.0.iter().flat_map(|account| &account.pools);
         let [held, requested] =
             [pools().map(|pool| pool.held_peak).sum(), pools().map(|pool| pool.requested_peak).sum()];
         let [held, requested] = [held, requested].map(HumanBytes);
         remark(&format!(
-            "millpond: {} processes in all: {held} held, {requested} requested, as the sum of their peaks",
-            told.0.len(),
+            "millpond: {processes} processes in all: {held} held, {requested} requested, as the sum of their peaks"
         ));
     }
 }
 
 impl Account {
     fn lines(&self) -> Vec<String> {
-        let who = format!("{} ({})", self.program, self.pid);
+        let mut who = format!("{} ({})", self.program, self.pid);
+        if !self.libraries.is_empty() {
+            who += &format!(", {}", self.libraries.join(" and "));
+        }
         let mut lines: Vec<_> = self.pools.iter().map(|pool| format!("{who}{}", pool.line())).collect();
         lines.extend(self.outside.line(self.mode == "pool").map(|line| format!("{who}: {line}")));
         lines

@@ -5,6 +5,7 @@
 //! | `library` | where the library lies that is preloaded |
 //! | `program` | whether a program can be reached; its start, its signals, its end |
 //! | `accounts` | what its processes told, and what is said of it |
+//! | `sitecustomize.py` | what Python processes begin with: PyTorch and others get their own interfaces |
 
 mod accounts;
 mod library;
@@ -157,6 +158,9 @@ fn environment(
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
     ];
+    if args.mode() == "pool" {
+        all.extend(for_python(folder)?);
+    }
     if let Some(recording) = recording {
         // A program may go to another folder before it allocates.
         let path = std::path::absolute(recording).map_err(|source| Error::Io {
@@ -167,6 +171,25 @@ fn environment(
         all.push(("MILLPOND_RECORD", path.into()));
     }
     Ok(all)
+}
+
+/// What Python processes begin with, in a folder that is the first on their path. A library that the caller's environment
+/// speaks of already is left to that.
+fn for_python(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
+    const LIBRARIES: [&str; 4] = ["MILLPOND_TORCH", "MILLPOND_CUPY", "MILLPOND_RMM", "MILLPOND_NUMBA"];
+    let folder = folder.join("python");
+    let write = || {
+        std::fs::create_dir(&folder)?;
+        std::fs::write(folder.join("sitecustomize.py"), include_str!("sitecustomize.py"))
+    };
+    write().map_err(|source| Error::Io { path: folder.clone(), action: "write to it", source })?;
+    let mut path = folder.into_os_string();
+    if let Some(others) = std::env::var_os("PYTHONPATH").filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    let unsaid = LIBRARIES.into_iter().filter(|name| std::env::var_os(name).is_none());
+    Ok(unsaid.map(|name| (name, "1".into())).chain([("PYTHONPATH", path)]).collect())
 }
 
 /// The recording of the program as a page.

@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use object::Endianness;
 use object::elf::{FileHeader64, PT_INTERP};
@@ -72,9 +74,11 @@ impl<'a> Program<'a> {
     pub(super) fn run(&self, environment: &[(&'static str, OsString)]) -> Result<Ended> {
         let mut command = Command::new(self.path);
         command.args(self.arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-        let child =
-            command.spawn().map_err(|source| Error::CannotRun { program: self.path.into(), source })?;
-        let status = Passing::to(&child).wait_for(child).map_err(|source| Error::Io {
+        let passing = Passing::begin();
+        let spawned = command.spawn();
+        let mut child = spawned.map_err(|source| Error::CannotRun { program: self.path.into(), source })?;
+        passing.to(&child);
+        let status = child.wait().map_err(|source| Error::Io {
             path: self.path.into(),
             action: "wait for it",
             source,
@@ -99,32 +103,62 @@ fn is_static(path: &Path) -> bool {
     parts.iter().all(|part| part.p_type(endian) != PT_INTERP)
 }
 
-/// While this lives, signals that this process gets are passed on.
+/// While this lives, signals that this process gets are passed on. Those that it ignores, the program ignores, too.
 struct Passing {
+    /// The child's process id; 0 before there is one.
+    child: Arc<AtomicI32>,
+    /// A signal that came before.
+    early: Arc<AtomicI32>,
     registered: Vec<signal_hook::SigId>,
 }
 
 impl Passing {
-    fn to(child: &Child) -> Self {
-        let pid = Pid::from_child(child);
-        let has_terminal = is_in_front();
+    /// Before the child is there: it may ask for a signal at once.
+    fn begin() -> Self {
+        let (child, early) = (Arc::<AtomicI32>::default(), Arc::<AtomicI32>::default());
+        let (has_terminal, ignored) = (is_in_front(), ignored());
         let register = |signal: i32| {
             let is_from_terminal = has_terminal && (signal == SIGINT || signal == SIGQUIT);
+            let (child, early) = (child.clone(), early.clone());
             let pass = move || {
-                if let (false, Some(signal)) = (is_from_terminal, Signal::from_named_raw(signal)) {
-                    // It may have ended.
-                    rustix::process::kill_process(pid, signal).ok();
+                // Sequentially consistent: `to` looks for an early signal after it has named the child.
+                match (is_from_terminal, child.load(Ordering::SeqCst)) {
+                    (true, _) => {}
+                    (_, 0) => early.store(signal, Ordering::SeqCst),
+                    (_, child) => send(child, signal),
                 }
             };
-            // SAFETY: the handler makes one call of the system, which a handler may, and nothing else.
+            // SAFETY: the handler uses two numbers and one call of the system, which a handler may.
             unsafe { low_level::register(signal, pass) }.ok()
         };
-        Self { registered: SIGNALS.into_iter().filter_map(register).collect() }
+        let heard = SIGNALS.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
+        let registered = heard.filter_map(register).collect();
+        Self { child, early, registered }
     }
 
-    fn wait_for(self, mut child: Child) -> std::io::Result<ExitStatus> {
-        child.wait()
+    /// From now on they go to this child.
+    fn to(&self, child: &Child) {
+        let child = child.id() as i32;
+        self.child.store(child, Ordering::SeqCst);
+        match self.early.load(Ordering::SeqCst) {
+            0 => {}
+            signal => send(child, signal),
+        }
     }
+}
+
+fn send(child: i32, signal: i32) {
+    if let (Some(child), Some(signal)) = (Pid::from_raw(child), Signal::from_named_raw(signal)) {
+        // It may have ended.
+        rustix::process::kill_process(child, signal).ok();
+    }
+}
+
+/// The signals that this process ignores, a bit each from 1 on: as under `nohup`.
+fn ignored() -> u64 {
+    let about = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = about.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 impl Drop for Passing {
