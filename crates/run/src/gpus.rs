@@ -25,8 +25,6 @@ pub(crate) struct Gpu {
     pub(crate) pool: Pool,
     /// A stream without work. Who frees on it has waited for all work on the block, or promises that there is none.
     pub(crate) waited: Stream,
-    /// The legacy default stream.
-    pub(crate) default: Stream,
     /// What `cuMemFree` frees, and could not wait for yet.
     late: Mutex<Vec<DevicePtr>>,
 }
@@ -101,7 +99,7 @@ pub(crate) fn of_context(context: Handle) -> Option<Arc<Gpu>> {
         return None;
     }
     let gpus = GPUS.get();
-    let find = || gpus.known.read().iter().find(|gpu| gpu.primary == context.addr() as u64).cloned();
+    let find = || gpus.known.read().iter().find(|gpu| gpu.is_of(context)).cloned();
     find().or_else(|| meet(gpus, context, find))
 }
 
@@ -181,13 +179,19 @@ impl Gpu {
             builder = builder.budget(&budget?);
         }
         let pool = builder.build()?;
-        let (waited, default) = (context.create_stream()?, context.default_stream()?);
-        Ok(Self { ordinal, primary, context, pool, waited, default, late: Mutex::default() })
+        let waited = context.create_stream()?;
+        Ok(Self { ordinal, primary, context, pool, waited, late: Mutex::default() })
     }
 
     /// The primary context.
     pub(crate) fn primary(&self) -> u64 {
         self.primary
+    }
+
+    /// Whether the context is its primary one.
+    #[inline]
+    pub(crate) fn is_of(&self, context: Handle) -> bool {
+        self.primary == context.addr() as u64
     }
 
     /// Waits for all work of the GPU, so that blocks can be freed on [`waited`](Self::waited).

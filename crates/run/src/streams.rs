@@ -50,8 +50,7 @@ pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R)
     let mut call = Some(call);
     let done = LAST.try_with(|last| {
         let last = last.try_borrow().ok()?;
-        let Last { known, .. } =
-            last.as_ref().filter(|last| last.handle == handle && last.generation == gpus::generation())?;
+        let Last { known, .. } = last.as_ref().filter(|last| last.is(handle))?;
         Some(call.take()?(&known.gpu, &known.stream))
     });
     match done {
@@ -61,19 +60,28 @@ pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R)
     }
 }
 
+impl Last {
+    /// Whether the handle means this stream. The default ones' are those of the thread's context.
+    #[inline]
+    fn is(&self, handle: u64) -> bool {
+        let is_of_context = || driver::current_context().is_some_and(|context| self.known.gpu.is_of(context));
+        self.handle == handle
+            && self.generation == gpus::generation()
+            && (handle > PER_THREAD || is_of_context())
+    }
+}
+
 #[cold]
 unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
-    if handle <= PER_THREAD {
-        let gpu = gpus::current()?;
-        let stream =
-            if handle == PER_THREAD { gpu.context.per_thread_stream().ok()? } else { gpu.default.clone() };
-        return Some(call(&gpu, &stream));
-    }
     // Before the look: what is found is of this generation or a later one.
     let generation = gpus::generation();
-    let known = STREAMS.get().0.read().get(&handle).cloned();
-    // SAFETY: the caller's promise.
-    let known = known.or_else(|| unsafe { meet(handle) })?;
+    let known = if handle <= PER_THREAD {
+        default(handle)?
+    } else {
+        let known = STREAMS.get().0.read().get(&handle).cloned();
+        // SAFETY: the caller's promise.
+        known.or_else(|| unsafe { meet(handle) })?
+    };
     let done = call(&known.gpu, &known.stream);
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
@@ -83,6 +91,15 @@ unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Op
     })
     .ok();
     Some(done)
+}
+
+/// A default stream of the thread's context, which needs no registration.
+fn default(handle: u64) -> Option<Arc<Known>> {
+    let gpu = gpus::current()?;
+    let context = &gpu.context;
+    let stream =
+        if handle == PER_THREAD { context.per_thread_stream() } else { context.default_stream() }.ok()?;
+    Some(Arc::new(Known { gpu, stream, registered: Mutex::new(None) }))
 }
 
 /// # Safety

@@ -163,6 +163,11 @@ fn memory_of_a_programs_own_context_is_the_drivers() {
 }
 
 #[test]
+fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
+    linked("peers", &[]);
+}
+
+#[test]
 fn after_a_reset_the_program_begins_anew() {
     let Some(account) = linked("reset", &[]) else { return };
     assert_eq!(account["pools"].as_array().map(Vec::len), Some(2), "{account}");

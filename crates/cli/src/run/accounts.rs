@@ -87,10 +87,13 @@ impl<'a> Json<'a> {
 }
 
 /// Says what was held, process by process.
-pub(super) fn say(told: &Told, program: &str) {
+pub(super) fn say(told: &Told, program: &str, ended: Ended) {
+    if told.0.is_empty() && ended.is_killed() {
+        return remark(&format!("millpond: {program}: it was killed before it could tell what it held"));
+    }
     if told.0.is_empty() {
         let why = match millpond::device::cuda::driver() {
-            Ok(_) => "it allocated no CUDA memory, or was killed".to_owned(),
+            Ok(_) => "it allocated no CUDA memory".to_owned(),
             Err(error) => format!("it allocated no CUDA memory: {error}"),
         };
         return remark(&format!("millpond: {program}: {why}"));

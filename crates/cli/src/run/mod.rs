@@ -5,7 +5,7 @@
 //! | `library` | where the library lies that is preloaded |
 //! | `program` | whether a program can be reached; its start, its signals, its end |
 //! | `accounts` | what its processes told, and what is said of it |
-//! | `sitecustomize.py` | what Python processes begin with: PyTorch and others get their own interfaces |
+//! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
 mod accounts;
 mod library;
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let told = Told::read(folder.path());
     match &out_of_reach {
         Some(why) => remark(&format!("millpond: {}: {why}", program.name())),
-        None => accounts::say(&told, &program.name()),
+        None => accounts::say(&told, &program.name(), ended),
     }
     if let Some(json) = json {
         write_json(json, &accounts::Json::new(&program.name(), &ended, &told))?;
@@ -180,7 +180,8 @@ fn for_python(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let folder = folder.join("python");
     let write = || {
         std::fs::create_dir(&folder)?;
-        std::fs::write(folder.join("sitecustomize.py"), include_str!("sitecustomize.py"))
+        std::fs::write(folder.join("millpond_imports.py"), include_str!("python/millpond_imports.py"))?;
+        std::fs::write(folder.join("sitecustomize.py"), include_str!("python/sitecustomize.py"))
     };
     write().map_err(|source| Error::Io { path: folder.clone(), action: "write to it", source })?;
     let mut path = folder.into_os_string();

@@ -88,6 +88,11 @@ impl<'a> Program<'a> {
 }
 
 impl Ended {
+    /// Whether a signal ended it, or a program in it.
+    pub(super) fn is_killed(self) -> bool {
+        self.status > 128
+    }
+
     fn of(status: ExitStatus) -> Self {
         let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
         Self { status: u8::try_from(number).unwrap_or(u8::MAX) }

@@ -24,6 +24,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxSynchronize(void);
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
@@ -54,6 +55,8 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 unsigned long standin_calls(const char *name);
 /* Gives a stream work that is done when the host waits for it. */
 void standin_work(CUstream stream);
+/* How often pages of one GPU were given to another. */
+int standin_granted(int owner, int peer);
 /* Whether a stream's work is done. */
 int standin_is_idle(CUstream stream);
 

@@ -4,6 +4,7 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -155,6 +156,17 @@ static void contexts(void) {
     CHECK(!cuMemFree_v2(at) && standin_calls("cuMemFree_v2") == 1);
 }
 
+/* A GPU that may use another one's memory may use its pool's. */
+static void peers(void) {
+    CUcontext first = begin(), second;
+    CHECK(!cuDevicePrimaryCtxRetain(&second, 1) && !cuCtxSetCurrent(second));
+    allocated(MIB);
+    CHECK(!cuCtxEnablePeerAccess(first, 0) && standin_granted(0, 1) == 0);
+    begin();
+    allocated(MIB);
+    CHECK(standin_granted(0, 1) > 0 && standin_granted(1, 0) == 0);
+}
+
 /* A reset ends all memory, and the next use begins anew. */
 static void reset(void) {
     CUstream stream = created();
@@ -253,13 +265,14 @@ static void forks(char *program) {
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(void); } cases[] = {
         {"pairs", pairs}, {"mistakes", mistakes}, {"waits", waits}, {"ready", ready}, {"answers", answers},
-        {"ipc", ipc}, {"pools", pools}, {"captures", captures}, {"contexts", contexts}, {"reset", reset},
+        {"ipc", ipc}, {"pools", pools}, {"captures", captures}, {"contexts", contexts}, {"peers", peers}, {"reset", reset},
         {"threads", threads}, {"limited", limited}, {"passes", passes},
     };
     CHECK(count == 2);
     if (!strcmp(arguments[1], "forks")) return forks(arguments[0]), 0;
     begin();
     if (!strcmp(arguments[1], "leaves")) return allocated(5 * MIB), 0;
+    if (!strcmp(arguments[1], "is killed")) allocated(5 * MIB), raise(9);
     if (!strcmp(arguments[1], "leaves at once")) allocated(5 * MIB), _exit(3);
     for (size_t at = 0; at < sizeof cases / sizeof *cases; at++) {
         if (!strcmp(cases[at].name, arguments[1])) return cases[at].run(), 0;

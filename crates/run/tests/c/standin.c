@@ -434,8 +434,14 @@ API CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, unsigned long
     void *wanted = (void *)at;
     return mmap(wanted, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, ((page *)handle)->file, offset) == wanted ? 0 : 1;
 }
-API CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const void *access, size_t entries) {
-    (void)access, (void)entries;
+/* The GPU that last set its own access: a pool does so before it lets others in. */
+static int granted[GPUS][GPUS], owner_at[1 << 16];
+API int standin_granted(int owner, int peer) { return granted[owner][peer]; }
+API CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const int *access, size_t entries) {
+    /* Each entry is the kind of place, its number, and what is allowed. */
+    int *owner = &owner_at[at / GRANULARITY % (1 << 16)];
+    if (entries == 1 && !*owner) *owner = access[1] + 1;
+    for (size_t entry = 0; entry < entries; entry++) granted[*owner - 1][access[3 * entry + 1]]++;
     return mprotect((void *)at, bytes, PROT_READ | PROT_WRITE) ? 1 : 0;
 }
 API CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {

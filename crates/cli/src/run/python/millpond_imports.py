@@ -1,13 +1,16 @@
-"""What ``millpond run`` puts first on PYTHONPATH, so that each Python process of the program begins with it.
+"""Gives PyTorch, CuPy, RMM and Numba the pools of the package ``millpond`` as soon as the program has imported them.
 
-PyTorch, CuPy, RMM and Numba get the pools of the package ``millpond`` as soon as the program has imported them. A program that
-imports none of them pays for a look at the names of its imports. The program's own ``sitecustomize`` runs as it would without.
+``MILLPOND_TORCH=1``, ``MILLPOND_CUPY=1``, ``MILLPOND_RMM=1`` and ``MILLPOND_NUMBA=1`` ask for it. ``millpond run`` sets them. A program
+that imports none of these pays for a look at the names of its imports: the package is not imported before.
+
+It uses nothing of the package, which need not be there.
 """
 
-import importlib.machinery
-import importlib.util
+from __future__ import annotations
+
 import os
 import sys
+from typing import Any
 
 #: The module whose import is waited for, the variable that asks for it, and the library's name.
 LIBRARIES = {
@@ -21,22 +24,22 @@ LIBRARIES = {
 class Account:
     """What is told at the end: beside the file of the preloaded library, one of the package's pools."""
 
-    def __init__(self):
-        self.libraries = []
-        self.said = []
+    def __init__(self) -> None:
+        self.libraries: list[str] = []
+        self.said: list[str] = []
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         self.said.append(text)
         print(f"millpond: {text}", file=sys.stderr)
 
-    def enabled(self, library):
+    def enabled(self, library: str) -> None:
         if not self.libraries:
             import atexit
 
             atexit.register(self.write)
         self.libraries.append(library)
 
-    def write(self):
+    def write(self) -> None:
         import json
 
         from millpond import _millpond
@@ -59,7 +62,7 @@ class Account:
             json.dump(account, file)
 
 
-def pool(gpu, stats):
+def pool(gpu: int, stats: Any) -> dict[str, int]:
     """A pool's figures, by the names that the preloaded library gives them."""
     calls = stats.as_dict()["calls"]
     return {
@@ -77,14 +80,14 @@ def pool(gpu, stats):
     }
 
 
-class Imports:
+class MillpondImports:
     """Finds no module. It has the libraries enabled once the other finders' loader has loaded them."""
 
-    def __init__(self, wanted):
+    def __init__(self, wanted: dict[str, str]) -> None:
         self.wanted = wanted
         self.account = Account()
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.wanted:
             return None
         library = self.wanted.pop(name)
@@ -102,22 +105,22 @@ class Imports:
 class Loader:
     """Another loader, with one step after it. What is asked of the loader itself is that one's to answer."""
 
-    def __init__(self, loader, name, library, account):
+    def __init__(self, loader: Any, name: str, library: str, account: Account) -> None:
         self._loader, self._name, self._library, self._account = loader, name, library, account
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         enable(self._name.partition(".")[0], self._library, self._account)
 
 
-def enable(name, library, account):
+def enable(name: str, library: str, account: Account) -> None:
     """Puts a library that was imported just now under the package's pools; says so where that cannot be."""
     import importlib
 
@@ -138,7 +141,7 @@ def enable(name, library, account):
         account.enabled(library)
 
 
-def budget():
+def budget() -> None:
     """The package's pools share a named limit. Under one of the process's own, the preloaded library counts their memory."""
     name, limit = os.environ.get("MILLPOND_RUN_BUDGET"), os.environ.get("MILLPOND_RUN_LIMIT")
     if name and limit:
@@ -147,18 +150,12 @@ def budget():
         millpond.configure(budget=millpond.Budget(int(limit), name=name))
 
 
-def run_the_programs_own():
-    """The next ``sitecustomize`` on the path."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
+def begin() -> None:
+    """Waits for the libraries that the environment asks for."""
+    asked = {name: library for name, (variable, library) in LIBRARIES.items() if os.environ.get(variable) == "1"}
+    # The package's own start may have been before this one.
+    if asked and not any(type(finder).__name__ == MillpondImports.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, MillpondImports(asked))
 
 
-asked = {name: library for name, (variable, library) in LIBRARIES.items() if os.environ.get(variable) == "1"}
-if asked:
-    sys.meta_path.insert(0, Imports(asked))
-run_the_programs_own()
+begin()
