@@ -119,6 +119,28 @@ fn a_library_that_is_opened_deep_comes_by_the_doors() {
 }
 
 #[test]
+fn valgrind_finds_nothing() {
+    if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() {
+        return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
+    }
+    let Some(folder) = built() else { return };
+    let accounts = tempfile::tempdir().expect("a folder");
+    let cases = ["pairs", "captures", "reset"];
+    let started = cases.map(|case| {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--quiet", "--error-exitcode=9"]).arg(folder.join("linked")).arg(case);
+        valgrind.env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
+        let piped =
+            valgrind.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).stderr(std::process::Stdio::piped());
+        piped.spawn().expect("valgrind is installed")
+    });
+    for (case, child) in cases.iter().zip(started) {
+        let output = child.wait_with_output().expect("it was started");
+        assert!(output.status.success(), "{case}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
 fn mistakes_are_errors_of_cuda() {
     linked("mistakes", &[]);
 }

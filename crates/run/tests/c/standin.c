@@ -404,9 +404,14 @@ API CUresult cuMemGetAllocationGranularity(size_t *bytes, const void *props, int
 }
 API CUresult cuMemAddressReserve(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
     (void)alignment, (void)hint, (void)flags;
-    void *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    *at = (CUdeviceptr)memory;
-    return memory == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : 0;
+    void *memory = mmap(NULL, bytes + GRANULARITY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    /* What does not begin at a page's address goes. */
+    size_t before = ROUNDED((CUdeviceptr)memory) - (CUdeviceptr)memory;
+    *at = (CUdeviceptr)memory + before;
+    if (before) munmap(memory, before);
+    munmap((void *)(*at + bytes), GRANULARITY - before);
+    return 0;
 }
 API CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) { return munmap((void *)at, bytes) ? 1 : 0; }
 API CUresult cuMemCreate(unsigned long long *handle, size_t bytes, const int *props, unsigned long long flags) {
