@@ -274,7 +274,7 @@ fn a_python_without_the_package_is_told_what_it_lacks() {
     let Some(output) = python(&[("torch", "")], "import torch", &[]) else { return };
     let said = stderr(&output);
     assert!(
-        said.contains("millpond: PyTorch is served as any program: for its own interface, install"),
+        said.contains("millpond: PyTorch is served as any program: for its interface to the pool, install"),
         "{said}"
     );
     let output =

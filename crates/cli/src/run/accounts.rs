@@ -99,7 +99,12 @@ pub(super) fn say(told: &Told, program: &str, ended: Ended) {
         return remark(&format!("millpond: {program}: {why}"));
     }
     for account in &told.0 {
-        account.lines().iter().for_each(|line| remark(&format!("millpond: {line}")));
+        // What they map themselves, they tell themselves.
+        let has_libraries = |other: &Account| other.pid == account.pid && !other.libraries.is_empty();
+        account
+            .lines(told.0.iter().any(has_libraries))
+            .iter()
+            .for_each(|line| remark(&format!("millpond: {line}")));
     }
     let processes = told.0.iter().filter(|account| account.libraries.is_empty()).count();
     if processes > 1 {
@@ -114,13 +119,15 @@ pub(super) fn say(told: &Told, program: &str, ended: Ended) {
 }
 
 impl Account {
-    fn lines(&self) -> Vec<String> {
+    fn lines(&self, without_pages: bool) -> Vec<String> {
         let mut who = format!("{} ({})", self.program, self.pid);
         if !self.libraries.is_empty() {
             who += &format!(", {}", self.libraries.join(" and "));
         }
         let mut lines: Vec<_> = self.pools.iter().map(|pool| format!("{who}{}", pool.line())).collect();
-        lines.extend(self.outside.line(self.mode == "pool").map(|line| format!("{who}: {line}")));
+        lines.extend(
+            self.outside.line(self.mode == "pool", without_pages).map(|line| format!("{who}: {line}")),
+        );
         lines
     }
 }
@@ -145,18 +152,18 @@ impl Pool {
 
 impl Outside {
     /// `None` where there is nothing to say.
-    fn line(&self, beside_a_pool: bool) -> Option<String> {
-        if self.peak == 0 && self.refused == 0 {
+    fn line(&self, beside_a_pool: bool, without_pages: bool) -> Option<String> {
+        let peak = if without_pages { self.plain.peak + self.managed.peak } else { self.peak };
+        if peak == 0 && self.refused == 0 {
             return None;
         }
         let kinds =
             [(&self.plain, "plain"), (&self.managed, "managed"), (&self.pages, "in pages of its own")];
-        let kinds = kinds.iter().filter(|(figures, _)| figures.peak > 0);
+        let kinds = kinds[..if without_pages { 2 } else { 3 }].iter().filter(|(figures, _)| figures.peak > 0);
         let kinds: Vec<_> =
             kinds.map(|(figures, kind)| format!("{} {kind}", HumanBytes(figures.peak))).collect();
         let beside = if beside_a_pool { " beside the pool" } else { "" };
-        let mut line =
-            format!("the driver gave {} at most{beside} ({})", HumanBytes(self.peak), kinds.join(", "));
+        let mut line = format!("the driver gave {} at most{beside} ({})", HumanBytes(peak), kinds.join(", "));
         if self.refused > 0 {
             line += &format!("; the limit refused {}", count(self.refused, "allocation"));
         }

@@ -51,7 +51,7 @@ class Account:
         nothing = {"allocations": 0, "bytes": 0, "peak": 0}
         account = {
             "pid": os.getpid(),
-            "program": os.path.basename(sys.executable),
+            "program": os.path.basename(os.path.realpath(sys.executable)),
             "mode": "pool",
             "libraries": self.libraries,
             "pools": [pool(gpu, figures) for gpu, figures in stats.items()],
@@ -124,19 +124,18 @@ def enable(name: str, library: str, account: Account) -> None:
     """Puts a library that was imported just now under the package's pools; says so where that cannot be."""
     import importlib
 
+    without = "is served as any program" if os.environ.get("MILLPOND_RUN") else "keeps its own allocator"
     try:
         importlib.import_module("millpond")
     except ImportError:
-        account.say(
-            f"{library} is served as any program: for its own interface, install the package millpond for {sys.executable}"
-        )
+        account.say(f"{library} {without}: for its interface to the pool, install the package millpond for {sys.executable}")
         return
     try:
         if not account.libraries:
             budget()
         importlib.import_module(f"millpond.{name}").enable()
     except Exception as error:
-        account.say(f"{library} is served as any program: {error}")
+        account.say(f"{library} {without}: {error}")
     else:
         account.enabled(library)
 
