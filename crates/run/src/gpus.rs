@@ -261,6 +261,7 @@ pub(crate) fn remove(ordinal: usize) {
         at.map(|at| known.remove(at))
     };
     let Some(gpu) = removed else { return };
+    begin_generation();
     gpus.gone.lock().push((ordinal, gpu.pool.stats()));
     let freed = gpu.wait().and_then(|()| {
         gpu.pool.live_blocks()?.iter().try_for_each(|block| {

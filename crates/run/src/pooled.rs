@@ -84,9 +84,7 @@ pub(crate) unsafe fn alloc_async(
     // SAFETY: the caller's promise.
     if may && !unsafe { captures::is_captured(stream) } {
         // SAFETY: the caller's promise.
-        let served = unsafe {
-            streams::with(stream.addr() as u64, |gpu, stream| gpu.pool.alloc(bytes as u64, stream))
-        };
+        let served = unsafe { streams::with(stream.addr() as u64, |found| found.alloc(bytes as u64)) };
         if let Some(allocated) = served {
             account::write_at_exit();
             // SAFETY: the caller's promise.
@@ -174,9 +172,8 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
         }
         // SAFETY: the caller's promise.
         let served = unsafe {
-            streams::with(stream.addr() as u64, |gpu, stream| {
-                free_block(&gpu.pool, DevicePtr::new(at), stream)
-                    .or_else(|error| free_elsewhere(at, stream, error))
+            streams::with(stream.addr() as u64, |found| {
+                found.free(DevicePtr::new(at)).or_else(|error| free_elsewhere(at, found.stream, error))
             })
         };
         match served {

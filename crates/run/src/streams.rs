@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
-use millpond::bindings::{Mutex, PerProcess, RwLock};
-use millpond::device::StreamHandle;
+use millpond::bindings::{Mutex, PerProcess, RwLock, Shortcut, on_fork, on_thread_end};
+use millpond::device::{DevicePtr, StreamHandle};
 use millpond::{RegisteredStream, Stream};
 use rustc_hash::FxHashMap;
 
@@ -32,10 +32,45 @@ struct Last {
     generation: u64,
     handle: u64,
     known: Arc<Known>,
+    /// The thread's way to the blocks that it has ready there. None where the stream does not stay.
+    shortcut: Option<Shortcut>,
 }
 
 thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+/// A stream of the program's as a thread has it, for one call.
+pub(crate) struct Found<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) stream: &'a Stream,
+    shortcut: Option<&'a Shortcut>,
+}
+
+impl Found<'_> {
+    /// Allocates for work on the stream.
+    #[inline]
+    pub(crate) fn alloc(&self, bytes: u64) -> millpond::Result<DevicePtr> {
+        // SAFETY: pool and stream are alive, and the thread made the shortcut: it is taken away when that ends or forks.
+        match self.shortcut.and_then(|ready| unsafe { ready.alloc(bytes) }) {
+            Some(ptr) => Ok(ptr),
+            None => self.gpu.pool.alloc(bytes, self.stream),
+        }
+    }
+
+    /// Frees a block after the work that the stream was given.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`](millpond::Pool::free).
+    #[inline]
+    pub(crate) unsafe fn free(&self, ptr: DevicePtr) -> millpond::Result<()> {
+        // SAFETY: as in `alloc`; and the caller's promise.
+        if self.shortcut.is_some_and(|ready| unsafe { ready.free(ptr) }) {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.gpu.pool.free(ptr, self.stream) }
+    }
 }
 
 /// The handle of each thread's own default stream.
@@ -46,12 +81,12 @@ pub(crate) const PER_THREAD: u64 = StreamHandle::PER_THREAD.raw();
 /// # Safety
 /// The handle is null or a live stream.
 #[inline]
-pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(Found<'_>) -> R) -> Option<R> {
     let mut call = Some(call);
     let done = LAST.try_with(|last| {
         let last = last.try_borrow().ok()?;
-        let Last { known, .. } = last.as_ref().filter(|last| last.is(handle))?;
-        Some(call.take()?(&known.gpu, &known.stream))
+        let Last { known, shortcut, .. } = last.as_ref().filter(|last| last.is(handle))?;
+        Some(call.take()?(Found { gpu: &known.gpu, stream: &known.stream, shortcut: shortcut.as_ref() }))
     });
     match done {
         Ok(Some(done)) => Some(done),
@@ -72,7 +107,7 @@ impl Last {
 }
 
 #[cold]
-unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(Found<'_>) -> R) -> Option<R> {
     // Before the look: what is found is of this generation or a later one.
     let generation = gpus::generation();
     let known = if handle <= PER_THREAD {
@@ -82,15 +117,34 @@ unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Op
         // SAFETY: the caller's promise.
         known.or_else(|| unsafe { meet(handle) })?
     };
-    let done = call(&known.gpu, &known.stream);
+    let done = call(Found { gpu: &known.gpu, stream: &known.stream, shortcut: None });
+    // There once the thread has had a block. A thread's own default stream is another one for each thread, for a call.
+    let shortcut = if handle == PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        on_thread_end(forget_last);
+        on_fork(gpus::begin_generation);
+    });
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            *last = Some(Last { generation, handle, known });
+            *last = Some(Last { generation, handle, known, shortcut });
         }
     })
     .ok();
     Some(done)
+}
+
+/// The thread ends, and its shortcuts with it.
+fn forget_last() {
+    LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut()
+            && let Some(last) = &mut *last
+        {
+            last.shortcut = None;
+        }
+    })
+    .ok();
 }
 
 /// A default stream of the thread's context, which needs no registration.

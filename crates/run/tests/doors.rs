@@ -192,7 +192,7 @@ fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
 #[test]
 fn after_a_reset_the_program_begins_anew() {
     let Some(account) = linked("reset", &[]) else { return };
-    assert_eq!(account["pools"].as_array().map(Vec::len), Some(2), "{account}");
+    assert_eq!(account["pools"].as_array().map(Vec::len), Some(3), "{account}");
 }
 
 #[test]

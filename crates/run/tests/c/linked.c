@@ -176,6 +176,11 @@ static void reset(void) {
     CHECK(!cuDevicePrimaryCtxReset_v2(0));
     begin();
     CHECK(!cuMemFree_v2(allocated(MIB)) && standin_calls("cuMemAlloc_v2") == 0);
+    /* The default stream needs no stream of the program's. */
+    CHECK(!cuMemAllocAsync(&at, MIB, NULL) && !cuMemFreeAsync(at, NULL) && !cuMemAllocAsync(&at, MIB, NULL));
+    CHECK(!cuDevicePrimaryCtxReset_v2(0));
+    begin();
+    CHECK(!cuMemAllocAsync(&at, MIB, NULL) && !cuMemFreeAsync(at, NULL));
 }
 
 static void *on_a_stream(void *seed) {
