@@ -10,12 +10,11 @@ use crate::code::Code;
 use crate::driver::{self, Handle};
 use crate::gpus;
 
+/// How many are under way. A forked child of who captures has no CUDA, and may find its parent's.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
 #[derive(Debug, Default)]
-struct Captures {
-    /// How many are under way.
-    count: AtomicUsize,
-    begun: Mutex<Begun>,
-}
+struct Captures(Mutex<Begun>);
 
 #[derive(Debug, Default)]
 struct Begun {
@@ -29,8 +28,7 @@ static CAPTURES: PerProcess<Captures> = PerProcess::new();
 
 /// Begins a capture on a stream, unless the driver refuses.
 pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
-    let captures = CAPTURES.get();
-    let mut begun = captures.begun.lock();
+    let mut begun = CAPTURES.get().0.lock();
     if begun.streams.is_empty() {
         let gpus = gpus::known();
         // Nothing is allocated from that memory.
@@ -39,7 +37,7 @@ pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
     }
     begun.streams.push(stream);
     // Before the call: afterwards an allocation may be the graph's.
-    captures.count.store(begun.streams.len(), Ordering::SeqCst);
+    COUNT.store(begun.streams.len(), Ordering::SeqCst);
     drop(begun);
     let code = real();
     if !code.is_success() {
@@ -50,11 +48,10 @@ pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
 
 /// A capture on a stream ended.
 pub(crate) fn end(stream: u64) {
-    let captures = CAPTURES.get();
-    let mut begun = captures.begun.lock();
+    let mut begun = CAPTURES.get().0.lock();
     let Some(at) = begun.streams.iter().position(|known| *known == stream) else { return };
     begun.streams.swap_remove(at);
-    captures.count.store(begun.streams.len(), Ordering::SeqCst);
+    COUNT.store(begun.streams.len(), Ordering::SeqCst);
     if begun.streams.is_empty() {
         let held_back = std::mem::take(&mut begun._held_back);
         drop(begun);
@@ -69,8 +66,7 @@ pub(crate) fn end(stream: u64) {
 /// The handle is null or a live stream.
 #[inline]
 pub(crate) unsafe fn is_captured(stream: Handle) -> bool {
-    // Sequentially consistent: who begins a capture counts it before.
-    if CAPTURES.get().count.load(Ordering::SeqCst) == 0 {
+    if !is_any() {
         return false;
     }
     let mut status: c_int = 0;
@@ -80,6 +76,8 @@ pub(crate) unsafe fn is_captured(stream: Handle) -> bool {
 }
 
 /// Whether any capture is under way.
+#[inline]
 pub(crate) fn is_any() -> bool {
-    CAPTURES.get().count.load(Ordering::SeqCst) > 0
+    // Sequentially consistent: who begins a capture counts it before.
+    COUNT.load(Ordering::SeqCst) > 0
 }

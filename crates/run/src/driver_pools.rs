@@ -25,9 +25,10 @@ struct Made {
 #[derive(Debug, Default)]
 struct Pools {
     made: Mutex<FxHashMap<u64, Made>>,
-    /// The GPUs whose current pool is special, one bit each.
-    special_current: AtomicU64,
 }
+
+/// The GPUs whose current pool is special, one bit each. A forked child of who has such pools has no CUDA.
+static SPECIAL_CURRENT: AtomicU64 = AtomicU64::new(0);
 
 static POOLS: PerProcess<Pools> = PerProcess::new();
 
@@ -72,12 +73,11 @@ pub(crate) fn make_current(device: c_int, pool: Handle, real: impl FnOnce() -> C
 
 fn set_current(device: usize, is_special: bool) {
     let bit = 1_u64.checked_shl(device as u32).unwrap_or(0);
-    let current = &POOLS.get().special_current;
     // Relaxed, here and below: a setting; the program orders it before its allocations.
     if is_special {
-        current.fetch_or(bit, Ordering::Relaxed)
+        SPECIAL_CURRENT.fetch_or(bit, Ordering::Relaxed)
     } else {
-        current.fetch_and(!bit, Ordering::Relaxed)
+        SPECIAL_CURRENT.fetch_and(!bit, Ordering::Relaxed)
     };
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn is_special(pool: Handle) -> bool {
 /// Whether the current pool of any GPU is such a one: then `cuMemAllocAsync` is the driver's.
 #[inline]
 pub(crate) fn is_any_current_special() -> bool {
-    POOLS.get().special_current.load(Ordering::Relaxed) != 0
+    SPECIAL_CURRENT.load(Ordering::Relaxed) != 0
 }
 
 /// The GPU of one of the driver's pools, where that is not special.

@@ -70,7 +70,7 @@ pub(crate) fn begin_generation() {
     GENERATION.fetch_add(1, Ordering::Release);
 }
 
-/// From now on `cuMemAlloc` is the driver's: the program gives such memory to other processes.
+/// Leaves `cuMemAlloc` to the driver from here on: the program gives such memory to other processes.
 pub(crate) fn leave_sync_to_the_driver() {
     // Relaxed: a setting; an allocation at this moment may be of either.
     SYNC_IS_DRIVERS.store(true, Ordering::Relaxed);

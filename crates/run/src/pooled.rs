@@ -80,11 +80,21 @@ pub(crate) unsafe fn alloc_async(
     is_special: bool,
     real: impl Fn() -> Code,
 ) -> Code {
+    let handle = stream.addr() as u64;
+    if !to.is_null()
+        && !is_special
+        && !captures::is_any()
+        && let Some(ptr) = streams::alloc_ready(handle, bytes as u64)
+    {
+        // SAFETY: the caller's promise.
+        unsafe { to.write(ptr.raw()) };
+        return Code::SUCCESS;
+    }
     let may = bytes > 0 && !to.is_null() && settings().mode == Mode::Pool && !is_special;
     // SAFETY: the caller's promise.
     if may && !unsafe { captures::is_captured(stream) } {
         // SAFETY: the caller's promise.
-        let served = unsafe { streams::with(stream.addr() as u64, |found| found.alloc(bytes as u64)) };
+        let served = unsafe { streams::with(handle, |gpu, stream| gpu.pool.alloc(bytes as u64, stream)) };
         if let Some(allocated) = served {
             account::write_at_exit();
             // SAFETY: the caller's promise.
@@ -92,7 +102,7 @@ pub(crate) unsafe fn alloc_async(
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { from_driver(Kind::Plain, (to, bytes), stream.addr() as u64, real) }
+    unsafe { from_driver(Kind::Plain, (to, bytes), handle, real) }
 }
 
 /// # Safety
@@ -164,6 +174,11 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
 /// The handle is null or a live stream.
 #[inline]
 pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    let handle = stream.addr() as u64;
+    // SAFETY: the program frees what it allocated, and orders its uses.
+    if !captures::is_any() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
+        return Code::SUCCESS;
+    }
     if settings().mode == Mode::Pool {
         // SAFETY: the caller's promise.
         if unsafe { captures::is_captured(stream) } {
@@ -172,8 +187,9 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
         }
         // SAFETY: the caller's promise.
         let served = unsafe {
-            streams::with(stream.addr() as u64, |found| {
-                found.free(DevicePtr::new(at)).or_else(|error| free_elsewhere(at, found.stream, error))
+            streams::with(handle, |gpu, stream| {
+                free_block(&gpu.pool, DevicePtr::new(at), stream)
+                    .or_else(|error| free_elsewhere(at, stream, error))
             })
         };
         match served {
@@ -184,7 +200,7 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
             None => {}
         }
     }
-    outside::free((Kind::Plain, at), Some(stream.addr() as u64), real)
+    outside::free((Kind::Plain, at), Some(handle), real)
 }
 
 /// The block may be of another GPU than the stream.

@@ -1,6 +1,6 @@
 //! The program's streams, as the pools know them: registered at their first use, until the program destroys them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::sync::{Arc, Once};
 
@@ -32,45 +32,49 @@ struct Last {
     generation: u64,
     handle: u64,
     known: Arc<Known>,
-    /// The thread's way to the blocks that it has ready there. None where the stream does not stay.
-    shortcut: Option<Shortcut>,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        READY.set(None);
+    }
+}
+
+/// A thread's way to the blocks that it has ready, for the stream that it used last, if the program made that.
+#[derive(Debug, Clone, Copy)]
+struct Ready {
+    generation: u64,
+    handle: u64,
+    shortcut: Shortcut,
 }
 
 thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    /// Of the stream in `LAST`, as long as that is there. It has no destructor, so that it can be looked at any time.
+    static READY: Cell<Option<Ready>> = const { Cell::new(None) };
 }
 
-/// A stream of the program's as a thread has it, for one call.
-pub(crate) struct Found<'a> {
-    pub(crate) gpu: &'a Gpu,
-    pub(crate) stream: &'a Stream,
-    shortcut: Option<&'a Shortcut>,
+/// A block that the thread has ready for work on a stream; `None`, and nothing done, where it is not as simple as that.
+#[inline]
+pub(crate) fn alloc_ready(handle: u64, bytes: u64) -> Option<DevicePtr> {
+    // SAFETY: `LAST` keeps pool and stream alive. The thread made the shortcut, which goes when that ends or forks.
+    unsafe { ready(handle)?.alloc(bytes) }
 }
 
-impl Found<'_> {
-    /// Allocates for work on the stream.
-    #[inline]
-    pub(crate) fn alloc(&self, bytes: u64) -> millpond::Result<DevicePtr> {
-        // SAFETY: pool and stream are alive, and the thread made the shortcut: it is taken away when that ends or forks.
-        match self.shortcut.and_then(|ready| unsafe { ready.alloc(bytes) }) {
-            Some(ptr) => Ok(ptr),
-            None => self.gpu.pool.alloc(bytes, self.stream),
-        }
-    }
+/// Takes a block into the thread's magazines; `false`, and nothing done, where it is not as simple as that.
+///
+/// # Safety
+/// As for [`Pool::free`](millpond::Pool::free), if it is a block of the stream's pool.
+#[inline]
+pub(crate) unsafe fn free_ready(handle: u64, ptr: DevicePtr) -> bool {
+    // SAFETY: as in `alloc_ready`; and the caller's promise.
+    ready(handle).is_some_and(|shortcut| unsafe { shortcut.free(ptr) })
+}
 
-    /// Frees a block after the work that the stream was given.
-    ///
-    /// # Safety
-    /// As for [`Pool::free`](millpond::Pool::free).
-    #[inline]
-    pub(crate) unsafe fn free(&self, ptr: DevicePtr) -> millpond::Result<()> {
-        // SAFETY: as in `alloc`; and the caller's promise.
-        if self.shortcut.is_some_and(|ready| unsafe { ready.free(ptr) }) {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.gpu.pool.free(ptr, self.stream) }
-    }
+#[inline]
+fn ready(handle: u64) -> Option<Shortcut> {
+    let Ready { generation, handle: its_handle, shortcut } = READY.get()?;
+    (its_handle == handle && generation == gpus::generation()).then_some(shortcut)
 }
 
 /// The handle of each thread's own default stream.
@@ -81,12 +85,12 @@ pub(crate) const PER_THREAD: u64 = StreamHandle::PER_THREAD.raw();
 /// # Safety
 /// The handle is null or a live stream.
 #[inline]
-pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(Found<'_>) -> R) -> Option<R> {
+pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
     let mut call = Some(call);
     let done = LAST.try_with(|last| {
         let last = last.try_borrow().ok()?;
-        let Last { known, shortcut, .. } = last.as_ref().filter(|last| last.is(handle))?;
-        Some(call.take()?(Found { gpu: &known.gpu, stream: &known.stream, shortcut: shortcut.as_ref() }))
+        let Last { known, .. } = last.as_ref().filter(|last| last.is(handle))?;
+        Some(call.take()?(&known.gpu, &known.stream))
     });
     match done {
         Ok(Some(done)) => Some(done),
@@ -107,7 +111,7 @@ impl Last {
 }
 
 #[cold]
-unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(Found<'_>) -> R) -> Option<R> {
+unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
     // Before the look: what is found is of this generation or a later one.
     let generation = gpus::generation();
     let known = if handle <= PER_THREAD {
@@ -117,31 +121,26 @@ unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(Found<'_>) -> R) -> Option
         // SAFETY: the caller's promise.
         known.or_else(|| unsafe { meet(handle) })?
     };
-    let done = call(Found { gpu: &known.gpu, stream: &known.stream, shortcut: None });
-    // There once the thread has had a block. A thread's own default stream is another one for each thread, for a call.
-    let shortcut = if handle == PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
-        on_thread_end(forget_last);
-        on_fork(gpus::begin_generation);
-    });
-    // Fails while the thread ends; then the next call looks again.
-    LAST.try_with(|last| {
-        if let Ok(mut last) = last.try_borrow_mut() {
-            *last = Some(Last { generation, handle, known, shortcut });
-        }
-    })
-    .ok();
+    let done = call(&known.gpu, &known.stream);
+    remember(generation, handle, known);
     Some(done)
 }
 
-/// The thread ends, and its shortcuts with it.
-fn forget_last() {
+/// The thread's next call with the stream finds it at once.
+fn remember(generation: u64, handle: u64, known: Arc<Known>) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        on_thread_end(|| READY.set(None));
+        on_fork(gpus::begin_generation);
+    });
+    // The default streams' depend on the context. There is one once the thread has had a block.
+    let shortcut = if handle <= PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
+    // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
-        if let Ok(mut last) = last.try_borrow_mut()
-            && let Some(last) = &mut *last
-        {
-            last.shortcut = None;
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = Some(Last { generation, handle, known });
+            // After the one before was dropped, which takes its own away.
+            READY.set(shortcut.map(|shortcut| Ready { generation, handle, shortcut }));
         }
     })
     .ok();

@@ -94,7 +94,11 @@ pub(super) fn say(told: &Told, program: &str, ended: Ended) {
     if told.0.is_empty() {
         let why = match millpond::device::cuda::driver() {
             Ok(_) => "it allocated no CUDA memory".to_owned(),
-            Err(error) => format!("it allocated no CUDA memory: {error}"),
+            // What is missing, without what to do about it: the program may need no GPU.
+            Err(error) => {
+                let error = error.to_string();
+                format!("it allocated no CUDA memory: {}", error.split(". ").next().unwrap_or_default())
+            }
         };
         return remark(&format!("millpond: {program}: {why}"));
     }

@@ -141,7 +141,7 @@ impl Passing {
         Self { child, early, registered }
     }
 
-    /// From now on they go to this child.
+    /// Sends them to this child from here on.
     fn to(&self, child: &Child) {
         let child = child.id() as i32;
         self.child.store(child, Ordering::SeqCst);

@@ -94,7 +94,7 @@ class MillpondImports:
         if not self.wanted:
             sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            spec: Any = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = Loader(spec.loader, name, library, self.account)
@@ -121,7 +121,7 @@ class Loader:
 
 
 def enable(name: str, library: str, account: Account) -> None:
-    """Puts a library that was imported just now under the package's pools; says so where that cannot be."""
+    """Puts a library that the program has just imported under the package's pools; says so where that cannot be."""
     import importlib
 
     without = "is served as any program" if os.environ.get("MILLPOND_RUN") else "keeps its own allocator"
