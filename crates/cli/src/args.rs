@@ -35,11 +35,9 @@ pub(crate) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   millpond train                      train on the bundled digits
-  millpond train --allocator all      compare the pool with other allocators
   millpond run -- ./program           a CUDA program over the pool
   millpond replay snapshot.pickle     what a PyTorch job's memory did
   millpond leaks run.mprec            what grows from step to step
-  millpond bench --suite latency      what allocating costs, in nanoseconds
   millpond top                        what running programs hold now";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.

@@ -221,6 +221,10 @@ impl Gpu {
 /// The block of any pool in which an address lies.
 pub(crate) fn block_at(at: u64) -> Option<Block> {
     let at = DevicePtr::new(at);
+    // A pool knows null as no block, and frees it.
+    if at.is_null() {
+        return None;
+    }
     let gpus = GPUS.get().known.read();
     gpus.iter().find_map(|gpu| {
         let (start, bytes) = gpu.block_at(at)?;

@@ -179,7 +179,7 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
     if !captures::is_any() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
         return Code::SUCCESS;
     }
-    if settings().mode == Mode::Pool {
+    if settings().mode == Mode::Pool && at != 0 {
         // SAFETY: the caller's promise.
         if unsafe { captures::is_captured(stream) } {
             // A graph frees only what it allocated.

@@ -1,6 +1,7 @@
 //! The program: whether a preloaded library reaches it, its start, the signals that it is passed, and its end.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
@@ -101,7 +102,13 @@ impl Ended {
 
 /// Whether a program has no dynamic linker. A script has its interpreter's, and what cannot be read is left to the system.
 fn is_static(path: &Path) -> bool {
-    let Ok(bytes) = std::fs::read(path) else { return false };
+    /// What is asked for is at the beginning of a file.
+    const BEGINNING: u64 = 64 << 10;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut bytes));
+    if read.is_err() {
+        return false;
+    }
     let Ok(header) = FileHeader64::<Endianness>::parse(&*bytes) else { return false };
     let Ok(endian) = header.endian() else { return false };
     let Ok(parts) = header.program_headers(endian, &*bytes) else { return false };

@@ -52,7 +52,11 @@ static void pairs(void) {
 static void mistakes(void) {
     CHECK(cuMemFree_v2(0x12345) == CUDA_ERROR_INVALID_VALUE && standin_calls("cuMemFree_v2") == 1);
     CHECK(cuMemFreeAsync(0x12345, NULL) == CUDA_ERROR_INVALID_VALUE && standin_calls("cuMemFreeAsync") == 1);
-    CUdeviceptr at = allocated(MIB);
+    CUdeviceptr at = allocated(MIB), start;
+    size_t bytes;
+    CHECK(cuMemFree_v2(0) == CUDA_ERROR_INVALID_VALUE && standin_calls("cuMemFree_v2") == 2);
+    CHECK(cuMemFreeAsync(0, NULL) == CUDA_ERROR_INVALID_VALUE && standin_calls("cuMemFreeAsync") == 2);
+    CHECK(cuMemGetAddressRange_v2(&start, &bytes, 0) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFree_v2(at + 512) == CUDA_ERROR_INVALID_VALUE);
     CHECK(!cuMemFree_v2(at));
     CHECK(cuMemFree_v2(at) == CUDA_ERROR_INVALID_VALUE);
