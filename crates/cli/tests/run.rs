@@ -281,3 +281,52 @@ fn a_python_without_the_package_is_told_what_it_lacks() {
         python(&[], "import sys; print('millpond' in sys.modules, 'json' in sys.modules)", &[]).unwrap();
     assert_eq!(stdout(&output), "False False\n");
 }
+
+/// The driver's own allocators, as this command measures them: it opens the driver itself.
+#[test]
+fn a_program_in_rust_comes_by_the_doors() {
+    if built().is_none() {
+        return;
+    }
+    let command = command();
+    let bench = [
+        "bench",
+        "--suite",
+        "latency",
+        "--allocator",
+        "stream-ordered,driver",
+        "--device",
+        "cuda:0",
+        "--time",
+        "1",
+    ];
+    let words = [&["--", command.get_program().to_str().unwrap()], &bench[..]].concat();
+    let output = ran(&words);
+    let said = stderr(&output);
+    assert!(stdout(&output).contains("stream-ordered"), "{said}");
+    assert!(said.contains(", GPU 0: the pool held ") && !said.contains("beside the pool"), "{said}");
+}
+
+#[test]
+fn a_program_in_python_comes_by_the_doors() {
+    let script = "
+import ctypes
+driver = ctypes.CDLL('libcuda.so.1')
+context, at = ctypes.c_void_p(), ctypes.c_uint64()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert driver.cuCtxSetCurrent(context) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(3 << 20)) == 0
+ctypes.memset(at.value, 1, 3 << 20)
+assert driver.cuMemFree_v2(at) == 0
+";
+    if built().is_none() {
+        return;
+    }
+    let Some(output) = python(&[], script, &[]) else { return };
+    stdout(&output);
+    assert!(
+        stderr(&output).contains("GPU 0: the pool held 4.00 MiB at most, for 3.00 MiB requested"),
+        "{}",
+        stderr(&output)
+    );
+}
