@@ -123,8 +123,8 @@ pub(crate) fn ipc_handle(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code
     }
     gpus::leave_sync_to_the_driver();
     said::say(
-        "the program gives memory to other processes by cuIpcGetMemHandle, which a pool's memory does not allow. This call \
-         fails, and from here on cuMemAlloc is the driver's",
+        "the program gives memory to other processes by cuIpcGetMemHandle, which a pool's memory does not allow: this call \
+         fails. Run it with --ipc, which leaves cuMemAlloc to the driver, as it is from here on",
     );
     Code::NOT_SUPPORTED
 }

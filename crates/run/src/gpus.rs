@@ -79,7 +79,7 @@ pub(crate) fn leave_sync_to_the_driver() {
 /// Whether it is.
 pub(crate) fn is_sync_the_drivers() -> bool {
     // Relaxed: as above.
-    SYNC_IS_DRIVERS.load(Ordering::Relaxed)
+    settings().ipc || SYNC_IS_DRIVERS.load(Ordering::Relaxed)
 }
 
 /// The GPUs that have pools.

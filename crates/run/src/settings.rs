@@ -35,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) budget: Option<String>,
     /// `cuMemFree` does not wait for the GPU.
     pub(crate) async_free: bool,
+    /// `cuMemAlloc` is the driver's: the program gives such memory to other processes.
+    pub(crate) ipc: bool,
     /// The folder for accounts.
     pub(crate) accounts: Option<PathBuf>,
 }
@@ -71,7 +73,8 @@ impl Settings {
             mode,
             limit,
             budget: variable("MILLPOND_RUN_BUDGET"),
-            async_free: variable("MILLPOND_RUN_ASYNC_FREE").is_some_and(|value| value != "0"),
+            async_free: is_on("MILLPOND_RUN_ASYNC_FREE"),
+            ipc: is_on("MILLPOND_RUN_IPC"),
             accounts: std::env::var_os("MILLPOND_RUN_ACCOUNTS")
                 .filter(|folder| !folder.is_empty())
                 .map(PathBuf::from),
@@ -81,4 +84,8 @@ impl Settings {
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn is_on(name: &str) -> bool {
+    variable(name).is_some_and(|value| value != "0")
 }

@@ -165,7 +165,13 @@ fn questions_about_memory_are_answered() {
 fn memory_for_other_processes_is_the_drivers_after_the_first_request() {
     let Some(account) = linked("ipc", &[]) else { return };
     let said = account["said"][0].as_str().expect("it is said");
-    assert!(said.contains("cuIpcGetMemHandle"), "{said}");
+    assert!(said.contains("cuIpcGetMemHandle") && said.contains("Run it with --ipc"), "{said}");
+    let account = linked("ipc", &[("MILLPOND_RUN_IPC", "1")]).expect("it was built");
+    assert_eq!(
+        (&account["said"], &account["pools"]),
+        (&Value::Array(vec![]), &Value::Array(vec![])),
+        "{account}"
+    );
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pool: bool,
     /// Change nothing, and say what a pool would have held
-    #[arg(long, conflicts_with_all = ["pool", "limit", "async_free"])]
+    #[arg(long, conflicts_with_all = ["pool", "limit", "async_free", "ipc"])]
     watch: bool,
     /// The most that a process may have, on all GPUs
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -52,6 +52,9 @@ pub(crate) struct RunArgs {
     /// Let cuMemFree not wait for the GPU
     #[arg(long)]
     async_free: bool,
+    /// Leave cuMemAlloc to the driver, for CUDA's IPC
+    #[arg(long)]
+    ipc: bool,
     /// Record the allocations, for millpond replay
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -104,8 +107,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let why = "--record and --report are for --pool and --watch: with a limit alone, nothing is recorded";
         return Err(Error::Usage(why.to_owned()));
     }
-    if args.mode() == "limit" && args.async_free {
-        return Err(Error::Usage("--async-free is for the pool: add --pool".to_owned()));
+    for (flag, is_given) in [("--async-free", args.async_free), ("--ipc", args.ipc)] {
+        if args.mode() == "limit" && is_given {
+            return Err(Error::Usage(format!("{flag} is for the pool: add --pool")));
+        }
     }
     refuse_clashes(&[], &[&args.record, &args.report, &args.json].map(Option::as_deref))?;
     let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
@@ -157,6 +162,7 @@ fn environment(
         ("MILLPOND_RUN_LIMIT", args.limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
+        ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
     ];
     if args.mode() == "pool" {
         all.extend(for_python(folder)?);
