@@ -110,7 +110,8 @@ pub(super) fn say(told: &Told, program: &str, ended: Ended) {
             .iter()
             .for_each(|line| remark(&format!("millpond: {line}")));
     }
-    let processes = told.0.iter().filter(|account| account.libraries.is_empty()).count();
+    // They are in the order of their ids.
+    let processes = told.0.chunk_by(|one, next| one.pid == next.pid).count();
     if processes > 1 {
         let pools = || told.0.iter().flat_map(|account| &account.pools);
         let [held, requested] =
@@ -161,9 +162,11 @@ impl Outside {
         if peak == 0 && self.refused == 0 {
             return None;
         }
-        let kinds =
-            [(&self.plain, "plain"), (&self.managed, "managed"), (&self.pages, "in pages of its own")];
-        let kinds = kinds[..if without_pages { 2 } else { 3 }].iter().filter(|(figures, _)| figures.peak > 0);
+        let mut kinds = vec![(&self.plain, "plain"), (&self.managed, "managed")];
+        if !without_pages {
+            kinds.push((&self.pages, "in pages of its own"));
+        }
+        let kinds = kinds.iter().filter(|(figures, _)| figures.peak > 0);
         let kinds: Vec<_> =
             kinds.map(|(figures, kind)| format!("{} {kind}", HumanBytes(figures.peak))).collect();
         let beside = if beside_a_pool { " beside the pool" } else { "" };
@@ -172,5 +175,40 @@ impl Outside {
             line += &format!("; the limit refused {}", count(self.refused, "allocation"));
         }
         Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(peak: u64) -> Figures {
+        Figures { allocations: 1, bytes: 0, peak }
+    }
+
+    fn outside(plain: u64, pages: u64, refused: u64) -> Outside {
+        let [plain, managed, pages] = [plain, 0, pages].map(figures);
+        let peak = plain.peak + pages.peak;
+        Outside { plain, managed, pages, peak, refused }
+    }
+
+    #[test]
+    fn what_the_driver_gave_is_said_by_kind() {
+        let said = outside(1 << 20, 2 << 20, 0).line(true, false).unwrap();
+        assert_eq!(
+            said,
+            "the driver gave 3.00 MiB at most beside the pool (1.00 MiB plain, 2.00 MiB in pages of its own)"
+        );
+        assert_eq!(outside(0, 0, 0).line(true, false), None);
+        assert!(
+            outside(1 << 20, 0, 1).line(false, false).unwrap().ends_with("; the limit refused 1 allocation")
+        );
+    }
+
+    #[test]
+    fn pages_that_a_library_tells_of_are_said_once() {
+        assert_eq!(outside(0, 2 << 20, 0).line(true, true), None);
+        let said = outside(1 << 20, 2 << 20, 0).line(true, true).unwrap();
+        assert_eq!(said, "the driver gave 1.00 MiB at most beside the pool (1.00 MiB plain)");
     }
 }
