@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use crate::code::Code;
-use crate::driver::{self, DeviceAddress, Handle, MemoryProps, functions};
+use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, functions};
 use crate::linker::{Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
@@ -128,7 +128,7 @@ doors! {
     cuMemAllocManaged since 6000 (at: *mut DeviceAddress, bytes: usize, flags: c_uint) |real|
         pooled::from_driver(Kind::Managed, (at, bytes), 0, real);
     cuMemCreate since 10020 (handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64) |real|
-        if props.as_ref().is_some_and(MemoryProps::is_on_a_gpu) { pooled::from_driver(Kind::Pages, (handle, bytes), 0, real) } else { real() };
+        if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) { pooled::from_driver(Kind::Pages, (handle, bytes), 0, real) } else { real() };
     cuMemRelease since 10020 (handle: u64) |real| outside::free((Kind::Pages, handle), None, real);
 
     cuMemPoolCreate since 11020 (pool: *mut Handle, props: *const MemoryProps) |real|
@@ -142,7 +142,9 @@ doors! {
     cuMemPoolSetAccess since 11020 (pool: Handle, access: *const c_void, count: usize) |real|
         driver_pools::share(pool, access, count, real);
     cuDeviceSetMemPool since 11020 (device: c_int, pool: Handle) |real|
-        driver_pools::make_current(device, pool, real);
+        driver_pools::make_current(usize::try_from(device).ok(), pool, real);
+    cuMemSetMemPool since 13000 (location: *const Location, kind: c_int, pool: Handle) |real|
+        driver_pools::make_current(location.as_ref().and_then(|location| location.gpu()), pool, real);
 
     cuMemGetInfo_v2 since 3020 (free: *mut usize, total: *mut usize) |real| answers::memory_info(free, total, real);
     cuMemGetAddressRange_v2 since 3020 (start: *mut DeviceAddress, bytes: *mut usize, at: DeviceAddress) |real|

@@ -13,23 +13,30 @@ pub(crate) type DeviceAddress = u64;
 /// A handle of the driver's: a context, a stream, a pool, a graph.
 pub(crate) type Handle = *mut c_void;
 
+/// `CUmemLocation`: where memory is.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Location {
+    kind: c_int,
+    number: c_int,
+}
+
+impl Location {
+    /// The GPU whose memory it is; `None` for the host's.
+    pub(crate) fn gpu(self) -> Option<usize> {
+        /// `CU_MEM_LOCATION_TYPE_DEVICE`
+        const DEVICE: c_int = 1;
+        usize::try_from(self.number).ok().filter(|_| self.kind == DEVICE)
+    }
+}
+
 /// The beginning of `CUmemPoolProps` and of `CUmemAllocationProp`, which is the same.
 #[repr(C)]
 pub(crate) struct MemoryProps {
     kind: c_int,
     /// For which kinds of handles the memory can be given to other processes.
     pub(crate) handle_types: c_int,
-    location: c_int,
-    pub(crate) device: c_int,
-}
-
-impl MemoryProps {
-    /// Whether the memory is a GPU's, and not the host's.
-    pub(crate) fn is_on_a_gpu(&self) -> bool {
-        /// `CU_MEM_LOCATION_TYPE_DEVICE`
-        const DEVICE: c_int = 1;
-        self.location == DEVICE
-    }
+    pub(crate) location: Location,
 }
 
 /// A function of the driver's.
@@ -118,6 +125,7 @@ driver_functions! {
     cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut c_void);
     cuMemPoolSetAccess(pool: Handle, access: *const c_void, count: usize);
     cuDeviceSetMemPool(device: c_int, pool: Handle);
+    cuMemSetMemPool(location: *const Location, kind: c_int, pool: Handle);
     cuDeviceGetDefaultMemPool(pool: *mut Handle, device: c_int);
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);

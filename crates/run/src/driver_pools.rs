@@ -11,7 +11,7 @@ use millpond::bindings::{Mutex, PerProcess};
 use rustc_hash::FxHashMap;
 
 use crate::code::Code;
-use crate::driver::{self, Handle, MemoryProps};
+use crate::driver::{self, Handle, Location, MemoryProps};
 use crate::gpus::{self, Gpu};
 
 /// A pool that the program made.
@@ -45,8 +45,9 @@ pub(crate) unsafe fn create(
     if code.is_success() {
         // SAFETY: the caller's promise: the driver has read the one and written the other.
         let (pool, props) = unsafe { (pool.read(), &*props) };
-        let is_special = props.handle_types != 0 || !props.is_on_a_gpu();
-        let made = Made { device: usize::try_from(props.device).unwrap_or(0), is_special };
+        let gpu = props.location.gpu();
+        let made =
+            Made { device: gpu.unwrap_or_default(), is_special: props.handle_types != 0 || gpu.is_none() };
         POOLS.get().made.lock().insert(pool.addr() as u64, made);
     }
     code
@@ -62,11 +63,13 @@ pub(crate) fn destroy(pool: Handle, real: impl FnOnce() -> Code) -> Code {
     real()
 }
 
-/// `cuDeviceSetMemPool`.
-pub(crate) fn make_current(device: c_int, pool: Handle, real: impl FnOnce() -> Code) -> Code {
+/// `cuDeviceSetMemPool`, and `cuMemSetMemPool` of memory on a GPU.
+pub(crate) fn make_current(device: Option<usize>, pool: Handle, real: impl FnOnce() -> Code) -> Code {
     let code = real();
-    if code.is_success() {
-        set_current(device as usize, is_special(pool));
+    if code.is_success()
+        && let Some(device) = device
+    {
+        set_current(device, is_special(pool));
     }
     code
 }
@@ -192,11 +195,9 @@ pub(crate) unsafe fn share(
     /// `CUmemAccessDesc`.
     #[repr(C)]
     struct Access {
-        kind: c_int,
-        device: c_int,
+        location: Location,
         flags: c_int,
     }
-    const A_GPU: c_int = 1;
     const READ_WRITE: c_int = 3;
     let code = real();
     if code.is_success()
@@ -204,8 +205,8 @@ pub(crate) unsafe fn share(
     {
         // SAFETY: the caller's promise.
         let access = unsafe { std::slice::from_raw_parts(access.cast::<Access>(), count) };
-        let peers = access.iter().filter(|entry| entry.kind == A_GPU && entry.flags == READ_WRITE);
-        let peers = peers.map(|entry| entry.device as usize).filter(|peer| *peer != gpu.ordinal);
+        let peers = access.iter().filter(|entry| entry.flags == READ_WRITE);
+        let peers = peers.filter_map(|entry| entry.location.gpu()).filter(|peer| *peer != gpu.ordinal);
         peers.for_each(|peer| gpus::share(gpu.ordinal, peer));
     }
     code

@@ -43,6 +43,8 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr at);
 CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr at);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props);
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+CUresult cuMemSetMemPool(const int *location, int kind, CUmemoryPool pool);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);

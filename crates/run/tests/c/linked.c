@@ -136,6 +136,17 @@ static void pools(void) {
     CHECK(!cuMemAllocFromPoolAsync(&at, MIB, of_host, stream));
     CHECK(standin_calls("cuMemAllocFromPoolAsync") == 1);
     CHECK(!cuMemFreeAsync(at, stream) && standin_calls("cuMemFreeAsync") == 1);
+    /* A pool for other processes is a GPU's current one for a while. */
+    CUmemoryPool shared, by_default;
+    int for_others[32] = {1, 1, 1, 0}, gpu[2] = {1, 0};
+    CHECK(!cuMemPoolCreate(&shared, for_others) && !cuDeviceGetDefaultMemPool(&by_default, 0));
+    CHECK(!cuDeviceSetMemPool(0, shared) && !cuMemAllocAsync(&at, MIB, stream));
+    CHECK(standin_calls("cuMemAllocAsync") == 1 && !cuMemFreeAsync(at, stream));
+    CHECK(!cuMemSetMemPool(gpu, 1, by_default) && !cuMemAllocAsync(&at, MIB, stream));
+    CHECK(standin_calls("cuMemAllocAsync") == 1 && !cuMemFreeAsync(at, stream));
+    CHECK(!cuMemSetMemPool(gpu, 1, shared) && !cuMemAllocAsync(&at, MIB, stream));
+    CHECK(standin_calls("cuMemAllocAsync") == 2 && !cuMemFreeAsync(at, stream) && !cuMemPoolDestroy(shared));
+    CHECK(!cuMemAllocAsync(&at, MIB, stream) && standin_calls("cuMemAllocAsync") == 2);
     CHECK(!cuMemPoolDestroy(own) && !cuMemPoolDestroy(of_host));
 }
 

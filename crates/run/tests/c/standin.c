@@ -372,6 +372,10 @@ API CUresult cuMemRangeGetAttribute(void *to, size_t size, int attribute, CUdevi
 
 API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) { *pool = &defaults[device]; return 0; }
 API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) { (void)device, (void)pool; return 0; }
+API CUresult cuMemSetMemPool(const int *location, int kind, CUmemoryPool pool) {
+    (void)location, (void)kind, (void)pool;
+    return 0;
+}
 API CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props) {
     COUNT;
     (void)props;
