@@ -16,6 +16,7 @@ use crate::leaks::LeaksArgs;
 use crate::metrics::MetricsArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
+use crate::run::RunArgs;
 use crate::top::TopArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
@@ -34,10 +35,9 @@ pub(crate) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   millpond train                      train on the bundled digits
-  millpond train --allocator all      compare the pool with other allocators
+  millpond run -- ./program           a CUDA program over the pool
   millpond replay snapshot.pickle     what a PyTorch job's memory did
   millpond leaks run.mprec            what grows from step to step
-  millpond bench --suite latency      what allocating costs, in nanoseconds
   millpond top                        what running programs hold now";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
@@ -50,6 +50,8 @@ pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
 pub(crate) enum Command {
     /// Train a neural network, with all of its memory from the pool
     Train(Box<TrainArgs>),
+    /// Run a program over the pool, watched, or under a limit
+    Run(RunArgs),
     /// Show what a recorded job needs, by allocator, and who held it
     Replay(Box<ReplayArgs>),
     /// Show what a recorded job holds more and more of, step by step

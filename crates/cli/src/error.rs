@@ -41,8 +41,8 @@ pub(crate) enum Error {
     OutOfMemory(String),
     #[error("with allocator {allocator}: {error}")]
     Trial { allocator: String, error: Box<Error> },
-    /// This rank ends for a reason that another one says.
-    #[error("another rank says why")]
+    /// This rank ends for a reason that another one says; or the program that was run has said it.
+    #[error("another rank or program says why")]
     SaidElsewhere { status: u8 },
     #[error("stopped by {signal}: {kept}")]
     Stopped {
@@ -52,6 +52,13 @@ pub(crate) enum Error {
     },
     #[error("{}: cannot {action}: {source}", path.display())]
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
+    #[error("{}: cannot run it: {source}", program.display())]
+    CannotRun { program: PathBuf, source: std::io::Error },
+    #[error(
+        "libmillpond_run.so is neither beside the command nor in ../lib: `scripts/install` puts it there, `cargo build \
+         --release -p millpond-run` makes it, and MILLPOND_RUN_LIBRARY names it elsewhere"
+    )]
+    NoRunLibrary,
     #[error("{}: cannot draw the curves: {why}", path.display())]
     Drawing { path: PathBuf, why: String },
     #[error(
@@ -82,6 +89,9 @@ impl Error {
             | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,
             Self::Training(millpond_mlp::Error::Launcher { .. }) => 2,
             Self::SaidElsewhere { status } => *status,
+            // As shells and `env` have it.
+            Self::CannotRun { source, .. } if source.kind() == std::io::ErrorKind::NotFound => 127,
+            Self::CannotRun { .. } => 126,
             Self::Stopped { signal, .. } => signal.status(),
             _ => 1,
         }

@@ -37,6 +37,7 @@ mod replay_export;
 mod replay_progress;
 mod replay_tables;
 mod results;
+mod run;
 mod screen;
 mod top;
 mod traces;
@@ -77,6 +78,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
     status(match args.command {
         Command::Train(args) => train::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Diff(args) => diff::run(&args),

@@ -53,6 +53,7 @@ fn the_manual_has_a_page_for_each_command() {
         "-metrics",
         "-probe",
         "-replay",
+        "-run",
         "-top",
         "-train",
         "",

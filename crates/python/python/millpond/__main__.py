@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from pathlib import Path
 
 from ._millpond import run_command
 
@@ -12,6 +14,10 @@ def main() -> int:
     """Runs the command with the program's arguments, and returns its exit status."""
     # The command runs without Python: Ctrl-C ends it as it ends any program, not when Python comes to look.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # What `millpond run` preloads lies in the package, where it was built with it.
+    library = Path(__file__).parent / "_run" / "libmillpond_run.so"
+    if library.exists():
+        os.environ.setdefault("MILLPOND_RUN_LIBRARY", str(library))
     return run_command(["millpond", *sys.argv[1:]])
 
 

@@ -1,0 +1,214 @@
+//! What the program's processes told at their ends, and what is said of it. Sizes in bytes.
+
+use std::path::Path;
+
+use millpond::HumanBytes;
+use serde::{Deserialize, Serialize};
+
+use super::program::Ended;
+use crate::screen::{count, remark};
+
+/// Of one process, as the preloaded library writes it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Account {
+    pid: u32,
+    program: String,
+    mode: String,
+    /// Those of Python that have the pools; none where the program itself has.
+    #[serde(default)]
+    libraries: Vec<String>,
+    pools: Vec<Pool>,
+    outside: Outside,
+    said: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Pool {
+    /// `None` for the pool that there would have been.
+    gpu: Option<usize>,
+    held: u64,
+    held_peak: u64,
+    allocated_peak: u64,
+    requested: u64,
+    requested_peak: u64,
+    allocations: u64,
+    frees: u64,
+    hits: u64,
+    device_calls: u64,
+    out_of_memory: u64,
+}
+
+/// What the driver gave.
+#[derive(Debug, Serialize, Deserialize)]
+struct Outside {
+    plain: Figures,
+    managed: Figures,
+    pages: Figures,
+    peak: u64,
+    refused: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Figures {
+    allocations: u64,
+    bytes: u64,
+    peak: u64,
+}
+
+/// What all processes told.
+#[derive(Debug)]
+pub(super) struct Told(Vec<Account>);
+
+impl Told {
+    pub(super) fn read(folder: &Path) -> Self {
+        let read = |path: &Path| serde_json::from_slice::<Account>(&std::fs::read(path).ok()?).ok();
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
+        let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+        // One that was killed while it wrote has told nothing.
+        let mut accounts: Vec<_> = files.filter_map(|path| read(&path)).collect();
+        // A process with Python's libraries has two.
+        accounts.sort_by_key(|account| (account.pid, !account.libraries.is_empty()));
+        Self(accounts)
+    }
+}
+
+/// What `--json` writes.
+#[derive(Debug, Serialize)]
+pub(super) struct Json<'a> {
+    program: &'a str,
+    status: u8,
+    processes: &'a [Account],
+}
+
+impl<'a> Json<'a> {
+    pub(super) fn new(program: &'a str, ended: &Ended, told: &'a Told) -> Self {
+        Self { program, status: ended.status, processes: &told.0 }
+    }
+}
+
+/// Says what was held, process by process.
+pub(super) fn say(told: &Told, program: &str, ended: Ended) {
+    if told.0.is_empty() && ended.is_killed() {
+        return remark(&format!("millpond: {program}: it was killed before it could tell what it held"));
+    }
+    if told.0.is_empty() {
+        let why = match millpond::device::cuda::driver() {
+            Ok(_) => "it allocated no CUDA memory".to_owned(),
+            // What is missing, without what to do about it: the program may need no GPU.
+            Err(error) => {
+                let error = error.to_string();
+                format!("it allocated no CUDA memory: {}", error.split(". ").next().unwrap_or_default())
+            }
+        };
+        return remark(&format!("millpond: {program}: {why}"));
+    }
+    for account in &told.0 {
+        // What they map themselves, they tell themselves.
+        let has_libraries = |other: &Account| other.pid == account.pid && !other.libraries.is_empty();
+        account
+            .lines(told.0.iter().any(has_libraries))
+            .iter()
+            .for_each(|line| remark(&format!("millpond: {line}")));
+    }
+    // They are in the order of their ids.
+    let processes = told.0.chunk_by(|one, next| one.pid == next.pid).count();
+    if processes > 1 {
+        let pools = || told.0.iter().flat_map(|account| &account.pools);
+        let [held, requested] =
+            [pools().map(|pool| pool.held_peak).sum(), pools().map(|pool| pool.requested_peak).sum()];
+        let [held, requested] = [held, requested].map(HumanBytes);
+        remark(&format!(
+            "millpond: {processes} processes in all: {held} held, {requested} requested, as the sum of their peaks"
+        ));
+    }
+}
+
+impl Account {
+    fn lines(&self, without_pages: bool) -> Vec<String> {
+        let mut who = format!("{} ({})", self.program, self.pid);
+        if !self.libraries.is_empty() {
+            who += &format!(", {}", self.libraries.join(" and "));
+        }
+        let mut lines: Vec<_> = self.pools.iter().map(|pool| format!("{who}{}", pool.line())).collect();
+        lines.extend(
+            self.outside.line(self.mode == "pool", without_pages).map(|line| format!("{who}: {line}")),
+        );
+        lines
+    }
+}
+
+impl Pool {
+    fn line(&self) -> String {
+        let [held, requested] = [self.held_peak, self.requested_peak].map(HumanBytes);
+        let allocations = count(self.allocations, "allocation");
+        let Some(gpu) = self.gpu else {
+            return format!(": {allocations}, at most {requested} at once; a pool would have held {held}");
+        };
+        let ready = 100.0 * self.hits as f64 / self.allocations.max(1) as f64;
+        let mut line = format!(
+            ", GPU {gpu}: the pool held {held} at most, for {requested} requested; {allocations}, {ready:.2} % without a device call"
+        );
+        if self.out_of_memory > 0 {
+            line += &format!("; {} out of memory", self.out_of_memory);
+        }
+        line
+    }
+}
+
+impl Outside {
+    /// `None` where there is nothing to say.
+    fn line(&self, beside_a_pool: bool, without_pages: bool) -> Option<String> {
+        let peak = if without_pages { self.plain.peak + self.managed.peak } else { self.peak };
+        if peak == 0 && self.refused == 0 {
+            return None;
+        }
+        let mut kinds = vec![(&self.plain, "plain"), (&self.managed, "managed")];
+        if !without_pages {
+            kinds.push((&self.pages, "in pages of its own"));
+        }
+        let kinds = kinds.iter().filter(|(figures, _)| figures.peak > 0);
+        let kinds: Vec<_> =
+            kinds.map(|(figures, kind)| format!("{} {kind}", HumanBytes(figures.peak))).collect();
+        let beside = if beside_a_pool { " beside the pool" } else { "" };
+        let mut line = format!("the driver gave {} at most{beside} ({})", HumanBytes(peak), kinds.join(", "));
+        if self.refused > 0 {
+            line += &format!("; the limit refused {}", count(self.refused, "allocation"));
+        }
+        Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(peak: u64) -> Figures {
+        Figures { allocations: 1, bytes: 0, peak }
+    }
+
+    fn outside(plain: u64, pages: u64, refused: u64) -> Outside {
+        let [plain, managed, pages] = [plain, 0, pages].map(figures);
+        let peak = plain.peak + pages.peak;
+        Outside { plain, managed, pages, peak, refused }
+    }
+
+    #[test]
+    fn what_the_driver_gave_is_said_by_kind() {
+        let said = outside(1 << 20, 2 << 20, 0).line(true, false).unwrap();
+        assert_eq!(
+            said,
+            "the driver gave 3.00 MiB at most beside the pool (1.00 MiB plain, 2.00 MiB in pages of its own)"
+        );
+        assert_eq!(outside(0, 0, 0).line(true, false), None);
+        assert!(
+            outside(1 << 20, 0, 1).line(false, false).unwrap().ends_with("; the limit refused 1 allocation")
+        );
+    }
+
+    #[test]
+    fn pages_that_a_library_tells_of_are_said_once() {
+        assert_eq!(outside(0, 2 << 20, 0).line(true, true), None);
+        let said = outside(1 << 20, 2 << 20, 0).line(true, true).unwrap();
+        assert_eq!(said, "the driver gave 1.00 MiB at most beside the pool (1.00 MiB plain)");
+    }
+}

@@ -1,0 +1,219 @@
+//! `millpond run`: a program that nobody changed, over the pool, watched, or under a limit.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `library` | where the library lies that is preloaded |
+//! | `program` | whether a program can be reached; its start, its signals, its end |
+//! | `accounts` | what its processes told, and what is said of it |
+//! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
+
+mod accounts;
+mod library;
+mod program;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser};
+
+use self::accounts::Told;
+use self::program::{Ended, Program};
+use crate::error::{Error, Result};
+use crate::outputs::{Output, refuse_clashes, refuse_stdout};
+use crate::replay;
+use crate::replay_args::{ReplayArgs, size};
+use crate::screen::{remark, silently};
+use crate::traces::write_json;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The program's CUDA memory comes from a pool for each GPU. With --limit alone, it
+is the driver's, up to the limit. What was held is said at the end, on standard
+error. The exit status is the program's. docs/run.md says what is reached.
+
+Examples:
+  millpond run -- ./program its arguments
+  millpond run --watch --report run.html -- ./program
+  millpond run --limit 20GiB -- ./program
+  millpond run --pool --limit 40GiB --budget gpu0 -- python train.py")]
+pub(crate) struct RunArgs {
+    /// Serve its memory by a pool; the default without --limit
+    #[arg(long)]
+    pool: bool,
+    /// Change nothing, and say what a pool would have held
+    #[arg(long, conflicts_with_all = ["pool", "limit", "async_free", "ipc"])]
+    watch: bool,
+    /// The most that a process may have, on all GPUs
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    limit: Option<u64>,
+    /// Share the limit with all processes that name it
+    #[arg(long, value_name = "NAME", requires_all = ["pool", "limit"], value_parser = name)]
+    budget: Option<String>,
+    /// Let cuMemFree not wait for the GPU
+    #[arg(long)]
+    async_free: bool,
+    /// Leave cuMemAlloc to the driver, for CUDA's IPC
+    #[arg(long)]
+    ipc: bool,
+    /// Record the allocations, for millpond replay
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Write a page with charts, from a recording
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The program, and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// As a budget takes it.
+fn name(text: &str) -> std::result::Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !text.is_empty() && text.chars().all(fits) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("'{text}' is not a name of letters, digits, - and _"))
+}
+
+impl RunArgs {
+    /// What the preloaded library is told.
+    fn mode(&self) -> &'static str {
+        match self.limit {
+            _ if self.watch => "watch",
+            Some(_) if !self.pool => "limit",
+            _ => "pool",
+        }
+    }
+
+    /// The file to record to, if any.
+    fn recording(&self, folder: &Path) -> Option<PathBuf> {
+        self.record.clone().or_else(|| self.report.as_ref().map(|_| folder.join("run.mprec")))
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    for (flag, file, why) in [
+        ("--record", &args.record, "a recording needs a file"),
+        ("--report", &args.report, "the program has standard output, so a page needs a file"),
+        ("--json", &args.json, "the program has standard output, so figures need a file"),
+    ] {
+        refuse_stdout(flag, file.as_deref(), why)?;
+    }
+    if args.mode() == "limit" && (args.record.is_some() || args.report.is_some()) {
+        let why = "--record and --report are for --pool and --watch: with a limit alone, nothing is recorded";
+        return Err(Error::Usage(why.to_owned()));
+    }
+    for (flag, is_given) in [("--async-free", args.async_free), ("--ipc", args.ipc)] {
+        if args.mode() == "limit" && is_given {
+            return Err(Error::Usage(format!("{flag} is for the pool: add --pool")));
+        }
+    }
+    refuse_clashes(&[], &[&args.record, &args.report, &args.json].map(Option::as_deref))?;
+    let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
+    let (page, json) = (page?, json?);
+    let library = library::find()?;
+    let folder = tempfile::tempdir().map_err(|source| Error::Io {
+        path: std::env::temp_dir(),
+        action: "make a folder there",
+        source,
+    })?;
+    let recording = args.recording(folder.path());
+    let program = Program::new(&args.program);
+    let out_of_reach = program.out_of_reach();
+    let ended = program.run(&environment(args, &library, folder.path(), recording.as_deref())?)?;
+    let told = Told::read(folder.path());
+    match &out_of_reach {
+        Some(why) => remark(&format!("millpond: {}: {why}", program.name())),
+        None => accounts::say(&told, &program.name(), ended),
+    }
+    if let Some(json) = json {
+        write_json(json, &accounts::Json::new(&program.name(), &ended, &told))?;
+    }
+    if let (Some(_), Some(recording), Some(report)) = (page, recording, &args.report) {
+        write_report(&recording, report)?;
+    }
+    match ended {
+        Ended { status: 0 } => Ok(()),
+        Ended { status } => Err(Error::SaidElsewhere { status }),
+    }
+}
+
+/// The variables that the program and its children inherit.
+fn environment(
+    args: &RunArgs,
+    library: &Path,
+    folder: &Path,
+    recording: Option<&Path>,
+) -> Result<Vec<(&'static str, OsString)>> {
+    let before = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let mut preloaded = library.as_os_str().to_owned();
+    if let Some(others) = before("LD_PRELOAD") {
+        preloaded.push(":");
+        preloaded.push(others);
+    }
+    let mut all = vec![
+        ("LD_PRELOAD", preloaded),
+        ("MILLPOND_RUN", args.mode().into()),
+        ("MILLPOND_RUN_ACCOUNTS", folder.into()),
+        ("MILLPOND_RUN_LIMIT", args.limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
+        ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
+        ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
+        ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
+    ];
+    if args.mode() == "pool" {
+        all.extend(for_python(folder)?);
+    }
+    if let Some(recording) = recording {
+        // A program may go to another folder before it allocates.
+        let path = std::path::absolute(recording).map_err(|source| Error::Io {
+            path: recording.to_owned(),
+            action: "find its folder",
+            source,
+        })?;
+        all.push(("MILLPOND_RECORD", path.into()));
+    }
+    Ok(all)
+}
+
+/// What Python processes begin with, in a folder that is the first on their path. A library that the caller's environment
+/// speaks of already is left to that.
+fn for_python(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
+    const LIBRARIES: [&str; 4] = ["MILLPOND_TORCH", "MILLPOND_CUPY", "MILLPOND_RMM", "MILLPOND_NUMBA"];
+    let folder = folder.join("python");
+    let write = || {
+        std::fs::create_dir(&folder)?;
+        std::fs::write(folder.join("millpond_imports.py"), include_str!("python/millpond_imports.py"))?;
+        std::fs::write(folder.join("sitecustomize.py"), include_str!("python/sitecustomize.py"))
+    };
+    write().map_err(|source| Error::Io { path: folder.clone(), action: "write to it", source })?;
+    let mut path = folder.into_os_string();
+    if let Some(others) = std::env::var_os("PYTHONPATH").filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    let unsaid = LIBRARIES.into_iter().filter(|name| std::env::var_os(name).is_none());
+    Ok(unsaid.map(|name| (name, "1".into())).chain([("PYTHONPATH", path)]).collect())
+}
+
+/// The recording of the program as a page.
+fn write_report(recording: &Path, page: &Path) -> Result<()> {
+    /// As `millpond replay` has them.
+    #[derive(Debug, Parser)]
+    struct Replay {
+        #[command(flatten)]
+        args: ReplayArgs,
+    }
+    if !recording.exists() {
+        remark("millpond: there is no report: nothing was recorded");
+        return Ok(());
+    }
+    let arguments = [OsStr::new("replay"), recording.as_os_str(), OsStr::new("--report"), page.as_os_str()];
+    let parsed = Replay::try_parse_from(arguments).map_err(|error| Error::Usage(error.to_string()))?;
+    let (written, remarks) = silently(|| replay::run(&parsed.args));
+    remarks.iter().for_each(|line| remark(line));
+    written
+}

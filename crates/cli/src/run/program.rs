@@ -1,0 +1,188 @@
+//! The program: whether a preloaded library reaches it, its start, the signals that it is passed, and its end.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use object::Endianness;
+use object::elf::{FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::low_level;
+
+use crate::error::{Error, Result};
+
+/// What is to be run.
+#[derive(Debug)]
+pub(super) struct Program<'a> {
+    path: &'a OsStr,
+    arguments: &'a [OsString],
+}
+
+/// How it ended: its exit status or, after a signal, 128 and the signal's number, as shells have it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) status: u8,
+}
+
+/// What asks a program for something. The first two come from a terminal, which sends them to all of its programs itself.
+const SIGNALS: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+
+impl<'a> Program<'a> {
+    /// The first of the words is the program.
+    pub(super) fn new(words: &'a [OsString]) -> Self {
+        let (path, arguments) = words.split_first().expect("clap requires one");
+        Self { path, arguments }
+    }
+
+    /// For people.
+    pub(super) fn name(&self) -> String {
+        Path::new(self.path).file_name().unwrap_or(self.path).to_string_lossy().into_owned()
+    }
+
+    /// Why a preloaded library does not reach the program, where that is known before it runs.
+    pub(super) fn out_of_reach(&self) -> Option<&'static str> {
+        let path = self.find()?;
+        let about = path.metadata().ok()?;
+        /// Set user id, set group id.
+        const OTHERS_RIGHTS: u32 = 0o6000;
+        if about.mode() & OTHERS_RIGHTS != 0 && about.uid() != rustix::process::geteuid().as_raw() {
+            return Some(
+                "it runs with another user's rights, and the system preloads nothing there: it ran as it is",
+            );
+        }
+        is_static(&path).then_some("it is linked statically, so nothing can be preloaded: it ran as it is")
+    }
+
+    /// The file, as the system finds it.
+    fn find(&self) -> Option<PathBuf> {
+        if self.path.as_bytes().contains(&b'/') {
+            return Some(self.path.into());
+        }
+        let folders = std::env::var_os("PATH")?;
+        let mut files = std::env::split_paths(&folders).map(|folder| folder.join(self.path));
+        files.find(|file| file.metadata().is_ok_and(|about| about.is_file() && about.mode() & 0o111 != 0))
+    }
+
+    /// Runs it to its end, with these variables in its environment.
+    pub(super) fn run(&self, environment: &[(&'static str, OsString)]) -> Result<Ended> {
+        let mut command = Command::new(self.path);
+        command.args(self.arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        let passing = Passing::begin();
+        let spawned = command.spawn();
+        let mut child = spawned.map_err(|source| Error::CannotRun { program: self.path.into(), source })?;
+        passing.to(&child);
+        let status = child.wait().map_err(|source| Error::Io {
+            path: self.path.into(),
+            action: "wait for it",
+            source,
+        })?;
+        Ok(Ended::of(status))
+    }
+}
+
+impl Ended {
+    /// Whether a signal ended it, or a program in it.
+    pub(super) fn is_killed(self) -> bool {
+        self.status > 128
+    }
+
+    fn of(status: ExitStatus) -> Self {
+        let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+        Self { status: u8::try_from(number).unwrap_or(u8::MAX) }
+    }
+}
+
+/// Whether a program has no dynamic linker. A script has its interpreter's, and what cannot be read is left to the system.
+fn is_static(path: &Path) -> bool {
+    /// What is asked for is at the beginning of a file.
+    const BEGINNING: u64 = 64 << 10;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut bytes));
+    if read.is_err() {
+        return false;
+    }
+    let Ok(header) = FileHeader64::<Endianness>::parse(&*bytes) else { return false };
+    let Ok(endian) = header.endian() else { return false };
+    let Ok(parts) = header.program_headers(endian, &*bytes) else { return false };
+    parts.iter().all(|part| part.p_type(endian) != PT_INTERP)
+}
+
+/// While this lives, signals that this process gets are passed on. Those that it ignores, the program ignores, too.
+struct Passing {
+    /// The child's process id; 0 before there is one.
+    child: Arc<AtomicI32>,
+    /// A signal that came before.
+    early: Arc<AtomicI32>,
+    registered: Vec<signal_hook::SigId>,
+}
+
+impl Passing {
+    /// Before the child is there: it may ask for a signal at once.
+    fn begin() -> Self {
+        let (child, early) = (Arc::<AtomicI32>::default(), Arc::<AtomicI32>::default());
+        let (has_terminal, ignored) = (is_in_front(), ignored());
+        let register = |signal: i32| {
+            let is_from_terminal = has_terminal && (signal == SIGINT || signal == SIGQUIT);
+            let (child, early) = (child.clone(), early.clone());
+            let pass = move || {
+                // Sequentially consistent: `to` looks for an early signal after it has named the child.
+                match (is_from_terminal, child.load(Ordering::SeqCst)) {
+                    (true, _) => {}
+                    (_, 0) => early.store(signal, Ordering::SeqCst),
+                    (_, child) => send(child, signal),
+                }
+            };
+            // SAFETY: the handler uses two numbers and one call of the system, which a handler may.
+            unsafe { low_level::register(signal, pass) }.ok()
+        };
+        let heard = SIGNALS.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
+        let registered = heard.filter_map(register).collect();
+        Self { child, early, registered }
+    }
+
+    /// Sends them to this child from here on.
+    fn to(&self, child: &Child) {
+        let child = child.id() as i32;
+        self.child.store(child, Ordering::SeqCst);
+        match self.early.load(Ordering::SeqCst) {
+            0 => {}
+            signal => send(child, signal),
+        }
+    }
+}
+
+fn send(child: i32, signal: i32) {
+    if let (Some(child), Some(signal)) = (Pid::from_raw(child), Signal::from_named_raw(signal)) {
+        // It may have ended.
+        rustix::process::kill_process(child, signal).ok();
+    }
+}
+
+/// The signals that this process ignores, a bit each from 1 on: as under `nohup`.
+fn ignored() -> u64 {
+    let about = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = about.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.registered.drain(..).for_each(|id| {
+            low_level::unregister(id);
+        });
+    }
+}
+
+/// Whether the terminal sends this process's group what is typed there.
+fn is_in_front() -> bool {
+    let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
+    rustix::termios::tcgetpgrp(&terminal).is_ok_and(|front| front == rustix::process::getpgrp())
+}

@@ -1,0 +1,332 @@
+//! `millpond run`, over the stand-in for the driver that the preloaded library is tested with.
+
+mod shared;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use shared::{command, failure, read_json, stderr, stdout};
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../run/tests/c").canonicalize().unwrap()
+}
+
+fn compile(folder: &Path, arguments: &[&str]) {
+    let mut compiler = Command::new("cc");
+    let output =
+        compiler.args(["-std=gnu11", "-pthread"]).args(arguments).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The folder with the stand-in and the program; `None` where there is no compiler.
+fn built() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        if Command::new("cc").arg("--version").output().is_err() {
+            assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "cc is not installed");
+            eprintln!("not run: cc is not installed");
+            return None;
+        }
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let source = |name: &str| sources().join(name).to_str().unwrap().to_owned();
+        let stand_in =
+            ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &source("standin.c"), "-o", "libcuda.so.1"];
+        compile(&folder, &stand_in);
+        compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
+        Some(folder)
+    };
+    BUILT.get_or_init(build).as_deref()
+}
+
+/// `millpond run` with the library that cargo built for this test.
+fn run(arguments: &[&str]) -> Command {
+    let test = std::env::current_exe().unwrap();
+    let mut run = command();
+    run.arg("run")
+        .args(arguments)
+        .env("MILLPOND_RUN_LIBRARY", test.parent().unwrap().join("libmillpond_run.so"));
+    if let Some(folder) = built() {
+        run.env("LD_LIBRARY_PATH", folder).current_dir(folder);
+    }
+    run
+}
+
+fn ran(arguments: &[&str]) -> Output {
+    run(arguments).output().unwrap()
+}
+
+#[test]
+fn what_the_pool_held_is_said_at_the_end() {
+    if built().is_none() {
+        return;
+    }
+    let output = ran(&["--", "./linked", "pairs"]);
+    assert_eq!(stdout(&output), "");
+    let said = stderr(&output);
+    assert!(said.starts_with("millpond: linked (") && said.contains(", GPU 0: the pool held "), "{said}");
+    assert!(said.contains("; 300 allocations, ") && said.lines().count() == 1, "{said}");
+    assert_eq!(stderr(&ran(&["--quiet", "./linked", "pairs"])), "");
+}
+
+#[test]
+fn children_are_said_one_by_one_and_in_all() {
+    if built().is_none() {
+        return;
+    }
+    let said = stderr(&ran(&["sh", "-c", "./linked pairs; ./linked leaves"]));
+    assert!(said.contains("300 allocations") && said.contains("1 allocation, "), "{said}");
+    assert!(said.contains("millpond: 2 processes in all: "), "{said}");
+}
+
+#[test]
+fn the_exit_status_is_the_programs() {
+    for (script, status) in [("exit 7", 7), ("kill -9 $$", 137)] {
+        assert_eq!(ran(&["sh", "-c", script]).status.code(), Some(status), "{script}");
+    }
+    let missing = ran(&["./no-such-program"]);
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(stderr(&missing).starts_with("millpond: ./no-such-program: cannot run it: No such file"));
+    assert_eq!(ran(&["/etc/passwd"]).status.code(), Some(126));
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let mut run = run(&["sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done"]);
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let asked = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(asked.success());
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+}
+
+#[test]
+fn figures_and_a_recording_are_written() {
+    if built().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, record, report) = (at("run.json"), at("run.mprec"), at("run.html"));
+    let files = ["--json", &json, "--record", &record, "--report", &report];
+    for (mode, case) in [("--pool", "pairs"), ("--watch", "passes")] {
+        let output = ran(&[&[mode], &files[..], &["--", "./linked", case]].concat());
+        stdout(&output);
+        let told = read_json(Path::new(&json));
+        assert_eq!((told["program"].as_str(), told["status"].as_u64()), (Some("linked"), Some(0)));
+        let pool = &told["processes"][0]["pools"][0];
+        let replayed =
+            stdout(&command().args(["replay", &record, "--allocator", "millpond"]).output().unwrap());
+        let blocks = format!("{} blocks", pool["allocations"]);
+        assert!(replayed.contains(&blocks), "{mode}: {blocks}: {replayed}");
+        let page = std::fs::read_to_string(&report).unwrap();
+        assert!(page.contains("</html>"), "{mode}");
+        std::fs::remove_file(&report).unwrap();
+    }
+}
+
+#[test]
+fn a_watched_program_is_told_what_a_pool_would_have_held() {
+    if built().is_none() {
+        return;
+    }
+    let said = stderr(&ran(&["--watch", "./linked", "passes"]));
+    assert!(said.contains("3 allocations, at most 5.00 MiB at once; a pool would have held "), "{said}");
+    assert!(said.contains("the driver gave 5.00 MiB at most (5.00 MiB plain)"), "{said}");
+}
+
+#[test]
+fn a_limit_alone_leaves_memory_to_the_driver() {
+    if built().is_none() {
+        return;
+    }
+    let said = stderr(&ran(&["--limit", "100MiB", "./linked", "limited"]));
+    assert!(said.contains("the driver gave 100.00 MiB at most") && !said.contains("the pool"), "{said}");
+    assert!(said.contains("the limit refused 2 allocations"), "{said}");
+    let said = stderr(&ran(&["--pool", "--limit", "100MiB", "./linked", "limited"]));
+    assert!(said.contains("the pool held 100.00 MiB at most"), "{said}");
+}
+
+#[test]
+fn processes_share_a_named_limit() {
+    if built().is_none() {
+        return;
+    }
+    let name = format!("run-test-{}", std::process::id());
+    let both = "./linked leaves & ./linked leaves & wait";
+    let output = ran(&["--pool", "--limit", "100MiB", "--budget", &name, "sh", "-c", both]);
+    let said = stderr(&output);
+    assert!(output.status.success() && said.contains("2 processes in all"), "{said}");
+    let budget = millpond::Budget::named(&name, 100 << 20).unwrap();
+    let path = budget.path().unwrap().to_owned();
+    assert_eq!(budget.held(), 0, "what ended gives back what it held");
+    let output = ran(&["--pool", "--limit", "100MiB", "--budget", &name, "./linked", "is killed"]);
+    assert_eq!((output.status.code(), budget.held()), (Some(137), 0), "and so does what was killed");
+    assert!(stderr(&output).contains("linked: it was killed before it could tell"), "{}", stderr(&output));
+    drop(budget);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_program_out_of_reach_runs_and_it_is_said() {
+    let Some(folder) = built() else { return };
+    std::fs::write(folder.join("static.c"), "int main(void) { return 5; }").unwrap();
+    compile(folder, &["-static", "static.c", "-o", "static"]);
+    let output = ran(&["./static"]);
+    assert_eq!(output.status.code(), Some(5));
+    assert!(stderr(&output).contains("static: it is linked statically"), "{}", stderr(&output));
+    let output = ran(&["true"]);
+    assert!(
+        output.status.success() && stderr(&output).starts_with("millpond: true: it allocated no CUDA memory")
+    );
+}
+
+#[test]
+fn a_missing_library_is_one_clear_sentence() {
+    let alone = tempfile::tempdir().unwrap();
+    let mut bare = run(&["true"]);
+    let said = failure(&bare.env("MILLPOND_RUN_LIBRARY", alone.path().join("none.so")).output().unwrap());
+    assert!(said.starts_with("libmillpond_run.so is neither beside the command nor in ../lib"), "{said}");
+    let spaced = alone.path().join("a b.so");
+    std::fs::write(&spaced, "").unwrap();
+    std::fs::set_permissions(&spaced, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let said = failure(&bare.env("MILLPOND_RUN_LIBRARY", &spaced).output().unwrap());
+    assert!(said.contains("a path with a space or a colon"), "{said}");
+}
+
+#[test]
+fn wrong_usage_is_one_line_and_status_2() {
+    let wrong = [
+        (&[][..], "<PROGRAM> is missing"),
+        (&["--watch", "--limit", "1GiB", "true"], "--watch and --limit exclude each other"),
+        (&["--limit", "much", "true"], "--limit: "),
+        (&["--limit", "1GiB", "--record", "x", "true"], "--record and --report are for --pool and --watch"),
+        (&["--limit", "1GiB", "--async-free", "true"], "--async-free is for the pool"),
+        (&["--budget", "gpu0", "true"], "--"),
+        (&["--json", "-", "true"], "--json -: the program has standard output"),
+        (&["--json", "x", "--report", "x", "true"], "x: is written to already"),
+    ];
+    for (arguments, said) in wrong {
+        let output = ran(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(failure(&output).starts_with(said), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+/// A Python with these modules first on its path; `None` where there is no Python.
+fn python(modules: &[(&str, &str)], script: &str, environment: &[(&str, &str)]) -> Option<Output> {
+    if Command::new("python3").arg("--version").output().is_err() {
+        assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "python3 is not installed");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in modules {
+        let file = dir.path().join(format!("{name}.py"));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    }
+    let mut command = run(&["python3", "-c", script]);
+    Some(command.env("PYTHONPATH", dir.path()).envs(environment.iter().copied()).output().unwrap())
+}
+
+/// Stands for the package: it says what is enabled.
+const PACKAGE: [(&str, &str); 5] = [
+    ("millpond/__init__", "from . import _millpond"),
+    ("millpond/_millpond", "def devices_in_use(): return []"),
+    ("millpond/torch", "def enable(): print('torch enabled')"),
+    ("millpond/cupy", "def enable(): raise RuntimeError('no CUDA here')"),
+    ("millpond/numba", "def enable(): print('numba enabled')"),
+];
+
+#[test]
+fn pythons_libraries_get_the_pool_when_they_are_imported() {
+    let libraries = [
+        ("torch", "print('torch loaded')"),
+        ("cupy", ""),
+        ("numba/__init__", ""),
+        ("numba/cuda", "print('numba.cuda loaded')"),
+        ("sitecustomize", "print('own sitecustomize')"),
+    ];
+    let modules = [&PACKAGE[..], &libraries].concat();
+    let script =
+        "print('begun'); import torch, cupy, numba.cuda, inspect; inspect.getsource(torch); import torch";
+    let Some(output) = python(&modules, script, &[]) else { return };
+    let told = "own sitecustomize\nbegun\ntorch loaded\ntorch enabled\nnumba.cuda loaded\nnumba enabled\n";
+    assert_eq!(stdout(&output), told, "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("millpond: CuPy is served as any program: no CUDA here"),
+        "{}",
+        stderr(&output)
+    );
+    // Children too, and not what the caller's environment leaves out.
+    let script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch, numba.cuda'], check=True)";
+    let output = python(&modules, script, &[("MILLPOND_TORCH", "0")]).unwrap();
+    assert_eq!(stdout(&output).matches("enabled").collect::<Vec<_>>().len(), 1, "{}", stdout(&output));
+}
+
+#[test]
+fn a_python_without_the_package_is_told_what_it_lacks() {
+    let Some(output) = python(&[("torch", "")], "import torch", &[]) else { return };
+    let said = stderr(&output);
+    assert!(
+        said.contains("millpond: PyTorch is served as any program: for its interface to the pool, install"),
+        "{said}"
+    );
+    let output =
+        python(&[], "import sys; print('millpond' in sys.modules, 'json' in sys.modules)", &[]).unwrap();
+    assert_eq!(stdout(&output), "False False\n");
+}
+
+/// The driver's own allocators, as this command measures them: it opens the driver itself.
+#[test]
+fn a_program_in_rust_comes_by_the_doors() {
+    if built().is_none() {
+        return;
+    }
+    let command = command();
+    let bench = [
+        "bench",
+        "--suite",
+        "latency",
+        "--allocator",
+        "stream-ordered,driver",
+        "--device",
+        "cuda:0",
+        "--time",
+        "1",
+    ];
+    let words = [&["--", command.get_program().to_str().unwrap()], &bench[..]].concat();
+    let output = ran(&words);
+    let said = stderr(&output);
+    assert!(stdout(&output).contains("stream-ordered"), "{said}");
+    assert!(said.contains(", GPU 0: the pool held ") && !said.contains("beside the pool"), "{said}");
+}
+
+#[test]
+fn a_program_in_python_comes_by_the_doors() {
+    let script = "
+import ctypes
+driver = ctypes.CDLL('libcuda.so.1')
+context, at = ctypes.c_void_p(), ctypes.c_uint64()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert driver.cuCtxSetCurrent(context) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(3 << 20)) == 0
+ctypes.memset(at.value, 1, 3 << 20)
+assert driver.cuMemFree_v2(at) == 0
+";
+    if built().is_none() {
+        return;
+    }
+    let Some(output) = python(&[], script, &[]) else { return };
+    stdout(&output);
+    assert!(
+        stderr(&output).contains("GPU 0: the pool held 4.00 MiB at most, for 3.00 MiB requested"),
+        "{}",
+        stderr(&output)
+    );
+}

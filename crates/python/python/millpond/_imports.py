@@ -1,0 +1,1 @@
+../../../cli/src/run/python/millpond_imports.py

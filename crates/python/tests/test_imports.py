@@ -1,0 +1,41 @@
+"""``MILLPOND_CUPY=1`` and its like: a library is enabled when the program imports it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+#: Stands for CuPy, and says whose allocator it is given.
+CUPY = """
+class cuda:
+    @staticmethod
+    def set_allocator(allocator):
+        print(allocator.__module__)
+"""
+
+
+def run(folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "cupy.py").write_text(CUPY)
+    variables = {**os.environ, "PYTHONPATH": str(folder), **environment}
+    return subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+
+
+def test_a_library_is_enabled_when_it_is_imported(tmp_path: Path) -> None:
+    program = "import sys; print('millpond' in sys.modules); import cupy; print(cupy.__loader__.name)"
+    assert run(tmp_path, program, MILLPOND_CUPY="1").stdout == "False\nmillpond.cupy\ncupy\n"
+
+
+def test_without_the_variable_nothing_is_enabled(tmp_path: Path) -> None:
+    program = "import sys; import cupy; print('millpond' in sys.modules, len(sys.meta_path))"
+    plain = run(tmp_path, program).stdout
+    assert plain.startswith("False ")
+    assert run(tmp_path, program, MILLPOND_CUPY="0").stdout == plain
+
+
+def test_what_cannot_be_enabled_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    ran = run(tmp_path, "import torch; print('on')", MILLPOND_TORCH="1")
+    assert ran.stdout == "on\n"
+    assert ran.stderr.startswith("millpond: PyTorch keeps its own allocator: ")

@@ -1,0 +1,143 @@
+//! What asks about memory, and is told of a pool's block what the driver would tell of its own.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::code::Code;
+use crate::driver::{self, DeviceAddress, Handle};
+use crate::gpus::{self, Block};
+use crate::settings::{Mode, settings};
+use crate::{outside, said};
+
+/// `cuMemGetInfo`: what a pool has ready is free, and a limit leaves no more than it leaves.
+///
+/// # Safety
+/// Both may be written, or are null.
+pub(crate) unsafe fn memory_info(free: *mut usize, total: *mut usize, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if !code.is_success() || free.is_null() || total.is_null() {
+        return code;
+    }
+    let stats = gpus::current().map(|gpu| gpu.pool.stats()).unwrap_or_default();
+    // SAFETY: the caller's promise.
+    let mut info = unsafe { (free.read() as u64 + stats.cached(), total.read() as u64) };
+    if let Some(limit) = settings().limit {
+        let used: u64 =
+            gpus::stats().iter().map(|(_, stats)| stats.allocated.current).sum::<u64>() + outside::bytes();
+        info = (info.0.min(limit.saturating_sub(used)), info.1.min(limit));
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        free.write(info.0 as usize);
+        total.write(info.1 as usize);
+    }
+    Code::SUCCESS
+}
+
+/// `cuMemGetAddressRange`.
+///
+/// # Safety
+/// Both may be written, or are null.
+pub(crate) unsafe fn address_range(
+    start: *mut DeviceAddress,
+    bytes: *mut usize,
+    at: DeviceAddress,
+    real: impl FnOnce() -> Code,
+) -> Code {
+    let Some(block) = gpus::block_at(at) else { return real() };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(start) = start.as_mut() {
+            *start = block.start.raw();
+        }
+        if let Some(bytes) = bytes.as_mut() {
+            *bytes = block.bytes as usize;
+        }
+    }
+    Code::SUCCESS
+}
+
+const CONTEXT: c_int = 1;
+const IS_LEGACY_IPC_CAPABLE: c_int = 10;
+const RANGE_START: c_int = 11;
+const RANGE_SIZE: c_int = 12;
+const MEMORY_POOL: c_int = 17;
+
+/// Writes what an attribute of the pool's block is; `false`, and nothing done, where the driver knows it.
+///
+/// # Safety
+/// `to` may be written, as the attribute's type is.
+unsafe fn attribute(block: &Block, attribute: c_int, to: *mut c_void) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match attribute {
+            CONTEXT => to.cast::<u64>().write(block.gpu.primary()),
+            RANGE_START => to.cast::<u64>().write(block.start.raw()),
+            RANGE_SIZE => to.cast::<usize>().write(block.bytes as usize),
+            IS_LEGACY_IPC_CAPABLE => to.cast::<u8>().write(0),
+            MEMORY_POOL => to.cast::<u64>().write(0),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// `cuPointerGetAttribute`.
+///
+/// # Safety
+/// `to` may be written, as the attribute's type is.
+pub(crate) unsafe fn pointer_attribute(
+    to: *mut c_void,
+    which: c_int,
+    at: DeviceAddress,
+    real: impl FnOnce() -> Code,
+) -> Code {
+    let block = if to.is_null() { None } else { gpus::block_at(at) };
+    // SAFETY: the caller's promise.
+    if block.is_some_and(|block| unsafe { attribute(&block, which, to) }) { Code::SUCCESS } else { real() }
+}
+
+/// `cuPointerGetAttributes`.
+///
+/// # Safety
+/// Both lists have `count` entries, and what the second one's point to may be written.
+pub(crate) unsafe fn pointer_attributes(
+    count: c_uint,
+    (which, to): (*const c_int, *const *mut c_void),
+    at: DeviceAddress,
+    real: impl FnOnce() -> Code,
+) -> Code {
+    let code = real();
+    let block = if code.is_success() { gpus::block_at(at) } else { None };
+    let Some(block) = block else { return code };
+    for entry in 0..count as usize {
+        // SAFETY: the caller's promise.
+        unsafe { attribute(&block, which.add(entry).read(), to.add(entry).read()) };
+    }
+    code
+}
+
+/// `cuIpcGetMemHandle`: only the driver's own memory has one.
+pub(crate) fn ipc_handle(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
+    if gpus::block_at(at).is_none() {
+        return real();
+    }
+    gpus::leave_sync_to_the_driver();
+    said::say(
+        "the program gives memory to other processes by cuIpcGetMemHandle, which a pool's memory does not allow: this call \
+         fails. Run it with --ipc, which leaves cuMemAlloc to the driver, as it is from here on",
+    );
+    Code::NOT_SUPPORTED
+}
+
+/// `cuCtxEnablePeerAccess`: the thread's GPU may use all memory of the other's.
+pub(crate) fn enable_peer(peer: Handle, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code.is_success()
+        && settings().mode == Mode::Pool
+        && let Some(here) = driver::current_device()
+        && let Some(owner) = gpus::device_of(peer)
+    {
+        gpus::share(owner as usize, here as usize);
+    }
+    code
+}

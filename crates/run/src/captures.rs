@@ -1,0 +1,83 @@
+//! Which streams are being captured: what is allocated on them is the graph's own, and the driver's.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use millpond::Capturing;
+use millpond::bindings::{Mutex, PerProcess};
+
+use crate::code::Code;
+use crate::driver::{self, Handle};
+use crate::gpus;
+
+/// How many are under way. A forked child of who captures has no CUDA, and may find its parent's.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Debug, Default)]
+struct Captures(Mutex<Begun>);
+
+#[derive(Debug, Default)]
+struct Begun {
+    /// The streams that captures began on.
+    streams: Vec<u64>,
+    /// So long no pool waits for its GPU, which would end a capture.
+    _held_back: Vec<Capturing>,
+}
+
+static CAPTURES: PerProcess<Captures> = PerProcess::new();
+
+/// Begins a capture on a stream, unless the driver refuses.
+pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
+    let mut begun = CAPTURES.get().0.lock();
+    if begun.streams.is_empty() {
+        let gpus = gpus::known();
+        // Nothing is allocated from that memory.
+        begun._held_back =
+            gpus.iter().filter_map(|gpu| gpu.pool.capture_pool().begin_where(|_| false).ok()).collect();
+    }
+    begun.streams.push(stream);
+    // Before the call: afterwards an allocation may be the graph's.
+    COUNT.store(begun.streams.len(), Ordering::SeqCst);
+    drop(begun);
+    let code = real();
+    if !code.is_success() {
+        end(stream);
+    }
+    code
+}
+
+/// A capture on a stream ended.
+pub(crate) fn end(stream: u64) {
+    let mut begun = CAPTURES.get().0.lock();
+    let Some(at) = begun.streams.iter().position(|known| *known == stream) else { return };
+    begun.streams.swap_remove(at);
+    COUNT.store(begun.streams.len(), Ordering::SeqCst);
+    if begun.streams.is_empty() {
+        let held_back = std::mem::take(&mut begun._held_back);
+        drop(begun);
+        // Makes up for what was put off.
+        drop(held_back);
+    }
+}
+
+/// Whether a stream is being captured. Without any capture, the driver is not asked.
+///
+/// # Safety
+/// The handle is null or a live stream.
+#[inline]
+pub(crate) unsafe fn is_captured(stream: Handle) -> bool {
+    if !is_any() {
+        return false;
+    }
+    let mut status: c_int = 0;
+    // SAFETY: `status` is writable, and the stream lives by the caller's promise.
+    let asked = unsafe { driver::cuStreamIsCapturing(stream, &mut status) };
+    asked == Code::CAPTURE_IMPLICIT || status != 0
+}
+
+/// Whether any capture is under way.
+#[inline]
+pub(crate) fn is_any() -> bool {
+    // Sequentially consistent: who begins a capture counts it before.
+    COUNT.load(Ordering::SeqCst) > 0
+}

@@ -1,0 +1,175 @@
+//! The functions that programs call instead of the driver's, by the same names, and their table.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::code::Code;
+use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, functions};
+use crate::linker::{Address, is_own};
+use crate::names::{self, Door, Function};
+use crate::outside::{self, Kind};
+use crate::{answers, captures, driver_pools, gpus, pooled, streams};
+
+macro_rules! doors {
+    ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
+        // The safety contract of each is that of the driver function of its name: what it is called with is the program's.
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "it is the driver's name")]
+        #[allow(unused_unsafe, reason = "some of the bodies are safe")]
+        unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+            // SAFETY: the program keeps the driver function's contract.
+            let $real = || unsafe { driver::$name($($arg),*) };
+            // Our own calls are no program's.
+            if is_own() {
+                return $real();
+            }
+            // SAFETY: as above.
+            catch_unwind(AssertUnwindSafe(|| unsafe { $body })).unwrap_or(Code::UNKNOWN)
+        })*
+
+        /// All doors.
+        pub(crate) static DOORS: &[Door] = &[
+            $(Door {
+                symbol: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(symbol) => symbol,
+                    Err(_) => panic!("a name has no zero in it"),
+                },
+                since: $since,
+                function: Function($name as *const ()),
+            },)*
+        ];
+
+        /// The driver's own function behind a door.
+        pub(crate) fn behind(door: &Door) -> Address {
+            $(if door.function.0 == $name as *const () {
+                return functions::$name.address();
+            })*
+            ptr::null_mut()
+        }
+    };
+}
+
+/// The stream that a function for a thread's own default stream means.
+fn of_thread(stream: Handle) -> Handle {
+    if stream.is_null() { ptr::without_provenance_mut(streams::PER_THREAD as usize) } else { stream }
+}
+
+/// Puts our door in the place of the driver's function that was found.
+///
+/// # Safety
+/// `name` is a text of C. `to` is null or may be written.
+unsafe fn replace(code: Code, name: *const c_char, to: *mut Address, (version, flags): (c_int, u64)) -> Code {
+    if !code.is_success() || name.is_null() || to.is_null() {
+        return code;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !to.read().is_null()
+            && let Some(door) = names::by_version(DOORS, CStr::from_ptr(name), version, flags)
+        {
+            to.write(door.address());
+        }
+    }
+    code
+}
+
+/// A stream ends, and what the pools know of it.
+fn destroy_stream(stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    streams::forget(stream.addr() as u64);
+    real()
+}
+
+/// The primary context of a GPU ends, with all that the program has there.
+fn reset(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    if let Ok(ordinal) = usize::try_from(device) {
+        streams::forget_all_of(ordinal);
+        gpus::remove(ordinal);
+    }
+    real()
+}
+
+fn begin_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    captures::begin(stream.addr() as u64, real)
+}
+
+fn end_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    // Also one that failed is over.
+    captures::end(stream.addr() as u64);
+    code
+}
+
+doors! {
+    cuGetProcAddress since 11030 (name: *const c_char, to: *mut Address, version: c_int, flags: u64) |real|
+        replace(real(), name, to, (version, flags));
+    cuGetProcAddress_v2 since 12000 (
+        name: *const c_char, to: *mut Address, version: c_int, flags: u64, status: *mut c_int,
+    ) |real| replace(real(), name, to, (version, flags));
+
+    cuMemAlloc_v2 since 3020 (at: *mut DeviceAddress, bytes: usize) |real| pooled::alloc(at, bytes, real);
+    cuMemAllocPitch_v2 since 3020 (
+        at: *mut DeviceAddress, pitch: *mut usize, width: usize, height: usize, element: c_uint,
+    ) |real| pooled::alloc_pitch(at, pitch, (width, height), real);
+    cuMemFree_v2 since 3020 (at: DeviceAddress) |real| pooled::free(at, real);
+    cuMemAllocAsync since 11020 (at: *mut DeviceAddress, bytes: usize, stream: Handle) |real|
+        pooled::alloc_async((at, bytes), stream, driver_pools::is_any_current_special(), real);
+    cuMemAllocAsync_ptsz since 11020 (at: *mut DeviceAddress, bytes: usize, stream: Handle) |real|
+        pooled::alloc_async((at, bytes), of_thread(stream), driver_pools::is_any_current_special(), real);
+    cuMemAllocFromPoolAsync since 11020 (
+        at: *mut DeviceAddress, bytes: usize, pool: Handle, stream: Handle,
+    ) |real| pooled::alloc_async((at, bytes), stream, driver_pools::is_special(pool), real);
+    cuMemAllocFromPoolAsync_ptsz since 11020 (
+        at: *mut DeviceAddress, bytes: usize, pool: Handle, stream: Handle,
+    ) |real| pooled::alloc_async((at, bytes), of_thread(stream), driver_pools::is_special(pool), real);
+    cuMemFreeAsync since 11020 (at: DeviceAddress, stream: Handle) |real| pooled::free_async(at, stream, real);
+    cuMemFreeAsync_ptsz since 11020 (at: DeviceAddress, stream: Handle) |real|
+        pooled::free_async(at, of_thread(stream), real);
+    cuMemAllocManaged since 6000 (at: *mut DeviceAddress, bytes: usize, flags: c_uint) |real|
+        pooled::from_driver(Kind::Managed, (at, bytes), 0, real);
+    cuMemCreate since 10020 (handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64) |real|
+        if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) { pooled::from_driver(Kind::Pages, (handle, bytes), 0, real) } else { real() };
+    cuMemRelease since 10020 (handle: u64) |real| outside::free((Kind::Pages, handle), None, real);
+
+    cuMemPoolCreate since 11020 (pool: *mut Handle, props: *const MemoryProps) |real|
+        driver_pools::create(pool, props, real);
+    cuMemPoolDestroy since 11020 (pool: Handle) |real| driver_pools::destroy(pool, real);
+    cuMemPoolTrimTo since 11020 (pool: Handle, keep: usize) |real| driver_pools::trim(pool, keep, real);
+    cuMemPoolSetAttribute since 11020 (pool: Handle, attribute: c_int, value: *mut c_void) |real|
+        driver_pools::set_attribute(pool, attribute, value, real);
+    cuMemPoolGetAttribute since 11020 (pool: Handle, attribute: c_int, value: *mut c_void) |real|
+        driver_pools::attribute(pool, attribute, value, real);
+    cuMemPoolSetAccess since 11020 (pool: Handle, access: *const c_void, count: usize) |real|
+        driver_pools::share(pool, access, count, real);
+    cuDeviceSetMemPool since 11020 (device: c_int, pool: Handle) |real|
+        driver_pools::make_current(usize::try_from(device).ok(), pool, real);
+    cuMemSetMemPool since 13000 (location: *const Location, kind: c_int, pool: Handle) |real|
+        driver_pools::make_current(location.as_ref().and_then(|location| location.gpu()), pool, real);
+
+    cuMemGetInfo_v2 since 3020 (free: *mut usize, total: *mut usize) |real| answers::memory_info(free, total, real);
+    cuMemGetAddressRange_v2 since 3020 (start: *mut DeviceAddress, bytes: *mut usize, at: DeviceAddress) |real|
+        answers::address_range(start, bytes, at, real);
+    cuPointerGetAttribute since 4000 (to: *mut c_void, attribute: c_int, at: DeviceAddress) |real|
+        answers::pointer_attribute(to, attribute, at, real);
+    cuPointerGetAttributes since 7000 (
+        count: c_uint, attributes: *mut c_int, to: *mut *mut c_void, at: DeviceAddress,
+    ) |real| answers::pointer_attributes(count, (attributes, to), at, real);
+    cuIpcGetMemHandle since 4010 (handle: *mut c_void, at: DeviceAddress) |real| answers::ipc_handle(at, real);
+
+    cuStreamDestroy_v2 since 4000 (stream: Handle) |real| destroy_stream(stream, real);
+    cuStreamBeginCapture_v2 since 10010 (stream: Handle, mode: c_int) |real| begin_capture(stream, real);
+    cuStreamBeginCapture_v2_ptsz since 10010 (stream: Handle, mode: c_int) |real|
+        begin_capture(of_thread(stream), real);
+    cuStreamBeginCaptureToGraph since 12030 (
+        stream: Handle, graph: Handle, after: *const Handle, edges: *const c_void, count: usize, mode: c_int,
+    ) |real| begin_capture(stream, real);
+    cuStreamBeginCaptureToGraph_ptsz since 12030 (
+        stream: Handle, graph: Handle, after: *const Handle, edges: *const c_void, count: usize, mode: c_int,
+    ) |real| begin_capture(of_thread(stream), real);
+    cuStreamEndCapture since 10000 (stream: Handle, graph: *mut Handle) |real| end_capture(stream, real);
+    cuStreamEndCapture_ptsz since 10000 (stream: Handle, graph: *mut Handle) |real|
+        end_capture(of_thread(stream), real);
+
+    cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| answers::enable_peer(peer, real);
+    cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| reset(device, real);
+}

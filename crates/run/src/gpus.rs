@@ -1,0 +1,291 @@
+//! A pool for each GPU whose primary context the program uses. That is the context of every CUDA runtime.
+
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use millpond::bindings::{Mutex, PerProcess, RwLock};
+use millpond::device::DevicePtr;
+use millpond::device::cuda::CudaDevice;
+use millpond::{Context, Error, Pool, Stats, Stream};
+
+use crate::driver::{self, Handle};
+use crate::linker::Own;
+use crate::settings::{Mode, settings};
+use crate::{outside, said};
+
+/// A GPU with its pool.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    pub(crate) ordinal: usize,
+    /// The primary context.
+    primary: u64,
+    pub(crate) context: Context,
+    pub(crate) pool: Pool,
+    /// A stream without work. Who frees on it has waited for all work on the block, or promises that there is none.
+    pub(crate) waited: Stream,
+    /// What `cuMemFree` frees, and could not wait for yet.
+    late: Mutex<Vec<DevicePtr>>,
+}
+
+/// A block of a pool.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) gpu: Arc<Gpu>,
+    pub(crate) start: DevicePtr,
+    /// As it was asked for.
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Gpus {
+    known: RwLock<Vec<Arc<Gpu>>>,
+    /// Held while a pool is built. The GPUs for which that failed.
+    building: Mutex<Vec<c_int>>,
+    /// What the pools did that are gone, by GPU.
+    gone: Mutex<Vec<(usize, Stats)>>,
+    /// Which GPU's memory which other GPU may use, by their numbers.
+    peers: Mutex<Vec<(usize, usize)>>,
+}
+
+static GPUS: PerProcess<Gpus> = PerProcess::new();
+
+/// Counts the ends of streams and of pools: what a thread remembers of them is of one count.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Whether `cuMemAlloc` is the driver's.
+static SYNC_IS_DRIVERS: AtomicBool = AtomicBool::new(false);
+
+/// The present generation.
+#[inline]
+pub(crate) fn generation() -> u64 {
+    // Acquire: pairs with the Release of `begin_generation`.
+    GENERATION.load(Ordering::Acquire)
+}
+
+/// What threads remember of streams and pools is looked up again.
+pub(crate) fn begin_generation() {
+    // Release: who sees the count sees what was taken out of the tables before.
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
+/// Leaves `cuMemAlloc` to the driver from here on: the program gives such memory to other processes.
+pub(crate) fn leave_sync_to_the_driver() {
+    // Relaxed: a setting; an allocation at this moment may be of either.
+    SYNC_IS_DRIVERS.store(true, Ordering::Relaxed);
+}
+
+/// Whether it is.
+pub(crate) fn is_sync_the_drivers() -> bool {
+    // Relaxed: as above.
+    settings().ipc || SYNC_IS_DRIVERS.load(Ordering::Relaxed)
+}
+
+/// The GPUs that have pools.
+pub(crate) fn known() -> Vec<Arc<Gpu>> {
+    GPUS.get().known.read().clone()
+}
+
+/// The GPU of the calling thread's context. `None` where its memory is not a pool's.
+#[inline]
+pub(crate) fn current() -> Option<Arc<Gpu>> {
+    of_context(driver::current_context()?)
+}
+
+/// The GPU whose primary context this is.
+pub(crate) fn of_context(context: Handle) -> Option<Arc<Gpu>> {
+    if settings().mode != Mode::Pool {
+        return None;
+    }
+    let gpus = GPUS.get();
+    let find = || gpus.known.read().iter().find(|gpu| gpu.is_of(context)).cloned();
+    find().or_else(|| meet(gpus, context, find))
+}
+
+#[cold]
+fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Option<Arc<Gpu>> {
+    let device = device_of(context)?;
+    if !is_primary(context, device) {
+        return None;
+    }
+    let mut failed = gpus.building.lock();
+    // Another thread may have been first.
+    if let Some(gpu) = find() {
+        return Some(gpu);
+    }
+    if failed.contains(&device) {
+        return None;
+    }
+    match Gpu::new(device as usize) {
+        Ok(gpu) => {
+            let gpu = Arc::new(gpu);
+            gpus.known.write().push(gpu.clone());
+            drop(failed);
+            share_known(gpus);
+            Some(gpu)
+        }
+        Err(error) => {
+            failed.push(device);
+            said::say(&format!("GPU {device} has no pool: {error}. Its memory is the driver's"));
+            None
+        }
+    }
+}
+
+/// The GPU of a context, which need not be current.
+pub(crate) fn device_of(context: Handle) -> Option<c_int> {
+    if driver::current_context() == Some(context) {
+        return driver::current_device();
+    }
+    // SAFETY: a stream or the thread has the context, so that it is alive.
+    if !unsafe { driver::cuCtxPushCurrent_v2(context) }.is_success() {
+        return None;
+    }
+    let device = driver::current_device();
+    let mut popped = ptr::null_mut();
+    // SAFETY: `popped` is writable, and the top of this thread's stack is what was pushed above.
+    unsafe { driver::cuCtxPopCurrent_v2(&mut popped) };
+    device
+}
+
+/// Whether a context is the primary one of its GPU. The primary one is not made for this.
+fn is_primary(context: Handle, device: c_int) -> bool {
+    let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
+    // SAFETY: both are writable.
+    let asked = unsafe { driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active) };
+    if !asked.is_success() || is_active == 0 {
+        return false;
+    }
+    let mut primary = ptr::null_mut();
+    // SAFETY: `primary` is writable.
+    if !unsafe { driver::cuDevicePrimaryCtxRetain(&mut primary, device) }.is_success() {
+        return false;
+    }
+    // SAFETY: one release for the one retain.
+    unsafe { driver::cuDevicePrimaryCtxRelease_v2(device) };
+    primary == context
+}
+
+impl Gpu {
+    fn new(ordinal: usize) -> millpond::Result<Self> {
+        let _own = Own::begin();
+        let device = CudaDevice::new(ordinal)?;
+        let primary = device.raw_context() as u64;
+        // Not `Context::cuda`: a context is for as long as the program does not reset the GPU.
+        let context = Context::new(device);
+        let mut builder = Pool::builder(&context).name("run");
+        if let Some(budget) = outside::budget() {
+            builder = builder.budget(&budget?);
+        }
+        let pool = builder.build()?;
+        let waited = context.create_stream()?;
+        Ok(Self { ordinal, primary, context, pool, waited, late: Mutex::default() })
+    }
+
+    /// The primary context.
+    pub(crate) fn primary(&self) -> u64 {
+        self.primary
+    }
+
+    /// Whether the context is its primary one.
+    #[inline]
+    pub(crate) fn is_of(&self, context: Handle) -> bool {
+        self.primary == context.addr() as u64
+    }
+
+    /// Waits for all work of the GPU, so that blocks can be freed on [`waited`](Self::waited).
+    pub(crate) fn wait(&self) -> millpond::Result<()> {
+        self.context.synchronize()?;
+        let late = std::mem::take(&mut *self.late.lock());
+        late.into_iter().for_each(|ptr| {
+            // One that was freed twice is the only error, and its call has returned.
+            // SAFETY: the program freed them, and all work on them is complete.
+            unsafe { self.pool.free(ptr, &self.waited) }.ok();
+        });
+        Ok(())
+    }
+
+    /// Frees a block when the GPU is next waited for.
+    pub(crate) fn free_late(&self, ptr: DevicePtr) {
+        self.late.lock().push(ptr);
+    }
+
+    /// The block in which an address lies.
+    fn block_at(&self, at: DevicePtr) -> Option<(DevicePtr, u64)> {
+        let start = match self.pool.size_of(at) {
+            Ok(bytes) => return Some((at, bytes)),
+            Err(Error::InteriorPointer { start, .. }) => start,
+            Err(_) => return None,
+        };
+        self.pool.size_of(start).ok().map(|bytes| (start, bytes))
+    }
+}
+
+/// The block of any pool in which an address lies.
+pub(crate) fn block_at(at: u64) -> Option<Block> {
+    let at = DevicePtr::new(at);
+    // A pool knows null as no block, and frees it.
+    if at.is_null() {
+        return None;
+    }
+    let gpus = GPUS.get().known.read();
+    gpus.iter().find_map(|gpu| {
+        let (start, bytes) = gpu.block_at(at)?;
+        Some(Block { gpu: gpu.clone(), start, bytes })
+    })
+}
+
+/// Gives back what the pools hold and nobody uses. Returns the bytes.
+pub(crate) fn trim() -> u64 {
+    known().iter().filter_map(|gpu| gpu.pool.trim_to(0).ok()).sum()
+}
+
+/// Lets one GPU use the pool's memory of another, from when both have pools.
+pub(crate) fn share(owner: usize, peer: usize) {
+    let gpus = GPUS.get();
+    gpus.peers.lock().push((owner, peer));
+    share_known(gpus);
+}
+
+fn share_known(gpus: &Gpus) {
+    let known = gpus.known.read().clone();
+    let find = |ordinal| known.iter().find(|gpu| gpu.ordinal == ordinal);
+    gpus.peers.lock().retain(|(owner, peer)| {
+        let (Some(owner), Some(peer)) = (find(*owner), find(*peer)) else { return true };
+        if let Err(error) = owner.pool.allow_access(&peer.context) {
+            said::say(&format!("GPU {} cannot use the pool of GPU {}: {error}", peer.ordinal, owner.ordinal));
+        }
+        false
+    });
+}
+
+/// Takes a GPU out before its primary context ends. Its blocks are freed, as the end would do.
+pub(crate) fn remove(ordinal: usize) {
+    let gpus = GPUS.get();
+    let removed = {
+        let mut known = gpus.known.write();
+        let at = known.iter().position(|gpu| gpu.ordinal == ordinal);
+        at.map(|at| known.remove(at))
+    };
+    let Some(gpu) = removed else { return };
+    begin_generation();
+    gpus.gone.lock().push((ordinal, gpu.pool.stats()));
+    let freed = gpu.wait().and_then(|()| {
+        gpu.pool.live_blocks()?.iter().try_for_each(|block| {
+            // SAFETY: the program gives all memory up by the reset, and all work on it is complete.
+            unsafe { gpu.pool.free(block.ptr, &gpu.waited) }
+        })?;
+        gpu.pool.destroy()
+    });
+    if let Err(error) = freed {
+        said::say(&format!("the pool of GPU {ordinal} did not end with its context: {error}"));
+    }
+}
+
+/// What each pool did, with those that are gone.
+pub(crate) fn stats() -> Vec<(usize, Stats)> {
+    let mut all = GPUS.get().gone.lock().clone();
+    all.extend(known().iter().map(|gpu| (gpu.ordinal, gpu.pool.stats())));
+    all
+}

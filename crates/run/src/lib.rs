@@ -1,0 +1,62 @@
+//! `libmillpond_run.so`: what `millpond run` preloads into a program, so that its CUDA memory comes from a pool, is limited, or
+//! is only watched. It links neither the CUDA runtime nor the driver. Where a program makes no CUDA call, it does nothing.
+//!
+//! A *door* is a function of ours with the name of one of the driver's. There are four ways on which a program finds a door:
+//!
+//! | the program | finds the door |
+//! | --- | --- |
+//! | is linked with libcuda.so.1 | by its name: a preloaded library comes first |
+//! | asks `dlsym` for the function | by our `dlsym` (`lookup`) |
+//! | asks `cuGetProcAddress`, as each CUDA runtime does | by our `cuGetProcAddress` (`doors`) |
+//! | asks the runtime, by `cudaGetDriverEntryPoint` | by the runtime's `cuGetProcAddress` |
+//!
+//! So a runtime that is linked statically is reached as well.
+
+// Uses the public interface of `millpond`, and of `bindings` what is for one process.
+//
+// | file | concern |
+// | --- | --- |
+// | `code` | what a driver function returns |
+// | `settings` | what the environment asks for |
+// | `linker` | the real `dlsym`, and libcuda through it |
+// | `driver` | the driver's own functions, looked up at their first call |
+// | `said` | what is said on the standard error, and kept for the account |
+// | `shadow` | for `--watch`: a pool on a simulated device that does what the program does |
+// | `outside` | what the driver gave: counted, limited, watched |
+// | `gpus` | a pool for each GPU |
+// | `streams` | the program's streams, as the pools know them |
+// | `captures` | which streams are being captured |
+// | `pooled` | allocations and frees that a pool serves |
+// | `answers` | what asks about memory: sizes, ranges, attributes |
+// | `driver_pools` | the driver's own pools, and what is asked about them |
+// | `names` | which door a name means, in which version |
+// | `doors` | the functions that programs call, and their table |
+// | `lookup` | `dlsym` and `dlopen` |
+// | `account` | what is told when the process ends |
+//
+// **One allocation.** `cuMemAllocAsync` in `doors` asks `pooled`, which finds the stream in `streams`, and so the GPU and its
+// pool. Where there is none (another context, a capture, a mode without a pool), it asks `outside`, which asks the driver and
+// counts. The pool's own calls find the driver, and no door: all names that it looks up are looked up under the guard
+// `linker::Own`.
+
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+// A test has the driver's own functions, and this library's `dlsym` is not its.
+#![cfg_attr(test, allow(dead_code, reason = "nothing is exported there"))]
+
+mod account;
+mod answers;
+mod captures;
+mod code;
+mod doors;
+mod driver;
+mod driver_pools;
+mod gpus;
+mod linker;
+mod lookup;
+mod names;
+mod outside;
+mod pooled;
+mod said;
+mod settings;
+mod shadow;
+mod streams;

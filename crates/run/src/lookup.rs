@@ -1,0 +1,175 @@
+//! `dlsym` and `dlopen`, as the program's own libraries call them.
+//!
+//! The C library looks at who calls `dlsym`: `RTLD_NEXT` means the libraries behind the caller's. So ours does not call it. It
+//! decides whether the answer is a door, and else jumps to the real function, which sees the caller as if we were not there.
+
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+use crate::doors::{DOORS, behind};
+use crate::linker::{self, Address, is_own};
+use crate::names;
+
+/// What `dlsym` does: answers with a door or, where that is null, jumps to the real function.
+#[repr(C)]
+struct Decision {
+    door: Address,
+    real: Address,
+}
+
+/// What `dlopen` does: jumps to the real function, with this mode.
+#[repr(C)]
+struct Opening {
+    mode: usize,
+    real: Address,
+}
+
+/// # Safety
+/// `name` is null or a text of C, as `dlsym` wants it.
+unsafe extern "C" fn decide(library: Address, name: *const c_char) -> Decision {
+    // SAFETY: the caller's promise.
+    let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
+    let (door, real) = match look_up(library, name) {
+        Found::Door(door) => (door, ptr::null_mut()),
+        Found::Nothing => (ptr::null_mut(), nothing as *mut c_void),
+        Found::Other => (ptr::null_mut(), linker::real_dlsym()),
+    };
+    Decision { door, real }
+}
+
+enum Found {
+    /// One of our doors.
+    Door(Address),
+    /// What only this library has: without a driver, the program shall find none.
+    Nothing,
+    /// The real function's to say.
+    Other,
+}
+
+/// It may be asked before the program's own libraries are set up. So a name that is not the driver's leaves at once.
+fn look_up(library: Address, name: &CStr) -> Found {
+    if !name.to_bytes().starts_with(b"cu") || is_own() {
+        return Found::Other;
+    }
+    let Some(door) = names::by_symbol(DOORS, name) else { return Found::Other };
+    // Behind the caller lies the driver, if anywhere.
+    let library = if library == libc::RTLD_NEXT { libc::RTLD_DEFAULT } else { library };
+    // SAFETY: the program has opened it.
+    let found = unsafe { linker::symbol(library, name) };
+    if found.is_null() {
+        return Found::Other;
+    }
+    let is_door = found == door.address();
+    let has_driver = !is_door || linker::loaded_driver().is_some();
+    if has_driver && !behind(door).is_null() { Found::Door(door.address()) } else { Found::Nothing }
+}
+
+/// Stands for `dlsym` where there is nothing. So `dlerror` says that.
+///
+/// # Safety
+/// `name` is a text of C.
+unsafe extern "C" fn nothing(_library: Address, name: *const c_char) -> Address {
+    // SAFETY: the C library is loaded, and has none of the driver's names.
+    unsafe { linker::symbol(libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY), CStr::from_ptr(name)) }
+}
+
+/// An object that is opened with `RTLD_DEEPBIND` finds the C library's `dlsym` before ours. For a CUDA library it is left out.
+///
+/// # Safety
+/// `file` is null or a text of C.
+unsafe extern "C" fn open(file: *const c_char, mode: c_int) -> Opening {
+    let is_cuda = mode & libc::RTLD_DEEPBIND != 0 && !file.is_null() && {
+        // SAFETY: the caller's promise.
+        let path = unsafe { CStr::from_ptr(file) }.to_bytes();
+        path.rsplit(|byte| *byte == b'/').next().is_some_and(|file| file.starts_with(b"libcu"))
+    };
+    let mode = if is_cuda && !is_own() { mode & !libc::RTLD_DEEPBIND } else { mode };
+    Opening { mode: mode as usize, real: linker::real_dlopen() }
+}
+
+// Each keeps the arguments on the stack, asks the function above, and restores them. A structure of two words is returned in
+// two registers.
+
+/// # Safety
+/// As for the C library's `dlsym`.
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
+    naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {decide}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jnz 2f",
+        "jmp rdx",
+        "2:",
+        "ret",
+        decide = sym decide,
+    )
+}
+
+/// # Safety
+/// As for the C library's `dlopen`.
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlopen(_file: *const c_char, _mode: c_int) -> Address {
+    naked_asm!(
+        "push rdi",
+        "call {open}",
+        "pop rdi",
+        "mov esi, eax",
+        "jmp rdx",
+        open = sym open,
+    )
+}
+
+/// # Safety
+/// As for the C library's `dlsym`.
+#[cfg(target_arch = "aarch64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
+    naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x1, [sp, #16]",
+        "mov x29, sp",
+        "bl {decide}",
+        "mov x8, x0",
+        "mov x16, x1",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "cbnz x8, 2f",
+        "br x16",
+        "2:",
+        "mov x0, x8",
+        "ret",
+        decide = sym decide,
+    )
+}
+
+/// # Safety
+/// As for the C library's `dlopen`.
+#[cfg(target_arch = "aarch64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlopen(_file: *const c_char, _mode: c_int) -> Address {
+    naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "str x0, [sp, #16]",
+        "mov x29, sp",
+        "bl {open}",
+        "mov x16, x1",
+        "mov x1, x0",
+        "ldr x0, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "br x16",
+        open = sym open,
+    )
+}

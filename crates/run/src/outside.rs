@@ -1,0 +1,206 @@
+//! Memory that the driver gives: counted, under the limit, and watched.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond::Budget;
+use millpond::bindings::{Mutex, PerProcess};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use crate::code::Code;
+use crate::settings::{Mode, settings};
+use crate::shadow;
+
+/// What of the driver's it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// `cuMemAlloc`, `cuMemAllocAsync` and their like.
+    Plain,
+    /// `cuMemAllocManaged`.
+    Managed,
+    /// Pages of `cuMemCreate`, by their handle.
+    Pages,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Plain, Self::Managed, Self::Pages];
+}
+
+/// What was counted of a kind, in bytes but for the calls.
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+pub(crate) struct Figures {
+    pub(crate) allocations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) peak: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    live: FxHashMap<(Kind, u64), u64>,
+    figures: [Figures; Kind::ALL.len()],
+    peak: u64,
+}
+
+#[derive(Debug, Default)]
+struct Outside {
+    counted: Mutex<Counted>,
+    /// Bytes of all kinds, and of allocations that are under way.
+    taken: AtomicU64,
+    /// Held while that changes, and with it what pools may take.
+    changing: Mutex<()>,
+    /// The pools' part of the process's own limit, once there is a pool.
+    budget: OnceLock<Budget>,
+    refused: AtomicU64,
+}
+
+static OUTSIDE: PerProcess<Outside> = PerProcess::new();
+
+/// What an allocation asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) kind: Kind,
+    pub(crate) bytes: u64,
+    /// The stream's handle, as the program has it.
+    pub(crate) stream: u64,
+}
+
+/// Asks the driver for memory, if the limit allows it. `at` then has its address, or its handle.
+///
+/// # Safety
+/// `real` is the driver's function, and writes to `at` where it succeeds.
+pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Code) -> Code {
+    let outside = OUTSIDE.get();
+    if !outside.take(asked.bytes) {
+        // Relaxed: a figure.
+        outside.refused.fetch_add(1, Ordering::Relaxed);
+        return Code::OUT_OF_MEMORY;
+    }
+    let code = real();
+    if !code.is_success() {
+        outside.give_back(asked.bytes);
+        return code;
+    }
+    // SAFETY: the caller's promise.
+    let at = unsafe { at.read() };
+    outside.enter(asked.kind, at, asked.bytes);
+    if settings().mode == Mode::Watch && asked.kind != Kind::Pages {
+        shadow::alloc(at, asked.bytes, asked.stream);
+    }
+    code
+}
+
+/// Gives memory back to the driver. It is struck out before: another thread may get the address next.
+pub(crate) fn free((kind, at): (Kind, u64), stream: Option<u64>, real: impl FnOnce() -> Code) -> Code {
+    let outside = OUTSIDE.get();
+    let bytes = outside.strike(kind, at);
+    let shadow = bytes.filter(|_| settings().mode == Mode::Watch && kind != Kind::Pages);
+    let shadow = shadow.and_then(|_| shadow::take(at));
+    let code = real();
+    match (code.is_success(), bytes) {
+        (true, Some(bytes)) => outside.give_back(bytes),
+        (false, Some(bytes)) => outside.enter(kind, at, bytes),
+        (_, None) => {}
+    }
+    if let Some(block) = shadow {
+        shadow::settle(at, block, stream, code.is_success());
+    }
+    code
+}
+
+/// The kind under which an address was counted.
+pub(crate) fn kind_of(at: u64) -> Kind {
+    let counted = OUTSIDE.get().counted.lock();
+    if counted.live.contains_key(&(Kind::Managed, at)) { Kind::Managed } else { Kind::Plain }
+}
+
+/// Bytes that the driver gave and has not got back.
+pub(crate) fn bytes() -> u64 {
+    // Relaxed: a figure to read.
+    OUTSIDE.get().taken.load(Ordering::Relaxed)
+}
+
+/// What was counted, of each kind; the most of all together; and how often the limit refused.
+pub(crate) fn figures() -> ([Figures; Kind::ALL.len()], u64, u64) {
+    let outside = OUTSIDE.get();
+    let counted = outside.counted.lock();
+    (counted.figures, counted.peak, outside.refused.load(Ordering::Relaxed))
+}
+
+/// The limit, where it is this process's alone.
+fn own_limit() -> Option<u64> {
+    settings().limit.filter(|_| settings().budget.is_none())
+}
+
+/// The budget of the pools: the limit, less what the driver gave. With a name, processes share it, and it is the limit alone.
+pub(crate) fn budget() -> Option<millpond::Result<Budget>> {
+    let limit = settings().limit?;
+    if let Some(name) = &settings().budget {
+        return Some(Budget::named(name, limit));
+    }
+    let outside = OUTSIDE.get();
+    let _changing = outside.changing.lock();
+    let budget = outside.budget.get_or_init(|| Budget::bytes(limit)).clone();
+    // Relaxed: under the lock.
+    outside.change(outside.taken.load(Ordering::Relaxed));
+    Some(Ok(budget))
+}
+
+impl Outside {
+    /// Takes so many bytes of what the limit leaves, or nothing.
+    fn take(&self, bytes: u64) -> bool {
+        let limit = own_limit().unwrap_or(u64::MAX);
+        let _changing = self.changing.lock();
+        // Relaxed, here and below: all changes are made under the lock.
+        let taken = self.taken.load(Ordering::Relaxed);
+        let Some(sum) = taken.checked_add(bytes).filter(|sum| *sum <= limit) else { return false };
+        // First the pools may take no more, then it is seen what they hold.
+        self.change(sum);
+        if sum.saturating_add(self.pooled()) <= limit {
+            return true;
+        }
+        self.change(taken);
+        false
+    }
+
+    fn give_back(&self, bytes: u64) {
+        let _changing = self.changing.lock();
+        // Relaxed: as in `take`.
+        self.change(self.taken.load(Ordering::Relaxed) - bytes);
+    }
+
+    /// What the driver gave, no pool may take. Under the lock.
+    fn change(&self, taken: u64) {
+        self.taken.store(taken, Ordering::Relaxed);
+        if let (Some(budget), Some(limit)) = (self.budget.get(), own_limit()) {
+            budget.set_limit(limit.saturating_sub(taken));
+        }
+    }
+
+    /// Bytes that pools hold under the process's own limit.
+    fn pooled(&self) -> u64 {
+        self.budget.get().map_or(0, Budget::held)
+    }
+
+    fn enter(&self, kind: Kind, at: u64, bytes: u64) {
+        let mut counted = self.counted.lock();
+        // The driver may have freed what was there, with its context.
+        let before = counted.live.insert((kind, at), bytes).unwrap_or(0);
+        let figures = &mut counted.figures[kind as usize];
+        figures.allocations += 1;
+        figures.bytes = figures.bytes + bytes - before;
+        figures.peak = figures.peak.max(figures.bytes);
+        counted.peak = counted.peak.max(counted.figures.iter().map(|figures| figures.bytes).sum());
+        drop(counted);
+        if before > 0 {
+            self.give_back(before);
+        }
+    }
+
+    fn strike(&self, kind: Kind, at: u64) -> Option<u64> {
+        let mut counted = self.counted.lock();
+        let bytes = counted.live.remove(&(kind, at))?;
+        counted.figures[kind as usize].bytes -= bytes;
+        Some(bytes)
+    }
+}

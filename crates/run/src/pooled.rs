@@ -1,0 +1,230 @@
+//! Allocations and frees that a pool serves. What it does not serve, `outside` does.
+
+use millpond::device::DevicePtr;
+use millpond::{Error, Pool, Stream};
+
+use crate::code::Code;
+use crate::driver::{DeviceAddress, Handle};
+use crate::gpus::{self, Gpu};
+use crate::outside::{self, Asked, Kind};
+use crate::settings::{Mode, settings};
+use crate::{account, captures, streams};
+
+/// Where an allocation's address goes.
+pub(crate) type To = *mut DeviceAddress;
+
+/// The pitch of what `cuMemAllocPitch` gives, as the driver has it on GPUs of today.
+const PITCH: usize = 512;
+
+/// `cuMemAlloc`: memory that any stream may use at once.
+///
+/// # Safety
+/// `to` may be written. `real` is the driver's function, which writes there.
+pub(crate) unsafe fn alloc(to: To, bytes: usize, real: impl Fn() -> Code) -> Code {
+    let gpu = if bytes == 0 || to.is_null() || gpus::is_sync_the_drivers() { None } else { gpus::current() };
+    let Some(gpu) = gpu else {
+        // SAFETY: the caller's promise.
+        return unsafe { from_driver(Kind::Plain, (to, bytes), 0, real) };
+    };
+    account::write_at_exit();
+    let allocated = alloc_waited(&gpu, bytes as u64);
+    // SAFETY: the caller's promise.
+    unsafe { answer(to, allocated) }
+}
+
+/// Allocates a block on which there is no work.
+fn alloc_waited(gpu: &Gpu, bytes: u64) -> millpond::Result<DevicePtr> {
+    let ptr = gpu.pool.alloc(bytes, &gpu.waited)?;
+    // The stream has no work but waits for others' work on the block.
+    let ready =
+        gpu.waited.is_idle().and_then(|is_idle| if is_idle { Ok(()) } else { gpu.waited.synchronize() });
+    if let Err(error) = ready {
+        // SAFETY: nobody else knows the block.
+        unsafe { gpu.pool.free(ptr, &gpu.waited) }.ok();
+        return Err(error.into());
+    }
+    Ok(ptr)
+}
+
+/// `cuMemAllocPitch`: rows of `width` bytes.
+///
+/// # Safety
+/// As for [`alloc`], and `pitch` may be written.
+pub(crate) unsafe fn alloc_pitch(
+    to: To,
+    pitch: *mut usize,
+    (width, height): (usize, usize),
+    real: impl Fn() -> Code,
+) -> Code {
+    let row = width.checked_next_multiple_of(PITCH).filter(|_| !pitch.is_null());
+    let bytes = row.and_then(|row| row.checked_mul(height));
+    // The driver refuses what makes no sense, or has a longer row.
+    let Some((row, bytes)) = row.zip(bytes) else { return real() };
+    // SAFETY: the caller's promise.
+    unsafe {
+        pitch.write(row);
+        alloc(to, bytes, real)
+    }
+}
+
+/// `cuMemAllocAsync`: memory for work that the stream is given afterwards.
+///
+/// `is_special`: from one of the driver's pools whose memory ours cannot be.
+///
+/// # Safety
+/// As for [`alloc`]; the handle is null or a live stream.
+#[inline]
+pub(crate) unsafe fn alloc_async(
+    (to, bytes): (To, usize),
+    stream: Handle,
+    is_special: bool,
+    real: impl Fn() -> Code,
+) -> Code {
+    let handle = stream.addr() as u64;
+    if !to.is_null()
+        && !is_special
+        && !captures::is_any()
+        && let Some(ptr) = streams::alloc_ready(handle, bytes as u64)
+    {
+        // SAFETY: the caller's promise.
+        unsafe { to.write(ptr.raw()) };
+        return Code::SUCCESS;
+    }
+    let may = bytes > 0 && !to.is_null() && settings().mode == Mode::Pool && !is_special;
+    // SAFETY: the caller's promise.
+    if may && !unsafe { captures::is_captured(stream) } {
+        // SAFETY: the caller's promise.
+        let served = unsafe { streams::with(handle, |gpu, stream| gpu.pool.alloc(bytes as u64, stream)) };
+        if let Some(allocated) = served {
+            account::write_at_exit();
+            // SAFETY: the caller's promise.
+            return unsafe { answer(to, allocated) };
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { from_driver(Kind::Plain, (to, bytes), handle, real) }
+}
+
+/// # Safety
+/// `to` may be written.
+#[inline]
+unsafe fn answer(to: To, allocated: millpond::Result<DevicePtr>) -> Code {
+    match allocated {
+        Ok(ptr) => {
+            // SAFETY: the caller's promise.
+            unsafe { to.write(ptr.raw()) };
+            Code::SUCCESS
+        }
+        Err(error) => Code::from(&error),
+    }
+}
+
+/// Memory of the driver's. Where it has none left, what pools hold and nobody uses goes back first.
+///
+/// # Safety
+/// `to` is null or may be written. `real` is the driver's function, which writes there.
+pub(crate) unsafe fn from_driver(
+    kind: Kind,
+    (to, bytes): (To, usize),
+    stream: u64,
+    real: impl Fn() -> Code,
+) -> Code {
+    if bytes == 0 || to.is_null() {
+        return real();
+    }
+    let asked = Asked { kind, bytes: bytes as u64, stream };
+    // SAFETY: the caller's promise.
+    let code = unsafe { outside::alloc(asked, to, &real) };
+    // A forked child of a program with CUDA has none, and nothing to tell.
+    if code != Code::NOT_INITIALIZED {
+        account::write_at_exit();
+    }
+    if code != Code::OUT_OF_MEMORY || gpus::trim() == 0 {
+        return code;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { outside::alloc(asked, to, real) }
+}
+
+/// `cuMemFree`: waits for the GPU, as the driver does, unless it need not.
+pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
+    let Some(block) = gpus::block_at(at) else {
+        return outside::free((outside::kind_of(at), at), None, real);
+    };
+    let gpu = &block.gpu;
+    if block.start.raw() != at {
+        return Code::INVALID_VALUE;
+    }
+    if !settings().async_free {
+        // To wait would end the capture.
+        if captures::is_any() {
+            gpu.free_late(block.start);
+            return Code::SUCCESS;
+        }
+        if let Err(error) = gpu.wait() {
+            return Code::from(&error);
+        }
+    }
+    freed(free_block(&gpu.pool, block.start, &gpu.waited))
+}
+
+/// `cuMemFreeAsync`: after the work that the stream was given before.
+///
+/// # Safety
+/// The handle is null or a live stream.
+#[inline]
+pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    let handle = stream.addr() as u64;
+    // SAFETY: the program frees what it allocated, and orders its uses.
+    if !captures::is_any() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
+        return Code::SUCCESS;
+    }
+    if settings().mode == Mode::Pool && at != 0 {
+        // SAFETY: the caller's promise.
+        if unsafe { captures::is_captured(stream) } {
+            // A graph frees only what it allocated.
+            return if gpus::block_at(at).is_some() { Code::INVALID_VALUE } else { real() };
+        }
+        // SAFETY: the caller's promise.
+        let served = unsafe {
+            streams::with(handle, |gpu, stream| {
+                free_block(&gpu.pool, DevicePtr::new(at), stream)
+                    .or_else(|error| free_elsewhere(at, stream, error))
+            })
+        };
+        match served {
+            Some(Err(Error::ForeignPointer { .. })) => {}
+            Some(done) => return freed(done),
+            // A stream of another context: the pool cannot follow its order.
+            None if gpus::block_at(at).is_some() => return free(at, real),
+            None => {}
+        }
+    }
+    outside::free((Kind::Plain, at), Some(handle), real)
+}
+
+/// The block may be of another GPU than the stream.
+#[cold]
+fn free_elsewhere(at: DeviceAddress, stream: &Stream, error: Error) -> millpond::Result<()> {
+    if !matches!(error, Error::ForeignPointer { .. }) {
+        return Err(error);
+    }
+    let Some(block) = gpus::block_at(at) else { return Err(error) };
+    let owner = &block.gpu;
+    owner.pool.record_use(DevicePtr::new(at), stream)?;
+    free_block(&owner.pool, DevicePtr::new(at), &owner.waited)
+}
+
+#[inline]
+fn free_block(pool: &Pool, at: DevicePtr, stream: &Stream) -> millpond::Result<()> {
+    // SAFETY: the program frees what it allocated, and orders its uses, as the driver asks of it.
+    unsafe { pool.free(at, stream) }
+}
+
+#[inline]
+fn freed(done: millpond::Result<()>) -> Code {
+    match done {
+        Ok(()) => Code::SUCCESS,
+        Err(error) => Code::from(&error),
+    }
+}

@@ -1,0 +1,201 @@
+//! The program's streams, as the pools know them: registered at their first use, until the program destroys them.
+
+use std::cell::{Cell, RefCell};
+use std::ptr;
+use std::sync::{Arc, Once};
+
+use millpond::bindings::{Mutex, PerProcess, RwLock, Shortcut, on_fork, on_thread_end};
+use millpond::device::{DevicePtr, StreamHandle};
+use millpond::{RegisteredStream, Stream};
+use rustc_hash::FxHashMap;
+
+use crate::driver;
+use crate::gpus::{self, Gpu};
+
+/// A stream of the program's.
+#[derive(Debug)]
+struct Known {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    /// Until the program destroys it.
+    registered: Mutex<Option<RegisteredStream>>,
+}
+
+#[derive(Debug, Default)]
+struct Streams(RwLock<FxHashMap<u64, Arc<Known>>>);
+
+static STREAMS: PerProcess<Streams> = PerProcess::new();
+
+/// The stream that a thread used last, and what was the generation then.
+#[derive(Debug)]
+struct Last {
+    generation: u64,
+    handle: u64,
+    known: Arc<Known>,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        READY.set(None);
+    }
+}
+
+/// A thread's way to the blocks that it has ready, for the stream that it used last, if the program made that.
+#[derive(Debug, Clone, Copy)]
+struct Ready {
+    generation: u64,
+    handle: u64,
+    shortcut: Shortcut,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    /// Of the stream in `LAST`, as long as that is there. It has no destructor, so that it can be looked at any time.
+    static READY: Cell<Option<Ready>> = const { Cell::new(None) };
+}
+
+/// A block that the thread has ready for work on a stream; `None`, and nothing done, where it is not as simple as that.
+#[inline]
+pub(crate) fn alloc_ready(handle: u64, bytes: u64) -> Option<DevicePtr> {
+    // SAFETY: `LAST` keeps pool and stream alive. The thread made the shortcut, which goes when that ends or forks.
+    unsafe { ready(handle)?.alloc(bytes) }
+}
+
+/// Takes a block into the thread's magazines; `false`, and nothing done, where it is not as simple as that.
+///
+/// # Safety
+/// As for [`Pool::free`](millpond::Pool::free), if it is a block of the stream's pool.
+#[inline]
+pub(crate) unsafe fn free_ready(handle: u64, ptr: DevicePtr) -> bool {
+    // SAFETY: as in `alloc_ready`; and the caller's promise.
+    ready(handle).is_some_and(|shortcut| unsafe { shortcut.free(ptr) })
+}
+
+#[inline]
+fn ready(handle: u64) -> Option<Shortcut> {
+    let Ready { generation, handle: its_handle, shortcut } = READY.get()?;
+    (its_handle == handle && generation == gpus::generation()).then_some(shortcut)
+}
+
+/// The handle of each thread's own default stream.
+pub(crate) const PER_THREAD: u64 = StreamHandle::PER_THREAD.raw();
+
+/// Calls with the stream that a handle means here, and its GPU. `None` where its memory is not a pool's.
+///
+/// # Safety
+/// The handle is null or a live stream.
+#[inline]
+pub(crate) unsafe fn with<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+    let mut call = Some(call);
+    let done = LAST.try_with(|last| {
+        let last = last.try_borrow().ok()?;
+        let Last { known, .. } = last.as_ref().filter(|last| last.is(handle))?;
+        Some(call.take()?(&known.gpu, &known.stream))
+    });
+    match done {
+        Ok(Some(done)) => Some(done),
+        // SAFETY: the caller's promise.
+        _ => unsafe { with_slow(handle, call?) },
+    }
+}
+
+impl Last {
+    /// Whether the handle means this stream. The default ones' are those of the thread's context.
+    #[inline]
+    fn is(&self, handle: u64) -> bool {
+        let is_of_context = || driver::current_context().is_some_and(|context| self.known.gpu.is_of(context));
+        self.handle == handle
+            && self.generation == gpus::generation()
+            && (handle > PER_THREAD || is_of_context())
+    }
+}
+
+#[cold]
+unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+    // Before the look: what is found is of this generation or a later one.
+    let generation = gpus::generation();
+    let known = if handle <= PER_THREAD {
+        default(handle)?
+    } else {
+        let known = STREAMS.get().0.read().get(&handle).cloned();
+        // SAFETY: the caller's promise.
+        known.or_else(|| unsafe { meet(handle) })?
+    };
+    let done = call(&known.gpu, &known.stream);
+    remember(generation, handle, known);
+    Some(done)
+}
+
+/// The thread's next call with the stream finds it at once.
+fn remember(generation: u64, handle: u64, known: Arc<Known>) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        on_thread_end(|| READY.set(None));
+        on_fork(gpus::begin_generation);
+    });
+    // The default streams' depend on the context. There is one once the thread has had a block.
+    let shortcut = if handle <= PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
+    // Fails while the thread ends; then the next call looks again.
+    LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = Some(Last { generation, handle, known });
+            // After the one before was dropped, which takes its own away.
+            READY.set(shortcut.map(|shortcut| Ready { generation, handle, shortcut }));
+        }
+    })
+    .ok();
+}
+
+/// A default stream of the thread's context, which needs no registration.
+fn default(handle: u64) -> Option<Arc<Known>> {
+    let gpu = gpus::current()?;
+    let context = &gpu.context;
+    let stream =
+        if handle == PER_THREAD { context.per_thread_stream() } else { context.default_stream() }.ok()?;
+    Some(Arc::new(Known { gpu, stream, registered: Mutex::new(None) }))
+}
+
+/// # Safety
+/// The handle is a live stream, and none of the default ones.
+unsafe fn meet(handle: u64) -> Option<Arc<Known>> {
+    let mut context = ptr::null_mut();
+    let raw = ptr::without_provenance_mut(handle as usize);
+    // SAFETY: the stream lives by the caller's promise, and `context` is writable.
+    if !unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() || context.is_null() {
+        return None;
+    }
+    let gpu = gpus::of_context(context)?;
+    // SAFETY: it is alive, and `forget` ends the registration before the program's call destroys it.
+    let registered = unsafe { gpu.context.register_stream(StreamHandle::from_raw(handle)) }.ok()?;
+    let stream = (*registered).clone();
+    let known = Arc::new(Known { gpu, stream, registered: Mutex::new(Some(registered)) });
+    // Of two threads, the second one's registration ends here, and the first one's stays.
+    Some(STREAMS.get().0.write().entry(handle).or_insert(known).clone())
+}
+
+/// The program destroys a stream.
+pub(crate) fn forget(handle: u64) {
+    let forgotten = STREAMS.get().0.write().remove(&handle);
+    if let Some(known) = forgotten {
+        end(&known);
+    }
+}
+
+/// The program resets a GPU, and so ends all of its streams.
+pub(crate) fn forget_all_of(ordinal: usize) {
+    let mut forgotten = Vec::new();
+    STREAMS.get().0.write().retain(|_, known| {
+        let is_of = known.gpu.ordinal == ordinal;
+        if is_of {
+            forgotten.push(known.clone());
+        }
+        !is_of
+    });
+    forgotten.iter().for_each(|known| end(known));
+}
+
+fn end(known: &Known) {
+    gpus::begin_generation();
+    let registered = known.registered.lock().take();
+    drop(registered);
+}

@@ -1,0 +1,274 @@
+//! Programs in C that come to the driver on each way, with the library preloaded. What stands for the driver is
+//! `tests/c/standin.c`, whose memory is the host's.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
+}
+
+/// The library that cargo built for this test.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a path");
+    test.parent().expect("and it lies in a folder").join("libmillpond_run.so")
+}
+
+fn compile(folder: &Path, arguments: &[&str]) {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    let output =
+        compiler.args(arguments).arg("-I").arg(sources()).current_dir(folder).output().expect("cc runs");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The folder with the stand-in and the programs; `None` where there is no compiler.
+fn built() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        if Command::new("cc").arg("--version").output().is_err() {
+            assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "cc is not installed");
+            eprintln!("not run: cc is not installed");
+            return None;
+        }
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doors-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("cargo made the folder above");
+        let source = |name: &str| sources().join(name).to_str().expect("UTF-8").to_owned();
+        compile(
+            &folder,
+            &["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &source("standin.c"), "-o", "libcuda.so.1"],
+        );
+        compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
+        compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
+        compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
+        Some(folder)
+    };
+    BUILT.get_or_init(build).as_deref()
+}
+
+/// What a program did.
+struct Ran {
+    output: Output,
+    /// Those of its processes, in no order.
+    accounts: Vec<Value>,
+}
+
+/// Runs a program with these arguments, and what the environment says.
+fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Option<Ran> {
+    let folder = built()?;
+    let accounts = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(folder.join(program));
+    command.args(arguments).env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
+    command.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).envs(environment.iter().copied());
+    let output = command.output().expect("it was built");
+    let files = std::fs::read_dir(accounts.path()).expect("it is there");
+    let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON");
+    let accounts = files.map(|file| read(file.expect("a file").path())).collect();
+    Some(Ran { output, accounts })
+}
+
+impl Ran {
+    fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// The one account of a program that went well.
+    #[track_caller]
+    fn account(&self) -> &Value {
+        assert!(self.output.status.success(), "{}: {}", self.output.status, self.stderr());
+        assert_eq!(self.accounts.len(), 1, "{}", self.stderr());
+        &self.accounts[0]
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// A case of `linked.c` goes well.
+#[track_caller]
+fn linked(case: &str, environment: &[(&str, &str)]) -> Option<Value> {
+    run("linked", &[case], environment).map(|ran| ran.account().clone())
+}
+
+#[test]
+fn a_linked_program_gets_its_memory_from_a_pool() {
+    let Some(account) = linked("pairs", &[]) else { return };
+    let pool = &account["pools"][0];
+    assert_eq!((pool["allocations"].as_u64(), pool["frees"].as_u64()), (Some(300), Some(300)), "{account}");
+    assert_eq!(account["outside"]["peak"], 0, "{account}");
+}
+
+#[test]
+fn functions_that_a_program_looks_up_are_the_doors() {
+    for how in ["handle", "all", "runtime", "entry point", "thread"] {
+        let Some(ran) = run("loaded", &["program", how], &[]) else { return };
+        assert_eq!(ran.account()["pools"][0]["allocations"], 3, "{how}: {}", ran.stderr());
+    }
+}
+
+#[test]
+fn a_library_that_is_opened_deep_comes_by_the_doors() {
+    let Some(folder) = built() else { return };
+    let library = folder.join("libcudart-test.so");
+    for how in ["handle", "runtime"] {
+        let ran = run("loaded", &[library.to_str().expect("UTF-8"), how], &[]).expect("it was built");
+        assert_eq!(ran.account()["pools"][0]["allocations"], 3, "{how}: {}", ran.stderr());
+    }
+}
+
+#[test]
+fn valgrind_finds_nothing() {
+    if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() {
+        return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
+    }
+    let Some(folder) = built() else { return };
+    let accounts = tempfile::tempdir().expect("a folder");
+    let cases = ["pairs", "reset"];
+    let started = cases.map(|case| {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--quiet", "--error-exitcode=9"]).arg(folder.join("linked")).arg(case);
+        valgrind.env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
+        let piped =
+            valgrind.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).stderr(std::process::Stdio::piped());
+        piped.spawn().expect("valgrind is installed")
+    });
+    for (case, child) in cases.iter().zip(started) {
+        let output = child.wait_with_output().expect("it was started");
+        assert!(output.status.success(), "{case}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn mistakes_are_errors_of_cuda() {
+    linked("mistakes", &[]);
+}
+
+#[test]
+fn a_free_waits_for_the_gpu_unless_it_need_not() {
+    linked("waits", &[]);
+    linked("waits", &[("MILLPOND_RUN_ASYNC_FREE", "1")]);
+}
+
+#[test]
+fn no_stream_uses_what_a_plain_allocation_gets() {
+    linked("ready", &[]);
+}
+
+#[test]
+fn questions_about_memory_are_answered() {
+    linked("answers", &[]);
+}
+
+#[test]
+fn memory_for_other_processes_is_the_drivers_after_the_first_request() {
+    let Some(account) = linked("ipc", &[]) else { return };
+    let said = account["said"][0].as_str().expect("it is said");
+    assert!(said.contains("cuIpcGetMemHandle") && said.contains("Run it with --ipc"), "{said}");
+    let account = linked("ipc", &[("MILLPOND_RUN_IPC", "1")]).expect("it was built");
+    assert_eq!(
+        (&account["said"], &account["pools"]),
+        (&Value::Array(vec![]), &Value::Array(vec![])),
+        "{account}"
+    );
+}
+
+#[test]
+fn the_drivers_pools_are_the_gpus_unless_they_are_for_others() {
+    linked("pools", &[]);
+}
+
+#[test]
+fn a_captures_memory_is_the_graphs() {
+    linked("captures", &[]);
+}
+
+#[test]
+fn memory_of_a_programs_own_context_is_the_drivers() {
+    let Some(account) = linked("contexts", &[]) else { return };
+    assert_eq!(account["outside"]["plain"]["peak"], MIB, "{account}");
+}
+
+#[test]
+fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
+    linked("peers", &[]);
+}
+
+#[test]
+fn after_a_reset_the_program_begins_anew() {
+    let Some(account) = linked("reset", &[]) else { return };
+    assert_eq!(account["pools"].as_array().map(Vec::len), Some(3), "{account}");
+}
+
+#[test]
+fn threads_share_a_pool() {
+    linked("threads", &[]);
+}
+
+#[test]
+fn a_limit_holds_for_the_sum() {
+    let limit = ("MILLPOND_RUN_LIMIT", "104857600");
+    let Some(account) = linked("limited", &[limit]) else { return };
+    assert!(account["pools"][0]["held_peak"].as_u64() <= Some(100 * MIB), "{account}");
+    let account = linked("limited", &[limit, ("MILLPOND_RUN", "limit")]).expect("it was built");
+    assert_eq!(
+        (&account["pools"], &account["outside"]["peak"]),
+        (&Value::Array(vec![]), &(100 * MIB).into())
+    );
+    assert_eq!(account["outside"]["refused"], 2, "{account}");
+}
+
+#[test]
+fn a_watched_program_has_the_drivers_memory() {
+    let Some(account) = linked("passes", &[("MILLPOND_RUN", "watch")]) else { return };
+    assert_eq!((account["mode"].as_str(), &account["outside"]["peak"]), (Some("watch"), &(5 * MIB).into()));
+    let pool = &account["pools"][0];
+    assert_eq!(
+        (&pool["gpu"], &pool["allocations"], &pool["requested_peak"]),
+        (&Value::Null, &3.into(), &(5 * MIB).into())
+    );
+}
+
+#[test]
+fn children_tell_of_themselves_once() {
+    let Some(ran) = run("linked", &["forks"], &[]) else { return };
+    assert!(ran.output.status.success(), "{}", ran.stderr());
+    let mut allocations: Vec<_> =
+        ran.accounts.iter().map(|account| &account["pools"][0]["allocations"]).collect();
+    allocations.sort_by_key(|number| number.as_u64());
+    assert_eq!(allocations, [&Value::from(1), &Value::from(300)], "{}", ran.stderr());
+}
+
+#[test]
+fn a_program_that_frees_nothing_tells_what_it_leaves() {
+    for (case, status) in [("leaves", 0), ("leaves at once", 3)] {
+        let Some(ran) = run("linked", &[case], &[]) else { return };
+        assert_eq!(ran.output.status.code(), Some(status), "{}", ran.stderr());
+        assert_eq!(ran.accounts[0]["pools"][0]["requested"], 5 * MIB, "{}", ran.stderr());
+    }
+}
+
+#[test]
+fn wrong_settings_are_said_and_the_program_runs() {
+    let Some(ran) = run("linked", &["leaves"], &[("MILLPOND_RUN", "fast"), ("MILLPOND_RUN_LIMIT", "much")])
+    else {
+        return;
+    };
+    assert!(ran.output.status.success());
+    let said = ran.stderr();
+    assert!(
+        said.contains("MILLPOND_RUN is 'fast'") && said.contains("MILLPOND_RUN_LIMIT is 'much'"),
+        "{said}"
+    );
+}
+
+#[test]
+fn programs_without_cuda_are_left_alone() {
+    let Some(ran) = run("/bin/true", &[], &[]) else { return };
+    assert!(
+        ran.output.status.success() && ran.accounts.is_empty() && ran.stderr().is_empty(),
+        "{}",
+        ran.stderr()
+    );
+}
