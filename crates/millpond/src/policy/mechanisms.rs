@@ -31,9 +31,13 @@ impl Policy {
     };
 }
 
-/// By its name in `MILLPOND_WITHOUT`, what `scripts/mechanisms` leaves out.
+/// A name in `MILLPOND_WITHOUT`, and what it leaves out.
 #[cfg(feature = "lab")]
-const LEFT_OUT: [(&str, fn(&mut Policy)); 7] = [
+type Named = (&'static str, fn(&mut Policy));
+
+/// What `scripts/mechanisms` leaves out.
+#[cfg(feature = "lab")]
+const LEFT_OUT: [Named; 7] = [
     ("throughput", |policy| policy.throughput = false),
     ("splitting", |policy| policy.splitting = false),
     ("dormant", |policy| policy.dormant = false),

@@ -53,7 +53,8 @@ pub struct Tagged {
 }
 
 /// Files what this thread does with pools under a name, in recordings, until the result is dropped. A profiler that watches the
-/// process shows it as a range of the domain `millpond` (NVTX). Tags nest, at most 64 deep: deeper ones are left out. So are new ones after 65,536 different tags, or 16 MiB of their texts.
+/// process shows it as a range of the domain `millpond` (NVTX). Tags nest, at most 64 deep: deeper ones are left out. So are new
+/// ones after 65,536 different tags, or 16 MiB of their texts.
 ///
 /// ```
 /// let _forward = millpond::record::tag("forward");

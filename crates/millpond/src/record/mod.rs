@@ -25,8 +25,8 @@
 //! Nothing is lost while the disk keeps up. A process that is killed loses its last 50 milliseconds or so. The file can be
 //! read up to its last whole chunk ([`Chunks`]). A forked child writes nothing to its parent's file.
 
-// docs/recording.md is the page for users. Uses `device/` and `order/` for their words only, and `nvtx/`. The pool calls it, in one line
-// at each place.
+// docs/recording.md is the page for users. Uses `device/` and `order/` for their words only, and `nvtx/`. The pool calls it,
+// in one line at each place.
 //
 // **How one event passes through.** While recording is off, the fast path does not test for it. Slow paths pay one
 // relaxed load and a branch (`Recording::is_on`). While it is on, the event is stamped and put into a ring of the
