@@ -113,6 +113,11 @@ fn opening(chromium: &Path, folder: &Path) -> Command {
     command
 }
 
+/// How many charts a page has.
+fn charts(page: &str) -> usize {
+    page.matches("<div class=chart ").count()
+}
+
 /// The page once its charts are drawn, in a window so high that every chart is seen. What went wrong stands in the attributes of
 /// its root. A chart is drawn when the browser sees it, which takes a busy machine a while: it is waited for.
 fn opened(chromium: &Path, page: &str, width: u32) -> String {
@@ -122,17 +127,17 @@ fn opened(chromium: &Path, page: &str, width: u32) -> String {
     std::fs::write(&file, page.replacen("<title>", &format!("{note}<title>"), 1)).unwrap();
     let mut browser = browser::Browser::start(chromium, folder.path());
     browser.open(&file, browser::Screen { width, height: 12_000, is_phone: false, is_dark: false });
-    let html = browser.run(&format!(
-        "(async () => {{
+    let html = browser.run(
+        "(async () => {
             const root = document.documentElement;
-            const drawn = () => document.querySelectorAll('.plot-container').length >= {};
+            const count = name => document.querySelectorAll(name).length;
+            const drawn = () => count('.plot-container') >= count('.chart');
             for (let looks = 0; looks < 600 && !drawn() && !root.dataset.error; looks++)
                 await new Promise(done => setTimeout(done, 100));
             root.dataset.tooWide = root.scrollWidth - innerWidth;
             return root.outerHTML;
-        }})()",
-        TRACES.len()
-    ));
+        })()",
+    );
     html.as_str().unwrap().replace("&nbsp;", " ")
 }
 
@@ -152,7 +157,7 @@ fn browsers_wide_and_narrow_show_figures_and_every_chart() {
             assert!(body.contains(figure.as_str()), "{width}: {figure}");
         }
         assert_eq!(body.matches("<svg class=\"map\"").count(), TRACES.len() * ALLOCATORS.len(), "{width}");
-        assert_eq!(body.matches("<div class=\"plot-container").count(), TRACES.len(), "{width}");
+        assert_eq!(body.matches("<div class=\"plot-container").count(), charts(&page), "{width}");
         for name in ALLOCATORS.into_iter().chain(["requested"]) {
             // A chart names it beside the line's end, or in a legend; tables have cells with it.
             let labels = body.split("<text ").filter_map(|text| text.split_once("</text>"));
@@ -212,5 +217,40 @@ fn every_chart_is_on_paper() {
     let text = String::from_utf8(text.stdout).unwrap();
     // The title of the chart's axis, which stands nowhere else.
     let axes = text.lines().filter(|line| ["seconds", "events"].contains(&line.trim())).count();
-    assert_eq!(axes, TRACES.len(), "{text}");
+    assert_eq!(axes, charts(&report().0), "{text}");
+}
+
+#[test]
+fn the_map_follows_its_slider_and_names_blocks() {
+    let Some(chromium) = chromium() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.html");
+    std::fs::write(&file, report_of(&[only(&data(GNN))], &ALLOCATORS).0).unwrap();
+    let mut browser = browser::Browser::start(&chromium, folder.path());
+    browser.open(&file, browser::Screen { width: 1280, height: 800, is_phone: false, is_dark: false });
+    let told = browser.run(
+        "(() => {
+            const figure = document.querySelector('figure:has(input)');
+            const [svg, slider, told, named] =
+                ['svg', 'input', '.told', '.named'].map(name => figure.querySelector(name));
+            const [first, peak] = [told.textContent, svg.innerHTML];
+            slider.value = 3;
+            slider.dispatchEvent(new Event('input'));
+            const { x, y, width, height } = svg.getBoundingClientRect();
+            const names = new Set();
+            for (let row = 0; row < 24; row++)
+                for (let column = 0; column < 160; column += 4) {
+                    const [clientX, clientY] = [x + (column + 0.5) / 160 * width, y + (row + 0.5) / 24 * height];
+                    svg.dispatchEvent(new PointerEvent('pointermove', { clientX, clientY }));
+                    names.add(named.textContent);
+                }
+            return [first, told.textContent, String(svg.innerHTML !== peak), ...names];
+        })()",
+    );
+    let told: Vec<_> = told.as_array().unwrap().iter().filter_map(serde_json::Value::as_str).collect();
+    assert!(told[0].starts_with("when it holds the most (event "), "{told:?}");
+    assert!(told[1].starts_with("after ") && told[1].contains(" held, "), "{told:?}");
+    assert_eq!(told[2], "true", "the map is another one");
+    assert!(told[3..].iter().any(|name| name.contains("MiB: ") && name.contains("(t3.py:")), "{told:?}");
+    assert!(told[3..].contains(&"No large block lies here."), "{told:?}");
 }

@@ -113,6 +113,41 @@ fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option
     Ok(Some((waste, map)))
 }
 
+/// Replays a program, and shows `each` what lies where after these steps, which rise: with the number of the step, that of the
+/// block at each live address, and bytes reserved.
+///
+/// # Errors
+/// [`ReplayError`].
+pub(crate) fn maps_at(
+    program: &Program,
+    choose: &Choose<'_>,
+    events: &[usize],
+    mut each: impl FnMut(usize, &Map, &[u32], u64),
+) -> Result<(), ReplayError> {
+    let stage = Stage::watched_sim(program, UNLIMITED)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let mut live: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+    let mut events = events.iter().copied().peekable();
+    stage.play_watched(&*allocator, &program.steps, &mut blocks, |at, step, ptr| {
+        if step.alloc {
+            live.insert(ptr.raw(), (step.size, step.block));
+        } else {
+            live.remove(&ptr.raw());
+        }
+        if events.next_if_eq(&at).is_some() {
+            let backing = stage.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default();
+            let map = Map {
+                backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
+                live: live.iter().filter(|(at, _)| **at != 0).map(|(at, (bytes, _))| (*at, *bytes)).collect(),
+            };
+            let numbers: Vec<u32> = live.iter().filter(|(at, _)| **at != 0).map(|(_, of)| of.1).collect();
+            each(at, &map, &numbers, allocator.usage().reserved.current);
+        }
+    })?;
+    stage.clear(&*allocator, program, &mut blocks)
+}
+
 /// The most that is reserved after a step, in bytes.
 fn most_after_a_step(program: &Program, choose: &Choose<'_>) -> Result<u64, ReplayError> {
     let stage = Stage::sim(program, UNLIMITED)?;

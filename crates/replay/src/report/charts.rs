@@ -3,6 +3,7 @@
 use millpond_baselines::MILLPOND;
 use serde_json::json;
 
+use super::holders::Holders;
 use super::{Point, Shown};
 
 /// A unit, and how many of what is counted are one.
@@ -57,6 +58,36 @@ pub(super) fn over_time(allocators: &[Shown], wall_us: u64, is_idle: bool, ran: 
     // No text in it can end the script.
     let plot = json!({ "data": lines, "layout": layout }).to_string().replace('<', "\\u003c");
     format!("{plot}, {events:?}, \"{time}\", {is_idle}")
+}
+
+/// Letters of a name in a legend.
+const LONGEST_NAME: usize = 40;
+
+/// The arguments of the page's `draw` for areas one upon the other, that of whoever holds most at the bottom.
+pub(super) fn stacked(holders: &Holders, wall_us: u64, is_idle: bool) -> String {
+    let most = holders.points.iter().map(|point| point.bytes.iter().sum::<u64>()).max().unwrap_or_default();
+    let (bytes, each) = unit(&BYTES, most as f64);
+    let (time, tick) = unit(&TIMES, wall_us as f64);
+    let x: Vec<_> = holders.points.iter().map(|point| rounded(point.time_us as f64 / tick)).collect();
+    let events: Vec<_> = holders.points.iter().map(|point| point.event).collect();
+    let areas = holders.names.iter().enumerate().map(|(number, name)| {
+        let y: Vec<_> =
+            holders.points.iter().map(|point| rounded(point.bytes[number] as f64 / each)).collect();
+        let mut short: String = name.chars().take(LONGEST_NAME).collect();
+        if short.len() < name.len() {
+            short.push('…');
+        }
+        json!({
+            "type": "scatter", "name": short, "mode": "lines", "line": { "shape": "hv" }, "meta": "area", "x": x,
+            "y": y, "stackgroup": "one"
+        })
+    });
+    let areas: Vec<_> = areas.collect();
+    let events = vec![events; areas.len()];
+    let layout = json!({ "yaxis": { "title": { "text": bytes }, "rangemode": "tozero" } });
+    let plot = json!({ "data": areas, "layout": layout, "most": rounded(most as f64 / each) });
+    // No text in it can end the script.
+    format!("{}, {events:?}, \"{time}\", {is_idle}", plot.to_string().replace('<', "\\u003c"))
 }
 
 /// The points at which a line of steps changes, and the last one.

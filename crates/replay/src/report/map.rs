@@ -40,7 +40,27 @@ pub(super) fn cell_bytes(map: &Map) -> u64 {
 
 /// All pages and segments one behind the other, by rising address, row by row.
 pub(super) fn svg(map: &Map) -> String {
-    let each = cell_bytes(map);
+    drawn(&cells(map, cell_bytes(map)))
+}
+
+/// The same cells as text, of so many bytes each: runs, as how many (if several) and which. A letter names a shade: small
+/// where the free part is mostly holes, capital where it is mostly free pages, and a dot what lies behind the last page.
+pub(super) fn runs(map: &Map, each: u64) -> String {
+    let mut text = String::new();
+    for alike in cells(map, each).chunk_by(|one, other| one.shade() == other.shade()) {
+        let letter = match alike[0].shade() {
+            None => '.',
+            Some((is_hole, share)) => char::from((if is_hole { b'a' } else { b'A' }) + share as u8),
+        };
+        if alike.len() > 1 {
+            let _ = write!(text, "{}", alike.len());
+        }
+        text.push(letter);
+    }
+    text
+}
+
+fn cells(map: &Map, each: u64) -> Vec<Cell> {
     let mut cells = vec![Cell::default(); ROWS * COLUMNS];
     let mut before = 0;
     for &(address, bytes) in &map.backing {
@@ -58,7 +78,7 @@ pub(super) fn svg(map: &Map) -> String {
         }
         before += bytes;
     }
-    drawn(&cells)
+    cells
 }
 
 /// Neighbours of one shade are one stroke, and all strokes of one shade one path: the free part's colour, and the live
@@ -94,7 +114,10 @@ fn add(cells: &mut [Cell], each: u64, bytes: Range<u64>, part: fn(&mut Cell) -> 
     while at < bytes.end {
         let number = at / each;
         let end = bytes.end.min((number + 1) * each);
-        *part(&mut cells[number as usize]) += end - at;
+        // A moment may hold a little more than the picture has room for.
+        if let Some(cell) = cells.get_mut(number as usize) {
+            *part(cell) += end - at;
+        }
         at = end;
     }
 }
@@ -116,5 +139,7 @@ mod tests {
         };
         assert_eq!(["live", "hole", "free"].map(strokes), [1, ROWS / 2 - 1, ROWS / 2]);
         assert!(svg.contains("<path class=live opacity=\"1\" d=\"M0 0.5h160\"/>"), "{svg}");
+        assert_eq!(runs(&map, 1), "160I1760a1920A");
+        assert_eq!(runs(&map, 2), "80I880a960A1920.");
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! Uses `trace`, `replay`, `fit`, `phases`, `sites`, `growth` and `export`'s flame graph. [`Section::of`] and [`Section::add`] keep what is shown of a
 //! trace and of each allocator; `charts.rs` makes the chart over time, which plotly.js draws;
-//! `map.rs` draws what lies where; `tables.rs` has everything else; `page.html` is the frame around them. Everything
+//! `map.rs` draws what lies where, and `moments.rs` when; `holders.rs` says who requested it; `tables.rs` has everything else; `page.html` is the frame around them. Everything
 //! from the trace is escaped: a function's name may be anything.
 
 mod charts;
+mod holders;
 mod map;
+mod moments;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -15,16 +17,19 @@ mod timeline;
 use std::io::{self, Write};
 
 use millpond::HumanBytes;
-use millpond_baselines::Caching;
+use millpond_baselines::{Caching, MILLPOND};
 
 use crate::export::flame;
 use crate::fit::{Card, Need};
 use crate::growth::Growth;
+use crate::owners::Owners;
 use crate::phases::{PhaseSum, sums};
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
 use crate::steps::Steps;
 use crate::trace::Trace;
+use holders::Holders;
+use moments::Moments;
 use tables::{escaped, prose, time};
 use timeline::{Point, is_idle, timeline};
 
@@ -55,6 +60,9 @@ pub struct Section {
     /// What is live at the peak by call stack, as a picture; nothing where no stacks were recorded.
     flame: Option<String>,
     growth: Growth,
+    owners: Owners,
+    by_tag: Option<Holders>,
+    by_site: Option<Holders>,
     phases: Vec<PhaseSum>,
     verdict: Vec<String>,
     cards: Vec<Card>,
@@ -69,6 +77,8 @@ struct Shown {
     need: Option<Need>,
     waste: Waste,
     map: Map,
+    /// Of the pool and of the allocator that ran.
+    moments: Option<Moments>,
     points: Vec<Point>,
 }
 
@@ -80,7 +90,11 @@ impl Section {
         verdict: Vec<String>,
         (cards, context): (Vec<Card>, u64),
     ) -> Self {
+        let owners = Owners::of(trace);
         Self {
+            by_tag: holders::by_tag((trace, program), &owners),
+            by_site: holders::by_site((trace, program), &owners),
+            owners,
             name: trace.name.clone(),
             facts: facts(trace, program),
             wall_us: trace.wall_us,
@@ -112,7 +126,11 @@ impl Section {
         let most = need.map_or(u64::MAX, |need| need.unlimited);
         let (waste, map) = map_at_peak(program, choose, most)?;
         let points = timeline(trace, program, choose)?;
-        self.allocators.push(Shown { outcome, need, waste, map, points });
+        let is_main = outcome.allocator == MILLPOND || outcome.allocator == self.ran;
+        let moments = (is_main && !map.backing.is_empty())
+            .then(|| Moments::of((trace, program), &self.owners, choose, (waste.event, &map)))
+            .transpose()?;
+        self.allocators.push(Shown { outcome, need, waste, map, moments, points });
         Ok(())
     }
 
@@ -141,22 +159,36 @@ impl Section {
             out,
             "<div class=chart id=time-{number}></div><script>draw(\"time-{number}\", {chart})</script>"
         )?;
+        self.write_holders(number, out)?;
         self.write_phases(out)?;
         self.write_waste(out)?;
-        self.write_maps(out)?;
+        self.write_maps(number, out)?;
         self.write_calls(out)?;
         tables::write_live("Live at the end", &self.at_end, out)?;
         writeln!(out, "</section>")
     }
 
-    fn write_maps(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn write_holders(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
+        for (what, id, holders) in [("tag", "tags", &self.by_tag), ("call site", "sites", &self.by_site)] {
+            let Some(holders) = holders else { continue };
+            let chart = charts::stacked(holders, self.wall_us, self.is_idle);
+            writeln!(
+                out,
+                "<h3>Requested over time, by {what}</h3><div class=chart id={id}-{number}></div><script>draw(\"{id}-{number}\", \
+                 {chart})</script>"
+            )?;
+        }
+        Ok(())
+    }
+
+    fn write_maps(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
             "<h3>What lies where when each allocator holds the most</h3><p class=\"note key\"><span class=live></span>live \
              <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
              pages and segments</p>"
         )?;
-        for shown in &self.allocators {
+        for (at, shown) in self.allocators.iter().enumerate() {
             if shown.map.backing.is_empty() {
                 writeln!(
                     out,
@@ -174,13 +206,25 @@ impl Section {
             let pages = shown.map.backing.len();
             writeln!(
                 out,
-                "<figure><figcaption>{}: {} in {pages} {}. A cell is {}, rows by rising address.</figcaption>{}</figure>",
+                "<figure id=map-{number}-{at}><figcaption>{}: {} in {pages} {}. A cell is {}, rows by rising address.</figcaption>{}",
                 escaped(&shown.outcome.allocator),
                 HumanBytes(shown.waste.reserved),
                 if pages == 1 { "page or segment" } else { "pages or segments" },
                 HumanBytes(map::cell_bytes(&shown.map)),
                 map::svg(&shown.map),
             )?;
+            if let Some(moments) = &shown.moments {
+                writeln!(
+                    out,
+                    "<label class=moment>Moment <input type=range min=0 max={} value={}></label><p class=\"note told\">\
+                     </p><p class=\"note named\">Point at the map to see whose a block is.</p><script>\
+                     mapped(\"map-{number}-{at}\", {})</script>",
+                    moments.count().saturating_sub(1),
+                    moments.first(),
+                    moments.script()
+                )?;
+            }
+            writeln!(out, "</figure>")?;
         }
         Ok(())
     }
