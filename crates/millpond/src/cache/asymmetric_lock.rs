@@ -95,15 +95,21 @@ impl Epoch {
     /// Counts a passage of an owner that is not inside. By the owner.
     #[inline]
     pub(super) fn count(&self) {
-        // Relaxed, and no read-modify-write: one thread writes.
-        self.0.store(self.0.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
+        self.add(2, Ordering::Relaxed);
+    }
+
+    /// No read-modify-write: one thread writes. It wraps, since all threads that have no cache write the sentinel's, which means
+    /// nothing.
+    #[inline]
+    fn add(&self, more: u64, order: Ordering) {
+        self.0.store(self.value().wrapping_add(more), order);
     }
 
     /// Notes that the owner is inside, or about to look whether it may be.
     #[inline]
     fn enter(&self) -> Passage<'_> {
         // Relaxed: as in `count`. What keeps it before the look is the caller's barrier; see the module.
-        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.add(1, Ordering::Relaxed);
         Passage(self)
     }
 
@@ -205,7 +211,7 @@ impl Passage<'_> {
     pub(super) fn complete(self) {
         let epoch = ManuallyDrop::new(self).0;
         // Release: see `is_inside`. Read anew: so it is one instruction, as in `enter`.
-        epoch.0.store(epoch.value() + 1, Ordering::Release);
+        epoch.add(1, Ordering::Release);
     }
 }
 
@@ -213,6 +219,6 @@ impl Drop for Passage<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: as in `complete`.
-        self.0.0.store(self.0.value() - 1, Ordering::Release);
+        self.0.add(1u64.wrapping_neg(), Ordering::Release);
     }
 }
