@@ -19,7 +19,10 @@ const BELOW: u64 = 900;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let [trace, out, bytes] = arguments.as_slice() else { return Err("say TRACE OUT BYTES".into()) };
+    let [trace, out, bytes] = arguments.as_slice() else {
+        println!("large_snapshot TRACE OUT BYTES: writes a snapshot of so many bytes, made from that trace");
+        return if arguments.is_empty() { Ok(()) } else { Err("expected three arguments".into()) };
+    };
     let trace = read(Path::new(trace), Limits::default())?.swap_remove(0);
     let mut pickle = Pickle { out: BufWriter::new(File::create(out)?), written: 0, memoized: 0 };
     let events = snapshot(&mut pickle, &trace, bytes.parse()?)?;
