@@ -206,7 +206,8 @@ fn every_chart_is_on_paper() {
     };
     let folder = tempfile::tempdir().unwrap();
     let [page, pdf] = ["report.html", "report.pdf"].map(|name| folder.path().join(name));
-    std::fs::write(&page, report().0).unwrap();
+    let report = report().0;
+    std::fs::write(&page, &report).unwrap();
     let printed = opening(&chromium, folder.path())
         .arg(format!("--print-to-pdf={}", pdf.display()))
         .arg(format!("file://{}", page.display()))
@@ -217,7 +218,7 @@ fn every_chart_is_on_paper() {
     let text = String::from_utf8(text.stdout).unwrap();
     // The title of the chart's axis, which stands nowhere else.
     let axes = text.lines().filter(|line| ["seconds", "events"].contains(&line.trim())).count();
-    assert_eq!(axes, charts(&report().0), "{text}");
+    assert_eq!(axes, charts(&report), "{text}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::said;
 use crate::settings::{Mode, settings};
 use crate::shadow;
 
-/// Sizes in bytes.
+/// Sizes in bytes. The command reads it with types of its own: no program can link this library, whose `dlsym` it would get.
 #[derive(Debug, Serialize)]
 struct Account {
     pid: u32,

@@ -128,7 +128,11 @@ doors! {
     cuMemAllocManaged since 6000 (at: *mut DeviceAddress, bytes: usize, flags: c_uint) |real|
         pooled::from_driver(Kind::Managed, (at, bytes), 0, real);
     cuMemCreate since 10020 (handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64) |real|
-        if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) { pooled::from_driver(Kind::Pages, (handle, bytes), 0, real) } else { real() };
+        if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) {
+            pooled::from_driver(Kind::Pages, (handle, bytes), 0, real)
+        } else {
+            real()
+        };
     cuMemRelease since 10020 (handle: u64) |real| outside::free((Kind::Pages, handle), None, real);
 
     cuMemPoolCreate since 11020 (pool: *mut Handle, props: *const MemoryProps) |real|

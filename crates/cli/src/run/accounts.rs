@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::program::Ended;
 use crate::screen::{count, remark};
 
-/// Of one process, as the preloaded library writes it.
+/// Of one process, as the preloaded library writes it (`crates/run/src/account.rs`), which this command cannot link.
 #[derive(Debug, Serialize, Deserialize)]
 struct Account {
     pid: u32,

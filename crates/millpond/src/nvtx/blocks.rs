@@ -123,10 +123,9 @@ impl Default for OfTool {
 
 static OF_TOOL: PerProcess<OfTool> = PerProcess::new();
 
-/// Where blocks are told of, if the tool that watches this process checks memory. Called once CUDA is initialized. Without the
-/// feature `record` nobody tells of blocks.
+/// Where blocks are told of, if the tool that watches this process checks memory. Called once CUDA is initialized.
 pub(crate) fn blocks() -> Option<&'static Blocks> {
-    if cfg!(feature = "record") { OF_TOOL.get().0.as_ref() } else { None }
+    OF_TOOL.get().0.as_ref()
 }
 
 impl Calls {

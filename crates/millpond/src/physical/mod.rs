@@ -2,13 +2,13 @@
 //!
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
-//! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. It may be
-//! mapped at several addresses, of which the arena uses one. When the arena remaps it, the new mapping is made at once.
-//! The old one goes later, or is used again. A page that is mapped nowhere is *parked*: held, counted as reserved, and
-//! the first to be used again.
+//! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. A *segment*, which
+//! the driver allocated whole, is a page that never moves. Others may be mapped at several addresses, of which the arena
+//! uses one. When the arena remaps a page, the new mapping is made at once. The old one goes later, or is used again. A page
+//! that is mapped nowhere is *parked*: held, counted as reserved, and the first to be used again.
 //!
 //! **How one request passes through.** The arena needs a run of base pages backed. It takes a parked page
-//! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first). Then it maps the page
+//! ([`Pages::unpark`]) or creates one ([`Pages::create`], which asks [`Limits`] first). Then it maps the page
 //! ([`Pages::map`]). When memory is given back, [`Pages::unmap`] and [`Pages::release`] undo this. Each step either
 //! happens whole or leaves everything as it was, so a failure anywhere loses no page.
 

@@ -162,6 +162,11 @@ impl Stage {
         &self.streams[usize::from(number)]
     }
 
+    /// Pages and segments; none where the device is not watched.
+    fn backing(&self) -> Vec<Backing> {
+        self.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default()
+    }
+
     /// Time spent in the device's calls so far: virtual on the simulated device, measured on a watched one,
     /// else `None`.
     pub fn device_time(&self) -> Option<Duration> {

@@ -51,6 +51,15 @@ pub struct Map {
     pub live: Vec<(u64, u64)>,
 }
 
+impl Map {
+    fn of(backing: &[Backing], live: &BTreeMap<u64, Span>) -> Self {
+        Self {
+            backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
+            live: live.values().map(|span| (span.address, span.bytes)).collect(),
+        }
+    }
+}
+
 /// As [`at_peak`], and what lies where then. The driver's own pool does not show its memory.
 ///
 /// # Errors
@@ -72,7 +81,7 @@ fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option
     let (mut freed, mut is_reached) = (Vec::new(), false);
     let played = stage.play_until(&*allocator, &program.steps, &mut blocks, |_, step, ptr| {
         if !step.alloc {
-            freed.push(Span { address: ptr.raw(), bytes: step.size.max(1), stream: step.stream });
+            freed.push(Span::of(step, ptr));
             return false;
         }
         is_reached = allocator.usage().reserved.current >= most;
@@ -85,7 +94,7 @@ fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option
     };
     let usage = allocator.usage();
     let live = live(steps, &blocks);
-    let backing = stage.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default();
+    let backing = stage.backing();
     let mut gaps = Gaps::default();
     for backing in &backing {
         gaps.look(backing, &live);
@@ -106,11 +115,7 @@ fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option
         other_streams: holes_elsewhere.min(holes) + caches_elsewhere.min(free - holes),
     };
     stage.clear(&*allocator, program, &mut blocks)?;
-    let map = Map {
-        backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
-        live: live.values().map(|span| (span.address, span.bytes)).collect(),
-    };
-    Ok(Some((waste, map)))
+    Ok(Some((waste, Map::of(&backing, &live))))
 }
 
 /// Replays a program, and shows `each` what lies where after these steps, which rise: with the number of the step, that of the
@@ -127,24 +132,15 @@ pub(crate) fn maps_at(
     let stage = Stage::watched_sim(program, UNLIMITED)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let mut live: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
-    let mut events = events.iter().copied().peekable();
-    stage.play_watched(&*allocator, &program.steps, &mut blocks, |at, step, ptr| {
-        if step.alloc {
-            live.insert(ptr.raw(), (step.size, step.block));
-        } else {
-            live.remove(&ptr.raw());
-        }
-        if events.next_if_eq(&at).is_some() {
-            let backing = stage.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default();
-            let map = Map {
-                backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
-                live: live.iter().filter(|(at, _)| **at != 0).map(|(at, (bytes, _))| (*at, *bytes)).collect(),
-            };
-            let numbers: Vec<u32> = live.iter().filter(|(at, _)| **at != 0).map(|(_, of)| of.1).collect();
-            each(at, &map, &numbers, allocator.usage().reserved.current);
-        }
-    })?;
+    let mut played = 0;
+    for &event in events {
+        let to = program.steps.len().min(event + 1);
+        stage.play(&*allocator, &program.steps[played..to], &mut blocks)?;
+        played = to;
+        let live = live(&program.steps[..to], &blocks);
+        let numbers: Vec<u32> = live.values().map(|span| span.block).collect();
+        each(event, &Map::of(&stage.backing(), &live), &numbers, allocator.usage().reserved.current);
+    }
     stage.clear(&*allocator, program, &mut blocks)
 }
 
@@ -169,14 +165,21 @@ struct Span {
     address: u64,
     bytes: u64,
     stream: u16,
+    block: u32,
+}
+
+impl Span {
+    fn of(step: &Step, ptr: DevicePtr) -> Self {
+        Self { address: ptr.raw(), bytes: step.size, stream: step.stream, block: step.block }
+    }
 }
 
 /// The live blocks, by address.
 fn live(steps: &[Step], blocks: &[DevicePtr]) -> BTreeMap<u64, Span> {
     let allocated = steps.iter().filter(|step| step.alloc);
     let spans = allocated.filter_map(|step| {
-        let address = blocks[step.block as usize].raw();
-        (address != 0).then_some((address, Span { address, bytes: step.size, stream: step.stream }))
+        let span = Span::of(step, blocks[step.block as usize]);
+        (span.address != 0).then_some((span.address, span))
     });
     spans.collect()
 }
@@ -220,7 +223,7 @@ impl Gaps {
         let (mut holes, mut caches) = (0, 0);
         for span in freed.iter().rev() {
             let met: Vec<_> =
-                open.range(span.address..span.address + span.bytes).map(|(at, _)| *at).collect();
+                open.range(span.address..span.address + span.bytes.max(1)).map(|(at, _)| *at).collect();
             for at in met {
                 let Some((bytes, used)) = open.remove(&at) else { continue };
                 match (span.stream != stream, used) {
