@@ -39,7 +39,5 @@ pub(crate) use gate::Gate;
 pub(crate) use holds::{Hold, Holds};
 pub(crate) use limits::others;
 pub(crate) use pool_core::{Core, PoolState};
-#[cfg(test)]
-pub(crate) use registry::Registered;
-pub(crate) use registry::Registry;
+pub(crate) use registry::{Registered, Registry};
 pub(crate) use routes::{Filter, Route, Routes};

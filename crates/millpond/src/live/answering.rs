@@ -100,6 +100,15 @@ pub(crate) fn show(socket: &LiveSocket, pool: &Arc<Core>) {
     pools.push(Arc::downgrade(pool));
 }
 
+/// Shows a pool no more that nobody uses now, and waits for an answer that has it. So the pool ends in the thread that drops it.
+pub(crate) fn hide(pool: &Core) {
+    let socket = pool.beside::<Option<Arc<LiveSocket>>>();
+    // An answer may drop a pool itself: a trim calls functions of the program.
+    if let Some(socket) = socket.as_ref().filter(|socket| !socket.is_thread(std::thread::current().id())) {
+        socket.inside.pools.lock().retain(|shown| !std::ptr::eq(shown.as_ptr(), pool));
+    }
+}
+
 impl LiveSocket {
     fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -185,17 +194,23 @@ impl Inside {
         let word = words.next();
         let mut numbers = words.map_while(|word| word.parse::<u64>().ok());
         let mut out = String::new();
+        // As long as an answer has a pool: see `hide`.
+        let shown = self.pools.lock();
+        // Those of this process's own memory, in the order in which they were built.
+        let mut pools: Vec<_> = shown.iter().filter_map(Weak::upgrade).collect();
+        pools.sort_by_key(|pool| pool.number);
+        let with = |number| pools.iter().find(|pool| pool.number == number);
         match (word, numbers.next(), numbers.next()) {
             (Some("figures"), ..) => {
                 out.push_str("millpond 1\n");
-                self.pools().iter().for_each(|pool| write_pool(pool, &mut out));
+                pools.iter().for_each(|pool| write_pool(pool, &mut out));
             }
-            (Some("sizes"), Some(number), _) => match self.pool(number) {
-                Some(pool) => write_sizes(&pool, &mut out),
+            (Some("sizes"), Some(number), _) => match with(number) {
+                Some(pool) => write_sizes(pool, &mut out),
                 None => out.push_str(NO_POOL),
             },
-            (Some("trim"), Some(number), Some(keep)) => match self.pool(number) {
-                Some(pool) => match giving_back::trim(&pool, keep) {
+            (Some("trim"), Some(number), Some(keep)) => match with(number) {
+                Some(pool) => match giving_back::trim(pool, keep) {
                     Ok(bytes) => out = format!("trimmed {bytes}\n"),
                     Err(error) => out = format!("error {error}\n"),
                 },
@@ -204,17 +219,6 @@ impl Inside {
             _ => out.push_str("error this program's millpond is of another version: use the same in both\n"),
         }
         out
-    }
-
-    /// Those of this process's own memory, in the order in which they were built.
-    fn pools(&self) -> Vec<Arc<Core>> {
-        let mut pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
-        pools.sort_by_key(|pool| pool.number);
-        pools
-    }
-
-    fn pool(&self, number: u64) -> Option<Arc<Core>> {
-        self.pools().into_iter().find(|pool| pool.number == number)
     }
 }
 
@@ -239,5 +243,33 @@ fn block_signals() {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::{Context, Pool};
+
+    #[test]
+    fn a_pool_that_is_being_asked_ends_in_the_thread_that_drops_it() {
+        let context = Context::host().unwrap();
+        let pool = Pool::builder(&context).name("asked").build().unwrap();
+        let socket = open().unwrap();
+        let shown = socket.inside.pools.lock();
+        let asked = shown.iter().filter_map(Weak::upgrade).find(|pool| pool.name == "asked").unwrap();
+        let weak = Arc::downgrade(&asked);
+        let (dropped, is_dropped) = channel();
+        let dropping = std::thread::spawn(move || {
+            drop(pool);
+            dropped.send(weak.strong_count()).unwrap();
+        });
+        assert!(is_dropped.recv_timeout(PATIENCE).is_err());
+        drop(asked);
+        drop(shown);
+        assert_eq!(is_dropped.recv(), Ok(0));
+        dropping.join().unwrap();
     }
 }

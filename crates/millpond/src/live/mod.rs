@@ -48,6 +48,6 @@ mod look;
 mod peer;
 
 pub use answering::hide_all;
-pub(crate) use answering::{open, show};
+pub(crate) use answering::{hide, open, show};
 pub use figures::{SeenHolder, SeenPool, SeenSizes, SizeRow};
 pub use look::{LookError, SeenProcess, processes};

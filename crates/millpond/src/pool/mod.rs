@@ -29,13 +29,13 @@ use crate::capture::CapturePool;
 use crate::core::Core;
 #[cfg(feature = "record")]
 use crate::core::recorded;
-use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
+use crate::core::{ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
 #[cfg(feature = "record")]
 use crate::record;
 use crate::stats::{Level, Stats};
-use crate::{Error, OutOfMemory, Result, peers};
+use crate::{Error, OutOfMemory, Result, live, peers};
 
 /// A memory pool of one device. Clones are the same pool.
 ///
@@ -103,6 +103,10 @@ impl Drop for Handle {
         self.inner.observers.clear();
         if let Err(error) = giving_back::close(&self.inner) {
             tracing::warn!("{error}");
+        }
+        // One that holds blocks is still seen.
+        if self.inner.holds_nothing() {
+            live::hide(&self.inner);
         }
     }
 }
