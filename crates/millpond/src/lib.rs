@@ -71,6 +71,8 @@ mod error;
 mod extents;
 #[cfg(test)]
 mod fixtures;
+#[cfg(feature = "record")]
+pub mod guard;
 mod host;
 mod kinds;
 pub mod live;

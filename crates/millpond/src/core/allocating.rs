@@ -82,24 +82,32 @@ pub(crate) fn alloc_aligned(core: &Core, bytes: u64, align: u64, stream: &Stream
 #[cold]
 pub(crate) fn alloc_slow(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
     core.check_process()?;
+    let ptr = match &core.wrapping {
+        Some(wrapping) => wrapping.alloc(core, bytes, align, stream)?,
+        None => alloc_block(core, bytes, align, stream)?,
+    };
+    if !ptr.is_null() {
+        core.recording.alloc(ptr, bytes, stream);
+    }
+    Ok(ptr)
+}
+
+/// A block, of which nobody is told.
+pub(crate) fn alloc_block(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
     // Caches promise no more than the minimum alignment, which is 1 here.
     let unlocked = if align == 1 { alloc_unlocked(core, bytes, stream) } else { None };
     core.report_freed_twice();
-    let ptr = match unlocked {
-        Some(ptr) => ptr,
-        None => {
-            check_request(core, bytes, align, stream)?;
-            if bytes == 0 {
-                return Ok(DevicePtr::NULL);
-            }
-            match try_alloc(core, (bytes, align), stream)? {
-                Ok(ptr) => ptr,
-                Err(refusal) => alloc_under_pressure(core, (bytes, align), stream, refusal)?,
-            }
-        }
-    };
-    core.recording.alloc(ptr, bytes, stream);
-    Ok(ptr)
+    if let Some(ptr) = unlocked {
+        return Ok(ptr);
+    }
+    check_request(core, bytes, align, stream)?;
+    if bytes == 0 {
+        return Ok(DevicePtr::NULL);
+    }
+    match try_alloc(core, (bytes, align), stream)? {
+        Ok(ptr) => Ok(ptr),
+        Err(refusal) => alloc_under_pressure(core, (bytes, align), stream, refusal),
+    }
 }
 
 pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
@@ -124,6 +132,13 @@ fn alloc_under_pressure(
 ) -> Result<DevicePtr> {
     let depths = (core.reclaimers.depth(), core.observers.depth());
     let mut short = core.shortage_of(first)?;
+    // Those count as live, so that the request may seem impossible.
+    if core.unwrap_blocks(true) {
+        match try_alloc(core, (bytes, align), stream)? {
+            Ok(ptr) => return Ok(ptr),
+            Err(refusal) => short = core.shortage_of(refusal)?,
+        }
+    }
     let request = bytes.next_multiple_of(align);
     let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
     let mut is_impossible = false;
@@ -160,7 +175,7 @@ fn count_retry(core: &Core) {
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-    if !core.caches.has_lock_entries() && !core.recording.is_on() {
+    if !core.caches.has_lock_entries() && !core.closes_fast_path() {
         open_lock_entries(core);
     }
     if !core.caches.may_have(bytes) && !core.caches.in_throughput_mode() {

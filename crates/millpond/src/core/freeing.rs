@@ -33,7 +33,10 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     core.check_process()?;
     let noted =
         if core.recording.asks_free_of(ptr) { requested(core, ptr).zip(Some(Moment::now())) } else { None };
-    let freed = if free_unlocked(core, ptr, stream) { Ok(()) } else { free_locking(core, ptr, stream) };
+    let freed = match &core.wrapping {
+        Some(wrapping) => wrapping.free(core, ptr, stream),
+        None => free_block(core, ptr, stream),
+    };
     if let Some((requested, before)) = noted
         && freed.is_ok()
     {
@@ -43,9 +46,17 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     freed
 }
 
+/// Frees a block, of which nobody is told.
+pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    if free_unlocked(core, ptr, stream) { Ok(()) } else { free_locking(core, ptr, stream) }
+}
+
 /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
 /// only where the descriptor of the block does not say.
 fn requested(core: &Core, ptr: DevicePtr) -> Option<u64> {
+    if let Some((_, bytes)) = core.wrapping.as_ref().and_then(|wrapping| wrapping.part_at(ptr)) {
+        return Some(bytes);
+    }
     if let Some(descriptor) = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
         return Some(descriptor.requested());
     }
@@ -110,6 +121,12 @@ fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer
         Freed::Later => true,
         Freed::Twice => false,
     }
+}
+
+/// Bytes asked for in a live block.
+pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
+    let of_block = core.with_live(ptr, |arena, id| arena.requested(id))?;
+    Ok(core.wrapping.as_ref().and_then(|wrapping| wrapping.part_at(ptr)).map_or(of_block, |(_, bytes)| bytes))
 }
 
 /// Notes that work on `stream`, of the pool's own device, uses a live block.

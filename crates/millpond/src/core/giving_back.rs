@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::pool_core::{Core, PoolState, take_back};
 use super::registry::Registered;
 use crate::counters::Counted;
-use crate::device::DeviceResult;
+use crate::device::{DevicePtr, DeviceResult};
 use crate::extents::Pointer;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
@@ -53,10 +53,12 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
 
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
 pub(crate) fn collect_held(core: &Core) -> bool {
-    if !core.holds.any() {
-        return false;
-    }
-    let freed = core.holds.collect();
+    let any = core.unwrap_blocks(false);
+    core.holds.any() && free_behind(core, core.holds.collect()) || any
+}
+
+/// Frees these live blocks behind their fences. Returns whether there are any.
+pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
     if freed.is_empty() {
         return false;
     }
@@ -164,6 +166,7 @@ pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
 /// The last handle of the pool is gone, or it was destroyed.
 pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
     core.check_process()?;
+    core.unwrap_blocks(true);
     core.recording.end();
     let ended = match shut(core) {
         None => return Ok(()),
@@ -259,6 +262,10 @@ impl Drop for Core {
         if !self.is_here() {
             // The memory is the parent's.
             return;
+        }
+        self.unwrap_blocks(true);
+        if let Some(wrapping) = &self.wrapping {
+            wrapping.end(self);
         }
         end_sleep(self);
         // Nobody holds a claim on the memory of captures, nor the pool.

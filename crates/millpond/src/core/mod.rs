@@ -31,6 +31,7 @@ mod routes;
 mod slow_path_time;
 #[cfg(test)]
 mod tests;
+mod wrapping;
 
 pub(crate) use arenas::{ArenaId, Arenas};
 pub(crate) use callbacks::Callbacks;
@@ -41,3 +42,4 @@ pub(crate) use limits::others;
 pub(crate) use pool_core::{Core, PoolState};
 pub(crate) use registry::{Registered, Registry};
 pub(crate) use routes::{Filter, Route, Routes};
+pub(crate) use wrapping::Wrapping;

@@ -14,6 +14,7 @@ use super::gate::{Awake, Gate};
 use super::holds::Holds;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
+use super::wrapping::Wrapping;
 use crate::cache::{Cached, Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -56,6 +57,8 @@ pub(crate) struct Core {
     /// Closed while the pool sleeps.
     pub(crate) gate: Gate,
     pub(crate) holds: Holds,
+    /// What stands between the program and its blocks.
+    pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
     /// Whether a block that was freed twice at once was reported.
@@ -146,14 +149,32 @@ impl Core {
         look: impl FnOnce(&mut Arena, ExtentId) -> R,
     ) -> Result<R> {
         self.check_process()?;
+        let start = self.start_of(ptr);
         let mut state = self.state.lock();
-        match state.arenas.look_up(ptr) {
-            Pointer::Live(id) => Ok(look(state.arenas.of_mut(ptr), id)),
+        match state.arenas.look_up(start) {
+            Pointer::Live(id) => Ok(look(state.arenas.of_mut(start), id)),
             pointer => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
             }
         }
+    }
+
+    // ---- what stands between the program and its blocks ------------------------------------------
+
+    /// Whether every request is to come by the slow functions.
+    pub(crate) fn closes_fast_path(&self) -> bool {
+        self.recording.is_on() || self.wrapping.is_some()
+    }
+
+    /// The first address of the block that the program knows by `ptr`.
+    pub(crate) fn start_of(&self, ptr: DevicePtr) -> DevicePtr {
+        self.wrapping.as_ref().and_then(|wrapping| wrapping.part_at(ptr)).map_or(ptr, |(start, _)| start)
+    }
+
+    /// Has what stands between give back blocks: see [`Wrapping::give_back`].
+    pub(super) fn unwrap_blocks(&self, all: bool) -> bool {
+        self.wrapping.as_ref().is_some_and(|wrapping| wrapping.give_back(self, all))
     }
 
     // ---- whether it allocates --------------------------------------------------------------------
@@ -331,7 +352,11 @@ impl Core {
         if !self.is_here() {
             return Vec::new();
         }
-        self.state.lock().arenas.live().collect()
+        let live = self.state.lock().arenas.live().collect();
+        match &self.wrapping {
+            Some(wrapping) => wrapping.parts(live),
+            None => live,
+        }
     }
 
     /// The memory of a capture in whose address space the pointer lies.

@@ -30,14 +30,14 @@ fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
     let mut state = core.state.lock();
     core.caches.set_lock_entries(&mut state.locked, false);
     let started = start(&state);
-    core.caches.set_lock_entries(&mut state.locked, !core.recording.is_on());
+    core.caches.set_lock_entries(&mut state.locked, !core.closes_fast_path());
     started
 }
 
-/// Closes the fast path of a fresh pool, if a tool checks its blocks: it is to hear of each.
+/// Closes the fast path of a fresh pool, if a tool checks its blocks, or something stands between: it is to hear of each.
 #[cfg(feature = "record")]
 pub(crate) fn start_checking(core: &Core) {
-    if core.recording.is_on() {
+    if core.closes_fast_path() {
         start(core, |_| ());
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
 #[cold]
 pub(crate) fn open_lock_entries(core: &Core) {
     if let Some(mut state) = core.state.try_lock()
-        && !core.recording.is_on()
+        && !core.closes_fast_path()
     {
         core.caches.set_lock_entries(&mut state.locked, true);
     }

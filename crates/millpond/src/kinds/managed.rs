@@ -24,7 +24,8 @@ fn managed_bytes(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<Opti
     if ptr.is_null() {
         return Ok(None);
     }
-    core.with_live(ptr, |arena, id| arena.bytes(id)).map(Some)
+    let before = ptr.raw() - core.start_of(ptr).raw();
+    core.with_live(ptr, |arena, id| arena.bytes(id) - before).map(Some)
 }
 
 /// Moves a block. `is_own` says that it belongs to the stream, which needs no recorded use.

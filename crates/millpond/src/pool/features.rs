@@ -1,10 +1,14 @@
 //! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags, and who
 //! holds memory.
 
+use std::sync::Arc;
+
 use super::context::OtherMemory;
 use super::tagged::Tags;
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, Place, Residency};
+#[cfg(feature = "record")]
+use crate::guard::{Finding, Guarding};
 use crate::kinds::managed;
 use crate::order::Stream;
 use crate::sharing::Shared;
@@ -58,6 +62,14 @@ impl Pool {
     #[cfg(feature = "record")]
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
         core::recorded::live_blocks(self.inner())
+    }
+
+    /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
+    /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
+    #[cfg(feature = "record")]
+    pub fn guard_findings(&self) -> Vec<Finding> {
+        let guarding: &Option<Arc<Guarding>> = self.inner().beside();
+        guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
     }
 
     // ---- sleep -----------------------------------------------------------------------------------

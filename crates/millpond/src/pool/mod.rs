@@ -29,7 +29,9 @@ use crate::capture::CapturePool;
 use crate::core::Core;
 #[cfg(feature = "record")]
 use crate::core::recorded;
-use crate::core::{ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving};
+use crate::core::{
+    ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving,
+};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
 #[cfg(feature = "record")]
@@ -227,7 +229,7 @@ impl Pool {
         if ptr.is_null() {
             return Ok(0);
         }
-        self.inner.with_live(ptr, |arena, id| arena.requested(id))
+        freeing::requested_at(&self.inner, ptr)
     }
 
     /// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a

@@ -42,10 +42,10 @@ static WANTED: AtomicUsize = AtomicUsize::new(0);
 
 /// While one lives, bindings give the lines that they are called from.
 #[derive(Debug)]
-pub(super) struct Wanted(());
+pub(crate) struct Wanted(());
 
 impl Wanted {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Relaxed: a call at the same moment may give its lines or not.
         WANTED.fetch_add(1, Ordering::Relaxed);
         Self(())

@@ -48,6 +48,7 @@
 // many.
 
 pub(crate) mod called_from;
+mod caller;
 mod chunks;
 mod clock;
 mod collector;
@@ -64,9 +65,12 @@ mod thread;
 mod tracking;
 mod watched;
 
+pub(crate) use called_from::Wanted as KeepsCallers;
+pub(crate) use caller::Caller;
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;
 pub use labels::{Tagged, tag};
+pub(crate) use options::environment;
 pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};

@@ -23,7 +23,7 @@ pub fn ignore_environment() {
 }
 
 /// What a variable says; `None` where it is empty or not asked.
-pub(super) fn environment(name: &str) -> Option<OsString> {
+pub(crate) fn environment(name: &str) -> Option<OsString> {
     if IGNORED.load(Ordering::Relaxed) {
         return None;
     }

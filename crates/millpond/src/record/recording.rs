@@ -313,13 +313,19 @@ impl Recording {
     /// far.
     #[cold]
     pub(crate) fn account(&self, failed: &Failed<'_>, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {
-        if let Some(recorder) = self.recorder.lock().clone().filter(|recorder| recorder.is_ours()) {
-            recorder.define(&Record::Message { text: cut(failed.text) });
-            // A failure is noted in the status, and warned of.
-            recorder.flush().ok();
-        }
+        self.say(failed.text);
         if let Some(tracker) = self.tracker() {
             tracker.dump(failed, live);
+        }
+    }
+
+    /// Writes a text into the recording, and what was noted so far.
+    #[cold]
+    pub(crate) fn say(&self, text: &str) {
+        if let Some(recorder) = self.recorder.lock().clone().filter(|recorder| recorder.is_ours()) {
+            recorder.define(&Record::Message { text: cut(text) });
+            // A failure is noted in the status, and warned of.
+            recorder.flush().ok();
         }
     }
 

@@ -119,6 +119,9 @@ pub(crate) fn share(
     core.check_process()?;
     core.check_stream(stream)?;
     let not_shareable = |why| Error::NotShareable { pool: core.name_of(), why };
+    if core.wrapping.is_some() {
+        return Err(not_shareable("its pool is guarded: share blocks of a pool without a guard"));
+    }
     if ptr.is_null() {
         return Err(not_shareable("a buffer of no bytes has no memory"));
     }

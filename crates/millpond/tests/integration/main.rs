@@ -35,6 +35,7 @@ mod failing_calls;
 mod floors;
 mod fork;
 mod growing;
+mod guard;
 #[cfg(target_os = "linux")]
 mod host_tables;
 #[cfg(target_os = "linux")]

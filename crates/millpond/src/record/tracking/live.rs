@@ -67,7 +67,7 @@ pub struct StackFrame {
 
 impl StackFrame {
     /// Whether it tells nothing of the program.
-    fn is_of_runtime(&self) -> bool {
+    pub(crate) fn is_of_runtime(&self) -> bool {
         let starts = ["__rust", "__libc_start", "_start", "clone3", "start_thread"];
         is_of_standard_library(&self.name, &self.file)
             || starts.iter().any(|start| self.name.starts_with(start))

@@ -22,7 +22,7 @@ const FLOORS: [&[&str]; 17] = [
     &["cache/"],
     &["record/", "no_record.rs"],
     &["core/"],
-    &["capture/", "kinds/", "live/", "peers/", "sharing/", "sleep/"],
+    &["capture/", "guard/", "kinds/", "live/", "peers/", "sharing/", "sleep/"],
     &["pool/"],
     &["buffer.rs", "workspace.rs", "cudarc/"],
     &["shared_buffer.rs"],

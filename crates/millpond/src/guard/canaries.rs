@@ -1,0 +1,152 @@
+//! What is read of device memory: canaries as they were when a block was freed, and the poison in a block that was.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
+
+/// What canaries are made of.
+pub(super) const CANARY: u8 = 0xCA;
+
+/// Bytes of a redzone; those behind a block that are compared may be more, up to this many more.
+pub(super) const REDZONE: u64 = 512;
+
+/// Bytes of pinned memory that are taken at once, and that poison is read in.
+const SEGMENT: u64 = 1 << 20;
+
+/// Room for the canaries of one block.
+const SLOT: u64 = 4 * REDZONE;
+
+/// Pinned memory for the canaries of one block, which a copy may be writing to.
+#[derive(Debug)]
+pub(super) struct Slot(NonNull<u8>);
+
+// SAFETY: an address, which one owner has.
+unsafe impl Send for Slot {}
+
+/// Pinned memory, and a stream that reads poison.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    pinned: Option<Arc<dyn Device>>,
+    segments: Vec<DevicePtr>,
+    free: Vec<Slot>,
+    /// Where poison is read to.
+    window: Option<(StreamHandle, DevicePtr)>,
+}
+
+/// Bytes that are not as they should be: the first of them, how many, and what they are.
+pub(super) type Changed = (u64, u64, Vec<u8>);
+
+/// What differs from `expected`.
+pub(super) fn changed(bytes: &[u8], expected: u8) -> Option<Changed> {
+    let first = bytes.iter().position(|byte| *byte != expected)?;
+    let count = bytes.iter().filter(|byte| **byte != expected).count();
+    let found = bytes[first..].iter().copied().take_while(|byte| *byte != expected).take(16).collect();
+    Some((first as u64, count as u64, found))
+}
+
+impl Staging {
+    fn segment(&mut self, device: &dyn Device) -> DeviceResult<DevicePtr> {
+        let pinned = match &self.pinned {
+            Some(pinned) => pinned,
+            None => self.pinned.insert(device.pinned(None)?),
+        };
+        let segment = pinned.alloc_segment(SEGMENT)?;
+        self.segments.push(segment);
+        Ok(segment)
+    }
+
+    /// Copies these ranges of device memory, of at most three redzones in all, in stream order.
+    pub(super) fn copy(
+        &mut self,
+        device: &dyn Device,
+        ranges: [Range<DevicePtr>; 2],
+        stream: StreamHandle,
+    ) -> DeviceResult<Slot> {
+        if self.free.is_empty() {
+            let segment = self.segment(device)?.raw();
+            let slots = (0..SEGMENT / SLOT).filter_map(|slot| {
+                NonNull::new(std::ptr::with_exposed_provenance_mut((segment + slot * SLOT) as usize))
+            });
+            self.free.extend(slots.map(Slot));
+        }
+        let slot = self.free.pop().expect("there are some now");
+        let mut at = 0;
+        for Range { start, end } in ranges {
+            let bytes = end.raw() - start.raw();
+            debug_assert!(at + bytes <= SLOT);
+            // SAFETY: within the slot.
+            let to = unsafe { slot.0.add(at as usize) }.as_ptr();
+            // SAFETY: the slot is ours until it is given back, which is after the copy. The block was the caller's until now, and
+            // its redzones are its own. After an error, the slot is not used again: the first copy may be under way.
+            unsafe { device.copy_to_host(to, start, bytes, stream) }?;
+            at += bytes;
+        }
+        Ok(slot)
+    }
+
+    /// Shows `look` so many bytes of a slot, whose copies are complete, and takes it back.
+    pub(super) fn read<R>(&mut self, slot: Slot, bytes: u64, look: impl FnOnce(&[u8]) -> R) -> R {
+        // SAFETY: the copies wrote so many bytes, and are complete.
+        let result = look(unsafe { std::slice::from_raw_parts(slot.0.as_ptr(), bytes as usize) });
+        self.free.push(slot);
+        result
+    }
+
+    /// What differs from `expected` in a range of device memory that nobody uses.
+    pub(super) fn compare(
+        &mut self,
+        device: &dyn Device,
+        Range { start, end }: Range<DevicePtr>,
+        expected: u8,
+    ) -> DeviceResult<Option<Changed>> {
+        let (stream, window) = match self.window {
+            Some(window) => window,
+            None => {
+                let window = (device.create_stream()?, self.segment(device)?);
+                *self.window.insert(window)
+            }
+        };
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(window.raw() as usize);
+        let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
+        while at < end.raw() {
+            let bytes = SEGMENT.min(end.raw() - at);
+            // SAFETY: the window and the stream are ours, and waited for. The range is an allocated block's, which is laid up.
+            unsafe { device.copy_to_host(to, DevicePtr::new(at), bytes, stream) }?;
+            // SAFETY: as above.
+            unsafe { device.synchronize_stream(stream) }?;
+            // SAFETY: the copy wrote so many bytes, and is complete.
+            let read = unsafe { std::slice::from_raw_parts(to, bytes as usize) };
+            if let Some((first, count, found)) = changed(read, expected) {
+                let first = at - start.raw() + first;
+                all = Some(match all {
+                    Some((before, others, found)) => (before, others + count, found),
+                    None => (first, count, found),
+                });
+            }
+            at += bytes;
+        }
+        Ok(all)
+    }
+
+    /// Gives everything back to the device.
+    ///
+    /// # Safety
+    /// All copies are complete, and nobody has a slot.
+    pub(super) unsafe fn release(&mut self, device: &dyn Device) {
+        let stream = self.window.take().map_or(Ok(()), |(stream, _)| {
+            // SAFETY: the stream is ours, and idle.
+            unsafe { device.destroy_stream(stream) }
+        });
+        self.free.clear();
+        let segments = self.segments.drain(..).map(|segment| {
+            let pinned = self.pinned.as_ref().expect("segments come from there");
+            // SAFETY: the segment is ours, and nobody uses it, as the caller promises.
+            unsafe { pinned.free_segment(segment) }
+        });
+        for error in segments.chain([stream]).filter_map(Result::err) {
+            tracing::warn!(%error, "a guard could not give back its memory");
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The guard of one pool: it stands between the program and the pool's blocks.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Instant;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::canaries::{CANARY, Changed, REDZONE, Slot, Staging, changed};
+use super::finding::{Finding, GuardedCall, Mistake};
+use super::options::Guard;
+use crate::core::allocating::{alloc_block, check_request};
+use crate::core::freeing::{free_block, order_after_uses};
+use crate::core::giving_back::free_behind;
+use crate::core::{Core, Wrapping};
+use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
+use crate::lock::Mutex;
+use crate::order::{Fence, Stream};
+use crate::process::OfProcess;
+use crate::record::{KeepsCallers, warn};
+use crate::{Error, Result};
+
+/// Findings that are kept.
+const MOST_KEPT: usize = 1000;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Guarding {
+    guard: Guard,
+    began: Instant,
+    blocks: OfProcess<Mutex<Blocks>>,
+    /// Taken under no other lock of the guard's, nor the other way round.
+    staging: OfProcess<Mutex<Staging>>,
+    found: OfProcess<Mutex<Vec<Finding>>>,
+    _keeps: KeepsCallers,
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    /// By the address that the program knows.
+    live: FxHashMap<DevicePtr, GuardedBlock>,
+    /// In the order of their frees.
+    laid_up: VecDeque<LaidUp>,
+    /// How many of those, at the end, have canaries that were not compared.
+    unread: usize,
+    /// Bytes of those.
+    bytes: u64,
+    /// Blocks laid up so far.
+    frees: u64,
+    random: u64,
+}
+
+/// A block, a part of which the program has.
+#[derive(Debug, Clone)]
+struct GuardedBlock {
+    /// Where the block starts, and the part.
+    start: DevicePtr,
+    ptr: DevicePtr,
+    /// Of the part.
+    bytes: u64,
+    allocated: GuardedCall,
+}
+
+/// A block that the program freed, and the pool did not.
+#[derive(Debug)]
+struct LaidUp {
+    block: GuardedBlock,
+    freed: GuardedCall,
+    /// Its free, and the copies of its canaries.
+    fence: Fence,
+    canaries: Option<Slot>,
+    /// The count of frees from which on it may be used again.
+    until: u64,
+}
+
+impl GuardedBlock {
+    fn range(&self) -> Range<DevicePtr> {
+        self.ptr..self.ptr.offset(self.bytes)
+    }
+
+    /// Before it, and behind it.
+    fn redzones(&self) -> [Range<DevicePtr>; 2] {
+        let Range { start, end } = self.range();
+        [DevicePtr::new(start.raw() - REDZONE)..start, end..end.offset(REDZONE)]
+    }
+}
+
+impl Guarding {
+    pub(crate) fn new(guard: Guard) -> Self {
+        let blocks = Blocks { random: guard.seed.unwrap_or(0), ..Blocks::default() };
+        Self {
+            guard,
+            began: Instant::now(),
+            blocks: OfProcess::new(Mutex::new(blocks)),
+            staging: OfProcess::default(),
+            found: OfProcess::default(),
+            _keeps: KeepsCallers::new(),
+        }
+    }
+
+    /// What was found, up to a thousand.
+    pub(crate) fn findings(&self) -> Vec<Finding> {
+        self.found.lock().clone()
+    }
+
+    fn call(&self, stream: &Stream) -> GuardedCall {
+        GuardedCall::new(stream.id().0, self.began.elapsed())
+    }
+
+    // ---- one block -----------------------------------------------------------------------------------
+
+    /// Fills a block that the program is about to get.
+    fn fill(&self, core: &Core, block: &GuardedBlock, stream: StreamHandle) -> DeviceResult<()> {
+        let fill = |Range { start, end }: Range<DevicePtr>, value| {
+            // SAFETY: the range lies in the block, which was allocated for work on this stream just now.
+            unsafe { core.device().memset(start, value, end.raw() - start.raw(), stream) }
+        };
+        if self.guard.has_redzones {
+            block.redzones().into_iter().try_for_each(|redzone| fill(redzone, CANARY))?;
+        }
+        if self.guard.poisons { fill(block.range(), self.guard.fresh()) } else { Ok(()) }
+    }
+
+    /// Reads a block's canaries and fills it with poison, behind all work that uses it.
+    fn empty(&self, core: &Core, block: &GuardedBlock, stream: &Stream) -> Result<Option<Slot>> {
+        order_after_uses(core, block.start, Some(stream))?;
+        let handle = stream.handle_here()?;
+        let device = core.device();
+        let reads = self.guard.has_redzones && device.properties().kind != Kind::Sim;
+        let canaries =
+            reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
+        if self.guard.poisons {
+            // SAFETY: the program freed the block to this stream, which comes after its other work.
+            unsafe { device.memset(block.ptr, self.guard.freed(), block.bytes, handle) }?;
+        }
+        Ok(canaries)
+    }
+
+    fn lay_up(&self, block: GuardedBlock, canaries: Option<Slot>, stream: &Stream) {
+        let (freed, fence) = (self.call(stream), stream.fence());
+        let mut blocks = self.blocks.lock();
+        blocks.frees += 1;
+        blocks.bytes += block.bytes;
+        let delay =
+            if self.guard.seed.is_some() { Guard::delay_by(next_random(&mut blocks.random)) } else { 0 };
+        let until = blocks.frees + delay;
+        blocks.unread += 1;
+        blocks.laid_up.push_back(LaidUp { block, freed, fence, canaries, until });
+    }
+
+    /// The blocks that it is time for, once their copies are complete; or all of them.
+    fn due(&self, core: &Core, all: bool) -> Vec<LaidUp> {
+        let mut blocks = self.blocks.lock();
+        let Blocks { laid_up, unread, bytes, frees, .. } = &mut *blocks;
+        let mut due = Vec::new();
+        let mut at = 0;
+        while at < laid_up.len() {
+            let next = &laid_up[at];
+            if !all && *bytes <= self.guard.quarantine {
+                break;
+            }
+            if all || next.until <= *frees && is_complete(core, &next.fence) {
+                *unread -= usize::from(at >= laid_up.len() - *unread);
+                let gone = laid_up.remove(at).expect("one of them");
+                *bytes -= gone.block.bytes;
+                due.push(gone);
+            } else {
+                at += 1;
+            }
+        }
+        due
+    }
+
+    /// Compares the canaries of all blocks whose copies are complete.
+    fn look_at_canaries(&self, core: &Core) {
+        let mut taken = Vec::new();
+        let mut blocks = self.blocks.lock();
+        let Blocks { laid_up, unread, .. } = &mut *blocks;
+        while *unread > 0 {
+            let at = laid_up.len() - *unread;
+            let LaidUp { block, freed, fence, canaries, .. } = &mut laid_up[at];
+            if !is_complete(core, fence) {
+                break;
+            }
+            *unread -= 1;
+            taken.extend(canaries.take().map(|canaries| (block.clone(), freed.clone(), canaries)));
+        }
+        drop(blocks);
+        for (block, freed, canaries) in taken {
+            self.compare_canaries(core, (&block, &freed), canaries);
+        }
+    }
+
+    fn compare_canaries(&self, core: &Core, (block, freed): (&GuardedBlock, &GuardedCall), canaries: Slot) {
+        let (before, behind) = self.staging.lock().read(canaries, 2 * REDZONE, |bytes| {
+            let (before, behind) = bytes.split_at(REDZONE as usize);
+            (changed(before, CANARY), changed(behind, CANARY))
+        });
+        if let Some(changed) = before {
+            self.report(core, finding(core, Mistake::Before, (block, freed), (-(REDZONE as i64), changed)));
+        }
+        if let Some(changed) = behind {
+            self.report(core, finding(core, Mistake::Behind, (block, freed), (block.bytes as i64, changed)));
+        }
+    }
+
+    /// Looks at all of a block that is about to be used again, once its fence is complete.
+    fn look_at_whole(&self, core: &Core, laid_up: &mut LaidUp) {
+        let LaidUp { block, freed, canaries, .. } = laid_up;
+        if let Some(canaries) = canaries.take() {
+            self.compare_canaries(core, (block, freed), canaries);
+        }
+        let device = core.device();
+        if !self.guard.poisons || device.properties().kind == Kind::Sim {
+            return;
+        }
+        let compared = self.staging.lock().compare(device, block.range(), self.guard.freed());
+        match compared {
+            Ok(None) => {}
+            Ok(Some(changed)) => {
+                self.report(core, finding(core, Mistake::AfterFree, (block, freed), (0, changed)));
+            }
+            Err(error) => tracing::warn!(%error, pool = core.name, "a freed block could not be looked at"),
+        }
+    }
+
+    #[cold]
+    fn report(&self, core: &Core, finding: Finding) {
+        let text = finding.to_string();
+        core.recording.say(&text);
+        if !self.guard.only_counts {
+            use std::io::Write;
+            // Where that is closed, there is nobody to be told.
+            writeln!(std::io::stderr(), "millpond: guard: {text}").ok();
+            std::process::abort();
+        }
+        warn(&format!("guard: {text}"));
+        let mut found = self.found.lock();
+        if found.len() < MOST_KEPT {
+            found.push(finding);
+        }
+    }
+
+    /// Whether blocks for this stream are not watched: they are a capture's, or its work does not run now.
+    fn leaves_alone(core: &Core, stream: &Stream) -> bool {
+        let is_captured = stream.handle_here().and_then(|handle| {
+            // SAFETY: the stream is valid, as `handle_here` says, and stays so while it is held.
+            Ok(unsafe { core.timelines.device().capture_of(handle) }?.is_some())
+        });
+        is_captured.unwrap_or(true) || core.routes.of(stream).is_some()
+    }
+
+    /// The block that was freed at this address, and is laid up.
+    fn freed_at(&self, ptr: DevicePtr) -> Option<(GuardedBlock, GuardedCall)> {
+        let blocks = self.blocks.lock();
+        let found = blocks.laid_up.iter().find(|laid_up| laid_up.block.ptr == ptr)?;
+        Some((found.block.clone(), found.freed.clone()))
+    }
+}
+
+impl Wrapping<Core> for Guarding {
+    fn alloc(&self, core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        check_request(core, bytes, align, stream)?;
+        if bytes == 0 || Self::leaves_alone(core, stream) {
+            return alloc_block(core, bytes, align, stream);
+        }
+        let redzone = if self.guard.has_redzones { REDZONE } else { 0 };
+        let before = if redzone > 0 { align.max(core.min_alignment()).max(redzone) } else { 0 };
+        let start = alloc_block(core, before + bytes + redzone, align, stream)?;
+        let block = GuardedBlock { start, ptr: start.offset(before), bytes, allocated: self.call(stream) };
+        let ptr = block.ptr;
+        let filled = core.stay_awake().and_then(|_awake| {
+            self.fill(core, &block, stream.handle_here()?)?;
+            let live = &mut self.blocks.lock().live;
+            if live.try_reserve(1).is_err() {
+                return Err(core.no_host_memory("a list of blocks", size_of::<GuardedBlock>() as u64));
+            }
+            live.insert(ptr, block);
+            Ok(())
+        });
+        if let Err(error) = filled {
+            free_block(core, start, stream)?;
+            return Err(error);
+        }
+        self.give_back(core, false);
+        Ok(ptr)
+    }
+
+    fn free(&self, core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        core.check_stream(stream)?;
+        // In a statement of its own, so that the lock is not held any more.
+        let known = self.blocks.lock().live.remove(&ptr);
+        let Some(block) = known else {
+            if let Some((block, freed)) = self.freed_at(ptr) {
+                let nothing = (0, (0, 0, Vec::new()));
+                let again = Some(self.call(stream));
+                let found = finding(core, Mistake::DoubleFree, (&block, &freed), nothing);
+                self.report(core, Finding { again, ..found });
+                return Err(Error::DoubleFree { ptr, pool: core.name_of() });
+            }
+            return free_block(core, ptr, stream);
+        };
+        let awake = core.stay_awake();
+        if awake.is_err() || Self::leaves_alone(core, stream) {
+            return free_block(core, block.start, stream);
+        }
+        match self.empty(core, &block, stream) {
+            Ok(canaries) => self.lay_up(block, canaries, stream),
+            Err(error) => {
+                self.blocks.lock().live.insert(ptr, block);
+                return Err(error);
+            }
+        }
+        drop(awake);
+        let is_last = core.state.lock().destroyed;
+        self.give_back(core, is_last);
+        Ok(())
+    }
+
+    fn part_at(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
+        self.blocks.lock().live.get(&ptr).map(|block| (block.start, block.bytes))
+    }
+
+    fn parts(&self, blocks: Vec<(DevicePtr, u64)>) -> Vec<(DevicePtr, u64)> {
+        let known = self.blocks.lock();
+        let live: FxHashMap<_, _> = known.live.values().map(|block| (block.start, block)).collect();
+        let freed: FxHashSet<_> = known.laid_up.iter().map(|laid_up| laid_up.block.start).collect();
+        let blocks = blocks.into_iter().filter(|(start, _)| !freed.contains(start));
+        blocks.map(|block| live.get(&block.0).map_or(block, |known| (known.ptr, known.bytes))).collect()
+    }
+
+    fn give_back(&self, core: &Core, all: bool) -> bool {
+        self.look_at_canaries(core);
+        let mut due = self.due(core, all);
+        let mut freed = Vec::new();
+        for laid_up in &mut due {
+            match core.timelines.wait_on_host(&laid_up.fence) {
+                Ok(()) => self.look_at_whole(core, laid_up),
+                Err(error) => {
+                    tracing::warn!(%error, pool = core.name, "a freed block could not be waited for")
+                }
+            }
+            freed.push((laid_up.block.start, std::mem::take(&mut laid_up.fence)));
+        }
+        free_behind(core, freed)
+    }
+
+    fn end(&self, core: &Core) {
+        // SAFETY: the pool ends: nothing is laid up any more, and the device waits for copies to pinned memory that goes.
+        unsafe { self.staging.lock().release(core.device()) };
+    }
+}
+
+/// Whether the fence's work is complete, by what the device says now.
+fn is_complete(core: &Core, fence: &Fence) -> bool {
+    core.timelines.is_complete(fence)
+        || core.timelines.poll(fence).is_ok() && core.timelines.is_complete(fence)
+}
+
+/// What was found in a block, so far from its first byte on.
+fn finding(
+    core: &Core,
+    mistake: Mistake,
+    (block, freed): (&GuardedBlock, &GuardedCall),
+    (from, (first, changed, found)): (i64, Changed),
+) -> Finding {
+    Finding {
+        mistake,
+        pool: core.name.clone(),
+        ptr: block.ptr,
+        bytes: block.bytes,
+        offset: from + first as i64,
+        changed,
+        found,
+        allocated: block.allocated.clone(),
+        freed: freed.clone(),
+        again: None,
+    }
+}
+
+/// The next number of `SplitMix64` (Steele et al., "Fast splittable pseudorandom number generators", 2014).
+fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut next = *state;
+    next = (next ^ (next >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    next = (next ^ (next >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    next ^ (next >> 31)
+}

@@ -1,0 +1,323 @@
+//! The guard: planted mistakes are found, with the calls that allocated and freed the block.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond::device::host::HostDevice;
+use millpond::device::{DevicePtr, MemoryKind};
+use millpond::guard::{Finding, Guard, Mistake};
+use millpond::record::format::Record;
+use millpond::record::{Chunks, StackFrame, Tracking, records, tag};
+use millpond::{Buffer, Context, Error, Pool, Stream};
+
+use crate::processes::again;
+use crate::shared::{Freeing, KIB, MIB, sim};
+
+struct Guarded {
+    device: Arc<HostDevice>,
+    context: Context,
+    pool: Pool,
+    stream: Stream,
+}
+
+fn guarded(guard: Guard) -> Guarded {
+    let device = HostDevice::new().unwrap();
+    let context = Context::new(device.clone());
+    let pool = Pool::builder(&context).name("weights").guard(guard.only_count(true)).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    Guarded { device, context, pool, stream }
+}
+
+impl Guarded {
+    #[inline(never)]
+    fn make(&self, bytes: u64) -> DevicePtr {
+        std::hint::black_box(self.pool.alloc(bytes, &self.stream).unwrap())
+    }
+
+    #[inline(never)]
+    fn give_back(&self, ptr: DevicePtr) {
+        std::hint::black_box(self.pool.free_block(ptr, &self.stream)).unwrap();
+    }
+
+    /// A kernel that writes bytes of 7.
+    fn write(&self, at: DevicePtr, bytes: u64, stream: &Stream) {
+        // SAFETY: the tests write what is the pool's, and wait for it.
+        unsafe { self.pool.device().memset(at, 7, bytes, stream.handle()) }.unwrap();
+    }
+
+    fn read(&self, at: DevicePtr) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        // SAFETY: the block is as long, and the copy is waited for.
+        unsafe { self.pool.device().copy_to_host(bytes.as_mut_ptr(), at, 64, self.stream.handle()) }.unwrap();
+        self.stream.synchronize().unwrap();
+        bytes
+    }
+
+    /// Ends the pool, so that all of it was looked at.
+    fn found(self) -> Vec<Finding> {
+        self.pool.destroy().unwrap();
+        self.pool.guard_findings()
+    }
+}
+
+/// The only finding, which names both calls.
+fn only(found: &[Finding]) -> &Finding {
+    let [finding] = found else { panic!("{found:#?}") };
+    let names = |stack: Vec<StackFrame>, name| stack.iter().any(|frame| frame.name.ends_with(name));
+    assert!(
+        names(finding.allocated.stack(), "make") && names(finding.freed.stack(), "give_back"),
+        "{finding}"
+    );
+    assert_eq!(finding.pool, "weights");
+    finding
+}
+
+#[test]
+fn a_byte_behind_a_block_is_found() {
+    for bytes in [1, 1000, 512 * KIB + 3, 3 * MIB] {
+        let guarded = guarded(Guard::none().redzones(true));
+        let block = {
+            let _step = tag("step");
+            guarded.make(bytes)
+        };
+        guarded.write(block, bytes + 1, &guarded.stream);
+        guarded.give_back(block);
+        let found = guarded.found();
+        let finding = only(&found);
+        assert_eq!((finding.mistake, finding.offset, finding.changed), (Mistake::Behind, bytes as i64, 1));
+        assert_eq!((finding.ptr, finding.bytes, &finding.found[..]), (block, bytes, &[7][..]));
+        assert_eq!(finding.allocated.tag().as_deref(), Some("step"));
+        assert!(finding.freed.at >= finding.allocated.at);
+        let text = finding.to_string();
+        let start = format!(
+            "1 byte was written behind a block of {bytes} bytes of pool 'weights': at offset {bytes}, now 07\n  allocated on stream "
+        );
+        assert!(
+            text.starts_with(&start) && text.contains(", under step\n") && text.contains("guard.rs:"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn bytes_before_a_block_are_found() {
+    let guarded = guarded(Guard::none().redzones(true));
+    let block = guarded.make(5000);
+    guarded.write(DevicePtr::new(block.raw() - 20), 20, &guarded.stream);
+    guarded.give_back(block);
+    let found = guarded.found();
+    let finding = only(&found);
+    assert_eq!((finding.mistake, finding.offset, finding.changed), (Mistake::Before, -20, 20));
+    assert_eq!(finding.found, [7; 16]);
+}
+
+#[test]
+fn redzones_are_found_before_the_pool_ends() {
+    let guarded = guarded(Guard::all());
+    let block = guarded.make(5000);
+    guarded.write(block.offset(5000), 3, &guarded.stream);
+    guarded.give_back(block);
+    guarded.stream.synchronize().unwrap();
+    assert_eq!(only(&guarded.pool.guard_findings()).mistake, Mistake::Behind);
+}
+
+#[test]
+fn a_late_kernel_that_writes_a_freed_block_is_found() {
+    let guarded = guarded(Guard::all());
+    let block = guarded.make(3 * MIB);
+    guarded.give_back(block);
+    guarded.write(block.offset(2 * MIB), 10, &guarded.stream);
+    guarded.stream.synchronize().unwrap();
+    let found = guarded.found();
+    let finding = only(&found);
+    assert_eq!((finding.mistake, finding.offset, finding.changed), (Mistake::AfterFree, 2 * MIB as i64, 10));
+}
+
+#[test]
+fn an_unrecorded_use_on_another_stream_is_found() {
+    let planted = |is_recorded: bool| {
+        let guarded = guarded(Guard::all().nan(true));
+        let other = guarded.context.create_stream().unwrap();
+        let block = guarded.make(4 * KIB);
+        other.wait(&guarded.stream.record().unwrap()).unwrap();
+        guarded.device.launch(other.handle(), || std::thread::sleep(Duration::from_millis(100))).unwrap();
+        guarded.write(block, 4 * KIB, &other);
+        if is_recorded {
+            guarded.pool.record_use(block, &other).unwrap();
+        }
+        guarded.give_back(block);
+        other.synchronize().unwrap();
+        guarded.found()
+    };
+    let found = planted(false);
+    let finding = only(&found);
+    assert_eq!((finding.mistake, finding.offset, finding.changed), (Mistake::AfterFree, 0, 4 * KIB));
+    assert!(planted(true).is_empty());
+}
+
+#[test]
+fn a_double_free_names_all_three_calls() {
+    let guarded = guarded(Guard::all());
+    let block = guarded.make(5000);
+    guarded.give_back(block);
+    let again = guarded.pool.free_block(block, &guarded.stream);
+    assert!(matches!(again, Err(Error::DoubleFree { .. })), "{again:?}");
+    let found = guarded.found();
+    let finding = only(&found);
+    assert_eq!((finding.mistake, finding.ptr), (Mistake::DoubleFree, block));
+    let again = finding.again.as_ref().unwrap();
+    assert!(again.stack().iter().any(|frame| frame.name.contains("a_double_free_names")), "{finding}");
+    assert!(finding.to_string().contains("\n  freed again on stream "), "{finding}");
+}
+
+#[test]
+fn fresh_and_freed_memory_show() {
+    let guarded = guarded(Guard::all().nan(true));
+    let block = guarded.make(5000);
+    let floats = guarded.read(block);
+    assert!(floats.chunks_exact(4).all(|bytes| f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan()));
+    assert!(floats.chunks_exact(8).all(|bytes| f64::from_ne_bytes(bytes.try_into().unwrap()).is_nan()));
+    guarded.write(block, 5000, &guarded.stream);
+    guarded.give_back(block);
+    // The mistake that shows, and is no finding: a read.
+    assert_eq!(guarded.read(block), [0xFF; 64]);
+    assert!(guarded.found().is_empty());
+}
+
+#[test]
+fn a_right_program_has_no_finding_and_the_same_contents() {
+    let guarded = guarded(Guard::all().delay(Some(3)).quarantine(MIB));
+    let other = guarded.context.create_stream().unwrap();
+    let values: Vec<f32> = (0..50_000).map(|value| value as f32).collect();
+    for step in 0..200 {
+        let length = 1 + (step * 997) % values.len();
+        let buffer = Buffer::from_slice(&guarded.pool, &values[..length], &guarded.stream).unwrap();
+        let large = guarded.pool.alloc_aligned(3 * MIB + step as u64, 4096, &guarded.stream).unwrap();
+        assert_eq!(large.raw() % 4096, 0);
+        guarded.write(large, 3 * MIB + step as u64, &guarded.stream);
+        assert_eq!(guarded.pool.size_of(large).unwrap(), 3 * MIB + step as u64);
+        other.wait(&guarded.stream.record().unwrap()).unwrap();
+        guarded.pool.record_use(large, &other).unwrap();
+        guarded.pool.free_block(large, &guarded.stream).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), values[..length]);
+    }
+    // The quarantine is as long as it was asked to be, and the blocks that wait.
+    assert!(guarded.pool.reserved().high < 128 * MIB, "{}", guarded.pool.reserved().high);
+    guarded.pool.check().unwrap();
+    let (device, pool) = (guarded.device.clone(), guarded.pool.clone());
+    assert!(guarded.found().is_empty());
+    assert_eq!(pool.reserved().current, 0);
+    drop((pool, device));
+}
+
+#[test]
+fn laid_up_blocks_go_where_memory_is_short() {
+    let device = HostDevice::new().unwrap();
+    let context = Context::new(device);
+    let guard = Guard::all().quarantine(1 << 40).only_count(true);
+    let pool = Pool::builder(&context).hard_limit(64 * MIB).guard(guard).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    for _ in 0..20 {
+        let block = pool.alloc(20 * MIB, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+    }
+    assert!(pool.guard_findings().is_empty());
+}
+
+#[test]
+fn live_blocks_and_misuse_are_as_the_program_knows_them() {
+    let device = HostDevice::new().unwrap();
+    let context = Context::new(device);
+    let builder = Pool::builder(&context).guard(Guard::all().only_count(true));
+    let pool = builder.track(Tracking::all().no_dump()).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    let [kept, gone] = [5000, 7000].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+    pool.free_block(gone, &stream).unwrap();
+    let live = pool.live_blocks().unwrap();
+    assert_eq!((live.len(), live[0].ptr, live[0].bytes), (1, kept, 5000));
+    assert!(live[0].tracked.is_some());
+    let inside = pool.free_block(kept.offset(8), &stream);
+    assert!(matches!(inside, Err(Error::InteriorPointer { .. })), "{inside:?}");
+    let shared = pool.share(kept, &stream).unwrap_err().to_string();
+    assert!(shared.contains("its pool is guarded"), "{shared}");
+    pool.free_block(kept, &stream).unwrap();
+    assert!(pool.guard_findings().is_empty());
+}
+
+#[test]
+fn what_pages_and_segments_hold_is_guarded_in_sleep_too() {
+    let guarded = guarded(Guard::all());
+    let block = guarded.make(3 * MIB);
+    guarded.write(block.offset(3 * MIB), 1, &guarded.stream);
+    guarded.pool.sleep(millpond::Keep::InPinnedMemory).unwrap();
+    guarded.pool.wake().unwrap();
+    guarded.give_back(block);
+    assert_eq!(only(&guarded.found()).mistake, Mistake::Behind);
+    let device = HostDevice::new().unwrap();
+    let context = Context::new(device);
+    let pool = context.pinned().unwrap().guard(Guard::all().only_count(true)).build().unwrap();
+    assert_eq!(pool.device().properties().memory, MemoryKind::Pinned);
+    let stream = context.create_stream().unwrap();
+    let block = pool.alloc(100, &stream).unwrap();
+    // SAFETY: the byte is the pool's; that is the mistake.
+    unsafe { pool.device().memset(block.offset(100), 7, 1, stream.handle()) }.unwrap();
+    pool.free_block(block, &stream).unwrap();
+    pool.destroy().unwrap();
+    assert_eq!(pool.guard_findings()[0].mistake, Mistake::Behind);
+}
+
+#[test]
+fn the_simulated_device_has_no_bytes_and_no_findings() {
+    let (device, context, stream) = sim(1 << 30);
+    let pool = Pool::builder(&context).guard(Guard::all()).build().unwrap();
+    let block = pool.alloc(5000, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
+    drop(pool);
+    drop(device);
+}
+
+#[test]
+fn findings_stand_in_recordings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let guarded = guarded(Guard::all());
+    guarded.pool.start_recording(path.clone()).unwrap();
+    let block = guarded.make(5000);
+    guarded.write(block.offset(5000), 1, &guarded.stream);
+    guarded.give_back(block);
+    guarded.stream.synchronize().unwrap();
+    guarded.pool.stop_recording().unwrap();
+    let mut chunks = Chunks::new(std::fs::File::open(path).unwrap()).unwrap();
+    let mut texts = Vec::new();
+    while let Some(payload) = chunks.next_chunk().unwrap() {
+        texts.extend(records(payload).filter_map(|record| match record.unwrap() {
+            Record::Message { text } => Some(text.to_owned()),
+            _ => None,
+        }));
+    }
+    assert_eq!(texts.len(), 1);
+    assert!(texts[0].contains("written behind a block of 5000 bytes"), "{texts:?}");
+}
+
+#[test]
+fn a_finding_aborts_the_process_and_says_why() {
+    let name = "guard::a_finding_aborts_the_process_and_says_why";
+    let part = "MILLPOND_TEST_GUARD";
+    if std::env::var_os(part).is_some() {
+        let context = Context::host().unwrap();
+        // By the environment.
+        let pool = Pool::builder(&context).name("weights").build().unwrap();
+        let stream = context.create_stream().unwrap();
+        let block = pool.alloc(1000, &stream).unwrap();
+        // SAFETY: the byte is the pool's; that is the mistake.
+        unsafe { pool.device().memset(block.offset(1000), 0, 1, stream.handle()) }.unwrap();
+        pool.free_block(block, &stream).unwrap();
+        drop(pool);
+        unreachable!("the guard aborts");
+    }
+    let ended = again(name).env(part, "1").env("MILLPOND_GUARD", "all").output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success());
+    assert!(text.contains("millpond: guard: 1 byte was written behind a block of 1000 bytes"), "{text}");
+    assert!(text.contains("guard.rs:"), "{text}");
+}
