@@ -199,6 +199,11 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
+    /// The units of the whole base pages that so many need.
+    pub(crate) fn whole_pages(&self, units: u64) -> u64 {
+        self.map.layout.base_pages_for(units) * self.map.layout.units_per_base_page()
+    }
+
     /// Whether blocks of this length lie in the large zone.
     pub(crate) fn is_large(&self, units: u64) -> bool {
         self.map.layout.zone_of(units) == Zone::Large

@@ -7,18 +7,23 @@ use std::time::Instant;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::canaries::{CANARY, Changed, REDZONE, Slot, Staging, changed};
+use super::fenced::FencedMemory;
 use super::finding::{Finding, GuardedCall, Mistake};
 use super::options::Guard;
-use crate::core::allocating::{alloc_block, check_request};
+use crate::core::allocating::{alloc_block, check_request, hand_out};
 use crate::core::freeing::{free_block, order_after_uses};
-use crate::core::giving_back::free_behind;
+use crate::core::giving_back::{free_behind, trim};
 use crate::core::{Core, Wrapping};
 use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
+use crate::extents::MOST_UNITS;
 use crate::lock::Mutex;
 use crate::order::{Fence, Stream};
 use crate::process::OfProcess;
 use crate::record::{KeepsCallers, warn};
 use crate::{Error, Result};
+
+/// Bytes of the shortest block that has pages of its own.
+const FENCED_FROM: u64 = 1 << 20;
 
 /// Findings that are kept.
 const MOST_KEPT: usize = 1000;
@@ -58,6 +63,8 @@ struct GuardedBlock {
     ptr: DevicePtr,
     /// Of the part.
     bytes: u64,
+    /// Bytes of the redzone behind it.
+    behind: u64,
     allocated: GuardedCall,
 }
 
@@ -81,7 +88,7 @@ impl GuardedBlock {
     /// Before it, and behind it.
     fn redzones(&self) -> [Range<DevicePtr>; 2] {
         let Range { start, end } = self.range();
-        [DevicePtr::new(start.raw() - REDZONE)..start, end..end.offset(REDZONE)]
+        [DevicePtr::new(start.raw() - REDZONE)..start, end..end.offset(self.behind)]
     }
 }
 
@@ -105,6 +112,48 @@ impl Guarding {
 
     fn call(&self, stream: &Stream) -> GuardedCall {
         GuardedCall::new(stream.id().0, self.began.elapsed())
+    }
+
+    // ---- where a block lies ----------------------------------------------------------------------
+
+    /// Bytes before a block, and behind it.
+    fn redzones_of(&self, core: &Core, align: u64) -> (u64, u64) {
+        if !self.guard.has_redzones {
+            return (0, 0);
+        }
+        (align.max(core.min_alignment()).max(REDZONE), REDZONE)
+    }
+
+    fn fences_block(&self, core: &Core, bytes: u64) -> bool {
+        self.guard.fences() && FencedMemory::may_be_over(core.device()) && bytes >= FENCED_FROM
+    }
+
+    /// A block in a segment of its own, with a part at its end: where each starts, and the bytes behind the part. `None` where
+    /// there is no room for it.
+    fn alloc_fenced(
+        &self,
+        core: &Core,
+        bytes: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Option<(DevicePtr, DevicePtr, u64)>> {
+        let (before, _) = self.redzones_of(core, align);
+        let mut state = core.state.lock();
+        core.check_allocates(&state)?;
+        let sizes = core.caches.sizes();
+        let units = state.arenas.own.whole_pages(sizes.units(before + bytes));
+        if units >= MOST_UNITS {
+            return Ok(None);
+        }
+        let take = || core.device().alloc_segment(sizes.bytes(units));
+        let Ok(found) = state.arenas.own.alloc_as_segment(units, stream, take) else { return Ok(None) };
+        let start = hand_out(core, &mut state, &found, before + bytes);
+        let end = start.raw() + sizes.bytes(units);
+        let last = end - bytes;
+        let ptr = last - last % align.max(core.min_alignment());
+        // Without redzones, nobody looks at the few bytes behind it.
+        let behind = if self.guard.has_redzones { end - ptr - bytes } else { 0 };
+        Ok(Some((start, DevicePtr::new(ptr), behind)))
     }
 
     // ---- one block -----------------------------------------------------------------------------------
@@ -192,7 +241,7 @@ impl Guarding {
     }
 
     fn compare_canaries(&self, core: &Core, (block, freed): (&GuardedBlock, &GuardedCall), canaries: Slot) {
-        let (before, behind) = self.staging.lock().read(canaries, 2 * REDZONE, |bytes| {
+        let (before, behind) = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
             let (before, behind) = bytes.split_at(REDZONE as usize);
             (changed(before, CANARY), changed(behind, CANARY))
         });
@@ -264,11 +313,20 @@ impl Wrapping<Core> for Guarding {
         if bytes == 0 || Self::leaves_alone(core, stream) {
             return alloc_block(core, bytes, align, stream);
         }
-        let redzone = if self.guard.has_redzones { REDZONE } else { 0 };
-        let before = if redzone > 0 { align.max(core.min_alignment()).max(redzone) } else { 0 };
-        let start = alloc_block(core, before + bytes + redzone, align, stream)?;
-        let block = GuardedBlock { start, ptr: start.offset(before), bytes, allocated: self.call(stream) };
-        let ptr = block.ptr;
+        let fenced = if self.fences_block(core, bytes) {
+            self.alloc_fenced(core, bytes, align, stream)?
+        } else {
+            None
+        };
+        let (start, ptr, behind) = match fenced {
+            Some(place) => place,
+            None => {
+                let (before, behind) = self.redzones_of(core, align);
+                let start = alloc_block(core, before + bytes + behind, align, stream)?;
+                (start, start.offset(before), behind)
+            }
+        };
+        let block = GuardedBlock { start, ptr, bytes, behind, allocated: self.call(stream) };
         let filled = core.stay_awake().and_then(|_awake| {
             self.fill(core, &block, stream.handle_here()?)?;
             let live = &mut self.blocks.lock().live;
@@ -342,7 +400,13 @@ impl Wrapping<Core> for Guarding {
             }
             freed.push((laid_up.block.start, std::mem::take(&mut laid_up.fence)));
         }
-        free_behind(core, freed)
+        let any = free_behind(core, freed);
+        if due.iter().any(|laid_up| self.fences_block(core, laid_up.block.bytes))
+            && let Err(error) = trim(core, 0)
+        {
+            tracing::warn!(%error, pool = core.name, "a freed block is still mapped");
+        }
+        any
     }
 
     fn end(&self, core: &Core) {

@@ -12,14 +12,19 @@
 // Once the copies are complete, the canaries are compared. When its time is over, the block's poison is read too, and the block
 // is freed behind the fence of its own free. What differs is a `Finding`.
 //
+// A large block may be a segment of its own (`fenced`), at whose end nothing is mapped. Such a segment goes back to the device as
+// soon as its block is freed, so that nothing is mapped there either.
+//
 // **What is not watched.** Blocks that belong to a stream's capture, since a graph would repeat the copies at each replay. And
 // the simulated device, which keeps no bytes.
 
 mod canaries;
+mod fenced;
 mod finding;
 mod guarding;
 mod options;
 
+pub(crate) use fenced::FencedMemory;
 pub use finding::{Finding, GuardedCall, Mistake};
 pub(crate) use guarding::Guarding;
 pub use options::Guard;

@@ -42,7 +42,7 @@ const LONGEST_DELAY: u64 = 16;
 /// ```
 ///
 /// As a text (`MILLPOND_GUARD`, [`FromStr`]) it is `all`, or some of `redzones`, `poison`, `nan`, `quarantine`, `delay`,
-/// `delay=SEED` and `count`, with commas between them.
+/// `delay=SEED`, `pages` and `count`, with commas between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "options do nothing until a pool is given them"]
 pub struct Guard {
@@ -52,6 +52,7 @@ pub struct Guard {
     /// Bytes of freed blocks that stay laid up.
     pub(super) quarantine: u64,
     pub(super) seed: Option<u64>,
+    fences: bool,
     pub(super) only_counts: bool,
 }
 
@@ -64,11 +65,13 @@ impl Guard {
             with_nan: false,
             quarantine: 0,
             seed: None,
+            fences: false,
             only_counts: false,
         }
     }
 
-    /// Redzones, poison, a quarantine of 256 MiB, and delay by seed 0.
+    /// Redzones, poison, a quarantine of 256 MiB, and delay by seed 0. Not [pages](Self::pages), which take the most time and
+    /// memory.
     pub fn all() -> Self {
         Self::none().redzones(true).poison(true).quarantine(256 << 20).delay(Some(0))
     }
@@ -100,6 +103,18 @@ impl Guard {
     /// addresses and other neighbours from seed to seed.
     pub fn delay(self, seed: Option<u64>) -> Self {
         Self { seed, ..self }
+    }
+
+    /// Whether each block of 1 MiB or more has pages of its own, and ends where nothing is mapped. Work beyond its end then fails
+    /// at once, but for less than the pool's minimum alignment; so does work after its free. On a GPU that is an illegal address,
+    /// which tools such as compute-sanitizer and cuda-gdb show. Only for [device memory](crate::device::MemoryKind::Device) in
+    /// pages; not for blocks that a limit has no room for.
+    pub fn pages(self, fences: bool) -> Self {
+        Self { fences, ..self }
+    }
+
+    pub(crate) fn fences(&self) -> bool {
+        self.fences
     }
 
     /// Whether findings are only kept, for [`Pool::guard_findings`](crate::Pool::guard_findings). Else the first is written to
@@ -142,18 +157,20 @@ impl FromStr for Guard {
         for word in text.split(',').map(str::trim) {
             guard = match (word, word.strip_prefix("delay=").map(str::parse)) {
                 ("all", _) => {
-                    Self { with_nan: guard.with_nan, only_counts: guard.only_counts, ..Self::all() }
+                    let Self { quarantine, seed, .. } = Self::all();
+                    guard.redzones(true).poison(true).quarantine(quarantine).delay(seed)
                 }
                 ("redzones", _) => guard.redzones(true),
                 ("poison", _) => guard.poison(true),
                 ("nan", _) => guard.nan(true),
                 ("quarantine", _) => Self { quarantine: Self::all().quarantine, ..guard },
                 ("delay", _) => guard.delay(Some(0)),
+                ("pages", _) => guard.pages(true),
                 ("count", _) => guard.only_count(true),
                 (_, Some(Ok(seed))) => guard.delay(Some(seed)),
                 _ => {
                     let why = format!(
-                        "'{word}' is no guard: use all, or some of redzones, poison, nan, quarantine, delay, delay=SEED and count"
+                        "'{word}' is no guard: use all, or some of redzones, poison, nan, quarantine, delay, delay=SEED, pages and count"
                     );
                     return Err(Error::BadOption { option: "guard", why });
                 }
@@ -174,7 +191,7 @@ mod tests {
         assert_eq!(read("count, all,delay=7"), Guard::all().only_count(true).delay(Some(7)));
         assert_eq!(read("nan"), Guard::none().nan(true));
         assert!(read("nan").poisons && read("redzones").has_redzones && !read("redzones").poisons);
-        for bad in ["", "pages", "all,", "delay=x", "delay=-1"] {
+        for bad in ["", "page", "all,", "delay=x", "delay=-1"] {
             let error = bad.parse::<Guard>().unwrap_err().to_string();
             assert!(error.contains("use all, or some of redzones"), "{error}");
         }

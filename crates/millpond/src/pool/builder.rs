@@ -16,7 +16,7 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::extents::{Arena, Layout, Owner};
 #[cfg(feature = "record")]
-use crate::guard::{Guard, Guarding};
+use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, share_from_the_start};
@@ -280,6 +280,11 @@ impl PoolBuilder {
         let (timelines, registry) = (self.timelines, self.registry);
         timelines.check_process()?;
         let PoolMemory { device, together } = self.memory;
+        #[cfg(feature = "record")]
+        let guard = self.guard.or_else(Guard::from_environment);
+        #[cfg(feature = "record")]
+        let device =
+            if guard.as_ref().is_some_and(Guard::fences) { FencedMemory::over(device) } else { device };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let policy = self.policy;
         let ledger = Ledger::new(policy, most_growth, device.now());
@@ -302,7 +307,7 @@ impl PoolBuilder {
         let socket = if self.live { live::open() } else { None };
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         #[cfg(feature = "record")]
-        let guarding = self.guard.or_else(Guard::from_environment).map(Guarding::new).map(Arc::new);
+        let guarding = guard.map(Guarding::new).map(Arc::new);
         let inner = Arc::new(Core {
             name: self.name,
             number,

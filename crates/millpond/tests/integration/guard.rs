@@ -321,3 +321,35 @@ fn a_finding_aborts_the_process_and_says_why() {
     assert!(text.contains("millpond: guard: 1 byte was written behind a block of 1000 bytes"), "{text}");
     assert!(text.contains("guard.rs:"), "{text}");
 }
+
+#[test]
+fn large_blocks_end_where_nothing_is_mapped() {
+    let bytes = 3 * MIB + 700;
+    let fenced = guarded(Guard::none().pages(true));
+    let write = |at| {
+        // SAFETY: the device says so where nothing is mapped. Else the byte is the pool's.
+        unsafe { fenced.pool.device().memset(at, 7, 1, fenced.stream.handle()) }
+    };
+    let block = fenced.make(bytes);
+    write(block).unwrap();
+    write(block.offset(bytes - 1)).unwrap();
+    write(block.offset(bytes + 512)).unwrap_err();
+    fenced.give_back(block);
+    fenced.stream.synchronize().unwrap();
+    write(block).unwrap_err();
+    let guarded = guarded(Guard::all().pages(true));
+    for _ in 0..3 {
+        let blocks = [bytes, 5000, MIB, 2 * MIB].map(|bytes| guarded.make(bytes));
+        guarded.write(blocks[0], bytes, &guarded.stream);
+        assert_eq!(guarded.pool.live_blocks().unwrap().len(), 4);
+        blocks.iter().for_each(|block| guarded.give_back(*block));
+        guarded.pool.check().unwrap();
+    }
+    // In the bytes between it and its page's end.
+    let block = guarded.make(bytes);
+    guarded.write(block.offset(bytes), 2, &guarded.stream);
+    guarded.give_back(block);
+    let pool = guarded.pool.clone();
+    assert_eq!(only(&guarded.found()).mistake, Mistake::Behind);
+    assert_eq!(pool.reserved().current, 0);
+}
