@@ -110,6 +110,9 @@ mod pages {
     mod budgets {}
     #[doc = include_str!("../../../docs/graphs.md")]
     mod graphs {}
+    #[cfg(feature = "record")]
+    #[doc = include_str!("../../../docs/guard.md")]
+    mod guard {}
     #[doc = include_str!("../../../docs/memory-kinds.md")]
     mod memory_kinds {}
     #[cfg(feature = "cudarc")]

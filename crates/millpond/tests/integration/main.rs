@@ -22,6 +22,8 @@ mod cuda_device;
 #[cfg(feature = "cuda")]
 mod cuda_graphs;
 #[cfg(feature = "cuda")]
+mod cuda_guard;
+#[cfg(feature = "cuda")]
 mod cuda_nvtx;
 #[cfg(feature = "cuda")]
 mod cuda_peers;
