@@ -153,6 +153,24 @@ fn a_limit_alone_leaves_memory_to_the_driver() {
 }
 
 #[test]
+fn what_the_pools_hold_is_said_while_the_program_runs() {
+    if built().is_none() {
+        return;
+    }
+    let mut run = run(&["--top", "sh", "-c", "exec 3<&0; ./linked stays <&3 & ./linked stays; wait"]);
+    let mut child = run.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let first = lines.next().unwrap();
+    assert!(
+        first.starts_with("millpond: 1") && first.ends_with(" held, 10.00 MiB of it live, in 2 processes"),
+        "{first}"
+    );
+    drop(child.stdin.take());
+    assert!(lines.any(|line| line.contains("2 processes in all")));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
 fn processes_share_a_named_limit() {
     if built().is_none() {
         return;
@@ -207,6 +225,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["--limit", "much", "true"], "--limit: "),
         (&["--limit", "1GiB", "--record", "x", "true"], "--record and --report are for --pool and --watch"),
         (&["--limit", "1GiB", "--async-free", "true"], "--async-free is for the pool"),
+        (&["--limit", "1GiB", "--top", "true"], "--top is for the pool"),
+        (&["--watch", "--top", "true"], "--watch and --top exclude each other"),
         (&["--budget", "gpu0", "true"], "--"),
         (&["--json", "-", "true"], "--json -: the program has standard output"),
         (&["--json", "x", "--report", "x", "true"], "x: is written to already"),

@@ -5,11 +5,13 @@
 //! | `library` | where the library lies that is preloaded |
 //! | `program` | whether a program can be reached; its start, its signals, its end |
 //! | `accounts` | what its processes told, and what is said of it |
+//! | `top` | what its pools hold while it runs |
 //! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
 mod accounts;
 mod library;
 mod program;
+mod top;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -61,6 +63,9 @@ pub(crate) struct RunArgs {
     /// Write a page with charts, from a recording
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+    /// Say what its pools hold while it runs
+    #[arg(long, conflicts_with = "watch")]
+    top: bool,
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -107,7 +112,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let why = "--record and --report are for --pool and --watch: with a limit alone, nothing is recorded";
         return Err(Error::Usage(why.to_owned()));
     }
-    for (flag, is_given) in [("--async-free", args.async_free), ("--ipc", args.ipc)] {
+    for (flag, is_given) in [("--async-free", args.async_free), ("--ipc", args.ipc), ("--top", args.top)] {
         if args.mode() == "limit" && is_given {
             return Err(Error::Usage(format!("{flag} is for the pool: add --pool")));
         }
@@ -124,7 +129,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let recording = args.recording(folder.path());
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
-    let ended = program.run(&environment(args, &library, folder.path(), recording.as_deref())?)?;
+    let environment = environment(args, &library, folder.path(), recording.as_deref())?;
+    let run = || program.run(&environment);
+    let ended = if args.top { top::beside(run)? } else { run()? };
     let told = Told::read(folder.path());
     match &out_of_reach {
         Some(why) => remark(&format!("millpond: {}: {why}", program.name())),

@@ -297,6 +297,7 @@ int main(int count, char **arguments) {
     if (!strcmp(arguments[1], "forks")) return forks(arguments[0]), 0;
     begin();
     if (!strcmp(arguments[1], "leaves")) return allocated(5 * MIB), 0;
+    if (!strcmp(arguments[1], "stays")) return allocated(5 * MIB), getchar() != EOF;
     if (!strcmp(arguments[1], "is killed")) allocated(5 * MIB), raise(9);
     if (!strcmp(arguments[1], "leaves at once")) allocated(5 * MIB), _exit(3);
     for (size_t at = 0; at < sizeof cases / sizeof *cases; at++) {
