@@ -20,7 +20,7 @@ pub enum Mistake {
     DoubleFree,
 }
 
-/// A call that allocated or freed a block.
+/// A call that allocated or freed a block. [`Guard`](super::Guard) has an example.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GuardedCall {

@@ -9,6 +9,7 @@ use millpond::guard::{Finding, Guard, Mistake};
 use millpond::record::format::Record;
 use millpond::record::{Chunks, StackFrame, Tracking, records, tag};
 use millpond::{Buffer, Context, Error, Pool, Stream};
+use proptest::prelude::*;
 
 use crate::processes::again;
 use crate::shared::{Freeing, KIB, MIB, sim};
@@ -352,4 +353,125 @@ fn large_blocks_end_where_nothing_is_mapped() {
     let pool = guarded.pool.clone();
     assert_eq!(only(&guarded.found()).mistake, Mistake::Behind);
     assert_eq!(pool.reserved().current, 0);
+}
+
+/// What a random program does next.
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    Alloc {
+        bytes: u64,
+        stream: usize,
+    },
+    /// By work on a stream that is ordered after the block's own, and noted.
+    Write {
+        block: usize,
+        stream: usize,
+    },
+    Free {
+        block: usize,
+    },
+    Synchronize {
+        stream: usize,
+    },
+    Trim,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let bytes = prop_oneof![1..5000_u64, 1..4 * MIB];
+    prop_oneof![
+        4 => (bytes, 0..3_usize).prop_map(|(bytes, stream)| Act::Alloc { bytes, stream }),
+        4 => (any::<usize>(), 0..3_usize).prop_map(|(block, stream)| Act::Write { block, stream }),
+        3 => any::<usize>().prop_map(|block| Act::Free { block }),
+        1 => (0..3_usize).prop_map(|stream| Act::Synchronize { stream }),
+        1 => Just(Act::Trim),
+    ]
+}
+
+/// A mistake, and at which step.
+#[derive(Debug, Clone, Copy)]
+struct Planted {
+    step: usize,
+    mistake: Mistake,
+    /// Bytes outside of the block, or how far in a freed one.
+    at: u64,
+}
+
+fn planted() -> impl Strategy<Value = Option<Planted>> {
+    let mistake = prop_oneof![Just(Mistake::Before), Just(Mistake::Behind), Just(Mistake::AfterFree)];
+    let planted = (0..40_usize, mistake, 0..400_u64);
+    proptest::option::of(planted.prop_map(|(step, mistake, at)| Planted { step, mistake, at }))
+}
+
+/// Does what the program says, and at its end what is left to do. Returns the mistake that was made: with its block and offset.
+fn play(guarded: &Guarded, acts: &[Act], planted: Option<Planted>) -> Option<(Mistake, DevicePtr, i64)> {
+    let streams = [(); 3].map(|()| guarded.context.create_stream().unwrap());
+    let mut live: Vec<(DevicePtr, u64, usize)> = Vec::new();
+    let mut made = None;
+    let free = |(block, bytes, stream): (DevicePtr, u64, usize), plants: bool| {
+        let at = planted.map_or(0, |planted| planted.at);
+        let mistake = planted.filter(|_| plants).map(|planted| planted.mistake);
+        let outside = |offset: i64| {
+            let wrong = DevicePtr::new(block.raw().wrapping_add_signed(offset));
+            guarded.write(wrong, 1, &streams[stream]);
+            offset
+        };
+        let before = match mistake {
+            Some(Mistake::Before) => Some(outside(-1 - at as i64)),
+            Some(Mistake::Behind) => Some(outside((bytes + at) as i64)),
+            _ => None,
+        };
+        guarded.pool.free_block(block, &streams[stream]).unwrap();
+        let after = (mistake == Some(Mistake::AfterFree)).then(|| outside((at % bytes) as i64));
+        mistake.zip(before.or(after)).map(|(mistake, offset)| (mistake, block, offset))
+    };
+    for (step, act) in acts.iter().enumerate() {
+        let plants = made.is_none() && planted.is_some_and(|planted| planted.step <= step);
+        match *act {
+            Act::Alloc { bytes, stream } => {
+                let block = guarded.pool.alloc(bytes, &streams[stream]).unwrap();
+                guarded.write(block, bytes, &streams[stream]);
+                live.push((block, bytes, stream));
+            }
+            Act::Write { block, stream } if !live.is_empty() => {
+                let (block, bytes, own) = live[block % live.len()];
+                streams[stream].wait(&streams[own].record().unwrap()).unwrap();
+                guarded.write(block, bytes, &streams[stream]);
+                guarded.pool.record_use(block, &streams[stream]).unwrap();
+            }
+            Act::Free { block } if !live.is_empty() => {
+                let at = block % live.len();
+                made = made.or(free(live.swap_remove(at), plants));
+            }
+            Act::Synchronize { stream } => streams[stream].synchronize().unwrap(),
+            Act::Trim => drop(guarded.pool.trim_to(0).unwrap()),
+            Act::Write { .. } | Act::Free { .. } => {}
+        }
+    }
+    for block in live {
+        let plants = made.is_none() && planted.is_some();
+        made = made.or(free(block, plants));
+    }
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    guarded.pool.check().unwrap();
+    made
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn just_what_is_planted_is_found(
+        acts in proptest::collection::vec(act(), 1..60),
+        planted in planted(),
+        seed in proptest::option::of(any::<u64>()),
+        nan in any::<bool>(),
+    ) {
+        let guarded = guarded(Guard::all().delay(seed).nan(nan));
+        let made = play(&guarded, &acts, planted);
+        let pool = guarded.pool.clone();
+        let found: Vec<_> =
+            guarded.found().iter().map(|found| (found.mistake, found.ptr, found.offset)).collect();
+        prop_assert_eq!(found, Vec::from_iter(made));
+        prop_assert_eq!(pool.reserved().current, 0);
+    }
 }

@@ -117,8 +117,10 @@ fn call_sites_are_kept_where_asked_for() {
     pool.stop_recording().unwrap();
     let frames = counts(&path).frames;
     // Without its module where debug information has line tables only.
-    let (innermost, file) = &frames[0];
-    assert!(innermost.ends_with("work") && file.ends_with("/recording.rs"), "{frames:?}");
+    // Other tests of this process take call sites, too.
+    let is_works =
+        |(name, file): &(String, String)| name.ends_with("work") && file.ends_with("/recording.rs");
+    assert!(frames.iter().any(is_works), "{frames:?}");
     let ours =
         |(name, file): &(String, String)| name.starts_with("millpond::") || file.contains("millpond/src/");
     assert!(!frames.iter().any(ours), "{frames:?}");
