@@ -8,7 +8,7 @@ use millpond::HumanBytes;
 use millpond::live::{SeenProcess, processes};
 
 use crate::live::PATIENCE;
-use crate::screen::{count, is_quiet};
+use crate::screen::is_quiet;
 
 /// Between two looks, on a terminal, where each line takes the place of the last.
 const EACH_SECOND: Duration = Duration::from_secs(1);
@@ -58,10 +58,13 @@ fn line(own: &[SeenProcess]) -> Option<String> {
     let sum = |figure: fn(&millpond::Stats) -> u64| {
         HumanBytes(own.iter().flat_map(|process| &process.pools).map(|pool| figure(&pool.stats)).sum())
     };
-    let with_pools = own.iter().filter(|process| !process.pools.is_empty()).count();
+    let processes = match own.iter().filter(|process| !process.pools.is_empty()).count() {
+        0 => return None,
+        1 => "1 process".to_owned(),
+        several => format!("{several} processes"),
+    };
     let (held, live) = (sum(|stats| stats.reserved.current), sum(|stats| stats.allocated.current));
-    let processes = count(with_pools as u64, "process");
-    (with_pools > 0).then(|| format!("millpond: {held} held, {live} of it live, in {processes}"))
+    Some(format!("millpond: {held} held, {live} of it live, in {processes}"))
 }
 
 /// Whether this command started the process, or a process that it started did.
