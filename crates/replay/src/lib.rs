@@ -21,6 +21,7 @@ pub mod moment;
 mod owners;
 pub mod phases;
 mod pickle;
+pub mod possible;
 pub mod read;
 pub mod replay;
 pub mod report;
