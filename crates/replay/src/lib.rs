@@ -17,6 +17,7 @@ pub mod fit;
 mod fixtures;
 pub mod generate;
 pub mod growth;
+pub mod holes;
 pub mod moment;
 mod owners;
 pub mod phases;

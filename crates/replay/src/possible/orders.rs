@@ -20,7 +20,7 @@ pub enum Order {
     Size,
     /// By lifetime, then by area, then by load: minimalloc's order WAT.
     Lifetime,
-    /// As they come: first fit without knowledge of the future.
+    /// As they come: first fit, which needs no knowledge of the future.
     Begin,
 }
 
@@ -66,7 +66,7 @@ impl Order {
             Self::LoadAndArea => [load * LOAD_STEPS / u128::from(bound.max(1)), lifetime.area(), load],
             Self::Size => [units, periods, 0],
             Self::Lifetime => [periods, lifetime.area(), load],
-            Self::Begin => [u128::from(u32::MAX - lifetime.begin), periods, 0],
+            Self::Begin => [u128::from(u32::MAX - lifetime.begin), 0, 0],
         }
     }
 }
