@@ -14,6 +14,7 @@ use crate::choices::{about_allocators, listed, listed_memories, memories, names_
 use crate::diff::DiffArgs;
 use crate::leaks::LeaksArgs;
 use crate::metrics::MetricsArgs;
+use crate::plan::PlanArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 use crate::run::RunArgs;
@@ -58,6 +59,8 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     /// Compare who holds memory, in two recorded jobs or at two moments
     Diff(DiffArgs),
+    /// Show which recorded jobs can share which card
+    Plan(PlanArgs),
     /// Measure what an allocation costs, beside other allocators
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
@@ -82,7 +85,15 @@ impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
     /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Diff(_) | Self::Bench(_) | Self::Probe(_))
+        matches!(
+            self,
+            Self::Replay(_)
+                | Self::Leaks(_)
+                | Self::Diff(_)
+                | Self::Plan(_)
+                | Self::Bench(_)
+                | Self::Probe(_)
+        )
     }
 }
 

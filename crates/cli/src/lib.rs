@@ -27,6 +27,7 @@ mod manual;
 mod metrics;
 mod numa;
 mod outputs;
+mod plan;
 mod probe;
 mod probe_args;
 mod probe_tables;
@@ -85,6 +86,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Replay(args) => replay::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Top(args) => top::run(&args),

@@ -20,6 +20,7 @@ pub mod growth;
 pub mod holes;
 pub mod moment;
 mod owners;
+pub mod packing;
 pub mod phases;
 mod pickle;
 pub mod possible;

@@ -77,6 +77,8 @@ pub struct Verdict {
     /// The holes then.
     #[serde(flatten)]
     pub holes: Holes,
+    /// The memory of the other of the two when that first holds the most.
+    pub other_waste: Waste,
     /// The setting of PyTorch's allocator that needs least; `None` for a trace that is not PyTorch's, and where none
     /// that was tried needs 1 % less than PyTorch's allocator does.
     pub best_setting: Option<Setting>,
@@ -110,7 +112,10 @@ impl Verdict {
             _ => None,
         };
         let needs = [pytorch.need, millpond.need];
-        let (about, judged) = if trace.is_pytorchs { (Caching::NAME, pytorch) } else { (MILLPOND, millpond) };
+        let (about, judged, other) = match trace.is_pytorchs {
+            true => (Caching::NAME, pytorch, millpond),
+            false => (MILLPOND, millpond, pytorch),
+        };
         Ok(Self {
             peak_requested: program.peak_requested().0,
             pytorch: needs[0],
@@ -119,6 +124,7 @@ impl Verdict {
             about,
             waste: judged.waste,
             holes: judged.holes,
+            other_waste: other.waste,
             best_setting,
         })
     }
@@ -137,7 +143,7 @@ impl Verdict {
         if self.peak_requested > 0 {
             lines.push(self.about_possible(first, second));
         }
-        lines.extend(self.about_waste(first.0));
+        lines.extend(self.about_waste(first.0, second.0));
         if is_pytorchs {
             lines.push(self.about_setting(pytorch.1));
         }
@@ -182,25 +188,21 @@ impl Verdict {
         )
     }
 
-    fn about_waste(&self, name: &str) -> Option<String> {
-        let Waste { reserved, requested, .. } = self.waste;
-        let wasted = reserved.saturating_sub(requested);
-        if wasted <= reserved / 50 {
-            return None;
+    /// Where the rest is of what PyTorch's allocator and the pool hold, for those of which that is worth telling.
+    fn about_waste(&self, first: &str, second: &str) -> Vec<String> {
+        let least = self.possible.reserved;
+        let is_above = self.other_waste.reserved.saturating_sub(least) > least / 200;
+        let of_the_first = self.waste.wasted() > self.waste.reserved / 50;
+        let mut lines = Vec::new();
+        if of_the_first {
+            let holes = if self.waste.holes * 20 >= self.waste.wasted() { self.about_holes() } else { None };
+            lines.push(told(&self.waste, first) + &holes.unwrap_or_default());
         }
-        let parts = causes(&self.waste);
-        let said = parts.iter().filter(|(bytes, _)| bytes * 20 >= wasted);
-        let said: Vec<_> = said.map(|(bytes, cause)| format!("{} {cause}", HumanBytes(*bytes))).collect();
-        let holes = if self.waste.holes * 20 >= wasted { self.about_holes() } else { None };
-        let (reserved, requested, wasted) = (HumanBytes(reserved), HumanBytes(requested), HumanBytes(wasted));
-        let rest = match &said[..] {
-            [all] if all.starts_with(&wasted.to_string()) => format!("The other {all}."),
-            _ => format!("Of the other {wasted}, {}.", said.join("; ")),
-        };
-        Some(format!(
-            "When {name} first holds {reserved}, {requested} are requested. {rest}{}",
-            holes.unwrap_or_default()
-        ))
+        // That of PyTorch's allocator is not asked for in a recording of the pool's.
+        if is_above && self.about == Caching::NAME {
+            lines.push(told(&self.other_waste, second));
+        }
+        lines
     }
 
     /// How long the holes are, and whose blocks keep their pages.
@@ -292,6 +294,20 @@ fn best_setting(
     Ok(found.into_iter().flatten().min_by_key(|found| found.need.bytes))
 }
 
+/// What is reserved and not requested when an allocator first holds the most.
+fn told(waste: &Waste, name: &str) -> String {
+    let wasted = waste.wasted();
+    let parts = causes(waste);
+    let said = parts.iter().filter(|(bytes, _)| bytes * 20 >= wasted);
+    let said: Vec<_> = said.map(|(bytes, cause)| format!("{} {cause}", HumanBytes(*bytes))).collect();
+    let [reserved, requested, wasted] = [waste.reserved, waste.requested, wasted].map(HumanBytes);
+    let rest = match &said[..] {
+        [all] if all.starts_with(&wasted.to_string()) => format!("The other {all}."),
+        _ => format!("Of the other {wasted}, {}.", said.join("; ")),
+    };
+    format!("When {name} first holds {reserved}, {requested} are requested. {rest}")
+}
+
 /// The parts of what is wasted, the largest first.
 fn causes(waste: &Waste) -> Vec<(u64, &'static str)> {
     let mut parts = vec![
@@ -338,6 +354,7 @@ mod tests {
             waste: waste(5 * GIB, 1 << 20, 15 * GIB),
             possible: possible(10 * GIB, 10 * GIB),
             holes: Holes::default(),
+            other_waste: Waste::default(),
             best_setting: Some(Setting {
                 setting: "expandable_segments:True",
                 need: need(9 * GIB, 12 * GIB, 1).unwrap(),
@@ -362,7 +379,7 @@ mod tests {
         );
         assert_eq!(
             least,
-            "Without a limit PyTorch's allocator holds 2.000 times what is requested, Millpond 1.100; 1.000 is possible."
+            "PyTorch's allocator holds 2.000 times what is requested, Millpond 1.100; 1.000 is possible."
         );
         assert_eq!(
             waste,
@@ -420,6 +437,7 @@ mod tests {
             about: MILLPOND,
             waste: Waste::default(),
             holes: Holes::default(),
+            other_waste: Waste::default(),
             best_setting: None,
         };
         let lines = verdict.lines();
@@ -437,6 +455,16 @@ mod tests {
         assert!(said(unplanned).ends_with("; less than 1.000 is not possible."));
         // Millpond held less than the plan.
         assert!(said(possible(10 * GIB, 11 * GIB + GIB / 2)).ends_with("; less than 1.000 is not possible."));
+    }
+
+    #[test]
+    fn what_keeps_the_pool_from_the_least_is_told_too() {
+        let other_waste =
+            Waste { reserved: 11 * GIB, requested: 9 * GIB, caches: 2 * GIB, ..Waste::default() };
+        let lines = Verdict { other_waste, ..of_pytorch() }.lines();
+        let told = "When Millpond first holds 11.00 GiB, 9.00 GiB are requested. The other 2.00 GiB are cached \
+                    without a live block beside them.";
+        assert!(lines.iter().any(|line| line == told), "{lines:?}");
     }
 
     #[test]

@@ -29,6 +29,13 @@ pub struct Waste {
     pub other_streams: u64,
 }
 
+impl Waste {
+    /// Bytes reserved and not requested.
+    pub fn wasted(&self) -> u64 {
+        self.reserved.saturating_sub(self.requested)
+    }
+}
+
 /// What blocks are rounded up to by every allocator here, at least.
 const UNIT: u64 = 512;
 
