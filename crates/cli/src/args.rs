@@ -15,6 +15,7 @@ use crate::diff::DiffArgs;
 use crate::leaks::LeaksArgs;
 use crate::metrics::MetricsArgs;
 use crate::plan::PlanArgs;
+use crate::predict::PredictArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 use crate::run::RunArgs;
@@ -37,9 +38,7 @@ const EXAMPLES: &str = "\
 Examples:
   millpond train                      train on the bundled digits
   millpond run -- ./program           a CUDA program over the pool
-  millpond replay snapshot.pickle     what a PyTorch job's memory did
-  millpond leaks run.mprec            what grows from step to step
-  millpond top                        what running programs hold now";
+  millpond replay snapshot.pickle     what a PyTorch job's memory did";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
 pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
@@ -61,6 +60,8 @@ pub(crate) enum Command {
     Diff(DiffArgs),
     /// Show which recorded jobs can share which card
     Plan(PlanArgs),
+    /// Show what a recorded job would need with a larger batch
+    Predict(PredictArgs),
     /// Measure what an allocation costs, beside other allocators
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
@@ -91,6 +92,7 @@ impl Command {
                 | Self::Leaks(_)
                 | Self::Diff(_)
                 | Self::Plan(_)
+                | Self::Predict(_)
                 | Self::Bench(_)
                 | Self::Probe(_)
         )

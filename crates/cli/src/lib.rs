@@ -28,6 +28,7 @@ mod metrics;
 mod numa;
 mod outputs;
 mod plan;
+mod predict;
 mod probe;
 mod probe_args;
 mod probe_tables;
@@ -87,6 +88,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Leaks(args) => leaks::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Top(args) => top::run(&args),

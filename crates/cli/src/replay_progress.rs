@@ -41,7 +41,7 @@ impl Progress {
     pub(crate) fn expect(&self, more: usize) {
         let before = self.bar.length().unwrap_or_default();
         self.bar.set_length(before + more as u64);
-        let template = "{spinner} {bar:24} {pos}/{len}  {wide_msg}";
+        let template = "{spinner} {bar:12} {pos}/{len}  {wide_msg}";
         self.bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );

@@ -757,7 +757,10 @@ fn the_commands_of_the_docs_run() {
     );
     let path = path.unwrap();
     let mut count = 0;
-    for line in ["replay.md", "plan.md", "recording.md", "trace-format.md"].iter().flat_map(|page| commands(page)) {
+    for line in ["replay.md", "plan.md", "predict.md", "recording.md", "trace-format.md"]
+        .iter()
+        .flat_map(|page| commands(page))
+    {
         let mut shell = Command::new("sh");
         let output = shell.args(["-ec", &line]).current_dir(&dir).env("PATH", &path).output().unwrap();
         assert!(output.status.success(), "{line}: {}", stderr(&output));

@@ -27,6 +27,7 @@ pub mod possible;
 pub mod read;
 pub mod replay;
 pub mod report;
+pub mod scaling;
 pub mod segments;
 pub mod sites;
 pub mod steps;

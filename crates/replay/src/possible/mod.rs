@@ -59,7 +59,7 @@ impl Possible {
     /// Looks for it.
     pub fn of(program: &Program) -> Self {
         let lifetimes = Lifetimes::of(program);
-        let planned = best(&lifetimes).map(|plan| plan.units * UNIT);
+        let planned = best(&lifetimes, MOST_WORK).map(|plan| plan.units * UNIT);
         let bound = lifetimes.bound * UNIT;
         let reserved = planned.unwrap_or(bound).next_multiple_of(PAGE);
         let requested = program.peak_requested().0;
@@ -86,7 +86,7 @@ impl Plan {
     /// The best plan found; `None` where the recording is too large.
     pub fn of(program: &Program) -> Option<Self> {
         let lifetimes = Lifetimes::of(program);
-        Some(best(&lifetimes)?.plan(program, &lifetimes))
+        Some(best(&lifetimes, MOST_WORK)?.plan(program, &lifetimes))
     }
 
     /// The plan that one order gives, and how many runs of addresses were looked at and moved for it. For comparisons.
@@ -121,14 +121,14 @@ impl Placed {
     }
 }
 
-/// Tries all orders, and improves the best of them. `None` where not even one could be tried with [`MOST_WORK`].
-fn best(lifetimes: &Lifetimes) -> Option<Placed> {
+/// Tries all orders, and improves the best of them. `None` where not even one could be tried with so much work.
+fn best(lifetimes: &Lifetimes, most_work: u64) -> Option<Placed> {
     let least = (lifetimes.bound * UNIT).div_ceil(PAGE);
     let mut work = 0;
     let mut best: Option<(Placed, Vec<u32>)> = None;
     for order in Order::ALL {
         let order = order.sorted(&lifetimes.all, lifetimes.bound);
-        let Some(placed) = place(lifetimes, &order, &mut work, MOST_WORK) else { break };
+        let Some(placed) = place(lifetimes, &order, &mut work, most_work) else { break };
         if placed.pages() <= least {
             return Some(placed);
         }
@@ -142,7 +142,7 @@ fn best(lifetimes: &Lifetimes) -> Option<Placed> {
         // A stable sort: what ended above the bound comes first, and all else stays as it was.
         let ends_above = |at: &u32| above[*at as usize] + lifetimes.all[*at as usize].units > lifetimes.bound;
         order.sort_by_key(|at| !ends_above(at));
-        let Some(placed) = place(lifetimes, &order, &mut work, MOST_WORK) else { break };
+        let Some(placed) = place(lifetimes, &order, &mut work, most_work) else { break };
         above.clone_from(&placed.starts);
         if placed.units < best.units {
             best = placed;

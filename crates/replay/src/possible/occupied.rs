@@ -96,7 +96,8 @@ impl Occupied {
         visit(self.leaves, lifetime, |node, is_within| {
             let Node { throughout, ever } = &mut self.nodes[node];
             self.work += ever.add(run) as u64;
-            if is_within {
+            // Only what is below a node asks what it has throughout, and nothing is below a leaf.
+            if is_within && node < self.leaves {
                 self.work += throughout.add(run) as u64;
             }
         });

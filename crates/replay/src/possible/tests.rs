@@ -100,3 +100,11 @@ fn a_plan_knows_the_future() {
     let online = Plan::in_order(&program(&steps), Order::Begin).0;
     assert_eq!(online.bytes, 7 << 20);
 }
+
+#[test]
+fn what_takes_too_much_work_is_not_planned() {
+    let program = Program::new(&Pattern::MixtureOfExperts.generate(6), FreeWhen::Completed);
+    let lifetimes = Lifetimes::of(&program);
+    assert!(best(&lifetimes, 1000).is_none());
+    assert!(best(&lifetimes, MOST_WORK).is_some());
+}
