@@ -31,11 +31,11 @@ Examples:
       --scale batch=64
   millpond predict --recording a.mprec:n=1 b.mprec:n=2 --scale n=9")]
 pub(crate) struct PredictArgs {
-    /// Two recordings or more of the job, each with the size at which it ran
-    #[arg(long, value_name = "TRACE:NAME=SIZE", required = true, num_args = 1..)]
+    /// Recordings of two sizes or more, as a.mprec:batch=8
+    #[arg(long, value_name = "TRACE:SIZE", required = true, num_args = 1..)]
     recording: Vec<Recording>,
     /// The size to predict, such as batch=64
-    #[arg(long, value_name = "NAME=SIZE", required = true)]
+    #[arg(long, value_name = "SIZE", required = true)]
     scale: Size,
     /// Write the results; - is standard output
     #[arg(long, value_name = "FILE")]

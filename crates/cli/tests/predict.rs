@@ -8,10 +8,10 @@ use std::process::Output;
 use millpond::{Context, Pool, record};
 use shared::{command, read_json, stderr, stdout};
 
-const MIB: usize = 1 << 20;
+const MIB: u64 = 1 << 20;
 
 /// Records a job: weights of 8 MiB, activations of 1 MiB for each of the batch, and then a workspace of 24 MiB.
-fn job(folder: &Path, batch: usize) -> PathBuf {
+fn job(folder: &Path, batch: u64) -> PathBuf {
     let path = folder.join(format!("{batch}.mprec"));
     let context = Context::host().unwrap();
     let pool = Pool::builder(&context).record(record::Options::new(&path).call_sites(true)).build().unwrap();
@@ -31,7 +31,7 @@ fn job(folder: &Path, batch: usize) -> PathBuf {
     path
 }
 
-fn predict(recordings: &[(&Path, usize)], args: &[&str]) -> Output {
+fn predict(recordings: &[(&Path, u64)], args: &[&str]) -> Output {
     let named = recordings.iter().map(|(path, size)| format!("{}:batch={size}", path.display()));
     command().args(["predict", "--recording"]).args(named).args(args).output().unwrap()
 }
@@ -70,7 +70,7 @@ fn a_larger_batch_is_predicted_as_it_is_recorded() {
 fn what_cannot_be_scaled_is_refused_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let small = job(folder.path(), 10);
-    let refused = |recordings: &[(&Path, usize)], scale: &str, said: &str| {
+    let refused = |recordings: &[(&Path, u64)], scale: &str, said: &str| {
         let output = predict(recordings, &["--scale", scale]);
         assert_eq!(output.status.code(), Some(2), "{scale}");
         assert!(stderr(&output).contains(said), "{}", stderr(&output));
