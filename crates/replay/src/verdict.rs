@@ -183,9 +183,7 @@ impl Verdict {
         } else {
             format!("less than {bound_ratio:.3} is not possible")
         };
-        format!(
-            "Without a limit {name} holds {ratio:.3} times what is requested, {other} {its_ratio:.3}; {least}."
-        )
+        format!("{name} holds {ratio:.3} times what is requested, {other} {its_ratio:.3}; {least}.")
     }
 
     /// Where the rest is of what PyTorch's allocator and the pool hold, for those of which that is worth telling.
