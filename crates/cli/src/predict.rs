@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_tables::cut;
-use crate::screen::{say, table, wrapped};
+use crate::screen::{remark, say, table, wrapped};
 use crate::traces::{is_stdin, read_traces, write_json};
 
 #[derive(Debug, Args)]
@@ -113,11 +113,10 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
     let read: Vec<&Path> = read.filter(|path| !is_stdin(path)).collect();
     refuse_clashes(&read, &[args.json.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
-    let traces = args.recording.iter().map(read_one).collect::<Result<Vec<_>>>()?;
+    let traces = read_all(&args.recording)?;
     let sizes = args.recording.iter().map(|recording| recording.size.value);
     let recordings: Vec<_> = traces.iter().zip(sizes).map(|(trace, at)| Recorded { at, trace }).collect();
     let Some(scaled) = Scaled::of(&recordings, args.scale.value) else { return Ok(()) };
-    let peak = |trace: &Trace| Program::new(trace, FreeWhen::Completed).peak_requested().0;
     let each = recordings.iter().zip(Scaled::errors(&recordings));
     let told = Told {
         scale: args.scale.clone(),
@@ -154,17 +153,38 @@ fn refuse_what_is_no_scale(args: &PredictArgs) -> Result<()> {
     Ok(())
 }
 
-/// The trace of a recording, which has to be of one device, and to name call sites.
-fn read_one(recording: &Recording) -> Result<Trace> {
-    let mut traces = read_traces(&recording.path)?;
-    let name = recording.path.display();
-    match traces.pop().filter(|_| traces.is_empty()) {
-        None => Err(Error::Usage(format!("{name}: a job of several devices; record one of them"))),
-        Some(trace) if trace.stacks.is_empty() => {
-            Err(Error::Usage(format!("{name}: names no call sites; record them, as docs/recording.md says")))
+/// The trace of each recording. Of several devices in a file, it is the one that requests most in the first file.
+fn read_all(recordings: &[Recording]) -> Result<Vec<Trace>> {
+    let mut device = None;
+    let each = recordings.iter().map(|recording| {
+        let (mut traces, name) = (read_traces(&recording.path)?, recording.path.display());
+        if device.is_none() {
+            let most = traces.iter().max_by_key(|trace| peak(trace)).map(|trace| trace.device);
+            if let Some(most) = most.filter(|_| traces.len() > 1) {
+                remark(&format!(
+                    "{name}: of {} devices, {most} requests most, and is looked at",
+                    traces.len()
+                ));
+            }
+            device = most;
         }
-        Some(trace) => Ok(trace),
-    }
+        traces.retain(|trace| Some(trace.device) == device);
+        match traces.pop() {
+            None => Err(Error::Usage(format!(
+                "{name}: has not the device of the first recording; record the same job"
+            ))),
+            Some(trace) if trace.stacks.is_empty() => Err(Error::Usage(format!(
+                "{name}: names no call sites; record them, as docs/recording.md says"
+            ))),
+            Some(trace) => Ok(trace),
+        }
+    });
+    each.collect()
+}
+
+/// The most bytes requested at once.
+fn peak(trace: &Trace) -> u64 {
+    Program::new(trace, FreeWhen::Completed).peak_requested().0
 }
 
 /// What the scaled job needs with PyTorch's allocator and with the pool.
