@@ -14,6 +14,8 @@ use crate::choices::{about_allocators, listed, listed_memories, memories, names_
 use crate::diff::DiffArgs;
 use crate::leaks::LeaksArgs;
 use crate::metrics::MetricsArgs;
+use crate::plan::PlanArgs;
+use crate::predict::PredictArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 use crate::run::RunArgs;
@@ -36,9 +38,7 @@ const EXAMPLES: &str = "\
 Examples:
   millpond train                      train on the bundled digits
   millpond run -- ./program           a CUDA program over the pool
-  millpond replay snapshot.pickle     what a PyTorch job's memory did
-  millpond leaks run.mprec            what grows from step to step
-  millpond top                        what running programs hold now";
+  millpond replay snapshot.pickle     what a PyTorch job's memory did";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
 pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
@@ -58,6 +58,10 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     /// Compare who holds memory, in two recorded jobs or at two moments
     Diff(DiffArgs),
+    /// Show which recorded jobs can share which card
+    Plan(PlanArgs),
+    /// Show what a recorded job would need with a larger batch
+    Predict(PredictArgs),
     /// Measure what an allocation costs, beside other allocators
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
@@ -82,7 +86,16 @@ impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
     /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Diff(_) | Self::Bench(_) | Self::Probe(_))
+        matches!(
+            self,
+            Self::Replay(_)
+                | Self::Leaks(_)
+                | Self::Diff(_)
+                | Self::Plan(_)
+                | Self::Predict(_)
+                | Self::Bench(_)
+                | Self::Probe(_)
+        )
     }
 }
 

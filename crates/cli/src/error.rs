@@ -39,6 +39,10 @@ pub(crate) enum Error {
     NoBudget(String),
     #[error("out of memory: {0}")]
     OutOfMemory(String),
+    #[error(
+        "no card has room for {left}, by itself or in {likely:.0} % of the ways to begin beside others: add a card"
+    )]
+    NoRoom { left: String, likely: f64 },
     #[error("with allocator {allocator}: {error}")]
     Trial { allocator: String, error: Box<Error> },
     /// This rank ends for a reason that another one says; or the program that was run has said it.

@@ -12,8 +12,8 @@ use millpond_replay::trace::Trace;
 use serde::Serialize;
 
 use crate::error::Result;
+use crate::introduction::introduce;
 use crate::outputs::{Output, refuse_clashes};
-use crate::replay::introduce;
 use crate::replay_tables::{grew_by, held, wrapped};
 use crate::screen::{count, say, thousands};
 use crate::traces::{is_stdin, read_traces, write_json};

@@ -20,12 +20,15 @@ mod error;
 mod fetch;
 mod info;
 mod interrupt;
+mod introduction;
 mod leaks;
 mod live;
 mod manual;
 mod metrics;
 mod numa;
 mod outputs;
+mod plan;
+mod predict;
 mod probe;
 mod probe_args;
 mod probe_tables;
@@ -36,6 +39,8 @@ mod replay_args;
 mod replay_export;
 mod replay_progress;
 mod replay_tables;
+mod replay_told;
+mod replay_work;
 mod results;
 mod run;
 mod screen;
@@ -82,6 +87,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Replay(args) => replay::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Top(args) => top::run(&args),

@@ -174,7 +174,7 @@ fn capacity(text: &str) -> Result<u64, String> {
     }
 }
 
-fn size_or_none(text: &str) -> Result<u64, String> {
+pub(crate) fn size_or_none(text: &str) -> Result<u64, String> {
     size_near(text, |number| if number < 256.0 { "GiB" } else { "MiB" })
 }
 

@@ -1,12 +1,12 @@
-//! What `millpond replay` is doing: on a terminal one line of stderr, which is gone when it is done; in a pipe a line once
-//! it takes more than a second.
+//! What `millpond replay` is doing: on a terminal one line of stderr, with a bar where it is known how much there is to do. It is
+//! gone when that is done. In a pipe it is a line once something takes more than a second.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::alive::SignOfLife;
-use crate::screen::{is_quiet, say};
+use crate::screen::is_quiet;
 
 /// The line.
 #[derive(Debug)]
@@ -37,9 +37,24 @@ impl Progress {
         self.bar.set_message(line);
     }
 
-    /// Says something that stays.
-    pub(crate) fn say(&self, line: &str) {
-        self.bar.suspend(|| say(line));
+    /// So much more is to be done.
+    pub(crate) fn expect(&self, more: usize) {
+        let before = self.bar.length().unwrap_or_default();
+        self.bar.set_length(before + more as u64);
+        let template = "{spinner} {bar:12} {pos}/{len}  {wide_msg}";
+        self.bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+    }
+
+    /// One of what was expected is done.
+    pub(crate) fn done(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Lets something be said that stays.
+    pub(crate) fn aside<R>(&self, say: impl FnOnce() -> R) -> R {
+        self.bar.suspend(say)
     }
 }
 

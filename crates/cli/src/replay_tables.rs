@@ -3,6 +3,8 @@
 use millpond::HumanBytes;
 use millpond_replay::fit::{Card, Need};
 use millpond_replay::growth::{Grown, Growth};
+use millpond_replay::holes::Holes;
+use millpond_replay::possible::Possible;
 use millpond_replay::replay::{Moves, Outcome, Waste};
 use millpond_replay::sites::Live;
 use millpond_replay::steps::StepBy;
@@ -12,6 +14,10 @@ use crate::screen::{self, count, table, thousands};
 /// Columns of a terminal.
 pub(crate) const WIDTH: usize = 80;
 
+/// The row of the best plan, and of the bound where there is no plan.
+const POSSIBLE: &str = "(possible)";
+const AT_LEAST: &str = "(at least)";
+
 /// One trace with one allocator.
 pub(crate) struct Row {
     pub(crate) outcome: Outcome,
@@ -19,12 +25,21 @@ pub(crate) struct Row {
     pub(crate) need: Option<Need>,
     /// Where memory is wasted at the peak, where that was looked for.
     pub(crate) waste: Option<Waste>,
+    /// The holes then.
+    pub(crate) holes: Holes,
     /// In managed memory of the simulated device.
     pub(crate) moves: Option<Moves>,
 }
 
-/// What each allocator needs, held and did.
-pub(crate) fn account(rows: &[Row]) -> String {
+impl Row {
+    /// Of which nothing else is known.
+    pub(crate) fn of(outcome: Outcome) -> Self {
+        Self { outcome, need: None, waste: None, holes: Holes::default(), moves: None }
+    }
+}
+
+/// What each allocator needs, held and did, and what a perfect one would have held.
+pub(crate) fn account(rows: &[Row], possible: Option<Possible>) -> String {
     let is_known = rows.iter().any(|row| row.need.is_some());
     let has_times = rows.iter().any(|row| row.outcome.device_share().is_some());
     let mut titles = vec!["allocator"];
@@ -47,7 +62,24 @@ pub(crate) fn account(rows: &[Row]) -> String {
         ]);
         lines.push(line);
     }
+    if let Some(possible) = possible {
+        let held = HumanBytes(possible.reserved).to_string();
+        let mut line = vec![if possible.planned.is_some() { POSSIBLE } else { AT_LEAST }.to_owned()];
+        line.extend(is_known.then(|| [unknown(), unknown()]).into_iter().flatten());
+        line.extend([held, format!("{:.3}", possible.ratio), unknown(), unknown()]);
+        lines.push(line);
+    }
     let mut text = fitted(&lines);
+    if let Some(possible) = possible.filter(|possible| !possible.is_least()) {
+        let bound = HumanBytes(possible.bound);
+        text += "\n";
+        text += &wrapped(&match possible.planned {
+            Some(_) => format!("({POSSIBLE}: the best plan found; no allocator holds less than {bound})"),
+            None => {
+                format!("({AT_LEAST}: the recording is too large to be planned; no allocator holds less)")
+            }
+        });
+    }
     for Row { outcome, .. } in rows {
         if let Some(oom) = outcome.oom {
             let (event, bytes) = (thousands(oom.event as u64), HumanBytes(oom.bytes));

@@ -13,6 +13,11 @@ use crate::replay_progress::Progress;
 /// Reads the traces of a file, or of standard input.
 pub(crate) fn read_traces(path: &Path) -> std::result::Result<Vec<Trace>, ReadError> {
     let _progress = Progress::new(&path.to_string_lossy(), "reading");
+    read_file(path)
+}
+
+/// The same without saying so.
+pub(crate) fn read_file(path: &Path) -> std::result::Result<Vec<Trace>, ReadError> {
     if is_stdin(path) { read::read_stdin(Limits::default()) } else { read::read(path, Limits::default()) }
 }
 

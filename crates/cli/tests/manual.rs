@@ -51,6 +51,8 @@ fn the_manual_has_a_page_for_each_command() {
         "-leaks",
         "-man",
         "-metrics",
+        "-plan",
+        "-predict",
         "-probe",
         "-replay",
         "-run",

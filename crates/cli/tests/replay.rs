@@ -125,6 +125,7 @@ fn json_has_all_that_is_printed() {
             "live_at_end",
             "live_at_peak",
             "phases",
+            "possible",
             "recorded_reserved",
             "remarks",
             "streams",
@@ -167,6 +168,12 @@ fn json_has_all_that_is_printed() {
     }
     let lines = simulated["verdict"]["lines"].as_array().unwrap();
     assert!(lines.len() >= 3);
+    let possible = &simulated["possible"];
+    assert_eq!(possible["planned"], possible["bound"]);
+    assert!(possible["reserved"].as_u64() <= rows[0]["peak_reserved"].as_u64());
+    assert!(lines.iter().any(|line| line.as_str().unwrap().ends_with("; 1.000 is possible.")), "{lines:?}");
+    assert_eq!(cells(&text, "allocator", "(possible)")[4], "1.000");
+    assert!(rows[0]["at_peak"]["holes_beside"].is_array(), "{rows:?}");
     assert!(lines.iter().all(|line| unwrapped(&text).contains(line.as_str().unwrap())), "{text}");
     assert_eq!(simulated["verdict"]["millpond"]["bytes"], rows[0]["needs"]);
     assert_eq!(simulated["live_at_peak"]["bytes"], 10_499_491_208_u64);
@@ -177,7 +184,7 @@ fn json_has_all_that_is_printed() {
     assert_eq!(simulated["phases"][0]["name"], "Optimizer.zero_grad#Adam.zero_grad");
 
     let (_, real) = told(&["--allocator", "caching", "--device", "host", "--verify"]);
-    assert!(real["verdict"].is_null());
+    assert!(real["verdict"].is_null() && real["possible"].is_null());
     let real = &real["allocators"][0];
     let of_real_devices = ["driver_free_before", "driver_used_after", "driver_used_peak"];
     let mut both = [&of_every_device[..], &of_real_devices].concat();
@@ -750,7 +757,10 @@ fn the_commands_of_the_docs_run() {
     );
     let path = path.unwrap();
     let mut count = 0;
-    for line in ["replay.md", "recording.md", "trace-format.md"].iter().flat_map(|page| commands(page)) {
+    for line in ["replay.md", "plan.md", "predict.md", "recording.md", "trace-format.md"]
+        .iter()
+        .flat_map(|page| commands(page))
+    {
         let mut shell = Command::new("sh");
         let output = shell.args(["-ec", &line]).current_dir(&dir).env("PATH", &path).output().unwrap();
         assert!(output.status.success(), "{line}: {}", stderr(&output));

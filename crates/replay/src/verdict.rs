@@ -1,5 +1,6 @@
-//! What a replay comes to, in plain words: what the job needs with PyTorch's allocator and with Millpond, what giving
-//! memory back saves, what wasted memory, and which setting of PyTorch's allocator would need less.
+//! What a replay comes to, in plain words: what the job needs with PyTorch's allocator and with Millpond, how far that is from
+//! the least that is possible, what giving memory back saves, what wasted memory, and which setting of PyTorch's allocator
+//! would need less.
 //!
 //! A verdict is made of the figures that the tables show, so that the two agree.
 
@@ -11,7 +12,9 @@ use serde::Serialize;
 
 use crate::cores::on_all_cores;
 use crate::fit::{Need, resolution};
-use crate::replay::{Choose, Program, ReplayError, UNLIMITED, Waste, at_peak, on_sim};
+use crate::holes::{Beside, Holes};
+use crate::possible::Possible;
+use crate::replay::{Choose, Program, ReplayError, UNLIMITED, Waste, map_at_peak, on_sim};
 use crate::trace::Trace;
 
 /// What `caching` is called.
@@ -32,12 +35,14 @@ pub const SETTINGS: [&str; 6] = [
 ];
 
 /// What is known of an allocator's memory for a trace, where nothing limits it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Judged {
     /// `None` where the trace did not run to its end.
     pub need: Option<Need>,
     /// Its memory when it first holds the most.
     pub waste: Waste,
+    /// The holes then.
+    pub holes: Holes,
 }
 
 impl Judged {
@@ -48,7 +53,8 @@ impl Judged {
     pub fn of(trace: &Trace, program: &Program, choose: &Choose<'_>) -> Result<Self, ReplayError> {
         let unlimited = on_sim(trace, program, choose, UNLIMITED)?;
         let need = Need::of(program, choose, &unlimited)?;
-        Ok(Self { need, waste: at_peak(program, choose, unlimited.peak_reserved)? })
+        let (waste, map) = map_at_peak(program, choose, unlimited.peak_reserved)?;
+        Ok(Self { need, waste, holes: Holes::of(trace, &map) })
     }
 }
 
@@ -61,10 +67,18 @@ pub struct Verdict {
     pub pytorch: Option<Need>,
     /// What Millpond's pool needs.
     pub millpond: Option<Need>,
+    /// The least that is possible.
+    #[serde(skip)]
+    pub possible: Possible,
     /// The allocator whose waste is told: `caching` for a snapshot of PyTorch's, else `millpond`.
     pub about: &'static str,
     /// Its memory when it first holds the most.
     pub waste: Waste,
+    /// The holes then.
+    #[serde(flatten)]
+    pub holes: Holes,
+    /// The memory of the other of the two when that first holds the most.
+    pub other_waste: Waste,
     /// The setting of PyTorch's allocator that needs least; `None` for a trace that is not PyTorch's, and where none
     /// that was tried needs 1 % less than PyTorch's allocator does.
     pub best_setting: Option<Setting>,
@@ -91,21 +105,26 @@ impl Verdict {
         program: &Program,
         [pytorch, millpond]: [Judged; 2],
         expandable: Option<Need>,
+        possible: Possible,
     ) -> Result<Self, ReplayError> {
         let best_setting = match pytorch.need {
             Some(need) if trace.is_pytorchs => best_setting(trace, program, need, expandable)?,
             _ => None,
         };
-        let (about, waste) = match trace.is_pytorchs {
-            true => (Caching::NAME, pytorch.waste),
-            false => (MILLPOND, millpond.waste),
+        let needs = [pytorch.need, millpond.need];
+        let (about, judged, other) = match trace.is_pytorchs {
+            true => (Caching::NAME, pytorch, millpond),
+            false => (MILLPOND, millpond, pytorch),
         };
         Ok(Self {
             peak_requested: program.peak_requested().0,
-            pytorch: pytorch.need,
-            millpond: millpond.need,
+            pytorch: needs[0],
+            millpond: needs[1],
+            possible,
             about,
-            waste,
+            waste: judged.waste,
+            holes: judged.holes,
+            other_waste: other.waste,
             best_setting,
         })
     }
@@ -121,7 +140,10 @@ impl Verdict {
         let (first, second) = if is_pytorchs { (pytorch, millpond) } else { (millpond, pytorch) };
         let mut lines = vec![format!("{requested} {}", self.about_needs(first, second))];
         lines.push(about_shortage(first, second));
-        lines.extend(self.about_waste(first.0));
+        if self.peak_requested > 0 {
+            lines.push(self.about_possible(first, second));
+        }
+        lines.extend(self.about_waste(first.0, second.0));
         if is_pytorchs {
             lines.push(self.about_setting(pytorch.1));
         }
@@ -146,21 +168,52 @@ impl Verdict {
         format!("To run, it needs {bytes} with {name}, and {its} with {other}: {compared}.")
     }
 
-    fn about_waste(&self, name: &str) -> Option<String> {
-        let Waste { reserved, requested, .. } = self.waste;
-        let wasted = reserved.saturating_sub(requested);
-        if wasted <= reserved / 50 {
-            return None;
-        }
-        let parts = causes(&self.waste);
-        let said = parts.iter().filter(|(bytes, _)| bytes * 20 >= wasted);
-        let said: Vec<_> = said.map(|(bytes, cause)| format!("{} {cause}", HumanBytes(*bytes))).collect();
-        let (reserved, requested, wasted) = (HumanBytes(reserved), HumanBytes(requested), HumanBytes(wasted));
-        let rest = match &said[..] {
-            [all] if all.starts_with(&wasted.to_string()) => format!("The other {all}."),
-            _ => format!("Of the other {wasted}, {}.", said.join("; ")),
+    /// How much is held beside what is requested, and how little that could be.
+    fn about_possible(&self, (name, need): (&str, Need), (other, its): (&str, Need)) -> String {
+        let requested = self.peak_requested.max(1) as f64;
+        let [ratio, its_ratio] = [need, its].map(|need| need.unlimited as f64 / requested);
+        let Possible { bound, reserved, ratio: possible, .. } = self.possible;
+        let bound_ratio = bound as f64 / requested;
+        // A plan never moves a block to other pages, so an allocator that does may hold less.
+        let is_beaten = reserved > need.unlimited.min(its.unlimited);
+        let least = if self.possible.is_least() {
+            format!("{possible:.3} is possible")
+        } else if self.possible.planned.is_some() && !is_beaten {
+            format!("{possible:.3} is possible, and less than {bound_ratio:.3} is not")
+        } else {
+            format!("less than {bound_ratio:.3} is not possible")
         };
-        Some(format!("When {name} first holds {reserved}, {requested} are requested. {rest}"))
+        format!("{name} holds {ratio:.3} times what is requested, {other} {its_ratio:.3}; {least}.")
+    }
+
+    /// Where the rest is of what PyTorch's allocator and the pool hold, for those of which that is worth telling.
+    fn about_waste(&self, first: &str, second: &str) -> Vec<String> {
+        let least = self.possible.reserved;
+        let is_above = self.other_waste.reserved.saturating_sub(least) > least / 200;
+        let of_the_first = self.waste.wasted() > self.waste.reserved / 50;
+        let mut lines = Vec::new();
+        if of_the_first {
+            let holes = if self.waste.holes * 20 >= self.waste.wasted() { self.about_holes() } else { None };
+            lines.push(told(&self.waste, first) + &holes.unwrap_or_default());
+        }
+        // That of PyTorch's allocator is not asked for in a recording of the pool's.
+        if is_above && self.about == Caching::NAME {
+            lines.push(told(&self.other_waste, second));
+        }
+        lines
+    }
+
+    /// How long the holes are, and whose blocks keep their pages.
+    fn about_holes(&self) -> Option<String> {
+        let (from, to, bytes) = self.holes.largest_class()?;
+        let Beside { site, bytes: beside, .. } = self.holes.beside.first()?;
+        Some(format!(
+            " Holes of {} to {} have most, {}. Beside {site}, there are {}.",
+            HumanBytes(from),
+            HumanBytes(to),
+            HumanBytes(bytes),
+            HumanBytes(*beside),
+        ))
     }
 
     fn about_setting(&self, before: Need) -> String {
@@ -239,6 +292,20 @@ fn best_setting(
     Ok(found.into_iter().flatten().min_by_key(|found| found.need.bytes))
 }
 
+/// What is reserved and not requested when an allocator first holds the most.
+fn told(waste: &Waste, name: &str) -> String {
+    let wasted = waste.wasted();
+    let parts = causes(waste);
+    let said = parts.iter().filter(|(bytes, _)| bytes * 20 >= wasted);
+    let said: Vec<_> = said.map(|(bytes, cause)| format!("{} {cause}", HumanBytes(*bytes))).collect();
+    let [reserved, requested, wasted] = [waste.reserved, waste.requested, wasted].map(HumanBytes);
+    let rest = match &said[..] {
+        [all] if all.starts_with(&wasted.to_string()) => format!("The other {all}."),
+        _ => format!("Of the other {wasted}, {}.", said.join("; ")),
+    };
+    format!("When {name} first holds {reserved}, {requested} are requested. {rest}")
+}
+
 /// The parts of what is wasted, the largest first.
 fn causes(waste: &Waste) -> Vec<(u64, &'static str)> {
     let mut parts = vec![
@@ -271,6 +338,11 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
+    fn possible(bound: u64, reserved: u64) -> Possible {
+        let ratio = reserved as f64 / (10 * GIB) as f64;
+        Possible { bound, planned: Some(reserved), reserved, ratio }
+    }
+
     fn of_pytorch() -> Verdict {
         Verdict {
             peak_requested: 10 * GIB,
@@ -278,6 +350,9 @@ mod tests {
             millpond: need(11 * GIB, 11 * GIB, 0),
             about: Caching::NAME,
             waste: waste(5 * GIB, 1 << 20, 15 * GIB),
+            possible: possible(10 * GIB, 10 * GIB),
+            holes: Holes::default(),
+            other_waste: Waste::default(),
             best_setting: Some(Setting {
                 setting: "expandable_segments:True",
                 need: need(9 * GIB, 12 * GIB, 1).unwrap(),
@@ -287,7 +362,9 @@ mod tests {
 
     #[test]
     fn what_is_needed_comes_first_and_then_what_a_shortage_saves() {
-        let [needs, shortage, waste, setting] = &of_pytorch().lines()[..] else { panic!("four lines") };
+        let [needs, shortage, least, waste, setting] = &of_pytorch().lines()[..] else {
+            panic!("five lines")
+        };
         assert_eq!(
             needs,
             "The job requests 10.00 GiB at most. To run, it needs 12.00 GiB with PyTorch's allocator (caching), and \
@@ -297,6 +374,10 @@ mod tests {
             shortage,
             "Without a limit PyTorch's allocator holds up to 20.00 GiB, Millpond 11.00 GiB. On a device of 12.00 GiB \
              PyTorch's allocator gives memory back and tries again, with 7 retries: that saves 8.00 GiB."
+        );
+        assert_eq!(
+            least,
+            "PyTorch's allocator holds 2.000 times what is requested, Millpond 1.100; 1.000 is possible."
         );
         assert_eq!(
             waste,
@@ -331,7 +412,7 @@ mod tests {
         let lines = verdict.lines();
         assert!(lines[0].ends_with("10.00 GiB with Millpond: about as much."), "{lines:?}");
         assert!(lines[1].ends_with("Millpond 10.00 GiB."), "{lines:?}");
-        assert!(lines[2].starts_with("No setting"), "{lines:?}");
+        assert!(lines[3].starts_with("No setting"), "{lines:?}");
     }
 
     #[test]
@@ -340,7 +421,7 @@ mod tests {
         let lines = verdict.lines();
         assert!(lines[0].contains("11.00 GiB with Millpond, and 12.00 GiB with PyTorch's"), "{lines:?}");
         assert!(lines[0].ends_with(": 1.00 GiB more."), "{lines:?}");
-        assert!(lines[2].starts_with("When Millpond first holds"), "{lines:?}");
+        assert!(lines[3].starts_with("When Millpond first holds"), "{lines:?}");
         assert!(lines.iter().all(|line| !line.contains("ALLOC_CONF") && !line.contains("setting")));
     }
 
@@ -350,14 +431,49 @@ mod tests {
             peak_requested: 0,
             pytorch: need(0, 0, 0),
             millpond: need(0, 0, 0),
+            possible: Possible { bound: 0, planned: Some(0), reserved: 0, ratio: 1.0 },
             about: MILLPOND,
             waste: Waste::default(),
+            holes: Holes::default(),
+            other_waste: Waste::default(),
             best_setting: None,
         };
         let lines = verdict.lines();
         assert!(lines[0].starts_with("The job requests 0 B at most."), "{lines:?}");
         assert!(lines[0].ends_with(": about as much."), "{lines:?}");
         assert_eq!(lines.len(), 2);
+    }
+
+    #[test]
+    fn what_is_possible_is_only_claimed_if_a_plan_has_it() {
+        let said = |possible: Possible| Verdict { possible, ..of_pytorch() }.lines()[2].clone();
+        let plan = possible(10 * GIB, 10 * GIB + GIB / 2);
+        assert!(said(plan).ends_with("; 1.050 is possible, and less than 1.000 is not."));
+        let unplanned = Possible { planned: None, ..plan };
+        assert!(said(unplanned).ends_with("; less than 1.000 is not possible."));
+        // Millpond held less than the plan.
+        assert!(said(possible(10 * GIB, 11 * GIB + GIB / 2)).ends_with("; less than 1.000 is not possible."));
+    }
+
+    #[test]
+    fn what_keeps_the_pool_from_the_least_is_told_too() {
+        let other_waste =
+            Waste { reserved: 11 * GIB, requested: 9 * GIB, caches: 2 * GIB, ..Waste::default() };
+        let lines = Verdict { other_waste, ..of_pytorch() }.lines();
+        let told = "When Millpond first holds 11.00 GiB, 9.00 GiB are requested. The other 2.00 GiB are cached \
+                    without a live block beside them.";
+        assert!(lines.iter().any(|line| line == told), "{lines:?}");
+    }
+
+    #[test]
+    fn holes_are_told_by_length_and_by_whose_blocks_keep_them() {
+        let beside = vec![Beside { site: "attention (t.py:7)".to_owned(), bytes: 3 * GIB, holes: 2 }];
+        let holes = Holes { by_size: [(GIB, 3 * GIB), (1 << 20, 5 << 20)].into(), beside };
+        let line = Verdict { waste: waste(5 * GIB, 4 * GIB, 0), holes, ..of_pytorch() }.lines()[3].clone();
+        assert!(
+            line.ends_with(" Holes of 1.00 GiB to 2.00 GiB have most, 3.00 GiB. Beside attention (t.py:7), there are 3.00 GiB."),
+            "{line}"
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ use millpond::Context;
 use millpond_replay::choice::Choice;
 use millpond_replay::event::{Event, EventKind, Frame};
 use millpond_replay::fit::{Card, Need};
+use millpond_replay::possible::Possible;
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
 use millpond_replay::report::{About, Section, write};
 use millpond_replay::trace::{Trace, TraceBuilder};
@@ -87,7 +88,9 @@ fn report_of(traces: &[Trace], allocators: &[&'static str]) -> (String, Vec<Stri
         let program = Program::new(trace, FreeWhen::Completed);
         let judged = |name| Judged::of(trace, &program, &|context| choice.build(name, context)).unwrap();
         let verdict =
-            Verdict::of(trace, &program, ["caching", "millpond"].map(judged), None).unwrap().lines();
+            Verdict::of(trace, &program, ["caching", "millpond"].map(judged), None, Possible::of(&program))
+                .unwrap()
+                .lines();
         figures.extend(verdict.clone());
         let mut section = Section::of(trace, &program, verdict, (Card::all(), 512 << 20));
         for &name in allocators {

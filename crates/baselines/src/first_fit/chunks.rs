@@ -1,4 +1,7 @@
-//! The linked list: chunks in address order within a segment, segments in the order in which they came.
+//! The linked list: chunks in address order within a segment, segments in the order in which they came. An index has the free
+//! ones in that order, so that a search passes no live chunk.
+
+use std::collections::BTreeMap;
 
 use millpond::Stream;
 use millpond::device::DevicePtr;
@@ -6,10 +9,15 @@ use millpond::device::DevicePtr;
 /// Names a chunk. Names of merged chunks are used again.
 pub(super) type ChunkId = usize;
 
+/// Where a chunk is in the list: the number of its segment, and its address.
+type Position = (u64, u64);
+
 #[derive(Debug)]
 struct Chunk {
     start: DevicePtr,
     bytes: u64,
+    /// Segments are numbered in the order in which they came.
+    segment: u64,
     /// Whether this is the first chunk of its segment, and so is not merged with the one before it.
     first: bool,
     /// The streams that used it before it was freed; `None` while it is live.
@@ -31,21 +39,26 @@ pub(super) struct Taken {
 pub(super) struct Chunks {
     chunks: Vec<Chunk>,
     spare: Vec<ChunkId>,
-    head: Option<ChunkId>,
     tail: Option<ChunkId>,
+    /// The free chunks, in the order of the list.
+    free: BTreeMap<Position, ChunkId>,
+    /// Segments that came so far.
+    segments: u64,
 }
 
 impl Chunks {
     /// Appends a segment as one free chunk.
     pub(super) fn add_segment(&mut self, start: DevicePtr, bytes: u64) {
-        let before = self.tail;
-        let chunk = Chunk { start, bytes, first: true, free: Some(Vec::new()), before, after: None };
+        let (before, segment) = (self.tail, self.segments);
+        self.segments += 1;
+        let chunk = Chunk { start, bytes, segment, first: true, free: Some(Vec::new()), before, after: None };
         self.link(chunk);
     }
 
     /// Takes the first free chunk of at least `bytes`, and splits off what is more.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Taken> {
-        let id = self.ids().find(|&id| self.chunks[id].free.is_some() && self.chunks[id].bytes >= bytes)?;
+        let (&position, &id) = self.free.iter().find(|(_, id)| self.chunks[**id].bytes >= bytes)?;
+        self.free.remove(&position);
         let chunk = &mut self.chunks[id];
         let used_by = chunk.free.take()?;
         let start = chunk.start;
@@ -53,6 +66,7 @@ impl Chunks {
             let rest = Chunk {
                 start: start.offset(bytes),
                 bytes: chunk.bytes - bytes,
+                segment: chunk.segment,
                 first: false,
                 free: Some(used_by.clone()),
                 before: Some(id),
@@ -67,6 +81,7 @@ impl Chunks {
     /// Makes a live chunk free, and merges it with its free neighbours.
     pub(super) fn give(&mut self, id: ChunkId, used_by: Vec<Stream>) {
         self.chunks[id].free = Some(used_by);
+        self.free.insert(self.position(id), id);
         if let Some(after) = self.chunks[id].after {
             self.merge_if_free(id, after);
         }
@@ -78,9 +93,10 @@ impl Chunks {
     /// A segment that is one free chunk.
     pub(super) fn free_segment(&self) -> Option<(ChunkId, DevicePtr, u64)> {
         let ends = |chunk: &Chunk| chunk.after.is_none_or(|after| self.chunks[after].first);
-        self.ids()
-            .map(|id| (id, &self.chunks[id]))
-            .find(|(_, chunk)| chunk.free.is_some() && chunk.first && ends(chunk))
+        self.free
+            .values()
+            .map(|&id| (id, &self.chunks[id]))
+            .find(|(_, chunk)| chunk.first && ends(chunk))
             .map(|(id, chunk)| (id, chunk.start, chunk.bytes))
     }
 
@@ -89,8 +105,8 @@ impl Chunks {
         self.unlink(id);
     }
 
-    fn ids(&self) -> impl Iterator<Item = ChunkId> + '_ {
-        std::iter::successors(self.head, |&id| self.chunks[id].after)
+    fn position(&self, id: ChunkId) -> Position {
+        (self.chunks[id].segment, self.chunks[id].start.raw())
     }
 
     /// Merges `right` into `left`, its neighbour, if both are free and of one segment.
@@ -119,6 +135,9 @@ impl Chunks {
                 self.chunks.len() - 1
             }
         };
+        if self.chunks[id].free.is_some() {
+            self.free.insert(self.position(id), id);
+        }
         self.join_neighbours(before, Some(id));
         self.join_neighbours(Some(id), after);
     }
@@ -126,14 +145,14 @@ impl Chunks {
     fn unlink(&mut self, id: ChunkId) {
         let (before, after) = (self.chunks[id].before, self.chunks[id].after);
         self.join_neighbours(before, after);
+        self.free.remove(&self.position(id));
         self.chunks[id].free = None;
         self.spare.push(id);
     }
 
     fn join_neighbours(&mut self, left: Option<ChunkId>, right: Option<ChunkId>) {
-        match left {
-            Some(left) => self.chunks[left].after = right,
-            None => self.head = right,
+        if let Some(left) = left {
+            self.chunks[left].after = right;
         }
         match right {
             Some(right) => self.chunks[right].before = left,
@@ -158,11 +177,16 @@ mod tests {
     const BASE: DevicePtr = DevicePtr::new(1 << 30);
 
     fn layout(chunks: &Chunks) -> Vec<(u64, u64, bool)> {
-        chunks
-            .ids()
-            .map(|id| &chunks.chunks[id])
-            .map(|chunk| (chunk.start.raw() - BASE.raw(), chunk.bytes, chunk.free.is_some()))
-            .collect()
+        let ids = std::iter::successors(chunks.tail, |&id| chunks.chunks[id].before);
+        let chunk = |id: ChunkId| {
+            let chunk = &chunks.chunks[id];
+            (chunk.start.raw() - BASE.raw(), chunk.bytes, chunk.free.is_some())
+        };
+        let mut layout: Vec<_> = ids.map(chunk).collect();
+        layout.reverse();
+        let free = layout.iter().filter(|(_, _, is_free)| *is_free);
+        assert_eq!(free.count(), chunks.free.len(), "the index has the free chunks");
+        layout
     }
 
     fn take(chunks: &mut Chunks, bytes: u64) -> ChunkId {
@@ -209,6 +233,6 @@ mod tests {
         let (id, ..) = chunks.free_segment().expect("the first is free now");
         chunks.remove_segment(id);
         assert_eq!(layout(&chunks), []);
-        assert_eq!((chunks.head, chunks.tail), (None, None));
+        assert_eq!(chunks.tail, None);
     }
 }

@@ -29,6 +29,13 @@ pub struct Waste {
     pub other_streams: u64,
 }
 
+impl Waste {
+    /// Bytes reserved and not requested.
+    pub fn wasted(&self) -> u64 {
+        self.reserved.saturating_sub(self.requested)
+    }
+}
+
 /// What blocks are rounded up to by every allocator here, at least.
 const UNIT: u64 = 512;
 
@@ -49,6 +56,8 @@ pub struct Map {
     pub backing: Vec<(u64, u64)>,
     /// Live blocks.
     pub live: Vec<(u64, u64)>,
+    /// The number of each of them in the program.
+    pub blocks: Vec<u32>,
 }
 
 impl Map {
@@ -56,6 +65,7 @@ impl Map {
         Self {
             backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
             live: live.values().map(|span| (span.address, span.bytes)).collect(),
+            blocks: live.values().map(|span| span.block).collect(),
         }
     }
 }
@@ -118,8 +128,8 @@ fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option
     Ok(Some((waste, Map::of(&backing, &live))))
 }
 
-/// Replays a program, and shows `each` what lies where after these steps, which rise: with the number of the step, that of the
-/// block at each live address, and bytes reserved.
+/// Replays a program, and shows `each` what lies where after these steps, which rise: with the number of the step, and bytes
+/// reserved.
 ///
 /// # Errors
 /// [`ReplayError`].
@@ -127,7 +137,7 @@ pub(crate) fn maps_at(
     program: &Program,
     choose: &Choose<'_>,
     events: &[usize],
-    mut each: impl FnMut(usize, &Map, &[u32], u64),
+    mut each: impl FnMut(usize, &Map, u64),
 ) -> Result<(), ReplayError> {
     let stage = Stage::watched_sim(program, UNLIMITED)?;
     let allocator = choose(stage.context())?;
@@ -138,8 +148,7 @@ pub(crate) fn maps_at(
         stage.play(&*allocator, &program.steps[played..to], &mut blocks)?;
         played = to;
         let live = live(&program.steps[..to], &blocks);
-        let numbers: Vec<u32> = live.values().map(|span| span.block).collect();
-        each(event, &Map::of(&stage.backing(), &live), &numbers, allocator.usage().reserved.current);
+        each(event, &Map::of(&stage.backing(), &live), allocator.usage().reserved.current);
     }
     stage.clear(&*allocator, program, &mut blocks)
 }

@@ -130,7 +130,11 @@ mod tests {
     fn a_map_has_live_blocks_holes_beside_them_and_free_pages() {
         let bytes = (ROWS * COLUMNS) as u64;
         // The first half is one page with a block at its start, the second half is free.
-        let map = Map { backing: vec![(4096, bytes / 2), (1 << 20, bytes / 2)], live: vec![(4096, 160)] };
+        let map = Map {
+            backing: vec![(4096, bytes / 2), (1 << 20, bytes / 2)],
+            live: vec![(4096, 160)],
+            blocks: vec![0],
+        };
         assert_eq!(cell_bytes(&map), 1);
         let svg = svg(&map);
         let strokes = |class: &str| {

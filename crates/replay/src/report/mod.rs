@@ -1,6 +1,6 @@
 //! `report/`: one HTML file that shows replays, works offline and fetches nothing.
 //!
-//! Uses `trace`, `replay`, `fit`, `phases`, `sites`, `growth` and `export`'s flame graph. [`Section::of`] and [`Section::add`]
+//! Uses `trace`, `replay`, `fit`, `phases`, `sites`, `growth`, `holes`, `possible` and `export`'s flame graph. [`Section::of`] and [`Section::add`]
 //! keep what is shown of a trace and of each allocator. `charts.rs` makes the chart over time, which plotly.js draws.
 //! `map.rs` draws what lies where, and `moments.rs` when. `holders.rs` says who requested it. `tables.rs` has everything
 //! else, and `page.html` is the frame around them. Everything from the trace is escaped: a function's name may be anything.
@@ -22,8 +22,10 @@ use millpond_baselines::{Caching, MILLPOND};
 use crate::export::flame;
 use crate::fit::{Card, Need};
 use crate::growth::Growth;
+use crate::holes::Holes;
 use crate::owners::Owners;
 use crate::phases::{PhaseSum, sums};
+use crate::possible::Possible;
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
 use crate::steps::Steps;
@@ -65,6 +67,7 @@ pub struct Section {
     by_site: Option<Holders>,
     phases: Vec<PhaseSum>,
     verdict: Vec<String>,
+    possible: Option<Possible>,
     cards: Vec<Card>,
     /// Bytes of each card that the driver's context takes.
     context: u64,
@@ -76,6 +79,7 @@ struct Shown {
     outcome: Outcome,
     need: Option<Need>,
     waste: Waste,
+    holes: Holes,
     map: Map,
     /// Of the pool and of the allocator that ran.
     moments: Option<Moments>,
@@ -107,9 +111,15 @@ impl Section {
             growth: Growth::of(trace, program, Steps::found(trace, program)),
             phases: sums(trace, program),
             verdict,
+            possible: None,
             cards,
             context,
         }
+    }
+
+    /// Shows what is possible beside the allocators.
+    pub fn set_possible(&mut self, possible: Possible) {
+        self.possible = Some(possible);
     }
 
     /// Adds an allocator, from what its replay gave and what it needs, where that was looked for.
@@ -130,7 +140,8 @@ impl Section {
         let moments = (is_main && !map.backing.is_empty())
             .then(|| Moments::of((trace, program), &self.owners, choose, (waste.event, &map)))
             .transpose()?;
-        self.allocators.push(Shown { outcome, need, waste, map, moments, points });
+        let holes = Holes::of(trace, &map);
+        self.allocators.push(Shown { outcome, need, waste, holes, map, moments, points });
         Ok(())
     }
 

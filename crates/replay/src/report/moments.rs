@@ -34,9 +34,9 @@ impl Moments {
         let times: Vec<u64> = program.times(trace).collect();
         let each = cell_bytes(peak);
         let (mut moments, mut names) = (Vec::new(), Vec::new());
-        maps_at(program, choose, &events, |event, map, numbers, reserved| {
+        maps_at(program, choose, &events, |event, map, reserved| {
             let requested: u64 = map.live.iter().map(|(_, bytes)| bytes).sum();
-            let blocks = named(map, numbers, owners, &mut names);
+            let blocks = named(map, owners, &mut names);
             moments.push(json!({
                 "event": event,
                 "seconds": times.get(event).copied().unwrap_or_default() as f64 / 1e6,
@@ -69,7 +69,7 @@ impl Moments {
 }
 
 /// The largest blocks: how far behind the first page each begins, its bytes, and the place of its owner in `names`, which grows.
-fn named(map: &Map, numbers: &[u32], owners: &Owners, names: &mut Vec<u32>) -> Vec<(u64, u64, usize)> {
+fn named(map: &Map, owners: &Owners, names: &mut Vec<u32>) -> Vec<(u64, u64, usize)> {
     let mut largest: Vec<usize> = (0..map.live.len()).collect();
     largest.sort_unstable_by_key(|at| (std::cmp::Reverse(map.live[*at].1), *at));
     largest.truncate(MOST_NAMED);
@@ -89,7 +89,7 @@ fn named(map: &Map, numbers: &[u32], owners: &Owners, names: &mut Vec<u32>) -> V
     };
     let each = largest.into_iter().filter_map(|at| {
         let (from, bytes) = place(map.live[at])?;
-        let owner = owners.of_block[numbers[at] as usize];
+        let owner = owners.of_block[map.blocks[at] as usize];
         let known = names.iter().position(|known| *known == owner).unwrap_or_else(|| {
             names.push(owner);
             names.len() - 1

@@ -6,6 +6,7 @@ use millpond::HumanBytes;
 
 use super::{Section, Shown};
 use crate::fit::{Card, Need};
+use crate::possible::Possible;
 use crate::replay::Outcome;
 use crate::sites::Live;
 use crate::steps::StepBy;
@@ -59,7 +60,22 @@ impl Section {
             }
             row
         };
-        table(&titles, self.allocators.iter().map(row), out)?;
+        let columns = titles.len();
+        let possible = self.possible.map(|possible| {
+            let name = if possible.planned.is_some() { "(possible)" } else { "(at least)" };
+            let mut row = vec![name.to_owned()];
+            row.extend(is_known.then(unknown));
+            row.extend(judges.then(unknown));
+            row.push(HumanBytes(possible.reserved).to_string());
+            row.extend(is_known.then(unknown));
+            row.push(format!("{:.3}", possible.ratio));
+            row.resize(columns, String::new());
+            row
+        });
+        table(&titles, self.allocators.iter().map(row).chain(possible), out)?;
+        if let Some(possible) = self.possible {
+            writeln!(out, "<p class=note>{}</p>", prose(&about_possible(possible)))?;
+        }
         if is_known {
             let in_gib = self.cards.iter().any(|card| card.name == card.gib.to_string());
             writeln!(
@@ -125,6 +141,22 @@ impl Section {
             row
         };
         table(&titles, self.allocators.iter().map(row), out)?;
+        for Shown { outcome, holes, .. } in &self.allocators {
+            let Some((from, to, bytes)) = holes.largest_class() else { continue };
+            let beside = holes
+                .beside
+                .first()
+                .map(|beside| format!(" Beside {}, there are {}.", beside.site, HumanBytes(beside.bytes)));
+            let said = format!(
+                "{}: holes of {} to {} have most, {}.{}",
+                outcome.allocator,
+                HumanBytes(from),
+                HumanBytes(to),
+                HumanBytes(bytes),
+                beside.unwrap_or_default()
+            );
+            writeln!(out, "<p class=note>{}</p>", prose(&said))?;
+        }
         writeln!(
             out,
             "<p class=note>Holes are free beside live blocks. Caches have no live block beside them. Other streams used \
@@ -175,6 +207,21 @@ impl Section {
             ]
         });
         table(&titles, rows, out)
+    }
+}
+
+/// What the row of what is possible means.
+fn about_possible(possible: Possible) -> String {
+    let bound = HumanBytes(possible.bound);
+    if possible.is_least() {
+        "(possible): what an allocator that knows the future would have held. Nothing less is possible."
+            .to_owned()
+    } else if possible.planned.is_some() {
+        format!(
+            "(possible): the best plan found by one who knows the future. No allocator holds less than {bound}."
+        )
+    } else {
+        "(at least): no allocator holds less. The recording is too large to be planned.".to_owned()
     }
 }
 

@@ -1,0 +1,317 @@
+//! What `millpond replay` computes: reading, replays with every allocator, what is possible, and the verdict.
+//!
+//! Nothing here prints: several traces are worked on at once, and are told in their order.
+
+use std::path::Path;
+
+use millpond::device::sim::CostTable;
+use millpond::device::{DeviceName, MemoryKind};
+use millpond::{Context, HumanBytes};
+use millpond_baselines::{Caching, MILLPOND, memory_of};
+use millpond_replay::cores::on_all_cores;
+use millpond_replay::fit::Need;
+use millpond_replay::growth::Growth;
+use millpond_replay::holes::Holes;
+use millpond_replay::phases::{PhaseSum, sums};
+use millpond_replay::possible::Possible;
+use millpond_replay::read::ReadError;
+use millpond_replay::replay::{
+    Choose, DriverMemory, Outcome, Program, UNLIMITED, in_managed_memory, map_at_peak, on_device, on_sim,
+    on_sim_memory, on_sim_timed,
+};
+use millpond_replay::report::Section;
+use millpond_replay::sites::Live;
+use millpond_replay::steps::Steps;
+use millpond_replay::trace::Trace;
+use millpond_replay::verdict::{Judged, Verdict};
+
+use crate::error::Result;
+use crate::replay_args::ReplayArgs;
+use crate::replay_progress::Progress;
+use crate::replay_tables::Row;
+use crate::screen::count;
+use crate::traces::read_file;
+
+/// Memory of the host device where no capacity was asked for. Replays touch little of what they allocate.
+const HOST_CAPACITY: u64 = 1 << 40;
+
+/// What is to be done with each trace.
+pub(crate) struct Work<'a> {
+    args: &'a ReplayArgs,
+    costs: Option<CostTable>,
+    pub(crate) progress: Progress,
+}
+
+/// What came of one trace.
+pub(crate) struct Replayed {
+    pub(crate) program: Program,
+    pub(crate) rows: Vec<Row>,
+    /// For device memory of the simulated device.
+    pub(crate) possible: Option<Possible>,
+    /// The verdict, or why there is none.
+    pub(crate) verdict: std::result::Result<Verdict, &'static str>,
+    pub(crate) section: Option<Section>,
+    pub(crate) live_at_peak: Live,
+    pub(crate) live_at_end: Live,
+    pub(crate) growth: Growth,
+    pub(crate) phases: Vec<PhaseSum>,
+    /// What a real device has to say beside the tables.
+    pub(crate) said: Vec<String>,
+    pub(crate) remarked: Vec<String>,
+}
+
+/// What came of the traces of one file, where it could be read.
+pub(crate) type WorkedOn = std::result::Result<Vec<(Trace, Result<Replayed>)>, ReadError>;
+
+/// What is worked on by itself.
+enum Unit {
+    Allocator(&'static str),
+    Possible,
+}
+
+enum Done {
+    Allocator(Box<Row>),
+    Possible(Possible),
+}
+
+impl<'a> Work<'a> {
+    pub(crate) fn new(args: &'a ReplayArgs, costs: Option<CostTable>) -> Self {
+        let first = args.traces.first().map(|path| path.to_string_lossy()).unwrap_or_default();
+        let progress = Progress::new(&first, "reading");
+        progress.expect(args.traces.len());
+        Self { args, costs, progress }
+    }
+
+    /// The traces of a file, and what came of each.
+    pub(crate) fn file(&self, path: &Path) -> WorkedOn {
+        self.progress.set(&path.to_string_lossy(), "reading");
+        let traces = read_file(path);
+        self.progress.done();
+        let traces = traces?;
+        let replayed: Vec<_> = match is_real(self.args.device) {
+            true => traces.iter().map(|trace| self.trace(trace)).collect(),
+            false => on_all_cores(&traces, |trace| self.trace(trace)),
+        };
+        Ok(traces.into_iter().zip(replayed).collect())
+    }
+
+    /// Replays one trace with every allocator asked for.
+    fn trace(&self, trace: &Trace) -> Result<Replayed> {
+        let args = self.args;
+        let mut program = Program::new(trace, args.free());
+        if let Some(costs) = &self.costs {
+            program = program.at_costs(costs.clone());
+        }
+        let names = args.allocators();
+        let lacking = lacking_for_a_verdict(args, &names);
+        let all = count(names.len() as u64, "allocator");
+        self.progress.set(&trace.name, &format!("replaying with {all}"));
+        let (mut said, mut remarked) = (Vec::new(), Vec::new());
+        let (rows, possible) = if is_real(args.device) {
+            let mut rows = Vec::new();
+            for (at, name) in names.iter().enumerate() {
+                self.progress.set(&trace.name, &format!("{name}, {} of {}", at + 1, names.len()));
+                rows.push(for_real(args, (trace, &program), name, (&mut said, &mut remarked))?);
+            }
+            (rows, None)
+        } else {
+            self.all_simulated(trace, &program, (&names, lacking.is_none()))?
+        };
+        let verdict = match (lacking, possible) {
+            (None, Some(possible)) => {
+                verdict(args, (trace, &program), &rows, possible)?.ok_or("a replay ended early")
+            }
+            (lacking, _) => Err(lacking.unwrap_or("leave --memory out")),
+        };
+        let section = match args.report {
+            Some(_) => {
+                let lines = verdict.as_ref().map(Verdict::lines).unwrap_or_default();
+                Some(section(args, (trace, &program), lines, (&rows, possible))?)
+            }
+            None => None,
+        };
+        Ok(Replayed {
+            live_at_peak: Live::at_peak(trace, &program),
+            live_at_end: Live::at_end(trace, &program),
+            growth: Growth::of(trace, &program, Steps::found(trace, &program)),
+            phases: sums(trace, &program),
+            program,
+            rows,
+            possible,
+            verdict,
+            section,
+            said,
+            remarked,
+        })
+    }
+
+    /// All allocators on the simulated device and what is possible there, on all cores.
+    fn all_simulated(
+        &self,
+        trace: &Trace,
+        program: &Program,
+        (names, has_verdict): (&[&'static str], bool),
+    ) -> Result<(Vec<Row>, Option<Possible>)> {
+        let choice = self.args.choice();
+        let mut units: Vec<_> = names.iter().copied().map(Unit::Allocator).collect();
+        units.extend(is_about_cards(self.args).then_some(Unit::Possible));
+        // Those at the end of the list take the longest, so they begin.
+        units.reverse();
+        self.progress.expect(units.len());
+        let done = on_all_cores(&units, |unit| {
+            let done = match *unit {
+                Unit::Possible => Ok(Done::Possible(Possible::of(program))),
+                Unit::Allocator(name) => {
+                    let choose = |context: &Context| choice.build(name, context);
+                    let is_judged = has_verdict && [MILLPOND, Caching::NAME].contains(&name);
+                    let row = simulated(self.args, (trace, program), &choose, is_judged);
+                    row.map(|row| Done::Allocator(Box::new(row)))
+                }
+            };
+            self.progress.done();
+            done
+        });
+        let (mut rows, mut possible) = (Vec::new(), None);
+        for done in done.into_iter().rev() {
+            match done? {
+                Done::Allocator(row) => rows.push(*row),
+                Done::Possible(found) => possible = Some(found),
+            }
+        }
+        Ok((rows, possible))
+    }
+}
+
+/// Whether what is needed is looked for, and which cards have it.
+pub(crate) fn is_about_cards(args: &ReplayArgs) -> bool {
+    !is_real(args.device) && args.memory == MemoryKind::Device
+}
+
+/// Whether the device keeps bytes.
+pub(crate) fn is_real(device: DeviceName) -> bool {
+    device != DeviceName::SIM
+}
+
+/// The verdict, by the figures of the rows.
+fn verdict(
+    args: &ReplayArgs,
+    (trace, program): (&Trace, &Program),
+    rows: &[Row],
+    possible: Possible,
+) -> Result<Option<Verdict>> {
+    let judged = |name: &str| {
+        let row = rows.iter().find(|row| row.outcome.allocator == name)?;
+        Some(Judged { need: row.need, waste: row.waste?, holes: row.holes.clone() })
+    };
+    let Some((pytorch, millpond)) = judged(Caching::NAME).zip(judged(MILLPOND)) else { return Ok(None) };
+    // With other settings as well, the row says nothing of this one alone.
+    let expandable = judged(Caching::EXPANDABLE).filter(|_| args.alloc_conf.is_none());
+    let expandable = expandable.and_then(|judged| judged.need);
+    Ok(Some(Verdict::of(trace, program, [pytorch, millpond], expandable, possible)?))
+}
+
+/// What would have to be asked for differently for a verdict to be given.
+fn lacking_for_a_verdict(args: &ReplayArgs, names: &[&str]) -> Option<&'static str> {
+    if is_real(args.device) {
+        return Some("leave --device out");
+    }
+    if args.memory != MemoryKind::Device {
+        return Some("leave --memory out");
+    }
+    match [MILLPOND, Caching::NAME].map(|name| names.contains(&name)) {
+        [true, true] => None,
+        [true, false] => Some("add --allocator caching"),
+        [false, true] => Some("add --allocator millpond"),
+        [false, false] => Some("add --allocator millpond,caching"),
+    }
+}
+
+/// What the report shows of a trace. Charts are of replays on the simulated device.
+fn section(
+    args: &ReplayArgs,
+    (trace, program): (&Trace, &Program),
+    verdict: Vec<String>,
+    (rows, possible): (&[Row], Option<Possible>),
+) -> Result<Section> {
+    let mut section = Section::of(trace, program, verdict, (args.cards(), args.context()));
+    if let Some(possible) = possible {
+        section.set_possible(possible);
+    }
+    let choice = args.choice();
+    for Row { outcome, need, .. } in rows {
+        let choose = |context: &Context| choice.build(&outcome.allocator, context);
+        section.add((trace, program), &choose, outcome.clone(), *need)?;
+    }
+    Ok(section)
+}
+
+/// On the simulated device. What is needed is looked for where no capacity was asked about, or the verdict says it.
+fn simulated(
+    args: &ReplayArgs,
+    (trace, program): (&Trace, &Program),
+    choose: &Choose<'_>,
+    is_judged: bool,
+) -> Result<Row> {
+    let capacity = args.capacity.unwrap_or(UNLIMITED);
+    if args.memory != MemoryKind::Device {
+        let (outcome, moves) = if args.memory == MemoryKind::Managed {
+            let (outcome, moves) = in_managed_memory(trace, program, choose, capacity)?;
+            (outcome, Some(moves))
+        } else {
+            (on_sim_memory(trace, program, choose, args.memory, capacity)?, None)
+        };
+        return Ok(Row { moves, ..Row::of(outcome) });
+    }
+    let outcome = on_sim_timed(trace, program, choose, capacity)?;
+    let unlimited = match args.capacity {
+        None => Some(outcome.clone()),
+        Some(_) if is_judged => Some(on_sim(trace, program, choose, UNLIMITED)?),
+        Some(_) => None,
+    };
+    let need =
+        unlimited.as_ref().map(|unlimited| Need::of(program, choose, unlimited)).transpose()?.flatten();
+    let most = unlimited.map_or(u64::MAX, |unlimited| unlimited.peak_reserved);
+    let (waste, map) = map_at_peak(program, choose, most)?;
+    Ok(Row { need, waste: Some(waste), holes: Holes::of(trace, &map), ..Row::of(outcome) })
+}
+
+/// Replays on a device object of its own, so that nothing is left from the allocator before.
+fn for_real(
+    args: &ReplayArgs,
+    (trace, program): (&Trace, &Program),
+    name: &'static str,
+    (said, remarked): (&mut Vec<String>, &mut Vec<String>),
+) -> Result<Row> {
+    let choice = args.choice();
+    let choose = move |context: &Context| choice.build(name, context);
+    let capacity = (!args.device.is_gpu()).then(|| args.capacity.unwrap_or(HOST_CAPACITY));
+    let device = memory_of(args.device.open_with_capacity(capacity)?, args.memory)?;
+    let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
+    if args.verify {
+        said.push(format!("{name}: {} found as written", count(marks, "mark")));
+    }
+    if let Some(driver) = outcome.driver {
+        said.push(beside_the_driver(&outcome, driver));
+        let off = driver.disagreement(outcome.peak_reserved) * 100.0;
+        if off.abs() > 1.0 {
+            remarked.push(format!(
+                "{name} and the driver disagree by {off:+.1} %: the driver rounds what {name} asks for, or another \
+                 program uses the device"
+            ));
+        }
+    }
+    Ok(Row::of(outcome))
+}
+
+/// Holds what the allocator counts against what the device's driver counts.
+fn beside_the_driver(outcome: &Outcome, driver: DriverMemory) -> String {
+    let Outcome { allocator, peak_reserved, .. } = outcome;
+    format!(
+        "{allocator}: reserved {} at most; the driver, of {} free before: {} in use ({:+.2} %), {} in the end",
+        HumanBytes(*peak_reserved),
+        HumanBytes(driver.free_before),
+        HumanBytes(driver.used_peak),
+        driver.disagreement(*peak_reserved) * 100.0,
+        HumanBytes(driver.used_after),
+    )
+}
