@@ -136,7 +136,7 @@ pub(crate) struct TrainArgs {
     /// Let a GPU multiply in TF32: faster, less exact
     #[arg(long)]
     tf32: bool,
-    /// Write curves.csv and curves.svg to this folder
+    /// Write curves, and the memory of a step, to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Write the results here; - is standard output
@@ -154,6 +154,9 @@ pub(crate) struct TrainArgs {
     /// Split over many GPUs: optimizer or gradients
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     pub(crate) shard: Option<Sharded>,
+    /// Train with this, too, and compare: pytorch
+    #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
+    pub(crate) compare: Option<Other>,
     /// Record what the pool does, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
@@ -235,6 +238,14 @@ pub(crate) enum Sharded {
     Optimizer,
     /// The gradients, too.
     Gradients,
+}
+
+/// What trains the same beside the command.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Other {
+    /// PyTorch, in each way that there is.
+    #[value(name = "pytorch")]
+    PyTorch,
 }
 
 impl TrainArgs {

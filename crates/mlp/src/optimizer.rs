@@ -3,7 +3,7 @@
 use crate::buckets::Buckets;
 use crate::ranks::Team;
 use crate::share::Piece;
-use crate::{Backend, Batch, Model, Result, Sgd, Tensor};
+use crate::{Backend, Batch, Kind, Model, Result, Sgd, Tensor};
 
 /// One step of SGD after another.
 #[derive(Debug)]
@@ -28,8 +28,11 @@ impl<'a> Optimizer<'a> {
         let buckets = team.map(|team| Buckets::new(backend, model, team)).transpose()?;
         let pieces = buckets.as_ref().and_then(Buckets::pieces);
         let updated = if sgd.momentum > 0.0 { pieces.unwrap_or(model.weights()) } else { &[] };
-        let zeroed = |of: &Tensor| backend.memory().zeroed(of.rows(), of.cols());
-        let velocities = updated.iter().map(zeroed).collect::<Result<_>>()?;
+        let zeroed = |(layer, of): (usize, &Tensor)| {
+            backend.memory().next_is(Kind::Optimizer, layer + 1);
+            backend.memory().zeroed(of.rows(), of.cols())
+        };
+        let velocities = updated.iter().enumerate().map(zeroed).collect::<Result<_>>()?;
         Ok(Self { buckets, sums: Vec::new(), velocities, sgd })
     }
 
@@ -74,23 +77,23 @@ impl<'a> Optimizer<'a> {
         if batch.count == 0 {
             return self.buckets.as_mut().map_or(Ok(()), |buckets| buckets.add_nothing(backend));
         }
+        let mut gradients = Vec::new();
         match &mut self.buckets {
             Some(buckets) if piece.is_first => {
                 buckets.begin(piece.is_last);
                 model.backward(backend, batch, totals, buckets)
             }
-            Some(buckets) => {
-                let gradients = model.gradients(backend, batch, totals)?;
-                buckets.add(backend, &gradients, piece.is_last)
-            }
+            _ => model.backward(backend, batch, totals, &mut gradients),
+        }?;
+        gradients.reverse();
+        match &mut self.buckets {
+            _ if gradients.is_empty() => Ok(()),
+            Some(buckets) => buckets.add(backend, &gradients, piece.is_last),
             None if self.sums.is_empty() => {
-                self.sums = model.gradients(backend, batch, totals)?;
+                self.sums = gradients;
                 Ok(())
             }
-            None => {
-                let gradients = model.gradients(backend, batch, totals)?;
-                backend.add(&mut self.sums, &gradients)
-            }
+            None => backend.add(&mut self.sums, &gradients),
         }
     }
 
@@ -98,12 +101,10 @@ impl<'a> Optimizer<'a> {
     pub(crate) fn step(&mut self, backend: &mut dyn Backend, model: &mut Model) -> Result<()> {
         let Self { buckets, sums, velocities, sgd } = self;
         match buckets {
-            Some(buckets) => buckets.step(backend, model, velocities, *sgd),
-            None => {
-                model.descend(backend, sums, velocities, *sgd)?;
-                sums.clear();
-                Ok(())
-            }
+            Some(buckets) => buckets.step(backend, model, velocities, *sgd)?,
+            None => model.descend(backend, sums, velocities, *sgd)?,
         }
+        sums.clear();
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Epoch, Hyper, Machine, Memory, Observer, Step, Upload, train};
+use millpond_mlp::{Epoch, Hyper, Machine, Memory, Observer, Step, Task, Upload, train};
 
 /// The model of the command's defaults.
 const DEFAULTS: Hyper = Hyper {
@@ -36,7 +36,7 @@ fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
     let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend.as_mut(), &upload, data, hyper, None, None, &mut Unwatched).unwrap();
+    let epochs = train(backend.as_mut(), &upload, Task::new(data, hyper), &mut Unwatched).unwrap();
     assert_eq!(allocator.usage().requested.current, 0, "training leaves nothing behind");
     let pinned = upload.pinned().unwrap().stats();
     assert_eq!((pinned.allocations, pinned.requested.current), (3, 0), "and pins three batches at most");

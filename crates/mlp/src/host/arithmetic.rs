@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::{TOTAL_CORRECT, TOTAL_LOSS};
 
-/// Columns that one thread takes of a product: fewer would spend more on packing than they save.
+/// Rows or columns that one thread takes of a product: fewer would spend more on packing than they save.
 const LEAST_PANEL: usize = 64;
 
 /// Elements that one thread takes of a vector operation: below this, waking a thread costs more than it saves.
@@ -21,88 +21,131 @@ pub(super) struct Product {
     /// From one row to the next, and from one column to the next, in elements.
     left: [isize; 2],
     right: [isize; 2],
+    /// Whether threads take rows of the output, or else columns.
+    by_rows: bool,
+    /// Whether it is computed as the product of the transposed matrices. The kernels copy their left factor, unless it is
+    /// small, to where its vectors lie one after another.
+    transposed: bool,
 }
 
+// How products are cut and turned: of the eight ways for each, the fastest for 64 x 784 over 784 (docs/lab/train.md).
 impl Product {
     /// `left · right`, of matrices of these shapes.
     pub(super) fn plain(left: (usize, usize), right: (usize, usize)) -> Self {
         let strides = |cols: usize| [cols as isize, 1];
-        Self { m: left.0, n: right.1, k: left.1, left: strides(left.1), right: strides(right.1) }
+        let (m, n, k) = (left.0, right.1, left.1);
+        let (left, right) = (strides(left.1), strides(right.1));
+        Self { m, n, k, left, right, by_rows: false, transposed: true }
     }
 
     /// `left · rightᵀ`, of matrices of these shapes.
     pub(super) fn right_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
         let plain = Self::plain(left, (right.1, right.0));
-        Self { right: [1, right.1 as isize], ..plain }
+        Self { right: [1, right.1 as isize], transposed: false, ..plain }
     }
 
     /// `leftᵀ · right`, of matrices of these shapes.
     pub(super) fn left_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
         let plain = Self::plain((left.1, left.0), right);
-        Self { left: [1, left.1 as isize], ..plain }
+        Self { left: [1, left.1 as isize], by_rows: true, ..plain }
     }
 
-    /// Computes the product, a panel of columns on each thread.
+    /// Computes the product, a panel of rows or columns on each thread.
     ///
     /// gemm's own parallelism measured slower for these sizes (64 x 784 x 784 on 2 cores: 900 µs against 690 µs).
     pub(super) fn run(&self, out: &mut [f32], left: &[f32], right: &[f32]) {
         assert!(
             out.len() == self.m * self.n && left.len() == self.m * self.k && right.len() == self.k * self.n
         );
-        let panels = rayon::current_num_threads().min(self.n.div_ceil(LEAST_PANEL)).max(1);
+        let length = if self.by_rows { self.m } else { self.n };
+        let panels = rayon::current_num_threads().min(length.div_ceil(LEAST_PANEL)).max(1);
         // Panels begin at whole vectors of 16 floats, so that only the last has a ragged edge.
-        let width = self.n.div_ceil(panels).next_multiple_of(16);
-        let out = Columns { first: out.as_mut_ptr() };
+        let width = length.div_ceil(panels).next_multiple_of(16);
+        let out = Shared { first: out.as_mut_ptr() };
         rayon::scope(|scope| {
-            for start in (width..self.n).step_by(width) {
-                scope.spawn(move |_| self.panel(out, left, right, start, width.min(self.n - start)));
+            for start in (width..length).step_by(width) {
+                scope.spawn(move |_| self.panel(out, left, right, (start, width.min(length - start))));
             }
-            self.panel(out, left, right, 0, width.min(self.n));
+            self.panel(out, left, right, (0, width.min(length)));
         });
     }
 
-    fn panel(&self, out: Columns, left: &[f32], right: &[f32], start: usize, width: usize) {
-        let [row, column] = self.right;
+    fn panel(&self, out: Shared, left: &[f32], right: &[f32], (start, width): (usize, usize)) {
+        let (mut out, mut left, mut right) = (out.first, left.as_ptr(), right.as_ptr());
+        let (mut m, mut n) = (self.m, self.n);
+        let [out_row, out_column] = [self.n as isize, 1];
+        let ([left_row, left_column], [right_row, right_column]) = (self.left, self.right);
+        let from = start as isize;
         // SAFETY: `run` checked the lengths against the sizes, and the strides are those of dense matrices of
-        // these sizes, so that every access is in bounds; the panels write disjoint columns of `out`, which
+        // these sizes, so that every access is in bounds; the panels write disjoint rows or columns of `out`, which
         // `run` has borrowed mutably; inputs and output are different slices.
         unsafe {
-            // As the product of the transposed matrices, which are what column-major kernels take row-major ones for.
-            gemm_f32::gemm::f32::get_gemm_fn()(
-                width,
-                self.m,
-                self.k,
-                out.first.add(start),
-                self.n as isize,
-                1,
-                false,
-                right.as_ptr().offset(start as isize * column),
-                row,
-                column,
-                left.as_ptr(),
-                self.left[0],
-                self.left[1],
-                0.0,
-                1.0,
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
+            if self.by_rows {
+                (m, out, left) = (width, out.offset(from * out_row), left.offset(from * left_row));
+            } else {
+                (n, out, right) = (width, out.offset(from), right.offset(from * right_column));
+            }
+            let product = gemm_f32::gemm::f32::get_gemm_fn();
+            let (one, zero, alone) = (1.0, 0.0, Parallelism::None);
+            if self.transposed {
+                product(
+                    n,
+                    m,
+                    self.k,
+                    out,
+                    out_row,
+                    out_column,
+                    false,
+                    right,
+                    right_row,
+                    right_column,
+                    left,
+                    left_row,
+                    left_column,
+                    zero,
+                    one,
+                    false,
+                    false,
+                    false,
+                    alone,
+                );
+            } else {
+                product(
+                    m,
+                    n,
+                    self.k,
+                    out,
+                    out_column,
+                    out_row,
+                    false,
+                    left,
+                    left_column,
+                    left_row,
+                    right,
+                    right_column,
+                    right_row,
+                    zero,
+                    one,
+                    false,
+                    false,
+                    false,
+                    alone,
+                );
+            }
         }
     }
 }
 
-/// The first element of a matrix, to be shared by threads that write different columns of it.
+/// The first element of a matrix, to be shared by threads that write different rows or columns of it.
 #[derive(Debug, Clone, Copy)]
-struct Columns {
+struct Shared {
     first: *mut f32,
 }
 
-// SAFETY: the pointer is only used by `Product::panel`, whose calls write disjoint columns.
-unsafe impl Send for Columns {}
+// SAFETY: the pointer is only used by `Product::panel`, whose calls write disjoint parts.
+unsafe impl Send for Shared {}
 // SAFETY: as above.
-unsafe impl Sync for Columns {}
+unsafe impl Sync for Shared {}
 
 /// `to = from / 255`, row by row. Behind the pixels of a row is a label, which is left out.
 pub(super) fn images(to: &mut [f32], from: &[u8], pixels: usize) {

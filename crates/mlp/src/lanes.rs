@@ -1,0 +1,77 @@
+//! Two streams that share the work of a step.
+//!
+//! The main stream has the chain of activations and of their gradients. The gradients of the weights may have a second
+//! stream: they depend on the chain, but nothing waits for them before the update.
+//!
+//! **Memory.** All tensors are the main stream's. The second one works between [`fork`](Lanes::fork) and
+//! [`join`](Lanes::join), and what it uses is [kept](Lanes::keep) until the streams join. So every tensor is freed on the
+//! stream that it was allocated on, after all work on it, and an allocator never has to order the two streams.
+
+use millpond::Stream;
+
+use crate::{Memory, Result, Tensor};
+
+/// The memory of a main stream, and a second stream if there is one.
+#[derive(Debug)]
+pub struct Lanes {
+    main: Memory,
+    /// For memory that only the second stream uses.
+    second: Option<Memory>,
+    /// What the second stream uses since the last join.
+    kept: Vec<Tensor>,
+}
+
+impl Lanes {
+    /// Work on the stream of `main`, and beside it on `second`.
+    pub fn new(main: Memory, second: Option<Stream>) -> Self {
+        let second = second.map(|stream| main.on(stream));
+        Self { main, second, kept: Vec::new() }
+    }
+
+    /// The memory of all tensors.
+    pub fn main(&self) -> &Memory {
+        &self.main
+    }
+
+    /// The stream of the gradients, and the memory that its work alone uses.
+    pub fn gradients(&self) -> &Memory {
+        self.second.as_ref().unwrap_or(&self.main)
+    }
+
+    /// Has the second stream wait for what the main one has so far.
+    ///
+    /// # Errors
+    /// The device's own, here and below.
+    pub fn fork(&self) -> Result<()> {
+        self.second.as_ref().map_or(Ok(()), |second| Ok(second.stream().wait_for(self.main.stream())?))
+    }
+
+    /// Keeps what work uses that the second stream was given.
+    pub fn keep<const N: usize>(&mut self, tensors: [&Tensor; N]) {
+        if self.second.is_some() {
+            self.kept.extend(tensors.map(Tensor::share));
+        }
+    }
+
+    /// Has the main stream wait for what the second one has so far.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn join(&mut self) -> Result<()> {
+        if let Some(second) = self.second.as_ref().filter(|_| !self.kept.is_empty()) {
+            self.main.stream().wait_for(second.stream())?;
+            self.kept.clear();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lanes {
+    /// What is kept is freed after the work that uses it.
+    fn drop(&mut self) {
+        if self.join().is_err() {
+            // A device that refuses both does no more work.
+            self.gradients().stream().synchronize().ok();
+        }
+    }
+}
