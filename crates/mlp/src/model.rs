@@ -114,6 +114,51 @@ impl Model {
         gradients: &mut dyn Gradients,
     ) -> Result<()> {
         let memory = backend.memory().clone();
+        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
+        while let Some(x) = inputs.pop() {
+            let layer = inputs.len();
+            memory.next_is(Kind::Gradients, layer + 1);
+            let into = gradients.place(backend, layer)?;
+            let gradient = backend.weight_gradient(&x, &dy, into)?;
+            gradients.ready(backend, gradient)?;
+            if layer > 0 {
+                memory.next_is(Kind::Gradients, layer);
+                dy = backend.input_gradient(&dy, &self.weights[layer], &x)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forward, backward and one step of SGD, without gradients of weights in memory.
+    pub(crate) fn train(
+        &mut self,
+        backend: &mut dyn Backend,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+        rate: f32,
+    ) -> Result<()> {
+        let memory = backend.memory().clone();
+        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
+        while let Some(x) = inputs.pop() {
+            let layer = inputs.len();
+            memory.next_is(Kind::Gradients, layer);
+            // By the weights as they were in the forward pass.
+            let w = &mut self.weights[layer];
+            let below = if layer > 0 { Some(backend.input_gradient(&dy, w, &x)?) } else { None };
+            backend.descend(&x, &dy, w, rate)?;
+            dy = below.unwrap_or(dy);
+        }
+        Ok(())
+    }
+
+    /// What each layer reads, and the gradient of the logits.
+    fn forward(
+        &self,
+        backend: &mut dyn Backend,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<(Vec<Tensor>, Tensor)> {
+        let memory = backend.memory().clone();
         memory.next_is(Kind::Activations, 0);
         // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
         let mut inputs = vec![backend.images(batch)?];
@@ -127,20 +172,8 @@ impl Model {
         let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
         memory.ledger().inspect(|ledger| ledger.phase("backward", false));
         memory.next_is(Kind::Gradients, head + 1);
-        let mut dy = backend.cross_entropy(&logits, batch, totals)?;
-        drop(logits);
-        while let Some(x) = inputs.pop() {
-            let layer = inputs.len();
-            memory.next_is(Kind::Gradients, layer + 1);
-            let into = gradients.place(backend, layer)?;
-            let gradient = backend.weight_gradient(&x, &dy, into)?;
-            gradients.ready(backend, gradient)?;
-            if layer > 0 {
-                memory.next_is(Kind::Gradients, layer);
-                dy = backend.input_gradient(&dy, &self.weights[layer], &x)?;
-            }
-        }
-        Ok(())
+        let dy = backend.cross_entropy(&logits, batch, totals)?;
+        Ok((inputs, dy))
     }
 
     /// Puts the weights of a layer elsewhere, where they are already.

@@ -66,16 +66,22 @@ impl<'a> Optimizer<'a> {
         }
     }
 
-    /// Adds the gradients of a piece of the step's batch, which may be empty.
+    /// Adds the gradients of a piece of the step's batch, which may be empty. Where nothing else is to be added, the step may
+    /// be done at once.
     pub(crate) fn add(
         &mut self,
         backend: &mut dyn Backend,
-        model: &Model,
+        model: &mut Model,
         (batch, piece): (Batch<'_>, Piece<'_>),
         totals: &mut Tensor<f64>,
     ) -> Result<()> {
         if batch.count == 0 {
             return self.buckets.as_mut().map_or(Ok(()), |buckets| buckets.add_nothing(backend));
+        }
+        let is_plain =
+            self.buckets.is_none() && self.velocities.is_empty() && piece.is_first && piece.is_last;
+        if is_plain && backend.descends() {
+            return model.train(backend, batch, totals, self.sgd.rate);
         }
         let mut gradients = Vec::new();
         match &mut self.buckets {
@@ -102,6 +108,8 @@ impl<'a> Optimizer<'a> {
         let Self { buckets, sums, velocities, sgd } = self;
         match buckets {
             Some(buckets) => buckets.step(backend, model, velocities, *sgd)?,
+            // Nothing, where the step was done with the gradients.
+            None if sums.is_empty() => {}
             None => model.descend(backend, sums, velocities, *sgd)?,
         }
         sums.clear();

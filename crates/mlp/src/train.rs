@@ -166,6 +166,8 @@ impl<'a> Training<'a> {
         if saver.is_resumed() {
             optimizer.resume(backend, &model, saver.velocities())?;
         }
+        // Another training of these ranks may be next, by the same connections.
+        memory.synchronize()?;
         let asking = Asking::new();
         Ok(Self { task, share, backend, optimizer, model, feed, saver, asking, calls_before })
     }
