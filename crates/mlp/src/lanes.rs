@@ -4,8 +4,8 @@
 //! stream: they depend on the chain, but nothing waits for them before the update.
 //!
 //! **Memory.** All tensors are the main stream's. The second one works between [`fork`](Lanes::fork) and
-//! [`join`](Lanes::join), and what it uses is [kept](Lanes::keep) until the streams join. So every tensor is freed on the
-//! stream that it was allocated on, after all work on it, and an allocator never has to order the two streams.
+//! [`join`](Lanes::join), and what it uses is kept until the streams join. So every tensor is freed on the stream that it was
+//! allocated on, after all work on it, and an allocator never has to order the two streams.
 
 use millpond::Stream;
 
@@ -38,19 +38,17 @@ impl Lanes {
         self.second.as_ref().unwrap_or(&self.main)
     }
 
-    /// Has the second stream wait for what the main one has so far.
+    /// Gives the second stream work that reads `read` and writes `out`: it waits for what the main one has so far, and `out`
+    /// is its own until the streams join.
     ///
     /// # Errors
     /// The device's own, here and below.
-    pub fn fork(&self) -> Result<()> {
-        self.second.as_ref().map_or(Ok(()), |second| Ok(second.stream().wait_for(self.main.stream())?))
-    }
-
-    /// Keeps what work uses that the second stream was given.
-    pub fn keep<const N: usize>(&mut self, tensors: [&Tensor; N]) {
-        if self.second.is_some() {
-            self.kept.extend(tensors.map(Tensor::share));
-        }
+    pub fn fork(&mut self, read: [&Tensor; 2], out: Tensor) -> Result<Tensor> {
+        let Some(second) = &self.second else { return Ok(out) };
+        second.stream().wait_for(self.main.stream())?;
+        self.kept.extend(read.map(Tensor::share));
+        self.kept.push(out.share());
+        Ok(out.written_on(second))
     }
 
     /// Has the main stream wait for what the second one has so far.

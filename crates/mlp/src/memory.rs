@@ -114,7 +114,7 @@ impl Memory {
         let ptr = self.inner.allocator.allocate(bytes, &self.inner.stream)?;
         let purpose = self.inner.ledger.as_ref().map(|ledger| ledger.allocated(bytes, kind));
         let block = Arc::new(Block { memory: self.clone(), ptr, bytes, purpose });
-        Ok(Tensor { block, ptr, rows, cols, element: PhantomData })
+        Ok(Tensor { block, memory: self.clone(), ptr, rows, cols, element: PhantomData })
     }
 
     /// A tensor of zeros.
@@ -165,6 +165,7 @@ struct Block {
 #[derive(Debug)]
 pub struct Tensor<T: Pod = f32> {
     block: Arc<Block>,
+    memory: Memory,
     ptr: DevicePtr,
     rows: usize,
     cols: usize,
@@ -182,14 +183,23 @@ impl<T: Pod> Tensor<T> {
             return Err(Error::Shape { operation: "part", found, expected });
         }
         let ptr = DevicePtr::new(whole.ptr.raw() + (from * size_of::<T>()) as u64);
-        Ok(Self { block: whole.block.clone(), ptr, rows, cols, element: PhantomData })
+        let (block, memory) = (whole.block.clone(), whole.memory.clone());
+        Ok(Self { block, memory, ptr, rows, cols, element: PhantomData })
     }
 
     /// The same tensor once more: its block is freed with the last one.
     #[must_use]
     pub fn share(&self) -> Self {
         let &Self { ptr, rows, cols, .. } = self;
-        Self { block: self.block.clone(), ptr, rows, cols, element: PhantomData }
+        let (block, memory) = (self.block.clone(), self.memory.clone());
+        Self { block, memory, ptr, rows, cols, element: PhantomData }
+    }
+
+    /// The same tensor, which work on another stream writes: it is read, copied and cleared there. Its block is freed where it
+    /// was before, so that stream is to be waited for.
+    #[must_use]
+    pub fn written_on(self, memory: &Memory) -> Self {
+        Self { memory: memory.clone(), ..self }
     }
 
     /// Rows and columns.
@@ -227,9 +237,9 @@ impl<T: Pod> Tensor<T> {
         self.ptr
     }
 
-    /// Where it came from, and the stream that it is freed on.
+    /// Where it came from, and the stream that it is used on.
     pub fn memory(&self) -> &Memory {
-        &self.block.memory
+        &self.memory
     }
 
     /// Notes that work on `stream` uses the tensor, so that its memory is not reused before that is done.
@@ -237,7 +247,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// The allocator's own.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
-        Ok(self.memory().inner.allocator.record_use(self.block.ptr, stream)?)
+        Ok(self.memory.inner.allocator.record_use(self.block.ptr, stream)?)
     }
 
     /// Sets every byte to zero, in stream order.
@@ -245,7 +255,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// The device's own.
     pub fn clear(&mut self) -> Result<()> {
-        let stream = self.memory().stream();
+        let stream = self.memory.stream();
         // SAFETY: the block is live, has that many bytes, and is ours to write in stream order.
         unsafe { stream.device().memset(self.ptr, 0, self.bytes(), stream.handle())? };
         Ok(())
@@ -259,7 +269,7 @@ impl<T: Pod> Tensor<T> {
         if self.shape() != other.shape() {
             return Err(Error::Shape { operation: "copy", found: other.shape(), expected: self.shape() });
         }
-        let stream = self.memory().stream();
+        let stream = self.memory.stream();
         // SAFETY: both blocks are live, as long, and ours to use in stream order.
         unsafe { stream.device().copy(self.ptr, other.ptr, self.bytes(), stream.handle())? };
         Ok(())
@@ -271,7 +281,7 @@ impl<T: Pod> Tensor<T> {
     /// The device's own.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.len()];
-        let stream = self.memory().stream();
+        let stream = self.memory.stream();
         // SAFETY: `values` has as many bytes as the block and outlives the wait below, which also runs when
         // the copy fails half-way.
         let copied = unsafe {

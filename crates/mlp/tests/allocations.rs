@@ -63,8 +63,7 @@ impl Backend for SimBackend {
 
     fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor> {
         let out = into.map_or_else(|| self.lanes.main().uninit(x.cols(), dy.cols()), Ok)?;
-        self.lanes.fork()?;
-        self.lanes.keep([x, dy, &out]);
+        let out = self.lanes.fork([x, dy], out)?;
         self.launch(self.lanes.gradients())?;
         Ok(out)
     }

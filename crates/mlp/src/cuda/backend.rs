@@ -163,8 +163,7 @@ impl Backend for CudaBackend {
         let product = Product::left_transposed(x.shape(), dy.shape());
         let out = into.map_or_else(|| self.lanes.main().uninit(shape.0, shape.1), Ok)?;
         // The inputs are ready then; and so is memory that the first stream freed before this.
-        self.lanes.fork()?;
-        self.lanes.keep([x, dy, &out]);
+        let out = self.lanes.fork([x, dy], out)?;
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, dy, &out), true) }?;
         Ok(out)
