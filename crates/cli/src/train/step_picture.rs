@@ -73,7 +73,7 @@ fn over_the_step(area: &Area<'_>, step: &StepMemory) -> Result<(), Failure> {
         chart.draw_series([PathElement::new([(at, 0.0), (at, highest)], BLACK)])?;
         chart.draw_series([Text::new(*name, (at + 0.3, highest * 0.99), ("sans-serif", 13))])?;
     }
-    let position = SeriesLabelPosition::MiddleLeft;
+    let position = SeriesLabelPosition::LowerLeft;
     chart
         .configure_series_labels()
         .position(position)

@@ -132,7 +132,7 @@ impl Product {
             if self.transposed {
                 (m, n, left, right) = (n, m, right, left);
                 (left_by, right_by) = (right_by, left_by);
-                [&mut out_by, &mut left_by, &mut right_by].map(|by| by.reverse());
+                [&mut out_by, &mut left_by, &mut right_by].into_iter().for_each(|by| by.reverse());
             }
             let ([out_column, out_row], [left_column, left_row], [right_column, right_row]) =
                 (out_by, left_by, right_by);
