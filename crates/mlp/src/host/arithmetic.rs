@@ -28,7 +28,7 @@ pub(super) struct Product {
     transposed: bool,
 }
 
-// How products are cut and turned: of the eight ways for each, the fastest for 64 x 784 over 784 (docs/lab/train.md).
+// How products are cut and turned: by the fastest of the four ways for 64 x 784 over 784 (docs/lab/train.md).
 impl Product {
     /// `left · right`, of matrices of these shapes.
     pub(super) fn plain(left: (usize, usize), right: (usize, usize)) -> Self {
