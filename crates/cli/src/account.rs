@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::progress::duration;
 use crate::ranks::RankMemory;
-use crate::screen::{table, thousands, wrapped};
+use crate::screen::{count, table, thousands, wrapped};
 
 /// What one allocator gave, as `--json` has it.
 #[derive(Debug, Serialize)]
@@ -195,7 +195,7 @@ fn conclusion(outcomes: &[Outcome]) -> String {
     };
     let requested = outcomes.iter().map(|outcome| outcome.peak_requested).max().unwrap_or(0);
     let requested = HumanBytes(requested);
-    format!("Training asked for {requested} at most. {agreement} {}", order_of(outcomes))
+    format!("{agreement} Training asked for {requested} at most. {}", order_of(outcomes))
 }
 
 /// Which allocator is the fastest, and which differ from it by more than its own epochs do.
@@ -207,21 +207,21 @@ fn order_of(outcomes: &[Outcome]) -> String {
     else {
         return String::new();
     };
+    if fastest.epochs < 2 {
+        return "One epoch does not tell which is the fastest: raise --epochs.".to_owned();
+    }
     let spread = fastest.most - fastest.least;
     let slower = |(_, times): &&(&str, Times)| times.median - fastest.median > spread;
-    let slower: Vec<_> = timed
-        .iter()
-        .filter(slower)
-        .map(|(name, times)| format!("{name} (+{:.0} %)", (times.median / fastest.median - 1.0) * 100.0))
-        .collect();
-    let others = timed.len() - 1 - slower.len();
-    let alike = match others {
+    let by = |(name, times): &(&str, Times)| {
+        format!("{name} (+{:.0} %)", (times.median / fastest.median - 1.0) * 100.0)
+    };
+    let slower: Vec<_> = timed.iter().filter(slower).map(by).collect();
+    let alike = match timed.len() - 1 - slower.len() {
         0 => String::new(),
-        _ => format!(
-            " Its own epochs spread by {}, which is more than {} other{} differ{} from it: no order among them.",
+        others => format!(
+            " Its own epochs spread by {}, and {} differ{} from it by less: there is no order among them.",
             duration(spread),
-            others,
-            if others == 1 { "" } else { "s" },
+            count(others as u64, "other"),
             if others == 1 { "s" } else { "" },
         ),
     };
@@ -234,6 +234,8 @@ pub(crate) struct Times {
     pub(crate) least: f64,
     pub(crate) median: f64,
     pub(crate) most: f64,
+    /// How many there were.
+    epochs: usize,
 }
 
 impl Times {
@@ -243,7 +245,8 @@ impl Times {
             times.remove(0);
         }
         times.sort_by(f64::total_cmp);
-        Some(Self { least: *times.first()?, median: times[times.len() / 2], most: *times.last()? })
+        let (least, most, epochs) = (*times.first()?, *times.last()?, times.len());
+        Some(Self { least, median: times[epochs / 2], most, epochs })
     }
 }
 
@@ -323,7 +326,7 @@ mod tests {
         let calls = &mut stats.calls;
         (calls.create, calls.map, calls.unmap, calls.release) = (1_234_567, 1_234_567, 1_234_567, 1_234_567);
         let one = outcome("stream-ordered", 0.5);
-        let text = of_pool(&stats, Some(&stats), &one.epochs) + &comparison(&[one, outcome("x", 0.5)]);
+        let text = of_pool(&stats, Some(&stats), &one.epochs) + "\n" + &comparison(&[one, outcome("x", 0.5)]);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
@@ -350,8 +353,10 @@ mod tests {
             fast,
             timed("far", &[1.0, 208.0, 208.0, 208.0]),
         ]);
-        let expected = "The least median is that of fast. Its own epochs spread by 10 ms, which is more than 1 other \
-                        differs from it: no order among them. Slower: far (+100 %).";
+        let expected = "The least median is that of fast. Its own epochs spread by 10 ms, and 1 other differs from it \
+                        by less: there is no order among them. Slower: far (+100 %).";
         assert_eq!(told, expected);
+        let told = order_of(&[timed("one", &[1.0, 100.0]), timed("other", &[1.0, 300.0])]);
+        assert_eq!(told, "One epoch does not tell which is the fastest: raise --epochs.");
     }
 }

@@ -93,7 +93,6 @@ momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
 log_dir, tf32.
 
 Examples:
-  millpond train                             10 epochs of the bundled digits
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
   millpond train run.toml --device cuda:1    settings of a file, the second GPU
   torchrun --nproc-per-node 4 --no-python millpond train           four GPUs")]

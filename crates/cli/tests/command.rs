@@ -203,7 +203,7 @@ test "$(wc -c <"$3/validation-labels")" -eq 2000 || exit 3
 grep -q '"device":"cpu"' "$3/task" || exit 3
 if test "$4" = compiled; then echo 'first line'; echo 'no compiler here' >&2; exit 1; fi
 for epoch in 1 2; do
-    echo "{"epoch": $epoch, "train_loss": 0.5, "val_loss": 0.25, "val_accuracy": 0.75, "wall_ms": 1500.0, "device_calls": 0}"
+    echo '{"epoch": '$epoch', "train_loss": 0.5, "val_loss": 0.25, "val_accuracy": 0.75, "wall_ms": 1500.0, "device_calls": 0}'
 done
 echo '{"peak_requested": 0, "peak_reserved": 3145728}'"#;
     let (torch, dir) = (python(answers), tempfile::tempdir().unwrap());

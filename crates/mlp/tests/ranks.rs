@@ -240,11 +240,16 @@ fn a_training_goes_on_with_another_number_of_ranks() {
     }
 }
 
+const SHARDS: [Shard; 3] = [Shard::Nothing, Shard::Optimizer, Shard::Gradients];
+
 #[test]
 fn one_rank_alone_trains_as_without_ranks() {
     let data = data();
-    let alone = losses(&How::of(&data).train(None).unwrap().0);
-    for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
+    // Without momentum, one process alone adds to the weights what ranks have as gradients first: that rounds otherwise.
+    for (momentum, shard) in [0.0, 0.5].into_iter().flat_map(|momentum| SHARDS.map(|shard| (momentum, shard)))
+    {
+        let hyper = Hyper { momentum, ..HYPER };
+        let alone = losses(&How { hyper, ..How::of(&data) }.train(None).unwrap().0);
         let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
         let allocator: Arc<dyn Allocator> = Arc::from(by_name(MILLPOND, machine.context()).unwrap());
         let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
@@ -255,11 +260,14 @@ fn one_rank_alone_trains_as_without_ranks() {
         let epochs = train(
             backend.as_mut(),
             &upload,
-            Task { team: Some(&team), ..Task::new(&data, &HYPER) },
+            Task { team: Some(&team), ..Task::new(&data, &hyper) },
             observer,
         )
         .unwrap();
-        assert_eq!(bits(&losses(&epochs)), bits(&alone), "{shard:?}");
+        assert_close(&losses(&epochs), &alone);
+        if momentum > 0.0 {
+            assert_eq!(bits(&losses(&epochs)), bits(&alone), "{shard:?}");
+        }
     }
 }
 

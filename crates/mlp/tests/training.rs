@@ -6,7 +6,7 @@ use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Epoch, Hyper, Kind, Machine, Memory, Observer, Purpose, Step, Task, Training, Upload, train,
+    Backend, Epoch, Hyper, Kind, Machine, Memory, Observer, Purpose, Step, Task, Training, Upload, train,
 };
 
 /// The model of the command's defaults.
@@ -110,8 +110,11 @@ fn trainings_that_take_turns_give_the_losses_of_each_alone() {
         let memory = Memory::new(allocator, context.create_stream().unwrap());
         machines[at].backend(memory, false).unwrap()
     });
-    let begin = |(backend, upload)| Training::begin(backend, upload, Task::new(&data, &hyper)).unwrap();
-    let mut trainings: Vec<_> = backends.iter_mut().map(AsMut::as_mut).zip(&uploads).map(begin).collect();
+    let begin = |(backend, upload): (_, _)| {
+        let backend: &mut Box<dyn Backend> = backend;
+        Training::begin(&mut **backend, upload, Task::new(&data, &hyper)).unwrap()
+    };
+    let mut trainings: Vec<_> = backends.iter_mut().zip(&uploads).map(begin).collect();
     for _ in 0..hyper.epochs {
         trainings.iter_mut().for_each(|training| assert!(training.epoch(&mut Unwatched).unwrap().is_some()));
     }
