@@ -11,6 +11,10 @@ use millpond::Stream;
 
 use crate::{Memory, Result, Tensor};
 
+/// Bytes that the second stream reads, beyond which the streams join before its next work. So large batches take little more
+/// memory than with one stream. What that costs on a GPU is not measured.
+const MOST_READ: u64 = 16 << 20;
+
 /// The memory of a main stream, and a second stream if there is one.
 #[derive(Debug)]
 pub struct Lanes {
@@ -19,13 +23,15 @@ pub struct Lanes {
     second: Option<Memory>,
     /// What the second stream uses since the last join.
     kept: Vec<Tensor>,
+    /// Bytes of it that the stream reads.
+    read: u64,
 }
 
 impl Lanes {
     /// Work on the stream of `main`, and beside it on `second`.
     pub fn new(main: Memory, second: Option<Stream>) -> Self {
         let second = second.map(|stream| main.on(stream));
-        Self { main, second, kept: Vec::new() }
+        Self { main, second, kept: Vec::new(), read: 0 }
     }
 
     /// The memory of all tensors.
@@ -44,7 +50,12 @@ impl Lanes {
     /// # Errors
     /// The device's own, here and below.
     pub fn fork(&mut self, read: [&Tensor; 2], out: Tensor) -> Result<Tensor> {
+        let bytes: u64 = read.iter().map(|tensor| tensor.bytes()).sum();
+        if self.read + bytes > MOST_READ {
+            self.join()?;
+        }
         let Some(second) = &self.second else { return Ok(out) };
+        self.read += bytes;
         second.stream().wait_for(self.main.stream())?;
         self.kept.extend(read.map(Tensor::share));
         self.kept.push(out.share());
@@ -60,6 +71,7 @@ impl Lanes {
             self.main.stream().wait_for(second.stream())?;
             self.kept.clear();
         }
+        self.read = 0;
         Ok(())
     }
 }

@@ -128,6 +128,11 @@ fn no_device_call_after_the_first_epoch_and_no_wait() {
                     format!("{kernel:?}, momentum {momentum}, batches of {batch_size}, reads every {reads}");
                 assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
                 assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
+                println!(
+                    "{what}: requested {} reserved {}",
+                    stats.requested.high >> 10,
+                    stats.reserved.high >> 10
+                );
             }
         }
     }
