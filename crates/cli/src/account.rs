@@ -210,8 +210,8 @@ fn order_of(outcomes: &[Outcome]) -> String {
     if fastest.epochs < 2 {
         return "One epoch does not tell which is the fastest: raise --epochs.".to_owned();
     }
-    let spread = fastest.most - fastest.least;
-    let slower = |(_, times): &&(&str, Times)| times.median - fastest.median > spread;
+    let slower =
+        |(_, times): &&(&str, Times)| times.median - fastest.median > times.spread().max(fastest.spread());
     let by = |(name, times): &(&str, Times)| {
         format!("{name} (+{:.0} %)", (times.median / fastest.median - 1.0) * 100.0)
     };
@@ -219,8 +219,7 @@ fn order_of(outcomes: &[Outcome]) -> String {
     let alike = match timed.len() - 1 - slower.len() {
         0 => String::new(),
         others => format!(
-            " Its own epochs spread by {}, and {} differ{} from it by less: there is no order among them.",
-            duration(spread),
+            " {} differ{} from it by less than the epochs of one allocator do: there is no order among them.",
             count(others as u64, "other"),
             if others == 1 { "s" } else { "" },
         ),
@@ -239,6 +238,10 @@ pub(crate) struct Times {
 }
 
 impl Times {
+    fn spread(&self) -> f64 {
+        self.most - self.least
+    }
+
     pub(crate) fn of(epochs: &[Epoch]) -> Option<Self> {
         let mut times: Vec<f64> = epochs.iter().map(|epoch| epoch.wall_ms).collect();
         if times.len() > 1 {
@@ -353,8 +356,8 @@ mod tests {
             fast,
             timed("far", &[1.0, 208.0, 208.0, 208.0]),
         ]);
-        let expected = "The least median is that of fast. Its own epochs spread by 10 ms, and 1 other differs from it \
-                        by less: there is no order among them. Slower: far (+100 %).";
+        let expected = "The least median is that of fast. 1 other differs from it by less than the epochs of one \
+                        allocator do: there is no order among them. Slower: far (+100 %).";
         assert_eq!(told, expected);
         let told = order_of(&[timed("one", &[1.0, 100.0]), timed("other", &[1.0, 300.0])]);
         assert_eq!(told, "One epoch does not tell which is the fastest: raise --epochs.");
