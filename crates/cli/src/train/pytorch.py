@@ -4,6 +4,7 @@ Called by the command with a folder, which has what is trained, and a way: eager
 for each epoch, and one for what all of them took.
 """
 
+import contextlib
 import json
 import re
 import sys
@@ -53,7 +54,8 @@ class Trainer:
         self.train_split = Split(folder, "train", self.device)
         self.validation = Split(folder, "validation", self.device)
         if not self.is_gpu:
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+            with contextlib.suppress(OSError):  # VmHWM starts again from here, where that is allowed
+                Path("/proc/self/clear_refs").write_text("5")
         self.resident = resident("VmRSS")
         self.model = model_of(folder, self.task, self.device)
         self.forward = torch.compile(self.model, dynamic=False) if way == "compiled" else self.model
