@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::progress::duration;
 use crate::ranks::RankMemory;
-use crate::screen::{table, thousands, wrapped};
+use crate::screen::{count, table, thousands, wrapped};
 
 /// What one allocator gave, as `--json` has it.
 #[derive(Debug, Serialize)]
@@ -139,66 +139,118 @@ fn of_pinned(stats: Option<&Stats>) -> Option<[String; 3]> {
     Some(row("pinned memory", HumanBytes(stats.reserved.high).to_string(), &meaning))
 }
 
-/// The titles of the table of several allocators.
-pub(crate) fn titles() -> String {
-    format!(
-        "{:14} {:>8}  {:>20} {:>23}\n{}",
+/// Several allocators' trainings, which took turns: a table, and what may be read from it.
+pub(crate) fn comparison(outcomes: &[Outcome]) -> String {
+    let lines: Vec<_> = outcomes.iter().map(line).collect();
+    let titles = format!(
+        "{:14} {:>27}  {:>21} {:>11}\n{}",
         "",
-        "time of",
+        "time of an epoch",
         "device calls in",
-        "memory at most",
-        cells(["allocator", "an epoch", "epoch 1", "any later", "requested", "reserved", "accuracy"])
-    )
+        "reserved",
+        cells(["allocator", "least", "median", "most", "epoch 1", "any later", "at most"])
+    );
+    format!("{titles}\n{}\n\n{}", lines.join("\n"), wrapped(&conclusion(outcomes), 80))
 }
 
-/// The row of an allocator that is done.
-pub(crate) fn line(outcome: &Outcome) -> String {
-    let calls =
-        |epoch: Option<&Epoch>| epoch.map_or_else(|| "-".to_owned(), |epoch| thousands(epoch.device_calls));
+/// The row of an allocator.
+fn line(outcome: &Outcome) -> String {
+    let unknown = || "-".to_owned();
+    let calls = |epoch: Option<&Epoch>| epoch.map_or_else(unknown, |epoch| thousands(epoch.device_calls));
     let later = outcome.epochs.iter().skip(1).max_by_key(|epoch| epoch.device_calls);
-    let accuracy = outcome
-        .epochs
-        .last()
-        .map_or_else(|| "-".to_owned(), |last| format!("{:.2} %", last.val_accuracy * 100.0));
+    let times = Times::of(&outcome.epochs);
+    let [least, median, most] = match &times {
+        Some(times) => [times.least, times.median, times.most].map(duration),
+        None => [unknown(), unknown(), unknown()],
+    };
+    let reserved = HumanBytes(outcome.peak_reserved).to_string();
     cells([
         &outcome.allocator,
-        &usual_time(&outcome.epochs).map_or_else(|| "-".to_owned(), duration),
+        &least,
+        &median,
+        &most,
         &calls(outcome.epochs.first()),
         &calls(later),
-        &HumanBytes(outcome.peak_requested).to_string(),
-        &HumanBytes(outcome.peak_reserved).to_string(),
-        &accuracy,
+        &reserved,
     ])
 }
 
 /// In 80 columns.
-fn cells([name, time, first, later, requested, reserved, accuracy]: [&str; 7]) -> String {
-    format!("{name:14} {time:>8}  {first:>9} {later:>10} {requested:>11} {reserved:>11} {accuracy:>8}")
+fn cells([name, least, median, most, first, later, reserved]: [&str; 7]) -> String {
+    format!("{name:14} {least:>8} {median:>9} {most:>8}  {first:>10} {later:>10} {reserved:>11}")
 }
 
-/// What follows the table of several allocators.
-pub(crate) fn conclusion(outcomes: &[Outcome]) -> String {
+/// What follows from the table.
+fn conclusion(outcomes: &[Outcome]) -> String {
     let losses = |outcome: &Outcome| -> Vec<_> {
         outcome.epochs.iter().map(|epoch| (epoch.train_loss.to_bits(), epoch.val_loss.to_bits())).collect()
     };
     // A run that was stopped has fewer epochs.
     let agree =
         |pair: &[Outcome]| losses(&pair[0]).iter().zip(losses(&pair[1])).all(|(one, other)| *one == other);
-    let agreement = match outcomes {
-        [] | [_] => return String::new(),
-        _ if outcomes.windows(2).all(agree) => "All trained alike: their losses are equal to the last bit.",
-        _ => "Their losses differ: not all of them computed the same.",
+    let agreement = if outcomes.windows(2).all(agree) {
+        "All trained alike: their losses are equal to the last bit."
+    } else {
+        "Their losses differ: not all of them computed the same."
     };
-    format!(
-        "\nRequested is what training asked for; reserved is what the allocator held from\nthe device for it. {agreement}"
-    )
+    let requested = outcomes.iter().map(|outcome| outcome.peak_requested).max().unwrap_or(0);
+    let requested = HumanBytes(requested);
+    format!("{agreement} Training asked for {requested} at most. {}", order_of(outcomes))
 }
 
-/// The median time of the epochs, in milliseconds: the first one, which warms up, and hiccups count little.
-fn usual_time(epochs: &[Epoch]) -> Option<f64> {
-    let mut times: Vec<f64> = epochs.iter().map(|epoch| epoch.wall_ms).collect();
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
+/// Which allocator is the fastest, and which differ from it by more than its own epochs do.
+fn order_of(outcomes: &[Outcome]) -> String {
+    let timed =
+        outcomes.iter().filter_map(|outcome| Some((&*outcome.allocator, Times::of(&outcome.epochs)?)));
+    let timed: Vec<_> = timed.collect();
+    let Some((name, fastest)) = timed.iter().min_by(|one, other| one.1.median.total_cmp(&other.1.median))
+    else {
+        return String::new();
+    };
+    if fastest.epochs < 2 {
+        return "One epoch does not tell which is the fastest: raise --epochs.".to_owned();
+    }
+    let slower =
+        |(_, times): &&(&str, Times)| times.median - fastest.median > times.spread().max(fastest.spread());
+    let by = |(name, times): &(&str, Times)| {
+        format!("{name} (+{:.0} %)", (times.median / fastest.median - 1.0) * 100.0)
+    };
+    let slower: Vec<_> = timed.iter().filter(slower).map(by).collect();
+    let alike = match timed.len() - 1 - slower.len() {
+        0 => String::new(),
+        others => format!(
+            " {} differ{} from it by less than the epochs of one allocator do: there is no order among them.",
+            count(others as u64, "other"),
+            if others == 1 { "s" } else { "" },
+        ),
+    };
+    let slower = if slower.is_empty() { String::new() } else { format!(" Slower: {}.", slower.join(", ")) };
+    format!("The least median is that of {name}.{alike}{slower}")
+}
+
+/// How long epochs took, in milliseconds. The first, which warms up, counts where there is no other.
+pub(crate) struct Times {
+    pub(crate) least: f64,
+    pub(crate) median: f64,
+    pub(crate) most: f64,
+    /// How many there were.
+    epochs: usize,
+}
+
+impl Times {
+    fn spread(&self) -> f64 {
+        self.most - self.least
+    }
+
+    pub(crate) fn of(epochs: &[Epoch]) -> Option<Self> {
+        let mut times: Vec<f64> = epochs.iter().map(|epoch| epoch.wall_ms).collect();
+        if times.len() > 1 {
+            times.remove(0);
+        }
+        times.sort_by(f64::total_cmp);
+        let (least, most, epochs) = (*times.first()?, *times.last()?, times.len());
+        Some(Self { least, median: times[epochs / 2], most, epochs })
+    }
 }
 
 fn row(name: &str, figure: String, meaning: &str) -> [String; 3] {
@@ -277,22 +329,37 @@ mod tests {
         let calls = &mut stats.calls;
         (calls.create, calls.map, calls.unmap, calls.release) = (1_234_567, 1_234_567, 1_234_567, 1_234_567);
         let one = outcome("stream-ordered", 0.5);
-        let text = [
-            of_pool(&stats, Some(&stats), &one.epochs),
-            titles(),
-            line(&one),
-            conclusion(&[one, outcome("x", 0.5)]),
-        ];
-        let text = text.join("\n");
+        let text = of_pool(&stats, Some(&stats), &one.epochs) + "\n" + &comparison(&[one, outcome("x", 0.5)]);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]
     fn allocators_that_trained_alike_are_said_to() {
-        let alike = conclusion(&[outcome("a", 0.5), outcome("b", 0.5)]);
+        let alike = comparison(&[outcome("a", 0.5), outcome("b", 0.5)]);
         assert!(alike.contains("equal to the last bit"), "{alike}");
-        let different = conclusion(&[outcome("a", 0.5), outcome("b", 0.25)]);
+        let different = comparison(&[outcome("a", 0.5), outcome("b", 0.25)]);
         assert!(different.contains("losses differ"), "{different}");
-        assert_eq!(conclusion(&[outcome("a", 0.5)]), "");
+    }
+
+    #[test]
+    fn an_order_is_told_only_beyond_the_spread() {
+        let timed = |allocator: &str, times: &[f64]| {
+            let mut of = outcome(allocator, 0.5);
+            let epoch = of.epochs[0].clone();
+            of.epochs = times.iter().map(|wall_ms| Epoch { wall_ms: *wall_ms, ..epoch.clone() }).collect();
+            of
+        };
+        // The first epoch warms up.
+        let fast = timed("fast", &[900.0, 100.0, 110.0, 104.0]);
+        let told = order_of(&[
+            timed("near", &[1.0, 108.0, 109.0, 110.0]),
+            fast,
+            timed("far", &[1.0, 208.0, 208.0, 208.0]),
+        ]);
+        let expected = "The least median is that of fast. 1 other differs from it by less than the epochs of one \
+                        allocator do: there is no order among them. Slower: far (+100 %).";
+        assert_eq!(told, expected);
+        let told = order_of(&[timed("one", &[1.0, 100.0]), timed("other", &[1.0, 300.0])]);
+        assert_eq!(told, "One epoch does not tell which is the fastest: raise --epochs.");
     }
 }

@@ -106,7 +106,6 @@ momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
 log_dir, tf32.
 
 Examples:
-  millpond train                             10 epochs of the bundled digits
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
   millpond train run.toml --device cuda:1    settings of a file, the second GPU
   torchrun --nproc-per-node 4 --no-python millpond train           four GPUs")]
@@ -149,7 +148,7 @@ pub(crate) struct TrainArgs {
     /// Let a GPU multiply in TF32: faster, less exact
     #[arg(long)]
     tf32: bool,
-    /// Write curves.csv and curves.svg to this folder
+    /// Write curves, and the memory of a step, to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Write the results here; - is standard output
@@ -167,6 +166,9 @@ pub(crate) struct TrainArgs {
     /// Split over many GPUs: optimizer or gradients
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     pub(crate) shard: Option<Sharded>,
+    /// Train with this, too, and compare: pytorch
+    #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
+    pub(crate) compare: Option<Other>,
     /// Record what the pool does, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
@@ -248,6 +250,14 @@ pub(crate) enum Sharded {
     Optimizer,
     /// The gradients, too.
     Gradients,
+}
+
+/// What trains the same beside the command.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Other {
+    /// PyTorch, in each way that there is.
+    #[value(name = "pytorch")]
+    PyTorch,
 }
 
 impl TrainArgs {

@@ -11,11 +11,22 @@ use crate::account::Outcome;
 /// Width and height of the picture.
 const SIZE: (u32, u32) = (1000, 420);
 
+/// Of trainings, and paler for what is beside their validation.
+const COLOURS: [RGBColor; 5] = [BLUE, RED, GREEN, MAGENTA, BLACK];
+const PALE: [RGBColor; 5] = [
+    RGBColor(140, 170, 255),
+    RGBColor(255, 150, 150),
+    RGBColor(130, 210, 130),
+    RGBColor(255, 160, 255),
+    RGBColor(150, 150, 150),
+];
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordusize, RangedCoordf64>>;
 
 /// A line of the picture: its label, its colour, and its value in each epoch.
-type Line<'a> = (String, RGBColor, Box<dyn Fn(&Epoch) -> f64>, &'a [Epoch]);
+/// How wide it is drawn says which lies below which.
+type Line<'a> = (String, RGBColor, Box<dyn Fn(&Epoch) -> f64>, &'a [Epoch], u32);
 
 /// One row an epoch and allocator.
 pub(crate) fn csv(outcomes: &[Outcome]) -> String {
@@ -33,8 +44,8 @@ pub(crate) fn csv(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Loss and accuracy of the first allocator's run (the others' are the same, or nearly), and the time of each
-/// epoch with every allocator.
+/// Loss and accuracy, and the time of each epoch of every training. Trainings with the same losses, as those of one command
+/// with several allocators are, have one line.
 pub(crate) fn svg(outcomes: &[Outcome]) -> Result<String, String> {
     let mut text = String::new();
     draw(&mut text, outcomes).map_err(|error| error.to_string())?;
@@ -46,20 +57,35 @@ fn draw(text: &mut String, outcomes: &[Outcome]) -> Result<(), Box<dyn std::erro
     let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let areas = root.split_evenly((1, 3));
-    let learnt = &first.epochs[..];
-    let losses: [Line<'_>; 2] = [
-        ("training".to_owned(), BLUE, Box::new(|epoch| epoch.train_loss), learnt),
-        ("validation".to_owned(), RED, Box::new(|epoch| epoch.val_loss), learnt),
-    ];
-    let accuracy: [Line<'_>; 1] =
-        [("validation".to_owned(), RED, Box::new(|epoch| epoch.val_accuracy * 100.0), learnt)];
-    let colours = [BLUE, RED, GREEN, MAGENTA, BLACK];
+    let losses_of = |of: &Outcome| -> Vec<_> {
+        of.epochs.iter().map(|epoch| [epoch.train_loss, epoch.val_loss].map(f64::to_bits)).collect()
+    };
+    let others = outcomes[1..].iter().filter(|of| !losses_of(first).starts_with(&losses_of(of)));
+    let distinct: Vec<&Outcome> = std::iter::once(first).chain(others).collect();
+    let several = distinct.len() > 1;
+    let (mut losses, mut accuracy) = (Vec::<Line<'_>>::new(), Vec::<Line<'_>>::new());
+    // The first is the widest, so that it is seen beside those that lie on it.
+    for (at, of) in distinct.into_iter().enumerate() {
+        let width = if several { 2 * (4_u32.saturating_sub(at as u32)).max(1) - 1 } else { 1 };
+        let colour = if several { COLOURS[at % COLOURS.len()] } else { RED };
+        let named = |what: &str| if several { format!("{}, {what}", of.allocator) } else { what.to_owned() };
+        let (epochs, below) = (&of.epochs[..], if several { PALE[at % PALE.len()] } else { BLUE });
+        losses.push((named("training"), below, Box::new(|epoch| epoch.train_loss), epochs, width));
+        losses.push((named("validation"), colour, Box::new(|epoch| epoch.val_loss), epochs, width));
+        accuracy.push((
+            named("validation"),
+            colour,
+            Box::new(|epoch| epoch.val_accuracy * 100.0),
+            epochs,
+            width,
+        ));
+    }
     let times: Vec<Line<'_>> = outcomes
         .iter()
-        .zip(colours.into_iter().cycle())
+        .zip(COLOURS.into_iter().cycle())
         .map(|(outcome, colour)| {
             let time: Box<dyn Fn(&Epoch) -> f64> = Box::new(|epoch| epoch.wall_ms);
-            (outcome.allocator.clone(), colour, time, &outcome.epochs[..])
+            (outcome.allocator.clone(), colour, time, &outcome.epochs[..], 1)
         })
         .collect();
     // Losses fall and accuracies rise: each legend is where the lines are not.
@@ -77,7 +103,7 @@ fn plot(
     lines: &[Line<'_>],
     legend: SeriesLabelPosition,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let values = |(_, _, value, epochs): &Line<'_>| epochs.iter().map(value).collect::<Vec<_>>();
+    let values = |(_, _, value, epochs, _): &Line<'_>| epochs.iter().map(value).collect::<Vec<_>>();
     let highest = lines.iter().flat_map(values).fold(f64::MIN_POSITIVE, f64::max) * 1.05;
     let last = lines.iter().map(|line| line.3.len()).max().unwrap_or(1);
     let mut chart: Chart<'_, '_> = ChartBuilder::on(area)
@@ -87,14 +113,16 @@ fn plot(
         .y_label_area_size(48)
         .build_cartesian_2d(1..last.max(2), 0.0..highest)?;
     chart.configure_mesh().x_desc("epoch").x_labels(10).light_line_style(TRANSPARENT).draw()?;
-    for (label, colour, value, epochs) in lines {
+    for (label, colour, value, epochs, width) in lines {
         let points: Vec<_> = epochs.iter().map(|epoch| (epoch.epoch, value(epoch))).collect();
-        let colour = *colour;
-        chart.draw_series(points.iter().map(|&point| Circle::new(point, 2, colour.filled())))?;
+        let style = colour.stroke_width(*width);
+        chart.draw_series(
+            points.iter().map(|&point| Circle::new(point, width.div_ceil(2) + 1, colour.filled())),
+        )?;
         chart
-            .draw_series(LineSeries::new(points, colour))?
+            .draw_series(LineSeries::new(points, style))?
             .label(label)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
     }
     chart
         .configure_series_labels()
@@ -144,6 +172,17 @@ mod tests {
         for label in ["loss", "accuracy (%)", "training", "validation", "millpond", "driver"] {
             assert!(text.contains(label), "{label}");
         }
+    }
+
+    #[test]
+    fn trainings_with_other_losses_have_lines_of_their_own() {
+        let mut other = outcome("PyTorch eager");
+        other.epochs.iter_mut().for_each(|epoch| epoch.val_loss += 1e-6);
+        let text = svg(&[outcome("millpond"), outcome("driver"), other]).unwrap();
+        for label in ["millpond, training", "PyTorch eager, validation"] {
+            assert!(text.contains(label), "{label}");
+        }
+        assert!(!text.contains("driver, training"), "its losses are those of the first");
     }
 
     #[test]

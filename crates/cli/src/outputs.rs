@@ -123,20 +123,22 @@ fn buffered<E: From<std::io::Error>>(
 pub(crate) struct Log {
     pub(crate) csv: Output,
     pub(crate) svg: Output,
+    /// Of the memory of one step.
+    pub(crate) memory: Output,
 }
 
 impl Log {
     /// Creates the folder if need be, and opens its files.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         create_dir_all(dir).map_err(|source| failed(dir, "create the log folder", source))?;
-        let [csv, svg] = Self::NAMES.map(|name| Output::open(&dir.join(name)));
-        Ok(Self { csv: csv?, svg: svg? })
+        let [csv, svg, memory] = Self::NAMES.map(|name| Output::open(&dir.join(name)));
+        Ok(Self { csv: csv?, svg: svg?, memory: memory? })
     }
 
-    const NAMES: [&str; 2] = ["curves.csv", "curves.svg"];
+    const NAMES: [&str; 3] = ["curves.csv", "curves.svg", "memory.svg"];
 
     /// What [`open`](Self::open) would open.
-    pub(crate) fn files(dir: Option<&Path>) -> [Option<PathBuf>; 2] {
+    pub(crate) fn files(dir: Option<&Path>) -> [Option<PathBuf>; 3] {
         Self::NAMES.map(|name| Some(dir?.join(name)))
     }
 }

@@ -10,10 +10,14 @@ use crate::screen::{is_quiet, say, thousands};
 /// How often the bar moves. Each time waits for the device, so rarely; and smoothly enough to the eye.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Shows one allocator's training.
+/// Shows the trainings of a command, whose epochs take turns.
 #[derive(Debug)]
 pub(crate) struct Progress {
     epochs: usize,
+    /// Of each epoch.
+    trainings: usize,
+    /// Images of the epochs that are done here.
+    images: usize,
     /// What stands before the bar.
     name: String,
     bar: ProgressBar,
@@ -26,16 +30,21 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Shows a bar. `name` tells several trainings of one command apart.
-    pub(crate) fn new(epochs: usize, name: Option<&str>) -> Self {
+    /// Shows a bar.
+    pub(crate) fn new(epochs: usize, trainings: usize) -> Self {
         let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
         let template = "{prefix} {wide_bar} {percent:>3} %  {msg}";
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
-        let now = Instant::now();
-        let name = name.map(|name| format!("{name}, ")).unwrap_or_default();
-        Self { epochs, name, bar, stride: 1, steps: 0, began: now, last_reading: now }
+        let (now, name) = (Instant::now(), String::new());
+        let (images, stride, steps) = (0, 1, 0);
+        Self { epochs, trainings, images, name, bar, stride, steps, began: now, last_reading: now }
+    }
+
+    /// The epochs from here on are of the training of this name, where there are several.
+    pub(crate) fn turn(&mut self, name: Option<&str>) {
+        self.name = name.map(|name| format!("{name}, ")).unwrap_or_default();
     }
 
     /// The titles of what [`epoch`](Self::epoch) prints.
@@ -59,9 +68,10 @@ impl Progress {
     }
 
     pub(crate) fn loss(&mut self, step: Step, mean: f64) {
-        let done = (step.epoch - 1) * step.of + step.images;
-        let rate = done as f64 / self.began.elapsed().as_secs_f64();
-        let left = (self.epochs * step.of).saturating_sub(done) as f64 / rate.max(1e-9);
+        let rate = (self.images + step.images) as f64 / self.began.elapsed().as_secs_f64();
+        let later = (self.epochs - step.epoch) * self.trainings * step.of;
+        let of_this = (self.trainings - self.images / step.of % self.trainings) * step.of - step.images;
+        let left = (later + of_this) as f64 / rate.max(1e-9);
         let (rate, left) = (thousands(rate as u64), remaining(left));
         self.bar.set_message(format!("loss {mean:.4}  {rate} images/s  {left} left"));
         self.bar.set_position(step.images as u64);
@@ -74,8 +84,9 @@ impl Progress {
         }
     }
 
-    /// An epoch is over.
+    /// An epoch over so many images is done.
     pub(crate) fn end_epoch(&mut self) {
+        self.images += self.bar.length().unwrap_or(0) as usize;
         self.steps = 0;
     }
 

@@ -18,19 +18,19 @@ const MOST_OF_THE_TIME: u32 = 20;
 pub(crate) struct Results {
     json: Option<Output>,
     log: Option<Log>,
-    /// Whether JSON is a list, one object an allocator.
+    /// Whether JSON is a list, one object a training.
     is_list: bool,
     last_kept: Option<(Instant, Duration)>,
     has_failed: bool,
 }
 
 impl Results {
-    /// Finds out whether the files can be written. With several allocators the JSON is a list.
-    pub(crate) fn open(json: Option<&Path>, log_dir: Option<&Path>, allocators: usize) -> Result<Self> {
+    /// Finds out whether the files can be written. For several trainings the JSON is a list.
+    pub(crate) fn open(json: Option<&Path>, log_dir: Option<&Path>, is_list: bool) -> Result<Self> {
         Ok(Self {
             log: log_dir.map(Log::open).transpose()?,
             json: json.map(Output::open).transpose()?,
-            is_list: allocators > 1,
+            is_list,
             last_kept: None,
             has_failed: false,
         })
@@ -65,6 +65,15 @@ impl Results {
         if let Some(log) = &self.log {
             say(&format!("\ncurves: {} and {}", log.csv.path().display(), log.svg.path().display()));
         }
+        Ok(())
+    }
+
+    /// Writes the picture of a step's memory, which `draw` makes, where one is asked for.
+    pub(crate) fn step(&self, draw: impl FnOnce() -> std::result::Result<String, String>) -> Result<()> {
+        let Some(Log { memory, .. }) = &self.log else { return Ok(()) };
+        let drawn = draw().map_err(|why| Error::Drawing { path: memory.path().to_owned(), why })?;
+        memory.write(&drawn)?;
+        say(&format!("memory of one step: {}", memory.path().display()));
         Ok(())
     }
 

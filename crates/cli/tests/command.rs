@@ -159,6 +159,67 @@ fn curves_make_their_folder_and_replace_those_of_earlier_runs() {
     );
     let svg = std::fs::read_to_string(logs.join("curves.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    let memory = std::fs::read_to_string(logs.join("memory.svg")).unwrap();
+    assert!(memory.contains("weights: 49.62 KiB at most") && memory.contains("backward"), "{memory}");
+}
+
+/// A folder with a `python3` that is this shell script.
+fn python(script: &str) -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("python3");
+    std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+    dir
+}
+
+fn compared(python: &Path, args: &[&str]) -> Output {
+    let path = format!("{}:{}", python.display(), std::env::var("PATH").unwrap());
+    let mut command = command();
+    command.env("PATH", path).args(["train", "--compare", "pytorch"]).args(SMALL).args(args);
+    command.output().unwrap()
+}
+
+#[test]
+fn without_pytorch_a_comparison_is_refused() {
+    let none = python("echo 'No module named torch' >&2; exit 1");
+    let output = compared(none.path(), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let expected = "--compare pytorch: python3 has no PyTorch: `pip install torch`, or activate the environment that has it";
+    assert_eq!(failure(&output), expected);
+    let output = compared(none.path(), &["--resume", "--save", "x"]);
+    assert!(failure(&output).starts_with("--compare is for a training of one process from its beginning"));
+}
+
+/// What the script gets is checked by one that stands for Python; `docs/train.md` has what PyTorch answered.
+#[test]
+fn pytorch_trains_the_same_and_is_shown_beside() {
+    let answers = r#"
+case "$2" in "import torch"*) echo 2.99; exit ;; esac
+test "$(wc -c <"$3/weights")" -eq $((4 * (784 * 16 + 16 * 10))) || exit 3
+test "$(wc -c <"$3/orders")" -eq $((4 * 8000 * 2)) || exit 3
+test "$(wc -c <"$3/train-images")" -eq $((784 * 8000)) || exit 3
+test "$(wc -c <"$3/validation-labels")" -eq 2000 || exit 3
+grep -q '"device":"cpu"' "$3/task" || exit 3
+if test "$4" = compiled; then echo 'first line'; echo 'no compiler here' >&2; exit 1; fi
+for epoch in 1 2; do
+    echo '{"epoch": '$epoch', "train_loss": 0.5, "val_loss": 0.25, "val_accuracy": 0.75, "wall_ms": 1500.0, "device_calls": 0}'
+done
+echo '{"peak_requested": 0, "peak_reserved": 3145728}'"#;
+    let (torch, dir) = (python(answers), tempfile::tempdir().unwrap());
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let output =
+        compared(torch.path(), &["--epochs", "2", "--json", &at("run.json"), "--log-dir", &at("logs")]);
+    let text = stdout(&output);
+    assert!(text.contains("trains with PyTorch 2.99, compiled\n  left out: no compiler here\n"), "{text}");
+    let row = "PyTorch eager      1.50 s    1.50 s   1.50 s     3.00 MiB   0.2500   75.00 %";
+    assert!(text.contains(row) && text.contains("what its process grew by"), "{text}");
+    let runs = read_json(Path::new(&at("run.json")));
+    let names: Vec<_> =
+        runs.as_array().unwrap().iter().map(|run| run["allocator"].as_str().unwrap()).collect();
+    assert_eq!(names, ["millpond", "PyTorch eager"]);
+    let svg = std::fs::read_to_string(at("logs/curves.svg")).unwrap();
+    assert!(svg.contains("PyTorch eager, validation") && svg.contains("millpond, training"));
 }
 
 #[test]

@@ -63,8 +63,9 @@ fn run(arguments: &str, folder: &Path) {
     let trace = root().join(TRACE);
     let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
     arguments.iter_mut().filter(|word| **word == "TRACE").for_each(|word| *word = trace.to_str().unwrap());
-    let needs_more =
-        |word: &&str| word.starts_with("cuda") || ["fetch", "data/mnist", "bench", "probe"].contains(word);
+    let needs_more = |word: &&str| {
+        word.starts_with("cuda") || ["fetch", "data/mnist", "bench", "probe", "pytorch"].contains(word)
+    };
     if arguments.iter().any(needs_more) {
         arguments.push("--help");
     } else if arguments[0] == "train" {

@@ -151,6 +151,23 @@ pub trait Backend: std::fmt::Debug {
         sgd: Sgd,
     ) -> Result<()>;
 
+    /// Whether [`descend`](Self::descend) is faster than a gradient and an [update](Self::update).
+    fn descends(&self) -> bool {
+        false
+    }
+
+    /// One step of SGD of a layer, without a gradient in memory: `w −= rate · xᵀ · dy`. Differs from a gradient and an
+    /// update by rounding.
+    ///
+    /// `x` is `[batch, inputs]`, `dy` `[batch, outputs]`, `w` `[inputs, outputs]`.
+    ///
+    /// # Errors
+    /// As above.
+    fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
+        let gradient = self.weight_gradient(x, dy, None)?;
+        self.update(std::slice::from_mut(w), &[gradient], &mut [], Sgd { rate, momentum: 0.0 })
+    }
+
     /// Adds each gradient to its sum: to the last bit what a step of SGD at rate −1 does.
     ///
     /// # Errors

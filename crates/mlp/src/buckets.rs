@@ -7,7 +7,6 @@
 //! gradients do, and all ranks gather the pieces. With [`Shard::Gradients`], two buckets take turns.
 
 use std::any::Any;
-use std::sync::Arc;
 
 use millpond::Stream;
 
@@ -94,9 +93,9 @@ impl<'a> Buckets<'a> {
         for (at, Plan { layers: planned, len }) in plans.iter().enumerate() {
             let slot = if turns.is_some() { at % 2 } else { at };
             if slot == wholes.len() {
-                wholes.push(Arc::new(memory.zeroed(1, turns.map_or(*len, |lengths| lengths[slot]))?));
+                wholes.push(memory.zeroed(1, turns.map_or(*len, |lengths| lengths[slot]))?);
             }
-            let whole: &Arc<Tensor> = &wholes[slot];
+            let whole: &Tensor = &wholes[slot];
             for (layer, from) in planned {
                 let (rows, cols) = model.weights()[*layer].shape();
                 layers[*layer] = Some(Tensor::part(whole, *from, rows, cols)?);
@@ -157,7 +156,7 @@ impl<'a> Buckets<'a> {
             return self.equalise(backend, to);
         }
         for (at, to) in to.iter_mut().enumerate() {
-            let whole = Arc::new(backend.memory().zeroed(1, self.buckets[at].gradients.len())?);
+            let whole = backend.memory().zeroed(1, self.buckets[at].gradients.len())?;
             for (layer, from) in self.places(at) {
                 if let Some(values) = layers.get(layer) {
                     Tensor::part(&whole, from, values.rows(), values.cols())?.copy_from(values)?;
@@ -174,7 +173,7 @@ impl<'a> Buckets<'a> {
         let (main, team) = (backend.memory().stream(), self.team);
         let mut layers = vec![Vec::new(); self.layers.len()];
         for (at, piece) in pieces.iter().enumerate() {
-            let whole = Arc::new(backend.memory().zeroed(1, self.buckets[at].gradients.len())?);
+            let whole = backend.memory().zeroed(1, self.buckets[at].gradients.len())?;
             Tensor::part(&whole, team.rank() * piece.len(), 1, piece.len())?.copy_from(piece)?;
             team.stream().wait_for(main)?;
             team.collective().all_gather(&whole, team.stream())?;
@@ -263,13 +262,8 @@ impl<'a> Buckets<'a> {
 }
 
 /// Moves the weights of these layers into one tensor, where they lie as their gradients do.
-fn moved(
-    backend: &dyn Backend,
-    model: &mut Model,
-    layers: &[(usize, usize)],
-    len: usize,
-) -> Result<Arc<Tensor>> {
-    let whole = Arc::new(backend.memory().zeroed(1, len)?);
+fn moved(backend: &dyn Backend, model: &mut Model, layers: &[(usize, usize)], len: usize) -> Result<Tensor> {
+    let whole = backend.memory().zeroed(1, len)?;
     for (layer, from) in layers {
         let weights = &model.weights()[*layer];
         let mut part = Tensor::part(&whole, *from, weights.rows(), weights.cols())?;
@@ -287,7 +281,7 @@ impl Gradients for Buckets<'_> {
             // The bucket that had the memory before is to be summed first.
             backend.gradient_stream().wait_for(self.team.stream())?;
         }
-        Ok(self.layers[layer].same_part())
+        Ok(Some(self.layers[layer].share()))
     }
 
     fn ready(&mut self, backend: &dyn Backend, _: Tensor) -> Result<()> {

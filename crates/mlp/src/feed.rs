@@ -13,7 +13,7 @@ use millpond::{Buffer, Context, Event, Pool, Stream};
 
 use crate::data::Split;
 use crate::share::Piece;
-use crate::{Batch, Memory, Result, Tensor};
+use crate::{Batch, Kind, Memory, Result, Tensor};
 
 /// Batches between the data set and the work on them. With two, the host would have to gather and launch the next batch
 /// within the time of one step.
@@ -84,7 +84,7 @@ impl Feed {
             let pinned = upload.pinned().and_then(|pool| Buffer::new(pool, count * row, &upload.stream).ok());
             Ok(Slot {
                 staging: pinned.map_or_else(|| Staging::Pageable(vec![0; count * row]), Staging::Pinned),
-                rows: memory.uninit(count, row)?,
+                rows: memory.uninit_for(Kind::Batch, count, row)?,
                 // What had the memory before is done by then, too.
                 read: memory.stream().record()?,
             })

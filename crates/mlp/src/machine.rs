@@ -115,11 +115,7 @@ impl Machine {
             );
             return Err(Error::Launcher { what });
         }
-        let collective: Box<dyn Collective> = match &self.host {
-            Some(device) => Box::new(Tcp::new(device.clone(), Some(ranks))?),
-            None => Box::new(Nccl::new(self.name().ordinal(), Some(ranks))?),
-        };
-        Ok(Team::new(Some(ranks.clone()), collective, self.context.create_stream()?, shard))
+        self.team_of(Some(ranks), shard)
     }
 
     /// One rank alone, which trains as many do: to see what that costs.
@@ -127,11 +123,16 @@ impl Machine {
     /// # Errors
     /// As above.
     pub fn team_of_one(&self, shard: Shard) -> Result<Team> {
+        self.team_of(None, shard)
+    }
+
+    fn team_of(&self, ranks: Option<&Arc<Ranks>>, shard: Shard) -> Result<Team> {
+        let of = ranks.map(|ranks| &**ranks);
         let collective: Box<dyn Collective> = match &self.host {
-            Some(device) => Box::new(Tcp::new(device.clone(), None)?),
-            None => Box::new(Nccl::new(self.name().ordinal(), None)?),
+            Some(device) => Box::new(Tcp::new(device.clone(), of)?),
+            None => Box::new(Nccl::new(self.name().ordinal(), of)?),
         };
-        Ok(Team::new(None, collective, self.context.create_stream()?, shard))
+        Ok(Team::new(ranks.cloned(), collective, self.context.create_stream()?, shard))
     }
 
     /// The operations of this device over this memory. `tf32` lets a GPU round factors to TF32.

@@ -9,6 +9,7 @@ use millpond::device::DevicePtr;
 use millpond_baselines::{Allocator, Usage};
 use parking_lot::Mutex;
 
+use crate::step_memory::{Kind, Ledger, Purpose, StepMemory};
 use crate::{Error, Result};
 
 /// The allocator under test and the stream that it is used on. Clones are the same.
@@ -23,19 +24,49 @@ struct Inner {
     stream: Stream,
     /// The first free that was refused. A drop cannot report it, the end of the epoch can.
     refused: Arc<Mutex<Option<millpond::Error>>>,
+    /// What tensors are for, where somebody wants to know.
+    ledger: Option<Arc<Ledger>>,
 }
 
 impl Memory {
     /// Memory from `allocator` for work on `stream`.
     pub fn new(allocator: Arc<dyn Allocator>, stream: Stream) -> Self {
-        Self { inner: Arc::new(Inner { allocator, stream, refused: Arc::default() }) }
+        Self { inner: Arc::new(Inner { allocator, stream, refused: Arc::default(), ledger: None }) }
+    }
+
+    /// The same memory, which keeps what a step's memory is for: [`step`](Self::step).
+    #[must_use]
+    pub fn watched(&self) -> Self {
+        self.with(self.stream().clone(), Some(Arc::default()))
     }
 
     /// The same memory for work on another stream.
     #[must_use]
     pub fn on(&self, stream: Stream) -> Self {
+        self.with(stream, self.inner.ledger.clone())
+    }
+
+    fn with(&self, stream: Stream, ledger: Option<Arc<Ledger>>) -> Self {
         let Inner { allocator, refused, .. } = &*self.inner;
-        Self { inner: Arc::new(Inner { allocator: allocator.clone(), stream, refused: refused.clone() }) }
+        let (allocator, refused) = (allocator.clone(), refused.clone());
+        Self { inner: Arc::new(Inner { allocator, stream, refused, ledger }) }
+    }
+
+    /// The last step that was kept; `None` if this is not [`watched`](Self::watched).
+    pub fn step(&self) -> Option<StepMemory> {
+        self.inner.ledger.as_ref().map(|ledger| ledger.step())
+    }
+
+    /// Says what the tensors from here on are for.
+    pub(crate) fn next_is(&self, kind: Kind, layer: usize) {
+        if let Some(ledger) = &self.inner.ledger {
+            ledger.next_is((kind, layer));
+        }
+    }
+
+    /// Where the steps are kept.
+    pub(crate) fn ledger(&self) -> Option<&Ledger> {
+        self.inner.ledger.as_deref()
     }
 
     /// The stream that tensors are allocated for and freed on.
@@ -70,9 +101,20 @@ impl Memory {
     /// # Errors
     /// The allocator's own.
     pub fn uninit<T: Pod>(&self, rows: usize, cols: usize) -> Result<Tensor<T>> {
+        self.allocate(None, rows, cols)
+    }
+
+    /// As [`uninit`](Self::uninit), of this kind whatever the tensors around it are for.
+    pub(crate) fn uninit_for<T: Pod>(&self, kind: Kind, rows: usize, cols: usize) -> Result<Tensor<T>> {
+        self.allocate(Some(kind), rows, cols)
+    }
+
+    fn allocate<T: Pod>(&self, kind: Option<Kind>, rows: usize, cols: usize) -> Result<Tensor<T>> {
         let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(size_of::<T>() as u64);
         let ptr = self.inner.allocator.allocate(bytes, &self.inner.stream)?;
-        Ok(Tensor { memory: self.clone(), ptr, rows, cols, whole: None, element: PhantomData })
+        let purpose = self.inner.ledger.as_ref().map(|ledger| ledger.allocated(bytes, kind));
+        let block = Arc::new(Block { memory: self.clone(), ptr, bytes, purpose });
+        Ok(Tensor { block, memory: self.clone(), ptr, rows, cols, element: PhantomData })
     }
 
     /// A tensor of zeros.
@@ -108,38 +150,56 @@ impl Memory {
     }
 }
 
-/// A dense row-major matrix on the device, in one block of the allocator under test. Dropping it frees the
-/// block, after the work given to its stream so far.
+/// A block of the allocator under test. Dropping it frees it, after the work given to its stream so far.
+#[derive(Debug)]
+struct Block {
+    memory: Memory,
+    ptr: DevicePtr,
+    bytes: u64,
+    /// What it is for, where that is kept.
+    purpose: Option<Purpose>,
+}
+
+/// A dense row-major matrix on the device, in a block of the allocator under test or a part of one. The block is freed
+/// with the last tensor in it.
 #[derive(Debug)]
 pub struct Tensor<T: Pod = f32> {
+    block: Arc<Block>,
     memory: Memory,
     ptr: DevicePtr,
     rows: usize,
     cols: usize,
-    /// What it is a part of, if it has no block of its own.
-    whole: Option<Arc<Tensor<T>>>,
     element: PhantomData<T>,
 }
 
 impl<T: Pod> Tensor<T> {
-    /// A part of a tensor as a matrix, from this element on. The whole is freed with its last part.
+    /// A part of a tensor as a matrix, from this element on.
     ///
     /// # Errors
     /// [`Error::Shape`] where the whole ends before the part does.
-    pub fn part(whole: &Arc<Self>, from: usize, rows: usize, cols: usize) -> Result<Self> {
+    pub fn part(whole: &Self, from: usize, rows: usize, cols: usize) -> Result<Self> {
         if from + rows * cols > whole.len() {
             let (found, expected) = ((rows, cols), (1, whole.len().saturating_sub(from)));
             return Err(Error::Shape { operation: "part", found, expected });
         }
         let ptr = DevicePtr::new(whole.ptr.raw() + (from * size_of::<T>()) as u64);
-        let memory = whole.memory.clone();
-        Ok(Self { memory, ptr, rows, cols, whole: Some(whole.clone()), element: PhantomData })
+        let (block, memory) = (whole.block.clone(), whole.memory.clone());
+        Ok(Self { block, memory, ptr, rows, cols, element: PhantomData })
     }
 
-    /// The same part of the same tensor; `None` for what is no part.
-    pub(crate) fn same_part(&self) -> Option<Self> {
-        let (ptr, rows, cols, memory) = (self.ptr, self.rows, self.cols, self.memory.clone());
-        Some(Self { memory, ptr, rows, cols, whole: Some(self.whole.clone()?), element: PhantomData })
+    /// The same tensor once more: its block is freed with the last one.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        let &Self { ptr, rows, cols, .. } = self;
+        let (block, memory) = (self.block.clone(), self.memory.clone());
+        Self { block, memory, ptr, rows, cols, element: PhantomData }
+    }
+
+    /// The same tensor, which work on another stream writes: it is read, copied and cleared there. Its block is freed where it
+    /// was before, so that stream is to be waited for.
+    #[must_use]
+    pub fn written_on(self, memory: &Memory) -> Self {
+        Self { memory: memory.clone(), ..self }
     }
 
     /// Rows and columns.
@@ -177,7 +237,7 @@ impl<T: Pod> Tensor<T> {
         self.ptr
     }
 
-    /// Where it came from, and the stream that it is freed on.
+    /// Where it came from, and the stream that it is used on.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -187,10 +247,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// The allocator's own.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
-        if let Some(whole) = &self.whole {
-            return whole.record_use(stream);
-        }
-        Ok(self.memory.inner.allocator.record_use(self.ptr, stream)?)
+        Ok(self.memory.inner.allocator.record_use(self.block.ptr, stream)?)
     }
 
     /// Sets every byte to zero, in stream order.
@@ -240,13 +297,13 @@ impl<T: Pod> Tensor<T> {
     }
 }
 
-impl<T: Pod> Drop for Tensor<T> {
+impl Drop for Block {
     fn drop(&mut self) {
-        if self.whole.is_some() {
-            return;
-        }
         let memory = &self.memory.inner;
-        // SAFETY: the block is the tensor's alone, and work of other streams was recorded by who gave it.
+        if let (Some(ledger), Some(purpose)) = (&memory.ledger, self.purpose) {
+            ledger.freed(self.bytes, purpose);
+        }
+        // SAFETY: the block is ours alone, and work of other streams was ordered or recorded by who gave it.
         if let Err(error) = unsafe { memory.allocator.free(self.ptr, &memory.stream) } {
             memory.refused.lock().get_or_insert(error);
         }

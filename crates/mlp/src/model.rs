@@ -3,7 +3,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{Activation, Backend, Batch, Memory, Result, Sgd, Tensor};
+use crate::{Activation, Backend, Batch, Kind, Memory, Result, Sgd, Tensor};
 
 /// The classes that digits (and Fashion-MNIST's clothes) fall into.
 pub const CLASSES: usize = 10;
@@ -21,12 +21,23 @@ impl Model {
     /// # Errors
     /// The allocator's and the device's own.
     pub fn new(memory: &Memory, inputs: usize, hidden: usize, width: usize, seed: u64) -> Result<Self> {
-        let sizes = Self::sizes(inputs, hidden, width).into_iter().enumerate();
-        let weights = sizes.map(|(layer, [inputs, outputs])| {
-            let values = initial_weights(seed, layer as u64, inputs, outputs);
+        let layers = Self::initial_weights(inputs, hidden, width, seed).enumerate();
+        let weights = layers.map(|(layer, ([inputs, outputs], values))| {
+            memory.next_is(Kind::Weights, layer + 1);
             memory.upload(inputs, outputs, &values)
         });
         Ok(Self { weights: weights.collect::<Result<_>>()? })
+    }
+
+    /// Inputs and outputs of each layer, and the weights that [`new`](Self::new) gives it.
+    pub fn initial_weights(
+        inputs: usize,
+        hidden: usize,
+        width: usize,
+        seed: u64,
+    ) -> impl Iterator<Item = ([usize; 2], Vec<f32>)> {
+        let sizes = Self::sizes(inputs, hidden, width).into_iter().enumerate();
+        sizes.map(move |(layer, size)| (size, initial_weights(seed, layer as u64, size)))
     }
 
     /// As [`new`](Self::new), with these weights of each layer.
@@ -41,9 +52,11 @@ impl Model {
         width: usize,
         weights: &[Vec<f32>],
     ) -> Result<Self> {
-        let sizes = Self::sizes(inputs, hidden, width).into_iter();
-        let weights =
-            sizes.zip(weights).map(|([inputs, outputs], values)| memory.upload(inputs, outputs, values));
+        let sizes = Self::sizes(inputs, hidden, width).into_iter().zip(weights).enumerate();
+        let weights = sizes.map(|(layer, ([inputs, outputs], values))| {
+            memory.next_is(Kind::Weights, layer + 1);
+            memory.upload(inputs, outputs, values)
+        });
         Ok(Self { weights: weights.collect::<Result<_>>()? })
     }
 
@@ -100,26 +113,67 @@ impl Model {
         totals: &mut Tensor<f64>,
         gradients: &mut dyn Gradients,
     ) -> Result<()> {
-        // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
-        let mut inputs = vec![backend.images(batch)?];
-        let head = self.weights.len() - 1;
-        for layer in 0..head {
-            let y = backend.linear(&inputs[layer], &self.weights[layer], Activation::Relu)?;
-            inputs.push(y);
-        }
-        let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
-        let mut dy = backend.cross_entropy(&logits, batch, totals)?;
-        drop(logits);
+        let memory = backend.memory().clone();
+        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
         while let Some(x) = inputs.pop() {
             let layer = inputs.len();
+            memory.next_is(Kind::Gradients, layer + 1);
             let into = gradients.place(backend, layer)?;
             let gradient = backend.weight_gradient(&x, &dy, into)?;
             gradients.ready(backend, gradient)?;
             if layer > 0 {
+                memory.next_is(Kind::Gradients, layer);
                 dy = backend.input_gradient(&dy, &self.weights[layer], &x)?;
             }
         }
         Ok(())
+    }
+
+    /// Forward, backward and one step of SGD, without gradients of weights in memory.
+    pub(crate) fn train(
+        &mut self,
+        backend: &mut dyn Backend,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+        rate: f32,
+    ) -> Result<()> {
+        let memory = backend.memory().clone();
+        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
+        while let Some(x) = inputs.pop() {
+            let layer = inputs.len();
+            memory.next_is(Kind::Gradients, layer);
+            // By the weights as they were in the forward pass.
+            let w = &mut self.weights[layer];
+            let below = if layer > 0 { Some(backend.input_gradient(&dy, w, &x)?) } else { None };
+            backend.descend(&x, &dy, w, rate)?;
+            dy = below.unwrap_or(dy);
+        }
+        Ok(())
+    }
+
+    /// What each layer reads, and the gradient of the logits.
+    fn forward(
+        &self,
+        backend: &mut dyn Backend,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<(Vec<Tensor>, Tensor)> {
+        let memory = backend.memory().clone();
+        memory.next_is(Kind::Activations, 0);
+        // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
+        let mut inputs = vec![backend.images(batch)?];
+        let head = self.weights.len() - 1;
+        for layer in 0..head {
+            memory.next_is(Kind::Activations, layer + 1);
+            let y = backend.linear(&inputs[layer], &self.weights[layer], Activation::Relu)?;
+            inputs.push(y);
+        }
+        memory.next_is(Kind::Activations, head + 1);
+        let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
+        memory.ledger().inspect(|ledger| ledger.phase("backward", false));
+        memory.next_is(Kind::Gradients, head + 1);
+        let dy = backend.cross_entropy(&logits, batch, totals)?;
+        Ok((inputs, dy))
     }
 
     /// Puts the weights of a layer elsewhere, where they are already.
@@ -173,7 +227,7 @@ impl Gradients for Vec<Tensor> {
 
 /// Uniform in ±1/√inputs. Each layer has a stream of its own, so that its weights do not depend on the size of
 /// the others.
-fn initial_weights(seed: u64, layer: u64, inputs: usize, outputs: usize) -> Vec<f32> {
+fn initial_weights(seed: u64, layer: u64, [inputs, outputs]: [usize; 2]) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(layer);
     let bound = 1.0 / (inputs as f32).sqrt();

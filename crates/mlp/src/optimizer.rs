@@ -3,7 +3,7 @@
 use crate::buckets::Buckets;
 use crate::ranks::Team;
 use crate::share::Piece;
-use crate::{Backend, Batch, Model, Result, Sgd, Tensor};
+use crate::{Backend, Batch, Kind, Model, Result, Sgd, Tensor};
 
 /// One step of SGD after another.
 #[derive(Debug)]
@@ -28,8 +28,11 @@ impl<'a> Optimizer<'a> {
         let buckets = team.map(|team| Buckets::new(backend, model, team)).transpose()?;
         let pieces = buckets.as_ref().and_then(Buckets::pieces);
         let updated = if sgd.momentum > 0.0 { pieces.unwrap_or(model.weights()) } else { &[] };
-        let zeroed = |of: &Tensor| backend.memory().zeroed(of.rows(), of.cols());
-        let velocities = updated.iter().map(zeroed).collect::<Result<_>>()?;
+        let zeroed = |(layer, of): (usize, &Tensor)| {
+            backend.memory().next_is(Kind::Optimizer, layer + 1);
+            backend.memory().zeroed(of.rows(), of.cols())
+        };
+        let velocities = updated.iter().enumerate().map(zeroed).collect::<Result<_>>()?;
         Ok(Self { buckets, sums: Vec::new(), velocities, sgd })
     }
 
@@ -63,34 +66,40 @@ impl<'a> Optimizer<'a> {
         }
     }
 
-    /// Adds the gradients of a piece of the step's batch, which may be empty.
+    /// Adds the gradients of a piece of the step's batch, which may be empty. Where nothing else is to be added, the step may
+    /// be done at once.
     pub(crate) fn add(
         &mut self,
         backend: &mut dyn Backend,
-        model: &Model,
+        model: &mut Model,
         (batch, piece): (Batch<'_>, Piece<'_>),
         totals: &mut Tensor<f64>,
     ) -> Result<()> {
         if batch.count == 0 {
             return self.buckets.as_mut().map_or(Ok(()), |buckets| buckets.add_nothing(backend));
         }
+        let is_plain =
+            self.buckets.is_none() && self.velocities.is_empty() && piece.is_first && piece.is_last;
+        if is_plain && backend.descends() {
+            return model.train(backend, batch, totals, self.sgd.rate);
+        }
+        let mut gradients = Vec::new();
         match &mut self.buckets {
             Some(buckets) if piece.is_first => {
                 buckets.begin(piece.is_last);
                 model.backward(backend, batch, totals, buckets)
             }
-            Some(buckets) => {
-                let gradients = model.gradients(backend, batch, totals)?;
-                buckets.add(backend, &gradients, piece.is_last)
-            }
+            _ => model.backward(backend, batch, totals, &mut gradients),
+        }?;
+        gradients.reverse();
+        match &mut self.buckets {
+            _ if gradients.is_empty() => Ok(()),
+            Some(buckets) => buckets.add(backend, &gradients, piece.is_last),
             None if self.sums.is_empty() => {
-                self.sums = model.gradients(backend, batch, totals)?;
+                self.sums = gradients;
                 Ok(())
             }
-            None => {
-                let gradients = model.gradients(backend, batch, totals)?;
-                backend.add(&mut self.sums, &gradients)
-            }
+            None => backend.add(&mut self.sums, &gradients),
         }
     }
 
@@ -98,12 +107,12 @@ impl<'a> Optimizer<'a> {
     pub(crate) fn step(&mut self, backend: &mut dyn Backend, model: &mut Model) -> Result<()> {
         let Self { buckets, sums, velocities, sgd } = self;
         match buckets {
-            Some(buckets) => buckets.step(backend, model, velocities, *sgd),
-            None => {
-                model.descend(backend, sums, velocities, *sgd)?;
-                sums.clear();
-                Ok(())
-            }
+            Some(buckets) => buckets.step(backend, model, velocities, *sgd)?,
+            // Nothing, where the step was done with the gradients.
+            None if sums.is_empty() => {}
+            None => model.descend(backend, sums, velocities, *sgd)?,
         }
+        sums.clear();
+        Ok(())
     }
 }

@@ -20,7 +20,7 @@ use crate::hyper::{Epoch, Hyper};
 use crate::optimizer::Optimizer;
 use crate::ranks::Team;
 use crate::share::Share;
-use crate::{Backend, Error, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
+use crate::{Backend, Error, Kind, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
 
 /// Images in a batch of the validation, which needs no gradients and so little memory for each.
 const VALIDATION_BATCH: usize = 1000;
@@ -60,68 +60,86 @@ pub trait Observer {
     }
 }
 
-/// Trains with the memory of `backend` and batches that come by `upload`. Returns what each epoch gave. An epoch in which
-/// the observer stopped the training is left out. With `saving`, it writes checkpoints, and goes on from one. With a team,
-/// all ranks call it with the same data and settings, and rank 0 alone with `saving`.
-///
-/// # Errors
-/// The allocator's and the device's own, [`Error::Diverged`], those of writing a checkpoint, and [`Error::RankLost`].
-pub fn train(
-    backend: &mut dyn Backend,
-    upload: &Upload,
-    data: &Dataset,
-    hyper: &Hyper,
-    saving: Option<&Saving>,
-    team: Option<&Team>,
-    observer: &mut dyn Observer,
-) -> Result<Vec<Epoch>> {
-    let ended_by = |error| match team {
-        Some(team) => team.ended_by(error),
-        None => error,
-    };
-    let (rank, ranks) = team.map_or((0, 1), |team| (team.rank(), team.size()));
-    let share = Share { rank, ranks, parts: hyper.micro_batches };
-    let task = Task { data, hyper, team, share };
-    let mut training = Training::new(backend, upload, task, saving, observer).map_err(ended_by)?;
-    // Its memory is freed after the other ranks know of an error. The device may wait for them.
-    match training.run() {
-        Ok(()) => Ok(training.saver.into_epochs()),
-        Err(error) => Err(ended_by(error)),
+/// What is trained, and what becomes of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'a> {
+    /// The images.
+    pub data: &'a Dataset,
+    /// The model, and how it is trained.
+    pub hyper: &'a Hyper,
+    /// Where checkpoints are written, and the one to go on from. With a team, rank 0 alone has it.
+    pub saving: Option<&'a Saving>,
+    /// This process among several. All of them have the same data and settings.
+    pub team: Option<&'a Team>,
+}
+
+impl<'a> Task<'a> {
+    /// A training of this process alone, without checkpoints.
+    pub fn new(data: &'a Dataset, hyper: &'a Hyper) -> Self {
+        Self { data, hyper, saving: None, team: None }
+    }
+
+    fn share(&self) -> Share {
+        let (rank, ranks) = self.team.map_or((0, 1), |team| (team.rank(), team.size()));
+        Share { rank, ranks, parts: self.hyper.micro_batches }
+    }
+
+    /// The error to end with, which other ranks are told.
+    fn ended_by(&self, error: Error) -> Error {
+        match self.team {
+            Some(team) => team.ended_by(error),
+            None => error,
+        }
     }
 }
 
-/// What is trained, and this rank's share of it.
-#[derive(Clone, Copy)]
-struct Task<'a> {
-    data: &'a Dataset,
-    hyper: &'a Hyper,
-    team: Option<&'a Team>,
-    share: Share,
+/// Trains with the memory of `backend` and batches that come by `upload`. Returns what each epoch gave. An epoch in which
+/// the observer stopped the training is left out.
+///
+/// # Errors
+/// As for [`Training::epoch`].
+pub fn train(
+    backend: &mut dyn Backend,
+    upload: &Upload,
+    task: Task<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Epoch>> {
+    let mut training = Training::begin(backend, upload, task)?;
+    while training.epoch(observer)?.is_some() {}
+    Ok(training.saver.into_epochs())
 }
 
-/// A training on its way.
-struct Training<'a> {
+/// A training on its way, epoch by epoch: several may take turns.
+pub struct Training<'a> {
     task: Task<'a>,
+    share: Share,
     backend: &'a mut dyn Backend,
-    observer: &'a mut dyn Observer,
     optimizer: Optimizer<'a>,
     model: Model,
     feed: Feed,
     saver: Saver<'a>,
     asking: Asking,
-    /// Calls that moved device memory, before the first epoch.
+    /// Calls that moved device memory, before the next epoch.
     calls_before: u64,
 }
 
+impl std::fmt::Debug for Training<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Training").field("task", &self.task).finish_non_exhaustive()
+    }
+}
+
 impl<'a> Training<'a> {
-    fn new(
-        backend: &'a mut dyn Backend,
-        upload: &Upload,
-        task: Task<'a>,
-        saving: Option<&'a Saving>,
-        observer: &'a mut dyn Observer,
-    ) -> Result<Self> {
-        let Task { data, hyper, team, share } = task;
+    /// Places the weights, or those of the checkpoint to go on from.
+    ///
+    /// # Errors
+    /// As for [`epoch`](Self::epoch).
+    pub fn begin(backend: &'a mut dyn Backend, upload: &Upload, task: Task<'a>) -> Result<Self> {
+        Self::placed(backend, upload, task).map_err(|error| task.ended_by(error))
+    }
+
+    fn placed(backend: &'a mut dyn Backend, upload: &Upload, task: Task<'a>) -> Result<Self> {
+        let (Task { data, hyper, saving, team }, share) = (task, task.share());
         let memory = backend.memory().clone();
         let calls_before = memory.usage().calls.memory();
         let batch = hyper.batch_size.min(data.train.len());
@@ -143,62 +161,69 @@ impl<'a> Training<'a> {
         };
         memory.synchronize()?;
         let sgd = Sgd { rate: hyper.learning_rate, momentum: hyper.momentum };
-        let optimizer = Optimizer::new(backend, &mut model, sgd, team)?;
-        Ok(Self {
-            task,
-            backend,
-            observer,
-            optimizer,
-            model,
-            feed,
-            saver,
-            asking: Asking::new(),
-            calls_before,
-        })
+        let mut optimizer = Optimizer::new(backend, &mut model, sgd, team)?;
+        optimizer.begin(backend, &model)?;
+        if saver.is_resumed() {
+            optimizer.resume(backend, &model, saver.velocities())?;
+        }
+        // Another training of these ranks may be next, by the same connections.
+        memory.synchronize()?;
+        let asking = Asking::new();
+        Ok(Self { task, share, backend, optimizer, model, feed, saver, asking, calls_before })
     }
 
-    /// All epochs, or those before it is stopped.
-    fn run(&mut self) -> Result<()> {
-        let memory = self.backend.memory().clone();
-        let mut calls_before = self.calls_before;
-        self.optimizer.begin(&*self.backend, &self.model)?;
-        if self.saver.is_resumed() {
-            self.optimizer.resume(&*self.backend, &self.model, self.saver.velocities())?;
+    /// The epochs that are done, those of a checkpoint too.
+    pub fn epochs(&self) -> &[Epoch] {
+        self.saver.epochs()
+    }
+
+    /// Trains and validates once more. `None` where all epochs are done, or the observer stopped this one.
+    ///
+    /// # Errors
+    /// The allocator's and the device's own, [`Error::Diverged`], those of writing a checkpoint, and [`Error::RankLost`].
+    pub fn epoch(&mut self, observer: &mut dyn Observer) -> Result<Option<Epoch>> {
+        // Its memory is freed after the other ranks know of an error. The device may wait for them.
+        self.next(observer).map_err(|error| self.task.ended_by(error))
+    }
+
+    fn next(&mut self, observer: &mut dyn Observer) -> Result<Option<Epoch>> {
+        let epoch = self.saver.epochs().len() + 1;
+        if epoch > self.task.hyper.epochs {
+            return Ok(None);
         }
-        for epoch in self.saver.epochs().len() + 1..=self.task.hyper.epochs {
-            let (begin, begun) = (Instant::now(), self.saver.begun());
-            let Continue(train_loss) = self.train(epoch)? else { break };
-            let Continue((val_loss, val_accuracy)) = self.validate()? else { break };
-            memory.synchronize()?;
-            self.task.team.map_or(Ok(()), Team::check)?;
-            let calls = memory.usage().calls.memory();
-            let report = Epoch {
-                epoch,
-                train_loss,
-                val_loss,
-                val_accuracy,
-                wall_ms: begun.wall_ms + milliseconds_since(begin),
-                device_calls: calls - calls_before,
-            };
-            calls_before = calls;
-            self.observer.epoch(&report);
-            if !train_loss.is_finite() {
-                return Err(Error::Diverged { epoch, loss: train_loss });
-            }
-            let saves = self.saver.saves();
-            let velocities = if saves { self.optimizer.velocities(&*self.backend)? } else { Vec::new() };
-            self.saver.epoch(&self.model, &velocities, report)?;
+        let (begin, begun) = (Instant::now(), self.saver.begun());
+        let Continue(train_loss) = self.train(epoch, observer)? else { return Ok(None) };
+        let Continue((val_loss, val_accuracy)) = self.validate(observer)? else { return Ok(None) };
+        let memory = self.backend.memory();
+        memory.synchronize()?;
+        self.task.team.map_or(Ok(()), Team::check)?;
+        let calls = memory.usage().calls.memory();
+        let report = Epoch {
+            epoch,
+            train_loss,
+            val_loss,
+            val_accuracy,
+            wall_ms: begun.wall_ms + milliseconds_since(begin),
+            device_calls: calls - self.calls_before,
+        };
+        self.calls_before = calls;
+        observer.epoch(&report);
+        if !train_loss.is_finite() {
+            return Err(Error::Diverged { epoch, loss: train_loss });
         }
-        Ok(())
+        let saves = self.saver.saves();
+        let velocities = if saves { self.optimizer.velocities(&*self.backend)? } else { Vec::new() };
+        self.saver.epoch(&self.model, &velocities, report.clone())?;
+        Ok(Some(report))
     }
 
     /// One pass over the training set, or the rest of it; the mean loss.
-    fn train(&mut self, epoch: usize) -> Result<ControlFlow<(), f64>> {
-        let Self { task, backend, observer, optimizer, model, feed, saver, asking, .. } = self;
-        let Task { data, hyper, team, share } = *task;
+    fn train(&mut self, epoch: usize, observer: &mut dyn Observer) -> Result<ControlFlow<(), f64>> {
+        let Self { task, share, backend, optimizer, model, feed, saver, asking, .. } = self;
+        let (Task { data, hyper, team, .. }, share) = (*task, *share);
         let (begin, begun) = (Instant::now(), saver.begun());
         let data = &data.train;
-        let order = shuffled(data.len(), hyper.seed, epoch);
+        let order = order(data.len(), hyper.seed, epoch);
         // What an epoch counted before a checkpoint is rank 0's.
         let before = if share.rank == 0 { begun.totals } else { Default::default() };
         let mut totals = Totals::new(&**backend, share, before)?;
@@ -206,12 +231,17 @@ impl<'a> Training<'a> {
         let mut step = Step { epoch, images: begun.images, of: data.len() };
         let pieces = order[begun.images..].chunks(hyper.batch_size).flat_map(|batch| share.of(batch));
         let seen = feed.batches(data, pieces, |batch, piece| {
+            let kept = backend.memory().clone();
+            let kept = kept.ledger().filter(|_| epoch == 1 && step.images < 2 * hyper.batch_size);
+            kept.inspect(|ledger| ledger.phase("forward", piece.is_first));
             optimizer.add(*backend, model, (batch, piece), &mut totals.parts[piece.part])?;
             mine += batch.count;
             if !piece.is_last {
                 return Ok(Continue(()));
             }
+            kept.inspect(|ledger| ledger.phase("update", false));
             optimizer.step(*backend, model)?;
+            kept.inspect(|ledger| ledger.ends());
             step.images += piece.of;
             if observer.wants_loss(step) {
                 observer.loss(step, totals.here()?[TOTAL_LOSS] / mine as f64);
@@ -221,7 +251,7 @@ impl<'a> Training<'a> {
                 let begun = Begun { images: step.images, totals, wall_ms };
                 saver.step(model, &optimizer.velocities(&**backend)?, begun)?;
             }
-            asking.go_on(*observer, team)
+            asking.go_on(observer, team)
         })?;
         if seen.is_break() {
             return Ok(Break(()));
@@ -230,9 +260,9 @@ impl<'a> Training<'a> {
     }
 
     /// Mean loss and accuracy over the validation set.
-    fn validate(&mut self) -> Result<ControlFlow<(), (f64, f64)>> {
-        let Self { task, backend, observer, model, feed, asking, .. } = self;
-        let Task { data: Dataset { validation: data, .. }, team, share, .. } = *task;
+    fn validate(&mut self, observer: &mut dyn Observer) -> Result<ControlFlow<(), (f64, f64)>> {
+        let Self { task, share, backend, model, feed, asking, .. } = self;
+        let (Task { data: Dataset { validation: data, .. }, team, .. }, share) = (*task, *share);
         let order: Vec<u32> = (0..data.len() as u32).collect();
         let mut totals = Totals::new(&**backend, share, Default::default())?;
         let pieces = order.chunks(VALIDATION_BATCH).flat_map(|batch| share.of(batch));
@@ -241,7 +271,7 @@ impl<'a> Training<'a> {
                 let logits = model.infer(*backend, batch)?;
                 backend.score(&logits, batch, &mut totals.parts[piece.part])?;
             }
-            if piece.is_last { asking.go_on(*observer, team) } else { Ok(Continue(())) }
+            if piece.is_last { asking.go_on(observer, team) } else { Ok(Continue(())) }
         })?;
         if seen.is_break() {
             return Ok(Break(()));
@@ -260,6 +290,7 @@ struct Totals {
 impl Totals {
     /// The first part goes on from these.
     fn new(backend: &dyn Backend, share: Share, first: [f64; TOTALS]) -> Result<Self> {
+        backend.memory().next_is(Kind::Batch, 0);
         let part =
             |part| backend.memory().upload(1, TOTALS, &if part == 0 { first } else { Default::default() });
         Ok(Self { parts: (0..share.parts).map(part).collect::<Result<_>>()? })
@@ -333,8 +364,8 @@ fn milliseconds_since(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e3
 }
 
-/// The order of an epoch's images.
-fn shuffled(count: usize, seed: u64, epoch: usize) -> Vec<u32> {
+/// The order of the images in an epoch, counted from 1.
+pub fn order(count: usize, seed: u64, epoch: usize) -> Vec<u32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(FIRST_ORDER_STREAM + epoch as u64);
     let mut order: Vec<u32> = (0..count as u32).collect();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::{Dataset, Split};
-use millpond_mlp::{Epoch, Error, Hyper, Machine, Memory, Observer, Saving, Step, Upload, train};
+use millpond_mlp::{Epoch, Error, Hyper, Machine, Memory, Observer, Saving, Step, Task, Upload, train};
 use safetensors::SafeTensors;
 
 const HYPER: Hyper = Hyper {
@@ -52,7 +52,8 @@ fn trained(data: &Dataset, saving: Option<&Saving>, steps: usize) -> Vec<Epoch> 
     let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
-    train(backend.as_mut(), &upload, data, &HYPER, saving, None, &mut StopsAfter(steps)).unwrap()
+    train(backend.as_mut(), &upload, Task { saving, ..Task::new(data, &HYPER) }, &mut StopsAfter(steps))
+        .unwrap()
 }
 
 fn bits(epochs: &[Epoch]) -> Vec<[u64; 3]> {

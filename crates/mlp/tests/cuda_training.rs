@@ -13,7 +13,7 @@ use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::Shard;
 use millpond_mlp::{
     Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Sgd, Step, TOTAL_LOSS, TOTALS,
-    Upload, train,
+    Task, Upload, train,
 };
 
 const SMALL: Hyper = Hyper {
@@ -61,7 +61,7 @@ fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBac
 
 fn trained(machine: &Machine, backend: &mut dyn Backend, data: &Dataset, hyper: &Hyper) -> Vec<Epoch> {
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend, &upload, data, hyper, None, None, &mut Unwatched).unwrap();
+    let epochs = train(backend, &upload, Task::new(data, hyper), &mut Unwatched).unwrap();
     assert_eq!(upload.pinned().unwrap().stats().allocations, 3, "batches pass through pinned memory");
     epochs
 }
@@ -249,7 +249,15 @@ fn trained_as_a_rank(data: &Dataset, hyper: &Hyper, shard: Shard) -> Option<Vec<
         }
         Err(error) => panic!("{error}"),
     };
-    Some(train(backend.as_mut(), &upload, data, hyper, None, Some(&team), &mut Unwatched).unwrap())
+    Some(
+        train(
+            backend.as_mut(),
+            &upload,
+            Task { team: Some(&team), ..Task::new(data, hyper) },
+            &mut Unwatched,
+        )
+        .unwrap(),
+    )
 }
 
 #[test]
@@ -317,7 +325,12 @@ mod two_gpus {
                 return None;
             }
         };
-        let epochs = train(backend.as_mut(), &upload, &digits(), &SMALL, None, Some(&team), &mut Unwatched);
+        let epochs = train(
+            backend.as_mut(),
+            &upload,
+            Task { team: Some(&team), ..Task::new(&digits(), &SMALL) },
+            &mut Unwatched,
+        );
         ranks.gather(&()).unwrap();
         ranks.leave(None);
         Some(epochs.unwrap())

@@ -6,8 +6,8 @@ use millpond::device::DeviceName;
 use millpond_baselines::by_name;
 use millpond_mlp::data::Split;
 use millpond_mlp::{
-    Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, TOTAL_CORRECT, TOTAL_LOSS, TOTALS,
-    Tensor,
+    Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, Sgd, TOTAL_CORRECT, TOTAL_LOSS,
+    TOTALS, Tensor,
 };
 
 const IMAGES: usize = 7;
@@ -119,6 +119,30 @@ fn a_step_is_rate_times_gradient_and_lowers_the_loss() {
 }
 
 #[test]
+fn a_descent_is_an_update_by_the_gradient() {
+    let mut bench = Bench::new();
+    let (memory, backend) = (bench.memory.clone(), bench.backend.as_mut());
+    // More than one panel of rows, and a ragged edge.
+    let (count, inputs, outputs) = (5, 150, 33);
+    let values =
+        |len: usize, by: usize| (0..len).map(|i| (i * by % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>();
+    let x = memory.upload(count, inputs, &values(count * inputs, 5)).unwrap();
+    let dy = memory.upload(count, outputs, &values(count * outputs, 7)).unwrap();
+    let begin = values(inputs * outputs, 11);
+    let [mut one, mut other] = [(); 2].map(|()| memory.upload(inputs, outputs, &begin).unwrap());
+
+    assert!(backend.descends());
+    backend.descend(&x, &dy, &mut one, 0.25).unwrap();
+    let gradient = backend.weight_gradient(&x, &dy, None).unwrap();
+    let sgd = Sgd { rate: 0.25, momentum: 0.0 };
+    backend.update(std::slice::from_mut(&mut other), &[gradient], &mut [], sgd).unwrap();
+
+    let [one, other] = [one, other].map(|of| of.to_vec().unwrap());
+    let furthest = one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+    assert!(furthest < 1e-6 && one != begin, "{furthest}");
+}
+
+#[test]
 fn tensors_of_wrong_shapes_are_refused_before_queueing() {
     let mut bench = Bench::new();
     let memory = bench.memory.clone();
@@ -135,6 +159,7 @@ fn tensors_of_wrong_shapes_are_refused_before_queueing() {
         backend.linear(&a, &b, Activation::None).err(),
         backend.weight_gradient(&a, &b, None).err(),
         backend.input_gradient(&a, &b, &a).err(),
+        backend.descend(&a, &a, &mut memory.zeroed(1, 1).unwrap(), 0.1).err(),
         backend.images(past_the_end).err(),
         backend.images(empty).err(),
         backend.images(Batch { rows: &without_pixels, count: COUNT, of: COUNT }).err(),

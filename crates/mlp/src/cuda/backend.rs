@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use millpond::Stream;
-use millpond::device::{DeviceError, DevicePtr, Kind};
+use millpond::device::{self, DeviceError, DevicePtr};
 
 use super::cublaslt::{Operands, Product, Scratch};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
 use super::tune::Plan;
 use crate::backend::{Activation, Backend, Batch, Sgd};
-use crate::{Error, Memory, Result, TOTALS, Tensor};
+use crate::{Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
 
 /// How to train on a GPU.
 #[derive(Debug, Clone, Default)]
@@ -29,18 +29,14 @@ pub struct CudaBackend {
     engine: &'static Engine,
     /// The shapes met so far, so that a step takes no lock.
     plans: HashMap<Product, Arc<Plan>>,
-    main: Lane,
-    second: Option<Lane>,
-    /// Whether the second lane has work that the first has not waited for.
-    second_is_ahead: bool,
+    lanes: Lanes,
+    /// The scratch memory of the main stream's products, and of the others'.
+    scratch: [Scratchpad; 2],
 }
 
-/// A stream that products run on, with the scratch memory that only its work uses.
-#[derive(Debug)]
-struct Lane {
-    memory: Memory,
-    workspace: Option<Tensor<u8>>,
-}
+/// Scratch memory that only the work of one stream uses.
+#[derive(Debug, Default)]
+struct Scratchpad(Option<Tensor<u8>>);
 
 impl CudaBackend {
     /// Trains with this memory, which is that of a CUDA device. Loads cuBLASLt and NVRTC and compiles the
@@ -50,62 +46,52 @@ impl CudaBackend {
     /// [`Error::Library`] where a library is missing, and [`DeviceError::Unsupported`] for another device.
     pub fn new(memory: Memory, training: CudaTraining) -> Result<Self> {
         let properties = memory.stream().device().properties();
-        if properties.kind != Kind::Cuda {
+        if properties.kind != device::Kind::Cuda {
             let device = properties.name.clone();
             return Err(DeviceError::Unsupported { device, what: "CUDA kernels" }.into());
         }
         let engine = Engine::shared(properties.ordinal, training.tf32)?;
-        let second = training.second_stream.map(|stream| Lane::new(memory.on(stream)));
-        let main = Lane::new(memory);
-        Ok(Self { engine, plans: HashMap::new(), main, second, second_is_ahead: false })
+        let lanes = Lanes::new(memory, training.second_stream);
+        Ok(Self { engine, plans: HashMap::new(), lanes, scratch: Default::default() })
+    }
+
+    /// Queues `out = product` on the stream of a lane: that of the gradients, or the main one.
+    ///
+    /// # Safety
+    /// The operands have the product's shapes.
+    unsafe fn multiply(&mut self, product: Product, operands: Operands, for_gradients: bool) -> Result<()> {
+        let memory = if for_gradients { self.lanes.gradients() } else { self.lanes.main() };
+        let plan = match self.plans.get(&product) {
+            Some(plan) => plan,
+            None => {
+                // SAFETY: the caller's promise; the operands are live tensors, and the output is fresh.
+                let plan = unsafe { self.engine.plan(product, operands, memory) }?;
+                self.plans.entry(product).or_insert(plan)
+            }
+        };
+        let scratch = self.scratch[usize::from(for_gradients)].of(plan.workspace(), memory)?;
+        // SAFETY: the caller's promise, and scratch memory of the plan's size that only this stream uses.
+        unsafe { plan.run(operands, scratch, memory) }
     }
 }
 
-impl Lane {
-    fn new(memory: Memory) -> Self {
-        Self { memory, workspace: None }
-    }
-
+impl Scratchpad {
     /// Scratch memory of at least this size. Grows to what the neediest product needs and stays: the work of
     /// one stream uses it one after the other.
-    fn scratch(&mut self, bytes: usize) -> Result<Scratch> {
+    fn of(&mut self, bytes: usize, memory: &Memory) -> Result<Scratch> {
         if bytes == 0 {
             return Ok(Scratch { at: DevicePtr::NULL, bytes: 0 });
         }
-        let at = match &self.workspace {
+        let at = match &self.0 {
             Some(workspace) if workspace.len() >= bytes => workspace.ptr(),
             _ => {
                 // First the old one, so that the new one may use its memory.
-                self.workspace = None;
-                self.workspace.insert(self.memory.uninit(1, bytes)?).ptr()
+                self.0 = None;
+                self.0.insert(memory.uninit_for(Kind::Workspace, 1, bytes)?).ptr()
             }
         };
         Ok(Scratch { at, bytes })
     }
-}
-
-/// Queues `out = product` on a lane.
-///
-/// # Safety
-/// The operands have the product's shapes.
-unsafe fn multiply(
-    engine: &'static Engine,
-    plans: &mut HashMap<Product, Arc<Plan>>,
-    lane: &mut Lane,
-    product: Product,
-    operands: Operands,
-) -> Result<()> {
-    let plan = match plans.get(&product) {
-        Some(plan) => plan,
-        None => {
-            // SAFETY: the caller's promise; the operands are live tensors, and the output is fresh.
-            let plan = unsafe { engine.plan(product, operands, &lane.memory) }?;
-            plans.entry(product).or_insert(plan)
-        }
-    };
-    let scratch = lane.scratch(plan.workspace())?;
-    // SAFETY: the caller's promise, and scratch memory of the plan's size that only this stream uses.
-    unsafe { plan.run(operands, scratch, &lane.memory) }
 }
 
 fn operands(left: &Tensor, right: &Tensor, out: &Tensor) -> Operands {
@@ -114,13 +100,13 @@ fn operands(left: &Tensor, right: &Tensor, out: &Tensor) -> Operands {
 
 impl Backend for CudaBackend {
     fn memory(&self) -> &Memory {
-        &self.main.memory
+        self.lanes.main()
     }
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
         self.engine.enter()?;
-        let memory = &self.main.memory;
+        let memory = self.lanes.main();
         let out = memory.uninit(batch.count, batch.pixels())?;
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
@@ -131,10 +117,10 @@ impl Backend for CudaBackend {
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
         self.engine.enter()?;
-        let out = self.main.memory.uninit(x.rows(), w.cols())?;
+        let out = self.lanes.main().uninit(x.rows(), w.cols())?;
         let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
         // SAFETY: the shapes agree.
-        unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(x, w, &out)) }?;
+        unsafe { self.multiply(product, operands(x, w, &out), false) }?;
         Ok(out)
     }
 
@@ -144,7 +130,7 @@ impl Backend for CudaBackend {
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor> {
-        let gradient = self.main.memory.uninit(logits.rows(), logits.cols())?;
+        let gradient = self.lanes.main().uninit(logits.rows(), logits.cols())?;
         self.totals("cross_entropy", (logits, batch), (Some(&gradient), totals))?;
         Ok(gradient)
     }
@@ -159,13 +145,13 @@ impl Backend for CudaBackend {
         self.engine.enter()?;
         let parts = parts_of(dy.cols(), x.len());
         let product = Product::right_transposed(dy.shape(), w.shape(), parts);
-        let sums = self.main.memory.uninit(parts * x.rows(), x.cols())?;
+        let sums = self.lanes.main().uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
         // SAFETY: the shapes agree.
-        unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(dy, w, &sums)) }?;
-        let out = self.main.memory.uninit(x.rows(), x.cols())?;
+        unsafe { self.multiply(product, operands(dy, w, &sums), false) }?;
+        let out = self.lanes.main().uninit(x.rows(), x.cols())?;
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
-        unsafe { kernels.relu_gradient(self.main.memory.stream().handle(), &out, (&sums, parts), x) }?;
+        unsafe { kernels.relu_gradient(self.lanes.main().stream().handle(), &out, (&sums, parts), x) }?;
         Ok(out)
     }
 
@@ -175,27 +161,16 @@ impl Backend for CudaBackend {
         check("weight_gradient", into.as_ref().map_or(shape, Tensor::shape), shape)?;
         self.engine.enter()?;
         let product = Product::left_transposed(x.shape(), dy.shape());
-        let Some(lane) = &mut self.second else {
-            let out = into.map_or_else(|| self.main.memory.uninit(shape.0, shape.1), Ok)?;
-            // SAFETY: the shapes agree.
-            unsafe {
-                multiply(self.engine, &mut self.plans, &mut self.main, product, operands(x, dy, &out))
-            }?;
-            return Ok(out);
-        };
+        let out = into.map_or_else(|| self.lanes.main().uninit(shape.0, shape.1), Ok)?;
         // The inputs are ready then; and so is memory that the first stream freed before this.
-        lane.memory.stream().wait_for(self.main.memory.stream())?;
-        let out = into.map_or_else(|| lane.memory.uninit(shape.0, shape.1), Ok)?;
-        self.second_is_ahead = true;
+        let out = self.lanes.fork([x, dy], out)?;
         // SAFETY: the shapes agree.
-        unsafe { multiply(self.engine, &mut self.plans, lane, product, operands(x, dy, &out)) }?;
-        x.record_use(lane.memory.stream())?;
-        dy.record_use(lane.memory.stream())?;
+        unsafe { self.multiply(product, operands(x, dy, &out), true) }?;
         Ok(out)
     }
 
     fn gradient_stream(&self) -> &Stream {
-        self.second.as_ref().unwrap_or(&self.main).memory.stream()
+        self.lanes.gradients().stream()
     }
 
     fn update(
@@ -215,11 +190,8 @@ impl Backend for CudaBackend {
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
         self.engine.enter()?;
-        let stream = self.main.memory.stream();
-        if let Some(lane) = self.second.as_ref().filter(|_| self.second_is_ahead) {
-            stream.wait_for(lane.memory.stream())?;
-            self.second_is_ahead = false;
-        }
+        self.lanes.join()?;
+        let stream = self.lanes.main().stream();
         let kernels = &self.engine.kernels;
         let mut velocities = velocities.chunks(MAX_LAYERS);
         for (weights, gradients) in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
@@ -227,10 +199,7 @@ impl Backend for CudaBackend {
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
             unsafe { kernels.update(stream.handle(), (weights, gradients, velocities), sgd) }?;
         }
-        // Gradients, and sums of them, may be freed on the second stream.
-        let mut others =
-            weights.iter().chain(gradients).filter(|of| of.memory().stream().id() != stream.id());
-        others.try_for_each(|of| of.record_use(stream))
+        Ok(())
     }
 }
 
@@ -247,7 +216,7 @@ impl CudaBackend {
         check(operation, totals.shape(), (1, TOTALS))?;
         self.engine.enter()?;
         let kernels = &self.engine.kernels;
-        let stream = self.main.memory.stream().handle();
+        let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.
         unsafe { kernels.cross_entropy(stream, (logits, batch), (gradient, totals)) }
     }

@@ -100,14 +100,19 @@ impl CublasLt {
     /// Describes a product to the library.
     pub(super) fn describe(&'static self, product: Product) -> Result<Described> {
         let Product { rows, inner, cols, left_transposed, right_transposed, relu, parts } = product;
-        let description = Description::new(self.compute)?;
+        let description = result::create_matmul_desc(self.compute, F32);
+        let description = description.map_err(refused("cublasLtMatmulDescCreate"))?;
+        let description = Owned(description, result::destroy_matmul_desc);
         for (attribute, value, wanted) in [
             (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED, right_transposed),
             (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, TRANSPOSED, left_transposed),
             (Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, Epilogue::CUBLASLT_EPILOGUE_RELU as c_int, relu),
         ] {
             if wanted {
-                description.set(attribute, value)?;
+                let (at, bytes) = ((&raw const value).cast(), size_of::<c_int>());
+                // SAFETY: all attributes that we set are 32-bit numbers, and the description lives.
+                unsafe { result::set_matmul_desc_attribute(description.0, attribute, at, bytes) }
+                    .map_err(refused("cublasLtMatmulDescSetAttribute"))?;
             }
         }
         let part = inner / parts;
@@ -116,16 +121,12 @@ impl CublasLt {
         let factor = |transposed, rows, cols| {
             let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
             if parts == 1 {
-                Layout::new((rows, cols))
+                layout((rows, cols), cols, None)
             } else {
-                Layout::parts((rows, part), cols, (parts, part))
+                layout((rows, part), cols, Some((parts, part)))
             }
         };
-        let out = if parts == 1 {
-            Layout::new((rows, cols))
-        } else {
-            Layout::parts((rows, cols), cols, (parts, rows * cols))
-        };
+        let out = layout((rows, cols), cols, (parts > 1).then_some((parts, rows * cols)));
         Ok(Described {
             lt: self,
             description,
@@ -147,106 +148,52 @@ impl std::fmt::Debug for CublasLt {
     }
 }
 
-/// The layout of a dense row-major matrix.
-struct Layout(cublasLtMatrixLayout_t);
+/// An object of the library, which is destroyed when it goes.
+struct Owned<T: Copy>(T, unsafe fn(T) -> std::result::Result<(), CublasError>);
 
-impl Layout {
-    /// In the library's eyes, column-major, it has the columns as rows.
-    fn new((rows, cols): (usize, usize)) -> Result<Self> {
-        result::create_matrix_layout(F32, cols as u64, rows as u64, cols as i64)
-            .map(Self)
-            .map_err(refused("cublasLtMatrixLayoutCreate"))
-    }
-}
-
-impl Layout {
-    /// `count` matrices of one shape, each `stride` elements after the one before, in rows of `pitch` elements.
-    fn parts((rows, cols): (usize, usize), pitch: usize, (count, stride): (usize, usize)) -> Result<Self> {
-        let made = result::create_matrix_layout(F32, cols as u64, rows as u64, pitch as i64)
-            .map(Self)
-            .map_err(refused("cublasLtMatrixLayoutCreate"))?;
-        let (count, stride) = (count as i32, stride as i64);
-        let batch = (Shape::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), size_of::<i32>());
-        let offset = (
-            Shape::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-            (&raw const stride).cast(),
-            size_of::<i64>(),
-        );
-        for (attribute, value, bytes) in [batch, offset] {
-            // SAFETY: the layout lives; the attributes are numbers of these sizes.
-            unsafe { result::set_matrix_layout_attribute(made.0, attribute, value, bytes) }
-                .map_err(refused("cublasLtMatrixLayoutSetAttribute"))?;
-        }
-        Ok(made)
-    }
-}
-
-impl Drop for Layout {
+impl<T: Copy> Drop for Owned<T> {
     fn drop(&mut self) {
-        // A refusal leaks one layout, and there is nobody to tell.
-        // SAFETY: the layout is not used again.
-        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+        // A refusal leaks one object, and there is nobody to tell.
+        // SAFETY: the object is the function's to destroy, and is not used again.
+        let _ = unsafe { (self.1)(self.0) };
     }
 }
 
-/// What to do with the matrices.
-struct Description(cublasLtMatmulDesc_t);
-
-impl Description {
-    fn new(compute: Compute) -> Result<Self> {
-        result::create_matmul_desc(compute, F32).map(Self).map_err(refused("cublasLtMatmulDescCreate"))
+/// The layout of row-major matrices of one shape, in rows of `pitch` elements: one, or as many as `parts` says, each so many
+/// elements after the one before.
+fn layout(
+    (rows, cols): (usize, usize),
+    pitch: usize,
+    parts: Option<(usize, usize)>,
+) -> Result<Owned<cublasLtMatrixLayout_t>> {
+    // In the library's eyes, column-major, it has the columns as rows.
+    let made = result::create_matrix_layout(F32, cols as u64, rows as u64, pitch as i64);
+    let made = made.map_err(refused("cublasLtMatrixLayoutCreate"))?;
+    let made = Owned(made, result::destroy_matrix_layout);
+    let Some((count, stride)) = parts else { return Ok(made) };
+    let (count, stride) = (count as i32, stride as i64);
+    for (attribute, value, bytes) in [
+        (Shape::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), size_of::<i32>()),
+        (Shape::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const stride).cast(), size_of::<i64>()),
+    ] {
+        // SAFETY: the layout lives; the attributes are numbers of these sizes.
+        unsafe { result::set_matrix_layout_attribute(made.0, attribute, value, bytes) }
+            .map_err(refused("cublasLtMatrixLayoutSetAttribute"))?;
     }
-
-    fn set(&self, attribute: Attribute, value: c_int) -> Result<()> {
-        // SAFETY: all attributes that we set are 32-bit numbers, and the description lives.
-        unsafe {
-            result::set_matmul_desc_attribute(
-                self.0,
-                attribute,
-                (&raw const value).cast(),
-                size_of::<c_int>(),
-            )
-        }
-        .map_err(refused("cublasLtMatmulDescSetAttribute"))
-    }
+    Ok(made)
 }
 
-impl Drop for Description {
-    fn drop(&mut self) {
-        // A refusal leaks one description, and there is nobody to tell.
-        // SAFETY: the description is not used again.
-        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+/// What the library's suggestions are to keep to: at most `workspace` bytes of scratch memory.
+fn preference(workspace: usize) -> Result<Owned<cublasLtMatmulPreference_t>> {
+    let made = result::create_matmul_pref().map_err(refused("cublasLtMatmulPreferenceCreate"))?;
+    let made = Owned(made, result::destroy_matmul_pref);
+    let limit = Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    // SAFETY: the preference lives, and the attribute is a size.
+    unsafe {
+        result::set_matmul_pref_attribute(made.0, limit, (&raw const workspace).cast(), size_of::<usize>())
     }
-}
-
-/// What the library's suggestions are to keep to.
-struct Preference(cublasLtMatmulPreference_t);
-
-impl Preference {
-    /// At most `workspace` bytes of scratch memory.
-    fn new(workspace: usize) -> Result<Self> {
-        let made = result::create_matmul_pref().map_err(refused("cublasLtMatmulPreferenceCreate"))?;
-        let made = Self(made);
-        // SAFETY: the preference lives, and the attribute is a size.
-        unsafe {
-            result::set_matmul_pref_attribute(
-                made.0,
-                Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                (&raw const workspace).cast(),
-                size_of::<usize>(),
-            )
-        }
-        .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
-        Ok(made)
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // A refusal leaks one preference, and there is nobody to tell.
-        // SAFETY: the preference is not used again.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
-    }
+    .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
+    Ok(made)
 }
 
 /// A way to compute a product.
@@ -260,10 +207,10 @@ pub(super) struct Candidate {
 /// A product that the library knows about.
 pub(super) struct Described {
     lt: &'static CublasLt,
-    description: Description,
-    right: Layout,
-    left: Layout,
-    out: Layout,
+    description: Owned<cublasLtMatmulDesc_t>,
+    right: Owned<cublasLtMatrixLayout_t>,
+    left: Owned<cublasLtMatrixLayout_t>,
+    out: Owned<cublasLtMatrixLayout_t>,
 }
 
 // SAFETY: descriptions are plain memory that the library only reads once they are made.
@@ -274,7 +221,7 @@ unsafe impl Sync for Described {}
 impl Described {
     /// What the library's heuristics suggest, best first, with at most `workspace` bytes of scratch memory.
     pub(super) fn candidates<const N: usize>(&self, workspace: usize) -> Result<Vec<Candidate>> {
-        let preference = Preference::new(workspace)?;
+        let preference = preference(workspace)?;
         // SAFETY: all zeros is a valid value of this C structure; its status is success then.
         let mut suggestions: [cublasLtMatmulHeuristicResult_t; N] = unsafe { std::mem::zeroed() };
         let mut given = 0;

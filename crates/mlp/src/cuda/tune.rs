@@ -6,7 +6,7 @@
 
 use super::cublaslt::{Candidate, Described, Operands, Scratch};
 use super::driver::TimedEvent;
-use crate::{Error, Memory, Result};
+use crate::{Error, Kind, Memory, Result};
 
 /// Suggestions of the library that are timed.
 const CANDIDATES: usize = 12;
@@ -66,7 +66,7 @@ pub(super) unsafe fn choose(described: Described, operands: Operands, memory: &M
         .collect();
     candidates.extend(split);
     let bytes = candidates.iter().map(|candidate| candidate.workspace).max().unwrap_or(0);
-    let workspace = memory.uninit::<u8>(1, bytes.max(1))?;
+    let workspace = memory.uninit_for::<u8>(Kind::Workspace, 1, bytes.max(1))?;
     let scratch = Scratch { at: workspace.ptr(), bytes };
     let mut fastest = vec![f32::INFINITY; candidates.len()];
     memory.stream().synchronize()?;

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::{TOTAL_CORRECT, TOTAL_LOSS};
 
-/// Columns that one thread takes of a product: fewer would spend more on packing than they save.
+/// Rows or columns that one thread takes of a product: fewer would spend more on packing than they save.
 const LEAST_PANEL: usize = 64;
 
 /// Elements that one thread takes of a vector operation: below this, waking a thread costs more than it saves.
@@ -21,69 +21,137 @@ pub(super) struct Product {
     /// From one row to the next, and from one column to the next, in elements.
     left: [isize; 2],
     right: [isize; 2],
+    /// Whether threads take rows of the output, or else columns.
+    by_rows: bool,
+    /// Whether it is computed as the product of the transposed matrices. The kernels copy their left factor, unless it is
+    /// small, to where its vectors lie one after another.
+    transposed: bool,
 }
 
+// How products are cut and turned: by the fastest of the four ways for 64 x 784 over 784 (docs/lab/train.md).
 impl Product {
     /// `left · right`, of matrices of these shapes.
     pub(super) fn plain(left: (usize, usize), right: (usize, usize)) -> Self {
         let strides = |cols: usize| [cols as isize, 1];
-        Self { m: left.0, n: right.1, k: left.1, left: strides(left.1), right: strides(right.1) }
+        let (m, n, k) = (left.0, right.1, left.1);
+        let (left, right) = (strides(left.1), strides(right.1));
+        Self { m, n, k, left, right, by_rows: false, transposed: true }
     }
 
     /// `left · rightᵀ`, of matrices of these shapes.
     pub(super) fn right_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
         let plain = Self::plain(left, (right.1, right.0));
-        Self { right: [1, right.1 as isize], ..plain }
+        Self { right: [1, right.1 as isize], transposed: false, ..plain }
     }
 
     /// `leftᵀ · right`, of matrices of these shapes.
     pub(super) fn left_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
         let plain = Self::plain((left.1, left.0), right);
-        Self { left: [1, left.1 as isize], ..plain }
+        Self { left: [1, left.1 as isize], by_rows: true, ..plain }
     }
 
-    /// Computes the product, a panel of columns on each thread.
+    /// Computes the product, a panel of rows or columns on each thread. `finish` gets each row of a panel when that is done:
+    /// where in `out` it begins, and the elements.
     ///
     /// gemm's own parallelism measured slower for these sizes (64 x 784 x 784 on 2 cores: 900 µs against 690 µs).
-    pub(super) fn run(&self, out: &mut [f32], left: &[f32], right: &[f32]) {
+    pub(super) fn run(
+        &self,
+        out: &mut [f32],
+        (left, right): (&[f32], &[f32]),
+        finish: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        self.scaled(out, (left, right), (0.0, 1.0), finish);
+    }
+
+    /// `out += factor · left · right`.
+    pub(super) fn add(&self, out: &mut [f32], factors: (&[f32], &[f32]), factor: f32) {
+        self.scaled(out, factors, (1.0, factor), |_, _| {});
+    }
+
+    /// `out = kept · out + factor · left · right`; with 0, `out` is not read.
+    fn scaled(
+        &self,
+        out: &mut [f32],
+        factors: (&[f32], &[f32]),
+        scales: (f32, f32),
+        finish: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
         assert!(
-            out.len() == self.m * self.n && left.len() == self.m * self.k && right.len() == self.k * self.n
+            out.len() == self.m * self.n
+                && factors.0.len() == self.m * self.k
+                && factors.1.len() == self.k * self.n
         );
-        let panels = rayon::current_num_threads().min(self.n.div_ceil(LEAST_PANEL)).max(1);
+        let length = if self.by_rows { self.m } else { self.n };
+        let panels = rayon::current_num_threads().min(length.div_ceil(LEAST_PANEL)).max(1);
         // Panels begin at whole vectors of 16 floats, so that only the last has a ragged edge.
-        let width = self.n.div_ceil(panels).next_multiple_of(16);
-        let out = Columns { first: out.as_mut_ptr() };
-        rayon::scope(|scope| {
-            for start in (width..self.n).step_by(width) {
-                scope.spawn(move |_| self.panel(out, left, right, start, width.min(self.n - start)));
+        let width = length.div_ceil(panels).next_multiple_of(16);
+        let out = Shared { first: out.as_mut_ptr() };
+        let finish = &finish;
+        let panel = move |start: usize| {
+            let panel = (start, width.min(length - start));
+            self.panel(out, factors, scales, panel);
+            let (rows, columns) = if self.by_rows { (panel, (0, self.n)) } else { ((0, self.m), panel) };
+            for row in rows.0..rows.0 + rows.1 {
+                let at = row * self.n + columns.0;
+                // SAFETY: within `out`, and only this panel's, as in `panel`.
+                finish(at, unsafe { std::slice::from_raw_parts_mut(out.at(at), columns.1) });
             }
-            self.panel(out, left, right, 0, width.min(self.n));
+        };
+        // The first panel is this thread's: it need not wake another one for it.
+        rayon::in_place_scope(|scope| {
+            for start in (width..length).step_by(width) {
+                scope.spawn(move |_| panel(start));
+            }
+            panel(0);
         });
     }
 
-    fn panel(&self, out: Columns, left: &[f32], right: &[f32], start: usize, width: usize) {
-        let [row, column] = self.right;
-        // SAFETY: `run` checked the lengths against the sizes, and the strides are those of dense matrices of
-        // these sizes, so that every access is in bounds; the panels write disjoint columns of `out`, which
-        // `run` has borrowed mutably; inputs and output are different slices.
+    fn panel(
+        &self,
+        out: Shared,
+        (left, right): (&[f32], &[f32]),
+        (kept, factor): (f32, f32),
+        (start, width): (usize, usize),
+    ) {
+        let (mut left, mut right) = (left.as_ptr(), right.as_ptr());
+        let (mut m, mut n, from) = (self.m, self.n, start as isize);
+        // From one column to the next, and from one row to the next, as the kernels take them.
+        let [mut out_by, mut left_by, mut right_by] =
+            [[self.n as isize, 1], self.left, self.right].map(|[row, column]| [column, row]);
+        // SAFETY: `scaled` checked the lengths against the sizes, and the strides are those of dense matrices of
+        // these sizes, so that every access is in bounds; the panels write disjoint rows or columns of `out`, which
+        // `scaled` has borrowed mutably; inputs and output are different slices.
         unsafe {
-            // As the product of the transposed matrices, which are what column-major kernels take row-major ones for.
+            let out = if self.by_rows {
+                (m, left) = (width, left.offset(from * left_by[1]));
+                out.at(start * self.n)
+            } else {
+                (n, right) = (width, right.offset(from * right_by[0]));
+                out.at(start)
+            };
+            if self.transposed {
+                (m, n, left, right) = (n, m, right, left);
+                (left_by, right_by) = (right_by, left_by);
+                [&mut out_by, &mut left_by, &mut right_by].into_iter().for_each(|by| by.reverse());
+            }
+            let ([out_column, out_row], [left_column, left_row], [right_column, right_row]) =
+                (out_by, left_by, right_by);
             gemm_f32::gemm::f32::get_gemm_fn()(
-                width,
-                self.m,
+                m,
+                n,
                 self.k,
-                out.first.add(start),
-                self.n as isize,
-                1,
-                false,
-                right.as_ptr().offset(start as isize * column),
-                row,
-                column,
-                left.as_ptr(),
-                self.left[0],
-                self.left[1],
-                0.0,
-                1.0,
+                out,
+                out_column,
+                out_row,
+                kept != 0.0,
+                left,
+                left_column,
+                left_row,
+                right,
+                right_column,
+                right_row,
+                kept,
+                factor,
                 false,
                 false,
                 false,
@@ -93,16 +161,25 @@ impl Product {
     }
 }
 
-/// The first element of a matrix, to be shared by threads that write different columns of it.
+/// The first element of a matrix, to be shared by threads that write different rows or columns of it.
 #[derive(Debug, Clone, Copy)]
-struct Columns {
+struct Shared {
     first: *mut f32,
 }
 
-// SAFETY: the pointer is only used by `Product::panel`, whose calls write disjoint columns.
-unsafe impl Send for Columns {}
+impl Shared {
+    /// # Safety
+    /// The matrix has as many elements.
+    unsafe fn at(&self, index: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.first.add(index) }
+    }
+}
+
+// SAFETY: the pointer is only used by `Product::scaled`, whose panels write disjoint parts.
+unsafe impl Send for Shared {}
 // SAFETY: as above.
-unsafe impl Sync for Columns {}
+unsafe impl Sync for Shared {}
 
 /// `to = from / 255`, row by row. Behind the pixels of a row is a label, which is left out.
 pub(super) fn images(to: &mut [f32], from: &[u8], pixels: usize) {
@@ -114,15 +191,13 @@ pub(super) fn images(to: &mut [f32], from: &[u8], pixels: usize) {
 
 /// `max(0, y)`, in place.
 pub(super) fn relu(y: &mut [f32]) {
-    y.par_chunks_mut(CHUNK).for_each(|y| y.iter_mut().for_each(|y| *y = y.max(0.0)));
+    y.iter_mut().for_each(|y| *y = y.max(0.0));
 }
 
 /// Zeroes the gradient where the ReLU's output was zero.
 pub(super) fn mask_where_zero(gradient: &mut [f32], output: &[f32]) {
-    gradient.par_chunks_mut(CHUNK).zip(output.par_chunks(CHUNK)).for_each(|(gradient, output)| {
-        let pairs = gradient.iter_mut().zip(output);
-        pairs.for_each(|(gradient, &output)| *gradient = if output > 0.0 { *gradient } else { 0.0 });
-    });
+    let pairs = gradient.iter_mut().zip(output);
+    pairs.for_each(|(gradient, &output)| *gradient = if output > 0.0 { *gradient } else { 0.0 });
 }
 
 /// `v = momentum · v + gradient`.

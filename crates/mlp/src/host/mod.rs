@@ -75,9 +75,9 @@ impl Backend for HostBackend {
         let product = Product::plain(x.shape(), w.shape());
         self.launch(move || {
             let (to, x, w) = (in_stream_order!(mut to), in_stream_order!(x_view), in_stream_order!(w_view));
-            product.run(to, x, w);
-            if activation == Activation::Relu {
-                arithmetic::relu(to);
+            match activation {
+                Activation::None => product.run(to, (x, w), |_, _| {}),
+                Activation::Relu => product.run(to, (x, w), |_, y| arithmetic::relu(y)),
             }
         })?;
         Ok(out)
@@ -121,8 +121,8 @@ impl Backend for HostBackend {
         let product = Product::right_transposed(dy.shape(), w.shape());
         self.launch(move || {
             let (to, x) = (in_stream_order!(mut to), in_stream_order!(x));
-            product.run(to, in_stream_order!(dy_view), in_stream_order!(w_view));
-            arithmetic::mask_where_zero(to, x);
+            let (dy, w) = (in_stream_order!(dy_view), in_stream_order!(w_view));
+            product.run(to, (dy, w), |at, dx| arithmetic::mask_where_zero(dx, &x[at..]));
         })?;
         Ok(out)
     }
@@ -134,9 +134,25 @@ impl Backend for HostBackend {
         let (to, x_view, dy_view) = (View::of(&out), View::of(x), View::of(dy));
         let product = Product::left_transposed(x.shape(), dy.shape());
         self.launch(move || {
-            product.run(in_stream_order!(mut to), in_stream_order!(x_view), in_stream_order!(dy_view));
+            let (x, dy) = (in_stream_order!(x_view), in_stream_order!(dy_view));
+            product.run(in_stream_order!(mut to), (x, dy), |_, _| {});
         })?;
         Ok(out)
+    }
+
+    fn descends(&self) -> bool {
+        true
+    }
+
+    fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
+        check_shape("descend", dy, (x.rows(), dy.cols()))?;
+        check_shape("descend", w, (x.cols(), dy.cols()))?;
+        let (w, x_view, dy_view) = (View::of(w), View::of(x), View::of(dy));
+        let product = Product::left_transposed(x.shape(), dy.shape());
+        self.launch(move || {
+            let (x, dy) = (in_stream_order!(x_view), in_stream_order!(dy_view));
+            product.add(in_stream_order!(mut w), (x, dy), -rate);
+        })
     }
 
     fn gradient_stream(&self) -> &Stream {

@@ -1,41 +1,38 @@
 //! `millpond train`: settings, then one trial for each allocator, then what they did.
 
+mod pytorch;
+mod step_picture;
+mod trial;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millpond::Pool;
-use millpond::device::DeviceChoice;
-use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
+use millpond::device::DeviceName;
+use millpond_baselines::{Allocator, MILLPOND, NAMES};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::{Ranks, Shard};
-use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Saving, Step, Upload};
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Observer, Saving, Step};
+
+use self::pytorch::{Compared, PyTorch};
+use self::trial::{Trial, Wanted};
 
 use crate::account::{self, Outcome};
-use crate::args::{Sharded, TrainArgs};
+use crate::args::{Other, Sharded, TrainArgs};
 use crate::choices::{ALL, is_asked};
 use crate::error::{Error, Result};
 use crate::interrupt::{Interrupt, Signal};
 use crate::outputs::{Log, Output, refuse_clashes, refuse_stdout};
 use crate::progress::Progress;
-use crate::ranks::{self, RankMemory};
+use crate::ranks;
 use crate::results::Results;
 use crate::screen::{count, remark, say, thousands};
 
 /// A run with its settings checked and its data read.
 struct Run {
-    device: DeviceChoice,
-    hyper: Hyper,
-    tf32: bool,
-    data: Dataset,
+    wanted: Wanted,
     /// The allocators to train with.
     names: Vec<&'static str>,
-    /// Where the pool is recorded to.
-    record: Option<PathBuf>,
-    saving: Option<Saving>,
     interrupt: Interrupt,
-    /// Where a launcher has started several.
-    ranks: Option<Arc<Ranks>>,
-    shard: Shard,
 }
 
 /// What there is so far, allocator by allocator, and where it is kept.
@@ -68,18 +65,31 @@ fn train(args: &TrainArgs, ranks: Option<&Arc<Ranks>>) -> Result<()> {
         Some(dir) => Dataset::from_dir(dir)?,
         None => Dataset::bundled()?,
     };
+    let hyper = config.hyper();
+    let pytorch = match args.compare {
+        Some(Other::PyTorch) if ranks.is_some() || args.resume => {
+            let why = "--compare is for a training of one process from its beginning: leave --resume and launchers out";
+            return Err(Error::Usage(why.to_owned()));
+        }
+        Some(Other::PyTorch) => Some(PyTorch::find(&hyper, &data)?),
+        None => None,
+    };
     // Rank 0 alone writes.
     let record = args.record.clone().filter(|_| is_first);
     let [json, log_dir] = [&args.json, &config.log_dir].map(|path| path.as_deref().filter(|_| is_first));
     record.as_deref().map(Output::open).transpose()?;
-    let results = Results::open(json, log_dir, names.len())?;
-    let hyper = config.hyper();
+    let results = Results::open(json, log_dir, names.len() > 1 || pytorch.is_some())?;
     let saving = if is_first { saving(args, &hyper, &data)? } else { None };
     let interrupt = Interrupt::watch();
     let (device, tf32, ranks) = (config.device, config.tf32, ranks.cloned());
-    let run = Run { device, hyper, tf32, data, names, record, saving, interrupt, ranks, shard };
+    let is_watched = log_dir.is_some();
+    let wanted = Wanted { device, hyper, tf32, data, record, saving, ranks, shard, is_watched };
+    let run = Run { wanted, names, interrupt };
     let mut done = Done { outcomes: Vec::new(), results };
-    let ended = run.trials(&mut done);
+    let ended = run.trials(&mut done).and_then(|stopped| match &pytorch {
+        Some(pytorch) if stopped.is_none() => run.beside(pytorch, &mut done),
+        _ => Ok(stopped),
+    });
     done.outcomes.retain(|outcome| !outcome.epochs.is_empty());
     if !done.outcomes.is_empty() {
         done.results.finish(&done.outcomes)?;
@@ -130,10 +140,10 @@ fn refuse_to_write_over(args: &TrainArgs, config: &Config) -> Result<()> {
     refuse_stdout("--record", args.record.as_deref(), "a recording needs a file")?;
     refuse_stdout("--log-dir", config.log_dir.as_deref(), "curves need a folder")?;
     refuse_stdout("--save", args.save.as_deref(), "a checkpoint needs a folder")?;
-    let [csv, svg] = Log::files(config.log_dir.as_deref());
+    let [csv, svg, memory] = Log::files(config.log_dir.as_deref());
     let saved = args.save.as_deref().map(Saving::file_in);
     let [json, record] = [&args.json, &args.record].map(Option::as_deref);
-    let written = [json, record, csv.as_deref(), svg.as_deref(), saved.as_deref()];
+    let written = [json, record, csv.as_deref(), svg.as_deref(), memory.as_deref(), saved.as_deref()];
     refuse_clashes(&read, &written)
 }
 
@@ -148,27 +158,88 @@ fn settings(args: &TrainArgs) -> Result<Config> {
 }
 
 impl Run {
-    /// Trains with each allocator in turn, until a signal comes.
+    /// Trains with each allocator, epoch by epoch in turn, until a signal comes.
     fn trials(&self, done: &mut Done) -> Result<Option<Signal>> {
-        let mut stopped = None;
+        let mut trials = Vec::new();
         for &name in &self.names {
-            let trial = self.trial(name, done);
-            trial.map_err(|error| self.explained(name, error))?;
-            stopped = self.signal()?;
-            if stopped.is_some() {
-                break;
+            let trial = Trial::open(&self.wanted, name).map_err(|error| self.explained(name, error))?;
+            if trials.is_empty() {
+                if let Some(why) = &trial.why_not_cuda {
+                    remark(&on_the_cpu(why));
+                }
+                self.introduce(&trial.machine, name);
+            }
+            done.outcomes.push(trial.outcome(&self.wanted));
+            trials.push(trial);
+        }
+        let stopped = self.turns(&mut trials, done)?;
+        for (trial, outcome) in trials.iter().zip(&mut done.outcomes) {
+            let counted = trial.end(&self.wanted, outcome);
+            counted.map_err(|error| self.explained(trial.name, error))?;
+            if !self.compares() {
+                say(&trial.account(outcome));
             }
         }
         if self.compares() {
-            say(&account::conclusion(&done.outcomes));
+            say(&account::comparison(&done.outcomes));
+        }
+        for trial in &trials {
+            trial.stop_recording()?;
+        }
+        if let Some(step) = trials.first().and_then(Trial::step).filter(|step| !step.live.is_empty()) {
+            done.results.step(|| step_picture::svg(&step))?;
         }
         Ok(stopped)
+    }
+
+    /// Trains the same with PyTorch, and shows both.
+    fn beside(&self, pytorch: &PyTorch, done: &mut Done) -> Result<Option<Signal>> {
+        let Wanted { hyper, tf32, data, .. } = &self.wanted;
+        let device =
+            done.outcomes.first().and_then(|outcome| outcome.device.parse().ok()).unwrap_or(DeviceName::HOST);
+        say("");
+        let compared = Compared { device, hyper, tf32: *tf32, data };
+        let others = pytorch.train(&compared, || self.interrupt.signal().is_some())?;
+        done.outcomes.extend(others);
+        say(&pytorch::table(&done.outcomes));
+        self.signal()
+    }
+
+    /// One epoch with each allocator after the other. Who begins changes, so that each follows every other.
+    fn turns(&self, trials: &mut [Trial], done: &mut Done) -> Result<Option<Signal>> {
+        let mut progress = Progress::new(self.wanted.hyper.epochs, self.names.len());
+        let mut trainings = Vec::new();
+        for trial in trials {
+            let name = trial.name;
+            let training = trial.begin(&self.wanted).map_err(|error| self.explained(name, error))?;
+            trainings.push((name, training));
+        }
+        if !self.compares() {
+            progress.say_titles();
+        }
+        let resumed =
+            self.wanted.saving.as_ref().and_then(Saving::resumed_from).map_or(0, |from| from.epochs().len());
+        for turn in resumed..self.wanted.hyper.epochs {
+            for at in (0..trainings.len()).map(|place| (place + turn) % self.names.len()) {
+                let (name, (training, allocator)) = &mut trainings[at];
+                progress.turn(self.compares().then_some(*name));
+                let mut watch =
+                    Watch { run: self, allocator: &**allocator, done, at, progress: &mut progress };
+                let ended = training.epoch(&mut watch);
+                ended.map_err(|error| self.explained(name, error.into()))?;
+                let stopped = self.signal()?;
+                if stopped.is_some() {
+                    return Ok(stopped);
+                }
+            }
+        }
+        self.signal()
     }
 
     /// The signal that came, to this rank or to another.
     fn signal(&self) -> Result<Option<Signal>> {
         let here = self.interrupt.signal();
-        let Some(ranks) = &self.ranks else { return Ok(here) };
+        let Some(ranks) = &self.wanted.ranks else { return Ok(here) };
         let all = ranks.gather(&here.map(Signal::number))?;
         Ok(all.into_iter().flatten().max().map(Signal::of_number))
     }
@@ -185,116 +256,34 @@ impl Run {
         self.names.len() > 1
     }
 
-    /// Trains with one allocator, on a device object of its own, so that nothing is left from the one before.
-    fn trial(&self, name: &'static str, done: &mut Done) -> Result<()> {
-        let local_rank = self.ranks.as_ref().map_or(0, |ranks| ranks.place().local_rank);
-        let (machine, why_not_cuda) = Machine::open_on(self.device, local_rank)?;
-        let is_first = done.outcomes.is_empty();
-        if is_first {
-            if let Some(why) = why_not_cuda {
-                remark(&on_the_cpu(&why));
-            }
-            self.introduce(&machine, name);
-        }
-        // The pool tells more than the trait asks of everyone.
-        let pool = (name == MILLPOND).then(|| self.pool(&machine)).transpose()?;
-        let allocator: Arc<dyn Allocator> = match &pool {
-            Some(pool) => Arc::new(pool.clone()),
-            None => Arc::from(by_name(name, machine.context())?),
-        };
-        let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
-        let mut backend = machine.backend(memory, self.tf32)?;
-        let upload = Upload::new(machine.context())?;
-        let team = self.ranks.as_ref().map(|ranks| machine.team(ranks, self.shard)).transpose()?;
-        let progress = Progress::new(self.hyper.epochs, self.compares().then_some(name));
-        if is_first && self.compares() {
-            say(&account::titles());
-        } else if is_first {
-            progress.say_titles();
-        }
-        let mut outcome = Outcome::new(&machine.name().to_string(), name);
-        if let Some(from) = self.saving.as_ref().and_then(Saving::resumed_from) {
-            outcome.epochs = from.epochs().to_vec();
-        }
-        done.outcomes.push(outcome);
-        let mut watch = Watch { run: self, allocator: &*allocator, done, progress };
-        let trained = millpond_mlp::train(
-            backend.as_mut(),
-            &upload,
-            &self.data,
-            &self.hyper,
-            self.saving.as_ref(),
-            team.as_ref(),
-            &mut watch,
-        );
-        drop(watch.progress);
-        trained?;
-
-        let usage = allocator.usage();
-        let Some(outcome) = done.outcomes.last_mut() else { return Ok(()) };
-        outcome.count(&usage);
-        if let Some(ranks) = &self.ranks {
-            outcome.ranks = ranks.gather(&RankMemory {
-                rank: ranks.place().rank,
-                host: ranks::host(),
-                device: outcome.device.clone(),
-                peak_reserved: outcome.peak_reserved,
-                peak_requested: outcome.peak_requested,
-            })?;
-        }
-        if self.compares() {
-            say(&account::line(outcome));
-        } else {
-            let pinned = upload.pinned().map(Pool::stats);
-            say(&match &pool {
-                Some(pool) => account::of_pool(&pool.stats(), pinned.as_ref(), &outcome.epochs),
-                None => account::of_baseline(name, &usage, pinned.as_ref()),
-            });
-            if self.ranks.is_some() {
-                say(&account::of_ranks(&outcome.ranks));
-            }
-        }
-        if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {
-            let events = count(recorded.events, "event");
-            say(&format!("recorded {events}: millpond replay {}", recorded.path.display()));
-        }
-        Ok(())
-    }
-
-    fn pool(&self, machine: &Machine) -> millpond::Result<Pool> {
-        let builder = Pool::builder(machine.context()).name(MILLPOND);
-        match &self.record {
-            Some(path) => builder.record(path.as_path()).build(),
-            None => builder.build(),
-        }
-    }
-
     fn introduce(&self, machine: &Machine, name: &str) {
-        let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self.hyper;
+        let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self.wanted.hyper;
         say(&match (self.compares(), name) {
-            (true, _) => "Trains the same neural network with each allocator in turn.".to_owned(),
+            (true, _) => {
+                "Trains the same neural network with each allocator, epoch by epoch in turn.".to_owned()
+            }
             (_, MILLPOND) => "Trains a neural network. All of its memory comes from the pool.".to_owned(),
             _ => format!("Trains a neural network. All of its memory comes from the allocator {name}."),
         });
         say(&format!("device: {} ({})", machine.name(), machine.describe()));
         say(&format!(
             "data:   {}, {} to learn from, {} to check with",
-            self.data.source,
-            count(self.data.train.labels.len() as u64, "image"),
-            thousands(self.data.validation.labels.len() as u64)
+            self.wanted.data.source,
+            count(self.wanted.data.train.labels.len() as u64, "image"),
+            thousands(self.wanted.data.validation.labels.len() as u64)
         ));
         say(&format!(
             "model:  {} of {feat_dim}, batches of {batch_size}, {}, rate {learning_rate}, seed {seed}\n",
             count(num_layers as u64, "hidden layer"),
             count(epochs as u64, "epoch"),
         ));
-        if let Some(ranks) = &self.ranks {
+        if let Some(ranks) = &self.wanted.ranks {
             say(&format!(
                 "ranks:  {}, each with its part of every batch; this is rank 0\n",
                 ranks.place().world
             ));
         }
-        if let Some(saving) = &self.saving {
+        if let Some(saving) = &self.wanted.saving {
             say(&match saving.resumed_from() {
                 None => format!("checkpoint: {}\n", saving.file().display()),
                 Some(from) => format!(
@@ -311,7 +300,7 @@ impl Run {
     fn kept(&self, done: &Done) -> String {
         let epochs = |outcome: &Outcome| outcome.epochs.len();
         let whole: usize = done.outcomes.iter().map(epochs).sum();
-        let all = self.hyper.epochs * self.names.len();
+        let all = self.wanted.hyper.epochs * self.names.len();
         let written =
             if whole > 0 && done.results.are_asked() { ", and their results are written" } else { "" };
         format!("{} of {} are done{written}", thousands(whole as u64), count(all as u64, "epoch"))
@@ -333,7 +322,9 @@ struct Watch<'a> {
     run: &'a Run,
     allocator: &'a dyn Allocator,
     done: &'a mut Done,
-    progress: Progress,
+    /// Which of the outcomes it is.
+    at: usize,
+    progress: &'a mut Progress,
 }
 
 impl Observer for Watch<'_> {
@@ -351,10 +342,8 @@ impl Observer for Watch<'_> {
             self.progress.epoch(epoch);
         }
         let Done { outcomes, results } = &mut *self.done;
-        if let Some(outcome) = outcomes.last_mut() {
-            outcome.epochs.push(epoch.clone());
-            outcome.count(&self.allocator.usage());
-        }
+        outcomes[self.at].epochs.push(epoch.clone());
+        outcomes[self.at].count(&self.allocator.usage());
         results.keep(outcomes);
     }
 

@@ -1,0 +1,137 @@
+//! What a training asks of the pool on a GPU, on a simulated one: after the first epoch no device call, and no wait between
+//! streams in any.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::{Context, Pool, Stats, Stream};
+use millpond_mlp::data::Dataset;
+use millpond_mlp::{
+    Activation, Backend, Batch, Epoch, Hyper, Lanes, Memory, Observer, Result, Sgd, Step, Task, Tensor,
+    Training, Upload,
+};
+
+/// A GPU's backend without the arithmetic: the same tensors on the same streams in the same order, and kernels that take time.
+#[derive(Debug)]
+struct SimBackend {
+    device: Arc<SimDevice>,
+    lanes: Lanes,
+    kernel: Duration,
+}
+
+impl SimBackend {
+    fn launch(&self, memory: &Memory) -> Result<()> {
+        Ok(self.device.launch(memory.stream().handle(), self.kernel)?)
+    }
+
+    fn made(&self, memory: &Memory, rows: usize, cols: usize) -> Result<Tensor> {
+        let out = memory.uninit(rows, cols)?;
+        self.launch(memory)?;
+        Ok(out)
+    }
+}
+
+impl Backend for SimBackend {
+    fn memory(&self) -> &Memory {
+        self.lanes.main()
+    }
+
+    fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
+        self.made(self.lanes.main(), batch.count, batch.pixels())
+    }
+
+    fn linear(&mut self, x: &Tensor, w: &Tensor, _: Activation) -> Result<Tensor> {
+        self.made(self.lanes.main(), x.rows(), w.cols())
+    }
+
+    fn cross_entropy(&mut self, logits: &Tensor, _: Batch<'_>, _: &mut Tensor<f64>) -> Result<Tensor> {
+        self.made(self.lanes.main(), logits.rows(), logits.cols())
+    }
+
+    fn score(&mut self, _: &Tensor, _: Batch<'_>, _: &mut Tensor<f64>) -> Result<()> {
+        self.launch(self.lanes.main())
+    }
+
+    fn input_gradient(&mut self, _: &Tensor, _: &Tensor, x: &Tensor) -> Result<Tensor> {
+        // As many parts as a GPU cuts the sums into.
+        let sums = self.made(self.lanes.main(), 7 * x.rows(), x.cols())?;
+        let out = self.made(self.lanes.main(), x.rows(), x.cols())?;
+        drop(sums);
+        Ok(out)
+    }
+
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor> {
+        let out = into.map_or_else(|| self.lanes.main().uninit(x.cols(), dy.cols()), Ok)?;
+        let out = self.lanes.fork([x, dy], out)?;
+        self.launch(self.lanes.gradients())?;
+        Ok(out)
+    }
+
+    fn gradient_stream(&self) -> &Stream {
+        self.lanes.gradients().stream()
+    }
+
+    fn update(&mut self, _: &mut [Tensor], _: &[Tensor], _: &mut [Tensor], _: Sgd) -> Result<()> {
+        self.lanes.join()?;
+        self.launch(self.lanes.main())
+    }
+}
+
+/// Reads the loss so often.
+struct Reads(usize);
+
+impl Observer for Reads {
+    fn wants_loss(&mut self, step: Step) -> bool {
+        step.images.div_ceil(64).is_multiple_of(self.0)
+    }
+    fn loss(&mut self, _: Step, _: f64) {}
+    fn epoch(&mut self, _: &Epoch) {}
+}
+
+const HYPER: Hyper = Hyper {
+    num_layers: 4,
+    feat_dim: 784,
+    learning_rate: 0.1,
+    momentum: 0.0,
+    batch_size: 64,
+    micro_batches: 1,
+    epochs: 3,
+    seed: 1,
+};
+
+/// The device calls of each epoch, and what the pool counts.
+fn trained(hyper: &Hyper, kernel: Duration, reads: usize) -> (Vec<u64>, Stats) {
+    let device = SimDevice::new(SimOptions::default().pinned_capacity(0)).unwrap();
+    let context = Context::new(device.clone());
+    let pool = Pool::builder(&context).build().unwrap();
+    let memory = Memory::new(Arc::new(pool.clone()), context.create_stream().unwrap());
+    let lanes = Lanes::new(memory, Some(context.create_stream().unwrap()));
+    let mut backend = SimBackend { device, lanes, kernel };
+    let upload = Upload::new(&context).unwrap();
+    let data = Dataset::bundled().unwrap();
+    let mut training = Training::begin(&mut backend, &upload, Task::new(&data, hyper)).unwrap();
+    while training.epoch(&mut Reads(reads)).unwrap().is_some() {}
+    let calls = training.epochs().iter().map(|epoch| epoch.device_calls).collect();
+    (calls, pool.stats())
+}
+
+#[test]
+fn no_device_call_after_the_first_epoch_and_no_wait() {
+    // A device that is always done, one that just keeps up, and one that is far behind.
+    for kernel in [1, 20, 200].map(Duration::from_micros) {
+        for (momentum, batch_size) in [(0.0, 64), (0.9, 64), (0.0, 100), (0.0, 1000)] {
+            for reads in [1, usize::MAX] {
+                let hyper = Hyper { momentum, batch_size, ..HYPER };
+                let (calls, stats) = trained(&hyper, kernel, reads);
+                let what =
+                    format!("{kernel:?}, momentum {momentum}, batches of {batch_size}, reads every {reads}");
+                assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
+                assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
+                // What large batches keep for the second stream is bounded: 67 MiB without that.
+                let most = if batch_size == 1000 { 64 << 20 } else { 34 << 20 };
+                assert!(stats.requested.high < most, "{what}: {}", stats.requested.high);
+            }
+        }
+    }
+}
