@@ -1,0 +1,148 @@
+//! The device and the pools that a program runs on.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::{Device, DeviceName};
+use millpond::{Budget, Context, Pool, Result, ReusePolicies};
+use serde::{Deserialize, Serialize};
+
+use crate::options::Options;
+
+/// Pools that a program has at once.
+pub(crate) const POOLS: usize = 3;
+
+/// Bytes of the smallest page.
+pub(crate) const GRANULARITY: u64 = 2 << 20;
+
+/// What a pool is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Memory {
+    Device,
+    Pinned,
+    Managed,
+}
+
+/// How a program is run, apart from its steps. Pages are of the granularity.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    /// `sim`, `host`, `cuda` or `cuda:N`.
+    pub(crate) device: String,
+    pub(crate) capacity_pages: u64,
+    pub(crate) virtual_memory: bool,
+    pub(crate) pools: [Memory; POOLS],
+    /// Streams of each lane.
+    pub(crate) streams: usize,
+    /// Whether streams wait for each other, whether work that is seen complete is followed, whether pools make streams wait.
+    reuse: [bool; 3],
+    /// Powers of two: the smallest page over the granularity, and the largest over the smallest.
+    page_sizes: [u32; 2],
+    release_threshold_pages: Option<u64>,
+    hard_limit_pages: Option<u64>,
+    budget_pages: Option<u64>,
+    /// A budget that other processes share, by its name.
+    named_budget: Option<String>,
+    /// The chance of each device call to fail.
+    pub(crate) faults: f64,
+    pub(crate) seed: u64,
+}
+
+impl Setup {
+    /// That of the program with this seed.
+    pub(crate) fn random(options: &Options, seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let one_in = |rng: &mut Rng, many: u32| rng.u32(..many) == 0;
+        // Scarce memory takes the slow paths; most programs have enough, and take many fast ones.
+        let is_scarce = one_in(&mut rng, 8);
+        let capacity_pages = if is_scarce { rng.u64(8..64) } else { 1024 };
+        let mut limit = |least: u64| {
+            let pages = rng.u64(least..if is_scarce { 48 } else { 512 });
+            one_in(&mut rng, 6).then_some(pages)
+        };
+        let (release_threshold_pages, hard_limit_pages, budget_pages) = (limit(0), limit(8), limit(8));
+        let pools = [(); POOLS].map(|()| match rng.u32(..8) {
+            0 => Memory::Pinned,
+            1 => Memory::Managed,
+            _ => Memory::Device,
+        });
+        Self {
+            device: options.device.to_string(),
+            capacity_pages,
+            virtual_memory: !one_in(&mut rng, 6),
+            pools,
+            streams: options.streams,
+            reuse: [(); 3].map(|()| !one_in(&mut rng, 4)),
+            page_sizes: [u32::from(one_in(&mut rng, 6)), rng.u32(..6)],
+            release_threshold_pages,
+            hard_limit_pages,
+            budget_pages,
+            named_budget: options.named_budget.clone().filter(|_| one_in(&mut rng, 64)),
+            faults: if one_in(&mut rng, 4) { 0.0 } else { options.faults * 4.0 / 3.0 },
+            seed,
+        }
+    }
+
+    /// The device, and the same as a simulated one.
+    pub(crate) fn open(&self) -> Result<(Arc<dyn Device>, Option<Arc<SimDevice>>)> {
+        let bytes = self.capacity_pages * GRANULARITY;
+        let name: DeviceName = self.device.parse().unwrap_or(DeviceName::SIM);
+        if name == DeviceName::SIM {
+            let options = SimOptions::default()
+                .capacity(bytes)
+                .pinned_capacity(bytes)
+                .managed_capacity(bytes)
+                .granularity(GRANULARITY)
+                .virtual_memory(self.virtual_memory);
+            let sim = SimDevice::new(options)?;
+            return Ok((sim.clone(), Some(sim)));
+        }
+        if name == DeviceName::HOST {
+            let options = HostOptions::default().capacity(bytes).pinned_capacity(bytes);
+            return Ok((HostDevice::with_options(options)?, None));
+        }
+        Ok((name.open()?, None))
+    }
+
+    pub(crate) fn budget(&self) -> Result<Option<Budget>> {
+        if let Some(name) = &self.named_budget {
+            return Budget::named(name, NAMED_BUDGET).map(Some);
+        }
+        Ok(self.budget_pages.map(|pages| Budget::bytes(pages * GRANULARITY)))
+    }
+
+    /// Whether what other processes do decides what this one gets.
+    pub(crate) fn has_named_budget(&self) -> bool {
+        self.named_budget.is_some()
+    }
+
+    /// A new pool for the slot with this number.
+    pub(crate) fn pool(&self, context: &Context, budget: Option<&Budget>, slot: usize) -> Result<Pool> {
+        let builder = match self.pools[slot] {
+            Memory::Device => Pool::builder(context),
+            Memory::Pinned => context.pinned()?,
+            Memory::Managed => context.managed()?,
+        };
+        let [follow_event_dependencies, opportunistic, internal_dependencies] = self.reuse;
+        let smallest = GRANULARITY << self.page_sizes[0];
+        let mut builder = builder
+            .name(format!("pool {slot}"))
+            .live(false)
+            .reuse(ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies })
+            .page_sizes(smallest, smallest << self.page_sizes[1]);
+        if let Some(pages) = self.release_threshold_pages {
+            builder = builder.release_threshold(pages * GRANULARITY);
+        }
+        if let Some(pages) = self.hard_limit_pages {
+            builder = builder.hard_limit(pages * GRANULARITY);
+        }
+        if let Some(budget) = budget {
+            builder = builder.budget(budget);
+        }
+        builder.build()
+    }
+}
+
+/// The limit of the budget that processes share.
+pub(crate) const NAMED_BUDGET: u64 = 256 << 20;
