@@ -6,8 +6,8 @@ use millpond::{Buffer, Error, Keep, Received};
 
 use crate::finding::{Finding, Verdict};
 use crate::graphs::capture;
-use crate::lane::Lane;
-use crate::setup::{GRANULARITY, Memory};
+use crate::lane::{How, Lane};
+use crate::setup::{GRANULARITY, Memory, POOLS};
 
 /// Graphs that a lane has at most.
 const MOST_GRAPHS: usize = 4;
@@ -16,6 +16,14 @@ const MOST_GRAPHS: usize = 4;
 fn is_mapped(lane: &Lane<'_>, pool: usize) -> bool {
     let setup = &lane.stage.setup;
     setup.pools[pool] == Memory::Device && setup.virtual_memory
+}
+
+/// Each pool's first small and first large block, for whose records the host must not refuse memory.
+pub(crate) fn warm_up(lane: &mut Lane<'_>) -> Verdict {
+    for (pool, bytes) in (0..POOLS).flat_map(|pool| [512, 2 * GRANULARITY].map(|bytes| (pool, bytes))) {
+        lane.alloc(pool, 0, bytes, How::Plain)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn trim(lane: &mut Lane<'_>, pool: usize, pages: u8) -> Verdict {
@@ -152,6 +160,7 @@ pub(crate) fn share(lane: &mut Lane<'_>, pool: usize, (stream, other): (usize, u
     let checked = stage.checker.allocated(buffer.ptr(), bytes, stream.handle());
     let pair = UnixStream::pair().map_err(|error| Finding::wrong(format!("no sockets: {error}")));
     let (from, to) = pair?;
+    lane.has_shared = true;
     if let Some(shared) = stage.allow("sharing", buffer.share())? {
         let sent = shared.send(&from).and_then(|()| Received::receive(&to));
         if let Some(received) = stage.allow("sending", sent)? {

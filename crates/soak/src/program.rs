@@ -102,6 +102,9 @@ fn run_all<S: Iterator<Item = Step> + Send>(
 
 fn run_lane(stage: &Stage, steps: impl Iterator<Item = Step>, is_alone: bool, progress: &AtomicU64) -> Verdict {
     let mut lane = Lane::new(stage)?;
+    if stage.setup.refuses {
+        pools::warm_up(&mut lane)?;
+    }
     let mut done = 0;
     for (at, step) in steps.enumerate() {
         if is_alone {
@@ -132,6 +135,17 @@ fn take(lane: &mut Lane<'_>, step: Step) -> Verdict<bool> {
     let pool = |pool: u8| usize::from(pool) % POOLS;
     let stream = |stream: u8| usize::from(stream) % streams;
     let done = |()| true;
+    let may_end_the_process = matches!(
+        step,
+        Step::NewStream { .. }
+            | Step::NewPool { .. }
+            | Step::Capture { .. }
+            | Step::Sleep { .. }
+            | Step::Share { .. }
+    );
+    if lane.stage.setup.refuses && may_end_the_process {
+        return Ok(false);
+    }
     match step {
         Step::Alloc { pool: of, stream: on, bytes } => lane.alloc(pool(of), stream(on), bytes, How::Plain),
         Step::AllocZeroed { pool: of, stream: on, bytes } => lane.alloc(pool(of), stream(on), bytes, How::Zeroed),
@@ -169,7 +183,7 @@ fn take(lane: &mut Lane<'_>, step: Step) -> Verdict<bool> {
             Ok(false)
         }
         Step::Refuse { nth } => {
-            lane.refuse = nth.into();
+            lane.refuse = if lane.stage.setup.refuses { nth.into() } else { 0 };
             Ok(false)
         }
     }

@@ -46,12 +46,15 @@ pub(crate) struct Setup {
     named_budget: Option<String>,
     /// The chance of each device call to fail.
     pub(crate) faults: f64,
+    /// Whether the host refuses memory. Such programs leave out what docs/out-of-memory.md says may end the process: captures,
+    /// sleeps, new streams and pools, segments, and fences of three streams.
+    pub(crate) refuses: bool,
     pub(crate) seed: u64,
 }
 
 impl Setup {
-    /// That of the program with this seed.
-    pub(crate) fn random(options: &Options, seed: u64) -> Self {
+    /// That of the program with this seed, whose pools several threads share or not.
+    pub(crate) fn random(options: &Options, seed: u64, is_shared: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let one_in = |rng: &mut Rng, many: u32| rng.u32(..many) == 0;
         // Scarce memory takes the slow paths; most programs have enough, and take many fast ones.
@@ -67,12 +70,14 @@ impl Setup {
             1 => Memory::Managed,
             _ => Memory::Device,
         });
+        let refuses = !is_shared && one_in(&mut rng, 6);
         Self {
             device: options.device.to_string(),
             capacity_pages,
-            virtual_memory: !one_in(&mut rng, 6),
+            virtual_memory: refuses || !one_in(&mut rng, 6),
             pools,
-            streams: options.streams,
+            streams: if refuses { options.streams.min(2) } else { options.streams },
+            refuses,
             reuse: [(); 3].map(|()| !one_in(&mut rng, 4)),
             page_sizes: [u32::from(one_in(&mut rng, 6)), rng.u32(..6)],
             release_threshold_pages,

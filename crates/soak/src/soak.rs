@@ -101,20 +101,24 @@ fn seed_of(options: &Options, number: u64) -> u64 {
     fastrand::Rng::with_seed(options.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).u64(..)
 }
 
-fn lanes_of(options: &Options, number: u64) -> Vec<Steps> {
+/// The program with this number.
+fn random(options: &Options, number: u64) -> (Setup, Vec<Steps>) {
     let lanes = if number % TOGETHER == TOGETHER - 1 { options.threads.max(2) } else { 1 };
-    let seed = seed_of(options, number);
-    let steps = STEPS / lanes;
-    (0..lanes as u64).map(|lane| Steps::new(seed.wrapping_add(lane), steps, options.streams, lanes == 1)).collect()
+    let (seed, steps) = (seed_of(options, number), STEPS / lanes);
+    let setup = Setup::random(options, seed, lanes > 1);
+    let lane = |lane| Steps::new(seed.wrapping_add(lane), steps, setup.streams, lanes == 1);
+    let lanes = (0..lanes as u64).map(lane).collect();
+    (setup, lanes)
 }
 
 fn run_number(options: &Options, number: u64, progress: &AtomicU64) -> Outcome {
-    run(&Setup::random(options, seed_of(options, number)), lanes_of(options, number), progress)
+    let (setup, lanes) = random(options, number);
+    run(&setup, lanes, progress)
 }
 
 /// The program with this number, as a list of steps. Calls that failed by chance fail by steps of it.
 fn written(options: &Options, number: u64) -> Program {
-    let (setup, lanes) = (Setup::random(options, seed_of(options, number)), lanes_of(options, number));
+    let (setup, lanes) = random(options, number);
     let lanes: Vec<Vec<Step>> = lanes.into_iter().map(Iterator::collect).collect();
     let mut program = Program { setup, lanes };
     if let [steps] = &mut program.lanes[..] {
