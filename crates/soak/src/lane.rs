@@ -101,7 +101,7 @@ impl<'a> Lane<'a> {
         let mut uses = [0; _];
         uses[stream] = begun;
         let pool = (slot, id);
-        let mut block = Block { at, bytes, pool, stream, checked, begun, uses, recorded: 0, value: 0 };
+        let mut block = Block { at, bytes, pool, stream, checked, begun, uses, recorded: 0, outlived: 0, value: 0 };
         if self.stage.keeps_bytes() {
             self.fill(&mut block)?;
         }
@@ -162,7 +162,7 @@ impl<'a> Lane<'a> {
         if !self.order_after(of, begun, stream)? {
             return Ok(true);
         }
-        if recorded {
+        if recorded && self.blocks[at].outlived & (1 << stream) == 0 {
             self.record_use(at, stream)?;
         }
         let launched = self.stage.launch(&self.blocks[at], self.streams[stream].handle(), micros);
@@ -275,7 +275,10 @@ impl<'a> Lane<'a> {
         let waits = new.wait_for(&self.streams[stream]);
         if self.stage.allow("wait_for", waits)?.is_some() {
             self.streams[stream] = new;
-            self.blocks.iter_mut().for_each(|block| block.recorded &= !(1 << stream));
+            for block in self.blocks.iter_mut().filter(|block| block.uses[stream] > 0) {
+                block.recorded &= !(1 << stream);
+                block.outlived |= 1 << stream;
+            }
         }
         Ok(())
     }
@@ -305,7 +308,7 @@ impl<'a> Lane<'a> {
         let begun = self.order.submit(stream);
         let mut uses = [0; _];
         uses[stream] = begun;
-        self.blocks.push(Block { stream, begun, uses, recorded: 0, ..block });
+        self.blocks.push(Block { stream, begun, uses, recorded: 0, outlived: 0, ..block });
         Ok(true)
     }
 

@@ -155,7 +155,9 @@ pub(crate) fn share(lane: &mut Lane<'_>, pool: usize, (stream, other): (usize, u
     }
     let stage = lane.stage;
     let (stream, other) = (&lane.streams[stream], &lane.streams[other]);
-    let made = Buffer::<u8>::new(&stage.pools[pool].read().pool, bytes as usize, stream);
+    // Kept, so that no other lane destroys the pool.
+    let slot = stage.pools[pool].read();
+    let made = Buffer::<u8>::new(&slot.pool, bytes as usize, stream);
     let Some(buffer) = stage.allow("a buffer", made)? else { return Ok(true) };
     let checked = stage.checker.allocated(buffer.ptr(), bytes, stream.handle());
     let pair = UnixStream::pair().map_err(|error| Finding::wrong(format!("no sockets: {error}")));

@@ -63,7 +63,7 @@ pub struct Found {
 }
 
 /// Steps of a program.
-const STEPS: usize = 20_000;
+const STEPS: usize = 40_000;
 
 /// Each program with a number that this divides runs on several threads.
 const TOGETHER: u64 = 16;

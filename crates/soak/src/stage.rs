@@ -39,6 +39,8 @@ pub(crate) struct Block {
     pub(crate) uses: Ticks,
     /// Streams of which the pool was told, one bit each.
     pub(crate) recorded: u8,
+    /// Places of streams whose former stream used it: the program orders such uses itself.
+    pub(crate) outlived: u8,
     /// What its first and last bytes are, where they are kept.
     pub(crate) value: u8,
 }
@@ -167,7 +169,10 @@ impl Stage {
     /// Ends the pools, whose blocks are free, and asks what is left.
     pub(crate) fn finish(self) -> Verdict {
         self.check()?;
-        self.allow("the last synchronise", self.context.synchronize())?;
+        // What was shared is the pool's again once what was opened is unmapped, which takes a second time.
+        for _ in 0..3 {
+            self.allow("the last synchronise", self.context.synchronize())?;
+        }
         for slot in &self.pools {
             let pool = &slot.read().pool;
             let stats = pool.stats();

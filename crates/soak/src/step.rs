@@ -54,7 +54,24 @@ pub(crate) struct Steps {
     lengths: [u64; 16],
     streams: u8,
     is_alone: bool,
+    /// For a while most steps are on one pool and one stream, with a few lengths: those of a loop.
+    phase: Phase,
 }
+
+#[derive(Debug, Default)]
+struct Phase {
+    left: u32,
+    pool: u8,
+    stream: u8,
+    /// The first of its lengths.
+    length: usize,
+}
+
+/// Lengths of a phase.
+const FEW: usize = 3;
+
+/// The longest phase, in steps.
+const LONGEST_PHASE: u32 = 1000;
 
 fn length(rng: &mut Rng) -> u64 {
     match rng.u32(..32) {
@@ -73,18 +90,37 @@ impl Steps {
     pub(crate) fn new(seed: u64, left: usize, streams: usize, is_alone: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let lengths = [(); 16].map(|()| length(&mut rng));
-        Self { rng, left, lengths, streams: streams as u8, is_alone }
+        Self { rng, left, lengths, streams: streams as u8, is_alone, phase: Phase::default() }
     }
 
     fn bytes(&mut self) -> u64 {
         match self.rng.u32(..64) {
             0 => length(&mut self.rng),
-            at => self.lengths[at as usize % 16],
+            at @ 1..16 => self.lengths[at as usize],
+            at => self.lengths[(self.phase.length + at as usize % FEW) % 16],
+        }
+    }
+
+    /// The pool and the stream of a step.
+    fn place(&mut self) -> (u8, u8) {
+        if self.phase.left == 0 {
+            self.phase = Phase {
+                left: self.rng.u32(1..LONGEST_PHASE),
+                pool: self.rng.u8(..POOLS as u8),
+                stream: self.rng.u8(..self.streams),
+                length: self.rng.usize(..16),
+            };
+        }
+        self.phase.left -= 1;
+        match self.rng.u32(..8) {
+            0 => (self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams)),
+            1 => (self.phase.pool, self.rng.u8(..self.streams)),
+            _ => (self.phase.pool, self.phase.stream),
         }
     }
 
     fn common(&mut self) -> Step {
-        let (draw, pool, stream) = (self.rng.u32(..1000), self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams));
+        let (draw, (pool, stream)) = (self.rng.u32(..1000), self.place());
         let block = self.rng.u8(..);
         match draw {
             0..370 => Step::Alloc { pool, stream, bytes: self.bytes() },

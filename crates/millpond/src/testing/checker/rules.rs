@@ -93,22 +93,22 @@ impl State {
     /// Work on a live block.
     pub(super) fn work_on(&mut self, id: BlockId, stream: StreamKey) {
         let work = self.order.submit(stream);
-        let Some(mut block) = self.blocks.live.remove(&id) else {
+        let Some(block) = self.blocks.live.get_mut(&id) else {
             self.report(Rule::Program, format!("block #{} is used, but was freed", id.0));
             return;
         };
-        self.check_in_place(id, &block);
         for extent in &block.extents {
             if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
                 mapping.uses.add(work);
             }
         }
         block.uses.add(work);
-        self.blocks.live.insert(id, block);
+        self.check_in_place(id);
     }
 
     /// A live block keeps the bytes it began with.
-    fn check_in_place(&mut self, id: BlockId, block: &Block) {
+    fn check_in_place(&mut self, id: BlockId) {
+        let Some(block) = self.blocks.live.get(&id) else { return };
         match self.memory.resolve(block.at, block.bytes) {
             Err(missing) => {
                 let name = self.name_of(id, block);
@@ -212,11 +212,11 @@ impl State {
     /// A block ends, as if by a kernel on `stream`.
     pub(super) fn end(&mut self, id: BlockId, stream: StreamKey) -> Freeing {
         let work = self.order.submit(stream);
+        self.check_in_place(id);
         let Some(mut block) = self.blocks.live.remove(&id) else {
             self.report(Rule::Program, format!("block #{} is freed twice", id.0));
             return Freeing(None);
         };
-        self.check_in_place(id, &block);
         let by_program = |work: &Work| !block.recorded.contains(&work.stream);
         let late = block.uses.iter().filter(by_program).find(|work| !self.order.is_before(*work, stream));
         if let Some(late) = late {
