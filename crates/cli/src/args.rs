@@ -17,6 +17,7 @@ use crate::metrics::MetricsArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 use crate::run::RunArgs;
+use crate::soak::SoakArgs;
 use crate::top::TopArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
     Probe(ProbeArgs),
+    /// Run random programs over the pools, and check each step
+    Soak(SoakArgs),
     /// Show what the pools of running programs hold and do
     Top(TopArgs),
     /// Give the same figures to Prometheus
@@ -82,7 +85,15 @@ impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
     /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Leaks(_) | Self::Diff(_) | Self::Bench(_) | Self::Probe(_))
+        matches!(
+            self,
+            Self::Replay(_)
+                | Self::Leaks(_)
+                | Self::Diff(_)
+                | Self::Bench(_)
+                | Self::Probe(_)
+                | Self::Soak(_)
+        )
     }
 }
 

@@ -39,6 +39,7 @@ mod replay_tables;
 mod results;
 mod run;
 mod screen;
+mod soak;
 mod top;
 mod traces;
 mod train;
@@ -84,6 +85,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Metrics(args) => metrics::run(&args),
         Command::Info(args) => info::run(args),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use millpond::device::{
-    Advice, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Forward, PageHandle, Place, StreamHandle,
+    Advice, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Forward, PageHandle, Place,
+    StreamHandle,
 };
 use parking_lot::Mutex;
 

@@ -32,11 +32,14 @@ pub(crate) fn capture(
     let memory = slot.pool.capture_pool();
     let Some(capturing) = stage.allow("beginning a capture", memory.begin(stream))? else { return Ok(None) };
     let handle = stream.handle();
-    let Some(_) = stage.allow("begin_capture", stage.capturing.begin_capture(handle))? else { return Ok(None) };
+    let Some(_) = stage.allow("begin_capture", stage.capturing.begin_capture(handle))? else {
+        return Ok(None);
+    };
     let mut live: Vec<DevicePtr> = Vec::new();
     for at in 0..blocks {
         let bytes = bytes >> (at % 3);
-        let Some(at) = stage.allow("an allocation in a capture", slot.pool.alloc(bytes.max(1), stream))? else {
+        let Some(at) = stage.allow("an allocation in a capture", slot.pool.alloc(bytes.max(1), stream))?
+        else {
             break;
         };
         // SAFETY: the block is live, and used on this stream alone.

@@ -11,7 +11,7 @@ use crate::setup::POOLS;
 use crate::stage::{Block, EDGE, Parcel, Stage};
 
 /// Blocks that a lane has at most.
-const MOST_BLOCKS: usize = 64;
+const MOST_BLOCKS: usize = 48;
 
 /// Tries of a call that has to succeed, while calls may fail.
 const TRIES: usize = 100;
@@ -101,7 +101,8 @@ impl<'a> Lane<'a> {
         let mut uses = [0; _];
         uses[stream] = begun;
         let pool = (slot, id);
-        let mut block = Block { at, bytes, pool, stream, checked, begun, uses, recorded: 0, outlived: 0, value: 0 };
+        let mut block =
+            Block { at, bytes, pool, stream, checked, begun, uses, recorded: 0, outlived: 0, value: 0 };
         if self.stage.keeps_bytes() {
             self.fill(&mut block)?;
         }
@@ -156,7 +157,13 @@ impl<'a> Lane<'a> {
         Err(Finding::wrong("a stream could not be synchronised"))
     }
 
-    pub(crate) fn use_block(&mut self, block: u8, stream: usize, micros: u16, recorded: bool) -> Verdict<bool> {
+    pub(crate) fn use_block(
+        &mut self,
+        block: u8,
+        stream: usize,
+        micros: u16,
+        recorded: bool,
+    ) -> Verdict<bool> {
         let Some(at) = self.pick(block) else { return Ok(false) };
         let Block { stream: of, begun, .. } = self.blocks[at];
         if !self.order_after(of, begun, stream)? {

@@ -25,7 +25,8 @@ mod step;
 mod tenants;
 
 pub use finding::{Finding, Kind};
-pub use options::Options;
+pub use options::{Options, Tenant};
 pub use program::Program;
 pub use refusing::RefusingAllocator;
-pub use soak::{Found, Report, soak};
+pub use soak::{Found, Report, repeat, soak};
+pub use tenants::tenant;

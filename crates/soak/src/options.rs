@@ -22,11 +22,19 @@ pub struct Options {
     pub streams: usize,
     /// Decides which programs there are.
     pub seed: u64,
-    /// The program that other processes are started with, and killed in, to share a named budget. It calls [`crate::tenant`] with
-    /// its last two arguments.
-    pub tenant: Option<(PathBuf, Vec<String>)>,
-    /// The name of that budget.
-    pub named_budget: Option<String>,
+    /// The processes that share a named budget; none where there are to be none.
+    pub tenant: Option<Tenant>,
+}
+
+/// How processes are started that share a named budget, and are killed.
+#[derive(Debug, Clone)]
+pub struct Tenant {
+    /// The budget's name.
+    pub budget: String,
+    /// The program that is started. It calls [`crate::tenant`] with its last two arguments.
+    pub program: PathBuf,
+    /// What stands before those.
+    pub arguments: Vec<String>,
 }
 
 impl Options {

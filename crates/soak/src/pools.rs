@@ -1,6 +1,7 @@
 //! Steps on whole pools, and on graphs: what a program does seldom.
 
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use millpond::{Buffer, Error, Keep, Received};
 
@@ -11,6 +12,9 @@ use crate::setup::{GRANULARITY, Memory, POOLS};
 
 /// Graphs that a lane has at most.
 const MOST_GRAPHS: usize = 4;
+
+/// Tries of a pool to wake while other processes have the memory.
+const TRIES: usize = 200;
 
 /// Whether a pool is of memory that is mapped page by page, which can sleep and be shared.
 fn is_mapped(lane: &Lane<'_>, pool: usize) -> bool {
@@ -46,7 +50,9 @@ pub(crate) fn replace(lane: &mut Lane<'_>, pool: usize) -> Verdict<bool> {
     if lane.asleep[pool] || !drop_graphs_of(lane, pool)? {
         return Ok(false);
     }
-    let Some(old) = lane.stage.allow("building a pool", lane.stage.replace_pool(pool))? else { return Ok(true) };
+    let Some(old) = lane.stage.allow("building a pool", lane.stage.replace_pool(pool))? else {
+        return Ok(true);
+    };
     // A pool whose last handle goes waits for its work. If that fails, its memory is lost, and the log says so.
     lane.stage.faults.undisturbed(|| {
         match old.destroy() {
@@ -60,7 +66,13 @@ pub(crate) fn replace(lane: &mut Lane<'_>, pool: usize) -> Verdict<bool> {
 
 // ---- graphs --------------------------------------------------------------------------------------
 
-pub(crate) fn new_graph(lane: &mut Lane<'_>, pool: usize, stream: usize, blocks: u8, bytes: u64) -> Verdict<bool> {
+pub(crate) fn new_graph(
+    lane: &mut Lane<'_>,
+    pool: usize,
+    stream: usize,
+    blocks: u8,
+    bytes: u64,
+) -> Verdict<bool> {
     if lane.graphs.len() == MOST_GRAPHS || lane.asleep[pool] {
         return Ok(false);
     }
@@ -101,7 +113,11 @@ fn drop_graphs_of(lane: &mut Lane<'_>, pool: usize) -> Verdict<bool> {
 
 /// Puts a pool to sleep. For the checker its blocks end there, and others begin with the wake.
 pub(crate) fn sleep(lane: &mut Lane<'_>, pool: usize, keeps: bool) -> Verdict<bool> {
-    if lane.asleep[pool] || !is_mapped(lane, pool) || !drop_graphs_of(lane, pool)? || !lane.synchronize_device()? {
+    if lane.asleep[pool]
+        || !is_mapped(lane, pool)
+        || !drop_graphs_of(lane, pool)?
+        || !lane.synchronize_device()?
+    {
         return Ok(false);
     }
     let id = lane.stage.pools[pool].read().id;
@@ -149,7 +165,12 @@ fn begin_if_awake(lane: &mut Lane<'_>, pool: usize) {
 // ---- sharing -------------------------------------------------------------------------------------
 
 /// Shares a new block, and opens it as another process would.
-pub(crate) fn share(lane: &mut Lane<'_>, pool: usize, (stream, other): (usize, usize), bytes: u64) -> Verdict<bool> {
+pub(crate) fn share(
+    lane: &mut Lane<'_>,
+    pool: usize,
+    (stream, other): (usize, usize),
+    bytes: u64,
+) -> Verdict<bool> {
     if lane.asleep[pool] || !is_mapped(lane, pool) {
         return Ok(false);
     }
@@ -190,7 +211,8 @@ pub(crate) fn finish(mut lane: Lane<'_>) -> Verdict {
     if !sleeping.is_empty() {
         let of_sleeping = |block: &crate::stage::Block, lane: &Lane<'_>| lane.asleep[block.pool.0];
         let kept: Vec<_>;
-        (kept, lane.blocks) = std::mem::take(&mut lane.blocks).into_iter().partition(|block| of_sleeping(block, &lane));
+        (kept, lane.blocks) =
+            std::mem::take(&mut lane.blocks).into_iter().partition(|block| of_sleeping(block, &lane));
         lane.free_all()?;
         lane.synchronize_device()?;
         for slot in &lane.stage.pools {
@@ -199,6 +221,12 @@ pub(crate) fn finish(mut lane: Lane<'_>) -> Verdict {
         lane.blocks = kept;
         for pool in sleeping {
             wake(&mut lane, pool)?;
+            // What other processes hold of a budget they give back when they are asked, or killed.
+            let tries = if lane.stage.setup.has_named_budget() { TRIES } else { 0 };
+            for _ in (0..tries).take_while(|_| lane.asleep[pool]) {
+                std::thread::sleep(Duration::from_millis(100));
+                wake(&mut lane, pool)?;
+            }
             if lane.asleep[pool] {
                 return Err(Finding::wrong(format!("pool {pool} could not wake at the end")));
             }

@@ -53,7 +53,11 @@ impl Program {
 }
 
 /// Runs a program whose steps come from anywhere.
-pub(crate) fn run<S: Iterator<Item = Step> + Send>(setup: &Setup, lanes: Vec<S>, progress: &AtomicU64) -> Outcome {
+pub(crate) fn run<S: Iterator<Item = Step> + Send>(
+    setup: &Setup,
+    lanes: Vec<S>,
+    progress: &AtomicU64,
+) -> Outcome {
     let mut outcome = Outcome { operations: 0, faults: 0, failed: Vec::new(), found: Ok(()) };
     let before = progress.load(Ordering::Relaxed);
     let ran = catch_unwind(AssertUnwindSafe(|| run_all(setup, lanes, progress, &mut outcome)));
@@ -84,7 +88,9 @@ fn run_all<S: Iterator<Item = Step> + Send>(
         let Some(first) = lanes.next() else { return Ok(()) };
         let others: Vec<_> = lanes.map(|lane| threads.spawn(lane)).collect();
         let first = first();
-        let others = others.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let others = others
+            .into_iter()
+            .map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         others.fold(first, Result::and)
     });
     outcome.faults = stage.faults.count();
@@ -100,7 +106,12 @@ fn run_all<S: Iterator<Item = Step> + Send>(
     stage.finish()
 }
 
-fn run_lane(stage: &Stage, steps: impl Iterator<Item = Step>, is_alone: bool, progress: &AtomicU64) -> Verdict {
+fn run_lane(
+    stage: &Stage,
+    steps: impl Iterator<Item = Step>,
+    is_alone: bool,
+    progress: &AtomicU64,
+) -> Verdict {
     let mut lane = Lane::new(stage)?;
     if stage.setup.refuses {
         pools::warm_up(&mut lane)?;
@@ -148,11 +159,15 @@ fn take(lane: &mut Lane<'_>, step: Step) -> Verdict<bool> {
     }
     match step {
         Step::Alloc { pool: of, stream: on, bytes } => lane.alloc(pool(of), stream(on), bytes, How::Plain),
-        Step::AllocZeroed { pool: of, stream: on, bytes } => lane.alloc(pool(of), stream(on), bytes, How::Zeroed),
+        Step::AllocZeroed { pool: of, stream: on, bytes } => {
+            lane.alloc(pool(of), stream(on), bytes, How::Zeroed)
+        }
         Step::AllocAligned { pool: of, stream: on, bytes, log } => {
             lane.alloc(pool(of), stream(on), bytes, How::Aligned(1 << log))
         }
-        Step::Use { block, stream: on, micros, recorded } => lane.use_block(block, stream(on), micros, recorded),
+        Step::Use { block, stream: on, micros, recorded } => {
+            lane.use_block(block, stream(on), micros, recorded)
+        }
         Step::Free { block, stream: on } => lane.free(block, stream(on)),
         Step::WaitFor { stream: on, other } => lane.wait_for(stream(on), stream(other)),
         Step::Advance { micros } => Ok(lane.stage.advance(micros)),

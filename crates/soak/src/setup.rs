@@ -1,6 +1,7 @@
 //! The device and the pools that a program runs on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fastrand::Rng;
 use millpond::device::host::{HostDevice, HostOptions};
@@ -83,7 +84,11 @@ impl Setup {
             release_threshold_pages,
             hard_limit_pages,
             budget_pages,
-            named_budget: options.named_budget.clone().filter(|_| one_in(&mut rng, 64)),
+            named_budget: options
+                .tenant
+                .as_ref()
+                .filter(|_| one_in(&mut rng, 64))
+                .map(|tenant| tenant.budget.clone()),
             faults: if one_in(&mut rng, 4) { 0.0 } else { options.faults * 4.0 / 3.0 },
             seed,
         }
@@ -112,7 +117,10 @@ impl Setup {
 
     pub(crate) fn budget(&self) -> Result<Option<Budget>> {
         if let Some(name) = &self.named_budget {
-            return Budget::named(name, NAMED_BUDGET).map(Some);
+            let budget = Budget::named(name, NAMED_BUDGET)?;
+            // A program that lacks memory goes on without.
+            budget.set_patience(Duration::ZERO)?;
+            return Ok(Some(budget));
         }
         Ok(self.budget_pages.map(|pages| Budget::bytes(pages * GRANULARITY)))
     }

@@ -132,6 +132,14 @@ fn written(options: &Options, number: u64) -> Program {
     program
 }
 
+/// Runs the program of a finding again.
+///
+/// # Errors
+/// What it found.
+pub fn repeat(program: &Program) -> Result<(), Finding> {
+    program.run(&AtomicU64::new(0)).found.map_err(|found| *found)
+}
+
 /// Runs programs until there were enough operations, time is over, or `goes_on` says no. It is asked again and again, with how
 /// many operations there were.
 pub fn soak(options: Options, mut goes_on: impl FnMut(u64) -> bool) -> Report {
@@ -223,7 +231,11 @@ impl Soak {
             unordered: count(Kind::Unordered),
             overlapping: count(Kind::Overlapping),
             // What was left, but cannot be told in bytes, is lost as well.
-            lost_bytes: found.iter().filter(|(_, f)| f.kind == Kind::LostBytes).map(|(_, f)| f.bytes.max(1)).sum(),
+            lost_bytes: found
+                .iter()
+                .filter(|(_, f)| f.kind == Kind::LostBytes)
+                .map(|(_, f)| f.bytes.max(1))
+                .sum(),
             hangs: count(Kind::Hang),
             wrong: count(Kind::Wrong),
             seed: self.options.seed,

@@ -182,7 +182,10 @@ impl Stage {
             pool.trim_to(0).map_err(|error| Finding::wrong(format!("the last trim failed: {error}")))?;
             let left = pool.reserved().current;
             if left > 0 {
-                return Err(Finding::lost(left, format!("{left} bytes of {} were not released", pool.name())));
+                return Err(Finding::lost(
+                    left,
+                    format!("{left} bytes of {} were not released", pool.name()),
+                ));
             }
             pool.check().map_err(|why| Finding::wrong(format!("{}: {why}", pool.name())))?;
         }

@@ -11,38 +11,108 @@ use crate::setup::{GRANULARITY, POOLS};
 /// One step of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Step {
-    Alloc { pool: u8, stream: u8, bytes: u64 },
-    AllocZeroed { pool: u8, stream: u8, bytes: u64 },
+    Alloc {
+        pool: u8,
+        stream: u8,
+        bytes: u64,
+    },
+    AllocZeroed {
+        pool: u8,
+        stream: u8,
+        bytes: u64,
+    },
     /// At a multiple of 2 to this many bytes.
-    AllocAligned { pool: u8, stream: u8, bytes: u64, log: u8 },
+    AllocAligned {
+        pool: u8,
+        stream: u8,
+        bytes: u64,
+        log: u8,
+    },
     /// A kernel on a block. Where it is `recorded`, the pool orders the free behind it, else the program does.
-    Use { block: u8, stream: u8, micros: u16, recorded: bool },
-    Free { block: u8, stream: u8 },
-    WaitFor { stream: u8, other: u8 },
-    Advance { micros: u16 },
-    SyncStream { stream: u8 },
+    Use {
+        block: u8,
+        stream: u8,
+        micros: u16,
+        recorded: bool,
+    },
+    Free {
+        block: u8,
+        stream: u8,
+    },
+    WaitFor {
+        stream: u8,
+        other: u8,
+    },
+    Advance {
+        micros: u16,
+    },
+    SyncStream {
+        stream: u8,
+    },
     SyncDevice,
-    NewStream { stream: u8 },
-    Trim { pool: u8, pages: u8 },
-    Reserve { pool: u8, stream: u8, pages: u8 },
-    SetThreshold { pool: u8, pages: u8 },
+    NewStream {
+        stream: u8,
+    },
+    Trim {
+        pool: u8,
+        pages: u8,
+    },
+    Reserve {
+        pool: u8,
+        stream: u8,
+        pages: u8,
+    },
+    SetThreshold {
+        pool: u8,
+        pages: u8,
+    },
     /// Destroys a pool, whose blocks are freed later, and builds another.
-    NewPool { pool: u8 },
+    NewPool {
+        pool: u8,
+    },
     /// Captures a graph that allocates, fills and frees so many blocks.
-    Capture { pool: u8, stream: u8, blocks: u8, bytes: u64 },
-    Launch { graph: u8 },
-    DropGraph { graph: u8 },
-    Sleep { pool: u8, keeps: bool },
-    Wake { pool: u8 },
+    Capture {
+        pool: u8,
+        stream: u8,
+        blocks: u8,
+        bytes: u64,
+    },
+    Launch {
+        graph: u8,
+    },
+    DropGraph {
+        graph: u8,
+    },
+    Sleep {
+        pool: u8,
+        keeps: bool,
+    },
+    Wake {
+        pool: u8,
+    },
     /// Shares a new block, and opens it as another process would.
-    Share { pool: u8, stream: u8, other: u8, bytes: u64 },
+    Share {
+        pool: u8,
+        stream: u8,
+        other: u8,
+        bytes: u64,
+    },
     /// Gives a block to whichever lane takes it.
-    HandOver { block: u8, stream: u8 },
-    Take { stream: u8 },
+    HandOver {
+        block: u8,
+        stream: u8,
+    },
+    Take {
+        stream: u8,
+    },
     /// Makes the `nth` device call from here fail.
-    Fail { nth: u32 },
+    Fail {
+        nth: u32,
+    },
     /// Makes the host refuse the `nth` allocation of the next call of a pool.
-    Refuse { nth: u8 },
+    Refuse {
+        nth: u8,
+    },
 }
 
 /// Random steps of one lane.
@@ -74,13 +144,13 @@ const FEW: usize = 3;
 const LONGEST_PHASE: u32 = 1000;
 
 fn length(rng: &mut Rng) -> u64 {
-    match rng.u32(..32) {
-        0..16 => rng.u64(1..16 << 10),
-        16..22 => rng.u64(1..256 << 10),
-        22..28 => rng.u64(256 << 10..2 << 20),
-        28 => rng.u64(1..6) * GRANULARITY,
-        29 => rng.u64(1..6) * GRANULARITY + rng.u64(..1024),
-        30 => rng.u64(1..6) * GRANULARITY - rng.u64(1..1024),
+    match rng.u32(..40) {
+        0..24 => rng.u64(1..16 << 10),
+        24..30 => rng.u64(1..256 << 10),
+        30..36 => rng.u64(256 << 10..2 << 20),
+        36 => rng.u64(1..6) * GRANULARITY,
+        37 => rng.u64(1..6) * GRANULARITY + rng.u64(..1024),
+        38 => rng.u64(1..6) * GRANULARITY - rng.u64(1..1024),
         _ => rng.u64(1..24 << 20),
     }
 }
@@ -137,13 +207,15 @@ impl Steps {
     }
 
     fn rare(&mut self) -> Step {
-        let (draw, pool, stream) = (self.rng.u32(..64), self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams));
+        let (draw, pool, stream) =
+            (self.rng.u32(..64), self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams));
         let (pages, graph, other) = (self.rng.u8(..16), self.rng.u8(..), self.rng.u8(..self.streams));
         match draw {
             0..6 => Step::SyncDevice,
             6..9 => Step::Trim { pool, pages },
             9..11 => Step::Reserve { pool, stream, pages: pages / 2 },
-            11..13 => Step::SetThreshold { pool, pages: 2 * pages },
+            // Nearly always so high that nothing goes back.
+            11..13 => Step::SetThreshold { pool, pages: if pages < 3 { graph / 8 } else { u8::MAX } },
             13 => Step::NewPool { pool },
             14 => Step::Share { pool, stream, other, bytes: self.bytes() },
             15..18 => Step::NewStream { stream },
@@ -153,8 +225,8 @@ impl Steps {
             }
             37..40 if self.is_alone => Step::DropGraph { graph },
             40 if self.is_alone => Step::Sleep { pool, keeps: pages < 12 },
-            41..45 if self.is_alone => Step::Wake { pool },
-            45..50 => Step::Refuse { nth: 1 + pages / 4 },
+            41..46 if self.is_alone => Step::Wake { pool },
+            46..50 => Step::Refuse { nth: 1 + pages / 4 },
             _ if self.is_alone => self.common(),
             50..57 => Step::Take { stream },
             _ => Step::HandOver { block: graph, stream },
