@@ -222,8 +222,9 @@ pub(crate) fn finish(mut lane: Lane<'_>) -> Verdict {
         for pool in sleeping {
             wake(&mut lane, pool)?;
             // What other processes hold of a budget they give back when they are asked, or killed.
-            let tries = if lane.stage.setup.has_named_budget() { TRIES } else { 0 };
-            for _ in (0..tries).take_while(|_| lane.asleep[pool]) {
+            let mut tries = if lane.stage.setup.has_named_budget() { TRIES } else { 0 };
+            while lane.asleep[pool] && tries > 0 {
+                tries -= 1;
                 std::thread::sleep(Duration::from_millis(100));
                 wake(&mut lane, pool)?;
             }
