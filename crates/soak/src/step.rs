@@ -138,7 +138,7 @@ struct Phase {
 }
 
 /// Lengths of a phase.
-const FEW: usize = 3;
+const FEW: usize = 2;
 
 /// The longest phase, in steps.
 const LONGEST_PHASE: u32 = 1000;
@@ -166,7 +166,7 @@ impl Steps {
     fn bytes(&mut self) -> u64 {
         match self.rng.u32(..64) {
             0 => length(&mut self.rng),
-            at @ 1..16 => self.lengths[at as usize],
+            at @ 1..8 => self.lengths[2 * at as usize],
             at => self.lengths[(self.phase.length + at as usize % FEW) % 16],
         }
     }
@@ -182,7 +182,7 @@ impl Steps {
             };
         }
         self.phase.left -= 1;
-        match self.rng.u32(..8) {
+        match self.rng.u32(..16) {
             0 => (self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams)),
             1 => (self.phase.pool, self.rng.u8(..self.streams)),
             _ => (self.phase.pool, self.phase.stream),
@@ -193,13 +193,13 @@ impl Steps {
         let (draw, (pool, stream)) = (self.rng.u32(..1000), self.place());
         let block = self.rng.u8(..);
         match draw {
-            0..370 => Step::Alloc { pool, stream, bytes: self.bytes() },
-            370..730 => Step::Free { block, stream },
-            730..900 => {
+            0..320 => Step::Alloc { pool, stream, bytes: self.bytes() },
+            320..630 => Step::Free { block, stream },
+            630..880 => {
                 Step::Use { block, stream, micros: self.rng.u16(..200), recorded: self.rng.u8(..4) == 0 }
             }
-            900..940 => Step::WaitFor { stream, other: self.rng.u8(..self.streams) },
-            940..985 => Step::Advance { micros: self.rng.u16(..400) },
+            880..920 => Step::WaitFor { stream, other: self.rng.u8(..self.streams) },
+            920..985 => Step::Advance { micros: self.rng.u16(..400) },
             985..990 => Step::SyncStream { stream },
             990..995 => Step::AllocZeroed { pool, stream, bytes: self.bytes() },
             _ => Step::AllocAligned { pool, stream, bytes: self.bytes(), log: self.rng.u8(..22) },
