@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use millpond::device::DeviceName;
-use millpond_soak::{Options, Program, Report, Tenant, repeat, soak, tenant};
+use millpond_soak::{Options, Program, Report, Tenant, repeat, repeat_number, soak, tenant};
 
 use crate::alive::SignOfLife;
 use crate::error::{Error, Result};
@@ -48,8 +48,8 @@ pub(crate) struct SoakArgs {
     /// Write the results here; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Run the program of a finding again, and nothing else
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["operations", "minutes", "json"])]
+    /// Run one program again: that of a finding, or by its number
+    #[arg(long, value_name = "FILE|N", conflicts_with_all = ["operations", "minutes", "json"])]
     program: Option<PathBuf>,
     /// What the processes are started with that are killed.
     #[arg(long, num_args = 2, hide = true)]
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
         return Ok(tenant(budget, seed.parse().unwrap_or(0))?);
     }
     if let Some(path) = &args.program {
-        return run_again(path);
+        return run_again(args, path);
     }
     // Whether it is there, before anything is said.
     args.device.open()?;
@@ -170,16 +170,19 @@ fn in_words(report: &Report) -> String {
     text
 }
 
-fn run_again(path: &Path) -> Result<()> {
-    let failed =
-        |source| Error::Io { path: path.to_owned(), action: "read the program of a finding", source };
-    let text = std::fs::read(path).map_err(failed)?;
-    let program: Program = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
-    match repeat(&program) {
-        Ok(()) => {
-            answer(&format!("{}: nothing found", count(program.len() as u64, "step")));
-            Ok(())
-        }
-        Err(found) => Err(Error::Soak { findings: count(1, "finding"), first: found.what }),
-    }
+fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
+    let failed = |source| Error::Io { path: path.to_owned(), action: "read the program of a finding", source };
+    let found = if let Some(number) = path.to_str().and_then(|text| text.parse().ok()) {
+        let Some(_) = args.seed else {
+            return Err(Error::Usage(format!("--program {number}: name the --seed, too")));
+        };
+        repeat_number(&options(args), number)
+    } else {
+        let text = std::fs::read(path).map_err(failed)?;
+        let program: Program = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
+        repeat(&program)
+    };
+    found.map_err(|found| Error::Soak { findings: count(1, "finding"), first: found.what })?;
+    answer("nothing found");
+    Ok(())
 }

@@ -128,7 +128,11 @@ pub(crate) fn sleep(lane: &mut Lane<'_>, pool: usize, keeps: bool) -> Verdict<bo
     }
     let keep = if keeps { Keep::InPinnedMemory } else { Keep::Nothing };
     let slept = lane.call(|stage, _| stage.pools[pool].read().pool.sleep(keep));
-    let slept = lane.stage.allow("a sleep", slept)?.is_some();
+    // A pool learns only later that nobody has what was shared any more.
+    let slept = match slept {
+        Err(Error::CannotSleep { .. }) if lane.has_shared => false,
+        slept => lane.stage.allow("a sleep", slept)?.is_some(),
+    };
     lane.asleep[pool] = true;
     begin_if_awake(lane, pool);
     if slept == lane.asleep[pool] || lane.asleep[pool] {

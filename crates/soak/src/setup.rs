@@ -28,7 +28,7 @@ pub(crate) enum Memory {
 
 /// How a program is run, apart from its steps. Pages are of the granularity.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Setup {
+pub struct Setup {
     /// `sim`, `host`, `cuda` or `cuda:N`.
     pub(crate) device: String,
     pub(crate) capacity_pages: u64,

@@ -56,6 +56,8 @@ pub struct Found {
     pub what: String,
     /// The program's number: `--seed` and this name it.
     pub number: u64,
+    /// What the program ran on.
+    pub setup: Setup,
     /// The shortest program found that breaks it.
     pub program: Option<Program>,
     /// How often that did, of ten runs.
@@ -138,6 +140,14 @@ fn written(options: &Options, number: u64) -> Program {
 /// What it found.
 pub fn repeat(program: &Program) -> Result<(), Finding> {
     program.run(&AtomicU64::new(0)).found.map_err(|found| *found)
+}
+
+/// Runs the program with this number again.
+///
+/// # Errors
+/// What it found.
+pub fn repeat_number(options: &Options, number: u64) -> Result<(), Finding> {
+    run_number(options, number, &AtomicU64::new(0)).found.map_err(|found| *found)
 }
 
 /// Runs programs until there were enough operations, time is over, or `goes_on` says no. It is asked again and again, with how
@@ -246,10 +256,11 @@ impl Soak {
     /// A finding with the shortest program that repeats it.
     fn shortened(&self, number: u64, found: Finding) -> Found {
         let Finding { kind, what, .. } = found;
+        let setup = random(&self.options, number).0;
         if kind == Kind::Hang {
-            return Found { kind, what, number, program: None, repeats: 0 };
+            return Found { kind, what, number, setup, program: None, repeats: 0 };
         }
         let (program, repeats) = shorten(written(&self.options, number), kind);
-        Found { kind, what, number, program: (repeats > 0).then_some(program), repeats }
+        Found { kind, what, number, setup, program: (repeats > 0).then_some(program), repeats }
     }
 }
