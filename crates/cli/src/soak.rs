@@ -171,7 +171,8 @@ fn in_words(report: &Report) -> String {
 }
 
 fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
-    let failed = |source| Error::Io { path: path.to_owned(), action: "read the program of a finding", source };
+    let failed =
+        |source| Error::Io { path: path.to_owned(), action: "read the program of a finding", source };
     let found = if let Some(number) = path.to_str().and_then(|text| text.parse().ok()) {
         let Some(_) = args.seed else {
             return Err(Error::Usage(format!("--program {number}: name the --seed, too")));

@@ -341,7 +341,9 @@ impl<'a> Lane<'a> {
     pub(crate) fn free_all(&mut self) -> Verdict {
         while let Some(last) = self.blocks.len().checked_sub(1) {
             let stream = last % self.streams.len();
-            if !(0..TRIES).try_fold(false, |done, _| if done { Ok(true) } else { self.free_at(last, stream) })? {
+            if !(0..TRIES)
+                .try_fold(false, |done, _| if done { Ok(true) } else { self.free_at(last, stream) })?
+            {
                 return Err(Finding::wrong("a block could not be freed at the end"));
             }
         }

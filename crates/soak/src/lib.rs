@@ -27,7 +27,7 @@ mod tenants;
 pub use finding::{Finding, Kind};
 pub use options::{Options, Tenant};
 pub use program::Program;
-pub use setup::Setup;
 pub use refusing::RefusingAllocator;
+pub use setup::Setup;
 pub use soak::{Found, Report, repeat, repeat_number, soak};
 pub use tenants::tenant;

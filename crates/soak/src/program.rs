@@ -30,6 +30,9 @@ pub(crate) struct Outcome {
     pub(crate) found: Verdict,
 }
 
+/// Steps of a program of bytes at most.
+const MOST_STEPS: usize = 400;
+
 /// Steps after which the pools are asked whether all is well.
 const CHECKED_EVERY: usize = 2048;
 
@@ -45,6 +48,15 @@ impl Program {
     /// Whether it has no steps.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// A program of some bytes, whatever they are: what it runs on, and its steps. On the simulated device.
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        let (seed, steps) = bytes
+            .split_first_chunk::<2>()
+            .map_or((0, bytes), |(seed, steps)| (u16::from_le_bytes(*seed), steps));
+        let steps = steps.as_chunks().0.iter().take(MOST_STEPS).map(|bytes| Step::of_bytes(*bytes)).collect();
+        Self { setup: Setup::without_faults(seed.into()), lanes: vec![steps] }
     }
 
     pub(crate) fn run(&self, progress: &AtomicU64) -> Outcome {

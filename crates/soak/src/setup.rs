@@ -66,12 +66,13 @@ impl Setup {
             one_in(&mut rng, 6).then_some(pages)
         };
         let (release_threshold_pages, hard_limit_pages, budget_pages) = (limit(0), limit(8), limit(8));
+        let refuses = !is_shared && one_in(&mut rng, 6);
         let pools = [(); POOLS].map(|()| match rng.u32(..8) {
             0 => Memory::Pinned,
-            1 => Memory::Managed,
+            // Of segments, each of which has records that the host must not refuse.
+            1 if !refuses => Memory::Managed,
             _ => Memory::Device,
         });
-        let refuses = !is_shared && one_in(&mut rng, 6);
         Self {
             device: options.device.to_string(),
             capacity_pages,
@@ -94,8 +95,23 @@ impl Setup {
         }
     }
 
+    /// That of a program whose calls fail where its steps say so, on the simulated device.
+    pub(crate) fn without_faults(seed: u64) -> Self {
+        let options = Options {
+            device: DeviceName::SIM,
+            operations: 0,
+            time: None,
+            faults: 0.0,
+            threads: 1,
+            streams: 4,
+            seed: 0,
+            tenant: None,
+        };
+        Self { refuses: false, ..Self::random(&options, seed, true) }
+    }
+
     /// The device, and the same as a simulated one.
-    pub(crate) fn open(&self) -> Result<(Arc<dyn Device>, Option<Arc<SimDevice>>)> {
+    pub(crate) fn open(&self) -> Result<Opened> {
         let bytes = self.capacity_pages * GRANULARITY;
         let name: DeviceName = self.device.parse().unwrap_or(DeviceName::SIM);
         if name == DeviceName::SIM {
@@ -156,6 +172,9 @@ impl Setup {
         builder.build()
     }
 }
+
+/// A device, and the same where it is simulated.
+pub(crate) type Opened = (Arc<dyn Device>, Option<Arc<SimDevice>>);
 
 /// The limit of the budget that processes share.
 pub(crate) const NAMED_BUDGET: u64 = 256 << 20;

@@ -115,6 +115,40 @@ pub(crate) enum Step {
     },
 }
 
+impl Step {
+    /// A step of some bytes, whatever they are.
+    pub(crate) fn of_bytes(bytes: [u8; 6]) -> Self {
+        let [kind, pool, stream, block, low, high] = bytes;
+        let (number, log) = (u16::from_le_bytes([low, high]), low % 32);
+        // Short ones exactly, long ones near a power of two.
+        let bytes = (u64::from(number >> 5) << (log / 2)).max(1) + u64::from(log & 1);
+        let (other, pages, graph) = (high, high, high);
+        match kind % 32 {
+            0..7 => Self::Alloc { pool, stream, bytes },
+            7..13 => Self::Free { block, stream },
+            13..16 => Self::Use { block, stream, micros: number, recorded: pool % 2 == 0 },
+            16 => Self::AllocZeroed { pool, stream, bytes },
+            17 => Self::AllocAligned { pool, stream, bytes, log: pool % 22 },
+            18 => Self::WaitFor { stream, other },
+            19 => Self::Advance { micros: number },
+            20 => Self::SyncStream { stream },
+            21 => Self::SyncDevice,
+            22 => Self::NewStream { stream },
+            23 => Self::Trim { pool, pages },
+            24 => Self::Reserve { pool, stream, pages: pages % 32 },
+            25 => Self::SetThreshold { pool, pages },
+            26 if low % 2 == 0 => Self::NewPool { pool },
+            26 => Self::Share { pool, stream, other, bytes: u64::from(number) + 1 },
+            27 => Self::Capture { pool, stream, blocks: block % 8, bytes },
+            28 if low % 2 == 0 => Self::Launch { graph },
+            28 => Self::DropGraph { graph },
+            29 => Self::Sleep { pool, keeps: low % 2 == 0 },
+            30 => Self::Wake { pool },
+            _ => Self::Fail { nth: u32::from(block) + 1 },
+        }
+    }
+}
+
 /// Random steps of one lane.
 #[derive(Debug)]
 pub(crate) struct Steps {
