@@ -23,6 +23,8 @@ mod soak;
 mod stage;
 mod step;
 mod tenants;
+#[cfg(test)]
+mod tests;
 
 pub use finding::{Finding, Kind};
 pub use options::{Options, Tenant};

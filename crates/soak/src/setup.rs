@@ -110,6 +110,22 @@ impl Setup {
         Self { refuses: false, ..Self::random(&options, seed, true) }
     }
 
+    /// Three pools of the device's memory, and enough of it.
+    #[cfg(test)]
+    pub(crate) fn roomy() -> Self {
+        Self {
+            capacity_pages: 1024,
+            virtual_memory: true,
+            pools: [Memory::Device; POOLS],
+            reuse: [true; 3],
+            page_sizes: [0, 4],
+            release_threshold_pages: None,
+            hard_limit_pages: None,
+            budget_pages: None,
+            ..Self::without_faults(0)
+        }
+    }
+
     /// The device, and the same as a simulated one.
     pub(crate) fn open(&self) -> Result<Opened> {
         let bytes = self.capacity_pages * GRANULARITY;

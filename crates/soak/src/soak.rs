@@ -113,13 +113,13 @@ fn random(options: &Options, number: u64) -> (Setup, Vec<Steps>) {
     (setup, lanes)
 }
 
-fn run_number(options: &Options, number: u64, progress: &AtomicU64) -> Outcome {
+pub(crate) fn run_number(options: &Options, number: u64, progress: &AtomicU64) -> Outcome {
     let (setup, lanes) = random(options, number);
     run(&setup, lanes, progress)
 }
 
 /// The program with this number, as a list of steps. Calls that failed by chance fail by steps of it.
-fn written(options: &Options, number: u64) -> Program {
+pub(crate) fn written(options: &Options, number: u64) -> Program {
     let (setup, lanes) = random(options, number);
     let lanes: Vec<Vec<Step>> = lanes.into_iter().map(Iterator::collect).collect();
     let mut program = Program { setup, lanes };

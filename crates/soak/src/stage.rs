@@ -73,7 +73,10 @@ impl Stage {
         let faults = Arc::new(Faults::new(setup.seed, setup.faults));
         let below = Arc::new(FailingDevice { below: device, faults: faults.clone() });
         let checker = CheckerDevice::new(below);
-        let capturing = CapturingDevice::new(checker.clone());
+        let watched: Arc<dyn Device> = checker.clone();
+        #[cfg(test)]
+        let watched = crate::tests::plant(watched);
+        let capturing = CapturingDevice::new(watched);
         let context = Context::new(Arc::new(SparedDevice(capturing.clone())));
         let budget = setup.budget().map_err(wrong)?;
         let mut pools = Vec::with_capacity(POOLS);
