@@ -1,7 +1,7 @@
 //! What the lanes of a program share: the device, the checker that watches it, and the pools.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millpond::device::sim::SimDevice;
 use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
@@ -172,8 +172,13 @@ impl Stage {
     /// Ends the pools, whose blocks are free, and asks what is left.
     pub(crate) fn finish(self) -> Verdict {
         self.check()?;
-        // What was shared is the pool's again once what was opened is unmapped, which takes a second time.
-        for _ in 0..3 {
+        // What was shared is the pool's again once what was opened is unmapped, and once no process that is just being started has
+        // copies of its descriptors.
+        let is_settled = || self.pools.iter().all(|slot| slot.read().pool.stats().blocks.current == 0);
+        let began = Instant::now();
+        self.allow("the last synchronise", self.context.synchronize())?;
+        while !is_settled() && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
             self.allow("the last synchronise", self.context.synchronize())?;
         }
         for slot in &self.pools {
@@ -192,11 +197,20 @@ impl Stage {
             }
             pool.check().map_err(|why| Finding::wrong(format!("{}: {why}", pool.name())))?;
         }
+        let has_named_budget = self.setup.has_named_budget();
         let Self { checker, .. } = self;
         drop((self.pools, self.budget, self.context, self.capturing));
+        // A thread that answers other processes may have a pool for a moment longer.
+        let began = Instant::now();
+        while has_named_budget && checker.verify_nothing_left().is_err() && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(checker.verify_nothing_left()?)
     }
 }
+
+/// How long the last memory may take to go back, where other processes are in the way.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Bytes at a block's beginning, and at its end, whose contents are watched.
 pub(crate) const EDGE: u64 = 4096;
