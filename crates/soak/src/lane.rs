@@ -71,9 +71,13 @@ impl<'a> Lane<'a> {
     /// A block, by a number that is taken modulo how many there are; none whose pool sleeps.
     pub(crate) fn pick(&self, block: u8) -> Option<usize> {
         let at = usize::from(block).checked_rem(self.blocks.len())?;
-        let (slot, id) = self.blocks[at].pool;
-        let sleeps = self.asleep[slot] && self.stage.pools[slot].read().id == id;
-        (!sleeps).then_some(at)
+        (!self.sleeps(&self.blocks[at])).then_some(at)
+    }
+
+    /// Whether the block's pool sleeps.
+    pub(crate) fn sleeps(&self, block: &Block) -> bool {
+        let (slot, id) = block.pool;
+        self.asleep[slot] && self.stage.pools[slot].read().id == id
     }
 
     // ---- blocks ----------------------------------------------------------------------------------

@@ -210,32 +210,42 @@ pub(crate) fn finish(mut lane: Lane<'_>) -> Verdict {
             return Err(Finding::wrong("a stream could not be synchronised at the end"));
         }
     }
-    // What sleeps needs memory: what is awake goes first.
-    let sleeping: Vec<_> = (0..lane.asleep.len()).filter(|pool| lane.asleep[*pool]).collect();
-    if !sleeping.is_empty() {
-        let of_sleeping = |block: &crate::stage::Block, lane: &Lane<'_>| lane.asleep[block.pool.0];
-        let kept: Vec<_>;
-        (kept, lane.blocks) =
-            std::mem::take(&mut lane.blocks).into_iter().partition(|block| of_sleeping(block, &lane));
-        lane.free_all()?;
-        lane.synchronize_device()?;
-        for slot in &lane.stage.pools {
-            lane.stage.allow("a trim", slot.read().pool.trim_to(0))?;
-        }
-        lane.blocks = kept;
-        for pool in sleeping {
-            wake(&mut lane, pool)?;
-            // What other processes hold of a budget they give back when they are asked, or killed.
-            let mut tries = if lane.stage.setup.has_named_budget() { TRIES } else { 0 };
-            while lane.asleep[pool] && tries > 0 {
-                tries -= 1;
-                std::thread::sleep(Duration::from_millis(100));
-                wake(&mut lane, pool)?;
-            }
-            if lane.asleep[pool] {
-                return Err(Finding::wrong(format!("pool {pool} could not wake at the end")));
-            }
+    // Together they may hold more than there is. So what is awake goes before another wakes.
+    for pool in 0..lane.asleep.len() {
+        if lane.asleep[pool] {
+            free_awake(&mut lane)?;
+            wake_at_last(&mut lane, pool)?;
         }
     }
     lane.free_all()
+}
+
+/// Frees the blocks of pools that are awake, and gives their memory back.
+fn free_awake(lane: &mut Lane<'_>) -> Verdict {
+    let blocks = std::mem::take(&mut lane.blocks);
+    let (sleeping, awake) = blocks.into_iter().partition(|block| lane.sleeps(block));
+    lane.blocks = awake;
+    lane.free_all()?;
+    lane.blocks = sleeping;
+    lane.synchronize_device()?;
+    for slot in &lane.stage.pools {
+        lane.stage.allow("a trim", slot.read().pool.trim_to(0))?;
+    }
+    Ok(())
+}
+
+fn wake_at_last(lane: &mut Lane<'_>, pool: usize) -> Verdict {
+    // What other processes hold of a budget they give back when they are asked, or killed.
+    let mut tries = if lane.stage.setup.has_named_budget() { TRIES } else { 1 };
+    while lane.asleep[pool] && tries > 0 {
+        tries -= 1;
+        wake(lane, pool)?;
+        if lane.asleep[pool] && tries > 0 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    if lane.asleep[pool] {
+        return Err(Finding::wrong(format!("pool {pool} could not wake at the end")));
+    }
+    Ok(())
 }
