@@ -19,6 +19,7 @@ use crate::predict::PredictArgs;
 use crate::probe_args::ProbeArgs;
 use crate::replay_args::{ReplayArgs, size};
 use crate::run::RunArgs;
+use crate::soak::SoakArgs;
 use crate::top::TopArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
@@ -66,6 +67,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure what the memory of this machine does
     Probe(ProbeArgs),
+    /// Run random programs over the pools, and check each step
+    Soak(SoakArgs),
     /// Show what the pools of running programs hold and do
     Top(TopArgs),
     /// Give the same figures to Prometheus
@@ -95,6 +98,7 @@ impl Command {
                 | Self::Predict(_)
                 | Self::Bench(_)
                 | Self::Probe(_)
+                | Self::Soak(_)
         )
     }
 }

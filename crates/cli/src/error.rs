@@ -54,6 +54,8 @@ pub(crate) enum Error {
         /// What was done before, and is kept.
         kept: String,
     },
+    #[error("{findings}; the first: {first}")]
+    Soak { findings: String, first: String },
     #[error("{}: cannot {action}: {source}", path.display())]
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
     #[error("{}: cannot run it: {source}", program.display())]

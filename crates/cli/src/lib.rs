@@ -44,6 +44,7 @@ mod replay_work;
 mod results;
 mod run;
 mod screen;
+mod soak;
 mod top;
 mod traces;
 mod train;
@@ -91,6 +92,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Predict(args) => predict::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Metrics(args) => metrics::run(&args),
         Command::Info(args) => info::run(args),

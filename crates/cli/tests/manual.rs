@@ -56,6 +56,7 @@ fn the_manual_has_a_page_for_each_command() {
         "-probe",
         "-replay",
         "-run",
+        "-soak",
         "-top",
         "-train",
         "",

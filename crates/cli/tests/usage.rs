@@ -88,6 +88,17 @@ const PROBE: [Wrong<'_>; 7] = [
     (&["--cost-table", "nowhere/x.toml"], 1, "nowhere/x.toml: cannot write it: No such file"),
 ];
 
+const SOAK: [Wrong<'_>; 8] = [
+    (&["--operations", "0"], 2, "--operations: '0' is no number above 0, up to 1e15"),
+    (&["--operations", "many"], 2, "--operations: 'many' is no number above 0"),
+    (&["--minutes", "-1"], 2, "--minutes: '-1' is no number above 0, up to 1e5"),
+    (&["--faults", "1"], 2, "--faults: '1' is no chance from 0 to below 1, such as 1e-3"),
+    (&["--streams", "9"], 2, "--streams: "),
+    (&["--device", "gpu"], 2, "--device: no device is called 'gpu'"),
+    (&["--program", "7"], 2, "--program 7: name the --seed, too"),
+    (&["--json", "folder"], 1, "folder: cannot write it: Is a directory"),
+];
+
 const OTHERS: [Wrong<'_>; 15] = [
     (
         &["replay", "x", "--capacity", "24"],
@@ -126,6 +137,7 @@ fn wrong_usage_is_one_line_that_names_the_flag() {
     let train = TRAIN.iter().chain(&TRAIN_FILES).map(|wrong| ("train", wrong));
     let all = train.chain(BENCH.iter().map(|wrong| ("bench", wrong)));
     let all = all.chain(PROBE.iter().map(|wrong| ("probe", wrong)));
+    let all = all.chain(SOAK.iter().map(|wrong| ("soak", wrong)));
     for (name, (args, status, expected)) in all.chain(OTHERS.iter().map(|wrong| ("", wrong))) {
         let words = [name].into_iter().filter(|name| !name.is_empty()).chain(args.iter().copied());
         let output = command().args(words).current_dir(&dir).output().unwrap();

@@ -98,6 +98,8 @@ pub(crate) struct Sleep(OfProcess<Mutex<Sleeper>>);
 struct Sleeper {
     asleep: Option<Asleep>,
     staging: Staging,
+    /// Copies that could not be waited for. Later ones go to the same stream, behind them.
+    pending: Option<Copies>,
 }
 
 impl Sleep {
@@ -207,17 +209,25 @@ impl Sleeper {
     /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
     /// keep the others.
     fn put_pages_to_sleep(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let copies = Copies::new(core.timelines.device().as_ref())?;
+        let copies = self.copies(core)?;
         let slept = self.copy_and_go(arenas, &copies);
-        if slept.is_err() {
-            // Copies may be under way, and their pages may be used again.
-            copies.wait()?;
+        // Copies may be under way, and their pages may be used again.
+        if slept.is_err()
+            && let Err(error) = copies.wait()
+        {
+            self.pending = Some(copies);
+            return Err(error);
         }
         slept
     }
 
-    fn copy_and_go(&mut self, arenas: &mut Arenas, copies: &Copies<'_>) -> DeviceResult<()> {
-        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+    /// A stream for copies, which come after all earlier ones.
+    fn copies(&mut self, core: &Core) -> DeviceResult<Copies> {
+        self.pending.take().map_or_else(|| Copies::new(core.timelines.device()), Ok)
+    }
+
+    fn copy_and_go(&mut self, arenas: &mut Arenas, copies: &Copies) -> DeviceResult<()> {
+        let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
         let mut ahead: VecDeque<(Range<usize>, Mark<'_>)> = VecDeque::new();
         if ahead.try_reserve_exact(AHEAD + 1).is_err() {
             let bytes = ((AHEAD + 1) * size_of::<(Range<usize>, Mark<'_>)>()) as u64;
@@ -298,7 +308,7 @@ impl Sleeper {
 
     /// Wakes all pages that are kept. If that fails, they sleep again, as far as they can.
     fn wake_pages(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
-        let copies = Copies::new(core.timelines.device().as_ref())?;
+        let copies = self.copies(core)?;
         let woken = self.bring_back(arenas, &copies);
         // Also after an error: copies may be under way.
         let copied = copies.wait();
@@ -312,13 +322,15 @@ impl Sleeper {
                     tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
                 }
             }
+        } else {
+            self.pending = Some(copies);
         }
         woken.and(copied.map_err(Refusal::from))
     }
 
     /// Maps what is kept, and gives the copies to the device.
-    fn bring_back(&self, arenas: &mut Arenas, copies: &Copies<'_>) -> std::result::Result<(), Refusal> {
-        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+    fn bring_back(&self, arenas: &mut Arenas, copies: &Copies) -> std::result::Result<(), Refusal> {
+        let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
         for page in asleep.pages.iter().filter(|page| page.is_kept) {
             let Some(arena) = arenas.named_mut(page.of) else { continue };
             if !pages::wake(arena, &page.page)? {

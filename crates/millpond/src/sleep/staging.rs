@@ -80,8 +80,8 @@ impl Staging {
 
 /// A stream for the copies of one sleep or wake.
 #[derive(Debug)]
-pub(super) struct Copies<'a> {
-    device: &'a dyn Device,
+pub(super) struct Copies {
+    device: Arc<dyn Device>,
     stream: StreamHandle,
 }
 
@@ -92,9 +92,9 @@ pub(super) struct Mark<'a> {
     event: EventHandle,
 }
 
-impl<'a> Copies<'a> {
-    pub(super) fn new(device: &'a dyn Device) -> DeviceResult<Self> {
-        Ok(Self { device, stream: device.create_stream()? })
+impl Copies {
+    pub(super) fn new(device: &Arc<dyn Device>) -> DeviceResult<Self> {
+        Ok(Self { stream: device.create_stream()?, device: device.clone() })
     }
 
     /// # Safety
@@ -104,8 +104,8 @@ impl<'a> Copies<'a> {
         unsafe { self.device.copy(to, from, bytes, self.stream) }
     }
 
-    pub(super) fn mark(&self) -> DeviceResult<Mark<'a>> {
-        let mark = Mark { device: self.device, event: self.device.create_event()? };
+    pub(super) fn mark(&self) -> DeviceResult<Mark<'_>> {
+        let mark = Mark { device: &*self.device, event: self.device.create_event()? };
         // SAFETY: both are ours.
         unsafe { self.device.record_event(mark.event, self.stream) }?;
         Ok(mark)
@@ -126,7 +126,7 @@ impl Mark<'_> {
     }
 }
 
-impl Drop for Copies<'_> {
+impl Drop for Copies {
     fn drop(&mut self) {
         // SAFETY: the stream is ours, and goes here.
         if let Err(error) = unsafe { self.device.destroy_stream(self.stream) } {

@@ -498,6 +498,25 @@ fn no_mapping_goes_before_the_work_on_it() {
     checker.verify().unwrap();
 }
 
+/// Found by `millpond soak --seed 41`, program 3324.
+#[test]
+fn a_wake_after_one_that_could_not_wait_comes_after_its_copies() {
+    let sim = SimDevice::new(SimOptions::default().capacity(TOTAL)).unwrap();
+    let checker = CheckerDevice::new(sim.clone());
+    let context = Context::new(checker.clone());
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let block = pool.alloc(9 * MIB, &stream).unwrap();
+    pool.sleep(Keep::InPinnedMemory).unwrap();
+    sim.fail_next(Call::SynchronizeStream, 1, DeviceError::Unavailable("asked for".to_owned()));
+    pool.wake().unwrap_err();
+    pool.wake().unwrap();
+    checker.verify().unwrap();
+    pool.free_block(block, &stream).unwrap();
+    drop((pool, stream, context));
+    checker.verify_nothing_left().unwrap();
+}
+
 /// Each device call of a sleep and a wake, at each place, fails once, and then also the next one of its kind.
 #[test]
 fn whichever_call_fails_it_is_awake_or_asleep_and_can_be_tried_again() {

@@ -1,11 +1,12 @@
 //! The blocks that are live.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::clock::{StreamKey, Uses};
-use super::memory::{BlockId, Extent};
+use super::memory::{BlockId, Extents, What, Who};
 use crate::device::DevicePtr;
 
 #[derive(Debug)]
@@ -13,10 +14,17 @@ pub(super) struct Block {
     pub(super) at: DevicePtr,
     pub(super) bytes: u64,
     pub(super) stream: StreamKey,
-    pub(super) extents: Vec<Extent>,
+    pub(super) extents: Extents,
     pub(super) uses: Uses,
     /// Streams whose work up to the free is ordered by the pool (`record_use`), not by the program.
     pub(super) recorded: SmallVec<[StreamKey; 2]>,
+}
+
+impl Block {
+    /// Who it is, or was.
+    pub(super) fn who(&self, id: BlockId, freed: Option<StreamKey>) -> Who {
+        Who { at: self.at, bytes: self.bytes, stream: self.stream, what: What::Block(id, freed) }
+    }
 }
 
 /// A free that was announced, for taking it back where the pool refuses.
@@ -26,7 +34,7 @@ pub struct Freeing(pub(super) Option<(BlockId, Block)>);
 
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    pub(super) live: HashMap<BlockId, Block>,
+    pub(super) live: FxHashMap<BlockId, Block>,
     pub(super) by_address: BTreeMap<u64, BlockId>,
     pub(super) made: u64,
 }

@@ -1,9 +1,12 @@
 //! What is mapped where, and who used which physical byte last.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::clock::{DeviceNumber, Uses};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::clock::{DeviceNumber, StreamKey, Uses};
 use crate::device::{DevicePtr, MemoryKind, PageHandle, PeerSet};
 
 /// Names a piece of physical memory (a page, a segment) for ever.
@@ -22,6 +25,9 @@ pub(super) struct Extent {
     pub(super) mapping: u64,
 }
 
+/// The pieces of one range of addresses; nearly always one.
+pub(super) type Extents = SmallVec<[Extent; 1]>;
+
 /// Names one allocation for ever, however often its address is given out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub(super) u64);
@@ -29,10 +35,26 @@ pub struct BlockId(pub(super) u64);
 /// What stays of a block when it is freed: whose work must come before the next user of its bytes.
 #[derive(Debug)]
 pub(super) struct Past {
-    pub(super) name: String,
+    pub(super) who: Who,
     pub(super) uses: Uses,
-    /// A block that was freed, and no work of the allocator's own.
-    pub(super) was_block: bool,
+}
+
+/// Who had bytes. Words are made of it only where they are wanted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Who {
+    pub(super) at: DevicePtr,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamKey,
+    pub(super) what: What,
+}
+
+/// See [`Who`].
+#[derive(Debug, Clone, Copy)]
+pub(super) enum What {
+    /// A block that was allocated on the stream, and where it was freed.
+    Block(BlockId, Option<StreamKey>),
+    /// Work of the allocator's own, on the stream.
+    Work(&'static str),
 }
 
 #[derive(Debug)]
@@ -90,14 +112,14 @@ struct Reservation {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     reservations: BTreeMap<u64, Reservation>,
-    pages: HashMap<PageKey, PhysicalKey>,
-    physical: HashMap<PhysicalKey, Physical>,
+    pages: FxHashMap<PageKey, PhysicalKey>,
+    physical: FxHashMap<PhysicalKey, Physical>,
     mappings: BTreeMap<u64, Mapping>,
     /// The other devices that may use a device's segments.
-    segment_peers: HashMap<DeviceNumber, PeerSet>,
+    segment_peers: FxHashMap<DeviceNumber, PeerSet>,
     next: u64,
     /// By what its descriptors have in common: the page that was exported.
-    exported: HashMap<FileKey, PhysicalKey>,
+    exported: FxHashMap<FileKey, PhysicalKey>,
 }
 
 /// A file, and a position in it.
@@ -357,9 +379,9 @@ impl Memory {
     }
 
     /// The physical bytes behind a range of addresses, or what is missing.
-    pub(super) fn resolve(&self, at: DevicePtr, bytes: u64) -> Result<Vec<Extent>, String> {
+    pub(super) fn resolve(&self, at: DevicePtr, bytes: u64) -> Result<Extents, String> {
         let end = at.raw().saturating_add(bytes);
-        let mut extents = Vec::with_capacity(1);
+        let mut extents = Extents::new();
         let mut next = at.raw();
         while next < end {
             let Some((&start, mapping)) =
@@ -408,8 +430,8 @@ impl Memory {
     }
 
     /// Takes out what is remembered of these bytes' earlier blocks.
-    pub(super) fn take_past(&mut self, extent: Extent) -> Vec<Arc<Past>> {
-        let Some(physical) = self.physical.get_mut(&extent.physical) else { return Vec::new() };
+    pub(super) fn take_past(&mut self, extent: Extent) -> SmallVec<[Arc<Past>; 2]> {
+        let Some(physical) = self.physical.get_mut(&extent.physical) else { return SmallVec::new() };
         carve(&mut physical.past, extent.offset, extent.offset + extent.bytes)
     }
 
@@ -417,7 +439,7 @@ impl Memory {
     pub(super) fn freed_block(&self, extent: Extent) -> Option<&Past> {
         let past = &self.physical.get(&extent.physical)?.past;
         let (_, range) = past.range(..extent.offset + extent.bytes).next_back()?;
-        (range.end > extent.offset && range.of.was_block).then_some(&*range.of)
+        (range.end > extent.offset && matches!(range.of.who.what, What::Block(..))).then_some(&*range.of)
     }
 
     /// Remembers who had these bytes. `is_over` tells whose uses nobody needs to be ordered after any more.
@@ -455,8 +477,8 @@ impl Memory {
 }
 
 /// Cuts `from..to` out of the ranges, and returns what was there.
-fn carve<T: Clone>(ranges: &mut Ranges<T>, from: u64, to: u64) -> Vec<T> {
-    let mut cut = Vec::new();
+fn carve<T: Clone>(ranges: &mut Ranges<T>, from: u64, to: u64) -> SmallVec<[T; 2]> {
+    let mut cut = SmallVec::new();
     while let Some((&start, range)) = ranges.range(..to).next_back().filter(|(_, range)| range.end > from) {
         let (end, of) = (range.end, range.of.clone());
         ranges.remove(&start);

@@ -4,8 +4,9 @@
 //! to it. An event holds the clock of its stream when it was recorded. The host's clock names what is known
 //! to be complete: what is complete is ordered before everything given to any stream later.
 
-use std::collections::HashMap;
 use std::thread::{self, ThreadId};
+
+use rustc_hash::FxHashMap;
 
 use super::clock::{Clock, DeviceNumber, StreamKey, Work};
 use crate::device::{EventHandle, StreamHandle};
@@ -30,13 +31,13 @@ pub(super) struct Event {
 pub(super) struct Order {
     /// By key; streams that were destroyed too, since their work may still run.
     streams: Vec<Stream>,
-    by_handle: HashMap<StreamName, StreamKey>,
-    per_thread: HashMap<(DeviceNumber, ThreadId), StreamKey>,
+    by_handle: FxHashMap<StreamName, StreamKey>,
+    per_thread: FxHashMap<(DeviceNumber, ThreadId), StreamKey>,
     stuck_streams: Vec<StreamName>,
-    events: HashMap<EventHandle, Event>,
+    events: FxHashMap<EventHandle, Event>,
     /// Events that stand for the same as another one, which was exported.
-    same_as: HashMap<EventHandle, EventHandle>,
-    exported: HashMap<[u8; 64], EventHandle>,
+    same_as: FxHashMap<EventHandle, EventHandle>,
+    exported: FxHashMap<[u8; 64], EventHandle>,
     host: Clock,
 }
 

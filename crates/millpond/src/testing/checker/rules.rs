@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::blocks::{Block, Freeing};
 use super::clock::{StreamKey, Uses, Work};
-use super::memory::{BlockId, Extent, Mapping, Past};
+use super::memory::{BlockId, Extents, Mapping, Past, What, Who};
 use super::report::{Rule, Violation};
 use super::state::State;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
@@ -18,23 +18,36 @@ impl State {
     }
 
     fn name_of(&self, id: BlockId, block: &Block) -> String {
-        let Block { at, bytes, stream, .. } = block;
-        format!("block #{} ({bytes} B at {at}, allocated on {})", id.0, self.order.name(*stream))
+        self.name(block.who(id, None))
+    }
+
+    fn name(&self, who: Who) -> String {
+        let Who { at, bytes, stream, what } = who;
+        let stream = self.order.name(stream);
+        match what {
+            What::Block(id, freed) => {
+                let freed = freed.map(|freed| format!(", freed on {}", self.order.name(freed)));
+                let freed = freed.unwrap_or_default();
+                format!("block #{} ({bytes} B at {at}, allocated on {stream}){freed}", id.0)
+            }
+            What::Work(call) => format!("{call} of {bytes} B at {at}, in no live block, on {stream}"),
+        }
     }
 
     /// A block begins, as if by a kernel on its stream: from here on its bytes are its own.
     pub(super) fn begin(&mut self, at: DevicePtr, bytes: u64, stream: StreamKey) -> BlockId {
         self.blocks.made += 1;
         let id = BlockId(self.blocks.made);
-        let name = format!("block #{} ({bytes} B at {at}, allocated on {})", id.0, self.order.name(stream));
+        let who = Who { at, bytes, stream, what: What::Block(id, None) };
         if let Some(other) = self.blocks.overlapping(at, bytes) {
-            let other = self.block_name(other);
+            let (name, other) = (self.name(who), self.block_name(other));
             self.report(Rule::Overlap, format!("{name} overlaps the addresses of live {other}"));
         }
         if let Some(advised) = self.advised.within(at, bytes) {
+            let name = self.name(who);
             self.report(Rule::Advice, format!("{name} began with advice given at {advised}"));
         }
-        let (work, extents) = self.touch(&name, at, bytes, stream);
+        let (work, extents) = self.touch(who);
         let mut uses = Uses::default();
         uses.add(work);
         for extent in &extents {
@@ -46,25 +59,28 @@ impl State {
         id
     }
 
-    /// Work of `name`, which is no live block, on bytes: nobody else's, and after everybody's before.
-    fn touch(&mut self, name: &str, at: DevicePtr, bytes: u64, stream: StreamKey) -> (Work, Vec<Extent>) {
+    /// Work of who is no live block yet, on bytes: nobody else's, and after everybody's before.
+    fn touch(&mut self, who: Who) -> (Work, Extents) {
+        let Who { at, bytes, stream, .. } = who;
         let work = self.order.submit(stream);
         let extents = match self.memory.resolve(at, bytes) {
             Ok(extents) => extents,
             Err(missing) => {
+                let name = self.name(who);
                 self.report(Rule::NotMapped, format!("{name} has no memory behind it: {missing}"));
-                Vec::new()
+                Extents::new()
             }
         };
         for extent in &extents {
             if let Some(other) = self.memory.occupant(*extent) {
-                let other = self.block_name(other);
+                let (name, other) = (self.name(who), self.block_name(other));
                 self.report(Rule::Overlap, format!("{name} shares physical bytes with live {other}"));
             }
             for past in self.memory.take_past(*extent) {
                 if let Some(early) = past.uses.iter().find(|work| !self.order.is_before(*work, stream)) {
                     let why = self.order.explain(early, stream);
-                    self.report(Rule::Order, format!("{name} got bytes of {} too early: {why}", past.name));
+                    let (name, past) = (self.name(who), self.name(past.who));
+                    self.report(Rule::Order, format!("{name} got bytes of {past} too early: {why}"));
                 }
             }
             if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
@@ -77,22 +93,22 @@ impl State {
     /// Work on a live block.
     pub(super) fn work_on(&mut self, id: BlockId, stream: StreamKey) {
         let work = self.order.submit(stream);
-        let Some(mut block) = self.blocks.live.remove(&id) else {
+        let Some(block) = self.blocks.live.get_mut(&id) else {
             self.report(Rule::Program, format!("block #{} is used, but was freed", id.0));
             return;
         };
-        self.check_in_place(id, &block);
         for extent in &block.extents {
             if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
                 mapping.uses.add(work);
             }
         }
         block.uses.add(work);
-        self.blocks.live.insert(id, block);
+        self.check_in_place(id);
     }
 
     /// A live block keeps the bytes it began with.
-    fn check_in_place(&mut self, id: BlockId, block: &Block) {
+    fn check_in_place(&mut self, id: BlockId) {
+        let Some(block) = self.blocks.live.get(&id) else { return };
         match self.memory.resolve(block.at, block.bytes) {
             Err(missing) => {
                 let name = self.name_of(id, block);
@@ -151,11 +167,11 @@ impl State {
             self.work_on(id, stream);
             return;
         }
-        let name = format!("{call} of {bytes} B at {at}, in no live block, on {}", self.order.name(stream));
-        let (work, extents) = self.touch(&name, at, bytes, stream);
+        let who = Who { at, bytes, stream, what: What::Work(call) };
+        let (work, extents) = self.touch(who);
         let mut uses = Uses::default();
         uses.add(work);
-        self.leave_past(&extents, Past { name, uses, was_block: false });
+        self.leave_past(&extents, Past { who, uses });
     }
 
     /// A prefetch of memory, or advice on it: of one live block, as far as blocks were announced. It uses no bytes, so nothing
@@ -179,7 +195,7 @@ impl State {
             }
             None => {
                 let freed = extents.iter().find_map(|extent| self.memory.freed_block(*extent));
-                if let Some(name) = freed.map(|past| past.name.clone()) {
+                if let Some(name) = freed.map(|past| self.name(past.who)) {
                     self.report(Rule::Program, format!("{what} comes after the free of {name}"));
                 }
             }
@@ -196,11 +212,11 @@ impl State {
     /// A block ends, as if by a kernel on `stream`.
     pub(super) fn end(&mut self, id: BlockId, stream: StreamKey) -> Freeing {
         let work = self.order.submit(stream);
+        self.check_in_place(id);
         let Some(mut block) = self.blocks.live.remove(&id) else {
             self.report(Rule::Program, format!("block #{} is freed twice", id.0));
             return Freeing(None);
         };
-        self.check_in_place(id, &block);
         let by_program = |work: &Work| !block.recorded.contains(&work.stream);
         let late = block.uses.iter().filter(by_program).find(|work| !self.order.is_before(*work, stream));
         if let Some(late) = late {
@@ -216,12 +232,11 @@ impl State {
         }
         block.uses.add(work);
         self.blocks.by_address.remove(&block.at.raw());
-        let name = format!("{}, freed on {}", self.name_of(id, &block), self.order.name(stream));
-        self.leave_past(&block.extents, Past { name, uses: block.uses.clone(), was_block: true });
+        self.leave_past(&block.extents, Past { who: block.who(id, Some(stream)), uses: block.uses.clone() });
         Freeing(Some((id, block)))
     }
 
-    fn leave_past(&mut self, extents: &[Extent], mut past: Past) {
+    fn leave_past(&mut self, extents: &Extents, mut past: Past) {
         past.uses.retain(|work| !self.order.is_known_complete(work));
         let past = Arc::new(past);
         for extent in extents {

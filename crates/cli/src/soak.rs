@@ -1,0 +1,189 @@
+//! `millpond soak`: random programs over the pools, watched for long.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use millpond::device::DeviceName;
+use millpond_soak::{Options, Program, Report, Tenant, repeat, repeat_number, soak, tenant};
+
+use crate::alive::SignOfLife;
+use crate::error::{Error, Result};
+use crate::interrupt::Interrupt;
+use crate::outputs::Output;
+use crate::screen::{answer, count, remark, say};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+It ends with status 1 where it found anything. docs/soak.md says what is watched.
+
+Examples:
+  millpond soak                                10 million operations, some seconds
+  millpond soak --operations 1e9 --seed 7 --json soak.json
+  millpond soak --device host --minutes 10     with contents checked
+  jq '.findings[0].program' soak.json > found.json
+  millpond soak --program found.json           the same finding again")]
+pub(crate) struct SoakArgs {
+    /// sim, host, cuda or cuda:N
+    #[arg(long, default_value_t = DeviceName::SIM)]
+    device: DeviceName,
+    /// End after so many, such as 1e9 [default: 1e7, or none with --minutes]
+    #[arg(long, value_name = "N", value_parser = operations, allow_negative_numbers = true)]
+    operations: Option<u64>,
+    /// End after so many minutes
+    #[arg(long, value_name = "M", value_parser = minutes, allow_negative_numbers = true)]
+    minutes: Option<Duration>,
+    /// Chance of each device call to fail, below 1
+    #[arg(long, value_name = "P", default_value = "1e-3", value_parser = chance, allow_negative_numbers = true)]
+    faults: f64,
+    /// Programs at once, and threads in some [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64), allow_negative_numbers = true)]
+    threads: Option<u16>,
+    /// Streams of each thread, up to 8
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=Options::MOST_STREAMS as i64), allow_negative_numbers = true)]
+    streams: u8,
+    /// Decides which programs there are [default: a new one]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Write the results here; - is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Run one program again: that of a finding, or by its number
+    #[arg(long, value_name = "FILE|N", conflicts_with_all = ["operations", "minutes", "json"])]
+    program: Option<PathBuf>,
+    /// What the processes are started with that are killed.
+    #[arg(long, num_args = 2, hide = true)]
+    tenant: Option<Vec<String>>,
+}
+
+/// Operations, where nothing is asked for.
+const DEFAULT: u64 = 10_000_000;
+
+/// How often it is said how far a soak is.
+const SAID_EVERY: Duration = Duration::from_secs(60);
+
+fn number(text: &str, most: f64) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|number| *number > 0.0 && *number <= most);
+    number.ok_or_else(|| format!("'{text}' is no number above 0, up to {most:e}"))
+}
+
+fn operations(text: &str) -> std::result::Result<u64, String> {
+    Ok(number(text, 1e15)?.ceil() as u64)
+}
+
+fn minutes(text: &str) -> std::result::Result<Duration, String> {
+    Ok(Duration::from_secs_f64(number(text, 1e5)? * 60.0))
+}
+
+fn chance(text: &str) -> std::result::Result<f64, String> {
+    let chance = text.parse().ok().filter(|chance| (0.0..1.0).contains(chance));
+    chance.ok_or_else(|| format!("'{text}' is no chance from 0 to below 1, such as 1e-3"))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &SoakArgs) -> Result<()> {
+    if let Some([budget, seed]) = args.tenant.as_deref() {
+        return Ok(tenant(budget, seed.parse().unwrap_or(0))?);
+    }
+    if let Some(path) = &args.program {
+        return run_again(args, path);
+    }
+    // Whether it is there, before anything is said.
+    args.device.open()?;
+    let json = args.json.as_deref().map(Output::open).transpose()?;
+    let options = options(args);
+    say(&format!("device: {}, seed: {}", options.device, options.seed));
+    let interrupt = Interrupt::watch();
+    let (sign, mut said) = (SignOfLife::new("random programs"), Instant::now());
+    let report = soak(options, |operations| {
+        if said.elapsed() >= SAID_EVERY {
+            said = Instant::now();
+            sign.set(&count(operations, "operation"));
+        }
+        interrupt.signal().is_none()
+    });
+    drop(sign);
+    match &json {
+        Some(json) => json.write(&(in_json(&report) + "\n"))?,
+        None => answer(&in_words(&report)),
+    }
+    let first = report.findings.first().map(|first| first.what.lines().next().unwrap_or_default().to_owned());
+    first.map_or(Ok(()), |first| {
+        Err(Error::Soak { findings: count(report.findings.len() as u64, "finding"), first })
+    })
+}
+
+fn options(args: &SoakArgs) -> Options {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // Programs that have the command in them, such as Python, cannot be started as it.
+    let program =
+        std::env::current_exe().ok().filter(|path| path.file_stem().is_some_and(|stem| stem == "millpond"));
+    let tenant = program.map(|program| Tenant {
+        budget: format!("soak-{}", std::process::id()),
+        program,
+        arguments: ["soak", "--tenant"].map(str::to_owned).to_vec(),
+    });
+    if tenant.is_none() {
+        remark(
+            "This is not the program `millpond`, so no processes share a budget, and the host refuses no memory.",
+        );
+    }
+    Options {
+        device: args.device,
+        operations: args.operations.unwrap_or(if args.minutes.is_some() { u64::MAX } else { DEFAULT }),
+        time: args.minutes,
+        faults: args.faults,
+        threads: args.threads.map_or(cores, usize::from),
+        streams: args.streams.into(),
+        seed: args.seed.unwrap_or_else(new_seed),
+        tenant,
+    }
+}
+
+/// Short enough to be typed.
+fn new_seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::from(since.subsec_nanos() ^ since.as_secs() as u32)
+}
+
+fn in_json(report: &Report) -> String {
+    serde_json::to_string_pretty(report).expect("it has strings for keys")
+}
+
+fn in_words(report: &Report) -> String {
+    let Report { operations, operations_per_s, programs, faults, refusals, killed, .. } = report;
+    let Report { unordered, overlapping, lost_bytes, hangs, wrong, .. } = report;
+    let mut text = format!(
+        "{operations} operations in {programs} programs, {operations_per_s} a second\n\
+         {faults} device calls failed, the host refused {refusals} allocations, {killed} processes were killed\n\
+         unordered {unordered}, overlapping {overlapping}, lost bytes {lost_bytes}, hangs {hangs}, wrong {wrong}"
+    );
+    for found in &report.findings {
+        text += &format!(
+            "\n\nprogram {}, found again {} times of 10: {}",
+            found.number, found.repeats, found.what
+        );
+        if let Some(program) = &found.program {
+            text += &serde_json::to_string(program).expect("it has strings for keys");
+        }
+    }
+    text
+}
+
+fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
+    let failed =
+        |source| Error::Io { path: path.to_owned(), action: "read the program of a finding", source };
+    let found = if let Some(number) = path.to_str().and_then(|text| text.parse().ok()) {
+        let Some(_) = args.seed else {
+            return Err(Error::Usage(format!("--program {number}: name the --seed, too")));
+        };
+        repeat_number(&options(args), number)
+    } else {
+        let text = std::fs::read(path).map_err(failed)?;
+        let program: Program = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
+        repeat(&program)
+    };
+    found.map_err(|found| Error::Soak { findings: count(1, "finding"), first: found.what })?;
+    answer("nothing found");
+    Ok(())
+}
