@@ -10,7 +10,7 @@
 //! - **Order.** An operation returns once its work is queued; it never waits for the device. Its inputs may be
 //!   dropped as soon as it returns. A backend may spread work over several streams, as long as the result is
 //!   as if all of it ran on the stream of [`memory`](Backend::memory) in the order of the calls: it makes
-//!   streams wait for each other, and [notes the use](Tensor::record_use) of a tensor on another stream.
+//!   streams wait for each other, and keeps what another stream uses ([`Lanes`](crate::Lanes)).
 //! - **Layout.** Matrices are row-major and dense, `float32`; a row is one image of the batch. Weights are
 //!   `[inputs, outputs]`, so that a layer is `y = x · w`.
 //! - **Determinism.** The same calls on the same data give the same bits, whatever the addresses are.
@@ -124,7 +124,8 @@ pub trait Backend: std::fmt::Debug {
     /// As above.
     fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor>;
 
-    /// The gradient of a layer's weights: `xᵀ · dy`. It is written to `into`, or to memory of its own.
+    /// The gradient of a layer's weights: `xᵀ · dy`. It is written to `into`, or to memory of its own. Until an update, only
+    /// the stream of its own [memory](Tensor::memory) is ordered with it.
     ///
     /// `x` is `[batch, inputs]`, `dy` `[batch, outputs]`, the output `[inputs, outputs]`.
     ///

@@ -242,14 +242,6 @@ impl<T: Pod> Tensor<T> {
         &self.memory
     }
 
-    /// Notes that work on `stream` uses the tensor, so that its memory is not reused before that is done.
-    ///
-    /// # Errors
-    /// The allocator's own.
-    pub fn record_use(&self, stream: &Stream) -> Result<()> {
-        Ok(self.memory.inner.allocator.record_use(self.block.ptr, stream)?)
-    }
-
     /// Sets every byte to zero, in stream order.
     ///
     /// # Errors
