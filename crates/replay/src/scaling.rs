@@ -2,11 +2,12 @@
 //!
 //! Uses `trace`, the `Program` of `replay`, and `owners`.
 //!
-//! **How a job is scaled.** The blocks of one call site have a mean size in each recording. A line through these says what a block has
-//! of its own, and what it has for each unit of the size. The nearest recording is then played with each block as long as the line
-//! of its call site says. So a peak may move to another moment. What is not scaled is how many blocks there are.
+//! **How a job is scaled.** Lengths that a call site has in all recordings are fixed. Of its other blocks, the longest of each recording
+//! gives a point, and a line goes through these. (Not their mean: a last batch that is not full would lower it.) The nearest
+//! recording is then played with each block as much longer as the line of its call site rises. So a peak may move to another
+//! moment. What is not scaled is how many blocks there are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -94,13 +95,15 @@ impl Scaled {
     }
 
     fn from(recordings: &[Recorded<'_>], near: &Recorded<'_>, to: f64) -> Self {
-        let lines = lines(recordings);
+        let growths = growths(recordings);
         let owners = Owners::of(near.trace);
-        let line_of = |block: usize| lines.get(&owners.all[owners.of_block[block] as usize]);
+        let line_of = |block: u32| {
+            let growth = growths.get(&owners.all[owners.of_block[block as usize] as usize])?;
+            growth.line.filter(|_| !growth.fixed.contains(&near.trace.blocks[block as usize].size))
+        };
         let mut program = Program::new(near.trace, FreeWhen::Completed);
         for step in &mut program.steps {
-            // By what the line says at both sizes: what is not the mean stays in proportion.
-            let Some(line) = line_of(step.block as usize) else { continue };
+            let Some(line) = line_of(step.block) else { continue };
             let before = line.at(near.at);
             if before > 0.0 {
                 step.size = (step.size as f64 * line.at(to) / before).round() as u64;
@@ -116,7 +119,7 @@ impl Scaled {
             };
         }
         for (block, bytes) in live {
-            let for_each = line_of(block as usize).map_or(0.0, |line| line.for_each / line.at(to).max(1.0));
+            let for_each = line_of(block).map_or(0.0, |line| line.for_each / line.at(to).max(1.0));
             let sum = at_peak.entry(owners.of_block[block as usize]).or_default();
             *sum = (sum.0 + bytes, sum.1 + for_each * bytes as f64);
         }
@@ -130,23 +133,41 @@ impl Scaled {
     }
 }
 
-/// The mean size of each call site's blocks, as a line over the recordings' sizes. Call sites that not all recordings have are
-/// left out: they stay as they are.
-fn lines(recordings: &[Recorded<'_>]) -> BTreeMap<Owner, Line> {
-    let mut points: BTreeMap<Owner, Vec<(f64, f64)>> = BTreeMap::new();
+/// How the blocks of a call site grow.
+#[derive(Debug)]
+struct Growth {
+    /// Lengths that all recordings have.
+    fixed: BTreeSet<u64>,
+    /// Of the longest of the other blocks. `None` where a recording has no such block.
+    line: Option<Line>,
+}
+
+/// The growth of each call site that all recordings have. Others stay as they are.
+fn growths(recordings: &[Recorded<'_>]) -> BTreeMap<Owner, Growth> {
+    let mut lengths: BTreeMap<Owner, Vec<(f64, BTreeSet<u64>)>> = BTreeMap::new();
     for recording in recordings {
         let owners = Owners::of(recording.trace);
-        let mut sums = vec![(0.0, 0.0); owners.all.len()];
+        let mut by_owner = vec![BTreeSet::new(); owners.all.len()];
         for (block, owner) in recording.trace.blocks.iter().zip(&owners.of_block) {
-            let sum = &mut sums[*owner as usize];
-            *sum = (sum.0 + block.size as f64, sum.1 + 1.0);
+            by_owner[*owner as usize].insert(block.size);
         }
-        for (owner, (bytes, count)) in owners.all.iter().zip(sums) {
-            points.entry(owner.clone()).or_default().push((recording.at, bytes / f64::max(count, 1.0)));
+        for (owner, found) in owners.all.iter().zip(by_owner) {
+            lengths.entry(owner.clone()).or_default().push((recording.at, found));
         }
     }
-    points.retain(|_, points| points.len() == recordings.len());
-    points.into_iter().map(|(owner, points)| (owner, Line::through(&points))).collect()
+    lengths.retain(|_, lengths| lengths.len() == recordings.len());
+    let growth = |lengths: Vec<(f64, BTreeSet<u64>)>| {
+        let common = |one: BTreeSet<u64>, other: &BTreeSet<u64>| &one & other;
+        let first = lengths.first().map(|(_, lengths)| lengths.clone()).unwrap_or_default();
+        let fixed = lengths.iter().map(|(_, lengths)| lengths).fold(first, common);
+        let longest = |(at, lengths): &(f64, BTreeSet<u64>)| {
+            Some((*at, lengths.difference(&fixed).max().copied()? as f64))
+        };
+        let points = lengths.iter().map(longest).collect::<Option<Vec<_>>>();
+        let line = points.map(|points| Line::through(&points));
+        Growth { fixed, line }
+    };
+    lengths.into_iter().map(|(owner, lengths)| (owner, growth(lengths))).collect()
 }
 
 #[cfg(test)]
@@ -205,6 +226,20 @@ mod tests {
         // The last one was recorded at another size than is said.
         recordings[2].at = 100.0;
         assert!(!all_fit(&recordings));
+    }
+
+    #[test]
+    fn a_last_batch_that_is_not_full_changes_nothing() {
+        // The activations of another 5 of a batch come from the same call site, and so does a block of a fixed length.
+        let jobs = [8, 16].map(|batch| {
+            let mut trace = job(batch);
+            let short = |size: u64| crate::trace::Block { size, ..trace.blocks[1] };
+            let more = [short(35 * batch * MIB / 8), short(50 * MIB)];
+            trace.blocks.extend(more);
+            trace
+        });
+        let recordings = [Recorded { at: 8.0, trace: &jobs[0] }, Recorded { at: 16.0, trace: &jobs[1] }];
+        assert_eq!(Scaled::of(&recordings, 100.0).unwrap().program.peak_requested().0, 800 * MIB);
     }
 
     #[test]
