@@ -50,12 +50,13 @@ impl Program {
         self.len() == 0
     }
 
-    /// A program of some bytes, whatever they are: what it runs on, and its steps. On the simulated device.
-    pub fn of_bytes(bytes: &[u8]) -> Self {
+    /// A program of some bytes, whatever they are: what it runs on, and its steps. On the simulated device, whose calls fail or not.
+    pub fn of_bytes(bytes: &[u8], with_faults: bool) -> Self {
         let (seed, steps) = bytes
             .split_first_chunk::<2>()
             .map_or((0, bytes), |(seed, steps)| (u16::from_le_bytes(*seed), steps));
-        let steps = steps.as_chunks().0.iter().take(MOST_STEPS).map(|bytes| Step::of_bytes(*bytes)).collect();
+        let steps = steps.as_chunks().0.iter().take(MOST_STEPS).map(|bytes| Step::of_bytes(*bytes));
+        let steps = steps.filter(|step| with_faults || !matches!(step, Step::Fail { .. })).collect();
         Self { setup: Setup::without_faults(seed.into()), lanes: vec![steps] }
     }
 

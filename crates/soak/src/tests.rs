@@ -191,7 +191,7 @@ fn a_program_of_any_bytes_finds_nothing() {
     let mut rng = fastrand::Rng::with_seed(5);
     for _ in 0..200 {
         let bytes: Vec<u8> = (0..rng.usize(..2000)).map(|_| rng.u8(..)).collect();
-        let found = Program::of_bytes(&bytes).run(&AtomicU64::new(0)).found;
+        let found = Program::of_bytes(&bytes, false).run(&AtomicU64::new(0)).found;
         assert_eq!(found, Ok(()), "{bytes:?}");
     }
 }
