@@ -61,7 +61,7 @@ pub(crate) fn open_block(
     trim(pool, 0)?;
     let granularity = context.device().properties().granularity;
     let room = token.bytes.next_multiple_of(granularity);
-    let import = Import::open(context.device(), pages, (token.offset, room), (lease, counted))?;
+    let import = Import::open(&known.memory, pages, (token.offset, room), (lease, counted))?;
     event.wait(stream)?;
     let ptr = alloc_import(known, import, token.bytes, stream)?;
     Ok(OpenedBlock { pool: pool.clone(), ptr, bytes: token.bytes, event })
@@ -74,6 +74,7 @@ mod tests {
     use super::*;
     use crate::Received;
     use crate::core::{Registered, recounting::check};
+    use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::fixtures::{Bench, Freeing, MIB, nobody_begins};
     use crate::sharing::{Shared, is_shared};
@@ -136,6 +137,42 @@ mod tests {
         stream.synchronize().unwrap();
         drop(opened);
         assert!(imports.holds_nothing());
+    }
+
+    #[test]
+    fn pages_that_could_not_be_unmapped_are_unmapped_later() {
+        let failed = || DeviceError::Driver {
+            call: "test",
+            code: 999,
+            name: "ASKED".to_owned(),
+            text: "asked for".to_owned(),
+        };
+        for opens_another in [false, true] {
+            let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
+            let buffer = Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
+            let mapped = || sim.calls()[Call::Map] - sim.calls()[Call::Unmap];
+            let of_pool = mapped();
+            let other = Context::new(sim.clone());
+            let others = other.create_stream().unwrap();
+            let open = || other.open_shared::<u8>(pass(&buffer.share().unwrap()), &others);
+            sim.fail_next(Call::SetAccess, 2, failed());
+            sim.fail_next(Call::Unmap, 1, failed());
+            open().unwrap_err();
+            // Failed calls are counted, too.
+            assert_eq!(mapped() + 1, of_pool + 2, "two pages are mapped, and stay");
+            if opens_another {
+                drop(open().unwrap());
+                other.synchronize().unwrap();
+                assert_eq!(mapped() + 1, of_pool);
+            }
+            drop(others);
+            drop(other);
+            assert_eq!(mapped() + 1, of_pool);
+            drop(buffer);
+            context.synchronize().unwrap();
+            drop(pool);
+            assert_eq!(mapped() + 1, 0, "nothing is left");
+        }
     }
 
     #[test]
