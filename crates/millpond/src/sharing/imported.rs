@@ -91,7 +91,9 @@ impl Import {
 impl Drop for Import {
     fn drop(&mut self) {
         // SAFETY: nobody has the addresses: either it was never given out, or it was closed before.
-        if let Err(error) = unsafe { self.close() } {
+        let mut close = || unsafe { self.close() };
+        // A call that failed may succeed when it is made again.
+        if let Err(error) = close().or_else(|_| close()) {
             tracing::error!(%error, "memory of another process could not be unmapped: it stays until this process ends");
         }
     }
