@@ -37,9 +37,9 @@ pub struct Setup {
     /// Streams of each lane.
     pub(crate) streams: usize,
     /// Whether streams wait for each other, whether work that is seen complete is followed, whether pools make streams wait.
-    reuse: [bool; 3],
+    pub(crate) reuse: [bool; 3],
     /// Powers of two: the smallest page over the granularity, and the largest over the smallest.
-    page_sizes: [u32; 2],
+    pub(crate) page_sizes: [u32; 2],
     release_threshold_pages: Option<u64>,
     hard_limit_pages: Option<u64>,
     budget_pages: Option<u64>,

@@ -163,6 +163,26 @@ fn every_kind_of_step_is_done() {
     ]]);
 }
 
+/// Found with `--seed 42`, program 5228: what opened shared memory half way was not undone where that failed, too.
+#[test]
+fn shared_memory_that_cannot_be_opened_leaves_nothing() {
+    let steps = vec![
+        Step::Alloc { pool: 0, stream: 0, bytes: 9129 },
+        Step::Alloc { pool: 2, stream: 3, bytes: 23_809_452 },
+        Step::Fail { nth: 47 },
+        Step::Fail { nth: 50 },
+        Step::Share { pool: 2, stream: 0, other: 3, bytes: 23_809_452 },
+    ];
+    for nth in 30..60 {
+        let mut steps = steps.clone();
+        (steps[2], steps[3]) = (Step::Fail { nth }, Step::Fail { nth: nth + 3 });
+        let mut setup = Setup::roomy();
+        (setup.reuse, setup.page_sizes) = ([false, false, true], [0, 1]);
+        let outcome = Program { setup, lanes: vec![steps] }.run(&AtomicU64::new(0));
+        assert_eq!(outcome.found, Ok(()), "{nth}");
+    }
+}
+
 #[test]
 fn lanes_hand_blocks_over() {
     let lane = vec![
