@@ -1,6 +1,7 @@
 //! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags, and who
 //! holds memory.
 
+#[cfg(feature = "record")]
 use std::sync::Arc;
 
 use super::context::OtherMemory;

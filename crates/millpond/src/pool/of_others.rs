@@ -150,7 +150,7 @@ mod tests {
         for opens_another in [false, true] {
             let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
             let buffer = Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
-            let mapped = || sim.calls()[Call::Map] - sim.calls()[Call::Unmap];
+            let mapped = || sim.calls()[Call::Map] as i64 - sim.calls()[Call::Unmap] as i64;
             let of_pool = mapped();
             let other = Context::new(sim.clone());
             let others = other.create_stream().unwrap();
