@@ -111,8 +111,10 @@ impl Mapped {
 
 impl Drop for Import {
     fn drop(&mut self) {
+        // Twice, since a page that stays keeps its owner's block.
         // SAFETY: nobody has the addresses: either it was never given out, or it was closed before.
-        let Err(error) = (unsafe { self.close() }) else { return };
+        let closed = unsafe { self.close().or_else(|_| self.close()) };
+        let Err(error) = closed else { return };
         let mut stuck = self.stuck.lock();
         // Else it is tried once more, now.
         if stuck.try_reserve(1).is_ok() {
