@@ -256,7 +256,6 @@ fn no_program_breaks_a_rule() {
 }
 
 #[test]
-#[ignore = "an open find: crates/fuzz/open/leak-when-calls-fail"]
 fn no_program_breaks_a_rule_when_calls_fail() {
     check!().for_each(|bytes: &[u8]| run(bytes, true));
 }

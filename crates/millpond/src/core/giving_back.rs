@@ -267,6 +267,7 @@ impl Drop for Core {
         if let Some(wrapping) = &self.wrapping {
             wrapping.end(self);
         }
+        free_behind(self, self.holds.end());
         end_sleep(self);
         // Nobody holds a claim on the memory of captures, nor the pool.
         let_go_of_released(self);

@@ -98,6 +98,14 @@ impl Holds {
         Freed::Later
     }
 
+    /// Forgets all of them, since the pool ends. Returns those that their owners freed. Whoever else uses their memory keeps it by
+    /// what it has of it.
+    pub(crate) fn end(&self) -> Vec<(DevicePtr, Fence)> {
+        let mut blocks = self.blocks.lock();
+        self.count.store(0, Ordering::Relaxed);
+        blocks.drain(..).filter_map(|mut block| Some((block.ptr, block.freed.take()?))).collect()
+    }
+
     /// Forgets the blocks that nothing holds any more. Returns those of them that their owners freed.
     pub(crate) fn collect(&self) -> Vec<(DevicePtr, Fence)> {
         let now = Instant::now();

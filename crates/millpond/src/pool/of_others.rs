@@ -176,6 +176,21 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_block_goes_back_with_its_context() {
+        let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
+        let buffer = Buffer::<u8>::new(&pool, 5 << 20, &stream).unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        // The block is kept as long as the import is there, which is longer than the pool.
+        drop((buffer, pool));
+        sim.launch(stream.handle(), Duration::from_millis(5)).unwrap();
+        drop((opened, stream, context));
+        let calls = sim.calls();
+        assert_eq!(calls[Call::Map], calls[Call::Unmap]);
+        assert_eq!(2 * calls[Call::CreatePage], calls[Call::ReleasePage], "an import has handles of its own");
+        assert_eq!(calls[Call::Reserve], calls[Call::Unreserve]);
+    }
+
+    #[test]
     fn a_block_that_was_freed_meanwhile_is_not_shared() {
         let Bench { pool, stream, .. } = Bench::new(|pool| pool);
         let block = pool.alloc(4096, &stream).unwrap();
