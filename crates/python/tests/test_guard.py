@@ -19,6 +19,7 @@ def step():
 
 with millpond.tag("step"):
     block = step()
+pool.synchronize()
 ctypes.memset(block.ptr + int(sys.argv[1]), 7, 3)
 del block
 pool.synchronize()

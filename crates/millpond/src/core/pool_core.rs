@@ -352,7 +352,12 @@ impl Core {
         if !self.is_here() {
             return Vec::new();
         }
-        let live = self.state.lock().arenas.live().collect();
+        self.as_the_program_knows(&self.state.lock())
+    }
+
+    /// The same, under the lock.
+    pub(crate) fn as_the_program_knows(&self, state: &PoolState) -> Vec<(DevicePtr, u64)> {
+        let live = state.arenas.live().collect();
         match &self.wrapping {
             Some(wrapping) => wrapping.parts(live),
             None => live,

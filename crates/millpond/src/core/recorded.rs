@@ -47,7 +47,7 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     core.check_process()?;
     start(core, |state| {
         core.recording.start(options, &introduction(core))?;
-        core.recording.live(state.arenas.live());
+        core.recording.live(core.as_the_program_knows(state).into_iter());
         Ok(())
     })
 }

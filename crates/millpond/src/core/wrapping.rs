@@ -20,7 +20,8 @@ pub(crate) trait Wrapping<C>: fmt::Debug + Send + Sync {
     /// it has a whole block, or nothing.
     fn part_at(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)>;
 
-    /// Of these blocks, which the pool says are live, those that the program has, as it knows them.
+    /// Of these blocks, which the pool says are live, those that the program has, as it knows them. Also called under the
+    /// pool's lock.
     fn parts(&self, blocks: Vec<(DevicePtr, u64)>) -> Vec<(DevicePtr, u64)>;
 
     /// Frees the blocks that the program gave back: those that it is time for, or after a wait `all` of them. Returns whether

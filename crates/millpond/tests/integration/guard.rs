@@ -282,6 +282,7 @@ fn findings_stand_in_recordings() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.mprec");
     let guarded = guarded(Guard::all());
+    guarded.make(7000);
     guarded.pool.start_recording(path.clone()).unwrap();
     let block = guarded.make(5000);
     guarded.write(block.offset(5000), 1, &guarded.stream);
@@ -289,13 +290,17 @@ fn findings_stand_in_recordings() {
     guarded.stream.synchronize().unwrap();
     guarded.pool.stop_recording().unwrap();
     let mut chunks = Chunks::new(std::fs::File::open(path).unwrap()).unwrap();
-    let mut texts = Vec::new();
+    let (mut texts, mut live) = (Vec::new(), Vec::new());
     while let Some(payload) = chunks.next_chunk().unwrap() {
-        texts.extend(records(payload).filter_map(|record| match record.unwrap() {
-            Record::Message { text } => Some(text.to_owned()),
-            _ => None,
-        }));
+        for record in records(payload) {
+            match record.unwrap() {
+                Record::Message { text } => texts.push(text.to_owned()),
+                Record::Live { size, .. } => live.push(size),
+                _ => {}
+            }
+        }
     }
+    assert_eq!(live, [7000], "as the program knows it");
     assert_eq!(texts.len(), 1);
     assert!(texts[0].contains("written behind a block of 5000 bytes"), "{texts:?}");
 }
