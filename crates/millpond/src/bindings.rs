@@ -15,7 +15,7 @@ pub use crate::physical::{Mapping, watch_mappings};
 use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
 #[cfg(feature = "record")]
-pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from};
+pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
 use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
 
 /// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.

@@ -355,6 +355,7 @@ impl Block {
     #[pyo3(signature = (stream=None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let other = self.other_stream(py, stream)?;
+        let _called = frames::of_free();
         if other.is_none() && self.free_at_once() {
             return Ok(());
         }
@@ -600,6 +601,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        let _called = frames::of_free();
         if !self.process.is_here() || self.stream.get_mut().is_none() || self.free_at_once() {
             return;
         }

@@ -7,7 +7,7 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use millpond::bindings::{CalledFrom, SourceFrame, called_from};
+use millpond::bindings::{CalledFrom, SourceFrame, called_from, freed_from};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -26,6 +26,12 @@ pub(crate) fn of_call(py: Python<'_>) -> Option<CalledFrom> {
 #[inline]
 pub(crate) fn of_thread() -> Option<CalledFrom> {
     called_from(lines_of_thread)
+}
+
+/// As [`of_thread`], for a call that frees.
+#[inline]
+pub(crate) fn of_free() -> Option<CalledFrom> {
+    freed_from(lines_of_thread)
 }
 
 #[cold]

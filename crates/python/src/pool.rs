@@ -272,6 +272,7 @@ impl Pool {
             ))
         })?;
         let (address, Given { stream, is_kept }) = (DevicePtr::new(address), self.stream(py, stream)?);
+        let _called = frames::of_free();
         // SAFETY: whoever frees an address got it from the pool and owns the block: Python cannot promise more.
         if is_kept && unsafe { self.free_ready(address, &stream) } {
             return Ok(());

@@ -45,6 +45,7 @@ def test_a_finding_names_the_programs_lines(tmp_path: Path) -> None:
     assert "3 bytes were written behind a block of 1000 bytes of pool" in done.stderr
     assert "at offset 1000, now 07 07 07" in done.stderr
     assert ", under step\n    step (train.py:8)\n    <module> (train.py:11)" in done.stderr
+    assert "\n    <module> (train.py:14)" in done.stderr.split("\n  freed ")[1]
     assert "went on" not in done.stdout
 
 

@@ -19,7 +19,7 @@ use crate::extents::MOST_UNITS;
 use crate::lock::Mutex;
 use crate::order::{Fence, Stream};
 use crate::process::OfProcess;
-use crate::record::{KeepsCallers, warn};
+use crate::record::{WantedOfFrees, warn};
 use crate::{Error, Result};
 
 /// Bytes of the shortest block that has pages of its own.
@@ -37,7 +37,7 @@ pub(crate) struct Guarding {
     /// Taken under no other lock of the guard's, nor the other way round.
     staging: OfProcess<Mutex<Staging>>,
     found: OfProcess<Mutex<Vec<Finding>>>,
-    _keeps: KeepsCallers,
+    _wanted: WantedOfFrees,
 }
 
 #[derive(Debug, Default)]
@@ -101,7 +101,7 @@ impl Guarding {
             blocks: OfProcess::new(Mutex::new(blocks)),
             staging: OfProcess::default(),
             found: OfProcess::default(),
-            _keeps: KeepsCallers::new(),
+            _wanted: WantedOfFrees::new(),
         }
     }
 

@@ -42,10 +42,10 @@ static WANTED: AtomicUsize = AtomicUsize::new(0);
 
 /// While one lives, bindings give the lines that they are called from.
 #[derive(Debug)]
-pub(crate) struct Wanted(());
+pub(super) struct Wanted(());
 
 impl Wanted {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         // Relaxed: a call at the same moment may give its lines or not.
         WANTED.fetch_add(1, Ordering::Relaxed);
         Self(())
@@ -55,6 +55,27 @@ impl Wanted {
 impl Drop for Wanted {
     fn drop(&mut self) {
         WANTED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many keep those of frees, too.
+static WANTED_OF_FREES: AtomicUsize = AtomicUsize::new(0);
+
+/// As [`Wanted`], also for calls that free.
+#[derive(Debug)]
+pub(crate) struct WantedOfFrees(Wanted);
+
+impl WantedOfFrees {
+    pub(crate) fn new() -> Self {
+        // Relaxed: as in `Wanted`.
+        WANTED_OF_FREES.fetch_add(1, Ordering::Relaxed);
+        Self(Wanted::new())
+    }
+}
+
+impl Drop for WantedOfFrees {
+    fn drop(&mut self) {
+        WANTED_OF_FREES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -74,6 +95,13 @@ pub struct CalledFrom {
 pub fn called_from(frames: impl FnOnce() -> Vec<SourceFrame>) -> Option<CalledFrom> {
     // Relaxed: as in `Wanted`.
     if WANTED.load(Ordering::Relaxed) == 0 { None } else { enter(frames()) }
+}
+
+/// As [`called_from`], of a call that frees: few keep those.
+#[inline]
+pub fn freed_from(frames: impl FnOnce() -> Vec<SourceFrame>) -> Option<CalledFrom> {
+    // Relaxed: as in `Wanted`.
+    if WANTED_OF_FREES.load(Ordering::Relaxed) == 0 { None } else { enter(frames()) }
 }
 
 #[cold]

@@ -65,7 +65,7 @@ mod thread;
 mod tracking;
 mod watched;
 
-pub(crate) use called_from::Wanted as KeepsCallers;
+pub(crate) use called_from::WantedOfFrees;
 pub(crate) use caller::Caller;
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;

@@ -51,6 +51,7 @@ unsafe extern "C" fn allocate(
 /// # Safety
 /// As for [`allocate`]; the block is the caller's.
 unsafe extern "C" fn free(gpu: c_int, ptr: *mut c_void, stream: *mut c_void) {
+    let _called = frames::of_free();
     report(caught(|| {
         let device = device(gpu.into())?;
         // SAFETY: as promised to this function.

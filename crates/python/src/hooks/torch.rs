@@ -90,6 +90,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
     number: c_int,
     stream: *mut c_void,
 ) {
+    let _called = frames::of_free();
     let freed = caught(|| {
         let device = device(number.into())?;
         // SAFETY: as PyTorch promises.
