@@ -1,5 +1,6 @@
 //! Building a pool: its options, and what makes sense of them.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -308,6 +309,13 @@ impl PoolBuilder {
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         #[cfg(feature = "record")]
         let guarding = guard.map(Guarding::new).map(Arc::new);
+        #[cfg_attr(not(feature = "record"), expect(unused_mut))]
+        let mut beside: Vec<Box<dyn Any + Send + Sync>> =
+            vec![Box::new(Sleep::default()), Box::new(PeerCopies::default()), Box::new(socket.clone())];
+        #[cfg(feature = "record")]
+        if let Some(guarding) = &guarding {
+            beside.push(Box::new(guarding.clone()));
+        }
         let inner = Arc::new(Core {
             name: self.name,
             number,
@@ -342,13 +350,7 @@ impl PoolBuilder {
             wrapping: None,
             keeps_nothing: self.keeps_nothing,
             has_said_freed_twice: AtomicBool::new(false),
-            beside: vec![
-                Box::new(Sleep::default()),
-                Box::new(PeerCopies::default()),
-                Box::new(socket.clone()),
-                #[cfg(feature = "record")]
-                Box::new(guarding),
-            ],
+            beside,
         });
         let peers = self.peers.as_ref();
         share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
