@@ -254,8 +254,8 @@ impl PoolBuilder {
     }
 
     /// Watches what the program does to the pool's memory, from the start. See [`Guard`]. Without this option, `MILLPOND_GUARD`
-    /// in the environment guards all pools of the process. A pool without a guard is as fast as before. With one, each call
-    /// takes some microseconds more, each block a KiB, and no block can be [shared](Pool::share) with other processes.
+    /// in the environment guards all pools of the process. A pool without a guard is as fast as before. With one, each request
+    /// takes the slow path, each block a KiB more, and no block can be [shared](Pool::share) with other processes.
     #[cfg(feature = "record")]
     pub fn guard(mut self, guard: Guard) -> Self {
         self.guard = Some(guard);
