@@ -20,6 +20,8 @@ pub(crate) struct Import {
     /// Where the memory begins, on the first page.
     at: DevicePtr,
     stuck: Arc<Stuck>,
+    /// Closed last: then the owner may use the pages for something else, and nobody's budget counts them.
+    _kept: Kept,
 }
 
 /// Addresses, and the pages that are mapped there.
@@ -31,8 +33,6 @@ struct Mapped {
     reserved: u64,
     /// Address and length of each page that is mapped.
     pages: Vec<(DevicePtr, u64)>,
-    /// Closed last: then the owner may use the pages for something else, and nobody's budget counts them.
-    _kept: Kept,
 }
 
 /// What could not be unmapped. It is tried again before the next import, and at the end.
@@ -55,14 +55,14 @@ impl Import {
         let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
         let base = device.reserve(reserved)?;
         let list = Vec::with_capacity(pages.len());
-        let mut mapped = Mapped { device, base, reserved, pages: list, _kept: kept };
+        let mut mapped = Mapped { device, base, reserved, pages: list };
         let mut at = base;
         let all = pages.into_iter().try_for_each(|(page, bytes)| {
             mapped.map(at, page, bytes)?;
             at = at.offset(bytes);
             Ok(())
         });
-        let import = Self { mapped: Some(mapped), at: base.offset(offset), stuck };
+        let import = Self { mapped: Some(mapped), at: base.offset(offset), stuck, _kept: kept };
         all.map(|()| import)
     }
 
@@ -111,10 +111,8 @@ impl Mapped {
 
 impl Drop for Import {
     fn drop(&mut self) {
-        // Twice, since a page that stays keeps its owner's block.
         // SAFETY: nobody has the addresses: either it was never given out, or it was closed before.
-        let closed = unsafe { self.close().or_else(|_| self.close()) };
-        let Err(error) = closed else { return };
+        let Err(error) = (unsafe { self.close() }) else { return };
         let mut stuck = self.stuck.lock();
         // Else it is tried once more, now.
         if stuck.try_reserve(1).is_ok() {
