@@ -38,7 +38,6 @@ pub(crate) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   millpond train                      train on the bundled digits
-  millpond run -- ./program           a CUDA program over the pool
   millpond replay snapshot.pickle     what a PyTorch job's memory did";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.

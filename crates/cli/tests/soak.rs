@@ -12,7 +12,7 @@ fn a_short_soak_finds_nothing_and_says_what_it_did() {
     for zero in ["unordered", "overlapping", "lost_bytes", "hangs", "wrong"] {
         assert_eq!(report[zero], 0, "{report:#}");
     }
-    for some in ["operations_per_s", "faults", "refusals", "killed", "programs"] {
+    for some in ["operations_per_s", "faults", "killed", "programs"] {
         assert!(report[some].as_u64().unwrap() > 0, "{some}: {report:#}");
     }
     assert!(report["operations"].as_u64().unwrap() >= 300_000, "{report:#}");
