@@ -1,7 +1,8 @@
 //! How little a recorded job could have needed, and what a plan in each order would need: `docs/lab/possible.md`.
 //!
 //! `cargo run --release -p millpond-replay --example possible -- TRACE…` prints for each trace the bound, the best plan and that
-//! of each order, as multiples of the bound, and the time for each. Without traces, it takes 20 generated jobs of each pattern.
+//! of each order, as multiples of the bound, and the time for each. `generated` stands for 20 generated
+//! jobs of each pattern.
 
 use std::error::Error;
 use std::path::Path;
@@ -13,18 +14,21 @@ use millpond_replay::possible::{Order, Plan, Possible};
 use millpond_replay::read::{Limits, read};
 use millpond_replay::replay::{FreeWhen, Program};
 
+/// Stands for generated jobs.
+const GENERATED: &str = "generated";
+
 fn main() -> Result<(), Box<dyn Error>> {
     print!("{:28} {:>8} {:>10} {:>8} {:>8} {:>6}", "trace", "blocks", "bound", "possible", "plan", "s");
     Order::ALL.iter().for_each(|order| print!("  {:>14} {:>5}", order.name(), "s"));
     println!();
     let files: Vec<_> = std::env::args().skip(1).collect();
-    for file in &files {
+    for file in files.iter().filter(|file| *file != GENERATED) {
         for trace in read(Path::new(file), Limits::default())? {
             let name = file.rsplit('/').take(2).collect::<Vec<_>>().join(" ");
             show(&name, &Program::new(&trace, FreeWhen::Completed));
         }
     }
-    if files.is_empty() {
+    if files.iter().any(|file| file == GENERATED) {
         for pattern in Pattern::ALL {
             for seed in 0..20 {
                 let trace = pattern.generate(seed);
