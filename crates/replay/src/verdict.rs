@@ -1,6 +1,6 @@
-//! What a replay comes to, in plain words: what the job needs with PyTorch's allocator and with Millpond, how far that is from
-//! the least that is possible, what giving memory back saves, what wasted memory, and which setting of PyTorch's allocator
-//! would need less.
+//! What a replay comes to, in plain words. It says what the job needs with PyTorch's allocator and with Millpond, and how far that
+//! is from the least that is possible. It also says what giving memory back saves, what wasted memory, and which setting of
+//! PyTorch's allocator would need less.
 //!
 //! A verdict is made of the figures that the tables show, so that the two agree.
 

@@ -132,7 +132,7 @@ fn alloc_under_pressure(
 ) -> Result<DevicePtr> {
     let depths = (core.reclaimers.depth(), core.observers.depth());
     let mut short = core.shortage_of(first)?;
-    // Those count as live, so that the request may seem impossible.
+    // What the program gave back, and something that stands between still has, counts as live: the request may seem impossible.
     if core.unwrap_blocks(true) {
         match try_alloc(core, (bytes, align), stream)? {
             Ok(ptr) => return Ok(ptr),

@@ -54,7 +54,7 @@ pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result
 /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
 /// only where the descriptor of the block does not say.
 fn requested(core: &Core, ptr: DevicePtr) -> Option<u64> {
-    if let Some((_, bytes)) = core.wrapping.as_ref().and_then(|wrapping| wrapping.part_at(ptr)) {
+    if let Some((_, bytes)) = core.part_at(ptr) {
         return Some(bytes);
     }
     if let Some(descriptor) = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
@@ -126,7 +126,7 @@ fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer
 /// Bytes asked for in a live block.
 pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
     let of_block = core.with_live(ptr, |arena, id| arena.requested(id))?;
-    Ok(core.wrapping.as_ref().and_then(|wrapping| wrapping.part_at(ptr)).map_or(of_block, |(_, bytes)| bytes))
+    Ok(core.part_at(ptr).map_or(of_block, |(_, bytes)| bytes))
 }
 
 /// Notes that work on `stream`, of the pool's own device, uses a live block.

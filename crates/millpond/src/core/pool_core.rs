@@ -167,9 +167,14 @@ impl Core {
         self.recording.is_on() || self.wrapping.is_some()
     }
 
+    /// See [`Wrapping::part_at`].
+    pub(crate) fn part_at(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
+        self.wrapping.as_ref()?.part_at(ptr)
+    }
+
     /// The first address of the block that the program knows by `ptr`.
     pub(crate) fn start_of(&self, ptr: DevicePtr) -> DevicePtr {
-        self.wrapping.as_ref().and_then(|wrapping| wrapping.part_at(ptr)).map_or(ptr, |(start, _)| start)
+        self.part_at(ptr).map_or(ptr, |(start, _)| start)
     }
 
     /// Has what stands between give back blocks: see [`Wrapping::give_back`].

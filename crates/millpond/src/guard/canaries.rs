@@ -9,14 +9,14 @@ use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
 /// What canaries are made of.
 pub(super) const CANARY: u8 = 0xCA;
 
-/// Bytes of a redzone; those behind a block that are compared may be more, up to this many more.
+/// Bytes of a redzone, at most: a page may end before.
 pub(super) const REDZONE: u64 = 512;
 
 /// Bytes of pinned memory that are taken at once, and that poison is read in.
 const SEGMENT: u64 = 1 << 20;
 
 /// Room for the canaries of one block.
-const SLOT: u64 = 4 * REDZONE;
+const SLOT: u64 = 2 * REDZONE;
 
 /// Pinned memory for the canaries of one block, which a copy may be writing to.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Staging {
         Ok(segment)
     }
 
-    /// Copies these ranges of device memory, of at most three redzones in all, in stream order.
+    /// Copies these ranges of device memory, each of at most a redzone, in stream order.
     pub(super) fn copy(
         &mut self,
         device: &dyn Device,
@@ -112,7 +112,7 @@ impl Staging {
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {
             let bytes = SEGMENT.min(end.raw() - at);
-            // SAFETY: the window and the stream are ours, and waited for. The range is an allocated block's, which is laid up.
+            // SAFETY: the window and the stream are ours, and waited for. The range is an allocated block's, which is quarantined.
             unsafe { device.copy_to_host(to, DevicePtr::new(at), bytes, stream) }?;
             // SAFETY: as above.
             unsafe { device.synchronize_stream(stream) }?;

@@ -45,13 +45,14 @@ struct Blocks {
     /// By the address that the program knows.
     live: FxHashMap<DevicePtr, GuardedBlock>,
     /// In the order of their frees.
-    laid_up: VecDeque<LaidUp>,
+    quarantined: VecDeque<Quarantined>,
     /// How many of those, at the end, have canaries that were not compared.
     unread: usize,
-    /// Bytes of those.
+    /// Bytes of all that are quarantined.
     bytes: u64,
-    /// Blocks laid up so far.
+    /// Blocks quarantined so far.
     frees: u64,
+    /// What the next delay is drawn from.
     random: u64,
 }
 
@@ -70,7 +71,7 @@ struct GuardedBlock {
 
 /// A block that the program freed, and the pool did not.
 #[derive(Debug)]
-struct LaidUp {
+struct Quarantined {
     block: GuardedBlock,
     freed: GuardedCall,
     /// Its free, and the copies of its canaries.
@@ -116,12 +117,10 @@ impl Guarding {
 
     // ---- where a block lies ----------------------------------------------------------------------
 
-    /// Bytes before a block, and behind it.
-    fn redzones_of(&self, core: &Core, align: u64) -> (u64, u64) {
-        if !self.guard.has_redzones {
-            return (0, 0);
-        }
-        (align.max(core.min_alignment()).max(REDZONE), REDZONE)
+    /// Bytes that a block has before the program's part. Also where redzones are not watched: so no address that the program knows
+    /// is a block's first, and one that is freed again frees no block.
+    fn before(core: &Core, align: u64) -> u64 {
+        align.max(core.min_alignment()).max(REDZONE)
     }
 
     fn fences_block(&self, core: &Core, bytes: u64) -> bool {
@@ -137,7 +136,7 @@ impl Guarding {
         align: u64,
         stream: &Stream,
     ) -> Result<Option<(DevicePtr, DevicePtr, u64)>> {
-        let (before, _) = self.redzones_of(core, align);
+        let before = Self::before(core, align);
         let mut state = core.state.lock();
         core.check_allocates(&state)?;
         let sizes = core.caches.sizes();
@@ -151,9 +150,7 @@ impl Guarding {
         let end = start.raw() + sizes.bytes(units);
         let last = end - bytes;
         let ptr = last - last % align.max(core.min_alignment());
-        // Without redzones, nobody looks at the few bytes behind it.
-        let behind = if self.guard.has_redzones { end - ptr - bytes } else { 0 };
-        Ok(Some((start, DevicePtr::new(ptr), behind)))
+        Ok(Some((start, DevicePtr::new(ptr), REDZONE.min(end - ptr - bytes))))
     }
 
     // ---- one block -----------------------------------------------------------------------------------
@@ -185,7 +182,7 @@ impl Guarding {
         Ok(canaries)
     }
 
-    fn lay_up(&self, block: GuardedBlock, canaries: Option<Slot>, stream: &Stream) {
+    fn put_into_quarantine(&self, block: GuardedBlock, canaries: Option<Slot>, stream: &Stream) {
         let (freed, fence) = (self.call(stream), stream.fence());
         let mut blocks = self.blocks.lock();
         blocks.frees += 1;
@@ -194,23 +191,23 @@ impl Guarding {
             if self.guard.seed.is_some() { Guard::delay_by(next_random(&mut blocks.random)) } else { 0 };
         let until = blocks.frees + delay;
         blocks.unread += 1;
-        blocks.laid_up.push_back(LaidUp { block, freed, fence, canaries, until });
+        blocks.quarantined.push_back(Quarantined { block, freed, fence, canaries, until });
     }
 
     /// The blocks that it is time for, once their copies are complete; or all of them.
-    fn due(&self, core: &Core, all: bool) -> Vec<LaidUp> {
+    fn due(&self, core: &Core, all: bool) -> Vec<Quarantined> {
         let mut blocks = self.blocks.lock();
-        let Blocks { laid_up, unread, bytes, frees, .. } = &mut *blocks;
+        let Blocks { quarantined, unread, bytes, frees, .. } = &mut *blocks;
         let mut due = Vec::new();
         let mut at = 0;
-        while at < laid_up.len() {
-            let next = &laid_up[at];
+        while at < quarantined.len() {
+            let next = &quarantined[at];
             if !all && *bytes <= self.guard.quarantine {
                 break;
             }
             if all || next.until <= *frees && is_complete(core, &next.fence) {
-                *unread -= usize::from(at >= laid_up.len() - *unread);
-                let gone = laid_up.remove(at).expect("one of them");
+                *unread -= usize::from(at >= quarantined.len() - *unread);
+                let gone = quarantined.remove(at).expect("one of them");
                 *bytes -= gone.block.bytes;
                 due.push(gone);
             } else {
@@ -224,10 +221,10 @@ impl Guarding {
     fn look_at_canaries(&self, core: &Core) {
         let mut taken = Vec::new();
         let mut blocks = self.blocks.lock();
-        let Blocks { laid_up, unread, .. } = &mut *blocks;
+        let Blocks { quarantined, unread, .. } = &mut *blocks;
         while *unread > 0 {
-            let at = laid_up.len() - *unread;
-            let LaidUp { block, freed, fence, canaries, .. } = &mut laid_up[at];
+            let at = quarantined.len() - *unread;
+            let Quarantined { block, freed, fence, canaries, .. } = &mut quarantined[at];
             if !is_complete(core, fence) {
                 break;
             }
@@ -254,8 +251,8 @@ impl Guarding {
     }
 
     /// Looks at all of a block that is about to be used again, once its fence is complete.
-    fn look_at_whole(&self, core: &Core, laid_up: &mut LaidUp) {
-        let LaidUp { block, freed, canaries, .. } = laid_up;
+    fn look_at_whole(&self, core: &Core, quarantined: &mut Quarantined) {
+        let Quarantined { block, freed, canaries, .. } = quarantined;
         if let Some(canaries) = canaries.take() {
             self.compare_canaries(core, (block, freed), canaries);
         }
@@ -299,10 +296,10 @@ impl Guarding {
         is_captured.unwrap_or(true) || core.routes.of(stream).is_some()
     }
 
-    /// The block that was freed at this address, and is laid up.
+    /// The block that was freed at this address, and is quarantined.
     fn freed_at(&self, ptr: DevicePtr) -> Option<(GuardedBlock, GuardedCall)> {
         let blocks = self.blocks.lock();
-        let found = blocks.laid_up.iter().find(|laid_up| laid_up.block.ptr == ptr)?;
+        let found = blocks.quarantined.iter().find(|quarantined| quarantined.block.ptr == ptr)?;
         Some((found.block.clone(), found.freed.clone()))
     }
 }
@@ -321,9 +318,9 @@ impl Wrapping<Core> for Guarding {
         let (start, ptr, behind) = match fenced {
             Some(place) => place,
             None => {
-                let (before, behind) = self.redzones_of(core, align);
-                let start = alloc_block(core, before + bytes + behind, align, stream)?;
-                (start, start.offset(before), behind)
+                let before = Self::before(core, align);
+                let start = alloc_block(core, before + bytes + REDZONE, align, stream)?;
+                (start, start.offset(before), REDZONE)
             }
         };
         let block = GuardedBlock { start, ptr, bytes, behind, allocated: self.call(stream) };
@@ -363,7 +360,7 @@ impl Wrapping<Core> for Guarding {
             return free_block(core, block.start, stream);
         }
         match self.empty(core, &block, stream) {
-            Ok(canaries) => self.lay_up(block, canaries, stream),
+            Ok(canaries) => self.put_into_quarantine(block, canaries, stream),
             Err(error) => {
                 self.blocks.lock().live.insert(ptr, block);
                 return Err(error);
@@ -382,7 +379,8 @@ impl Wrapping<Core> for Guarding {
     fn parts(&self, blocks: Vec<(DevicePtr, u64)>) -> Vec<(DevicePtr, u64)> {
         let known = self.blocks.lock();
         let live: FxHashMap<_, _> = known.live.values().map(|block| (block.start, block)).collect();
-        let freed: FxHashSet<_> = known.laid_up.iter().map(|laid_up| laid_up.block.start).collect();
+        let freed: FxHashSet<_> =
+            known.quarantined.iter().map(|quarantined| quarantined.block.start).collect();
         let blocks = blocks.into_iter().filter(|(start, _)| !freed.contains(start));
         blocks.map(|block| live.get(&block.0).map_or(block, |known| (known.ptr, known.bytes))).collect()
     }
@@ -391,17 +389,17 @@ impl Wrapping<Core> for Guarding {
         self.look_at_canaries(core);
         let mut due = self.due(core, all);
         let mut freed = Vec::new();
-        for laid_up in &mut due {
-            match core.timelines.wait_on_host(&laid_up.fence) {
-                Ok(()) => self.look_at_whole(core, laid_up),
+        for quarantined in &mut due {
+            match core.timelines.wait_on_host(&quarantined.fence) {
+                Ok(()) => self.look_at_whole(core, quarantined),
                 Err(error) => {
                     tracing::warn!(%error, pool = core.name, "a freed block could not be waited for")
                 }
             }
-            freed.push((laid_up.block.start, std::mem::take(&mut laid_up.fence)));
+            freed.push((quarantined.block.start, std::mem::take(&mut quarantined.fence)));
         }
         let any = free_behind(core, freed);
-        if due.iter().any(|laid_up| self.fences_block(core, laid_up.block.bytes))
+        if due.iter().any(|quarantined| self.fences_block(core, quarantined.block.bytes))
             && let Err(error) = trim(core, 0)
         {
             tracing::warn!(%error, pool = core.name, "a freed block is still mapped");
@@ -410,7 +408,7 @@ impl Wrapping<Core> for Guarding {
     }
 
     fn end(&self, core: &Core) {
-        // SAFETY: the pool ends: nothing is laid up any more, and the device waits for copies to pinned memory that goes.
+        // SAFETY: the pool ends: nothing is quarantined any more, and the device waits for copies to pinned memory that goes.
         unsafe { self.staging.lock().release(core.device()) };
     }
 }

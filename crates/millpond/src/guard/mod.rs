@@ -8,7 +8,7 @@
 // **How one block passes through.** `core/` has every request of a guarded pool come to `Guarding`, by the trait `Wrapping`. It
 // allocates a block that is longer than what the program asked for. In stream order it fills what lies before and behind
 // with *canaries*, and what the program gets with *poison*. A free copies the canaries to pinned memory of the host
-// (`canaries`), and fills the block with another poison, both in stream order. The block is laid up then: it stays allocated.
+// (`canaries`), and fills the block with another poison, both in stream order. The block is *quarantined* then: it stays allocated.
 // Once the copies are complete, the canaries are compared. When its time is over, the block's poison is read too, and the block
 // is freed behind the fence of its own free. What differs is a `Finding`.
 //

@@ -16,7 +16,7 @@ const FREED: u8 = 0xFD;
 /// In each floating-point type, of whatever length, a number of these bytes is not a number.
 const NAN: u8 = 0xFF;
 
-/// Blocks that were freed by then and stay laid up, at most, where frees are delayed.
+/// The most frees that a block waits for, where frees are delayed.
 const LONGEST_DELAY: u64 = 16;
 
 /// What a pool watches, and what it does with what it finds. For [`PoolBuilder::guard`](crate::PoolBuilder::guard).
@@ -49,7 +49,7 @@ pub struct Guard {
     pub(super) has_redzones: bool,
     pub(super) poisons: bool,
     with_nan: bool,
-    /// Bytes of freed blocks that stay laid up.
+    /// Bytes of freed blocks that stay quarantined.
     pub(super) quarantine: u64,
     pub(super) seed: Option<u64>,
     fences: bool,
@@ -143,7 +143,7 @@ impl Guard {
         if self.with_nan { NAN } else { FREED }
     }
 
-    /// How many frees a block stays laid up, by a number that is anything.
+    /// How many frees a block waits for, by a random number.
     pub(super) fn delay_by(random: u64) -> u64 {
         random % (LONGEST_DELAY + 1)
     }

@@ -42,7 +42,7 @@ fn a_late_write_is_found_on_a_gpu() {
     let (_context, pool, stream) = guarded(Guard::all());
     let block = pool.alloc(40 * MIB, &stream).unwrap();
     pool.free_block(block, &stream).unwrap();
-    // SAFETY: the block is laid up, so the bytes are the pool's; that is the mistake.
+    // SAFETY: the block is quarantined, so the bytes are the pool's; that is the mistake.
     unsafe { pool.device().memset(block.offset(30 * MIB), 7, 10, stream.handle()) }.unwrap();
     stream.synchronize().unwrap();
     pool.destroy().unwrap();

@@ -212,7 +212,7 @@ fn a_right_program_has_no_finding_and_the_same_contents() {
 }
 
 #[test]
-fn laid_up_blocks_go_where_memory_is_short() {
+fn quarantined_blocks_go_where_memory_is_short() {
     let device = HostDevice::new().unwrap();
     let context = Context::new(device);
     let guard = Guard::all().quarantine(1 << 40).only_count(true);
@@ -351,6 +351,11 @@ fn large_blocks_end_where_nothing_is_mapped() {
         blocks.iter().for_each(|block| guarded.give_back(*block));
         guarded.pool.check().unwrap();
     }
+    // Where its alignment leaves more room behind it than a redzone.
+    let aligned = guarded.pool.alloc_aligned(bytes, MIB, &guarded.stream).unwrap();
+    assert_eq!(aligned.raw() % MIB, 0);
+    guarded.write(aligned, bytes, &guarded.stream);
+    guarded.give_back(aligned);
     // In the bytes between it and its page's end.
     let block = guarded.make(bytes);
     guarded.write(block.offset(bytes), 2, &guarded.stream);
