@@ -168,7 +168,7 @@ fn begin_if_awake(lane: &mut Lane<'_>, pool: usize) {
 
 // ---- sharing -------------------------------------------------------------------------------------
 
-/// Shares a new block, and opens it as another process would.
+/// Shares a new block, and opens it as another process would. A GPU's driver opens it in no process but another.
 pub(crate) fn share(
     lane: &mut Lane<'_>,
     pool: usize,
@@ -190,7 +190,9 @@ pub(crate) fn share(
     lane.has_shared = true;
     if let Some(shared) = stage.allow("sharing", buffer.share())? {
         let sent = shared.send(&from).and_then(|()| Received::receive(&to));
-        if let Some(received) = stage.allow("sending", sent)? {
+        if let Some(received) = stage.allow("sending", sent)?
+            && !stage.setup.is_gpu()
+        {
             let opened = stage.context.open_shared::<u8>(received, other);
             drop(stage.allow("opening", opened)?);
         }

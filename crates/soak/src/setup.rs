@@ -126,6 +126,10 @@ impl Setup {
         }
     }
 
+    pub(crate) fn is_gpu(&self) -> bool {
+        self.device.parse().is_ok_and(|name: DeviceName| name.is_gpu())
+    }
+
     /// The device, and the same as a simulated one.
     pub(crate) fn open(&self) -> Result<Opened> {
         let bytes = self.capacity_pages * GRANULARITY;

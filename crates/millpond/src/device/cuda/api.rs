@@ -27,6 +27,7 @@ impl Code {
     pub(super) const INVALID_VALUE: Self = Self(1);
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
+    pub(super) const INVALID_CONTEXT: Self = Self(201);
     pub(super) const NOT_READY: Self = Self(600);
     /// The context may use the peer's memory already.
     pub(super) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);

@@ -432,7 +432,7 @@ unsafe impl Device for CudaDevice {
     fn open_event(&self, from: EventExport) -> DeviceResult<EventHandle> {
         let _relaxed = self.relax()?;
         let _entered = self.enter()?;
-        let event = exports::open_event(self.api(), &from)?;
+        let event = exports::open_event(self, &from)?;
         // SAFETY: a handle of this device, fresh.
         Ok(unsafe { EventHandle::from_raw(event as u64) })
     }

@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{CUdevice, CUevent, CUevent_flags, CUipcEventHandle, CUuuid};
 
-use super::api::Api;
+use super::api::{Api, Code};
 use super::device::{CudaDevice, find};
 use super::{driver, peers};
 use crate::device::{DeviceIdentity, DeviceResult, EventExport, PageExport, PageHandle};
@@ -86,10 +86,16 @@ pub(super) fn create_event(api: &Api) -> DeviceResult<(CUevent, EventExport)> {
 }
 
 /// Opens an event of another process; our context is current.
-pub(super) fn open_event(api: &Api, from: &EventExport) -> DeviceResult<CUevent> {
+pub(super) fn open_event(device: &CudaDevice, from: &EventExport) -> DeviceResult<CUevent> {
     let handle = CUipcEventHandle { reserved: from.data.map(|byte| byte as _) };
     let mut event = ptr::null_mut();
     // SAFETY: `event` is writable. The driver checks the handle.
-    unsafe { api.cuIpcOpenEventHandle(&mut event, handle) }?;
-    Ok(event)
+    match unsafe { device.api().cuIpcOpenEventHandle(&mut event, handle) } {
+        // The driver says so of an event of this process.
+        Err(failure) if failure.code == Code::INVALID_CONTEXT => {
+            Err(device
+                .unsupported("opening memory in the process that shares it (there, use the block itself)"))
+        }
+        opened => opened.map(|()| event).map_err(Into::into),
+    }
 }
