@@ -51,10 +51,8 @@ pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, slow: SlowPath)
 }
 
 pub(super) fn adapt(core: &Core, state: &PoolState) {
-    let (reserved, growth_allowance) = (core.counters.reserved.current(), state.ledger.growth_allowance());
-    let is_scarce = core.policy.borrowing
-        && growth_allowance > 0
-        && reserved > core.counted().allocated.high + growth_allowance / 2;
+    let reserved = core.counters.reserved.current();
+    let is_scarce = state.ledger.is_scarce(reserved, core.counted().allocated.high);
     // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
     let mode = match state.ledger.most_growth_allowance() {
         0 => CacheMode::Thrifty,
