@@ -181,6 +181,8 @@ enum millpond_attribute
     MILLPOND_ATTRIBUTE_IS_ASLEEP = 9,
     // Bytes that the pool gave back to sleep, and takes again to wake.
     MILLPOND_ATTRIBUTE_BYTES_ASLEEP = 10,
+    // How many mistakes the pool's guard found: see `millpond_pool_options.guard`.
+    MILLPOND_ATTRIBUTE_GUARD_FINDINGS = 11,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -493,6 +495,9 @@ typedef struct {
     int32_t memory;
     // The NUMA node of pinned memory; -1, the default: one near the device.
     int32_t node;
+    // What of the program's mistakes with memory the pool finds: "all", or words of docs/guard.md with commas between them;
+    // null, the default: what MILLPOND_GUARD says.
+    const char *guard;
 } millpond_pool_options;
 
 // What a recording has done. Set `size` before the call.
@@ -946,6 +951,14 @@ millpond_status millpond_pool_check(millpond_pool *pool);
 // The pool's name, ended with a zero byte and cut to `capacity` bytes. `length` gets the whole name's length
 // without the zero. `name` may be null where `capacity` is 0, and `length` may be null.
 millpond_status millpond_pool_name(millpond_pool *pool, char *name, size_t capacity, size_t *length);
+
+// What a guard found, as a text: the finding with this number, from 0 on. It is cut, and `length` set, as for
+// `millpond_pool_name`. BAD_OPTION where there are not so many (`MILLPOND_ATTRIBUTE_GUARD_FINDINGS`).
+millpond_status millpond_pool_guard_finding(millpond_pool *pool,
+                                            size_t number,
+                                            char *finding,
+                                            size_t capacity,
+                                            size_t *length);
 
 // Reads an attribute (one of `millpond_attribute`).
 millpond_status millpond_pool_get(millpond_pool *pool, int32_t attribute, uint64_t *out);

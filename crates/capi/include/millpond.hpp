@@ -603,11 +603,18 @@ public:
     void reset_high_water() const { check(millpond_pool_reset_high_water(get())); }
 
     std::string name() const {
-        std::size_t length = 0;
-        check(millpond_pool_name(get(), nullptr, 0, &length));
-        std::string found(length + 1, '\0');
-        check(millpond_pool_name(get(), &found[0], found.size(), nullptr));
-        found.resize(length);
+        return text([this](char *text, std::size_t capacity, std::size_t *length) {
+            return millpond_pool_name(get(), text, capacity, length);
+        });
+    }
+
+    /// What the guard found (`PoolOptions::guard`): one text each.
+    std::vector<std::string> guard_findings() const {
+        std::vector<std::string> found(attribute(MILLPOND_ATTRIBUTE_GUARD_FINDINGS));
+        for (std::size_t number = 0; number < found.size(); ++number)
+            found[number] = text([this, number](char *text, std::size_t capacity, std::size_t *length) {
+                return millpond_pool_guard_finding(get(), number, text, capacity, length);
+            });
         return found;
     }
 
@@ -615,6 +622,17 @@ public:
     void destroy() const { check(millpond_pool_destroy(get())); }
 
 private:
+    /// A text of whatever length, by a call that cuts it and says how long it is.
+    template <class Call>
+    static std::string text(Call call) {
+        std::size_t length = 0;
+        check(call(nullptr, 0, &length));
+        std::string found(length + 1, '\0');
+        check(call(&found[0], found.size(), nullptr));
+        found.resize(length);
+        return found;
+    }
+
     friend class Context;
     friend class Sharing;
 

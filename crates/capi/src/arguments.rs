@@ -60,6 +60,35 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &'static str) -> Result
     text.to_str().map(Some).map_err(|_| Failure::BadText(name))
 }
 
+/// Writes a text for C, ended with a zero byte and cut to `capacity` bytes, and its whole length.
+///
+/// # Safety
+/// `at` is valid for writes of `capacity` bytes, or null. `length` is valid for a write, or null.
+pub(crate) unsafe fn write_text(
+    text: &str,
+    name: &'static str,
+    at: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Result<(), Failure> {
+    if capacity > 0 {
+        if at.is_null() {
+            return Err(Failure::Null(name));
+        }
+        let fits = text.len().min(capacity - 1);
+        // SAFETY: room for `capacity` bytes, as promised, and `fits` and the zero are no more.
+        unsafe {
+            ptr::copy_nonoverlapping(text.as_ptr(), at.cast::<u8>(), fits);
+            at.cast::<u8>().add(fits).write(0);
+        }
+    }
+    if !length.is_null() {
+        // SAFETY: not null, and as promised.
+        unsafe { length.write(text.len()) };
+    }
+    Ok(())
+}
+
 /// A struct of the header whose first field is its size in bytes, so that older programs may pass shorter ones and
 /// newer programs longer ones.
 ///

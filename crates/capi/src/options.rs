@@ -58,6 +58,9 @@ pub struct PoolOptions {
     pub memory: i32,
     /// The NUMA node of pinned memory; -1, the default: one near the device.
     pub node: i32,
+    /// What of the program's mistakes with memory the pool finds: "all", or words of docs/guard.md with commas between them;
+    /// null, the default: what MILLPOND_GUARD says.
+    pub guard: *const c_char,
 }
 
 /// A kind of memory.
@@ -128,6 +131,7 @@ pub(crate) const fn defaults(size: usize) -> PoolOptions {
         spare: usize::MAX,
         memory: Memory::Device as i32,
         node: -1,
+        guard: ptr::null(),
     }
 }
 
@@ -141,7 +145,7 @@ pub unsafe extern "C" fn millpond_pool_options_init(options: *mut PoolOptions, s
 /// A builder with the options.
 ///
 /// # Safety
-/// The name ends with a zero byte.
+/// The texts end with a zero byte.
 pub(crate) unsafe fn builder(
     me: &'static Record,
     context: &ContextObject,
@@ -171,6 +175,10 @@ pub(crate) unsafe fn builder(
     }
     if !options.budget.is_null() {
         builder = builder.budget(&*BUDGETS.get(me, options.budget)?);
+    }
+    // SAFETY: as promised to this function.
+    if let Some(words) = unsafe { text(options.guard, "guard") }? {
+        builder = builder.guard(words.parse()?);
     }
     Ok(builder)
 }

@@ -8,7 +8,7 @@ use millpond::bindings::Process;
 use millpond::device::MemoryInfo;
 use millpond::{ObserverId, Pool, ReclaimId};
 
-use crate::arguments::{Out, read_struct};
+use crate::arguments::{Out, read_struct, write_text};
 use crate::context::{CONTEXTS, ContextObject};
 use crate::failure::{Failure, boundary};
 use crate::gate::Gate;
@@ -232,23 +232,28 @@ pub unsafe extern "C" fn millpond_pool_name(
 ) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
-        let known = object.pool.name().as_bytes();
-        if capacity > 0 {
-            if name.is_null() {
-                return Err(Failure::Null("name"));
-            }
-            let fits = known.len().min(capacity - 1);
-            // SAFETY: `name` has room for `capacity` bytes, as the header asks, and `fits` and the zero are no more.
-            unsafe {
-                std::ptr::copy_nonoverlapping(known.as_ptr(), name.cast::<u8>(), fits);
-                name.cast::<u8>().add(fits).write(0);
-            }
-        }
-        if !length.is_null() {
-            // SAFETY: not null, and as the header asks of its caller.
-            unsafe { length.write(known.len()) };
-        }
-        Ok(())
+        // SAFETY: as the header asks of its caller.
+        unsafe { write_text(object.pool.name(), "name", name, capacity, length) }
+    })
+}
+
+/// What a guard found, as a text: the finding with this number, from 0 on. It is cut, and `length` set, as for
+/// `millpond_pool_name`. BAD_OPTION where there are not so many (`MILLPOND_ATTRIBUTE_GUARD_FINDINGS`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_guard_finding(
+    pool: *mut PoolHandle,
+    number: usize,
+    finding: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Status {
+    boundary(|me| {
+        let findings = POOLS.get(me, pool)?.pool.guard_findings();
+        let found = findings.get(number).ok_or_else(|| {
+            Failure::option("number", format!("{number}; the guard has {} findings", findings.len()))
+        })?;
+        // SAFETY: as the header asks of its caller.
+        unsafe { write_text(&found.to_string(), "finding", finding, capacity, length) }
     })
 }
 
@@ -277,6 +282,8 @@ pub enum Attribute {
     IsAsleep = 9,
     /// Bytes that the pool gave back to sleep, and takes again to wake.
     BytesAsleep = 10,
+    /// How many mistakes the pool's guard found: see `millpond_pool_options.guard`.
+    GuardFindings = 11,
 }
 
 impl Attribute {
@@ -292,6 +299,7 @@ impl Attribute {
             Self::HostAccess,
             Self::IsAsleep,
             Self::BytesAsleep,
+            Self::GuardFindings,
         ];
         let unknown =
             || Failure::option("attribute", format!("{number}; it must be one of millpond_attribute"));
@@ -317,6 +325,7 @@ pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32
             Attribute::HostAccess => pool.device().properties().host_access.into(),
             Attribute::IsAsleep => pool.is_asleep().into(),
             Attribute::BytesAsleep => pool.stats().asleep,
+            Attribute::GuardFindings => pool.guard_findings().len() as u64,
         });
         Ok(())
     })
@@ -340,7 +349,8 @@ pub extern "C" fn millpond_pool_set(pool: *mut PoolHandle, attribute: i32, value
                 | Attribute::Memory
                 | Attribute::HostAccess
                 | Attribute::IsAsleep
-                | Attribute::BytesAsleep,
+                | Attribute::BytesAsleep
+                | Attribute::GuardFindings,
                 _,
             ) => {
                 return Err(Failure::option("attribute", "it can only be read"));

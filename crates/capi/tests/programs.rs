@@ -231,6 +231,7 @@ programs! {
     pools_sleep_and_wake: "c/sleep.c",
     devices_work_together: "c/peers.c",
     pools_are_recorded: "c/recording.c",
+    a_guard_finds_what_was_planted: "cpp/guard.cpp",
     threads_share_pools_and_release_handles: "c/threads.c",
     registered_streams_have_two_names: "c/registered_streams.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::path::PathBuf;
 
+use millpond::guard::Guard;
 use millpond::{Budget, Context, PoolBuilder, ReusePolicies};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -13,7 +14,7 @@ use crate::failure::{Failure, Result};
 use crate::sizes::{self, A_SIZE};
 
 /// The names, in the order of the documentation.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "name",
     "hard_limit",
     "release_threshold",
@@ -25,6 +26,7 @@ const NAMES: [&str; 11] = [
     "budget",
     "accessible_from",
     "record",
+    "guard",
 ];
 
 /// What was given; sizes in bytes.
@@ -41,6 +43,7 @@ pub(crate) struct Options {
     pub(crate) budget: Option<Budget>,
     accessible_from: Option<Peers>,
     record: Option<PathBuf>,
+    guard: Option<Guard>,
 }
 
 /// Who may use all memory of a pool beside its own device.
@@ -80,6 +83,7 @@ impl Options {
             "budget" => self.budget = Some(value.cast::<budget::Budget>()?.get().inner.deref().clone()),
             "accessible_from" => self.accessible_from = Some(peers(value)?),
             "record" => self.record = Some(value.extract()?),
+            "guard" => self.guard = Some(value.extract::<String>()?.parse().map_err(Failure::from)?),
             _ => return known(name),
         }
         Ok(())
@@ -122,6 +126,9 @@ impl Options {
         if let Some(path) = &self.record {
             builder = builder.record(path.as_path());
         }
+        if let Some(guard) = &self.guard {
+            builder = builder.guard(guard.clone());
+        }
         builder
     }
 }
@@ -148,6 +155,7 @@ fn explain(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         "budget" => "a Budget",
         "accessible_from" => "'all', or the numbers of GPUs",
         "record" => "a path",
+        "guard" => "a text, such as 'all'",
         _ => A_SIZE,
     };
     PyTypeError::new_err(format!("the option '{name}' takes {takes}, not {given}"))

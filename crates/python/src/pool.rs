@@ -57,6 +57,8 @@ use crate::stream::Stream;
 ///     accessible_from: ``"all"``, or the numbers of the GPUs that may use all memory of the pool. None by default:
 ///         see ``allow_access``.
 ///     record: a file to record to, from the start.
+///     guard: what of the program's mistakes with memory the pool finds: ``"all"``, or words of docs/guard.md. By default what
+///         ``MILLPOND_GUARD`` says.
 ///
 /// Raises:
 ///     TypeError: for a name that is no option, or a value of the wrong type.
@@ -504,6 +506,11 @@ impl Pool {
     /// Destroys the pool: it allocates no more. Waits for pending work on its memory.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.pool.destroy()).map_err(Failure::from)?)
+    }
+
+    /// What the guard found, as texts: see the option ``guard``.
+    fn guard_findings(&self) -> Vec<String> {
+        self.pool.guard_findings().iter().map(ToString::to_string).collect()
     }
 
     /// Recounts every invariant of the pool, for tests.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import millpond
 
 PROGRAM = """\
 import ctypes
@@ -66,3 +69,16 @@ def test_an_unknown_word_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, 1000, "redzone")
     assert done.returncode == 0
     assert "MILLPOND_GUARD is ignored" in done.stderr and "'redzone' is no guard: use all" in done.stderr
+
+
+def test_an_option_guards_one_pool() -> None:
+    guarded, other = millpond.Pool("host", name="one", guard="all,count"), millpond.Pool("host")
+    for pool in guarded, other:
+        block = pool.allocate(1000)
+        pool.synchronize()
+        ctypes.memset(block.ptr + 1000, 7, 1)
+        del block
+        pool.synchronize()
+    assert len(guarded.guard_findings()) == 1
+    assert "1 byte was written behind a block of 1000 bytes of pool 'one'" in guarded.guard_findings()[0]
+    assert other.guard_findings() == []

@@ -27,6 +27,7 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
         budget=millpond.Budget("1GiB"),
         accessible_from="all",
         record=tmp_path / "all.mprec",
+        guard="all,count",
     )
     assert pool.name == "all"
     assert pool.allocate(1).ptr % 1024 == 0
@@ -62,6 +63,7 @@ def test_a_name_that_is_no_option_lists_those_that_are() -> None:
         ({"reuse": "opportunistic"}, "True, False, or the names of policies"),
         ({"accessible_from": 5}, "'all', or the numbers of GPUs"),
         ({"record": 5}, "a path"),
+        ({"guard": True}, "a text, such as 'all'"),
     ],
 )
 def test_a_value_of_the_wrong_type_says_what_is_taken(option: dict[str, Any], takes: str) -> None:
@@ -80,6 +82,7 @@ def test_a_value_of_the_wrong_type_says_what_is_taken(option: dict[str, Any], ta
         {"hard_limit": -1},
         {"spare": "none"},
         {"accessible_from": "none"},
+        {"guard": "page"},
     ],
 )
 def test_a_value_that_makes_no_sense_says_what_would(option: dict[str, Any]) -> None:

@@ -589,6 +589,8 @@ class Pool:
         accessible_from: ``"all"``, or the numbers of the GPUs that may use all memory of the pool. None by default:
             see ``allow_access``.
         record: a file to record to, from the start.
+        guard: what of the program's mistakes with memory the pool finds: ``"all"``, or words of docs/guard.md. By default what
+            ``MILLPOND_GUARD`` says.
 
     Raises:
         TypeError: for a name that is no option, or a value of the wrong type.
@@ -614,6 +616,7 @@ class Pool:
         budget: Optional[Budget] = None,
         accessible_from: Union[Literal["all"], Sequence[int], None] = None,
         record: Optional[_Path] = None,
+        guard: Optional[str] = None,
     ) -> Pool: ...
     @property
     def name(self) -> str:
@@ -769,6 +772,8 @@ class Pool:
         """Writes a snapshot for memory_viz. Returns ``False``, and writes no file, where there is nothing to show."""
     def destroy(self) -> None:
         """Destroys the pool: it allocates no more. Waits for pending work on its memory."""
+    def guard_findings(self) -> list[str]:
+        """What the guard found, as texts: see the option ``guard``."""
     def check(self) -> None:
         """Recounts every invariant of the pool, for tests."""
     def _repr_html_(self) -> str:

@@ -27,3 +27,4 @@ class Options(TypedDict, total=False):
     budget: Optional[Budget]
     accessible_from: Union[Literal["all"], Sequence[int], None]
     record: Union[str, os.PathLike[str], None]
+    guard: Optional[str]
