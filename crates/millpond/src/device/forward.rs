@@ -186,6 +186,7 @@ pass_on! {
         fn wait_event(stream: StreamHandle, event: EventHandle) -> ();
         fn synchronize_event(event: EventHandle) -> ();
         fn memset(at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> ();
+        fn may_differ(at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> bool;
         fn copy_from_host(to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> ();
         fn copy_to_host(to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
         fn copy(to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();

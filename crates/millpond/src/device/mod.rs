@@ -347,6 +347,21 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The range is mapped, accessible and not used by unordered work, until the stream has done this.
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()>;
 
+    /// Whether any of `bytes` bytes at `at` may be another than `value`. **Waits** until the stream has looked. A device that has
+    /// no fast way to look answers `true`.
+    ///
+    /// # Safety
+    /// The range is mapped, accessible and not written by unordered work, until this returns.
+    unsafe fn may_differ(
+        &self,
+        _at: DevicePtr,
+        _value: u8,
+        _bytes: u64,
+        _stream: StreamHandle,
+    ) -> DeviceResult<bool> {
+        Ok(true)
+    }
+
     /// Copies from host memory to the device in stream order. `from` has been read when this returns (staged,
     /// or the call waited), so the caller may change or free it at once.
     ///

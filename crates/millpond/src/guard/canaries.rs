@@ -40,6 +40,11 @@ pub(super) type Changed = (u64, u64, Vec<u8>);
 
 /// What differs from `expected`.
 pub(super) fn changed(bytes: &[u8], expected: u8) -> Option<Changed> {
+    // The same as a comparison of each byte, and many times as fast.
+    let (first, rest) = bytes.split_first()?;
+    if *first == expected && rest == &bytes[..rest.len()] {
+        return None;
+    }
     let first = bytes.iter().position(|byte| *byte != expected)?;
     let count = bytes.iter().filter(|byte| **byte != expected).count();
     let found = bytes[first..].iter().copied().take_while(|byte| *byte != expected).take(16).collect();
@@ -108,6 +113,10 @@ impl Staging {
                 *self.window.insert(window)
             }
         };
+        // SAFETY: the stream is ours. The range is an allocated block's, which is quarantined.
+        if !unsafe { device.may_differ(start, expected, end.raw() - start.raw(), stream) }? {
+            return Ok(None);
+        }
         let to: *mut u8 = std::ptr::with_exposed_provenance_mut(window.raw() as usize);
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {

@@ -1,6 +1,6 @@
 //! A GPU's memory, read by kernels.
 //!
-//! `kernels.cu` has the kernels. `kernels.ptx` was made of it by `scripts/probe-kernels`, and is what is loaded: users need
+//! `kernels.cu` has the kernels. `kernels.ptx` was made of it by `scripts/kernels`, and is what is loaded: users need
 //! no toolkit, and the driver translates it for the GPU. A kernel is timed by two events around it.
 
 mod latency;
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(
             first,
             format!("// kernels.cu {digest}"),
-            "run scripts/probe-kernels after a change to kernels.cu"
+            "run scripts/kernels after a change to kernels.cu"
         );
         assert!(PTX.contains(".target sm_75"), "for every GPU since Turing");
         assert!(PTX.contains(".version 8.0"), "for every driver since CUDA 12.0");

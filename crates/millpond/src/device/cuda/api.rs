@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUipcEventHandle, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream, CUuuid,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUhostFn, CUipcEventHandle, CUlaunchConfig,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream, CUuuid,
 };
 
 use super::structures::Location;
@@ -287,6 +287,16 @@ driver_functions! {
         cuMemAdvise_v2(at: CUdeviceptr, bytes: usize, advice: c_uint, place: Location);
         cuMemPrefetchAsync(at: CUdeviceptr, bytes: usize, to: CUdevice, stream: CUstream);
         cuMemAdvise(at: CUdeviceptr, bytes: usize, advice: c_uint, place: CUdevice);
+        // Not in what stands for a driver in tests.
+        cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+        cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+        cuModuleUnload(module: CUmodule);
+        cuLaunchKernelEx(
+            config: *const CUlaunchConfig,
+            function: CUfunction,
+            arguments: *mut *mut c_void,
+            extra: *mut *mut c_void
+        );
     }
 }
 

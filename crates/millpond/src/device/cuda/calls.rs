@@ -305,6 +305,20 @@ unsafe impl Device for CudaDevice {
         Ok(set?)
     }
 
+    unsafe fn may_differ(
+        &self,
+        at: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<bool> {
+        let _relaxed = self.relax()?;
+        let _entered = self.enter()?;
+        let Some(comparing) = self.comparing() else { return Ok(true) };
+        // SAFETY: the caller's promise.
+        unsafe { comparing.differs(at, value, bytes, stream_of(stream)) }
+    }
+
     unsafe fn copy_from_host(
         &self,
         to: DevicePtr,

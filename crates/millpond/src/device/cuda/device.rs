@@ -13,6 +13,7 @@ use super::api::{Api, Failure};
 use super::async_pool::AsyncPool;
 use super::capture_mode::Relaxed;
 use super::checked;
+use super::compare::Comparing;
 use super::context::{Context, Entered};
 use super::driver;
 use super::page_extras::PageExtrasInUse;
@@ -69,6 +70,7 @@ pub struct CudaDevice {
     raw: CUdevice,
     // Before `context`: fields are dropped in order, and the pool needs the context.
     async_pool: OnceLock<AsyncPool>,
+    comparing: OnceLock<Comparing>,
     context: Arc<Context>,
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
@@ -117,6 +119,7 @@ impl CudaDevice {
             api,
             raw,
             async_pool: OnceLock::new(),
+            comparing: OnceLock::new(),
             context,
             peers,
             copies_read_host_pages,
@@ -134,6 +137,7 @@ impl CudaDevice {
             api: self.api,
             raw: self.raw,
             async_pool: OnceLock::new(),
+            comparing: OnceLock::new(),
             context: Arc::clone(&self.context),
             peers: Arc::clone(&self.peers),
             copies_read_host_pages: self.copies_read_host_pages,
@@ -241,6 +245,15 @@ impl CudaDevice {
         let made = AsyncPool::create(self.api, self.raw)?;
         // Of two threads that come here at once, the second one's pool is dropped, empty.
         Ok(self.async_pool.get_or_init(|| made))
+    }
+
+    /// The kernel that compares bytes, loaded at its first use; `None` where the driver does not take it. Our context is current.
+    pub(super) fn comparing(&self) -> Option<&Comparing> {
+        if self.comparing.get().is_none() {
+            // Of two threads that come here at once, the second one's is dropped.
+            let _ = self.comparing.set(Comparing::load(self.api)?);
+        }
+        self.comparing.get()
     }
 
     pub(super) fn device_properties(&self) -> &Properties {

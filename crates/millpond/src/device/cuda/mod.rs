@@ -27,6 +27,7 @@
 // | `device` | `CudaDevice`: opening a GPU, its properties and facts |
 // | `calls` | the `Device` trait, call by call |
 // | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
+// | `compare` | a kernel that looks for another byte in a range |
 // | `peers` | which other GPUs may use its memory |
 // | `pinned` | page-locked memory of the host, as a device over the GPU |
 // | `managed` | managed memory, as a device over the GPU; where it lies |
@@ -49,6 +50,7 @@ mod async_pool;
 mod calls;
 mod capture_mode;
 mod checked;
+mod compare;
 mod context;
 mod device;
 mod driver;

@@ -1,5 +1,7 @@
 //! Bytes: memset and copies, in stream order.
 
+use millpond::device::Kind;
+
 use super::harness::*;
 
 pub(crate) fn what_is_copied_in_comes_back_out(h: &dyn Harness) {
@@ -36,6 +38,25 @@ pub(crate) fn memsets_and_copies_run_in_stream_order(h: &dyn Harness) {
     expect_bytes(h, a, &vec![2; bytes as usize], stream);
     expect_bytes(h, b, &[2; 512], stream);
     expect_bytes(h, b.offset(512), &vec![1; bytes as usize - 512], stream);
+}
+
+pub(crate) fn a_byte_that_differs_is_never_missed(h: &dyn Harness) {
+    let device = h.device();
+    let stream = device.create_stream().unwrap();
+    let most = (9 << 20) + 13;
+    let at = device.alloc_segment(most).unwrap();
+    // SAFETY: memory of the test, all of whose work is on this stream.
+    let may_differ = |bytes| unsafe { device.may_differ(at, 0xFD, bytes, stream) }.unwrap();
+    fill(h, at, 0xFD, most, stream);
+    for bytes in [1, 15, 16, 17, 4096, 1_000_003, most] {
+        // Others have no fast way to look.
+        assert!(!may_differ(bytes) || device.properties().kind != Kind::Cuda, "{bytes}");
+        for place in [0, bytes / 2, bytes - 1] {
+            fill(h, at.offset(place), 0xFC, 1, stream);
+            assert!(may_differ(bytes), "byte {place} of {bytes}");
+            fill(h, at.offset(place), 0xFD, 1, stream);
+        }
+    }
 }
 
 pub(crate) fn a_copy_waits_for_an_event_of_another_stream(h: &dyn Harness) {

@@ -97,6 +97,7 @@ macro_rules! conformance {
                     what_is_copied_in_comes_back_out
                     the_source_of_a_copy_may_change_at_once
                     memsets_and_copies_run_in_stream_order
+                    a_byte_that_differs_is_never_missed
                     a_copy_waits_for_an_event_of_another_stream
                     no_bytes_are_no_work;
                 programs:
