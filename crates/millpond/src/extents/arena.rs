@@ -13,7 +13,8 @@ use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
 use super::miss::Miss;
 
-use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
+use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
+use super::page_map::{DescriptorRef, PageMap};
 use super::page_table::Home;
 use super::planning::PageOrigin;
 use super::pointers::{self, Pointer};

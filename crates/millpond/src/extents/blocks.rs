@@ -1,8 +1,9 @@
 //! Blocks: the extents that are allocated. They are cut out of free ones, and become free again.
 
+use super::block_descriptor::BlockDescriptor;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::page_map::{BlockDescriptor, DescriptorRef};
+use super::page_map::DescriptorRef;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
 

@@ -45,7 +45,9 @@
 
 mod address_space;
 mod arena;
+mod atomics;
 mod bin;
+mod block_descriptor;
 mod blocks;
 mod check;
 mod coalescing;
@@ -58,6 +60,8 @@ mod indexes;
 mod layout;
 mod mapper;
 mod miss;
+#[cfg(all(test, loom))]
+mod models;
 mod old_mappings;
 mod page_map;
 mod page_table;
@@ -80,9 +84,10 @@ mod tests;
 mod trim;
 
 pub(crate) use arena::{Allocation, Arena, PageAtHome};
+pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
-pub(crate) use page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap, Place};
+pub(crate) use page_map::{DescriptorRef, PageMap};
 #[cfg(test)]
 pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;

@@ -1,8 +1,8 @@
 //! What a pointer is to an arena.
 
+use super::block_descriptor::BlockDescriptor;
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
-use super::page_map::BlockDescriptor;
 use crate::device::DevicePtr;
 
 #[cfg(test)]

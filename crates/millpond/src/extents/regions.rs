@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::bin::MOST_REGIONS;
+use super::block_descriptor::BlockDescriptor;
 use super::extent::ExtentId;
 use super::layout::{Layout, Zone};
-use super::page_map::{BlockDescriptor, RegionMap};
+use super::page_map::RegionMap;
 use super::ranges::{Owner, Published, Ranges};
 use crate::device::DevicePtr;
 
