@@ -10,7 +10,8 @@ ratios, without assuming how they are distributed).
 A process that waits for its processor may be slower than another of the same kind for as long as it lives. ``--pairs``
 starts that many pairs, one after the other, and ``--of native`` measures PyTorch's own allocator against itself: how far
 that is from 1 says how far a ratio may be so by chance. ``--of sampled --against millpond`` says what it costs to track blocks
-by sampled call stacks, and ``--of tracked`` what each block's costs.
+by sampled call stacks, and ``--of tracked`` what each block's costs. ``--of guarded`` and ``--of redzones`` say what a guard
+costs (docs/guard.md).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ ALLOCATORS = {
     "millpond": {},
     "sampled": {"MILLPOND_TRACK": "sampled"},
     "tracked": {"MILLPOND_TRACK": "all"},
+    "guarded": {"MILLPOND_GUARD": "all"},
+    "redzones": {"MILLPOND_GUARD": "redzones"},
     "native": {},
 }
 # The first steps of a turn find the caches of processor and GPU as the other process left them.

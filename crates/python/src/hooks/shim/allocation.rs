@@ -14,6 +14,7 @@ use super::super::torch::{address, alloc_tagged, block_around, caught, pointer, 
 use super::entries::{Entry, entry};
 use crate::devices::{self, Device, device};
 use crate::failure::Result;
+use crate::frames;
 use crate::tags;
 
 /// Allocates `bytes`, more than 0, for work on a stream.
@@ -102,6 +103,7 @@ pub(super) unsafe extern "C" fn strike(ptr: *mut c_void, out: *mut Entry) -> boo
 /// # Safety
 /// The entry is from [`strike`], and the block is the caller's.
 pub(super) unsafe extern "C" fn free(entry: *const Entry) {
+    let _called = frames::of_free();
     report(caught(|| {
         // SAFETY: as promised to this function.
         let Entry { ptr, gpu, stream, elsewhere, .. } = unsafe { *entry };
