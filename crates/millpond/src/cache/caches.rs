@@ -520,6 +520,14 @@ mod tests {
         assert!(size_of::<Magazines>() <= 11 << 8, "{}", size_of::<Magazines>());
     }
 
+    #[test]
+    fn a_right_program_has_no_stray_to_report() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(512, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        assert_eq!(pool.inner().caches.freed_twice_since(), None);
+    }
+
     /// For Miri, which sees whether a thread that has left its cache keeps what is then another's.
     #[test]
     fn a_thread_that_left_its_cache_has_nothing_of_it() {

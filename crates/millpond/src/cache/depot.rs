@@ -204,3 +204,19 @@ impl Depot {
         self.shards.iter().flat_map(items).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_blocks_count_twice_and_others_once() {
+        let depot = Depot::new(4096);
+        depot.count_put(4096, 8192);
+        depot.count_put(2048, 6144);
+        assert_eq!((depot.held(), depot.held_large()), (14_336, 8192));
+        depot.count_taken(2048, 2048);
+        depot.count_taken(4096, 4096);
+        assert_eq!((depot.held(), depot.held_large()), (8192, 4096));
+    }
+}

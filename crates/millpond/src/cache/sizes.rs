@@ -222,6 +222,14 @@ mod tests {
     }
 
     #[test]
+    fn throughput_mode_rounds_all_but_the_longest() {
+        let sizes = Sizes::new(512, 1 << 20);
+        let longest = LONGEST_IN_THROUGHPUT_MODE;
+        assert_eq!(sizes.bytes(sizes.units_in_throughput_mode(longest - 512)), longest);
+        assert_eq!(sizes.bytes(sizes.units_in_throughput_mode(longest + 1)), longest + 512);
+    }
+
+    #[test]
     fn looking_a_class_up_finds_the_class_of_the_block() {
         // Bytes of the longest length in the table, by what a unit has and from where on sizes are exact.
         for (unit, exact_from, longest) in [

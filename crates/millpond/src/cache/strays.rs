@@ -77,3 +77,16 @@ impl Strays {
         counted.frees = counted.frees.saturating_sub(count);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stray_is_reported_once() {
+        let strays = Strays::default();
+        assert_eq!(strays.to_report(), None);
+        strays.count.store(2, Ordering::Relaxed);
+        assert_eq!([strays.to_report(), strays.to_report()], [Some(2), None]);
+    }
+}

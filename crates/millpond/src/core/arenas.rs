@@ -234,9 +234,11 @@ fn tear_down(arena: &mut Arena) -> bool {
 mod tests {
     use super::super::arenas::VISITS;
     use crate::device::DevicePtr;
+    use crate::device::host::{HostDevice, HostOptions};
     use crate::extents::LOOKS;
     use crate::fixtures::{Bench, Freeing, MIB};
     use crate::order::Stream;
+    use crate::{Context, Pool};
 
     #[test]
     fn blocks_of_a_capture_are_live_again_where_they_were() {
@@ -270,6 +272,17 @@ mod tests {
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
         assert_eq!(live(), 0);
         pool.check().unwrap();
+    }
+
+    #[test]
+    fn a_free_in_segments_looks_for_no_block_under_the_lock() {
+        let context =
+            Context::new(HostDevice::with_options(HostOptions::default().virtual_memory(false)).unwrap());
+        let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+        let blocks = [3 * MIB, 512, 40 * MIB].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+        let before = LOOKS.get();
+        blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+        assert_eq!(LOOKS.get(), before);
     }
 
     #[test]

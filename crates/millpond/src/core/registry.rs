@@ -131,6 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn pools_that_are_gone_are_forgotten() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let kept = Pool::builder(&context).build().unwrap();
+        (0..10).for_each(|_| drop(Pool::builder(&context).build().unwrap()));
+        let registry = kept.inner().registry.upgrade().unwrap();
+        assert_eq!(registry.state.lock().pools.len(), 1);
+    }
+
+    #[test]
     fn addresses_that_were_given_back_are_nobodys() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let stream = context.create_stream().unwrap();

@@ -157,3 +157,20 @@ impl Growth<'_> {
             .all(|extent| self.rules.is_ready(&extent.fence, self.request.stream))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_better_that_lacks_less_or_lies_lower_lacking_nothing() {
+        let place =
+            |region, start, missing| Placement { region, start, end: start + 4, first: ExtentId(0), missing };
+        let is_better = |a: Placement, b: Placement| (a.is_better(&b), b.is_better(&a));
+        assert_eq!(is_better(place(1, 8, 1), place(0, 0, 2)), (true, false));
+        assert_eq!(is_better(place(0, 0, 0), place(0, 8, 0)), (true, false));
+        assert_eq!(is_better(place(0, 8, 0), place(1, 0, 0)), (true, false));
+        assert_eq!(is_better(place(0, 0, 1), place(0, 8, 1)), (false, false));
+        assert_eq!(is_better(place(0, 8, 0), place(0, 8, 0)), (false, false));
+    }
+}

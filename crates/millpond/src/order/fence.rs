@@ -234,6 +234,14 @@ mod tests {
     }
 
     #[test]
+    fn a_fence_of_one_stream_is_told_from_others() {
+        let mut fence = Fence::at(id(1), 5);
+        assert!(fence.is_only_of(id(1)) && !fence.is_only_of(id(2)) && !Fence::empty().is_only_of(id(1)));
+        fence.raise(id(2), 1);
+        assert!(!fence.is_only_of(id(1)));
+    }
+
+    #[test]
     fn joining_takes_the_later_tick_per_stream() {
         let mut a = Fence::at(id(1), 5);
         a.raise(id(3), 2);

@@ -273,6 +273,19 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_waits_once_for_others_and_never_for_itself() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let (first, second) = (Stream::create(&timelines).unwrap(), Stream::create(&timelines).unwrap());
+        let mut both = first.fence();
+        both.join(&second.fence());
+        for _ in 0..2 {
+            assert!(timelines.make_wait(&both, second.timeline()).unwrap());
+        }
+        assert_eq!(sim.calls()[Call::WaitEvent], 1);
+    }
+
+    #[test]
     fn a_stream_that_others_wait_for_keeps_few_events() {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let timelines = Timelines::new(sim.clone());

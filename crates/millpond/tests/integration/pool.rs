@@ -45,6 +45,20 @@ fn addresses_are_multiples_of_the_alignment_asked_for() {
 }
 
 #[test]
+fn a_page_that_two_streams_freed_goes_back_without_policies() {
+    let (_, device, stream) = sim(1 << 30);
+    let other = device.create_stream().unwrap();
+    let pool = Pool::builder(&device).reuse(ReusePolicies::NONE).build().unwrap();
+    let halves = [MIB, MIB].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+    assert_eq!(pool.reserved().current, 2 * MIB);
+    pool.free_block(halves[0], &stream).unwrap();
+    pool.free_block(halves[1], &other).unwrap();
+    device.synchronize().unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
+#[test]
 fn pages_are_remapped_before_new_ones_are_created() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();

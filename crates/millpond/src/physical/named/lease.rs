@@ -156,6 +156,7 @@ mod tests {
         let stat = Stat::parse(&text("Z", 2)).unwrap();
         assert_eq!((stat.pid, stat.program.as_str(), stat.start), (42, "a) b (c", 777));
         assert!(stat.is_ending && !stat.has_ended);
+        assert_eq!((stat.lease().pid(), stat.lease().bits() % (1 << START_BITS)), (42, 777));
         assert!(
             Stat::parse(&text("Z", 1)).unwrap().has_ended && !Stat::parse(&text("S", 1)).unwrap().has_ended
         );

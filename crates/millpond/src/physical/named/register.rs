@@ -540,6 +540,16 @@ mod tests {
     }
 
     #[test]
+    fn a_register_that_another_process_makes_first_stays() {
+        let (_folder, path) = in_folder();
+        let first = Register::open(&path).unwrap();
+        first.limit.store(7, ORDER);
+        create(&path).unwrap();
+        assert_eq!(Register::open(&path).unwrap().limit.load(ORDER), 7);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing else is left there");
+    }
+
+    #[test]
     fn processes_never_take_more_than_the_limit_together() {
         let (_folder, path) = in_folder();
         let (register, again) = (Register::open(&path).unwrap(), Register::open(&path).unwrap());
