@@ -528,6 +528,20 @@ mod tests {
         assert_eq!(pool.inner().caches.freed_twice_since(), None);
     }
 
+    #[test]
+    fn the_depot_keeps_blocks_of_one_length_together() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let inner = pool.inner();
+        inner.caches.adapt(1 << 40, CacheMode::Throughput { growth: 1 << 40, is_scarce: false });
+        // Two lengths of one magazine, which is filled more than once.
+        let lengths = [60_000, 100_000].map(|more| (1 << 20) + more);
+        let blocks: Vec<_> = (0..400).map(|block| pool.alloc(lengths[block % 2], &stream).unwrap()).collect();
+        blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+        let depot = &inner.caches.depot;
+        assert!(depot.held() > 0 && depot.shelves_are_sorted());
+        pool.check().unwrap();
+    }
+
     /// For Miri, which sees whether a thread that has left its cache keeps what is then another's.
     #[test]
     fn a_thread_that_left_its_cache_has_nothing_of_it() {

@@ -206,6 +206,19 @@ impl Depot {
 }
 
 #[cfg(test)]
+impl Depot {
+    /// Whether each shelf has blocks of its own length only.
+    pub(super) fn shelves_are_sorted(&self) -> bool {
+        self.shards.iter().all(|shard| {
+            let shelves = shard.0.lock();
+            shelves
+                .iter()
+                .all(|((bytes, _), shelf)| shelf.iter().all(|shelved| shelved.item.bytes() == *bytes))
+        })
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
