@@ -1,0 +1,155 @@
+//! Which card the process is told that it has: `MILLPOND_CARD=name|bytes|major|minor|multiprocessors|count`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+
+/// What programs ask a card for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Card {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    /// The compute capability.
+    pub(crate) major: c_int,
+    pub(crate) minor: c_int,
+    pub(crate) multiprocessors: c_int,
+    /// How many of them the process sees.
+    pub(crate) count: c_int,
+}
+
+impl Card {
+    /// As the environment says; an 80 GB H100 where it says nothing, or not this.
+    pub(crate) fn get() -> &'static Self {
+        static CARD: OnceLock<Card> = OnceLock::new();
+        CARD.get_or_init(|| {
+            let said = std::env::var("MILLPOND_CARD").ok().and_then(|text| Self::parsed(&text));
+            said.unwrap_or_else(|| Self {
+                name: "NVIDIA H100 80GB HBM3".to_owned(),
+                bytes: 80 << 30,
+                major: 9,
+                minor: 0,
+                multiprocessors: 132,
+                count: 1,
+            })
+        })
+    }
+
+    fn parsed(text: &str) -> Option<Self> {
+        let mut parts = text.split('|');
+        let card = Self {
+            name: parts.next()?.to_owned(),
+            bytes: parts.next()?.parse().ok()?,
+            major: parts.next()?.parse().ok()?,
+            minor: parts.next()?.parse().ok()?,
+            multiprocessors: parts.next()?.parse().ok()?,
+            count: parts.next()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(card)
+    }
+
+    /// Bytes of shared memory that a block may ask for, and that a multiprocessor has (CUDA C++ programming guide, technical
+    /// specifications by compute capability).
+    fn shared_memory(&self) -> (c_int, c_int) {
+        match (self.major, self.minor) {
+            (9.., _) if self.major < 12 => (227 << 10, 228 << 10),
+            (8, 0 | 7) => (163 << 10, 164 << 10),
+            (7, 5) => (64 << 10, 64 << 10),
+            (7, _) => (96 << 10, 96 << 10),
+            _ => (99 << 10, 100 << 10),
+        }
+    }
+
+    /// What `cudaDeviceGetAttribute` answers, by the number of the attribute (`cudaDeviceAttr` of driver_types.h).
+    pub(crate) fn attribute(&self, number: c_int) -> c_int {
+        match number {
+            1..=3 => 1024,
+            4 => 64,
+            5 => c_int::MAX,
+            6 | 7 => 65_535,
+            8 => 48 << 10,
+            9 => 64 << 10,
+            10 => 32,
+            12 | 82 => 65_536,
+            16 => self.multiprocessors,
+            38 => 50 << 20,
+            39 => 2048,
+            75 => self.major,
+            76 => self.minor,
+            81 => self.shared_memory().1,
+            97 => self.shared_memory().0,
+            // Unified addresses, concurrent kernels, cooperative launches.
+            31 | 41 | 95 => 1,
+            106 => 32,
+            _ => 0,
+        }
+    }
+
+    /// Fills a `cudaDeviceProp`, whose fields lie at these places in CUDA 13. What the versions before have elsewhere, PyTorch only
+    /// shows.
+    ///
+    /// # Safety
+    /// `properties` has room for [`Self::PROPERTIES`] bytes.
+    pub(crate) unsafe fn fill(&self, properties: *mut c_void) {
+        let mut bytes = [0u8; Self::PROPERTIES];
+        let name = self.name.as_bytes();
+        let length = name.len().min(255);
+        bytes[..length].copy_from_slice(&name[..length]);
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(288, &self.bytes.to_ne_bytes());
+        put(296, &(48u64 << 10).to_ne_bytes());
+        put(352, &(64u64 << 10).to_ne_bytes());
+        put(368, &512u64.to_ne_bytes());
+        let (a_block, a_multiprocessor) = self.shared_memory();
+        put(624, &(a_multiprocessor as u64).to_ne_bytes());
+        put(672, &(a_block as u64).to_ne_bytes());
+        let numbers = [
+            (304, 65_536),
+            (308, 32),
+            (320, 1024),
+            (324, 1024),
+            (328, 1024),
+            (332, 64),
+            (336, c_int::MAX),
+            (340, 65_535),
+            (344, 65_535),
+            (360, self.major),
+            (364, self.minor),
+            (384, self.multiprocessors),
+            (560, 1),
+            (596, 50 << 20),
+            (604, 2048),
+            (632, 65_536),
+        ];
+        numbers.into_iter().for_each(|(at, number)| put(at, &number.to_ne_bytes()));
+        // SAFETY: the caller has the room.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), properties.cast(), bytes.len()) };
+    }
+
+    /// `sizeof(cudaDeviceProp)` of CUDA 13; that of CUDA 12 is longer.
+    pub(crate) const PROPERTIES: usize = 1008;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_read_as_it_is_said() {
+        let card = Card::parsed("RTX 4090|25769803776|8|9|128|2").unwrap();
+        assert_eq!((card.name.as_str(), card.bytes >> 30, card.count), ("RTX 4090", 24, 2));
+        assert_eq!([75, 76, 16, 97].map(|number| card.attribute(number)), [8, 9, 128, 99 << 10]);
+        for wrong in ["", "H100", "H100|x|9|0|132|1", "H100|1|9|0|132|1|more"] {
+            assert_eq!(Card::parsed(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn properties_lie_where_cuda_13_has_them() {
+        let card = Card::parsed("A100|85899345920|8|0|108|1").unwrap();
+        let mut bytes = [0xffu8; Card::PROPERTIES];
+        // SAFETY: the array has so many bytes.
+        unsafe { card.fill(bytes.as_mut_ptr().cast()) };
+        assert_eq!(&bytes[..5], b"A100\0");
+        let number = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!([360, 364, 384].map(number), [8, 0, 108]);
+    }
+}

@@ -1,0 +1,25 @@
+//! `libmillpond_card.so`: what `millpond predict` preloads, so that PyTorch's CUDA build finds a card where there is none.
+//!
+//! It is CUDA's runtime and cuBLAS in which every call succeeds and none does anything. So a program allocates what it would
+//! allocate on such a card, by PyTorch's own allocator, and computes nothing. All values are zeros.
+
+// | file | concern |
+// | --- | --- |
+// | `card` | which card there is |
+// | `memory` | addresses without memory behind them |
+// | `runtime` | functions of CUDA's runtime, and of its driver |
+// | `libraries` | functions of cuBLAS and cuDNN |
+//
+// **One allocation.** PyTorch's allocator asks `cudaMalloc` in `runtime`, which takes addresses in `memory`. A kernel's launch
+// does nothing, and a copy to the host writes zeros.
+
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+// They have the names of CUDA's own functions.
+#![allow(non_snake_case, reason = "CUDA names its functions so")]
+
+mod card;
+#[cfg(not(test))]
+mod libraries;
+mod memory;
+#[cfg(not(test))]
+mod runtime;

@@ -1,0 +1,395 @@
+//! The CUDA runtime's functions, as PyTorch calls them. What would do something on a card does nothing.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+use crate::card::Card;
+use crate::memory;
+
+/// `cudaSuccess`, and `CUDA_SUCCESS`.
+const DONE: c_int = 0;
+const INVALID_DEVICE: c_int = 101;
+const OUT_OF_MEMORY: c_int = 2;
+
+/// Functions that are done at once. Their arguments are not looked at, so they need not be named.
+macro_rules! done {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> c_int {
+            DONE
+        }
+    )* };
+}
+
+done! {
+    cudaInitDevice cudaGetLastError cudaPeekAtLastError cudaDeviceSynchronize cudaStreamSynchronize cudaStreamQuery
+    cudaStreamWaitEvent cudaStreamDestroy cudaEventRecord cudaEventRecordWithFlags cudaEventQuery cudaEventSynchronize
+    cudaEventDestroy cudaDeviceEnablePeerAccess cudaFuncSetAttribute cudaLaunchKernel cudaLaunchKernelExC cudaMemset
+    cudaMemsetAsync cudaMemcpyToSymbol cudaMemcpyPeerAsync cudaHostRegister cudaHostUnregister cudaGraphLaunch
+    cudaGraphDestroy cudaGraphExecDestroy cudaGraphDebugDotPrint cudaThreadExchangeStreamCaptureMode
+    cudaMemPoolTrimTo cudaMemPoolSetAttribute cudaMemPoolSetAccess cudaProfilerStart cudaProfilerStop cudaDeviceReset
+    cudaDeviceSetLimit cudaCtxResetPersistingL2Cache
+    cuInit cuCtxSetCurrent cuDevicePrimaryCtxRetain cuFuncSetAttribute cuFuncSetCacheConfig cuLaunchKernel
+    cuLaunchCooperativeKernel cuLinkAddData_v2 cuLinkComplete cuModuleUnload cuTensorMapEncodeTiled
+}
+
+/// The device that each thread chose.
+fn current() -> &'static std::thread::LocalKey<AtomicI32> {
+    thread_local! {
+        static CURRENT: AtomicI32 = const { AtomicI32::new(0) };
+    }
+    &CURRENT
+}
+
+/// Functions whose first argument is where the answer goes.
+macro_rules! answers {
+    ($($name:ident: $type:ty = $value:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(answer: *mut $type) -> c_int {
+            if !answer.is_null() {
+                // SAFETY: the caller names a place for the answer.
+                unsafe { answer.write($value) };
+            }
+            DONE
+        }
+    )* };
+}
+
+/// CUDA 13.0. A runtime of another version says so itself: this is what its driver has.
+const VERSION: c_int = 13_000;
+
+answers! {
+    cudaGetDeviceCount: c_int = Card::get().count;
+    // Relaxed: it is this thread's.
+    cudaGetDevice: c_int = current().with(|device| device.load(Ordering::Relaxed));
+    cuDeviceGet: c_int = 0;
+    cudaDriverGetVersion: c_int = VERSION;
+    cuDriverGetVersion: c_int = VERSION;
+    cudaDeviceCanAccessPeer: c_int = 0;
+    cudaStreamCreateWithPriority: usize = handle();
+    cudaStreamCreateWithFlags: usize = handle();
+    cudaStreamCreate: usize = handle();
+    cudaEventCreate: usize = handle();
+    cudaEventCreateWithFlags: usize = handle();
+    cudaEventElapsedTime: f32 = 1.0;
+    cudaGetKernel: usize = handle();
+    cudaGetSymbolAddress: usize = memory::take(4096);
+    cudaGraphInstantiateWithFlags: usize = handle();
+    cudaGraphInstantiate: usize = handle();
+    cudaDeviceGetDefaultMemPool: usize = handle();
+    // Enough for libraries that shape their kernels by it.
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor: c_int = 2;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags: c_int = 2;
+    cuOccupancyMaxActiveBlocksPerMultiprocessor: c_int = 2;
+    cuFuncGetAttribute: c_int = 1024;
+    cuCtxGetCurrent: usize = 1;
+    cuModuleLoad: usize = handle();
+    cuModuleLoadData: usize = handle();
+    cuModuleLoadDataEx: usize = handle();
+    cuModuleGetFunction: usize = handle();
+    cuPointerGetAttribute: u64 = 0;
+}
+
+/// A stream, an event, a graph: never looked at, and each another one.
+pub(crate) fn handle() -> usize {
+    static LAST: AtomicUsize = AtomicUsize::new(0x1000);
+    // Relaxed: the number alone has to be another one.
+    LAST.fetch_add(16, Ordering::Relaxed)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaSetDevice(device: c_int) -> c_int {
+    if !(0..Card::get().count).contains(&device) {
+        return INVALID_DEVICE;
+    }
+    // Relaxed: it is this thread's.
+    current().with(|current| current.store(device, Ordering::Relaxed));
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDeviceProperties(properties: *mut c_void, _device: c_int) -> c_int {
+    // SAFETY: the caller has a `cudaDeviceProp`.
+    unsafe { Card::get().fill(properties) };
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDeviceProperties_v2(properties: *mut c_void, device: c_int) -> c_int {
+    // SAFETY: the caller has a `cudaDeviceProp`.
+    unsafe { cudaGetDeviceProperties(properties, device) }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDeviceGetAttribute(answer: *mut c_int, number: c_int, _device: c_int) -> c_int {
+    // SAFETY: the caller names a place for the answer.
+    unsafe { answer.write(Card::get().attribute(number)) };
+    DONE
+}
+
+/// # Safety
+/// As the driver's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetAttribute(answer: *mut c_int, number: c_int, device: c_int) -> c_int {
+    // SAFETY: the driver's attributes have the runtime's numbers.
+    unsafe { cudaDeviceGetAttribute(answer, number, device) }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDeviceGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
+    // SAFETY: the caller names a place for each answer, or none.
+    unsafe {
+        least.as_mut().into_iter().for_each(|least| *least = 0);
+        greatest.as_mut().into_iter().for_each(|greatest| *greatest = -5);
+    }
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDeviceGetPCIBusId(answer: *mut c_char, length: c_int, _device: c_int) -> c_int {
+    let name = c"0000:00:00.0".to_bytes_with_nul();
+    if length < name.len() as c_int {
+        return 1;
+    }
+    // SAFETY: the caller has so much room.
+    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), answer.cast(), name.len()) };
+    DONE
+}
+
+/// # Safety
+/// As the driver's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxGetState(
+    _device: c_int,
+    flags: *mut c_uint,
+    is_active: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller names a place for each answer.
+    unsafe {
+        flags.write(0);
+        is_active.write(1);
+    }
+    DONE
+}
+
+/// # Safety
+/// As the runtime's. `attributes` is a `cudaFuncAttributes`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut c_void, _function: *const c_void) -> c_int {
+    let card = Card::get();
+    let version = card.major * 10 + card.minor;
+    // SAFETY: the structure begins with three sizes, and has more than 64 bytes. The numbers lie behind these.
+    unsafe {
+        std::ptr::write_bytes(attributes.cast::<u8>(), 0, 64);
+        let numbers = attributes.cast::<c_int>();
+        numbers.add(6).write(1024);
+        numbers.add(7).write(32);
+        numbers.add(8).write(version);
+        numbers.add(9).write(version);
+        numbers.add(11).write(card.attribute(97));
+    }
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDriverEntryPointByVersion(
+    _name: *const c_char,
+    function: *mut *const c_void,
+    _version: c_uint,
+    _flags: u64,
+    how: *mut c_int,
+) -> c_int {
+    extern "C" fn nothing() -> c_int {
+        DONE
+    }
+    // SAFETY: the caller names a place for the function, and perhaps for how it was found.
+    unsafe {
+        function.write(nothing as *const c_void);
+        how.as_mut().into_iter().for_each(|how| *how = 0);
+    }
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDriverEntryPoint(
+    name: *const c_char,
+    function: *mut *const c_void,
+    flags: u64,
+    how: *mut c_int,
+) -> c_int {
+    // SAFETY: as the caller's.
+    unsafe { cudaGetDriverEntryPointByVersion(name, function, 0, flags, how) }
+}
+
+/// Streams that are being captured.
+static CAPTURED: AtomicUsize = AtomicUsize::new(0);
+
+// Relaxed, in what follows: a capture is begun, asked about and ended by one thread.
+#[unsafe(no_mangle)]
+extern "C" fn cudaStreamBeginCapture(_stream: usize, _mode: c_int) -> c_int {
+    CAPTURED.fetch_add(1, Ordering::Relaxed);
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamEndCapture(_stream: usize, graph: *mut usize) -> c_int {
+    CAPTURED.fetch_sub(1, Ordering::Relaxed);
+    // SAFETY: the caller names a place for the graph.
+    unsafe { graph.write(handle()) };
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamIsCapturing(_stream: usize, status: *mut c_int) -> c_int {
+    // SAFETY: the caller names a place for the answer.
+    unsafe { status.write((CAPTURED.load(Ordering::Relaxed) > 0).into()) };
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamGetCaptureInfo(stream: usize, status: *mut c_int, id: *mut u64) -> c_int {
+    // SAFETY: the caller names a place for the status, and perhaps for the capture's number.
+    unsafe {
+        id.as_mut().into_iter().for_each(|id| *id = 1);
+        cudaStreamIsCapturing(stream, status)
+    }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamGetCaptureInfo_v2(stream: usize, status: *mut c_int, id: *mut u64) -> c_int {
+    // SAFETY: as the caller's. What else is asked for is left as it is.
+    unsafe { cudaStreamGetCaptureInfo(stream, status, id) }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGraphGetNodes(_graph: usize, _nodes: *mut c_void, count: *mut usize) -> c_int {
+    // SAFETY: the caller names a place for the answer.
+    unsafe { count.as_mut() }.into_iter().for_each(|count| *count = 1);
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
+    let bytes = Card::get().bytes as usize;
+    // SAFETY: the caller names a place for each answer.
+    unsafe {
+        free.write(bytes);
+        total.write(bytes);
+    }
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMalloc(answer: *mut usize, bytes: usize) -> c_int {
+    match memory::take(bytes) {
+        0 => OUT_OF_MEMORY,
+        address => {
+            // SAFETY: the caller names a place for the address.
+            unsafe { answer.write(address) };
+            DONE
+        }
+    }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMallocAsync(answer: *mut usize, bytes: usize, _stream: usize) -> c_int {
+    // SAFETY: as the caller's.
+    unsafe { cudaMalloc(answer, bytes) }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaHostAlloc(answer: *mut usize, bytes: usize, _flags: c_uint) -> c_int {
+    // SAFETY: as the caller's.
+    unsafe { cudaMalloc(answer, bytes) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFree(address: usize) -> c_int {
+    memory::give_back(address);
+    DONE
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFreeAsync(address: usize, _stream: usize) -> c_int {
+    cudaFree(address)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFreeHost(address: usize) -> c_int {
+    cudaFree(address)
+}
+
+/// # Safety
+/// As the runtime's. `attributes` is a `cudaPointerAttributes`: of no memory that CUDA knows.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaPointerGetAttributes(attributes: *mut c_void, _address: usize) -> c_int {
+    // SAFETY: the structure has two numbers and two addresses.
+    unsafe { std::ptr::write_bytes(attributes.cast::<u8>(), 0, 24) };
+    DONE
+}
+
+/// `cudaMemcpyKind`: between places of the host, and from a card to the host.
+const HOST_TO_HOST: c_int = 0;
+const CARD_TO_HOST: c_int = 2;
+
+/// What comes from a card is zeros: nothing was computed there. What goes to it is not needed.
+///
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemcpyAsync(
+    to: *mut u8,
+    from: *const u8,
+    bytes: usize,
+    kind: c_int,
+    _stream: usize,
+) -> c_int {
+    match kind {
+        // SAFETY: the caller names two places of so many bytes.
+        HOST_TO_HOST => unsafe { std::ptr::copy(from, to, bytes) },
+        // SAFETY: as above.
+        CARD_TO_HOST => unsafe { std::ptr::write_bytes(to, 0, bytes) },
+        _ => {}
+    }
+    DONE
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemcpy(to: *mut u8, from: *const u8, bytes: usize, kind: c_int) -> c_int {
+    // SAFETY: as the caller's.
+    unsafe { cudaMemcpyAsync(to, from, bytes, kind, 0) }
+}
