@@ -56,11 +56,46 @@ def is_in(tensor: Any, format: torch.memory_format) -> bool:
     return tensor.is_contiguous(memory_format=format) and not tensor.is_contiguous()
 
 
-def workspace(input: Any, weight: Any, output: Any) -> int:
-    """Tensor cores want the channels last: cuDNN copies what it gets in the other order."""
-    if format_for(input, weight) != torch.contiguous_format or input.dtype == torch.float32:
+#: Channels that tensor cores take at once, where cuDNN fills up to them.
+TOGETHER = {torch.float16: 4, torch.bfloat16: 8}
+
+
+def padded(tensor: Any) -> int:
+    """Bytes with the channels rounded up. Those of a weight and of its input are in the same place."""
+    channels = tensor.shape[1]
+    step = TOGETHER.get(tensor.dtype, 1)
+    return bytes_of(tensor) // max(channels, 1) * (-(-channels // step) * step)
+
+
+def workspace(input: Any, weight: Any, output: Any, groups: int, of_weight: bool = False) -> int:
+    """Tensor cores want the channels last, so cuDNN copies what has another order. The gradient of a weight is summed in parts."""
+    if groups > 1 and groups == input.shape[1]:
         return 0
-    return bytes_of(input, weight, output)
+    has_order = format_for(input, weight) != torch.contiguous_format
+    is_product = all(size == 1 for size in weight.shape[2:])
+    is_padded = input.shape[1] % 8 != 0
+    bytes = 0
+    if (not has_order and (of_weight or not is_product)) or (is_padded and of_weight and input.dtype == torch.float32):
+        bytes = padded(input) + bytes_of(output) + padded(weight)
+    elif is_padded:
+        bytes = padded(input) + padded(weight)
+    if of_weight:
+        part = max(weight.numel() * 4, 1)
+        places = output.numel() // max(output.shape[1], 1)
+        if input.dtype != torch.float32 and part >= PARTS_BYTES and places < FEW_PLACES:
+            return bytes + SMALL
+        bytes += part * max(3 if input.dtype == torch.float32 else 1, PARTS_BYTES // part)
+    return bytes + SMALL
+
+
+#: What the parts of a weight's gradient take together, if one does not take more.
+PARTS_BYTES = 2 << 20
+
+#: Places of an output, of the whole batch, below which a large weight's gradient is not summed in parts.
+FEW_PLACES = 8192
+
+#: What cuDNN asks for besides.
+SMALL = 256
 
 
 def convolution(input: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: Any, **__: Any) -> Any:
@@ -74,12 +109,14 @@ def convolution(input: Any, weight: Any, padding: Any, stride: Any, dilation: An
     output = torch.empty(
         (input.shape[0], weight.shape[0], *sizes), dtype=input.dtype, device=input.device, memory_format=format
     )
-    work_in(workspace(input, weight, output), input.device)
+    work_in(workspace(input, weight, output, groups), input.device)
     return output
 
 
-def convolution_out(input: Any, weight: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
-    work_in(workspace(input, weight, out), input.device)
+def convolution_out(
+    input: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: Any, out: Any, **__: Any
+) -> Any:
+    work_in(workspace(input, weight, out, groups), input.device)
     return out
 
 
@@ -97,7 +134,7 @@ def transposed_convolution(
     output = torch.empty(
         (input.shape[0], weight.shape[1] * groups, *sizes), dtype=input.dtype, device=input.device, memory_format=format
     )
-    work_in(workspace(input, weight, output), input.device)
+    work_in(workspace(input, weight, output, groups), input.device)
     return output
 
 
@@ -110,10 +147,10 @@ def convolution_backward(
     of_input = of_weight = of_bias = None
     if wanted[0]:
         of_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=format)
-        work_in(workspace(input, weight, gradient), input.device)
+        work_in(workspace(input, weight, gradient, groups), input.device)
     if wanted[1]:
         of_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=format)
-        work_in(workspace(input, weight, gradient), input.device)
+        work_in(workspace(input, weight, gradient, groups, of_weight=True), input.device)
     if wanted[2]:
         of_bias = gradient.sum(dim=[0, *range(2, gradient.dim())])
     return of_input, of_weight, of_bias
@@ -134,9 +171,10 @@ def attention(
     debug: bool = False, *, scale: Any = None,
 ) -> Any:  # fmt: skip
     batch, heads, length, _ = query.shape
+    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
     output = like((batch, heads, length, value.shape[3]), query)
     sums = torch.empty((batch, heads, length, 1) if with_logsumexp else (0,), dtype=torch.float32, device=query.device)
-    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    work_in(SMALL, query.device)
     nothing = torch.Tensor()
     return output, sums, nothing, nothing, length, key.shape[2], seed, offset, nothing
 
@@ -144,5 +182,5 @@ def attention(
 def attention_backward(gradient: Any, query: Any, key: Any, value: Any, output: Any, sums: Any, *_: Any, **__: Any) -> Any:
     gradients = tuple(like(tensor.shape, tensor) for tensor in (query, key, value))
     # The query's gradient is summed in float32, and a sum of each row besides.
-    work_in(query.numel() * 4 + sums.numel() * 4, query.device)
+    work_in(query.numel() * 4 + sums.numel() * 4 + SMALL, query.device)
     return gradients

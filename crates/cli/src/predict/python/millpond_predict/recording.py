@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import time
 from typing import Any
 
 import torch
 
-from .settings import ANSWER, FOLDER, REAL
+from .settings import ANSWER, FOLDER, RANK, REAL
 
 #: More events than a few steps have: PyTorch keeps the last so many.
 MOST_EVENTS = 4_000_000
@@ -53,8 +54,20 @@ class Recording:
     def set(self, phase: str, module: str) -> None:
         """What is allocated from here on belongs to this phase and this module."""
         if (phase, module) != (self.phase, self.module):
+            if phase != self.phase and "workspace" not in (phase, self.phase):
+                self.enter(phase)
             self.phase, self.module = phase, module
             torch._C._cuda_setMemoryMetadata(f"{phase}|{module}")
+
+    def enter(self, phase: str) -> None:
+        """Notes when one phase ends and the next begins. A recompute is part of a backward."""
+        phase = "backward" if phase == "recompute" else phase
+        if self.phases and self.phases[-1]["name"] == phase:
+            return
+        now = time.time_ns() // 1000
+        if self.phases:
+            self.phases.append({**self.phases[-1], "stage": "END", "time_us": now})
+        self.phases.append({"stage": "START", "name": phase, "device": 0, "time_us": now})
 
     def note(self, tensors: list[tuple[Any, str, str]]) -> None:
         """Notes of each tensor on a card its kind and its module."""
@@ -85,12 +98,15 @@ class Recording:
                 one.pop("user_metadata", None)
         kept = {key: snapshot[key] for key in ("device_traces", "allocator_settings") if key in snapshot}
         kept["segments"] = []
+        device = torch.cuda.current_device()
+        kept["external_annotations"] = [{**phase, "device": device} for phase in self.phases[:-1]]
         path = os.path.join(FOLDER, f"{os.getpid()}.pickle")
         with open(path, "wb") as file:
             pickle.dump(kept, file, protocol=4)
         ANSWER.figures |= {
             "recording": path,
             "torch": torch.__version__,
+            "rank": RANK,
             "peak_requested": max(peaks, default=0),
             "peak_allocated": max((stats["allocated_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
             "peak_reserved": max((stats["reserved_bytes"]["all"]["peak"] for stats in figures if stats), default=0),

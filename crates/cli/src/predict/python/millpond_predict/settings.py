@@ -19,9 +19,9 @@ ITEM = float(os.environ["MILLPOND_PREDICT_ITEM"]) if os.environ.get("MILLPOND_PR
 #: The part of its elements that a mask selects; none if it was not said.
 SELECTED = float(os.environ["MILLPOND_PREDICT_SELECTED"]) if os.environ.get("MILLPOND_PREDICT_SELECTED") else None
 
-#: The rank that this process is, of so many; none without ranks.
+#: The rank that this process is, of so many: as the command says, or a launcher such as torchrun. 0 without ranks.
 RANK = int(os.environ.get("RANK") or 0)
-RANKS = int(os.environ.get("MILLPOND_PREDICT_RANKS") or 0)
+RANKS = int(os.environ.get("WORLD_SIZE") or 0)
 
 #: Whether the card is real, and the job runs for real: how a prediction is compared with the truth.
 REAL = os.environ.get("MILLPOND_PREDICT_REAL") == "1"

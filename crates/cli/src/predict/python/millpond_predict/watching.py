@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+import warnings
 import weakref
 from typing import Any
 
@@ -43,8 +44,11 @@ def begin() -> None:
         refuse("PyTorch finds no card: libmillpond_card.so does not reach it; is the program's Python linked statically?")
     RECORDING.begin()
     if not REAL:
-        kernels.begin(RECORDING)
-        values.begin()
+        with warnings.catch_warnings():
+            # PyTorch warns of operations that are put in the place of its own.
+            warnings.simplefilter("ignore")
+            kernels.begin(RECORDING)
+            values.begin()
     ranks.begin()
     watch_modules()
     watch_backward()
