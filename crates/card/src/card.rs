@@ -58,6 +58,14 @@ impl Card {
         }
     }
 
+    /// The compute capability that the kernels were compiled for that such a card runs: the nearest below that PyTorch's builds
+    /// have. CUB looks for exactly this one.
+    pub(crate) fn compiled_for(&self) -> c_int {
+        const BUILT: [c_int; 9] = [50, 60, 70, 75, 80, 86, 90, 100, 120];
+        let own = self.major * 10 + self.minor;
+        BUILT.into_iter().rev().find(|built| *built <= own).unwrap_or(own)
+    }
+
     /// What `cudaDeviceGetAttribute` answers, by the number of the attribute (`cudaDeviceAttr` of driver_types.h).
     pub(crate) fn attribute(&self, number: c_int) -> c_int {
         match number {
@@ -116,7 +124,10 @@ impl Card {
             (384, self.multiprocessors),
             (560, 1),
             (596, 50 << 20),
+            (588, 1),
             (604, 2048),
+            (668, 1),
+            (688, 32),
             (632, 65_536),
         ];
         numbers.into_iter().for_each(|(at, number)| put(at, &number.to_ne_bytes()));
@@ -136,6 +147,7 @@ mod tests {
     fn a_card_is_read_as_it_is_said() {
         let card = Card::parsed("RTX 4090|25769803776|8|9|128|2").unwrap();
         assert_eq!((card.name.as_str(), card.bytes >> 30, card.count), ("RTX 4090", 24, 2));
+        assert_eq!(card.compiled_for(), 86);
         assert_eq!([75, 76, 16, 97].map(|number| card.attribute(number)), [8, 9, 128, 99 << 10]);
         for wrong in ["", "H100", "H100|x|9|0|132|1", "H100|1|9|0|132|1|more"] {
             assert_eq!(Card::parsed(wrong), None, "{wrong}");

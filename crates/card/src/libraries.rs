@@ -54,7 +54,7 @@ done! {
     cudnnGetCTCLossWorkspaceSize_v8 cudnnGetConvolutionBackwardDataAlgorithm_v7 cudnnGetConvolutionBackwardDataWorkspaceSize
     cudnnGetConvolutionBackwardFilterAlgorithm_v7 cudnnGetConvolutionBackwardFilterWorkspaceSize
     cudnnGetConvolutionForwardAlgorithm_v7 cudnnGetConvolutionForwardWorkspaceSize cudnnGetFilterNdDescriptor
-    cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams cudnnGetRNNWeightSpaceSize cudnnGetTensorNdDescriptor
+    cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams  cudnnGetTensorNdDescriptor
     cudnnPoolingForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8 cudnnRNNForward cudnnRestoreDropoutDescriptor
     cudnnSetActivationDescriptor cudnnSetCTCLossDescriptorEx cudnnSetCTCLossDescriptor_v9 cudnnSetConvolutionGroupCount
     cudnnSetConvolutionMathType cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor
@@ -99,6 +99,17 @@ zero! {
     cublasGetPointerMode_v2: c_int;
     cudnnGetStream: usize;
     cudnnDropoutGetStatesSize: usize;
+}
+
+/// More than any buffer has. So PyTorch does not look where each weight lies in its buffer.
+///
+/// # Safety
+/// As cuDNN's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnGetRNNWeightSpaceSize(_handle: usize, _layers: usize, bytes: *mut usize) -> c_int {
+    // SAFETY: the caller names a place for the answer.
+    unsafe { bytes.write(1 << 50) };
+    DONE
 }
 
 /// The workspaces that PyTorch has given to cuBLAS, by address.

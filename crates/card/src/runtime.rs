@@ -25,6 +25,8 @@ done! {
     cudaInitDevice cudaGetLastError cudaPeekAtLastError cudaDeviceSynchronize cudaStreamSynchronize cudaStreamQuery
     cudaStreamWaitEvent cudaStreamDestroy cudaEventRecord cudaEventRecordWithFlags cudaEventQuery cudaEventSynchronize
     cudaEventDestroy cudaDeviceEnablePeerAccess cudaFuncSetAttribute cudaLaunchKernel cudaLaunchKernelExC cudaMemset
+    __cudaLaunchKernel cudaLaunchCooperativeKernel cudaLaunchHostFunc cudaStreamAddCallback cudaMemcpy2DAsync cudaMemcpy2D
+    cudaIpcGetMemHandle cudaIpcGetEventHandle cudaIpcCloseMemHandle cudaGraphNodeGetDependencies
     cudaMemsetAsync cudaMemcpyToSymbol cudaMemcpyPeerAsync cudaHostRegister cudaHostUnregister cudaGraphLaunch
     cudaGraphDestroy cudaGraphExecDestroy cudaGraphDebugDotPrint cudaThreadExchangeStreamCaptureMode
     cudaMemPoolTrimTo cudaMemPoolSetAttribute cudaMemPoolSetAccess cudaProfilerStart cudaProfilerStop cudaDeviceReset
@@ -73,6 +75,9 @@ answers! {
     cudaEventCreateWithFlags: usize = handle();
     cudaEventElapsedTime: f32 = 1.0;
     cudaGetKernel: usize = handle();
+    __cudaGetKernel: usize = handle();
+    cudaIpcOpenEventHandle: usize = handle();
+    cudaIpcOpenMemHandle: usize = memory::take(4096);
     cudaGetSymbolAddress: usize = memory::take(4096);
     cudaGraphInstantiateWithFlags: usize = handle();
     cudaGraphInstantiate: usize = handle();
@@ -187,7 +192,7 @@ unsafe extern "C" fn cuDevicePrimaryCtxGetState(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut c_void, _function: *const c_void) -> c_int {
     let card = Card::get();
-    let version = card.major * 10 + card.minor;
+    let version = card.compiled_for();
     // SAFETY: the structure begins with three sizes, and has more than 64 bytes. The numbers lie behind these.
     unsafe {
         std::ptr::write_bytes(attributes.cast::<u8>(), 0, 64);
@@ -233,6 +238,15 @@ unsafe extern "C" fn cudaGetDriverEntryPoint(
 ) -> c_int {
     // SAFETY: as the caller's.
     unsafe { cudaGetDriverEntryPointByVersion(name, function, 0, flags, how) }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamGetPriority(_stream: usize, priority: *mut c_int) -> c_int {
+    // SAFETY: the caller names a place for the answer.
+    unsafe { priority.write(0) };
+    DONE
 }
 
 /// Streams that are being captured.

@@ -74,6 +74,11 @@ impl CardFacts {
         Self { name, bytes, major, minor, multiprocessors, card }
     }
 
+    /// Whether it is more than a size.
+    pub(super) fn is_named(&self) -> bool {
+        self.name == self.card.name
+    }
+
     /// As the preloaded library reads it (`crates/card/src/card.rs`), which this command cannot link.
     pub(super) fn as_variable(&self, count: u32) -> String {
         let Self { name, bytes, major, minor, multiprocessors, .. } = self;

@@ -23,12 +23,14 @@ const CARD: Library =
     Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
 
 /// What watches PyTorch, and what has it imported.
-const HOOK: [(&str, &str); 8] = [
+const HOOK: [(&str, &str); 10] = [
     ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
     ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
+    ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
     ("millpond_predict/kernels.py", include_str!("python/millpond_predict/kernels.py")),
     ("millpond_predict/ranks.py", include_str!("python/millpond_predict/ranks.py")),
     ("millpond_predict/recording.py", include_str!("python/millpond_predict/recording.py")),
+    ("millpond_predict/recurrent.py", include_str!("python/millpond_predict/recurrent.py")),
     ("millpond_predict/settings.py", include_str!("python/millpond_predict/settings.py")),
     ("millpond_predict/values.py", include_str!("python/millpond_predict/values.py")),
     ("millpond_predict/watching.py", include_str!("python/millpond_predict/watching.py")),

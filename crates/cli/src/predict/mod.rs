@@ -168,8 +168,9 @@ fn no_batch_fits(card: &CardFacts) -> Error {
 fn show(args: &PredictArgs, job: &Job, ranks: &[Rank], (batch, largest): (Option<u64>, Option<&[Largest]>)) {
     let card = &job.options().card;
     let with = batch.map_or_else(String::new, |batch| format!(" with {} {batch}", args.batch_arg));
-    let size = HumanBytes(card.bytes);
-    say(&wrapped(&format!("{}{with}, predicted on {}, {size}", job.name(), card.name), WIDTH));
+    let size = format!(" ({})", HumanBytes(card.bytes));
+    let size = if card.is_named() { size.as_str() } else { "" };
+    say(&wrapped(&format!("{}{with}, predicted on {}{size}", job.name(), card.name), WIDTH));
     for rank in ranks {
         rank.show(ranks.len() > 1);
     }

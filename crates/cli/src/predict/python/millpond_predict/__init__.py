@@ -22,26 +22,44 @@ import sys
 from typing import Any
 
 
-class TorchImport:
-    """Finds no module. Once PyTorch is loaded by the others, it is watched."""
+def watch_torch(_module: Any) -> None:
+    from . import watching
+
+    watching.begin()
+
+
+def watch_generation(module: Any) -> None:
+    from . import generation, settings
+
+    if not settings.REAL:
+        generation.begin(module)
+
+
+#: What is done once a module is loaded.
+AFTER = {"torch": watch_torch, "transformers.generation.utils": watch_generation}
+
+
+class Imports:
+    """Finds no module. Once one of these is loaded by the others, it is looked at."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        after = AFTER.pop(name, None)
+        if after is None:
             return None
-        sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
-            spec: Any = finder.find_spec(name, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = Loader(spec.loader)
+            spec: Any = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = Loader(spec.loader, after)
                 return spec
         return None
 
 
 class Loader:
-    """PyTorch's loader, with one step after it."""
+    """Another loader, with one step after it."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, after: Any) -> None:
+        self._loader, self._after = loader, after
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -52,11 +70,9 @@ class Loader:
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        from . import watching
-
-        watching.begin()
+        self._after(module)
 
 
 def begin() -> None:
     """Waits for PyTorch."""
-    sys.meta_path.insert(0, TorchImport())
+    sys.meta_path.insert(0, Imports())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import recurrent
 from .values import LIBRARY
 
 RECORDING: Any = None
@@ -22,6 +23,9 @@ def begin(recording: Any) -> None:
         "cudnn_convolution.out": convolution_out,
         "cudnn_convolution_transpose": transposed_convolution,
         "convolution_backward": convolution_backward,
+        "_cudnn_rnn": recurrent.forward(work_in),
+        "_cudnn_rnn_backward": recurrent.backward(work_in),
+        "_cudnn_rnn_flatten_weight": recurrent.flat_weights,
         "_scaled_dot_product_cudnn_attention": attention,
         "_scaled_dot_product_cudnn_attention_backward": attention_backward,
     }.items():

@@ -30,6 +30,10 @@ REAL = os.environ.get("MILLPOND_PREDICT_REAL") == "1"
 PROCESS = os.getpid()
 
 
+#: Equal answers after which a program is taken for one that waits for another.
+MOST_ANSWERS = 20_000
+
+
 class Answer:
     """What is told to the command."""
 
@@ -40,6 +44,8 @@ class Answer:
     def remark(self, text: str) -> None:
         """Says something once, however often it happens."""
         self.remarks[text] = self.remarks.get(text, 0) + 1
+        if self.remarks[text] > MOST_ANSWERS:
+            refuse(f"{text}, again and again: the program waits for another value; say --item VALUE, or change the line")
 
     def write(self, ended: str, error: str | None = None) -> None:
         answer = {"ended": ended, "error": error, "remarks": list(self.remarks), **self.figures}
@@ -74,14 +80,23 @@ def is_own(file: str) -> bool:
 
 
 def place() -> tuple[str, bool]:
-    """The program's line that runs, and whether it is the program that called PyTorch, and no library between."""
-    frame, nearest = sys._getframe(1), None
+    """The program's line that runs, and whether it asked PyTorch itself, with no code of a library between."""
+    frame, is_first = sys._getframe(1), True
     while frame is not None:
         file = frame.f_code.co_filename
-        is_torchs = f"{os.sep}torch{os.sep}" in file or "millpond_predict" in file
-        if nearest is None and not is_torchs:
-            nearest = is_own(file)
-        if is_own(file):
-            return f"{file}:{frame.f_lineno}", bool(nearest)
+        if "millpond_predict" not in file:
+            if is_own(file):
+                return f"{file}:{frame.f_lineno}", is_first
+            is_first = False
         frame = frame.f_back  # type: ignore[assignment]
     return "the program", False
+
+
+def is_asked_by(end: str) -> bool:
+    """Whether a file of this name is among the callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(end):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
