@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::card::Card;
-use crate::memory;
+use crate::memory::{self, Owner};
 
 /// `cudaSuccess`, and `CUDA_SUCCESS`.
 const DONE: c_int = 0;
@@ -77,8 +77,8 @@ answers! {
     cudaGetKernel: usize = handle();
     __cudaGetKernel: usize = handle();
     cudaIpcOpenEventHandle: usize = handle();
-    cudaIpcOpenMemHandle: usize = memory::take(4096);
-    cudaGetSymbolAddress: usize = memory::take(4096);
+    cudaIpcOpenMemHandle: usize = memory::take(4096, Owner::Card);
+    cudaGetSymbolAddress: usize = memory::take(4096, Owner::Card);
     cudaGraphInstantiateWithFlags: usize = handle();
     cudaGraphInstantiate: usize = handle();
     cudaDeviceGetDefaultMemPool: usize = handle();
@@ -320,10 +320,9 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
 }
 
 /// # Safety
-/// As the runtime's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMalloc(answer: *mut usize, bytes: usize) -> c_int {
-    match memory::take(bytes) {
+/// `answer` is a place for the address.
+unsafe fn allocated(answer: *mut usize, bytes: usize, owner: Owner) -> c_int {
+    match memory::take(bytes, owner) {
         0 => OUT_OF_MEMORY,
         address => {
             // SAFETY: the caller names a place for the address.
@@ -331,6 +330,14 @@ unsafe extern "C" fn cudaMalloc(answer: *mut usize, bytes: usize) -> c_int {
             DONE
         }
     }
+}
+
+/// # Safety
+/// As the runtime's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMalloc(answer: *mut usize, bytes: usize) -> c_int {
+    // SAFETY: as the caller's.
+    unsafe { allocated(answer, bytes, Owner::Card) }
 }
 
 /// # Safety
@@ -346,7 +353,7 @@ unsafe extern "C" fn cudaMallocAsync(answer: *mut usize, bytes: usize, _stream: 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaHostAlloc(answer: *mut usize, bytes: usize, _flags: c_uint) -> c_int {
     // SAFETY: as the caller's.
-    unsafe { cudaMalloc(answer, bytes) }
+    unsafe { allocated(answer, bytes, Owner::Host) }
 }
 
 #[unsafe(no_mangle)]
@@ -366,11 +373,16 @@ extern "C" fn cudaFreeHost(address: usize) -> c_int {
 }
 
 /// # Safety
-/// As the runtime's. `attributes` is a `cudaPointerAttributes`: of no memory that CUDA knows.
+/// As the runtime's. `attributes` is a `cudaPointerAttributes`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaPointerGetAttributes(attributes: *mut c_void, _address: usize) -> c_int {
+unsafe extern "C" fn cudaPointerGetAttributes(attributes: *mut c_void, address: usize) -> c_int {
+    // 0 is memory that CUDA does not know.
+    let owner = memory::owner(address).map_or(0, |owner| owner as c_int);
     // SAFETY: the structure has two numbers and two addresses.
-    unsafe { std::ptr::write_bytes(attributes.cast::<u8>(), 0, 24) };
+    unsafe {
+        std::ptr::write_bytes(attributes.cast::<u8>(), 0, 24);
+        attributes.cast::<c_int>().write(owner);
+    }
     DONE
 }
 

@@ -46,28 +46,28 @@ Examples:
   millpond predict --card 'RTX 4090,H100' --batch auto -- python train.py
   millpond predict --recording a.mprec:n=1 b.mprec:n=2 --scale n=9")]
 pub(crate) struct PredictArgs {
-    /// The card to run on, and others to judge [default: H100]
+    /// Cards; it runs on the first [default: H100]
     #[arg(long, value_name = "CARDS", value_delimiter = ',', conflicts_with = "recording")]
     card: Vec<CardFacts>,
-    /// A batch to predict, or auto: the largest that fits
+    /// The batch, or the largest that fits
     #[arg(long, value_name = "N|auto", conflicts_with = "recording")]
     batch: Option<Batch>,
-    /// The program's option for its batch
+    /// Its option
     #[arg(long, value_name = "OPTION", default_value = "--batch-size", allow_hyphen_values = true)]
     batch_arg: String,
     /// Predict each of so many ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with = "recording")]
     ranks: Option<u32>,
-    /// Steps of the optimizer to run
+    /// Steps of the optimizer
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// Answer what asks for a value of the card
     #[arg(long, value_name = "VALUE", allow_negative_numbers = true)]
     item: Option<f64>,
-    /// The part of its elements that a mask selects
+    /// What part of its elements a mask selects
     #[arg(long, value_name = "PART", value_parser = part)]
     selected: Option<f64>,
-    /// Left to the driver on a card [default: 770MiB]
+    /// Left to the driver [default: 770MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     context: Option<u64>,
     /// Keep the recording, for millpond replay
@@ -76,10 +76,10 @@ pub(crate) struct PredictArgs {
     /// Write the results; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Recordings of two sizes or more, as a.mprec:batch=8
+    /// Recordings, such as a.mprec:batch=8
     #[arg(long, value_name = "FILE:SIZE", num_args = 1.., requires = "scale")]
     recording: Vec<Recording>,
-    /// The size to predict from recordings: batch=64
+    /// The size to predict, such as batch=64
     #[arg(long, value_name = "SIZE", requires = "recording")]
     scale: Option<Size>,
     /// The program, and its arguments

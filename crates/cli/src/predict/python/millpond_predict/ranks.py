@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from .settings import ANSWER, RANK, RANKS
+from .settings import ANSWER, RANK, RANKS, REAL
 
 
 def begin() -> None:
-    if not RANKS or not torch.distributed.is_available():
+    if REAL or not RANKS or not torch.distributed.is_available():
         return
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -20,7 +20,8 @@ def begin() -> None:
     build = DistributedDataParallel.__init__
 
     def built(self: Any, *args: Any, **kwargs: Any) -> None:
-        build(self, *args, **kwargs)
+        # Otherwise the ranks tell each other the order of their gradients, by values on the card.
+        build(self, *args, **{**kwargs, "find_unused_parameters": True, "static_graph": False})
         DistributedDataParallel.register_comm_hook(self, None, alone)
 
     DistributedDataParallel.__init__ = built  # type: ignore[method-assign]

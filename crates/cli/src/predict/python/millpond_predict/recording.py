@@ -86,6 +86,7 @@ class Recording:
         figures = [torch._C._cuda_memoryStats(device) for device in range(count)]
         peaks = [stats["requested_bytes"]["all"]["peak"] if stats else 0 for stats in figures]
         if REAL:
+            torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
             ANSWER.figures["outside"] = total - free - torch.cuda.memory_reserved()
         snapshot = torch.cuda.memory._snapshot()

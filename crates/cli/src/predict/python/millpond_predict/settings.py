@@ -30,10 +30,6 @@ REAL = os.environ.get("MILLPOND_PREDICT_REAL") == "1"
 PROCESS = os.getpid()
 
 
-#: Equal answers after which a program is taken for one that waits for another.
-MOST_ANSWERS = 20_000
-
-
 class Answer:
     """What is told to the command."""
 
@@ -44,8 +40,6 @@ class Answer:
     def remark(self, text: str) -> None:
         """Says something once, however often it happens."""
         self.remarks[text] = self.remarks.get(text, 0) + 1
-        if self.remarks[text] > MOST_ANSWERS:
-            refuse(f"{text}, again and again: the program waits for another value; say --item VALUE, or change the line")
 
     def write(self, ended: str, error: str | None = None) -> None:
         answer = {"ended": ended, "error": error, "remarks": list(self.remarks), **self.figures}

@@ -13,11 +13,16 @@ from .settings import ANSWER, ITEM, SELECTED, is_asked_by, place, refuse
 LIBRARY = torch.library.Library("aten", "IMPL")
 
 
+#: Equal answers after which a program is taken for one that waits for another.
+MOST_ANSWERS = 20_000
+
+
 def begin() -> None:
     for name, operation in {
         "_local_scalar_dense": scalar,
         "nonzero": nonzero,
         "_unique2": unique,
+        "bincount": bincount,
     }.items():
         LIBRARY.impl(name, operation, "CUDA", allow_override=True)
     item = torch.Tensor.item
@@ -31,6 +36,20 @@ def begin() -> None:
         return item(tensor)
 
     torch.Tensor.item = item_of  # type: ignore[method-assign,assignment]
+    tolist, cpu = torch.Tensor.tolist, torch.Tensor.cpu
+
+    def list_of(tensor: Any) -> Any:
+        where, is_own = place()
+        if tensor.is_cuda and is_own and ITEM is None and not tensor.is_floating_point():
+            refuse_value(where, "tolist() of whole numbers")
+        return tolist(tensor)
+
+    def on_the_host(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if tensor.is_cuda:
+            ANSWER.remark(f"{place()[0]}: what comes from the card is zeros")
+        return cpu(tensor, *args, **kwargs)
+
+    torch.Tensor.tolist, torch.Tensor.cpu = list_of, on_the_host  # type: ignore[method-assign,assignment]
 
 
 def refuse_value(where: str, what: str) -> None:
@@ -53,7 +72,10 @@ def scalar(tensor: Any) -> Any:
     elif is_own:
         refuse_value(where, "a branch on a tensor, or a size from one,")
     if not is_asked_by("_tensor_str.py"):
-        ANSWER.remark(f"{where}: a value of the card is answered by {value:g}")
+        answered = f"{where}: a value of the card is answered by {value:g}"
+        ANSWER.remark(answered)
+        if ANSWER.remarks[answered] > MOST_ANSWERS and not tensor.is_floating_point():
+            refuse(f"{answered}, again and again: the program waits for another value; say --item VALUE, or change the line")
     if tensor.dtype == torch.bool:
         return bool(value)
     return float(value) if tensor.is_floating_point() else int(value)
@@ -83,6 +105,13 @@ def unique(tensor: Any, sorted: bool = True, return_inverse: bool = False, retur
     sizes = count, tensor.numel() if return_inverse else 0, count if return_counts else 0
     dtypes = tensor.dtype, torch.int64, torch.int64
     return tuple(torch.empty(size, dtype=dtype, device=tensor.device) for size, dtype in zip(sizes, dtypes))
+
+
+def bincount(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
+    if minlength == 0 and ITEM is None:
+        refuse_value(place()[0], "bincount() without minlength")
+    length = max(minlength, int(ITEM or 0) + 1 if minlength == 0 else 1)
+    return torch.zeros(length, dtype=torch.int64 if weights is None else weights.dtype, device=tensor.device)
 
 
 class Unknown:
