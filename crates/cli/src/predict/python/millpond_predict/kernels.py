@@ -68,7 +68,7 @@ def padded(tensor: Any) -> int:
     """Bytes with the channels rounded up. Those of a weight and of its input are in the same place."""
     channels = tensor.shape[1]
     step = TOGETHER.get(tensor.dtype, 1)
-    return bytes_of(tensor) // max(channels, 1) * (-(-channels // step) * step)
+    return int(bytes_of(tensor) // max(channels, 1) * (-(-channels // step) * step))
 
 
 def workspace(input: Any, weight: Any, output: Any, groups: int, of_weight: bool = False) -> int:

@@ -24,7 +24,7 @@ def begin() -> None:
         build(self, *args, **{**kwargs, "find_unused_parameters": True, "static_graph": False})
         DistributedDataParallel.register_comm_hook(self, None, alone)
 
-    DistributedDataParallel.__init__ = built  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = built
     begin_for_real = dist.init_process_group
 
     def begin_group(*_args: Any, **_kwargs: Any) -> None:
@@ -34,7 +34,7 @@ def begin() -> None:
         ANSWER.figures["ranks"] = RANKS
 
     # The others would say which parameters they have.
-    dist._verify_params_across_processes = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
+    dist._verify_params_across_processes = lambda *_args, **_kwargs: None
     dist.init_process_group = begin_group
     torch.distributed.distributed_c10d.init_process_group = begin_group
 

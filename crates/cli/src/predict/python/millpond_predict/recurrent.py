@@ -42,11 +42,11 @@ class Layers:
 
     def kept(self, input: Any) -> int:
         layer = self.places * self.hidden * self.directions
-        return (layer * (KEPT * self.layers + self.layers - 1)) * input.element_size() + 256
+        return int((layer * (KEPT * self.layers + self.layers - 1)) * input.element_size() + 256)
 
     def workspace(self) -> int:
         """The gates in float32 two and a half times: measured were 1.3 to 3.1 times."""
-        return self.places * GATES[self.mode] * self.hidden * self.directions * 10
+        return int(self.places * GATES[self.mode] * self.hidden * self.directions * 10)
 
 
 def forward(work_in: Any) -> Any:

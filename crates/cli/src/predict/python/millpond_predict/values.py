@@ -35,7 +35,7 @@ def begin() -> None:
                 return Unknown(where)
         return item(tensor)
 
-    torch.Tensor.item = item_of  # type: ignore[method-assign,assignment]
+    torch.Tensor.item = item_of
     tolist, cpu = torch.Tensor.tolist, torch.Tensor.cpu
 
     def list_of(tensor: Any) -> Any:
@@ -49,12 +49,13 @@ def begin() -> None:
             ANSWER.remark(f"{place()[0]}: what comes from the card is zeros")
         return cpu(tensor, *args, **kwargs)
 
-    torch.Tensor.tolist, torch.Tensor.cpu = list_of, on_the_host  # type: ignore[method-assign,assignment]
+    torch.Tensor.tolist, torch.Tensor.cpu = list_of, on_the_host
 
 
 def refuse_value(where: str, what: str) -> None:
     refuse(
-        f"{where}: {what} needs a value that only a GPU would compute; say --item VALUE to answer all such questions, or change the line"
+        f"{where}: {what} needs a value that only a GPU would compute; say --item VALUE to answer all such questions, or change "
+        "the line"
     )
 
 
@@ -89,7 +90,8 @@ def part_of(elements: int, what: str) -> int:
     where, _ = place()
     if SELECTED is None:
         refuse(
-            f"{where}: {what} has a size that depends on values; say --selected PART, such as 0.5, for the part of the elements that are selected"
+            f"{where}: {what} has a size that depends on values; say --selected PART, such as 0.5, for the part of the elements "
+            "that are selected"
         )
     ANSWER.remark(f"{where}: {what} is taken to select {SELECTED:g} of the elements")
     return math.ceil(elements * (SELECTED or 0.0))
@@ -134,7 +136,7 @@ class Unknown:
     def refused(self, *_: Any) -> Any:
         refuse_value(self.where, "a branch on item(), or a size from it,")
 
-    __bool__ = __index__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = refused  # type: ignore[assignment]
+    __bool__ = __index__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = refused
 
     def __repr__(self) -> str:
         return "0"

@@ -38,6 +38,9 @@ def begin() -> None:
     """Watches PyTorch, which has just been imported."""
     if not FOLDER:
         return
+    if not REAL:
+        # PyTorch counts real cards by NVML, past the CUDA runtime.
+        torch.cuda._device_count_nvml = lambda: -1
     if not torch.backends.cuda.is_built():
         refuse("this PyTorch is built without CUDA; install its CUDA build, which needs no GPU to be installed")
     if not torch.cuda.is_available():
@@ -152,7 +155,7 @@ def watch_backward() -> None:
             RECORDING.set(*before)
 
     for module in (torch.autograd, torch.autograd.graph):
-        module._engine_run_backward = run  # type: ignore[attr-defined]
+        module._engine_run_backward = run
 
 
 def watch_optimizers() -> None:
@@ -227,7 +230,7 @@ def run_eagerly() -> None:
         return model if model is not None else lambda model: model
 
     torch.compile = compile
-    torch.nn.Module.compile = lambda self, *args, **kwargs: compile(self)  # type: ignore[method-assign,assignment,misc]
+    torch.nn.Module.compile = lambda self, *args, **kwargs: compile(self)
 
 
 #: Elements from which on the values of CPU tensors are not made up: as weights that go to the card, nobody looks at them.
