@@ -23,7 +23,7 @@ const CARD: Library =
     Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
 
 /// What watches PyTorch, and what has it imported.
-const HOOK: [(&str, &str); 10] = [
+const HOOK: [(&str, &str); 11] = [
     ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
     ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
     ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
@@ -34,6 +34,7 @@ const HOOK: [(&str, &str); 10] = [
     ("millpond_predict/settings.py", include_str!("python/millpond_predict/settings.py")),
     ("millpond_predict/values.py", include_str!("python/millpond_predict/values.py")),
     ("millpond_predict/watching.py", include_str!("python/millpond_predict/watching.py")),
+    ("millpond_predict/weights.py", include_str!("python/millpond_predict/weights.py")),
 ];
 
 /// How it is run.

@@ -23,6 +23,8 @@ def begin(recording: Any) -> None:
         "cudnn_convolution.out": convolution_out,
         "cudnn_convolution_transpose": transposed_convolution,
         "convolution_backward": convolution_backward,
+        "cudnn_batch_norm": batch_norm,
+        "cudnn_batch_norm_backward": batch_norm_backward,
         "_cudnn_rnn": recurrent.forward(work_in),
         "_cudnn_rnn_backward": recurrent.backward(work_in),
         "_cudnn_rnn_flatten_weight": recurrent.flat_weights,
@@ -64,39 +66,43 @@ def is_in(tensor: Any, format: torch.memory_format) -> bool:
 TOGETHER = {torch.float16: 4, torch.bfloat16: 8}
 
 
-def padded(tensor: Any) -> int:
-    """Bytes with the channels rounded up. Those of a weight and of its input are in the same place."""
-    channels = tensor.shape[1]
+def padded(tensor: Any, dimension: int) -> int:
+    """Bytes with the channels rounded up."""
+    channels = tensor.shape[dimension]
     step = TOGETHER.get(tensor.dtype, 1)
     return int(bytes_of(tensor) // max(channels, 1) * (-(-channels // step) * step))
 
 
-def workspace(input: Any, weight: Any, output: Any, groups: int, of_weight: bool = False) -> int:
+def workspace(input: Any, weight: Any, output: Any, stride: Any, groups: int, of_weight: bool = False) -> int:
     """Tensor cores want the channels last, so cuDNN copies what has another order. The gradient of a weight is summed in parts."""
     if groups > 1 and groups == input.shape[1]:
         return 0
     has_order = format_for(input, weight) != torch.contiguous_format
-    is_product = all(size == 1 for size in weight.shape[2:])
+    is_product = all(size == 1 for size in (*weight.shape[2:], *stride))
+    part = weight.numel() * 4
+    image = bytes_of(input) // max(input.shape[0] * input.shape[1], 1)
+    if is_product and of_weight and image % ALIGNED == 0:
+        # A product for each image.
+        return part * int(input.shape[0]) + SMALL
+    is_float32 = input.dtype == torch.float32
     is_padded = input.shape[1] % 8 != 0
     bytes = 0
-    if (not has_order and (of_weight or not is_product)) or (is_padded and of_weight and input.dtype == torch.float32):
-        bytes = padded(input) + bytes_of(output) + padded(weight)
+    if (not has_order and (of_weight or not is_product)) or (is_padded and of_weight and is_float32):
+        bytes = padded(input, 1) + padded(output, 1) + padded(weight, 1)
     elif is_padded:
-        bytes = padded(input) + padded(weight)
+        bytes = padded(input, 1) + padded(weight, 1)
     if of_weight:
-        part = max(weight.numel() * 4, 1)
         places = output.numel() // max(output.shape[1], 1)
-        if input.dtype != torch.float32 and part >= PARTS_BYTES and places < FEW_PLACES:
-            return bytes + SMALL
-        bytes += part * max(3 if input.dtype == torch.float32 else 1, PARTS_BYTES // part)
+        bytes += part * max(3 if is_float32 else 0, min(MOST_PARTS, places // PLACES))
     return bytes + SMALL
 
 
-#: What the parts of a weight's gradient take together, if one does not take more.
-PARTS_BYTES = 2 << 20
+#: Bytes that rows have to be multiples of for tensor cores.
+ALIGNED = 16
 
-#: Places of an output, of the whole batch, below which a large weight's gradient is not summed in parts.
-FEW_PLACES = 8192
+#: The parts that a weight's gradient is summed in: one for so many places of the output, of the whole batch.
+PLACES = 8000
+MOST_PARTS = 13
 
 #: What cuDNN asks for besides.
 SMALL = 256
@@ -113,14 +119,14 @@ def convolution(input: Any, weight: Any, padding: Any, stride: Any, dilation: An
     output = torch.empty(
         (input.shape[0], weight.shape[0], *sizes), dtype=input.dtype, device=input.device, memory_format=format
     )
-    work_in(workspace(input, weight, output, groups), input.device)
+    work_in(workspace(input, weight, output, stride, groups), input.device)
     return output
 
 
 def convolution_out(
     input: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: Any, out: Any, **__: Any
 ) -> Any:
-    work_in(workspace(input, weight, out, groups), input.device)
+    work_in(workspace(input, weight, out, stride, groups), input.device)
     return out
 
 
@@ -138,7 +144,7 @@ def transposed_convolution(
     output = torch.empty(
         (input.shape[0], weight.shape[1] * groups, *sizes), dtype=input.dtype, device=input.device, memory_format=format
     )
-    work_in(workspace(input, weight, output, groups), input.device)
+    work_in(workspace(input, weight, output, stride, groups), input.device)
     return output
 
 
@@ -151,13 +157,40 @@ def convolution_backward(
     of_input = of_weight = of_bias = None
     if wanted[0]:
         of_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=format)
-        work_in(workspace(input, weight, gradient, groups), input.device)
+        work_in(workspace(input, weight, gradient, stride, groups), input.device)
     if wanted[1]:
         of_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=format)
-        work_in(workspace(input, weight, gradient, groups, of_weight=True), input.device)
+        work_in(workspace(input, weight, gradient, stride, groups, of_weight=True), input.device)
     if wanted[2]:
         of_bias = gradient.sum(dim=[0, *range(2, gradient.dim())])
     return of_input, of_weight, of_bias
+
+
+# Batch norms
+
+#: Bytes of a forward's workspace for each element with the channels last, by the bytes of one; and those of a backward's.
+FOR_EACH = {2: 0.051, 4: 0.127}
+OF_BACKWARD = 536_612
+
+
+def is_last(input: Any) -> bool:
+    return format_for(input, input) != torch.contiguous_format
+
+
+def batch_norm(input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any, **__: Any) -> Any:
+    output = torch.empty_like(input)
+    channels = input.shape[1] if training else 0
+    saved = [torch.empty(channels, dtype=weight.dtype, device=input.device) for _ in range(2)]
+    if training and is_last(input):
+        work_in(int(input.numel() * FOR_EACH.get(input.element_size(), 0)), input.device)
+    return output, *saved, torch.empty(0, dtype=torch.uint8, device=input.device)
+
+
+def batch_norm_backward(input: Any, gradient: Any, weight: Any, *_: Any, **__: Any) -> Any:
+    gradients = torch.empty_like(input), torch.empty_like(weight), torch.empty_like(weight)
+    if is_last(input):
+        work_in(OF_BACKWARD, input.device)
+    return gradients
 
 
 # Attention

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import kernels, ranks, values
+from . import kernels, ranks, values, weights
 from .recording import Recording
 from .settings import ANSWER, FOLDER, PROCESS, REAL, STEPS, leave, refuse
 
@@ -57,7 +57,7 @@ def begin() -> None:
     watch_backward()
     watch_optimizers()
     run_eagerly()
-    skip_large_initialisation()
+    weights.begin()
     torch.backends.cudnn.benchmark = False
     atexit.register(at_the_end)
     hook = sys.excepthook
@@ -231,30 +231,3 @@ def run_eagerly() -> None:
 
     torch.compile = compile
     torch.nn.Module.compile = lambda self, *args, **kwargs: compile(self)
-
-
-#: Elements from which on the values of CPU tensors are not made up: as weights that go to the card, nobody looks at them.
-LARGE = 1 << 18
-
-
-def skip_large_initialisation() -> None:
-    """Random weights of large CPU tensors stay zeros, which take no memory."""
-    from torch.nn import init
-
-    for name in dir(init):
-        fill = getattr(init, name)
-        if name.endswith("_") and not name.startswith("_") and callable(fill):
-            setattr(init, name, lightly(fill))
-    for name in ("normal_", "uniform_"):
-        setattr(torch.Tensor, name, lightly(getattr(torch.Tensor, name)))
-
-
-def lightly(fill: Any) -> Any:
-    import functools
-
-    @functools.wraps(fill)
-    def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        is_large = isinstance(tensor, torch.Tensor) and not tensor.is_cuda and tensor.numel() >= LARGE
-        return tensor if is_large else fill(tensor, *args, **kwargs)
-
-    return filled
