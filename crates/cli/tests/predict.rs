@@ -167,6 +167,28 @@ fn the_largest_batch_fits_and_one_more_does_not() {
     assert_eq!(told["largest_batch"][1]["batch"].as_u64(), Some(71), "{told}");
 }
 
+/// What a program finds out about the card, and whether it can use it: answers are a text in the error of a job that failed.
+const ASKS: &str = r#"
+import ctypes, json, os
+cuda = ctypes.CDLL(None)
+count, properties, address = ctypes.c_int(), ctypes.create_string_buffer(1008), ctypes.c_void_p()
+told = [cuda.cudaGetDeviceCount(ctypes.byref(count)), cuda.cudaGetDeviceProperties(properties, 0)]
+told += [cuda.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(50 << 30)), cuda.cudaLaunchKernel(None)]
+host = ctypes.create_string_buffer(b"value", 8)
+told += [cuda.cudaMemcpy(host, address, ctypes.c_size_t(8), 2), cuda.cudaSetDevice(2), cuda.cudaFree(address)]
+text = f"{count.value} of {properties.value.decode()}: {told} {host.raw == bytes(8)}"
+with open(os.environ["MILLPOND_PREDICT"] + "/1.json", "w") as file:
+    json.dump({"ended": "failed", "error": text, "remarks": []}, file)
+"#;
+
+#[test]
+fn a_program_finds_a_card_that_does_nothing() {
+    let Some(output) = predicted(ASKS, &["--ranks", "2", "--card", "A100"]) else { return };
+    let said = shared::failure(&output);
+    // All calls succeed, but for the choice of a third card.
+    assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True"), "{said}");
+}
+
 #[test]
 fn each_rank_is_predicted() {
     let Some(output) = predicted(STAND_IN, &["--ranks", "2"]) else { return };
@@ -196,6 +218,8 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     refused(STAND_IN, &["--batch", "0"], 2, "should be a number above 0, or auto");
     refused(STAND_IN, &["--selected", "2"], 2, "a part from 0 to 1");
     refused(STAND_IN, &["--card", "Voodoo"], 2, "no card that Millpond knows");
+    let launcher = command().args(["predict", "--", "torchrun", "train.py"]).output().unwrap();
+    assert_eq!(launcher.status.code(), Some(2), "{}", stderr(&launcher));
     let neither = command().arg("predict").output().unwrap();
     assert_eq!(neither.status.code(), Some(2), "{}", stderr(&neither));
 }

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::cards::CardFacts;
-use super::copy;
 use crate::error::{Error, Result};
 use crate::replay_progress::Progress;
 use crate::run::library::Library;
@@ -91,6 +90,12 @@ pub(super) struct Answer {
 
 impl<'a> Job<'a> {
     pub(super) fn new(words: &'a [OsString], options: Options) -> Result<Self> {
+        let is_launcher =
+            |word: &OsString| Path::new(word).file_name().is_some_and(|name| name == "torchrun");
+        if words.first().is_some_and(is_launcher) {
+            let why = "torchrun waits for all ranks: name --ranks N, and the script itself after --, as in -- python train.py";
+            return Err(Error::Usage(why.to_owned()));
+        }
         Ok(Self { words, options, library: CARD.find()? })
     }
 
@@ -142,8 +147,9 @@ impl<'a> Job<'a> {
             ("MILLPOND_PREDICT_ITEM", number(*item).into()),
             ("MILLPOND_PREDICT_SELECTED", number(*selected).into()),
             ("MILLPOND_CARD", card.as_variable(ranks.unwrap_or(1)).into()),
-            // A real one is not asked.
+            // A real one is not asked, and the allocator is PyTorch's own.
             ("PYTORCH_NVML_BASED_CUDA_CHECK", "0".into()),
+            ("MILLPOND_TORCH", "".into()),
         ];
         if let Some(ranks) = ranks {
             let [rank, ranks] = [rank, *ranks].map(|number| OsString::from(number.to_string()));
@@ -201,7 +207,9 @@ impl Run {
 
     /// Keeps the recording: of several ranks, that of the first.
     pub(super) fn keep(&self, path: &Path) -> Result<()> {
-        self.processes.first().map_or(Ok(()), |process| copy(&process.recording, path))
+        let Some(process) = self.processes.first() else { return Ok(()) };
+        let copied = std::fs::copy(&process.recording, path).map(drop);
+        copied.map_err(|source| Error::Io { path: path.to_owned(), action: "write it", source })
     }
 }
 

@@ -19,7 +19,7 @@ mod rank;
 mod scaled;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use millpond::HumanBytes;
@@ -185,9 +185,3 @@ fn show(args: &PredictArgs, job: &Job, ranks: &[Rank], (batch, largest): (Option
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
-
-/// Writes a file that was read, under another name.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let copied = std::fs::copy(from, to).map(drop);
-    copied.map_err(|source| Error::Io { path: to.to_owned(), action: "write it", source })
-}

@@ -18,6 +18,7 @@ It uses nothing of the package ``millpond``, which need not be there.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -46,6 +47,10 @@ class Imports:
         after = AFTER.pop(name, None)
         if after is None:
             return None
+        if name == "torch":
+            # A replay tries other settings. Some of them call the driver, which is not there.
+            for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+                os.environ.pop(setting, None)
         for finder in list(sys.meta_path):
             spec: Any = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
