@@ -7,7 +7,9 @@
 // | --- | --- |
 // | `card` | which card there is |
 // | `memory` | addresses without memory behind them |
-// | `runtime` | functions of CUDA's runtime, and of its driver |
+// | `answers` | how functions answer whose arguments nobody looks at |
+// | `runtime` | functions of CUDA's runtime |
+// | `driver` | functions of CUDA's driver |
 // | `libraries` | functions of cuBLAS and cuDNN |
 //
 // **One allocation.** PyTorch's allocator asks `cudaMalloc` in `runtime`, which takes addresses in `memory`. A kernel's launch
@@ -19,7 +21,11 @@
 // A test has the real libraries' functions, and these are not its.
 #![cfg_attr(test, allow(dead_code, reason = "nothing is exported there"))]
 
+#[cfg(not(test))]
+mod answers;
 mod card;
+#[cfg(not(test))]
+mod driver;
 #[cfg(not(test))]
 mod libraries;
 mod memory;

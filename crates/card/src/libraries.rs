@@ -3,18 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use crate::runtime::handle;
-
-const DONE: c_int = 0;
-
-macro_rules! done {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() -> c_int {
-            DONE
-        }
-    )* };
-}
+use crate::answers::{DONE, answers, done, handle};
 
 done! {
     cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched cublasCgemmBatched
@@ -63,23 +52,23 @@ done! {
     cudnnSpatialTfSamplerBackward cudnnSpatialTfSamplerForward
 }
 
-/// Functions whose first argument is where a handle goes.
-macro_rules! created {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(answer: *mut usize) -> c_int {
-            // SAFETY: the caller names a place for the handle.
-            unsafe { answer.write(handle()) };
-            DONE
-        }
-    )* };
-}
-
-created! {
-    cublasCreate_v2 cublasLtCreate cublasLtMatmulDescCreate cublasLtMatrixLayoutCreate cublasLtMatmulPreferenceCreate
-    cudnnCreate cudnnCreateActivationDescriptor cudnnCreateCTCLossDescriptor cudnnCreateConvolutionDescriptor
-    cudnnCreateDropoutDescriptor cudnnCreateFilterDescriptor cudnnCreatePoolingDescriptor cudnnCreateRNNDataDescriptor
-    cudnnCreateRNNDescriptor cudnnCreateSpatialTransformerDescriptor cudnnCreateTensorDescriptor
+answers! {
+    cublasCreate_v2: usize = handle();
+    cublasLtCreate: usize = handle();
+    cublasLtMatmulDescCreate: usize = handle();
+    cublasLtMatrixLayoutCreate: usize = handle();
+    cublasLtMatmulPreferenceCreate: usize = handle();
+    cudnnCreate: usize = handle();
+    cudnnCreateActivationDescriptor: usize = handle();
+    cudnnCreateCTCLossDescriptor: usize = handle();
+    cudnnCreateConvolutionDescriptor: usize = handle();
+    cudnnCreateDropoutDescriptor: usize = handle();
+    cudnnCreateFilterDescriptor: usize = handle();
+    cudnnCreatePoolingDescriptor: usize = handle();
+    cudnnCreateRNNDataDescriptor: usize = handle();
+    cudnnCreateRNNDescriptor: usize = handle();
+    cudnnCreateSpatialTransformerDescriptor: usize = handle();
+    cudnnCreateTensorDescriptor: usize = handle();
 }
 
 /// Functions that answer 0 behind a handle: a mode, a stream, a size.

@@ -3,23 +3,12 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
+use crate::answers::{DONE, answers, done, handle};
 use crate::card::Card;
 use crate::memory::{self, Owner};
 
-/// `cudaSuccess`, and `CUDA_SUCCESS`.
-const DONE: c_int = 0;
 const INVALID_DEVICE: c_int = 101;
 const OUT_OF_MEMORY: c_int = 2;
-
-/// Functions that are done at once. Their arguments are not looked at, so they need not be named.
-macro_rules! done {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() -> c_int {
-            DONE
-        }
-    )* };
-}
 
 done! {
     cudaInitDevice cudaGetLastError cudaPeekAtLastError cudaDeviceSynchronize cudaStreamSynchronize cudaStreamQuery
@@ -31,8 +20,6 @@ done! {
     cudaGraphDestroy cudaGraphExecDestroy cudaGraphDebugDotPrint cudaThreadExchangeStreamCaptureMode
     cudaMemPoolTrimTo cudaMemPoolSetAttribute cudaMemPoolSetAccess cudaProfilerStart cudaProfilerStop cudaDeviceReset
     cudaDeviceSetLimit cudaCtxResetPersistingL2Cache
-    cuInit cuCtxSetCurrent cuDevicePrimaryCtxRetain cuFuncSetAttribute cuFuncSetCacheConfig cuLaunchKernel
-    cuLaunchCooperativeKernel cuLinkAddData_v2 cuLinkComplete cuModuleUnload cuTensorMapEncodeTiled
 }
 
 /// The device that each thread chose.
@@ -43,30 +30,14 @@ fn current() -> &'static std::thread::LocalKey<AtomicI32> {
     &CURRENT
 }
 
-/// Functions whose first argument is where the answer goes.
-macro_rules! answers {
-    ($($name:ident: $type:ty = $value:expr;)*) => { $(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(answer: *mut $type) -> c_int {
-            if !answer.is_null() {
-                // SAFETY: the caller names a place for the answer.
-                unsafe { answer.write($value) };
-            }
-            DONE
-        }
-    )* };
-}
-
 /// CUDA 13.0. A runtime of another version says so itself: this is what its driver has.
-const VERSION: c_int = 13_000;
+pub(crate) const VERSION: c_int = 13_000;
 
 answers! {
     cudaGetDeviceCount: c_int = Card::get().count;
     // Relaxed: it is this thread's.
     cudaGetDevice: c_int = current().with(|device| device.load(Ordering::Relaxed));
-    cuDeviceGet: c_int = 0;
     cudaDriverGetVersion: c_int = VERSION;
-    cuDriverGetVersion: c_int = VERSION;
     cudaDeviceCanAccessPeer: c_int = 0;
     cudaStreamCreateWithPriority: usize = handle();
     cudaStreamCreateWithFlags: usize = handle();
@@ -85,21 +56,6 @@ answers! {
     // Enough for libraries that shape their kernels by it.
     cudaOccupancyMaxActiveBlocksPerMultiprocessor: c_int = 2;
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags: c_int = 2;
-    cuOccupancyMaxActiveBlocksPerMultiprocessor: c_int = 2;
-    cuFuncGetAttribute: c_int = 1024;
-    cuCtxGetCurrent: usize = 1;
-    cuModuleLoad: usize = handle();
-    cuModuleLoadData: usize = handle();
-    cuModuleLoadDataEx: usize = handle();
-    cuModuleGetFunction: usize = handle();
-    cuPointerGetAttribute: u64 = 0;
-}
-
-/// A stream, an event, a graph: never looked at, and each another one.
-pub(crate) fn handle() -> usize {
-    static LAST: AtomicUsize = AtomicUsize::new(0x1000);
-    // Relaxed: the number alone has to be another one.
-    LAST.fetch_add(16, Ordering::Relaxed)
 }
 
 #[unsafe(no_mangle)]
@@ -139,14 +95,6 @@ unsafe extern "C" fn cudaDeviceGetAttribute(answer: *mut c_int, number: c_int, _
 }
 
 /// # Safety
-/// As the driver's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetAttribute(answer: *mut c_int, number: c_int, device: c_int) -> c_int {
-    // SAFETY: the driver's attributes have the runtime's numbers.
-    unsafe { cudaDeviceGetAttribute(answer, number, device) }
-}
-
-/// # Safety
 /// As the runtime's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
@@ -168,22 +116,6 @@ unsafe extern "C" fn cudaDeviceGetPCIBusId(answer: *mut c_char, length: c_int, _
     }
     // SAFETY: the caller has so much room.
     unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), answer.cast(), name.len()) };
-    DONE
-}
-
-/// # Safety
-/// As the driver's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuDevicePrimaryCtxGetState(
-    _device: c_int,
-    flags: *mut c_uint,
-    is_active: *mut c_int,
-) -> c_int {
-    // SAFETY: the caller names a place for each answer.
-    unsafe {
-        flags.write(0);
-        is_active.write(1);
-    }
     DONE
 }
 

@@ -137,7 +137,13 @@ impl<'a> Job<'a> {
     fn environment(&self, folder: &Path, rank: u32) -> Result<Vec<(&'static str, OsString)>> {
         let Options { card, ranks, steps, item, selected } = &self.options;
         let number = |number: Option<f64>| number.map_or_else(String::new, |number| number.to_string());
+        // Triton links what it compiles with a libcuda.so.1.
+        let driver = folder.join("driver");
+        let linked = std::fs::create_dir(&driver)
+            .and_then(|()| std::os::unix::fs::symlink(&self.library, driver.join("libcuda.so.1")));
+        linked.map_err(|source| Error::Io { path: driver.clone(), action: "make it", source })?;
         let mut all = vec![
+            ("TRITON_LIBCUDA_PATH", driver.into()),
             ("LD_PRELOAD", preloaded(&self.library)),
             ("PYTHONPATH", python_path(&folder.join("python"), &HOOK)?),
             // Files that go with the folder need no compiled form.

@@ -128,7 +128,8 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
             selected: args.selected,
         },
     )?;
-    let wanted = Wanted { cards: args.card.clone(), context };
+    let nccl = if args.ranks > Some(1) && args.context.is_none() { rank::NCCL_BYTES } else { 0 };
+    let wanted = Wanted { cards: args.card.clone(), context, nccl };
     let predict = |batch: Option<u64>, is_shown: bool| {
         let more = batch.map(|batch| [args.batch_arg.clone().into(), batch.to_string().into()]);
         let run = job.run(more.as_ref().map_or(&[][..], |more| more), is_shown)?;
@@ -138,26 +139,31 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
             .collect::<Result<Vec<_>>>()
             .map(|ranks| (run, ranks))
     };
-    let (largest, batch) =
-        match args.batch {
-            Some(Batch::Auto) => {
-                let largest = batch::search(card.bytes.saturating_sub(context), |batch| {
-                    Ok(predict(Some(batch), false)?.1)
-                })?;
-                let most = largest.iter().filter_map(|largest| largest.batch).min();
-                let most = most.ok_or_else(|| no_batch_fits(&card))?;
-                (Some(largest), Some(most))
-            }
-            Some(Batch::Of(batch)) => (None, Some(batch)),
-            None => (None, None),
-        };
+    let (largest, batch) = match args.batch {
+        Some(Batch::Auto) => {
+            let largest = batch::search(card.bytes.saturating_sub(wanted.beside()), |batch| {
+                Ok(predict(Some(batch), false)?.1)
+            })?;
+            let most = largest.iter().filter_map(|largest| largest.batch).min();
+            let most = most.ok_or_else(|| no_batch_fits(&card))?;
+            (Some(largest), Some(most))
+        }
+        Some(Batch::Of(batch)) => (None, Some(batch)),
+        None => (None, None),
+    };
     let (run, ranks) = predict(batch, largest.is_none())?;
     show(args, &job, &ranks, (batch, largest.as_deref()));
     if let Some(path) = &args.record {
         run.keep(path)?;
         say_written(path);
     }
-    let told = Told { program: job.name(), card: &card, context, ranks: &ranks, largest_batch: largest };
+    let told = Told {
+        program: job.name(),
+        card: &card,
+        context: wanted.beside(),
+        ranks: &ranks,
+        largest_batch: largest,
+    };
     json.map_or(Ok(()), |file| write_json(file, &told))
 }
 

@@ -21,12 +21,24 @@ use crate::screen::{say, table, wrapped};
 /// train, on an H100 with driver 580 and PyTorch 2.11: docs/lab/predict.md.
 pub(super) const CONTEXT_BYTES: u64 = 770 << 20;
 
+/// What NCCL takes besides: between two H100s of one host, as measured there.
+pub(super) const NCCL_BYTES: u64 = 830 << 20;
+
 /// What is asked about each process.
 #[derive(Debug)]
 pub(super) struct Wanted {
     /// Empty for the sizes that cards have.
     pub(super) cards: Vec<CardFacts>,
+    /// Bytes beside the allocator, and those of NCCL.
     pub(super) context: u64,
+    pub(super) nccl: u64,
+}
+
+impl Wanted {
+    /// All bytes that are not the allocator's.
+    pub(super) fn beside(&self) -> u64 {
+        self.context + self.nccl
+    }
 }
 
 /// What is told of a process. Sizes in bytes.
@@ -80,7 +92,7 @@ impl Rank {
             let choose = |context: &Context| Choice::default().build(allocator, context);
             let unlimited = on_sim(trace, &program, &choose, UNLIMITED)?;
             let needs = Need::of(&program, &choose, &unlimited)?.map(|need| need.bytes);
-            let fits = |card: &&Card| needs.is_some_and(|needs| card.fits(needs, wanted.context));
+            let fits = |card: &&Card| needs.is_some_and(|needs| card.fits(needs, wanted.beside()));
             let cards = cards.iter().filter(fits).map(|card| card.name.clone()).collect();
             Ok(Needs { allocator, needs, reserved: unlimited.peak_reserved, cards })
         });
@@ -100,7 +112,7 @@ impl Rank {
             kinds: by(|tags| tags.first().cloned().unwrap_or_else(|| "other".to_owned())),
             modules: by(|tags| tags.get(1).cloned().unwrap_or_else(|| "(no module)".to_owned())),
             allocators: found.into_iter().collect::<Result<_>>()?,
-            beside: beside(wanted.context),
+            beside: beside(wanted),
             remarks: process.answer.remarks.clone(),
         })
     }
@@ -195,18 +207,17 @@ fn runs_on(cards: &[String]) -> String {
     }
 }
 
-fn beside(context: u64) -> Vec<Beside> {
-    let counted = Beside {
-        what: "the context, and the kernels of PyTorch, cuBLAS and cuDNN",
-        bytes: Some(context),
-        source: "measured on an H100; --context sets it",
-    };
-    let not = |what, source| Beside { what, bytes: None, source };
-    vec![
-        counted,
-        not("NCCL's buffers", "they depend on the links between the cards"),
-        not("libraries with kernels of their own", "such as flash-attn and bitsandbytes"),
-    ]
+fn beside(wanted: &Wanted) -> Vec<Beside> {
+    let measured = "measured on an H100; --context sets it";
+    let what = "the context, and the kernels of PyTorch, cuBLAS and cuDNN";
+    let mut all = vec![Beside { what, bytes: Some(wanted.context), source: measured }];
+    if wanted.nccl > 0 {
+        let source = "measured between two H100s of one host";
+        all.push(Beside { what: "NCCL's buffers", bytes: Some(wanted.nccl), source });
+    }
+    let source = "what they allocate past PyTorch";
+    all.push(Beside { what: "other libraries", bytes: None, source });
+    all
 }
 
 /// What the ranks request and need, side by side.

@@ -140,11 +140,21 @@ def watch_gradient_of(output: Any, name: str) -> None:
 # Phases
 
 
+#: Backwards for a step, after which a program is taken for one with an optimizer of its own.
+MOST_BACKWARDS = 32
+
+
 def watch_backward() -> None:
     engine = torch.autograd.graph._engine_run_backward
+    times = 0
 
     def run(*args: Any, **kwargs: Any) -> Any:
         global BACKWARD
+        nonlocal times
+        times += 1
+        if times > STEPS * MOST_BACKWARDS and "steps" not in ANSWER.figures:
+            ANSWER.remark(f"no optimizer of PyTorch's took a step: ended after {times - 1} backwards")
+            finish("ended")
         before = RECORDING.phase, RECORDING.module
         BACKWARD += 1
         RECORDING.set("backward", "")
