@@ -102,6 +102,28 @@ def test_an_option_answers_what_needs_a_value() -> None:
     assert "torch.Size([262144]) more" in done.stderr
 
 
+def test_ranks_are_predicted_without_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    done = predict("--ranks", "2", "--json", str(file), "--", PYTHON, str(JOBS / "ddp.py"))
+    assert done.returncode == 0, done.stderr
+    peaks = [rank["peak_requested"] for rank in json.loads(file.read_text())["ranks"]]
+    # 825.7 MiB were measured on two H100s.
+    assert peaks[0] == peaks[1] and abs(peaks[0] / (825.7 * (1 << 20)) - 1) < 0.01
+
+
+def test_a_program_without_an_optimizer_of_pytorch_ends() -> None:
+    program = """
+import torch
+weight = torch.ones(100, 100, device="cuda", requires_grad=True)
+while True:
+    (torch.ones(8, 100, device="cuda") @ weight).sum().backward()
+    weight.grad = None
+"""
+    done = of(program, "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert "ended after 32 backwards" in done.stdout
+
+
 def test_the_program_sees_the_card_that_was_named() -> None:
     program = "import torch; torch.ones(1).cuda(); print(torch.cuda.get_device_properties(0))"
     done = of(program, "--card", "RTX 4090")
