@@ -91,13 +91,12 @@ impl Card {
         }
     }
 
-    /// Fills a `cudaDeviceProp`, whose fields lie at these places in CUDA 13. What the versions before have elsewhere, PyTorch only
-    /// shows.
+    /// Fills a `cudaDeviceProp` of this layout.
     ///
     /// # Safety
-    /// `properties` has room for [`Self::PROPERTIES`] bytes.
-    pub(crate) unsafe fn fill(&self, properties: *mut c_void) {
-        let mut bytes = [0u8; Self::PROPERTIES];
+    /// `properties` has room for the layout's bytes.
+    pub(crate) unsafe fn fill(&self, properties: *mut c_void, layout: &Layout) {
+        let mut bytes = vec![0u8; layout.bytes];
         let name = self.name.as_bytes();
         let length = name.len().min(255);
         bytes[..length].copy_from_slice(&name[..length]);
@@ -107,8 +106,8 @@ impl Card {
         put(352, &(64u64 << 10).to_ne_bytes());
         put(368, &512u64.to_ne_bytes());
         let (a_block, a_multiprocessor) = self.shared_memory();
-        put(624, &(a_multiprocessor as u64).to_ne_bytes());
-        put(672, &(a_block as u64).to_ne_bytes());
+        put(layout.shared_of_a_multiprocessor, &(a_multiprocessor as u64).to_ne_bytes());
+        put(layout.shared_of_a_block, &(a_block as u64).to_ne_bytes());
         let numbers = [
             (304, 65_536),
             (308, 32),
@@ -121,22 +120,65 @@ impl Card {
             (344, 65_535),
             (360, self.major),
             (364, self.minor),
-            (384, self.multiprocessors),
-            (560, 1),
-            (596, 50 << 20),
-            (588, 1),
-            (604, 2048),
-            (668, 1),
-            (688, 32),
-            (632, 65_536),
+            (layout.multiprocessors, self.multiprocessors),
+            (layout.concurrent_kernels, 1),
+            (layout.unified_addresses, 1),
+            (layout.l2_bytes, 50 << 20),
+            (layout.threads_of_a_multiprocessor, 2048),
+            (layout.registers_of_a_multiprocessor, 65_536),
+            (layout.cooperative_launch, 1),
+            (layout.blocks_of_a_multiprocessor, 32),
         ];
         numbers.into_iter().for_each(|(at, number)| put(at, &number.to_ne_bytes()));
         // SAFETY: the caller has the room.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), properties.cast(), bytes.len()) };
     }
+}
 
-    /// `sizeof(cudaDeviceProp)` of CUDA 13; that of CUDA 12 is longer.
-    pub(crate) const PROPERTIES: usize = 1008;
+/// Where a version of CUDA has the fields of `cudaDeviceProp` that do not lie where they always did (driver_types.h).
+#[derive(Debug)]
+pub(crate) struct Layout {
+    bytes: usize,
+    multiprocessors: usize,
+    concurrent_kernels: usize,
+    unified_addresses: usize,
+    l2_bytes: usize,
+    threads_of_a_multiprocessor: usize,
+    shared_of_a_multiprocessor: usize,
+    registers_of_a_multiprocessor: usize,
+    cooperative_launch: usize,
+    shared_of_a_block: usize,
+    blocks_of_a_multiprocessor: usize,
+}
+
+impl Layout {
+    pub(crate) const CUDA_12: Self = Self {
+        bytes: 1032,
+        multiprocessors: 388,
+        concurrent_kernels: 576,
+        unified_addresses: 604,
+        l2_bytes: 616,
+        threads_of_a_multiprocessor: 624,
+        shared_of_a_multiprocessor: 640,
+        registers_of_a_multiprocessor: 648,
+        cooperative_launch: 688,
+        shared_of_a_block: 696,
+        blocks_of_a_multiprocessor: 712,
+    };
+
+    pub(crate) const CUDA_13: Self = Self {
+        bytes: 1008,
+        multiprocessors: 384,
+        concurrent_kernels: 560,
+        unified_addresses: 588,
+        l2_bytes: 596,
+        threads_of_a_multiprocessor: 604,
+        shared_of_a_multiprocessor: 624,
+        registers_of_a_multiprocessor: 632,
+        cooperative_launch: 668,
+        shared_of_a_block: 672,
+        blocks_of_a_multiprocessor: 688,
+    };
 }
 
 #[cfg(test)]
@@ -155,13 +197,15 @@ mod tests {
     }
 
     #[test]
-    fn properties_lie_where_cuda_13_has_them() {
+    fn properties_lie_where_each_cuda_has_them() {
         let card = Card::parsed("A100|85899345920|8|0|108|1").unwrap();
-        let mut bytes = [0xffu8; Card::PROPERTIES];
-        // SAFETY: the array has so many bytes.
-        unsafe { card.fill(bytes.as_mut_ptr().cast()) };
-        assert_eq!(&bytes[..5], b"A100\0");
-        let number = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
-        assert_eq!([360, 364, 384].map(number), [8, 0, 108]);
+        for (layout, at) in [(&Layout::CUDA_12, 388), (&Layout::CUDA_13, 384)] {
+            let mut bytes = vec![0xffu8; layout.bytes];
+            // SAFETY: the array has so many bytes.
+            unsafe { card.fill(bytes.as_mut_ptr().cast(), layout) };
+            assert_eq!(&bytes[..5], b"A100\0");
+            let number = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+            assert_eq!([360, 364, at].map(number), [8, 0, 108]);
+        }
     }
 }

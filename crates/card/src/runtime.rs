@@ -1,10 +1,11 @@
 //! The CUDA runtime's functions, as PyTorch calls them. What would do something on a card does nothing.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::answers::{DONE, answers, done, handle};
-use crate::card::Card;
+use crate::card::{Card, Layout};
 use crate::memory::{self, Owner};
 
 const INVALID_DEVICE: c_int = 101;
@@ -72,9 +73,28 @@ extern "C" fn cudaSetDevice(device: c_int) -> c_int {
 /// As the runtime's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceProperties(properties: *mut c_void, _device: c_int) -> c_int {
-    // SAFETY: the caller has a `cudaDeviceProp`.
-    unsafe { Card::get().fill(properties) };
+    // SAFETY: the caller has a `cudaDeviceProp` of the runtime that it is linked with.
+    unsafe { Card::get().fill(properties, layout()) };
     DONE
+}
+
+/// That of the runtime which the process has loaded, whose own functions are hidden by these.
+fn layout() -> &'static Layout {
+    static IS_OLD: OnceLock<bool> = OnceLock::new();
+    let is_old = || {
+        // SAFETY: the name is a C string.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"cudaRuntimeGetVersion".as_ptr()) };
+        if found.is_null() {
+            return false;
+        }
+        let mut version: c_int = 0;
+        // SAFETY: the runtime's function has this type, and asks no driver.
+        let version_of: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { std::mem::transmute(found) };
+        // SAFETY: as above.
+        unsafe { version_of(&mut version) };
+        (1..VERSION).contains(&version)
+    };
+    if *IS_OLD.get_or_init(is_old) { &Layout::CUDA_12 } else { &Layout::CUDA_13 }
 }
 
 /// # Safety

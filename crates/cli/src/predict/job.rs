@@ -181,7 +181,8 @@ impl<'a> Job<'a> {
             return Err(Error::NotPredicted(refused.error.clone().unwrap_or_default()));
         }
         if let Some(failed) = answers.iter().find(|answer| answer.ended == "failed") {
-            let why = failed.error.clone().unwrap_or_default();
+            let why = failed.error.as_deref().unwrap_or_default();
+            let why = why.lines().next().unwrap_or_default().to_owned();
             return Err(Error::ProgramFailed { program: self.name(), why });
         }
         let mut processes = Vec::new();

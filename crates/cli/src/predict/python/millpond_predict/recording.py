@@ -18,6 +18,9 @@ from .settings import ANSWER, FOLDER, RANK, REAL
 #: More events than a few steps have: PyTorch keeps the last so many.
 MOST_EVENTS = 4_000_000
 
+#: From PyTorch 2.10 on, it keeps a text with each allocation.
+SET_METADATA = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+
 #: Frames of a call stack that are kept: the innermost.
 MOST_FRAMES = 48
 
@@ -44,6 +47,8 @@ class Recording:
         #: After so many allocations of a device: the kind and name of what lies at an address.
         self.notes: dict[int, list[tuple[int, dict[int, tuple[str, str]]]]] = {}
         self.phases: list[dict[str, Any]] = []
+        #: After so many allocations of a device: the phase and the module, where PyTorch does not keep them.
+        self.marks: dict[int, list[tuple[int, str]]] = {}
 
     def begin(self) -> None:
         torch.cuda.memory._record_memory_history(
@@ -57,7 +62,11 @@ class Recording:
             if phase != self.phase and "workspace" not in (phase, self.phase):
                 self.enter(phase)
             self.phase, self.module = phase, module
-            torch._C._cuda_setMemoryMetadata(f"{phase}|{module}")
+            if SET_METADATA is not None:
+                SET_METADATA(f"{phase}|{module}")
+            elif torch.cuda.is_initialized():
+                device = torch.cuda.current_device()
+                self.marks.setdefault(device, []).append((allocations(device), f"{phase}|{module}"))
 
     def enter(self, phase: str) -> None:
         """Notes when one phase ends and the next begins. A recompute is part of a backward."""
@@ -77,8 +86,7 @@ class Recording:
                 if part.is_cuda:
                     by_device.setdefault(part.device.index, {})[part.untyped_storage().data_ptr()] = (kind, module)
         for device, found in by_device.items():
-            allocations = torch._C._cuda_memoryStats(device)["allocation"]["all"]["allocated"]
-            self.notes.setdefault(device, []).append((allocations, found))
+            self.notes.setdefault(device, []).append((allocations(device), found))
 
     def write(self) -> None:
         """Writes the snapshot, and the figures of PyTorch's allocator."""
@@ -92,6 +100,9 @@ class Recording:
         snapshot = torch.cuda.memory._snapshot()
         workspaces = workspace_addresses()
         for device, events in enumerate(snapshot["device_traces"]):
+            marks = self.marks.get(device)
+            if marks:
+                mark(events, marks)
             Kinds(events, self.notes.get(device, []), workspaces).tag()
         for event in snapshot["device_traces"]:
             for one in event:
@@ -112,6 +123,22 @@ class Recording:
             "peak_allocated": max((stats["allocated_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
             "peak_reserved": max((stats["reserved_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
         }
+
+
+def allocations(device: int) -> int:
+    """How many there were on a device."""
+    return int(torch._C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
+
+
+def mark(events: list[Any], marks: list[tuple[int, str]]) -> None:
+    """Gives each allocation the phase and the module of the last mark before it."""
+    at, number = 0, 0
+    for event in events:
+        if event["action"] == "alloc":
+            while at + 1 < len(marks) and marks[at + 1][0] <= number:
+                at += 1
+            event["user_metadata"] = marks[at][1]
+            number += 1
 
 
 class Kinds:

@@ -63,6 +63,9 @@ def begin() -> None:
     hook = sys.excepthook
 
     def failed(kind: Any, error: Any, trace: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            ANSWER.remark("ended by Ctrl-C: what came before is predicted")
+            finish("ended")
         hook(kind, error, trace)
         ANSWER.figures["failed"] = f"{kind.__name__}: {error}"
 
