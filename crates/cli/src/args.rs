@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Diff(DiffArgs),
     /// Show which recorded jobs can share which card
     Plan(PlanArgs),
-    /// Show what a recorded job would need with a larger batch
+    /// Show what a job will need, without a GPU
     Predict(PredictArgs),
     /// Measure what an allocation costs, beside other allocators
     Bench(BenchArgs),

@@ -61,10 +61,15 @@ pub(crate) enum Error {
     #[error("{}: cannot run it: {source}", program.display())]
     CannotRun { program: PathBuf, source: std::io::Error },
     #[error(
-        "libmillpond_run.so is neither beside the command nor in ../lib: `scripts/install` puts it there, `cargo build \
-         --release -p millpond-run` makes it, and MILLPOND_RUN_LIBRARY names it elsewhere"
+        "{name} is neither beside the command nor in ../lib: `scripts/install` puts it there, `cargo build --release -p \
+         {made_by}` makes it, and {variable} names it elsewhere"
     )]
-    NoRunLibrary,
+    NoLibrary { name: &'static str, variable: &'static str, made_by: &'static str },
+    /// What a program does that cannot be predicted, with what to do about it.
+    #[error("{0}")]
+    NotPredicted(String),
+    #[error("{program}: {why}; nothing is predicted")]
+    ProgramFailed { program: String, why: String },
     #[error("{}: cannot draw the curves: {why}", path.display())]
     Drawing { path: PathBuf, why: String },
     #[error(
@@ -91,6 +96,7 @@ impl Error {
             Self::Usage(_)
             | Self::NoSuchStep(_)
             | Self::NoMoment(_)
+            | Self::NotPredicted(_)
             | Self::Training(millpond_mlp::Error::ConfigFile { .. })
             | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,
             Self::Training(millpond_mlp::Error::Launcher { .. }) => 2,

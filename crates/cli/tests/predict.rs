@@ -81,3 +81,145 @@ fn what_cannot_be_scaled_is_refused_with_what_to_do() {
     let bare = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/traces/gnn.pickle.zst");
     refused(&[(&bare, 10), (&small, 20)], "batch=30", "names no call sites");
 }
+
+/// What a process of a program that is predicted writes, as the hook in PyTorch does: weights of 1 GiB, and activations of 100 MiB for
+/// each of the batch.
+const STAND_IN: &str = r#"
+import json, os, pickle, sys
+batch = int(sys.argv[sys.argv.index("--batch-size") + 1]) if "--batch-size" in sys.argv else 4
+folder = os.environ["MILLPOND_PREDICT"]
+tag = lambda name: {"name": name, "filename": "tag", "line": 0}
+line = {"name": "forward", "filename": "train.py", "line": 7}
+events, address = [], 1 << 30
+def alloc(size, *tags):
+    global address
+    frames = [line, *map(tag, tags)]
+    events.append({"action": "alloc", "addr": address, "size": size, "stream": 0, "time_us": len(events), "frames": frames})
+    address += size + 512
+alloc(1 << 30, "embed", "parameter")
+for layer in range(batch):
+    alloc(100 << 20, f"h.{layer}.mlp", "activation")
+snapshot = {"device_traces": [events], "segments": []}
+path = os.path.join(folder, "1.pickle")
+with open(path, "wb") as file:
+    pickle.dump(snapshot, file)
+card = os.environ["MILLPOND_CARD"]
+answer = {"ended": "steps", "error": None, "recording": path, "torch": "2.11.0", "steps": int(os.environ["MILLPOND_PREDICT_STEPS"]),
+          "rank": int(os.environ.get("RANK") or 0), "remarks": [f"the card is {card}"]}
+with open(os.path.join(folder, "1.json"), "w") as file:
+    json.dump(answer, file)
+"#;
+
+/// `millpond predict` of a program with the library that cargo built for this test; `None` where Python is not installed.
+fn predicted(program: &str, args: &[&str]) -> Option<Output> {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "python3 is not installed");
+        eprintln!("not run: python3 is not installed");
+        return None;
+    }
+    let test = std::env::current_exe().unwrap();
+    let mut predict = command();
+    predict.env("MILLPOND_CARD_LIBRARY", test.parent().unwrap().join("libmillpond_card.so"));
+    predict.env_remove("RANK").env_remove("WORLD_SIZE");
+    Some(predict.arg("predict").args(args).args(["--", "python3", "-c", program]).output().unwrap())
+}
+
+#[test]
+fn a_program_is_predicted_by_kind_module_and_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, recording] = ["p.json", "p.pickle"].map(|name| folder.path().join(name));
+    let files = ["--json", json.to_str().unwrap(), "--record", recording.to_str().unwrap()];
+    let args = [&["--card", "RTX 4090,8GiB", "--steps", "5"], &files[..]].concat();
+    let Some(output) = predicted(STAND_IN, &args) else { return };
+    let text = stdout(&output);
+    for line in [
+        "python3, predicted on RTX 4090 (24.00 GiB)",
+        "(PyTorch 2.11.0; 5 steps of the optimizer)",
+        "requests 1.39 GiB at most",
+        "   1.00 GiB  72 %  parameter",
+        " 400.00 MiB  28 %  h.*.mlp (4)",
+        "the card is RTX 4090|25769803776|8|9|128|1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    let told = read_json(&json);
+    let rank = &told["ranks"][0];
+    assert_eq!(rank["peak_requested"].as_u64(), Some((1024 + 400) << 20));
+    assert_eq!(rank["kinds"][1]["name"], "activation");
+    assert_eq!(rank["allocators"].as_array().unwrap().len(), 8);
+    assert_eq!(rank["allocators"][0]["cards"].as_array().unwrap().len(), 2, "{told}");
+    let replayed = command().arg("replay").arg(&recording).output().unwrap();
+    assert!(stdout(&replayed).contains("parameter/embed"), "{}", stdout(&replayed));
+}
+
+#[test]
+fn the_largest_batch_fits_and_one_more_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("p.json");
+    let args = ["--card", "8GiB", "--context", "0", "--batch", "auto", "--json", json.to_str().unwrap()];
+    let Some(output) = predicted(STAND_IN, &args) else { return };
+    assert!(
+        stdout(&output).contains("the largest batch that fits with millpond: 71\n"),
+        "{}",
+        stdout(&output)
+    );
+    let told = read_json(&json);
+    assert_eq!(told["largest_batch"][1]["batch"].as_u64(), Some(71), "{told}");
+}
+
+/// What a program finds out about the card, and whether it can use it: answers are a text in the error of a job that failed.
+const ASKS: &str = r#"
+import ctypes, json, os
+cuda = ctypes.CDLL(None)
+count, properties, address = ctypes.c_int(), ctypes.create_string_buffer(1008), ctypes.c_void_p()
+told = [cuda.cudaGetDeviceCount(ctypes.byref(count)), cuda.cudaGetDeviceProperties(properties, 0)]
+told += [cuda.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(50 << 30)), cuda.cudaLaunchKernel(None)]
+host = ctypes.create_string_buffer(b"value", 8)
+told += [cuda.cudaMemcpy(host, address, ctypes.c_size_t(8), 2), cuda.cudaSetDevice(2), cuda.cudaFree(address)]
+text = f"{count.value} of {properties.value.decode()}: {told} {host.raw == bytes(8)}"
+with open(os.environ["MILLPOND_PREDICT"] + "/1.json", "w") as file:
+    json.dump({"ended": "failed", "error": text, "remarks": []}, file)
+"#;
+
+#[test]
+fn a_program_finds_a_card_that_does_nothing() {
+    let Some(output) = predicted(ASKS, &["--ranks", "2", "--card", "A100"]) else { return };
+    let said = shared::failure(&output);
+    // All calls succeed, but for the choice of a third card.
+    assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True"), "{said}");
+}
+
+#[test]
+fn each_rank_is_predicted() {
+    let Some(output) = predicted(STAND_IN, &["--ranks", "2"]) else { return };
+    let text = stdout(&output);
+    assert!(text.contains("\nRank 0\n") && text.contains("\nRank 1\n"), "{text}");
+    assert!(text.contains("the card is H100|85899345920|9|0|132|2"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_predicted_says_why_in_one_line() {
+    let answer = |ended: &str, error: &str| {
+        format!(
+            "import json, os\nwith open(os.environ['MILLPOND_PREDICT'] + '/1.json', 'w') as file:\n    json.dump({{'ended': \
+             '{ended}', 'error': '{error}', 'remarks': []}}, file)\n"
+        )
+    };
+    let refused = |program: &str, args: &[&str], status: i32, said: &str| {
+        let Some(output) = predicted(program, args) else { return };
+        assert_eq!(output.status.code(), Some(status), "{}", stderr(&output));
+        assert!(shared::failure(&output).contains(said), "{}", stderr(&output));
+    };
+    refused(&answer("refused", "train.py:3: say --item"), &[], 2, "train.py:3: say --item");
+    refused(&answer("failed", "ValueError: no"), &[], 1, "python3: ValueError: no; nothing is predicted");
+    refused("pass", &[], 2, "it used no CUDA memory of PyTorch");
+    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had used a card");
+    refused(STAND_IN, &["--card", "1GiB", "--batch", "auto"], 2, "a batch of 1 does not fit a card of 1 GiB");
+    refused(STAND_IN, &["--batch", "0"], 2, "should be a number above 0, or auto");
+    refused(STAND_IN, &["--selected", "2"], 2, "a part from 0 to 1");
+    refused(STAND_IN, &["--card", "Voodoo"], 2, "no card that Millpond knows");
+    let launcher = command().args(["predict", "--", "torchrun", "train.py"]).output().unwrap();
+    assert_eq!(launcher.status.code(), Some(2), "{}", stderr(&launcher));
+    let neither = command().arg("predict").output().unwrap();
+    assert_eq!(neither.status.code(), Some(2), "{}", stderr(&neither));
+}

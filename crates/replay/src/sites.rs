@@ -73,10 +73,7 @@ impl Live {
     }
 
     fn after(trace: &Trace, program: &Program, steps: usize) -> Self {
-        let mut is_live = vec![false; program.blocks];
-        for step in program.steps.iter().take(steps) {
-            is_live[step.block as usize] = step.alloc;
-        }
+        let is_live = live_after(program, steps);
         let before: FxHashSet<u32> = trace.live_before.iter().copied().collect();
         let mut live = Self::default();
         let mut by_stack: FxHashMap<(StackId, bool), (u64, u64)> = FxHashMap::default();
@@ -95,6 +92,31 @@ impl Live {
         }
         live
     }
+}
+
+/// The bytes that are live under each tag when most is requested, the most first: of all tags, outermost first.
+pub fn tags_at_peak(trace: &Trace, program: &Program) -> Vec<(Vec<String>, u64)> {
+    let is_live = live_after(program, program.peak_requested().1 + 1);
+    let mut by_stack: FxHashMap<StackId, u64> = FxHashMap::default();
+    for (block, _) in trace.blocks.iter().zip(is_live).filter(|(_, is_live)| *is_live) {
+        *by_stack.entry(block.stack).or_default() += block.size;
+    }
+    let mut tags: BTreeMap<Vec<String>, u64> = BTreeMap::new();
+    for (stack, bytes) in by_stack {
+        *tags.entry(tags_of(trace, stack)).or_default() += bytes;
+    }
+    let mut tags: Vec<_> = tags.into_iter().collect();
+    tags.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    tags
+}
+
+/// Which blocks are live after so many steps.
+fn live_after(program: &Program, steps: usize) -> Vec<bool> {
+    let mut is_live = vec![false; program.blocks];
+    for step in program.steps.iter().take(steps) {
+        is_live[step.block as usize] = step.alloc;
+    }
+    is_live
 }
 
 fn by_tag(trace: &Trace, by_stack: &FxHashMap<(StackId, bool), (u64, u64)>) -> Vec<Tag> {
@@ -140,10 +162,15 @@ pub(crate) fn without_stack(before: bool) -> &'static str {
 
 /// The tags of a stack, outermost first.
 pub(crate) fn tag(trace: &Trace, stack: StackId) -> Option<String> {
-    let tags = trace.stacks.frames(stack).filter(|frame| frame.is_tag());
-    let mut tags: Vec<_> = tags.map(|frame| &*frame.name).collect();
-    tags.reverse();
+    let tags = tags_of(trace, stack);
     (!tags.is_empty()).then(|| tags.join("/"))
+}
+
+fn tags_of(trace: &Trace, stack: StackId) -> Vec<String> {
+    let tags = trace.stacks.frames(stack).filter(|frame| frame.is_tag());
+    let mut tags: Vec<_> = tags.map(|frame| frame.name.to_string()).collect();
+    tags.reverse();
+    tags
 }
 
 /// Frames of a call site that are told: where memory is asked for through a helper, its caller says more.

@@ -1,34 +1,49 @@
-//! Where the library lies that is preloaded: beside the command, in `../lib`, or where `MILLPOND_RUN_LIBRARY` says.
+//! Where a library lies that is preloaded: beside the command, in `../lib`, or where a variable says.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-const NAME: &str = "libmillpond_run.so";
-
-pub(super) fn find() -> Result<PathBuf> {
-    let asked = std::env::var_os("MILLPOND_RUN_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let found = match asked {
-        Some(asked) => asked.exists().then_some(asked),
-        None => beside_the_command(),
-    };
-    let Some(found) = found.and_then(|path| path.canonicalize().ok()) else {
-        return Err(Error::NoRunLibrary);
-    };
-    // The dynamic linker takes both for the end of a path.
-    if found.to_string_lossy().contains([' ', ':']) {
-        let why = format!(
-            "{}: it cannot be preloaded from a path with a space or a colon: copy it, and name the copy in MILLPOND_RUN_LIBRARY",
-            found.display()
-        );
-        return Err(Error::Usage(why));
-    }
-    Ok(found)
+/// A library that is preloaded into programs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Library {
+    pub(crate) name: &'static str,
+    /// Names the file, wherever it lies.
+    pub(crate) variable: &'static str,
+    /// The crate that makes it.
+    pub(crate) made_by: &'static str,
 }
 
-fn beside_the_command() -> Option<PathBuf> {
-    let command = std::env::current_exe().ok()?.canonicalize().ok()?;
-    let folder = command.parent()?;
-    let places = [folder.join(NAME), folder.join("../lib").join(NAME)];
-    places.into_iter().find(|path| Path::exists(path))
+/// What `millpond run` preloads.
+pub(super) const RUN: Library =
+    Library { name: "libmillpond_run.so", variable: "MILLPOND_RUN_LIBRARY", made_by: "millpond-run" };
+
+impl Library {
+    pub(crate) fn find(self) -> Result<PathBuf> {
+        let Self { name, variable, made_by } = self;
+        let asked = std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let found = match asked {
+            Some(asked) => asked.exists().then_some(asked),
+            None => self.beside_the_command(),
+        };
+        let Some(found) = found.and_then(|path| path.canonicalize().ok()) else {
+            return Err(Error::NoLibrary { name, variable, made_by });
+        };
+        // The dynamic linker takes both for the end of a path.
+        if found.to_string_lossy().contains([' ', ':']) {
+            let why = format!(
+                "{}: it cannot be preloaded from a path with a space or a colon: copy it, and name the copy in {variable}",
+                found.display()
+            );
+            return Err(Error::Usage(why));
+        }
+        Ok(found)
+    }
+
+    fn beside_the_command(self) -> Option<PathBuf> {
+        let command = std::env::current_exe().ok()?.canonicalize().ok()?;
+        let folder = command.parent()?;
+        let places = [folder.join(self.name), folder.join("../lib").join(self.name)];
+        places.into_iter().find(|path| Path::exists(path))
+    }
 }

@@ -9,12 +9,13 @@
 //! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
 mod accounts;
-mod library;
-mod program;
+pub(crate) mod library;
+pub(crate) mod program;
 mod top;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use clap::{Args, Parser};
 
@@ -120,7 +121,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     refuse_clashes(&[], &[&args.record, &args.report, &args.json].map(Option::as_deref))?;
     let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
     let (page, json) = (page?, json?);
-    let library = library::find()?;
+    let library = library::RUN.find()?;
     let folder = tempfile::tempdir().map_err(|source| Error::Io {
         path: std::env::temp_dir(),
         action: "make a folder there",
@@ -130,7 +131,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
     let environment = environment(args, &library, folder.path(), recording.as_deref())?;
-    let run = || program.run(&environment);
+    let run = || program.run(&environment, Stdio::inherit());
     let ended = if args.top { top::beside(run)? } else { run()? };
     let told = Told::read(folder.path());
     match &out_of_reach {
@@ -156,14 +157,8 @@ fn environment(
     folder: &Path,
     recording: Option<&Path>,
 ) -> Result<Vec<(&'static str, OsString)>> {
-    let before = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let mut preloaded = library.as_os_str().to_owned();
-    if let Some(others) = before("LD_PRELOAD") {
-        preloaded.push(":");
-        preloaded.push(others);
-    }
     let mut all = vec![
-        ("LD_PRELOAD", preloaded),
+        ("LD_PRELOAD", preloaded(library)),
         ("MILLPOND_RUN", args.mode().into()),
         ("MILLPOND_RUN_ACCOUNTS", folder.into()),
         ("MILLPOND_RUN_LIMIT", args.limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
@@ -190,20 +185,42 @@ fn environment(
 /// speaks of already is left to that.
 fn for_python(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
     const LIBRARIES: [&str; 4] = ["MILLPOND_TORCH", "MILLPOND_CUPY", "MILLPOND_RMM", "MILLPOND_NUMBA"];
-    let folder = folder.join("python");
+    let files = [("millpond_imports.py", include_str!("python/millpond_imports.py"))];
+    let path = python_path(&folder.join("python"), &files)?;
+    let unsaid = LIBRARIES.into_iter().filter(|name| std::env::var_os(name).is_none());
+    Ok(unsaid.map(|name| (name, "1".into())).chain([("PYTHONPATH", path)]).collect())
+}
+
+/// Writes files into a new folder, beside what each Python process begins with: that imports `millpond_imports`. Returns
+/// PYTHONPATH with the folder before all others.
+pub(crate) fn python_path(folder: &Path, files: &[(&str, &str)]) -> Result<OsString> {
     let write = || {
-        std::fs::create_dir(&folder)?;
-        std::fs::write(folder.join("millpond_imports.py"), include_str!("python/millpond_imports.py"))?;
-        std::fs::write(folder.join("sitecustomize.py"), include_str!("python/sitecustomize.py"))
+        for (name, text) in
+            files.iter().chain(&[("sitecustomize.py", include_str!("python/sitecustomize.py"))])
+        {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
+            std::fs::write(path, text)?;
+        }
+        Ok(())
     };
-    write().map_err(|source| Error::Io { path: folder.clone(), action: "write to it", source })?;
-    let mut path = folder.into_os_string();
+    write().map_err(|source| Error::Io { path: folder.to_owned(), action: "write to it", source })?;
+    let mut path = folder.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("PYTHONPATH").filter(|others| !others.is_empty()) {
         path.push(":");
         path.push(others);
     }
-    let unsaid = LIBRARIES.into_iter().filter(|name| std::env::var_os(name).is_none());
-    Ok(unsaid.map(|name| (name, "1".into())).chain([("PYTHONPATH", path)]).collect())
+    Ok(path)
+}
+
+/// The library that is to be preloaded, before those that are already.
+pub(crate) fn preloaded(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
 }
 
 /// The recording of the program as a page.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -21,15 +21,15 @@ use crate::error::{Error, Result};
 
 /// What is to be run.
 #[derive(Debug)]
-pub(super) struct Program<'a> {
+pub(crate) struct Program<'a> {
     path: &'a OsStr,
     arguments: &'a [OsString],
 }
 
 /// How it ended: its exit status or, after a signal, 128 and the signal's number, as shells have it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ended {
-    pub(super) status: u8,
+pub(crate) struct Ended {
+    pub(crate) status: u8,
 }
 
 /// What asks a program for something. The first two come from a terminal, which sends them to all of its programs itself.
@@ -37,18 +37,18 @@ const SIGNALS: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
 
 impl<'a> Program<'a> {
     /// The first of the words is the program.
-    pub(super) fn new(words: &'a [OsString]) -> Self {
+    pub(crate) fn new(words: &'a [OsString]) -> Self {
         let (path, arguments) = words.split_first().expect("clap requires one");
         Self { path, arguments }
     }
 
     /// For people.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         Path::new(self.path).file_name().unwrap_or(self.path).to_string_lossy().into_owned()
     }
 
     /// Why a preloaded library does not reach the program, where that is known before it runs.
-    pub(super) fn out_of_reach(&self) -> Option<&'static str> {
+    pub(crate) fn out_of_reach(&self) -> Option<&'static str> {
         let path = self.find()?;
         let about = path.metadata().ok()?;
         /// Set user id, set group id.
@@ -72,9 +72,12 @@ impl<'a> Program<'a> {
     }
 
     /// Runs it to its end, with these variables in its environment.
-    pub(super) fn run(&self, environment: &[(&'static str, OsString)]) -> Result<Ended> {
+    pub(crate) fn run(&self, environment: &[(&'static str, OsString)], stdout: Stdio) -> Result<Ended> {
         let mut command = Command::new(self.path);
-        command.args(self.arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        command
+            .stdout(stdout)
+            .args(self.arguments)
+            .envs(environment.iter().map(|(name, value)| (name, value)));
         let passing = Passing::begin();
         let spawned = command.spawn();
         let mut child = spawned.map_err(|source| Error::CannotRun { program: self.path.into(), source })?;
@@ -90,7 +93,7 @@ impl<'a> Program<'a> {
 
 impl Ended {
     /// Whether a signal ended it, or a program in it.
-    pub(super) fn is_killed(self) -> bool {
+    pub(crate) fn is_killed(self) -> bool {
         self.status > 128
     }
 

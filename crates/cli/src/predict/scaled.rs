@@ -1,9 +1,8 @@
-//! `millpond predict`: what a recorded job would need at another size.
+//! `--recording`: what a recorded job would need at another size.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::Args;
 use millpond::{Context, HumanBytes};
 use millpond_baselines::{Caching, MILLPOND};
 use millpond_replay::choice::Choice;
@@ -20,31 +19,9 @@ use crate::replay_tables::cut;
 use crate::screen::{remark, say, table, wrapped};
 use crate::traces::{is_stdin, read_traces, write_json};
 
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Recordings have to name call sites. Those of PyTorch do so by
-_record_memory_history(stacks=\"python\"), those of Millpond by
-MILLPOND_RECORD_CALL_SITES=1.
-
-Examples:
-  millpond predict --recording a.mprec:batch=8 b.mprec:batch=16 \\
-      --scale batch=64
-  millpond predict --recording a.mprec:n=1 b.mprec:n=2 --scale n=9")]
-pub(crate) struct PredictArgs {
-    /// Recordings of two sizes or more, as a.mprec:batch=8
-    #[arg(long, value_name = "TRACE:SIZE", required = true, num_args = 1..)]
-    recording: Vec<Recording>,
-    /// The size to predict, such as batch=64
-    #[arg(long, value_name = "SIZE", required = true)]
-    scale: Size,
-    /// Write the results; - is standard output
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
 /// A size by its name: a batch of 8.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Size {
+pub(super) struct Size {
     name: String,
     value: f64,
 }
@@ -63,7 +40,7 @@ impl FromStr for Size {
 
 /// A file, and the size of the job in it.
 #[derive(Debug, Clone, PartialEq)]
-struct Recording {
+pub(super) struct Recording {
     path: PathBuf,
     size: Size,
 }
@@ -106,22 +83,22 @@ struct ToldRecording {
     error: f64,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &PredictArgs) -> Result<()> {
-    refuse_what_is_no_scale(args)?;
-    let read = args.recording.iter().map(|recording| recording.path.as_path());
+/// Predicts the job at this size.
+pub(super) fn run(recordings: &[Recording], scale: &Size, json: Option<&Path>) -> Result<()> {
+    refuse_what_is_no_scale(recordings, scale)?;
+    let read = recordings.iter().map(|recording| recording.path.as_path());
     let read: Vec<&Path> = read.filter(|path| !is_stdin(path)).collect();
-    refuse_clashes(&read, &[args.json.as_deref()])?;
-    let json = args.json.as_deref().map(Output::open).transpose()?;
-    let traces = read_all(&args.recording)?;
-    let sizes = args.recording.iter().map(|recording| recording.size.value);
-    let recordings: Vec<_> = traces.iter().zip(sizes).map(|(trace, at)| Recorded { at, trace }).collect();
-    let Some(scaled) = Scaled::of(&recordings, args.scale.value) else { return Ok(()) };
-    let each = recordings.iter().zip(Scaled::errors(&recordings));
+    refuse_clashes(&read, &[json])?;
+    let json = json.map(Output::open).transpose()?;
+    let traces = read_all(recordings)?;
+    let sizes = recordings.iter().map(|recording| recording.size.value);
+    let sized: Vec<_> = traces.iter().zip(sizes).map(|(trace, at)| Recorded { at, trace }).collect();
+    let Some(scaled) = Scaled::of(&sized, scale.value) else { return Ok(()) };
+    let each = sized.iter().zip(Scaled::errors(&sized));
     let told = Told {
-        scale: args.scale.clone(),
+        scale: scale.clone(),
         peak_requested: scaled.program.peak_requested().0,
-        needs: needs(recordings[0].trace, &scaled.program)?,
+        needs: needs(sized[0].trace, &scaled.program)?,
         parts: scaled.parts,
         recordings: each
             .map(|(Recorded { at, trace }, error)| ToldRecording {
@@ -136,10 +113,10 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
     json.map_or(Ok(()), |file| write_json(file, &told))
 }
 
-fn refuse_what_is_no_scale(args: &PredictArgs) -> Result<()> {
-    let sizes: Vec<_> = args.recording.iter().map(|recording| &recording.size).collect();
-    if let Some(other) = sizes.iter().find(|size| size.name != args.scale.name) {
-        let (name, scale) = (&other.name, &args.scale.name);
+fn refuse_what_is_no_scale(recordings: &[Recording], scale: &Size) -> Result<()> {
+    let sizes: Vec<_> = recordings.iter().map(|recording| &recording.size).collect();
+    if let Some(other) = sizes.iter().find(|size| size.name != scale.name) {
+        let (name, scale) = (&other.name, &scale.name);
         return Err(Error::Usage(format!(
             "a recording has {name}, and --scale {scale}: give both the same name"
         )));

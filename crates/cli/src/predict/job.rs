@@ -1,0 +1,236 @@
+//! A program's first steps on a card that is not there.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use millpond_replay::trace::Trace;
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use super::cards::CardFacts;
+use crate::error::{Error, Result};
+use crate::replay_progress::Progress;
+use crate::run::library::Library;
+use crate::run::program::{Ended, Program};
+use crate::run::{preloaded, python_path};
+use crate::screen::{count, is_quiet};
+use crate::traces::read_file;
+
+/// What is preloaded: CUDA's runtime of a card that does nothing.
+const CARD: Library =
+    Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
+
+/// What watches PyTorch, and what has it imported.
+const HOOK: [(&str, &str); 11] = [
+    ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
+    ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
+    ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
+    ("millpond_predict/kernels.py", include_str!("python/millpond_predict/kernels.py")),
+    ("millpond_predict/ranks.py", include_str!("python/millpond_predict/ranks.py")),
+    ("millpond_predict/recording.py", include_str!("python/millpond_predict/recording.py")),
+    ("millpond_predict/recurrent.py", include_str!("python/millpond_predict/recurrent.py")),
+    ("millpond_predict/settings.py", include_str!("python/millpond_predict/settings.py")),
+    ("millpond_predict/values.py", include_str!("python/millpond_predict/values.py")),
+    ("millpond_predict/watching.py", include_str!("python/millpond_predict/watching.py")),
+    ("millpond_predict/weights.py", include_str!("python/millpond_predict/weights.py")),
+];
+
+/// How it is run.
+#[derive(Debug)]
+pub(super) struct Options {
+    pub(super) card: CardFacts,
+    pub(super) ranks: Option<u32>,
+    pub(super) steps: u32,
+    pub(super) item: Option<f64>,
+    pub(super) selected: Option<f64>,
+}
+
+/// A program that is to be predicted.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    words: &'a [OsString],
+    options: Options,
+    library: PathBuf,
+}
+
+/// One run of it, and the files that it wrote.
+#[derive(Debug)]
+pub(super) struct Run {
+    processes: Vec<Process>,
+    /// Goes with this.
+    _folders: Vec<TempDir>,
+}
+
+/// What a process of it did.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) rank: u32,
+    pub(super) answer: Answer,
+    pub(super) trace: Trace,
+    recording: PathBuf,
+}
+
+/// As `settings.py` and `recording.py` write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Answer {
+    ended: String,
+    error: Option<String>,
+    recording: Option<PathBuf>,
+    pub(super) remarks: Vec<String>,
+    #[serde(default)]
+    pub(super) steps: u32,
+    #[serde(default)]
+    pub(super) torch: String,
+    #[serde(default)]
+    rank: u32,
+    #[serde(default)]
+    pub(super) peak_reserved: u64,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(words: &'a [OsString], options: Options) -> Result<Self> {
+        let is_launcher =
+            |word: &OsString| Path::new(word).file_name().is_some_and(|name| name == "torchrun");
+        if words.first().is_some_and(is_launcher) {
+            let why = "torchrun waits for all ranks: name --ranks N, and the script itself after --, as in -- python train.py";
+            return Err(Error::Usage(why.to_owned()));
+        }
+        Ok(Self { words, options, library: CARD.find()? })
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The script, or the program where there is none.
+    pub(super) fn name(&self) -> String {
+        let is_script = |word: &&OsString| Path::new(word).extension().is_some_and(|end| end == "py");
+        let word = self.words.iter().find(is_script).or(self.words.first());
+        word.map_or_else(String::new, |word| {
+            Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned()
+        })
+    }
+
+    /// Runs it with these words behind its own, once for each rank.
+    pub(super) fn run(&self, more: &[OsString], is_shown: bool) -> Result<Run> {
+        let _progress = Progress::new(&self.name(), "predicting");
+        let mut run = Run { processes: Vec::new(), _folders: Vec::new() };
+        let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
+        for rank in 0..self.options.ranks.unwrap_or(1) {
+            let folder = tempfile::tempdir().map_err(|source| Error::Io {
+                path: std::env::temp_dir(),
+                action: "make a folder there",
+                source,
+            })?;
+            let program = Program::new(&words);
+            // The results have standard output for themselves.
+            let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
+            let ended = program.run(&self.environment(folder.path(), rank)?, stdout)?;
+            run.processes.extend(self.processes(folder.path(), ended)?);
+            run._folders.push(folder);
+        }
+        run.processes.sort_by_key(|process| process.rank);
+        Ok(run)
+    }
+
+    fn environment(&self, folder: &Path, rank: u32) -> Result<Vec<(&'static str, OsString)>> {
+        let Options { card, ranks, steps, item, selected } = &self.options;
+        let number = |number: Option<f64>| number.map_or_else(String::new, |number| number.to_string());
+        // Triton links what it compiles with a libcuda.so.1.
+        let driver = folder.join("driver");
+        let linked = std::fs::create_dir(&driver)
+            .and_then(|()| std::os::unix::fs::symlink(&self.library, driver.join("libcuda.so.1")));
+        linked.map_err(|source| Error::Io { path: driver.clone(), action: "make it", source })?;
+        let mut all = vec![
+            ("TRITON_LIBCUDA_PATH", driver.into()),
+            ("LD_PRELOAD", preloaded(&self.library)),
+            ("PYTHONPATH", python_path(&folder.join("python"), &HOOK)?),
+            // Files that go with the folder need no compiled form.
+            ("PYTHONDONTWRITEBYTECODE", "1".into()),
+            ("MILLPOND_PREDICT", folder.into()),
+            ("MILLPOND_PREDICT_STEPS", steps.to_string().into()),
+            ("MILLPOND_PREDICT_ITEM", number(*item).into()),
+            ("MILLPOND_PREDICT_SELECTED", number(*selected).into()),
+            ("MILLPOND_CARD", card.as_variable(ranks.unwrap_or(1)).into()),
+            // A real one is not asked, and the allocator is PyTorch's own.
+            ("PYTORCH_NVML_BASED_CUDA_CHECK", "0".into()),
+            ("MILLPOND_TORCH", "".into()),
+        ];
+        if let Some(ranks) = ranks {
+            let [rank, ranks] = [rank, *ranks].map(|number| OsString::from(number.to_string()));
+            all.extend([
+                ("RANK", rank.clone()),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", ranks.clone()),
+                ("LOCAL_WORLD_SIZE", ranks),
+                ("MASTER_ADDR", "127.0.0.1".into()),
+                ("MASTER_PORT", "29500".into()),
+            ]);
+        }
+        Ok(all)
+    }
+
+    /// What the processes of a run told.
+    fn processes(&self, folder: &Path, ended: Ended) -> Result<Vec<Process>> {
+        let read = |path: PathBuf| serde_json::from_slice::<Answer>(&std::fs::read(path).ok()?).ok();
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
+        let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+        let answers: Vec<_> = files.filter_map(read).collect();
+        if let Some(refused) = answers.iter().find(|answer| answer.ended == "refused") {
+            return Err(Error::NotPredicted(refused.error.clone().unwrap_or_default()));
+        }
+        if let Some(failed) = answers.iter().find(|answer| answer.ended == "failed") {
+            let why = failed.error.as_deref().unwrap_or_default();
+            let why = why.lines().next().unwrap_or_default().to_owned();
+            return Err(Error::ProgramFailed { program: self.name(), why });
+        }
+        let mut processes = Vec::new();
+        for answer in answers {
+            let Some(recording) = answer.recording.clone() else { continue };
+            // Of several cards, a process uses one.
+            let peak = |trace: &Trace| trace.blocks.iter().map(|block| block.size).sum::<u64>();
+            let Some(trace) = read_file(&recording)?.into_iter().max_by_key(peak) else { continue };
+            processes.push(Process { rank: answer.rank, answer, trace, recording });
+        }
+        match processes.is_empty() {
+            false => Ok(processes),
+            true if ended.status != 0 => {
+                let why = format!("it ended with status {} before it had used a card", ended.status);
+                Err(Error::ProgramFailed { program: self.name(), why })
+            }
+            true => Err(Error::NotPredicted(format!(
+                "{}: it used no CUDA memory of PyTorch; name a Python program that does, such as python train.py",
+                self.name()
+            ))),
+        }
+    }
+}
+
+impl Run {
+    pub(super) fn processes(&self) -> &[Process] {
+        &self.processes
+    }
+
+    /// Keeps the recording: of several ranks, that of the first.
+    pub(super) fn keep(&self, path: &Path) -> Result<()> {
+        let Some(process) = self.processes.first() else { return Ok(()) };
+        let copied = std::fs::copy(&process.recording, path).map(drop);
+        copied.map_err(|source| Error::Io { path: path.to_owned(), action: "write it", source })
+    }
+}
+
+impl Process {
+    /// In words: how far the program came.
+    pub(super) fn seen(&self) -> String {
+        let Answer { ended, steps, torch, .. } = &self.answer;
+        let steps = count(u64::from(*steps), "step");
+        match ended.as_str() {
+            "steps" => format!("PyTorch {torch}; {steps} of the optimizer"),
+            _ if self.answer.steps > 0 => {
+                format!("PyTorch {torch}; {steps} of the optimizer, to the program's end")
+            }
+            _ => format!("PyTorch {torch}; to the program's end"),
+        }
+    }
+}

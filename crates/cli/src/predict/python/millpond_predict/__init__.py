@@ -1,0 +1,83 @@
+"""What ``millpond predict`` begins each Python process of a program with: it waits for PyTorch, and then watches it.
+
+The command preloads a CUDA runtime that does nothing (``crates/card``). So PyTorch finds the card that was named, its own
+allocator serves the program, and no kernel runs. What is left for Python to do:
+
+========== ==========================================================================================
+file       concern
+========== ==========================================================================================
+recording  PyTorch's own history of its allocations, with a kind and a module for each, written at the end
+watching   which module runs, in which phase; what parameters, gradients and the optimizer hold
+kernels    operations of cuDNN: what they return, and the workspaces that were measured
+values     what needs a value that nobody computed: an answer, or one clear message
+settings   what the command asks for
+========== ==========================================================================================
+
+It uses nothing of the package ``millpond``, which need not be there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def watch_torch(_module: Any) -> None:
+    from . import watching
+
+    watching.begin()
+
+
+def watch_generation(module: Any) -> None:
+    from . import generation, settings
+
+    if not settings.REAL:
+        generation.begin(module)
+
+
+#: What is done once a module is loaded.
+AFTER = {"torch": watch_torch, "transformers.generation.utils": watch_generation}
+
+
+class Imports:
+    """Finds no module. Once one of these is loaded by the others, it is looked at."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        after = AFTER.pop(name, None)
+        if after is None:
+            return None
+        if name == "torch":
+            # A replay tries other settings. Some of them call the driver, which is not there.
+            for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+                os.environ.pop(setting, None)
+        for finder in list(sys.meta_path):
+            spec: Any = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = Loader(spec.loader, after)
+                return spec
+        return None
+
+
+class Loader:
+    """Another loader, with one step after it."""
+
+    def __init__(self, loader: Any, after: Any) -> None:
+        self._loader, self._after = loader, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._after(module)
+
+
+def begin() -> None:
+    """Waits for PyTorch."""
+    sys.meta_path.insert(0, Imports())

@@ -1,0 +1,212 @@
+"""PyTorch's own history of its allocations, as a snapshot that ``millpond replay`` reads.
+
+Each block gets two outermost frames of the file ``tag``: its kind, and its module. ``docs/trace-format.md`` says what these are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import time
+from typing import Any
+
+import torch
+
+from .settings import ANSWER, FOLDER, RANK, REAL
+
+#: More events than a few steps have: PyTorch keeps the last so many.
+MOST_EVENTS = 4_000_000
+
+#: From PyTorch 2.10 on, it keeps a text with each allocation.
+SET_METADATA = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+
+#: Frames of a call stack that are kept: the innermost.
+MOST_FRAMES = 48
+
+#: What a block is if nobody says better, by the phase in which it was allocated.
+BY_PHASE = {
+    "setup": "other",
+    "forward": "activation",
+    "recompute": "activation",
+    "backward": "activation gradient",
+    "optimizer": "optimizer temporary",
+    "workspace": "workspace",
+}
+
+#: A block that is several of these is the first.
+KINDS = ("workspace", "parameter", "optimizer state", "gradient")
+
+
+class Recording:
+    """The history, and what was noted beside it: which addresses were parameters, gradients and so on, and when."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.module = ""
+        #: After so many allocations of a device: the kind and name of what lies at an address.
+        self.notes: dict[int, list[tuple[int, dict[int, tuple[str, str]]]]] = {}
+        self.phases: list[dict[str, Any]] = []
+        #: After so many allocations of a device: the phase and the module, where PyTorch does not keep them.
+        self.marks: dict[int, list[tuple[int, str]]] = {}
+
+    def begin(self) -> None:
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context="alloc", stacks="python", max_entries=MOST_EVENTS
+        )
+        self.set("setup", "")
+
+    def set(self, phase: str, module: str) -> None:
+        """What is allocated from here on belongs to this phase and this module."""
+        if (phase, module) != (self.phase, self.module):
+            if phase != self.phase and "workspace" not in (phase, self.phase):
+                self.enter(phase)
+            self.phase, self.module = phase, module
+            if SET_METADATA is not None:
+                SET_METADATA(f"{phase}|{module}")
+            elif torch.cuda.is_initialized():
+                device = torch.cuda.current_device()
+                self.marks.setdefault(device, []).append((allocations(device), f"{phase}|{module}"))
+
+    def enter(self, phase: str) -> None:
+        """Notes when one phase ends and the next begins. A recompute is part of a backward."""
+        phase = "backward" if phase == "recompute" else phase
+        if self.phases and self.phases[-1]["name"] == phase:
+            return
+        now = time.time_ns() // 1000
+        if self.phases:
+            self.phases.append({**self.phases[-1], "stage": "END", "time_us": now})
+        self.phases.append({"stage": "START", "name": phase, "device": 0, "time_us": now})
+
+    def note(self, tensors: list[tuple[Any, str, str]]) -> None:
+        """Notes of each tensor on a card its kind and its module."""
+        by_device: dict[int, dict[int, tuple[str, str]]] = {}
+        for tensor, kind, module in tensors:
+            for part in parts(tensor):
+                if part.is_cuda:
+                    by_device.setdefault(part.device.index, {})[part.untyped_storage().data_ptr()] = (kind, module)
+        for device, found in by_device.items():
+            self.notes.setdefault(device, []).append((allocations(device), found))
+
+    def write(self) -> None:
+        """Writes the snapshot, and the figures of PyTorch's allocator."""
+        count = torch.cuda.device_count()
+        figures = [torch._C._cuda_memoryStats(device) for device in range(count)]
+        peaks = [stats["requested_bytes"]["all"]["peak"] if stats else 0 for stats in figures]
+        if REAL:
+            torch.cuda.synchronize()
+            free, total = torch.cuda.mem_get_info()
+            ANSWER.figures["outside"] = total - free - torch.cuda.memory_reserved()
+        snapshot = torch.cuda.memory._snapshot()
+        workspaces = workspace_addresses()
+        for device, events in enumerate(snapshot["device_traces"]):
+            marks = self.marks.get(device)
+            if marks:
+                mark(events, marks)
+            Kinds(events, self.notes.get(device, []), workspaces).tag()
+        for event in snapshot["device_traces"]:
+            for one in event:
+                one.pop("compile_context", None)
+                one.pop("user_metadata", None)
+        kept = {key: snapshot[key] for key in ("device_traces", "allocator_settings") if key in snapshot}
+        kept["segments"] = []
+        device = torch.cuda.current_device()
+        kept["external_annotations"] = [{**phase, "device": device} for phase in self.phases[:-1]]
+        path = os.path.join(FOLDER, f"{os.getpid()}.pickle")
+        with open(path, "wb") as file:
+            pickle.dump(kept, file, protocol=4)
+        ANSWER.figures |= {
+            "recording": path,
+            "torch": torch.__version__,
+            "rank": RANK,
+            "peak_requested": max(peaks, default=0),
+            "peak_allocated": max((stats["allocated_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
+            "peak_reserved": max((stats["reserved_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
+        }
+
+
+def allocations(device: int) -> int:
+    """How many there were on a device."""
+    return int(torch._C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
+
+
+def mark(events: list[Any], marks: list[tuple[int, str]]) -> None:
+    """Gives each allocation the phase and the module of the last mark before it."""
+    at, number = 0, 0
+    for event in events:
+        if event["action"] == "alloc":
+            while at + 1 < len(marks) and marks[at + 1][0] <= number:
+                at += 1
+            event["user_metadata"] = marks[at][1]
+            number += 1
+
+
+class Kinds:
+    """The kind and the module of each block of one device."""
+
+    def __init__(self, events: list[Any], notes: list[Any], workspaces: set[int]) -> None:
+        self.events, self.notes, self.workspaces = events, notes, workspaces
+        self.frames: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def tag(self) -> None:
+        """Appends the tags to the call stack of each allocation."""
+        owner: dict[int, tuple[str, str]] = {}
+        live: dict[int, int] = {}
+        notes, allocations = iter(self.notes), 0
+        note = next(notes, None)
+        allocs = [event for event in self.events if event["action"] == "alloc"]
+        for number, event in enumerate(allocs):
+            while note is not None and note[0] <= allocations:
+                self.apply(note[1], live, owner)
+                note = next(notes, None)
+            live[event["addr"]] = number
+            allocations += 1
+        while note is not None:
+            self.apply(note[1], live, owner)
+            note = next(notes, None)
+        for number, event in enumerate(allocs):
+            phase, _, module = (event.get("user_metadata") or "setup|").partition("|")
+            kind, module = owner.get(number, (BY_PHASE.get(phase, "other"), module))
+            if event["addr"] in self.workspaces and kind not in KINDS:
+                kind, module = "workspace", "cuBLAS"
+            tags = [self.tag_of(module)] if module else []
+            frames = [frame for frame in event["frames"] if "millpond_predict" not in frame["filename"]]
+            event["frames"] = frames[:MOST_FRAMES] + tags + [self.tag_of(kind)]
+
+    def apply(self, found: dict[int, tuple[str, str]], live: dict[int, int], owner: dict[int, tuple[str, str]]) -> None:
+        for address, (kind, module) in found.items():
+            number = live.get(address)
+            if number is None:
+                continue
+            before = owner.get(number)
+            if before is None or KINDS.index(kind) < KINDS.index(before[0]):
+                owner[number] = (kind, module)
+
+    def tag_of(self, name: str) -> dict[str, Any]:
+        return self.frames.setdefault((name, ""), {"name": name, "filename": "tag", "line": 0})
+
+
+def parts(tensor: Any) -> list[Any]:
+    """The tensors that a tensor is made of: one of several devices or of shards has its own inside."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is not None:
+        return parts(local)
+    if not isinstance(tensor, torch.Tensor):
+        return []
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in parts(getattr(tensor, name))]
+    return [tensor]
+
+
+def workspace_addresses() -> set[int]:
+    """The workspaces that PyTorch gave to cuBLAS."""
+    try:
+        card = ctypes.CDLL(None).millpond_card_workspace
+    except AttributeError:
+        return set()
+    card.restype, card.argtypes = ctypes.c_size_t, [ctypes.c_size_t]
+    found: set[int] = set()
+    while address := card(len(found)):
+        found.add(address)
+    return found
