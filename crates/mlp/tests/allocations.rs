@@ -8,9 +8,10 @@ use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stats, Stream};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Activation, Backend, Batch, Epoch, Hyper, Lanes, Memory, Observer, Result, Sgd, Step, Task, Tensor,
-    Training, Upload,
+    Activation, Backend, Batch, Epoch, Graph, Hyper, Lanes, Memory, Observer, Result, Sgd, Source, Step,
+    Steps, Task, Tensor, Training, Upload,
 };
+use parking_lot::Mutex;
 
 /// A GPU's backend without the arithmetic: the same tensors on the same streams in the same order, and kernels that take time.
 #[derive(Debug)]
@@ -18,10 +19,30 @@ struct SimBackend {
     device: Arc<SimDevice>,
     lanes: Lanes,
     kernel: Duration,
+    /// Kernels since a capture began.
+    captured: Arc<Mutex<Option<u32>>>,
+}
+
+/// As many kernels, one after another.
+#[derive(Debug)]
+struct SimGraph {
+    device: Arc<SimDevice>,
+    stream: Stream,
+    time: Duration,
+}
+
+impl Graph for SimGraph {
+    fn replay(&self) -> Result<()> {
+        Ok(self.device.launch(self.stream.handle(), self.time)?)
+    }
 }
 
 impl SimBackend {
     fn launch(&self, memory: &Memory) -> Result<()> {
+        if let Some(kernels) = &mut *self.captured.lock() {
+            *kernels += 1;
+            return Ok(());
+        }
         Ok(self.device.launch(memory.stream().handle(), self.kernel)?)
     }
 
@@ -39,6 +60,28 @@ impl Backend for SimBackend {
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         self.made(self.lanes.main(), batch.count, batch.pixels())
+    }
+
+    fn gather(&mut self, _: Source<'_>, _: &mut Tensor<u8>) -> Result<()> {
+        self.launch(self.lanes.main())
+    }
+
+    fn join(&mut self) -> Result<()> {
+        self.lanes.join()
+    }
+
+    fn begin_capture(&mut self) -> Result<()> {
+        *self.captured.lock() = Some(0);
+        Ok(())
+    }
+
+    fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
+        let time = self.kernel * self.captured.lock().take().unwrap();
+        Ok(Box::new(SimGraph {
+            device: self.device.clone(),
+            stream: self.lanes.main().stream().clone(),
+            time,
+        }))
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, _: Activation) -> Result<Tensor> {
@@ -101,16 +144,17 @@ const HYPER: Hyper = Hyper {
 };
 
 /// The device calls of each epoch, and what the pool counts.
-fn trained(hyper: &Hyper, kernel: Duration, reads: usize) -> (Vec<u64>, Stats) {
+fn trained(hyper: &Hyper, kernel: Duration, reads: usize, steps: Steps) -> (Vec<u64>, Stats) {
     let device = SimDevice::new(SimOptions::default().pinned_capacity(0)).unwrap();
     let context = Context::new(device.clone());
     let pool = Pool::builder(&context).build().unwrap();
-    let memory = Memory::new(Arc::new(pool.clone()), context.create_stream().unwrap());
+    let memory = Memory::of_pool(&pool, context.create_stream().unwrap());
     let lanes = Lanes::new(memory, Some(context.create_stream().unwrap()));
-    let mut backend = SimBackend { device, lanes, kernel };
+    let mut backend = SimBackend { device, lanes, kernel, captured: Arc::default() };
     let upload = Upload::new(&context).unwrap();
     let data = Dataset::bundled().unwrap();
-    let mut training = Training::begin(&mut backend, &upload, Task::new(&data, hyper)).unwrap();
+    let mut training =
+        Training::begin(&mut backend, &upload, Task { steps, ..Task::new(&data, hyper) }).unwrap();
     while training.epoch(&mut Reads(reads)).unwrap().is_some() {}
     let calls = training.epochs().iter().map(|epoch| epoch.device_calls).collect();
     (calls, pool.stats())
@@ -123,7 +167,7 @@ fn no_device_call_after_the_first_epoch_and_no_wait() {
         for (momentum, batch_size) in [(0.0, 64), (0.9, 64), (0.0, 100), (0.0, 1000)] {
             for reads in [1, usize::MAX] {
                 let hyper = Hyper { momentum, batch_size, ..HYPER };
-                let (calls, stats) = trained(&hyper, kernel, reads);
+                let (calls, stats) = trained(&hyper, kernel, reads, Steps::Eager);
                 let what =
                     format!("{kernel:?}, momentum {momentum}, batches of {batch_size}, reads every {reads}");
                 assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
@@ -132,6 +176,19 @@ fn no_device_call_after_the_first_epoch_and_no_wait() {
                 let most = if batch_size == 1000 { 64 << 20 } else { 34 << 20 };
                 assert!(stats.requested.high < most, "{what}: {}", stats.requested.high);
             }
+        }
+    }
+}
+
+#[test]
+fn captured_steps_need_no_device_call_and_no_wait() {
+    for kernel in [1, 20, 200].map(Duration::from_micros) {
+        for (momentum, batch_size) in [(0.0, 64), (0.9, 64), (0.0, 100), (0.0, 1000)] {
+            let hyper = Hyper { momentum, batch_size, ..HYPER };
+            let (calls, stats) = trained(&hyper, kernel, 1, Steps::Captured);
+            let what = format!("{kernel:?}, momentum {momentum}, batches of {batch_size}");
+            assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
+            assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
         }
     }
 }

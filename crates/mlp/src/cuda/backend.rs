@@ -7,11 +7,12 @@ use millpond::Stream;
 use millpond::device::{self, DeviceError, DevicePtr};
 
 use super::cublaslt::{Operands, Product, Scratch};
+use super::driver::{self, GraphExec};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
 use super::tune::Plan;
-use crate::backend::{Activation, Backend, Batch, Sgd};
-use crate::{Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
+use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
+use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
 
 /// How to train on a GPU.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +33,25 @@ pub struct CudaBackend {
     lanes: Lanes,
     /// The scratch memory of the main stream's products, and of the others'.
     scratch: [Scratchpad; 2],
+    /// That of graphs, or of what is not captured while something is.
+    other_scratch: [Scratchpad; 2],
+}
+
+/// Captured work, with the scratch memory that it uses.
+#[derive(Debug)]
+struct CudaGraph {
+    engine: &'static Engine,
+    graph: GraphExec,
+    stream: Stream,
+    _scratch: [Scratchpad; 2],
+}
+
+impl Graph for CudaGraph {
+    fn replay(&self) -> Result<()> {
+        self.engine.enter()?;
+        // SAFETY: whoever has the graph keeps its memory, and all other work on that is of the same stream.
+        unsafe { self.graph.launch(&self.stream) }
+    }
 }
 
 /// Scratch memory that only the work of one stream uses.
@@ -52,7 +72,13 @@ impl CudaBackend {
         }
         let engine = Engine::shared(properties.ordinal, training.tf32)?;
         let lanes = Lanes::new(memory, training.second_stream);
-        Ok(Self { engine, plans: HashMap::new(), lanes, scratch: Default::default() })
+        Ok(Self {
+            engine,
+            plans: HashMap::new(),
+            lanes,
+            scratch: Default::default(),
+            other_scratch: Default::default(),
+        })
     }
 
     /// Queues `out = product` on the stream of a lane: that of the gradients, or the main one.
@@ -64,8 +90,7 @@ impl CudaBackend {
         let plan = match self.plans.get(&product) {
             Some(plan) => plan,
             None => {
-                // SAFETY: the caller's promise; the operands are live tensors, and the output is fresh.
-                let plan = unsafe { self.engine.plan(product, operands, memory) }?;
+                let plan = self.engine.plan(product)?;
                 self.plans.entry(product).or_insert(plan)
             }
         };
@@ -76,6 +101,10 @@ impl CudaBackend {
 }
 
 impl Scratchpad {
+    fn share(&self) -> Self {
+        Self(self.0.as_ref().map(Tensor::share))
+    }
+
     /// Scratch memory of at least this size. Grows to what the neediest product needs and stays: the work of
     /// one stream uses it one after the other.
     fn of(&mut self, bytes: usize, memory: &Memory) -> Result<Scratch> {
@@ -95,7 +124,7 @@ impl Scratchpad {
 }
 
 fn operands(left: &Tensor, right: &Tensor, out: &Tensor) -> Operands {
-    Operands { left: left.ptr(), right: right.ptr(), out: out.ptr() }
+    Operands { left: left.ptr(), right: right.ptr(), out: out.ptr(), added: None }
 }
 
 impl Backend for CudaBackend {
@@ -112,6 +141,39 @@ impl Backend for CudaBackend {
         // SAFETY: the shapes agree.
         unsafe { kernels.images(memory.stream().handle(), &out, batch) }?;
         Ok(out)
+    }
+
+    fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
+        check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
+        check("gather", source.next.shape(), (1, 1))?;
+        self.engine.enter()?;
+        let stream = self.lanes.main().stream().handle();
+        // SAFETY: the shapes agree.
+        unsafe { self.engine.kernels.gather(stream, source, rows) }
+    }
+
+    fn head(
+        &mut self,
+        x: &Tensor,
+        w: &Tensor,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        batch.check("head")?;
+        check("head", w.shape(), (x.cols(), CLASSES))?;
+        check("head", x.shape(), (batch.count, x.cols()))?;
+        check("head", totals.shape(), (1, TOTALS))?;
+        self.engine.enter()?;
+        let memory = self.lanes.main();
+        let [dx, dy] = [memory.uninit(batch.count, x.cols())?, memory.uninit(batch.count, CLASSES)?];
+        let scores = memory.uninit_for(Kind::Batch, batch.count, 2)?;
+        let kernels = &self.engine.kernels;
+        // SAFETY: the shapes agree.
+        unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], batch) }?;
+        let scores = self.lanes.fork([&scores, &dy], scores.share())?;
+        // SAFETY: the shapes agree.
+        unsafe { kernels.tally(self.lanes.gradients().stream().handle(), totals, &scores) }?;
+        Ok((dy, dx))
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -167,6 +229,46 @@ impl Backend for CudaBackend {
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, dy, &out), true) }?;
         Ok(out)
+    }
+
+    fn descends(&self) -> bool {
+        true
+    }
+
+    fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
+        check("descend", dy.shape(), (x.rows(), dy.cols()))?;
+        check("descend", w.shape(), (x.cols(), dy.cols()))?;
+        self.engine.enter()?;
+        let product = Product::left_transposed(x.shape(), dy.shape());
+        let w = self.lanes.fork([x, dy], w.share())?;
+        let operands = Operands { added: Some(-rate), ..operands(x, dy, &w) };
+        // SAFETY: the shapes agree.
+        unsafe { self.multiply(product, operands, true) }
+    }
+
+    fn join(&mut self) -> Result<()> {
+        self.lanes.join()
+    }
+
+    fn prefers_graphs(&self) -> bool {
+        true
+    }
+
+    fn begin_capture(&mut self) -> Result<()> {
+        self.engine.enter()?;
+        self.lanes.join()?;
+        std::mem::swap(&mut self.scratch, &mut self.other_scratch);
+        driver::begin_capture(self.lanes.main().stream())
+    }
+
+    fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
+        let joined = self.lanes.join();
+        std::mem::swap(&mut self.scratch, &mut self.other_scratch);
+        let stream = self.lanes.main().stream().clone();
+        let graph = driver::end_capture(&stream);
+        joined?;
+        let scratch = self.other_scratch.each_ref().map(Scratchpad::share);
+        Ok(Box::new(CudaGraph { engine: self.engine, graph: graph?, stream, _scratch: scratch }))
     }
 
     fn gradient_stream(&self) -> &Stream {

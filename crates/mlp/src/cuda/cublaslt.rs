@@ -6,13 +6,15 @@
 
 use std::ffi::{c_int, c_void};
 
+#[cfg(test)]
+use cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t as Setting;
 use cudarc::cublaslt::{
     result::{self, CublasError},
     sys::{
         self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
-        cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t as Setting, cublasLtMatmulDesc_t,
-        cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulHeuristicResult_t,
-        cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t,
+        cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
+        cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+        cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t,
         cublasLtMatrixLayoutAttribute_t as Shape, cublasStatus_t, cudaDataType, cudaStream_t,
     },
 };
@@ -67,6 +69,8 @@ pub(super) struct Operands {
     pub(super) left: DevicePtr,
     pub(super) right: DevicePtr,
     pub(super) out: DevicePtr,
+    /// If given, the product times this is added to `out`.
+    pub(super) added: Option<f32>,
 }
 
 /// Memory for a product's intermediate results. Null and 0 where the algorithm needs none.
@@ -204,6 +208,33 @@ pub(super) struct Candidate {
     pub(super) workspace: usize,
 }
 
+#[cfg(test)]
+impl Candidate {
+    /// A setting of the algorithm, for tests that print it.
+    pub(super) fn setting(&self, which: Setting) -> Option<u32> {
+        let (mut value, mut written) = ([0_u32; 2], 0);
+        // SAFETY: the algorithm is ours, and there is room for the numbers that settings are.
+        let asked = unsafe {
+            sys::cublasLtMatmulAlgoConfigGetAttribute(
+                &self.algorithm,
+                which,
+                value.as_mut_ptr().cast(),
+                if matches!(
+                    which,
+                    Setting::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID
+                        | Setting::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID
+                ) {
+                    2
+                } else {
+                    4
+                },
+                &mut written,
+            )
+        };
+        asked.result().ok().map(|()| value[0])
+    }
+}
+
 /// A product that the library knows about.
 pub(super) struct Described {
     lt: &'static CublasLt,
@@ -248,6 +279,7 @@ impl Described {
             .collect())
     }
 
+    #[cfg(test)]
     /// The same way with the sums over `inner` cut into `parts`, which are computed side by side and added up
     /// in a fixed order. `None` where the library cannot, or needs more than `workspace` bytes.
     pub(super) fn split(&self, candidate: &Candidate, parts: u32, workspace: usize) -> Option<Candidate> {
@@ -296,20 +328,20 @@ impl Described {
     pub(super) unsafe fn run(
         &self,
         candidate: &Candidate,
-        Operands { left, right, out }: Operands,
+        Operands { left, right, out, added }: Operands,
         scratch: Scratch,
         stream: StreamHandle,
     ) -> Result<()> {
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (factor, kept) = added.map_or((1.0_f32, 0.0_f32), |factor| (factor, 1.0));
         let out = out.raw() as *mut c_void;
-        // SAFETY: the caller's promise for device memory. The factors 1 and 0 are read before the call returns
-        // (the pointer mode is the host's); with 0, `out` is not read.
+        // SAFETY: the caller's promise for device memory. Both factors are read before the call returns
+        // (the pointer mode is the host's). If the second is 0, `out` is not read.
         unsafe {
             result::matmul(
                 self.lt.handle,
                 self.description.0,
-                (&raw const one).cast(),
-                (&raw const zero).cast(),
+                (&raw const factor).cast(),
+                (&raw const kept).cast(),
                 right.raw() as *const c_void,
                 self.right.0,
                 left.raw() as *const c_void,

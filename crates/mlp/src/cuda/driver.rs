@@ -1,11 +1,16 @@
-//! Of libcuda: modules, launches and timed events. The rest of the driver is millpond's `CudaDevice`.
+//! Of libcuda: modules, launches, graphs and timed events. The rest of the driver is millpond's `CudaDevice`.
 //!
 //! All of it wants a current context ([`CudaDevice::make_current`]), and who has one has the driver loaded.
 
 use std::ffi::{CStr, c_void};
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUfunction, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUfunction, CUgraphExec, CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode,
+};
+#[cfg(test)]
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult};
+use millpond::Stream;
 use millpond::device::StreamHandle;
 #[cfg(doc)]
 use millpond::device::cuda::CudaDevice;
@@ -81,6 +86,55 @@ pub(super) unsafe fn launch(
     .map_err(refused("cuLaunchKernel"))
 }
 
+/// A graph that can be launched, of what was captured.
+#[derive(Debug)]
+pub(super) struct GraphExec(CUgraphExec);
+
+/// From now on work given to the stream is captured. Other calls of any thread are as before.
+pub(super) fn begin_capture(stream: &Stream) -> Result<()> {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the stream is borrowed.
+    unsafe { result::stream::begin_capture(stream.handle().raw() as CUstream, mode) }
+        .map_err(refused("cuStreamBeginCapture"))
+}
+
+/// Ends the capture that began on the stream.
+pub(super) fn end_capture(stream: &Stream) -> Result<GraphExec> {
+    let raw = stream.handle().raw() as CUstream;
+    // SAFETY: the stream is borrowed.
+    let graph = unsafe { result::stream::end_capture(raw) }.map_err(refused("cuStreamEndCapture"))?;
+    let flags = CUgraphInstantiate_flags(0);
+    // SAFETY: the graph is ours.
+    let exec =
+        unsafe { result::graph::instantiate(graph, flags) }.map_err(refused("cuGraphInstantiateWithFlags"));
+    // SAFETY: the graph is not used again. A refusal leaks it.
+    let _ = unsafe { result::graph::destroy(graph) };
+    let exec = GraphExec(exec?);
+    // SAFETY: both live.
+    unsafe { result::graph::upload(exec.0, raw) }.map_err(refused("cuGraphUpload"))?;
+    Ok(exec)
+}
+
+impl GraphExec {
+    /// Queues the graph.
+    ///
+    /// # Safety
+    /// What its nodes do is sound once the stream gets there.
+    pub(super) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { result::graph::launch(self.0, stream.handle().raw() as CUstream) }
+            .map_err(refused("cuGraphLaunch"))
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        // A refusal leaks one graph, and there is nobody to tell.
+        // SAFETY: the graph is not used again. The driver lets a launch that is under way end.
+        let _ = unsafe { result::graph::exec_destroy(self.0) };
+    }
+}
+
 /// The error for a call that the driver refused.
 fn refused(call: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
@@ -94,8 +148,10 @@ fn failed(what: String) -> Error {
 }
 
 /// An event with a time stamp.
+#[cfg(test)]
 pub(super) struct TimedEvent(CUevent);
 
+#[cfg(test)]
 impl TimedEvent {
     /// An event of the current context.
     pub(super) fn new() -> Result<Self> {
@@ -103,7 +159,7 @@ impl TimedEvent {
     }
 
     /// Lets the event stand for all work given to `stream` so far.
-    pub(super) fn record(&self, stream: &millpond::Stream) -> Result<()> {
+    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: the event lives, and the stream is borrowed.
         unsafe { result::event::record(self.0, stream.handle().raw() as CUstream) }
             .map_err(refused("cuEventRecord"))
@@ -126,6 +182,7 @@ impl TimedEvent {
     }
 }
 
+#[cfg(test)]
 impl Drop for TimedEvent {
     fn drop(&mut self) {
         // A refusal leaks one event, and there is nobody to tell.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
-use super::cublaslt::{CublasLt, Operands, Product};
+use super::cublaslt::{CublasLt, Product};
 use super::kernels::Kernels;
 use super::tune::{self, Plan};
-use crate::{Memory, Result};
+use crate::Result;
 
 /// Libraries, kernels and tuned products. One for each GPU and precision, kept for the life of the process:
 /// the choice of algorithms must be the same for every allocator that one run compares, or their losses would
@@ -18,7 +18,7 @@ use crate::{Memory, Result};
 pub(super) struct Engine {
     device: Arc<CudaDevice>,
     pub(super) kernels: Kernels,
-    lt: CublasLt,
+    pub(super) lt: CublasLt,
     plans: Mutex<HashMap<Product, Arc<Plan>>>,
 }
 
@@ -52,25 +52,13 @@ impl Engine {
         Ok(self.device.make_current()?)
     }
 
-    /// How to compute this product. The first call for a shape tries the candidates on these operands, and
-    /// waits for the device.
-    ///
-    /// # Safety
-    /// The operands have the product's shapes, and may be used on the stream of `memory`; the output's contents
-    /// are nobody's yet.
-    pub(super) unsafe fn plan(
-        &'static self,
-        product: Product,
-        operands: Operands,
-        memory: &Memory,
-    ) -> Result<Arc<Plan>> {
+    /// How to compute this product.
+    pub(super) fn plan(&'static self, product: Product) -> Result<Arc<Plan>> {
         let mut plans = self.plans.lock();
         if let Some(plan) = plans.get(&product) {
             return Ok(plan.clone());
         }
-        // SAFETY: the caller's promise.
-        let plan = unsafe { tune::choose(self.lt.describe(product)?, operands, memory) }?;
-        let plan = Arc::new(plan);
+        let plan = Arc::new(tune::choose(self.lt.describe(product)?)?);
         plans.insert(product, plan.clone());
         Ok(plan)
     }

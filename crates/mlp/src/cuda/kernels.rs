@@ -6,7 +6,7 @@ use millpond::device::StreamHandle;
 
 use super::driver::{self, Function, Grid};
 use super::nvrtc;
-use crate::{Batch, Result, Sgd, Tensor};
+use crate::{Batch, CLASSES, Result, Sgd, Source, Tensor};
 
 /// The kernels' text.
 pub(super) const SOURCE: &str = include_str!("kernels.cu");
@@ -22,12 +22,17 @@ const UPDATED_PER_THREAD: usize = 16;
 
 /// The names that the kernels' text expects to be defined.
 pub(super) fn defines() -> Vec<String> {
-    vec![format!("MAX_THREADS={MAX_THREADS}"), format!("MAX_LAYERS={MAX_LAYERS}")]
+    let defines = [("MAX_THREADS", MAX_THREADS as usize), ("MAX_LAYERS", MAX_LAYERS), ("CLASSES", CLASSES)];
+    defines.map(|(name, value)| format!("{name}={value}")).to_vec()
 }
 
 /// The kernels, loaded on one GPU.
 pub(super) struct Kernels {
     images: Function,
+    gather: Function,
+    advance: Function,
+    head: Function,
+    tally: Function,
     relu_gradient: Function,
     cross_entropy: Function,
     update: Function,
@@ -57,10 +62,20 @@ impl Kernels {
     pub(super) fn load(capability: (u32, u32)) -> Result<Self> {
         let number = (capability.0 * 10 + capability.1) as i32;
         let image = nvrtc::compile(SOURCE, number, &defines())?;
-        let names = [c"images", c"relu_gradient", c"cross_entropy", c"update"];
+        let names = [
+            c"images",
+            c"gather",
+            c"advance",
+            c"head",
+            c"tally",
+            c"relu_gradient",
+            c"cross_entropy",
+            c"update",
+        ];
         // SAFETY: NVRTC made the image.
-        let [images, relu_gradient, cross_entropy, update] = unsafe { driver::load(&image, names) }?;
-        Ok(Self { images, relu_gradient, cross_entropy, update })
+        let [images, gather, advance, head, tally, relu_gradient, cross_entropy, update] =
+            unsafe { driver::load(&image, names) }?;
+        Ok(Self { images, gather, advance, head, tally, relu_gradient, cross_entropy, update })
     }
 
     /// `out[i, j] = rows[i, j] / 255`.
@@ -74,6 +89,83 @@ impl Kernels {
         let grid = Grid { blocks: (batch.count as u32, 1), threads: THREADS };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.images, grid, stream, &mut arguments) }
+    }
+
+    /// Writes the next images of an order below one another, and moves on.
+    ///
+    /// # Safety
+    /// `rows` has rows as long as those of the data.
+    pub(super) unsafe fn gather(
+        &self,
+        stream: StreamHandle,
+        Source { data, order, next }: Source<'_>,
+        rows: &Tensor<u8>,
+    ) -> Result<()> {
+        let (mut to, mut from, mut row) = (rows.ptr().raw(), data.ptr().raw(), data.cols() as u32);
+        let (mut at, mut count, mut images) = (order.ptr().raw(), order.len() as u32, data.rows() as u32);
+        let (mut next, mut by) = (next.ptr().raw(), rows.rows() as u32);
+        let mut arguments = [
+            argument(&mut to),
+            argument(&mut from),
+            argument(&mut row),
+            argument(&mut at),
+            argument(&mut count),
+            argument(&mut images),
+            argument(&mut next),
+        ];
+        let grid = Grid { blocks: (by, 1), threads: THREADS };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(self.gather, grid, stream, &mut arguments) }?;
+        let one = Grid { blocks: (1, 1), threads: 1 };
+        // SAFETY: as above.
+        unsafe { driver::launch(self.advance, one, stream, &mut [argument(&mut next), argument(&mut by)]) }
+    }
+
+    /// The head and its gradients: `dy`, `dx`, and the loss and the hit of each image.
+    ///
+    /// # Safety
+    /// `w` is `[inputs, CLASSES]`, `x` and `dx` `[count, inputs]`, `dy` `[count, CLASSES]`, `scores` `[count, 2]`.
+    pub(super) unsafe fn head(
+        &self,
+        stream: StreamHandle,
+        [dx, dy, scores]: [&Tensor; 3],
+        [x, w]: [&Tensor; 2],
+        batch: Batch<'_>,
+    ) -> Result<()> {
+        let [mut dx, mut dy, mut scores, mut at, mut w] = [dx, dy, scores, x, w].map(|of| of.ptr().raw());
+        let (mut rows, mut pixels) = (batch.rows.ptr().raw(), batch.pixels() as u32);
+        let (mut inputs, mut of) = (x.cols() as u32, batch.of as u32);
+        let mut arguments = [
+            argument(&mut dx),
+            argument(&mut dy),
+            argument(&mut scores),
+            argument(&mut at),
+            argument(&mut w),
+            argument(&mut rows),
+            argument(&mut pixels),
+            argument(&mut inputs),
+            argument(&mut of),
+        ];
+        let grid = Grid { blocks: (batch.count as u32, 1), threads: THREADS };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(self.head, grid, stream, &mut arguments) }
+    }
+
+    /// Adds the scores of a batch to `totals`.
+    ///
+    /// # Safety
+    /// `totals` has two numbers, `scores` two columns.
+    pub(super) unsafe fn tally(
+        &self,
+        stream: StreamHandle,
+        totals: &Tensor<f64>,
+        scores: &Tensor,
+    ) -> Result<()> {
+        let (mut to, mut from, mut count) = (totals.ptr().raw(), scores.ptr().raw(), scores.rows() as u32);
+        let mut arguments = [argument(&mut to), argument(&mut from), argument(&mut count)];
+        let grid = Grid { blocks: (1, 1), threads: MAX_THREADS };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(self.tally, grid, stream, &mut arguments) }
     }
 
     /// `dx = sum(parts) ⊙ [x > 0]`, in the order of the parts.
