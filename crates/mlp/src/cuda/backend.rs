@@ -9,7 +9,7 @@ use millpond::device::{self, DeviceError, DevicePtr};
 use super::cublaslt::{Operands, Product, Scratch};
 use super::driver::{self, GraphExec};
 use super::engine::Engine;
-use super::kernels::MAX_LAYERS;
+use super::kernels::{Beside, FewRows, MAX_LAYERS, MOST_DESCENTS};
 use super::tune::Plan;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
@@ -31,6 +31,8 @@ pub struct CudaBackend {
     /// The shapes met so far, so that a step takes no lock.
     plans: HashMap<Product, Arc<Plan>>,
     lanes: Lanes,
+    /// Steps of SGD that are launched with the next product, or at the end of a step.
+    beside: Beside,
     /// The scratch memory of the main stream's products, and of the others'.
     scratch: [Scratchpad; 2],
     /// That of graphs, or of what is not captured while something is.
@@ -76,6 +78,7 @@ impl CudaBackend {
             engine,
             plans: HashMap::new(),
             lanes,
+            beside: Beside::default(),
             scratch: Default::default(),
             other_scratch: Default::default(),
         })
@@ -160,6 +163,7 @@ impl Backend for CudaBackend {
         totals: &mut Tensor<f64>,
     ) -> Result<(Tensor, Tensor)> {
         batch.check("head")?;
+        self.flush()?;
         check("head", w.shape(), (x.cols(), CLASSES))?;
         check("head", x.shape(), (batch.count, x.cols()))?;
         check("head", totals.shape(), (1, TOTALS))?;
@@ -170,17 +174,27 @@ impl Backend for CudaBackend {
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
         unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], batch) }?;
-        let scores = self.lanes.fork([&scores, &dy], scores.share())?;
-        // SAFETY: the shapes agree.
-        unsafe { kernels.tally(self.lanes.gradients().stream().handle(), totals, &scores) }?;
+        if kernels.has_products() {
+            self.beside.scores = Some((scores, totals.share()));
+        } else {
+            // SAFETY: the shapes agree.
+            unsafe { kernels.tally(memory.stream().handle(), totals, &scores) }?;
+        }
         Ok((dy, dx))
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
         self.engine.enter()?;
+        self.flush()?;
         let out = self.lanes.main().uninit(x.rows(), w.cols())?;
-        let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
+        let relu = activation == Activation::Relu;
+        if self.engine.kernels.multiply(x.rows(), x.cols(), w.cols()) {
+            // SAFETY: the shapes agree, and nothing is beside.
+            unsafe { self.few_rows(Some(FewRows { out: &out, left: x, right: w, mask: None, relu })) }?;
+            return Ok(out);
+        }
+        let product = Product::plain(x.shape(), w.shape(), relu);
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, w, &out), false) }?;
         Ok(out)
@@ -205,6 +219,16 @@ impl Backend for CudaBackend {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
         self.engine.enter()?;
+        if self.engine.kernels.multiply(dy.rows(), dy.cols(), w.rows()) {
+            let out = self.lanes.main().uninit(x.rows(), x.cols())?;
+            let product = FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false };
+            if self.beside.descents.iter().any(|[.., other]| other.ptr() == w.ptr()) {
+                self.flush()?;
+            }
+            // SAFETY: the shapes agree, and what is beside does not write these weights.
+            unsafe { self.few_rows(Some(product)) }?;
+            return Ok(out);
+        }
         let parts = parts_of(dy.cols(), x.len());
         let product = Product::right_transposed(dy.shape(), w.shape(), parts);
         let sums = self.lanes.main().uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
@@ -239,6 +263,14 @@ impl Backend for CudaBackend {
         check("descend", dy.shape(), (x.rows(), dy.cols()))?;
         check("descend", w.shape(), (x.cols(), dy.cols()))?;
         self.engine.enter()?;
+        if self.engine.kernels.descends(x.rows(), x.cols()) {
+            if self.beside.descents.len() == MOST_DESCENTS {
+                self.flush()?;
+            }
+            self.beside.rate = rate;
+            self.beside.descents.push([x.share(), dy.share(), w.share()]);
+            return Ok(());
+        }
         let product = Product::left_transposed(x.shape(), dy.shape());
         let w = self.lanes.fork([x, dy], w.share())?;
         let operands = Operands { added: Some(-rate), ..operands(x, dy, &w) };
@@ -247,6 +279,7 @@ impl Backend for CudaBackend {
     }
 
     fn join(&mut self) -> Result<()> {
+        self.flush()?;
         self.lanes.join()
     }
 
@@ -256,13 +289,13 @@ impl Backend for CudaBackend {
 
     fn begin_capture(&mut self) -> Result<()> {
         self.engine.enter()?;
-        self.lanes.join()?;
+        self.join()?;
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
         driver::begin_capture(self.lanes.main().stream())
     }
 
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
-        let joined = self.lanes.join();
+        let joined = self.join();
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
         let stream = self.lanes.main().stream().clone();
         let graph = driver::end_capture(&stream);
@@ -292,7 +325,7 @@ impl Backend for CudaBackend {
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
         self.engine.enter()?;
-        self.lanes.join()?;
+        self.join()?;
         let stream = self.lanes.main().stream();
         let kernels = &self.engine.kernels;
         let mut velocities = velocities.chunks(MAX_LAYERS);
@@ -306,6 +339,25 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
+    /// Launches a product with the steps of SGD that wait.
+    ///
+    /// # Safety
+    /// As for [`Kernels::product`](super::kernels::Kernels::product).
+    unsafe fn few_rows(&mut self, product: Option<FewRows<'_>>) -> Result<()> {
+        let beside = std::mem::take(&mut self.beside);
+        // SAFETY: the caller's promise.
+        unsafe { self.engine.kernels.product(self.lanes.main().stream().handle(), product, &beside) }
+    }
+
+    /// Launches the steps of SGD that wait.
+    fn flush(&mut self) -> Result<()> {
+        if self.beside.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the shapes of what waits were checked.
+        unsafe { self.few_rows(None) }
+    }
+
     /// Loss, correct answers, and the gradient where one is wanted.
     fn totals(
         &mut self,

@@ -6,7 +6,8 @@ use std::ffi::{CStr, c_void};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    self, CUfunction, CUgraphExec, CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode,
+    self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUstream,
+    CUstreamCaptureMode,
 };
 #[cfg(test)]
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult};
@@ -29,10 +30,29 @@ unsafe impl Sync for Function {}
 /// How a kernel is spread over the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
-    /// Blocks, in two directions.
-    pub(super) blocks: (u32, u32),
+    /// Blocks, in three directions.
+    pub(super) blocks: [u32; 3],
     /// Threads of a block.
     pub(super) threads: u32,
+    /// Bytes of shared memory of a block, beside those that the kernel declares.
+    pub(super) shared: u32,
+}
+
+impl Grid {
+    /// As many blocks in one direction.
+    pub(super) fn of(blocks: u32, threads: u32) -> Self {
+        Self { blocks: [blocks, 1, 1], threads, shared: 0 }
+    }
+}
+
+impl Function {
+    /// Lets launches give a block so much shared memory.
+    pub(super) fn may_share(self, bytes: usize) -> Result<()> {
+        let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function's module is loaded for good.
+        unsafe { result::function::set_function_attribute(self.0, most, bytes as i32) }
+            .map_err(refused("cuFuncSetAttribute"))
+    }
 }
 
 /// GPUs that this process sees; 0 without a driver.
@@ -78,10 +98,17 @@ pub(super) unsafe fn launch(
     stream: StreamHandle,
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
-    let Grid { blocks: (x, y), threads } = grid;
+    let Grid { blocks: [x, y, z], threads, shared } = grid;
     // SAFETY: the caller's promise. The driver copies the arguments before it returns.
     unsafe {
-        result::launch_kernel(function.0, (x, y, 1), (threads, 1, 1), 0, stream.raw() as CUstream, arguments)
+        result::launch_kernel(
+            function.0,
+            (x, y, z),
+            (threads, 1, 1),
+            shared,
+            stream.raw() as CUstream,
+            arguments,
+        )
     }
     .map_err(refused("cuLaunchKernel"))
 }

@@ -42,7 +42,7 @@ impl Engine {
         // A device object of our own, which shares the primary context with the one that memory comes from.
         let device = CudaDevice::new(ordinal)?;
         device.make_current()?;
-        let kernels = Kernels::load(device.facts()?.compute_capability)?;
+        let kernels = Kernels::load(device.facts()?.compute_capability, tf32)?;
         let lt = CublasLt::open(tf32)?;
         Ok(Self { device, kernels, lt, plans: Mutex::default() })
     }

@@ -83,7 +83,7 @@ extern "C" __global__ void head(float* __restrict__ dx, float* __restrict__ dy, 
         float logit = 0.0f;
         if (lane < CLASSES)
             for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) logit += sums[warp][lane];
-        float top = lane < CLASSES ? logit : -INFINITY;
+        float top = __shfl_sync(~0u, logit, lane < CLASSES ? lane : 0);
         for (unsigned to = 16; to > 0; to /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, to));
         float exponential = lane < CLASSES ? expf(logit - top) : 0.0f;
         float sum = exponential;
