@@ -33,6 +33,8 @@ pub struct CudaBackend {
     lanes: Lanes,
     /// Steps of SGD that are launched with the next product, or at the end of a step.
     beside: Beside,
+    /// The weights that the last launch writes, if it was a product of few rows or the head. Nothing else waits for it.
+    last_written: Option<Vec<DevicePtr>>,
     /// The scratch memory of the main stream's products, and of the others'.
     scratch: [Scratchpad; 2],
     /// That of graphs, or of what is not captured while something is.
@@ -79,6 +81,7 @@ impl CudaBackend {
             plans: HashMap::new(),
             lanes,
             beside: Beside::default(),
+            last_written: None,
             scratch: Default::default(),
             other_scratch: Default::default(),
         })
@@ -89,6 +92,7 @@ impl CudaBackend {
     /// # Safety
     /// The operands have the product's shapes.
     unsafe fn multiply(&mut self, product: Product, operands: Operands, for_gradients: bool) -> Result<()> {
+        self.last_written = None;
         let memory = if for_gradients { self.lanes.gradients() } else { self.lanes.main() };
         let plan = match self.plans.get(&product) {
             Some(plan) => plan,
@@ -137,6 +141,7 @@ impl Backend for CudaBackend {
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
+        self.last_written = None;
         self.engine.enter()?;
         let memory = self.lanes.main();
         let out = memory.uninit(batch.count, batch.pixels())?;
@@ -149,6 +154,7 @@ impl Backend for CudaBackend {
     fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
         check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
         check("gather", source.next.shape(), (1, 1))?;
+        self.last_written = None;
         self.engine.enter()?;
         let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.
@@ -174,6 +180,7 @@ impl Backend for CudaBackend {
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
         unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], batch) }?;
+        self.last_written = Some(Vec::new());
         if kernels.has_products() {
             self.beside.scores = Some((scores, totals.share()));
         } else {
@@ -191,7 +198,16 @@ impl Backend for CudaBackend {
         let relu = activation == Activation::Relu;
         if self.engine.kernels.multiply(x.rows(), x.cols(), w.cols()) {
             // SAFETY: the shapes agree, and nothing is beside.
-            unsafe { self.few_rows(Some(FewRows { out: &out, left: x, right: w, mask: None, relu })) }?;
+            unsafe {
+                self.few_rows(Some(FewRows {
+                    out: &out,
+                    left: x,
+                    right: w,
+                    mask: None,
+                    relu,
+                    is_early: false,
+                }))
+            }?;
             return Ok(out);
         }
         let product = Product::plain(x.shape(), w.shape(), relu);
@@ -221,7 +237,8 @@ impl Backend for CudaBackend {
         self.engine.enter()?;
         if self.engine.kernels.multiply(dy.rows(), dy.cols(), w.rows()) {
             let out = self.lanes.main().uninit(x.rows(), x.cols())?;
-            let product = FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false };
+            let product =
+                FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false, is_early: false };
             if self.beside.descents.iter().any(|[.., other]| other.ptr() == w.ptr()) {
                 self.flush()?;
             }
@@ -288,6 +305,7 @@ impl Backend for CudaBackend {
     }
 
     fn begin_capture(&mut self) -> Result<()> {
+        self.last_written = None;
         self.engine.enter()?;
         self.join()?;
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
@@ -324,6 +342,7 @@ impl Backend for CudaBackend {
             let velocity = velocities.get(layer);
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
+        self.last_written = None;
         self.engine.enter()?;
         self.join()?;
         let stream = self.lanes.main().stream();
@@ -345,6 +364,10 @@ impl CudaBackend {
     /// As for [`Kernels::product`](super::kernels::Kernels::product).
     unsafe fn few_rows(&mut self, product: Option<FewRows<'_>>) -> Result<()> {
         let beside = std::mem::take(&mut self.beside);
+        let last = self.last_written.take();
+        let is_early = |right: &Tensor| last.as_ref().is_some_and(|last| !last.contains(&right.ptr()));
+        let product = product.map(|of| FewRows { is_early: is_early(of.right), ..of });
+        self.last_written = Some(beside.descents.iter().map(|[.., w]| w.ptr()).collect());
         // SAFETY: the caller's promise.
         unsafe { self.engine.kernels.product(self.lanes.main().stream().handle(), product, &beside) }
     }
@@ -368,6 +391,7 @@ impl CudaBackend {
         batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
+        self.last_written = None;
         self.engine.enter()?;
         let kernels = &self.engine.kernels;
         let stream = self.lanes.main().stream().handle();

@@ -6,8 +6,8 @@ use std::ffi::{CStr, c_void};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUstream,
-    CUstreamCaptureMode,
+    self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstream, CUstreamCaptureMode,
 };
 #[cfg(test)]
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult};
@@ -36,12 +36,14 @@ pub(super) struct Grid {
     pub(super) threads: u32,
     /// Bytes of shared memory of a block, beside those that the kernel declares.
     pub(super) shared: u32,
+    /// Lets the kernel begin before the one before it ends. It waits for that one itself (`follow` in kernels.cu).
+    pub(super) overlaps: bool,
 }
 
 impl Grid {
     /// As many blocks in one direction.
     pub(super) fn of(blocks: u32, threads: u32) -> Self {
-        Self { blocks: [blocks, 1, 1], threads, shared: 0 }
+        Self { blocks: [blocks, 1, 1], threads, shared: 0, overlaps: false }
     }
 }
 
@@ -98,19 +100,37 @@ pub(super) unsafe fn launch(
     stream: StreamHandle,
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
-    let Grid { blocks: [x, y, z], threads, shared } = grid;
-    // SAFETY: the caller's promise. The driver copies the arguments before it returns.
-    unsafe {
-        result::launch_kernel(
-            function.0,
-            (x, y, z),
-            (threads, 1, 1),
-            shared,
-            stream.raw() as CUstream,
-            arguments,
-        )
+    let Grid { blocks: [x, y, z], threads, shared, overlaps } = grid;
+    let mut attribute = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: stream.raw() as CUstream,
+        attrs: &raw mut attribute,
+        numAttrs: u32::from(overlaps),
+    };
+    if !overlaps {
+        // SAFETY: the caller's promise. The driver copies the arguments before it returns.
+        return unsafe {
+            result::launch_kernel(function.0, (x, y, z), (threads, 1, 1), shared, config.hStream, arguments)
+        }
+        .map_err(refused("cuLaunchKernel"));
     }
-    .map_err(refused("cuLaunchKernel"))
+    // SAFETY: as above, and the driver copies the configuration, too.
+    unsafe {
+        sys::cuLaunchKernelEx(&raw const config, function.0, arguments.as_mut_ptr(), std::ptr::null_mut())
+    }
+    .result()
+    .map_err(refused("cuLaunchKernelEx"))
 }
 
 /// A graph that can be launched, of what was captured.

@@ -1,6 +1,14 @@
 // What cuBLASLt does not do. Matrices are row-major and dense; see kernels.rs for the launches.
 // No header: NVRTC compiles this text alone.
 
+// Waits for the kernel before, and lets the one behind begin. What that one may do before it waits, too, is told where it is
+// launched. On GPUs before 9.0 kernels do not overlap.
+__device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // A row of a batch has the pixels of an image, and then its label.
 
 // out[i, j] = rows[i, j] / 255. One block for a row of the output.
@@ -49,13 +57,14 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
     if (tail < count && i < 4) dx[tail] = x[tail] > 0.0f ? parts[tail] : 0.0f;
 }
 
-// The head, its loss and its gradients. One block of whole warps for an image. dy = (softmax(x w) - onehot(label)) / of,
+// The head, its loss and its gradients. No argument is __restrict__: such loads may go before `follow`. One block of whole warps for an image. dy = (softmax(x w) - onehot(label)) / of,
 // dx = (dy w^T) where x > 0. `scores` has the image's loss, and 1 where the largest logit is at the label.
-extern "C" __global__ void head(float* __restrict__ dx, float* __restrict__ dy, float* __restrict__ scores,
-                                const float* __restrict__ x, const float* __restrict__ w,
-                                const unsigned char* __restrict__ rows, unsigned pixels, unsigned inputs, unsigned of) {
+extern "C" __global__ void head(float* dx, float* dy, float* scores,
+                                const float* x, const float* w,
+                                const unsigned char* rows, unsigned pixels, unsigned inputs, unsigned of) {
     __shared__ float sums[32][CLASSES];
     __shared__ float gradient[CLASSES];
+    follow();
     size_t image = blockIdx.x;
     x += image * inputs;
     dx += image * inputs;

@@ -11,6 +11,9 @@ use crate::{Batch, CLASSES, Result, Sgd, Source, Tensor};
 /// The kernels' text.
 pub(super) const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("product.cu"));
 
+static PDL: std::sync::LazyLock<bool> =
+    std::sync::LazyLock::new(|| std::env::var_os("MILLPOND_NOPDL").is_some());
+
 /// Threads of a block of the kernels that cover a whole matrix.
 const THREADS: u32 = 256;
 /// Threads of a block at most: CUDA's limit.
@@ -91,6 +94,8 @@ pub(super) struct FewRows<'a> {
     /// As `out`.
     pub(super) mask: Option<&'a Tensor>,
     pub(super) relu: bool,
+    /// Whether the kernel before does not write `right`, and is [`head`](Kernels::head) or a product itself.
+    pub(super) is_early: bool,
 }
 
 /// Steps of SGD that wait for a product to be beside.
@@ -253,7 +258,8 @@ impl Kernels {
         let ((rows, cols), (_, inner)) = (size(out), size(left));
         let tiles = cols.div_ceil(columns) * rows.div_ceil(ROWS);
         let [mut rows, mut cols, mut inner, mut tiles] = [rows, cols, inner, tiles].map(|of| of as u32);
-        let mut relu = u32::from(product.is_some_and(|of| of.relu));
+        let flag = |of: bool, bit: u32| if of { bit } else { 0 };
+        let mut flags = product.map_or(0, |of| flag(of.relu, 1) | flag(of.is_early, 2));
         let mut parameters = beside.parameters();
         let blocks = parameters.blocks + u32::from(beside.scores.is_some());
         let mut arguments = [
@@ -264,7 +270,7 @@ impl Kernels {
             argument(&mut rows),
             argument(&mut cols),
             argument(&mut inner),
-            argument(&mut relu),
+            argument(&mut flags),
             argument(&mut tiles),
             argument(&mut parameters),
         ];
@@ -272,6 +278,7 @@ impl Kernels {
             blocks: [SPLIT as u32, tiles + blocks.div_ceil(SPLIT as u32), 1],
             threads: (GROUPS * if self.tf32 { 128 } else { ROWS * columns / 16 }) as u32,
             shared: shared_bytes(self.tf32, transposed) as u32,
+            overlaps: !*PDL,
         };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(functions[usize::from(transposed)], grid, stream, &mut arguments) }
@@ -345,7 +352,8 @@ impl Kernels {
             argument(&mut inputs),
             argument(&mut of),
         ];
-        let grid = Grid::of(batch.count as u32, THREADS);
+        let overlaps = !*PDL && self.has_products();
+        let grid = Grid { overlaps, ..Grid::of(batch.count as u32, THREADS) };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.head, grid, stream, &mut arguments) }
     }
@@ -442,7 +450,7 @@ impl Kernels {
         }
         let largest = weights.iter().map(Tensor::len).max().unwrap_or(0);
         let covering = blocks(largest, UPDATED_PER_THREAD * THREADS as usize);
-        let grid = Grid { blocks: [covering, weights.len() as u32, 1], threads: THREADS, shared: 0 };
+        let grid = Grid { blocks: [covering, weights.len() as u32, 1], ..Grid::of(0, THREADS) };
         let mut arguments = [argument(&mut layers), argument(&mut rate), argument(&mut momentum)];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.update, grid, stream, &mut arguments) }

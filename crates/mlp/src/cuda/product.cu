@@ -71,24 +71,29 @@ struct Tile {
     float4* right;
     float sums[TF32 ? BN / 8 * 4 : 16];
 
-    // Sends stage `s` of this block's part on its way.
-    __device__ __forceinline__ void load(int s, const float* a, const float* b, unsigned first, unsigned quads, unsigned m0,
-                                         unsigned n0, unsigned M, unsigned N, unsigned K) {
-        unsigned q = threadIdx.x % 8, at = s * QUADS + q;
-        bool has = at < quads;
-        if (q < QUADS) {
-            for (unsigned row = threadIdx.x / 8; row < 64; row += THREADS / 8)
-                copy16(&left[row * PITCH + at], a + (size_t)(m0 + row) * K + (first + at) * 4, has && m0 + row < M);
-            if (RT)
+    // Sends the right factor's part on its way.
+    __device__ __forceinline__ void load_right(const float* b, unsigned first, unsigned quads, unsigned n0, unsigned N,
+                                               unsigned K) {
+        if (RT) {
+            unsigned q = threadIdx.x % 8;
+            for (unsigned at = q; q < QUADS && at < STAGES * QUADS; at += QUADS)
                 for (unsigned row = threadIdx.x / 8; row < BN; row += THREADS / 8)
-                    copy16(&right[row * PITCH + at], b + (size_t)(n0 + row) * K + (first + at) * 4, has && n0 + row < N);
-        }
-        if (!RT)
-            for (unsigned i = threadIdx.x; i < QUADS * 4 * (BN / 4); i += THREADS) {
-                unsigned k = s * QUADS * 4 + i / (BN / 4), n = i % (BN / 4);
-                copy16(&right[k * (BN / 4) + n], b + (size_t)(first * 4 + k) * N + n0 + n * 4,
-                       k < quads * 4 && n0 + n * 4 < N);
+                    copy16(&right[row * PITCH + at], b + (size_t)(n0 + row) * K + (first + at) * 4, at < quads && n0 + row < N);
+        } else {
+            for (unsigned i = threadIdx.x; i < STAGES * QUADS * 4 * (BN / 4); i += THREADS) {
+                unsigned k = i / (BN / 4), n = i % (BN / 4) * 4;
+                copy16(&right[i], b + (size_t)(first * 4 + k) * N + n0 + n, k < quads * 4 && n0 + n < N);
             }
+        }
+    }
+
+    // Sends stage `s` of the left factor's part on its way.
+    __device__ __forceinline__ void load_left(int s, const float* a, unsigned first, unsigned quads, unsigned m0, unsigned M,
+                                              unsigned K) {
+        unsigned q = threadIdx.x % 8, at = s * QUADS + q;
+        if (q < QUADS)
+            for (unsigned row = threadIdx.x / 8; row < 64; row += THREADS / 8)
+                copy16(&left[row * PITCH + at], a + (size_t)(m0 + row) * K + (first + at) * 4, at < quads && m0 + row < M);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
@@ -178,8 +183,9 @@ struct Tile {
 };
 
 template <int BN, int PARTS, bool RT, bool TF32>
-__device__ __forceinline__ void product(float* __restrict__ out, const float* __restrict__ a, const float* __restrict__ b,
-                                        const float* __restrict__ mask, unsigned M, unsigned N, unsigned K, bool relu) {
+__device__ __forceinline__ void product(float* out, const float* a, const float* b,
+                                        const float* mask, unsigned M, unsigned N, unsigned K, bool relu,
+                                        bool is_early) {
     using T = Tile<BN, PARTS, RT, TF32>;
     extern __shared__ float4 shared[];
     T tile;
@@ -192,8 +198,12 @@ __device__ __forceinline__ void product(float* __restrict__ out, const float* __
     unsigned all = K / 4, each = (all + SPLIT - 1) / SPLIT;
     if (TF32) each += each % 2;
     unsigned first = min(rank * each, all), quads = min(each, all - first);
+    // The weights may be loaded while the kernel before still runs, unless that one writes them.
+    if (is_early) tile.load_right(b, first, quads, n0, N, K);
+    follow();
+    if (!is_early) tile.load_right(b, first, quads, n0, N, K);
 #pragma unroll
-    for (int s = 0; s < STAGES; ++s) tile.load(s, a, b, first, quads, m0, n0, M, N, K);
+    for (int s = 0; s < STAGES; ++s) tile.load_left(s, a, first, quads, m0, M, K);
     if (TF32) {
         arrived<0>();
         tile.multiply(quads + quads % 2);
@@ -353,6 +363,7 @@ __device__ __forceinline__ void add_up(double* totals, const float* scores, unsi
 
 template <bool TF32>
 __device__ __forceinline__ void beside_a_product(const Beside& beside, unsigned block) {
+    follow();
     if (block >= beside.blocks) {
         if (block == beside.blocks && beside.scores) add_up(beside.totals, beside.scores, beside.images);
         return;
@@ -368,11 +379,11 @@ __device__ __forceinline__ void beside_a_product(const Beside& beside, unsigned 
 
 #define PRODUCT(name, BN, RT, TF32)                                                                                    \
     extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(Tile<BN, GROUPS, RT, TF32>::THREADS)    \
-        name(float* __restrict__ out, const float* __restrict__ left, const float* __restrict__ right,                  \
-             const float* __restrict__ mask, unsigned M, unsigned N, unsigned K, unsigned relu, unsigned tiles,         \
+        name(float* out, const float* left, const float* right,                  \
+             const float* mask, unsigned M, unsigned N, unsigned K, unsigned flags, unsigned tiles,        \
              const __grid_constant__ Beside beside) {                                                                   \
         if (blockIdx.y < tiles)                                                                                         \
-            product<BN, GROUPS, RT, TF32>(out, left, right, mask, M, N, K, relu);                                       \
+            product<BN, GROUPS, RT, TF32>(out, left, right, mask, M, N, K, flags & 1, flags & 2);                       \
         else                                                                                                            \
             beside_a_product<TF32>(beside, (blockIdx.y - tiles) * SPLIT + blockIdx.x);                                  \
     }
