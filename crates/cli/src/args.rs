@@ -154,7 +154,7 @@ pub(crate) struct TrainArgs {
     /// eager, or captured as CUDA graphs [default: auto]
     #[arg(long, value_name = "HOW", value_parser = Config::steps)]
     steps: Option<Steps>,
-    /// Write curves, and the memory of a step, to this folder
+    /// Write curves and the memory of a step here
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Write the results here; - is standard output

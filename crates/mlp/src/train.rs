@@ -135,6 +135,8 @@ pub struct Training<'a> {
     totals: [Totals; 2],
     saver: Saver<'a>,
     asking: Asking,
+    /// The order of the images in the next epoch, where the host had time for it.
+    next_order: Option<(usize, Vec<u32>)>,
     /// Calls that moved device memory, before the next epoch.
     calls_before: u64,
 }
@@ -215,7 +217,19 @@ impl<'a> Training<'a> {
         };
         let way = Way::new(task, upload, trainee)?;
         let asking = Asking::new();
-        Ok(Self { task, share, backend, optimizer, model, way, totals, saver, asking, calls_before })
+        Ok(Self {
+            task,
+            share,
+            backend,
+            optimizer,
+            model,
+            way,
+            totals,
+            saver,
+            asking,
+            next_order: None,
+            calls_before,
+        })
     }
 
     /// The epochs that are done, those of a checkpoint too.
@@ -265,12 +279,25 @@ impl<'a> Training<'a> {
 
     /// One pass over the training set, or the rest of it; the mean loss.
     fn train(&mut self, epoch: usize, observer: &mut dyn Observer) -> Result<ControlFlow<(), f64>> {
-        let Self { task, share, backend, optimizer, model, way, totals: [totals, _], saver, asking, .. } =
-            self;
+        let Self {
+            task,
+            share,
+            backend,
+            optimizer,
+            model,
+            way,
+            totals: [totals, _],
+            saver,
+            asking,
+            next_order,
+            ..
+        } = self;
         let (Task { data, hyper, team, .. }, share) = (*task, *share);
         let (began, begun) = (Instant::now(), saver.begun());
         let data = &data.train;
-        let order = order(data.len(), hyper.seed, epoch);
+        let order_of = |epoch| order(data.len(), hyper.seed, epoch);
+        let order = next_order.take().filter(|(of, _)| *of == epoch).map(|(_, order)| order);
+        let order = order.unwrap_or_else(|| order_of(epoch));
         // What an epoch counted before a checkpoint is rank 0's.
         let (before, mine) = if share.rank == 0 { (begun.totals, begun.images) } else { Default::default() };
         totals.begin(before)?;
@@ -278,10 +305,15 @@ impl<'a> Training<'a> {
         let due = saver.every().map(|steps| steps * hyper.batch_size);
         let mut pass = Pass { step, mine, begun, began, team, saver, asking, observer };
         let seen = match way {
-            Way::Captured(captured) => captured.train(&order, begun.images, due, |images| {
-                pass.mine += images;
-                pass.stepped(images, hyper.batch_size, (totals, optimizer, model, &**backend))
-            }),
+            Way::Captured(captured) => {
+                let seen = captured.train(&order, begun.images, due, |images| {
+                    pass.mine += images;
+                    pass.stepped(images, hyper.batch_size, (totals, optimizer, model, &**backend))
+                });
+                // While the device works.
+                *next_order = (epoch < hyper.epochs).then(|| (epoch + 1, order_of(epoch + 1)));
+                seen
+            }
             Way::Eager(feed) => {
                 let pieces = order[begun.images..].chunks(hyper.batch_size).flat_map(|batch| share.of(batch));
                 feed.batches(data, pieces, |batch, piece| {
