@@ -347,7 +347,8 @@ __device__ __forceinline__ void descend_head(const Descent& of, unsigned M, floa
 
 // Adds up losses and hits, in an order that is always the same.
 __device__ __forceinline__ void add_up(double* totals, const float* scores, unsigned count) {
-    __shared__ double sums[2][256];
+    extern __shared__ float4 shared[];
+    double(*sums)[256] = reinterpret_cast<double(*)[256]>(shared);
     for (unsigned of = 0; of < 2; ++of) {
         double sum = 0.0;
         for (unsigned row = threadIdx.x; row < count; row += blockDim.x) sum += (double)scores[2 * row + of];
