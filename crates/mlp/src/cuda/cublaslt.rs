@@ -15,7 +15,8 @@ use cudarc::cublaslt::{
         cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
         cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
         cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t,
-        cublasLtMatrixLayoutAttribute_t as Shape, cublasStatus_t, cudaDataType, cudaStream_t,
+        cublasLtMatrixLayoutAttribute_t as Shape, cublasLtReductionScheme_t as ReductionScheme,
+        cublasStatus_t, cudaDataType, cudaStream_t,
     },
 };
 use millpond::device::{DevicePtr, StreamHandle};
@@ -187,16 +188,21 @@ fn layout(
     Ok(made)
 }
 
-/// What the library's suggestions are to keep to: at most `workspace` bytes of scratch memory.
+/// What the library's suggestions are to keep to: at most `workspace` bytes of scratch memory, and no parts of sums that are
+/// added up one after another in the output. That took up to five times as long for few rows (docs/lab/train.md).
 fn preference(workspace: usize) -> Result<Owned<cublasLtMatmulPreference_t>> {
     let made = result::create_matmul_pref().map_err(refused("cublasLtMatmulPreferenceCreate"))?;
     let made = Owned(made, result::destroy_matmul_pref);
-    let limit = Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    // SAFETY: the preference lives, and the attribute is a size.
-    unsafe {
-        result::set_matmul_pref_attribute(made.0, limit, (&raw const workspace).cast(), size_of::<usize>())
+    let schemes = ReductionScheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32
+        | ReductionScheme::CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE as u32;
+    for (limit, value, bytes) in [
+        (Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), size_of::<usize>()),
+        (Limit::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const schemes).cast(), size_of::<u32>()),
+    ] {
+        // SAFETY: the preference lives, and the attributes are numbers of these sizes.
+        unsafe { result::set_matmul_pref_attribute(made.0, limit, value, bytes) }
+            .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
     }
-    .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
     Ok(made)
 }
 

@@ -28,14 +28,12 @@ const ROWS: usize = 64;
 /// Rows of a product for which [`Kernels::product`] is taken.
 const FEW_ROWS: usize = 128;
 /// Columns of a block of `product`: in float32, and in TF32.
-const COLUMNS: [usize; 2] = [16, 56];
+const COLUMNS: [usize; 2] = [64, 56];
 /// Blocks of a cluster, which share the sums of a tile: as many as every GPU with clusters has.
 const SPLIT: usize = 8;
-/// Groups of threads that share the sums of a block.
-const GROUPS: usize = 2;
 /// A block's part of a sum arrives in so many stages, of so many times four numbers.
 const STAGES: usize = 4;
-const QUADS: usize = 7;
+const QUADS: usize = 8;
 /// Rows and columns of a block of weights that one block of threads updates.
 const SIDE: usize = 64;
 /// Layers that are updated beside a product at most.
@@ -50,7 +48,6 @@ pub(super) fn defines() -> Vec<String> {
         ("COLUMNS", COLUMNS[0]),
         ("COLUMNS_TF32", COLUMNS[1]),
         ("SPLIT", SPLIT),
-        ("GROUPS", GROUPS),
         ("STAGES", STAGES),
         ("QUADS", QUADS),
         ("SIDE", SIDE),
@@ -276,7 +273,7 @@ impl Kernels {
         ];
         let grid = Grid {
             blocks: [SPLIT as u32, tiles + blocks.div_ceil(SPLIT as u32), 1],
-            threads: (GROUPS * if self.tf32 { 128 } else { ROWS * columns / 16 }) as u32,
+            threads: THREADS,
             shared: shared_bytes(self.tf32, transposed) as u32,
             overlaps: !*PDL,
         };
