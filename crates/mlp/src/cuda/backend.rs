@@ -6,11 +6,10 @@ use std::sync::Arc;
 use millpond::Stream;
 use millpond::device::{self, DeviceError, DevicePtr};
 
-use super::cublaslt::{Operands, Product, Scratch};
+use super::cublaslt::{Operands, Plan, Product, Scratch};
 use super::driver::{self, GraphExec};
 use super::engine::Engine;
 use super::kernels::{Beside, FewRows, MAX_LAYERS, MOST_DESCENTS};
-use super::tune::Plan;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
 
@@ -101,9 +100,9 @@ impl CudaBackend {
                 self.plans.entry(product).or_insert(plan)
             }
         };
-        let scratch = self.scratch[usize::from(for_gradients)].of(plan.workspace(), memory)?;
+        let scratch = self.scratch[usize::from(for_gradients)].of(plan.workspace, memory)?;
         // SAFETY: the caller's promise, and scratch memory of the plan's size that only this stream uses.
-        unsafe { plan.run(operands, scratch, memory) }
+        unsafe { plan.run(operands, scratch, memory.stream().handle()) }
     }
 }
 

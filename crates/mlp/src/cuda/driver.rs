@@ -1,4 +1,4 @@
-//! Of libcuda: modules, launches, graphs and timed events. The rest of the driver is millpond's `CudaDevice`.
+//! Of libcuda: modules, launches and graphs. The rest of the driver is millpond's `CudaDevice`.
 //!
 //! All of it wants a current context ([`CudaDevice::make_current`]), and who has one has the driver loaded.
 
@@ -9,8 +9,6 @@ use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUlaunchAttribute,
     CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstream, CUstreamCaptureMode,
 };
-#[cfg(test)]
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult};
 use millpond::Stream;
 use millpond::device::StreamHandle;
 #[cfg(doc)]
@@ -192,48 +190,4 @@ fn refused(call: &'static str) -> impl Fn(DriverError) -> Error {
 
 fn failed(what: String) -> Error {
     Error::Library { library: "the CUDA driver", what }
-}
-
-/// An event with a time stamp.
-#[cfg(test)]
-pub(super) struct TimedEvent(CUevent);
-
-#[cfg(test)]
-impl TimedEvent {
-    /// An event of the current context.
-    pub(super) fn new() -> Result<Self> {
-        result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map(Self).map_err(refused("cuEventCreate"))
-    }
-
-    /// Lets the event stand for all work given to `stream` so far.
-    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: the event lives, and the stream is borrowed.
-        unsafe { result::event::record(self.0, stream.handle().raw() as CUstream) }
-            .map_err(refused("cuEventRecord"))
-    }
-
-    /// Milliseconds from `earlier` to this event. Waits for both.
-    pub(super) fn since(&self, earlier: &Self) -> Result<f32> {
-        // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.0) }.map_err(refused("cuEventSynchronize"))?;
-        // cudarc's function for CUDA 13 is another one, which drivers before 12.8 lack.
-        type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
-        // SAFETY: the driver is loaded, as there is an event, and the type is that of cuda.h.
-        let elapsed = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") }
-            .map_err(|error| failed(error.to_string()))?;
-        let mut milliseconds = 0.0;
-        // SAFETY: both events live, and the first argument is writable.
-        let asked = unsafe { elapsed(&mut milliseconds, earlier.0, self.0) };
-        asked.result().map_err(refused("cuEventElapsedTime"))?;
-        Ok(milliseconds)
-    }
-}
-
-#[cfg(test)]
-impl Drop for TimedEvent {
-    fn drop(&mut self) {
-        // A refusal leaks one event, and there is nobody to tell.
-        // SAFETY: the event is not used again.
-        let _ = unsafe { result::event::destroy(self.0) };
-    }
 }

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
-use super::cublaslt::{CublasLt, Product};
+use super::cublaslt::{CublasLt, Plan, Product};
 use super::kernels::Kernels;
-use super::tune::{self, Plan};
 use crate::Result;
 
 /// Libraries, kernels and tuned products. One for each GPU and precision, kept for the life of the process:
@@ -18,7 +17,7 @@ use crate::Result;
 pub(super) struct Engine {
     device: Arc<CudaDevice>,
     pub(super) kernels: Kernels,
-    pub(super) lt: CublasLt,
+    lt: CublasLt,
     plans: Mutex<HashMap<Product, Arc<Plan>>>,
 }
 
@@ -58,7 +57,7 @@ impl Engine {
         if let Some(plan) = plans.get(&product) {
             return Ok(plan.clone());
         }
-        let plan = Arc::new(tune::choose(self.lt.describe(product)?)?);
+        let plan = Arc::new(self.lt.plan(product)?);
         plans.insert(product, plan.clone());
         Ok(plan)
     }

@@ -8,11 +8,10 @@
 //! | file | concern |
 //! | --- | --- |
 //! | `toolkit` | finding cuBLASLt and NVRTC |
-//! | `driver` | of libcuda: modules, launches, timed events |
+//! | `driver` | of libcuda: modules, launches, graphs |
 //! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
 //! | `kernels` | the compiled kernels, each with its launch |
 //! | `cublaslt` | matrix products |
-//! | `tune` | choosing an algorithm for a product by timing the candidates |
 //! | `engine` | all of that for one GPU, shared by the backends of the process |
 //! | `backend` | the trainer's operations |
 //! | `nccl` | what the GPUs of several ranks do together |
@@ -30,7 +29,6 @@ mod kernels;
 mod nccl;
 mod nvrtc;
 mod toolkit;
-mod tune;
 
 pub use backend::{CudaBackend, CudaTraining};
 pub(crate) use nccl::Nccl;
