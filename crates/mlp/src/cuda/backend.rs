@@ -9,7 +9,8 @@ use millpond::device::{self, DeviceError, DevicePtr};
 use super::cublaslt::{Operands, Plan, Product, Scratch};
 use super::driver::{self, GraphExec};
 use super::engine::Engine;
-use super::kernels::{Beside, FewRows, MAX_LAYERS, MOST_DESCENTS};
+use super::kernels::MAX_LAYERS;
+use super::product::{self, Beside, FewRows};
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
 
@@ -180,7 +181,7 @@ impl Backend for CudaBackend {
         // SAFETY: the shapes agree.
         unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], batch) }?;
         self.last_written = Some(Vec::new());
-        if kernels.has_products() {
+        if kernels.products.is_some() {
             self.beside.scores = Some((scores, totals.share()));
         } else {
             // SAFETY: the shapes agree.
@@ -195,18 +196,9 @@ impl Backend for CudaBackend {
         self.flush()?;
         let out = self.lanes.main().uninit(x.rows(), w.cols())?;
         let relu = activation == Activation::Relu;
-        if self.engine.kernels.multiply(x.rows(), x.cols(), w.cols()) {
+        if self.does_few_rows() && product::suits(x.rows(), x.cols(), w.cols()) {
             // SAFETY: the shapes agree, and nothing is beside.
-            unsafe {
-                self.few_rows(Some(FewRows {
-                    out: &out,
-                    left: x,
-                    right: w,
-                    mask: None,
-                    relu,
-                    is_early: false,
-                }))
-            }?;
+            unsafe { self.few_rows(Some(FewRows { out: &out, left: x, right: w, mask: None, relu })) }?;
             return Ok(out);
         }
         let product = Product::plain(x.shape(), w.shape(), relu);
@@ -234,11 +226,10 @@ impl Backend for CudaBackend {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
         self.engine.enter()?;
-        if self.engine.kernels.multiply(dy.rows(), dy.cols(), w.rows()) {
+        if self.does_few_rows() && product::suits(dy.rows(), dy.cols(), w.rows()) {
             let out = self.lanes.main().uninit(x.rows(), x.cols())?;
-            let product =
-                FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false, is_early: false };
-            if self.beside.descents.iter().any(|[.., other]| other.ptr() == w.ptr()) {
+            let product = FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false };
+            if self.beside.updates(w) {
                 self.flush()?;
             }
             // SAFETY: the shapes agree, and what is beside does not write these weights.
@@ -279,8 +270,8 @@ impl Backend for CudaBackend {
         check("descend", dy.shape(), (x.rows(), dy.cols()))?;
         check("descend", w.shape(), (x.cols(), dy.cols()))?;
         self.engine.enter()?;
-        if self.engine.kernels.descends(x.rows(), x.cols()) {
-            if self.beside.descents.len() == MOST_DESCENTS {
+        if self.does_few_rows() && product::descends(x.rows(), x.cols()) {
+            if self.beside.is_full() {
                 self.flush()?;
             }
             self.beside.rate = rate;
@@ -360,15 +351,19 @@ impl CudaBackend {
     /// Launches a product with the steps of SGD that wait.
     ///
     /// # Safety
-    /// As for [`Kernels::product`](super::kernels::Kernels::product).
+    /// As for [`Products::launch`](product::Products::launch).
     unsafe fn few_rows(&mut self, product: Option<FewRows<'_>>) -> Result<()> {
-        let beside = std::mem::take(&mut self.beside);
-        let last = self.last_written.take();
-        let is_early = |right: &Tensor| last.as_ref().is_some_and(|last| !last.contains(&right.ptr()));
-        let product = product.map(|of| FewRows { is_early: is_early(of.right), ..of });
+        let (beside, last) = (std::mem::take(&mut self.beside), self.last_written.take());
+        let is_early = product.zip(last).is_some_and(|(of, last)| !last.contains(&of.right.ptr()));
         self.last_written = Some(beside.descents.iter().map(|[.., w]| w.ptr()).collect());
+        let (stream, products) = (self.lanes.main().stream().handle(), self.engine.kernels.products.as_ref());
         // SAFETY: the caller's promise.
-        unsafe { self.engine.kernels.product(self.lanes.main().stream().handle(), product, &beside) }
+        products.map_or(Ok(()), |products| unsafe { products.launch(stream, product, &beside, is_early) })
+    }
+
+    /// Whether the GPU can do products of few rows.
+    fn does_few_rows(&self) -> bool {
+        self.engine.kernels.products.is_some()
     }
 
     /// Launches the steps of SGD that wait.

@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, c_void};
 
+use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUlaunchAttribute,
@@ -14,10 +15,10 @@ use millpond::device::StreamHandle;
 #[cfg(doc)]
 use millpond::device::cuda::CudaDevice;
 
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
 
 /// A kernel of a loaded module.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Function(CUfunction);
 
 // SAFETY: a CUfunction is a handle that any thread may use, as long as its module is loaded: for good.
@@ -45,6 +46,39 @@ impl Grid {
     }
 }
 
+/// What a kernel is given: a number or an address, or a structure.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Argument {
+    /// A kernel reads as many of the first bytes as its parameter has: the machine is little-endian.
+    Word(u64),
+    Structure(*const c_void),
+}
+
+impl Argument {
+    /// A structure, which must live until the launch.
+    pub(super) fn of<T>(structure: &T) -> Self {
+        Self::Structure((&raw const *structure).cast())
+    }
+}
+
+impl<T: Pod> From<&Tensor<T>> for Argument {
+    fn from(tensor: &Tensor<T>) -> Self {
+        Self::Word(tensor.ptr().raw())
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(number: usize) -> Self {
+        Self::Word(number as u64)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(number: f32) -> Self {
+        Self::Word(number.to_bits().into())
+    }
+}
+
 impl Function {
     /// Lets launches give a block so much shared memory.
     pub(super) fn may_share(self, bytes: usize) -> Result<()> {
@@ -54,6 +88,9 @@ impl Function {
             .map_err(refused("cuFuncSetAttribute"))
     }
 }
+
+/// Parameters of a kernel at most.
+const MOST_ARGUMENTS: usize = 10;
 
 /// GPUs that this process sees; 0 without a driver.
 pub(super) fn gpus() -> usize {
@@ -90,15 +127,22 @@ pub(super) unsafe fn load<const N: usize>(image: &[u8], names: [&CStr; N]) -> Re
 /// Queues a kernel.
 ///
 /// # Safety
-/// `arguments` point to values of the kernel's parameter types, in order, and what the kernel does with them is
+/// `arguments` are values of the kernel's parameter types, in order, at most [`MOST_ARGUMENTS`] of them, and what the kernel does with them is
 /// sound once the stream gets there.
 pub(super) unsafe fn launch(
     function: Function,
     grid: Grid,
     stream: StreamHandle,
-    arguments: &mut [*mut c_void],
+    arguments: &[Argument],
 ) -> Result<()> {
     let Grid { blocks: [x, y, z], threads, shared, overlaps } = grid;
+    let mut pointers = [std::ptr::null_mut(); MOST_ARGUMENTS];
+    for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+        *pointer = match argument {
+            Argument::Word(word) => (&raw const *word).cast_mut().cast(),
+            Argument::Structure(at) => at.cast_mut(),
+        };
+    }
     let mut attribute = CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
@@ -116,16 +160,9 @@ pub(super) unsafe fn launch(
         attrs: &raw mut attribute,
         numAttrs: u32::from(overlaps),
     };
-    if !overlaps {
-        // SAFETY: the caller's promise. The driver copies the arguments before it returns.
-        return unsafe {
-            result::launch_kernel(function.0, (x, y, z), (threads, 1, 1), shared, config.hStream, arguments)
-        }
-        .map_err(refused("cuLaunchKernel"));
-    }
-    // SAFETY: as above, and the driver copies the configuration, too.
+    // SAFETY: the caller's promise. The driver copies configuration and arguments before it returns.
     unsafe {
-        sys::cuLaunchKernelEx(&raw const config, function.0, arguments.as_mut_ptr(), std::ptr::null_mut())
+        sys::cuLaunchKernelEx(&raw const config, function.0, pointers.as_mut_ptr(), std::ptr::null_mut())
     }
     .result()
     .map_err(refused("cuLaunchKernelEx"))
