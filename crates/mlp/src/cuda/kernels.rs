@@ -2,7 +2,7 @@
 
 use millpond::device::StreamHandle;
 
-use super::driver::{self, Argument, Function, Grid};
+use super::driver::{self, Argument, Function, Grid, Order};
 use super::nvrtc;
 use super::product::{self, Products};
 use crate::{Batch, CLASSES, Result, Sgd, Source, Tensor};
@@ -69,11 +69,12 @@ impl Kernels {
             c"update",
             if tf32 { c"product_tf32" } else { c"product" },
             if tf32 { c"product_tf32_transposed" } else { c"product_transposed" },
+            if tf32 { c"steps_tf32" } else { c"steps" },
         ];
         // SAFETY: NVRTC made the image.
-        let [images, gather, advance, head, tally, relu_gradient, cross_entropy, update, plain, transposed] =
+        let [images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products @ ..] =
             unsafe { driver::load(&image, names) }?;
-        let products = (capability.0 >= 9).then(|| Products::new([plain, transposed], tf32)).transpose()?;
+        let products = (capability.0 >= 9).then(|| Products::new(products, tf32)).transpose()?;
         Ok(Self { images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products })
     }
 
@@ -120,7 +121,8 @@ impl Kernels {
         let (pixels, inputs, of) = (batch.pixels().into(), x.cols().into(), batch.of.into());
         let [dx, dy, scores, x, w] = [dx, dy, scores, x, w].map(Argument::from);
         let arguments = [dx, dy, scores, x, w, batch.rows.into(), pixels, inputs, of];
-        let grid = Grid { overlaps: self.products.is_some(), ..Grid::of(batch.count as u32, THREADS) };
+        let order = if self.products.is_some() { Order::Overlapping } else { Order::After };
+        let grid = Grid { order, ..Grid::of(batch.count as u32, THREADS) };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.head, grid, stream, &arguments) }
     }

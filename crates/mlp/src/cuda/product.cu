@@ -18,11 +18,28 @@ struct Descent {
     unsigned first;
 };
 
+// out = left right, or left rightT where mask is above 0. Of the head: dx, x, w and dy.
+struct Product {
+    float* out;
+    const float* left;
+    const float* right;
+    float* mask;
+    unsigned rows;
+    unsigned cols;
+    unsigned inner;
+    // 1: max(0, out). 2: the right factor is not written by what comes just before.
+    unsigned flags;
+    unsigned tiles;
+    unsigned pixels;
+    // Of the head alone: the batch's rows. `cols` is then how many images the mean is over.
+    const unsigned char* batch;
+};
+
 // What other blocks do beside a product. The last of them adds up the scores of `head`, if there are any.
 struct Beside {
     Descent descents[MOST_DESCENTS];
     double* totals;
-    const float* scores;
+    float* scores;
     unsigned count;
     unsigned blocks;
     unsigned images;
@@ -179,20 +196,22 @@ struct Tile {
     }
 };
 
-template <int BN, bool RT, bool TF32>
-__device__ __forceinline__ void product(float* out, const float* a, const float* b, const float* mask, unsigned M, unsigned N,
-                                        unsigned K, bool relu, bool is_early) {
+template <int BN, bool RT, bool TF32, class Wait>
+__device__ __forceinline__ void product(const Product& of, unsigned number, Wait& wait) {
     extern __shared__ float4 shared[];
     Tile<BN, RT, TF32> tile(shared);
+    const float *a = of.left, *b = of.right, *mask = of.mask;
+    unsigned M = of.rows, N = of.cols, K = of.inner;
+    bool relu = of.flags & 1, is_early = of.flags & 2;
     unsigned rank = blockIdx.x, across = (N + BN - 1) / BN;
-    unsigned n0 = blockIdx.y % across * BN, m0 = blockIdx.y / across * 64;
+    unsigned n0 = number % across * BN, m0 = number / across * 64;
     unsigned all = K / 4, each = (all + SPLIT - 1) / SPLIT;
     each += each % 2;
     unsigned first = min(rank * each, all), quads = min(each, all - first);
-    // The weights may be loaded while the kernel before still runs, unless that one writes them.
+    // The weights may be loaded while what comes before still runs, unless that writes them.
     if (is_early)
         for (int stage = 0; stage < STAGES; ++stage) tile.load_right(stage, b, first, quads, n0, N, K);
-    follow();
+    wait();
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
         if (!is_early) tile.load_right(stage, b, first, quads, n0, N, K);
@@ -229,7 +248,7 @@ __device__ __forceinline__ void product(float* out, const float* a, const float*
         }
         auto result = [=](float sum, float gate) { return gate > 0.0f && !(relu && sum < 0.0f) ? sum : 0.0f; };
         sum = float4{result(sum.x, gate.x), result(sum.y, gate.y), result(sum.z, gate.z), result(sum.w, gate.w)};
-        *reinterpret_cast<float4*>(out + at) = sum;
+        *reinterpret_cast<float4*>(of.out + at) = sum;
     }
     // The sums are read by others until here.
     cluster_barrier();
@@ -335,7 +354,6 @@ __device__ __forceinline__ void add_up(double* totals, const float* scores, unsi
 
 template <bool TF32>
 __device__ __forceinline__ void beside_a_product(const Beside& beside, unsigned block) {
-    follow();
     if (block >= beside.blocks) {
         if (block == beside.blocks && beside.scores) add_up(beside.totals, beside.scores, beside.images);
         return;
@@ -349,21 +367,104 @@ __device__ __forceinline__ void beside_a_product(const Beside& beside, unsigned 
     descend<TF32>(of, beside.images, beside.factor, block / across * SIDE, block % across * SIDE);
 }
 
-#define PRODUCT(name, BN, RT, TF32)                                                                                    \
-    extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 3)                             \
-        name(float* out, const float* left, const float* right,                  \
-             const float* mask, unsigned M, unsigned N, unsigned K, unsigned flags, unsigned tiles,        \
-             const __grid_constant__ Beside beside) {                                                                   \
-        if (blockIdx.y < tiles)                                                                                         \
-            product<BN, RT, TF32>(out, left, right, mask, M, N, K, flags & 1, flags & 2);                       \
-        else                                                                                                            \
-            beside_a_product<TF32>(beside, (blockIdx.y - tiles) * SPLIT + blockIdx.x);                                  \
+// Where a kernel waits for the one before it.
+struct AfterKernel {
+    __device__ __forceinline__ void operator()() const { follow(); }
+};
+
+#define PRODUCT(name, BN, RT, TF32)                                                                                      \
+    extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 3)                               \
+        name(const __grid_constant__ Product of, const __grid_constant__ Beside beside) {                                \
+        AfterKernel wait;                                                                                                \
+        if (blockIdx.y < of.tiles) return product<BN, RT, TF32>(of, blockIdx.y, wait);                                   \
+        wait();                                                                                                          \
+        beside_a_product<TF32>(beside, (blockIdx.y - of.tiles) * SPLIT + blockIdx.x);                                    \
+    }
+
+// All blocks of a kernel wait here for each other: between `arrive`, after which they write nothing that others read, and the
+// first thing that reads what others wrote.
+struct Barrier {
+    unsigned* arrived;
+    unsigned goal;
+    bool waits;
+
+    __device__ __forceinline__ void arrive() {
+        __syncthreads();
+        if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+        goal += gridDim.x * gridDim.y;
+        waits = true;
+    }
+
+    __device__ __forceinline__ void operator()() {
+        if (!waits) return;
+        if (threadIdx.x == 0) {
+            unsigned now;
+            do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+            while (now < goal);
+        }
+        __syncthreads();
+        waits = false;
+    }
+};
+
+// A product, or the head, and what is beside it.
+struct Phase {
+    Product product;
+    Beside beside;
+};
+
+// Many phases, one after another. All blocks run at once. `arrived` is 0 before.
+template <int BN, bool TF32>
+__device__ __forceinline__ void run(const Phase* phases, unsigned count, unsigned* arrived) {
+    // This phase and the next.
+    __shared__ Phase near[2];
+    Barrier barrier{arrived, 0, false};
+    unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * SPLIT + blockIdx.x;
+    auto fetch = [=](unsigned at) {
+        unsigned *to = reinterpret_cast<unsigned*>(&near[at % 2]), i = threadIdx.x;
+        if (at < count && i < sizeof(Phase) / 4) to[i] = reinterpret_cast<const unsigned*>(phases + at)[i];
+    };
+    fetch(0);
+    __syncthreads();
+    for (unsigned at = 0; at < count; ++at) {
+        fetch(at + 1);
+        const Product& of = near[at % 2].product;
+        const Beside& beside = near[at % 2].beside;
+        if (of.batch) {
+            barrier();
+            for (unsigned image = block; image < of.rows; image += blocks)
+                head_of(image, of.out, of.mask, beside.scores, of.left, of.right, of.batch, of.pixels, of.inner, of.cols);
+        } else {
+            for (unsigned tile = blockIdx.y; tile < of.tiles; tile += gridDim.y) {
+                if (of.mask) product<BN, true, TF32>(of, tile, barrier);
+                else product<BN, false, TF32>(of, tile, barrier);
+            }
+            barrier();
+            unsigned beside_blocks = beside.blocks + (beside.scores ? 1 : 0);
+            // Those first that have no tile.
+            unsigned first = (block + blocks - of.tiles % gridDim.y * SPLIT) % blocks;
+            for (unsigned number = first; number < beside_blocks; number += blocks) {
+                __syncthreads();
+                beside_a_product<TF32>(beside, number);
+            }
+        }
+        barrier.arrive();
+    }
+}
+
+#define STEPS(name, BN, TF32)                                                                                            \
+    extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 2)                               \
+        name(const Phase* phases, unsigned count, unsigned* arrived) {                                                   \
+        run<BN, TF32>(phases, count, arrived);                                                                           \
     }
 #else
 #define PRODUCT(name, BN, RT, TF32) extern "C" __global__ void name() {}
+#define STEPS(name, BN, TF32) extern "C" __global__ void name() {}
 #endif
 
 PRODUCT(product, COLUMNS, false, false)
 PRODUCT(product_transposed, COLUMNS, true, false)
 PRODUCT(product_tf32, COLUMNS_TF32, false, true)
 PRODUCT(product_tf32_transposed, COLUMNS_TF32, true, true)
+STEPS(steps, COLUMNS, false)
+STEPS(steps_tf32, COLUMNS_TF32, true)

@@ -1,9 +1,10 @@
 //! Products of few rows, with steps of SGD beside them: `product.cu`.
 
+use bytemuck::{Pod, Zeroable};
 use millpond::device::StreamHandle;
 
-use super::driver::{self, Argument, Function, Grid};
-use crate::{Result, Tensor};
+use super::driver::{self, Argument, Function, Grid, Order};
+use crate::{Batch, Result, Tensor};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -58,8 +59,25 @@ pub(super) struct Beside {
     pub(super) scores: Option<(Tensor, Tensor<f64>)>,
 }
 
+/// As `product.cu` has it, like those below.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Product {
+    out: u64,
+    left: u64,
+    right: u64,
+    mask: u64,
+    rows: u32,
+    cols: u32,
+    inner: u32,
+    flags: u32,
+    tiles: u32,
+    pixels: u32,
+    batch: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Descent {
     w: u64,
     x: u64,
@@ -67,9 +85,11 @@ struct Descent {
     inputs: u32,
     outputs: u32,
     first: u32,
+    nothing: u32,
 }
 
 #[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct BesideParameters {
     descents: [Descent; MOST_DESCENTS],
     totals: u64,
@@ -79,6 +99,19 @@ struct BesideParameters {
     images: u32,
     factor: f32,
 }
+
+/// A product, or the head, and what is beside it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Phase {
+    product: Product,
+    beside: BesideParameters,
+}
+
+// SAFETY: numbers without gaps between them, for which any bits are valid.
+unsafe impl Zeroable for Phase {}
+// SAFETY: as above.
+unsafe impl Pod for Phase {}
 
 impl Beside {
     /// Whether nothing waits.
@@ -102,7 +135,8 @@ impl Beside {
         for (to, of) in descents.iter_mut().zip(&self.descents) {
             let [x, dy, w] = of.each_ref().map(|of| of.ptr().raw());
             let (inputs, outputs) = of[2].shape();
-            *to = Descent { w, x, dy, inputs: inputs as u32, outputs: outputs as u32, first };
+            let (inputs_, outputs_) = (inputs as u32, outputs as u32);
+            *to = Descent { w, x, dy, inputs: inputs_, outputs: outputs_, first, nothing: 0 };
             let across = if outputs.is_multiple_of(4) { outputs.div_ceil(SIDE) } else { 1 };
             first += (inputs.div_ceil(SIDE) * across) as u32;
         }
@@ -122,9 +156,11 @@ impl Beside {
 /// The kernels of a GPU with clusters.
 #[derive(Debug)]
 pub(super) struct Products {
-    /// With a right factor as it is stored, and transposed.
-    functions: [Function; 2],
+    /// With a right factor as it is stored, transposed, and many phases at once.
+    functions: [Function; 3],
     tf32: bool,
+    /// Clusters that run at once.
+    clusters: u32,
 }
 
 /// Whether a product of this shape is done here: few rows, and sums that fit into shared memory.
@@ -140,56 +176,96 @@ pub(super) fn descends(images: usize, inputs: usize) -> bool {
 
 impl Products {
     /// Of these kernels, as `product.cu` names them.
-    pub(super) fn new(functions: [Function; 2], tf32: bool) -> Result<Self> {
-        for (function, transposed) in functions.iter().zip([false, true]) {
-            function.may_share(shared_bytes(tf32, transposed))?;
-        }
-        Ok(Self { functions, tf32 })
+    pub(super) fn new(functions: [Function; 3], tf32: bool) -> Result<Self> {
+        functions.iter().try_for_each(|function| function.may_share(shared_bytes(tf32)))?;
+        let mut products = Self { functions, tf32, clusters: 0 };
+        products.clusters = functions[2].clusters_at_once(products.grid(1))?;
+        Ok(products)
     }
 
-    /// Queues a product, if there is one, and what is beside it. `is_early`: the kernel before is one of these or
-    /// [`head`](super::kernels::Kernels::head), and does not write the right factor.
+    fn grid(&self, clusters: usize) -> Grid {
+        let blocks = [SPLIT as u32, clusters as u32, 1];
+        Grid { blocks, threads: THREADS, shared: shared_bytes(self.tf32) as u32, order: Order::After }
+    }
+
+    /// A product, if there is one, and what is beside it. `is_early`: what comes just before does not write the right factor.
+    pub(super) fn phase(&self, of: Option<FewRows<'_>>, beside: &Beside, is_early: bool) -> Phase {
+        let beside = beside.parameters();
+        let Some(FewRows { out, left, right, mask, relu }) = of else {
+            return Phase { beside, ..Phase::default() };
+        };
+        let (rows, cols) = out.shape();
+        let tiles = cols.div_ceil(COLUMNS[usize::from(self.tf32)]) * rows.div_ceil(ROWS);
+        let product = Product {
+            out: out.ptr().raw(),
+            left: left.ptr().raw(),
+            right: right.ptr().raw(),
+            mask: mask.map_or(0, |mask| mask.ptr().raw()),
+            rows: rows as u32,
+            cols: cols as u32,
+            inner: left.cols() as u32,
+            flags: u32::from(relu) | u32::from(is_early) << 1,
+            tiles: tiles as u32,
+            ..Product::default()
+        };
+        Phase { product, beside }
+    }
+
+    /// The head, as [`head`](super::kernels::Kernels::head) has it.
+    pub(super) fn head([dx, dy, scores]: [&Tensor; 3], [x, w]: [&Tensor; 2], batch: Batch<'_>) -> Phase {
+        let product = Product {
+            out: dx.ptr().raw(),
+            left: x.ptr().raw(),
+            right: w.ptr().raw(),
+            mask: dy.ptr().raw(),
+            rows: batch.count as u32,
+            cols: batch.of as u32,
+            inner: x.cols() as u32,
+            pixels: batch.pixels() as u32,
+            batch: batch.rows.ptr().raw(),
+            ..Product::default()
+        };
+        let beside = BesideParameters { scores: scores.ptr().raw(), ..Default::default() };
+        Phase { product, beside }
+    }
+
+    /// Queues a phase that is not the head.
     ///
     /// # Safety
     /// The shapes are as [`FewRows`] and [`Beside`] say, and [`suits`] and [`descends`] have said yes. No layer that is updated
     /// takes part in the product.
-    pub(super) unsafe fn launch(
+    pub(super) unsafe fn launch(&self, stream: StreamHandle, phase: &Phase) -> Result<()> {
+        let Phase { product, beside } = phase;
+        let blocks = beside.blocks as usize + usize::from(beside.scores > 0);
+        let grid = self.grid(product.tiles as usize + blocks.div_ceil(SPLIT));
+        let grid = Grid { order: Order::Overlapping, ..grid };
+        let arguments = [Argument::of(product), Argument::of(beside)];
+        let function = self.functions[usize::from(product.mask > 0)];
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(function, grid, stream, &arguments) }
+    }
+
+    /// Queues phases, one after another in one kernel.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch) and the head. The phases are on the device when the stream gets there, and `arrived` is 0.
+    pub(super) unsafe fn run(
         &self,
         stream: StreamHandle,
-        product: Option<FewRows<'_>>,
-        beside: &Beside,
-        is_early: bool,
+        phases: &Tensor<Phase>,
+        arrived: &Tensor<u32>,
     ) -> Result<()> {
-        let parameters = beside.parameters();
-        let blocks = parameters.blocks as usize + usize::from(beside.scores.is_some());
-        let (mut arguments, mut tiles, mut transposed) = ([Argument::Word(0); 10], 0, false);
-        if let Some(FewRows { out, left, right, mask, relu }) = product {
-            transposed = mask.is_some();
-            let (rows, cols) = out.shape();
-            tiles = cols.div_ceil(COLUMNS[usize::from(self.tf32)]) * rows.div_ceil(ROWS);
-            let flags = usize::from(relu) | usize::from(is_early) << 1;
-            let mask = mask.map_or(Argument::Word(0), Argument::from);
-            let sizes = [rows, cols, left.cols(), flags, tiles].map(Argument::from);
-            arguments[..4].copy_from_slice(&[out.into(), left.into(), right.into(), mask]);
-            arguments[4..9].copy_from_slice(&sizes);
-        }
-        arguments[9] = Argument::of(&parameters);
-        let grid = Grid {
-            blocks: [SPLIT as u32, (tiles + blocks.div_ceil(SPLIT)) as u32, 1],
-            threads: THREADS,
-            shared: shared_bytes(self.tf32, transposed) as u32,
-            overlaps: true,
-        };
+        let grid = Grid { order: Order::AtOnce, ..self.grid(self.clusters as usize) };
+        let arguments = [phases.into(), phases.len().into(), arrived.into()];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.functions[usize::from(transposed)], grid, stream, &arguments) }
+        unsafe { driver::launch(self.functions[2], grid, stream, &arguments) }
     }
 }
 
 /// Bytes of shared memory of a block.
-fn shared_bytes(tf32: bool, transposed: bool) -> usize {
+fn shared_bytes(tf32: bool) -> usize {
     let (columns, pitch) = (COLUMNS[usize::from(tf32)], STAGES * QUADS + 1);
-    let right = if transposed { columns * pitch } else { STAGES * QUADS * columns };
     // Two blocks of rows, for a block of weights.
     let beside = 2 * SIDE * (SIDE + 8) * size_of::<f32>();
-    (16 * (ROWS * pitch + right)).max(beside)
+    (16 * (ROWS + columns) * pitch).max(beside)
 }
