@@ -229,14 +229,6 @@ pub trait Backend: std::fmt::Debug {
         false
     }
 
-    /// Takes memory that the next graph keeps for itself. Called before memory comes from what graphs share.
-    ///
-    /// # Errors
-    /// As above.
-    fn prepare_capture(&mut self) -> Result<()> {
-        Ok(())
-    }
-
     /// From now on work is kept instead of done, until [`end_capture`](Self::end_capture).
     ///
     /// # Errors

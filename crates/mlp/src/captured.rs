@@ -135,7 +135,6 @@ impl Trainee<'_, '_> {
         memory: &GraphMemory,
         work: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<Box<dyn Graph>> {
-        self.backend.prepare_capture()?;
         memory.within(|| {
             self.backend.begin_capture()?;
             let worked = work(self);

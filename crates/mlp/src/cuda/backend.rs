@@ -10,7 +10,7 @@ use super::cublaslt::{Operands, Plan, Product, Scratch};
 use super::driver::{self, GraphExec};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
-use super::product::{self, Beside, FewRows, Phase, Products};
+use super::product::{self, Beside, FewRows};
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
 
@@ -35,39 +35,22 @@ pub struct CudaBackend {
     beside: Beside,
     /// The weights that the last launch writes, if it was a product of few rows or the head. Nothing else waits for it.
     last_written: Option<Vec<DevicePtr>>,
-    /// The phases of what is captured or will be.
-    table: Option<Table>,
+    /// Whether a graph is captured. Its kernels do not overlap: an epoch took 100 ms where they did, and 84 where they do not
+    /// (H100, docs/lab/train.md).
+    is_capturing: bool,
     /// The scratch memory of the main stream's products, and of the others'.
     scratch: [Scratchpad; 2],
     /// That of graphs, or of what is not captured while something is.
     other_scratch: [Scratchpad; 2],
 }
 
-/// Phases of a graph at most, 16 steps of 28 hidden layers, and kernels that they are in. What is beyond has kernels of its own.
-const MOST_PHASES: usize = 1024;
-const MOST_KERNELS: usize = 64;
-
-/// The phases of a graph. They are copied to the device after the capture. Other graphs must not use this memory in between, so
-/// it is no memory of a capture.
-#[derive(Debug)]
-struct Table {
-    phases: Vec<Phase>,
-    /// How many are in a kernel already, and in how many kernels.
-    launched: usize,
-    kernels: usize,
-    on_device: Tensor<Phase>,
-    /// A counter for each kernel.
-    arrived: Tensor<u32>,
-}
-
-/// Captured work, with the memory that it uses.
+/// Captured work, with the scratch memory that it uses.
 #[derive(Debug)]
 struct CudaGraph {
     engine: &'static Engine,
     graph: GraphExec,
     stream: Stream,
     _scratch: [Scratchpad; 2],
-    _table: Option<Table>,
 }
 
 impl Graph for CudaGraph {
@@ -102,7 +85,7 @@ impl CudaBackend {
             lanes,
             beside: Beside::default(),
             last_written: None,
-            table: None,
+            is_capturing: false,
             scratch: Default::default(),
             other_scratch: Default::default(),
         })
@@ -113,7 +96,7 @@ impl CudaBackend {
     /// # Safety
     /// The operands have the product's shapes.
     unsafe fn multiply(&mut self, product: Product, operands: Operands, for_gradients: bool) -> Result<()> {
-        self.launch_phases()?;
+        self.last_written = None;
         let memory = if for_gradients { self.lanes.gradients() } else { self.lanes.main() };
         let plan = match self.plans.get(&product) {
             Some(plan) => plan,
@@ -162,8 +145,8 @@ impl Backend for CudaBackend {
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
+        self.last_written = None;
         self.engine.enter()?;
-        self.launch_phases()?;
         let memory = self.lanes.main();
         let out = memory.uninit(batch.count, batch.pixels())?;
         let kernels = &self.engine.kernels;
@@ -175,8 +158,8 @@ impl Backend for CudaBackend {
     fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
         check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
         check("gather", source.next.shape(), (1, 1))?;
+        self.last_written = None;
         self.engine.enter()?;
-        self.launch_phases()?;
         let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.
         unsafe { self.engine.kernels.gather(stream, source, rows) }
@@ -198,17 +181,15 @@ impl Backend for CudaBackend {
         let memory = self.lanes.main();
         let [dx, dy] = [memory.uninit(batch.count, x.cols())?, memory.uninit(batch.count, CLASSES)?];
         let scores = memory.uninit_for(Kind::Batch, batch.count, 2)?;
-        let stream = memory.stream().handle();
-        if !self.push(Products::head([&dx, &dy, &scores], [x, w], batch))? {
-            // SAFETY: the shapes agree.
-            unsafe { self.engine.kernels.head(stream, [&dx, &dy, &scores], [x, w], batch) }?;
-        }
+        let (kernels, overlaps) = (&self.engine.kernels, self.overlaps());
+        // SAFETY: the shapes agree.
+        unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], (batch, overlaps)) }?;
         self.last_written = Some(Vec::new());
-        if self.does_few_rows() {
+        if kernels.products.is_some() {
             self.beside.scores = Some((scores, totals.share()));
         } else {
             // SAFETY: the shapes agree.
-            unsafe { self.engine.kernels.tally(stream, totals, &scores) }?;
+            unsafe { kernels.tally(memory.stream().handle(), totals, &scores) }?;
         }
         Ok((dy, dx))
     }
@@ -278,7 +259,6 @@ impl Backend for CudaBackend {
         self.engine.enter()?;
         let product = Product::left_transposed(x.shape(), dy.shape());
         let out = into.map_or_else(|| self.lanes.main().uninit(shape.0, shape.1), Ok)?;
-        self.launch_phases()?;
         // The inputs are ready then; and so is memory that the first stream freed before this.
         let out = self.lanes.fork([x, dy], out)?;
         // SAFETY: the shapes agree.
@@ -302,7 +282,6 @@ impl Backend for CudaBackend {
             self.beside.descents.push([x.share(), dy.share(), w.share()]);
             return Ok(());
         }
-        self.launch_phases()?;
         let product = Product::left_transposed(x.shape(), dy.shape());
         let w = self.lanes.fork([x, dy], w.share())?;
         let operands = Operands { added: Some(-rate), ..operands(x, dy, &w) };
@@ -319,44 +298,24 @@ impl Backend for CudaBackend {
         true
     }
 
-    fn prepare_capture(&mut self) -> Result<()> {
-        self.engine.enter()?;
-        self.join()?;
-        if self.does_few_rows() {
-            let memory = self.lanes.main();
-            let on_device = memory.uninit_for(Kind::Workspace, 1, MOST_PHASES)?;
-            let arrived = memory.uninit_for(Kind::Workspace, 1, MOST_KERNELS)?;
-            self.table = Some(Table { phases: Vec::new(), launched: 0, kernels: 0, on_device, arrived });
-        }
-        Ok(())
-    }
-
     fn begin_capture(&mut self) -> Result<()> {
+        self.last_written = None;
         self.engine.enter()?;
-        self.launch_phases()?;
         self.join()?;
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
+        self.is_capturing = true;
         driver::begin_capture(self.lanes.main().stream())
     }
 
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
-        let joined = self.join().and_then(|()| self.launch_phases());
+        let joined = self.join();
+        self.is_capturing = false;
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
         let stream = self.lanes.main().stream().clone();
         let graph = driver::end_capture(&stream);
-        let table = self.table.take();
         joined?;
-        if let Some(Table { phases, on_device, .. }) = table.as_ref().filter(|table| table.launched > 0) {
-            Tensor::part(on_device, 0, 1, phases.len())?.set(phases)?;
-        }
         let scratch = self.other_scratch.each_ref().map(Scratchpad::share);
-        Ok(Box::new(CudaGraph {
-            engine: self.engine,
-            graph: graph?,
-            stream,
-            _scratch: scratch,
-            _table: table,
-        }))
+        Ok(Box::new(CudaGraph { engine: self.engine, graph: graph?, stream, _scratch: scratch }))
     }
 
     fn gradient_stream(&self) -> &Stream {
@@ -379,8 +338,8 @@ impl Backend for CudaBackend {
             let velocity = velocities.get(layer);
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
+        self.last_written = None;
         self.engine.enter()?;
-        self.launch_phases()?;
         self.join()?;
         let stream = self.lanes.main().stream();
         let kernels = &self.engine.kernels;
@@ -400,47 +359,18 @@ impl CudaBackend {
     /// # Safety
     /// As for [`Products::launch`](product::Products::launch).
     unsafe fn few_rows(&mut self, product: Option<FewRows<'_>>) -> Result<()> {
-        let Some(products) = &self.engine.kernels.products else { return Ok(()) };
         let (beside, last) = (std::mem::take(&mut self.beside), self.last_written.take());
         let is_early = product.zip(last).is_some_and(|(of, last)| !last.contains(&of.right.ptr()));
         self.last_written = Some(beside.descents.iter().map(|[.., w]| w.ptr()).collect());
-        let phase = products.phase(product, &beside, is_early);
-        if self.push(phase)? {
-            return Ok(());
-        }
+        let Some(products) = &self.engine.kernels.products else { return Ok(()) };
+        let (stream, when) = (self.lanes.main().stream().handle(), (is_early, self.overlaps()));
         // SAFETY: the caller's promise.
-        unsafe { products.launch(self.lanes.main().stream().handle(), &phase) }
+        unsafe { products.launch(stream, product, &beside, when) }
     }
 
-    /// Adds a phase to those of the next captured kernel. Returns whether there is room.
-    fn push(&mut self, phase: Phase) -> Result<bool> {
-        let Some(table) = &mut self.table else { return Ok(false) };
-        if table.phases.len() < MOST_PHASES && table.kernels < MOST_KERNELS {
-            table.phases.push(phase);
-            return Ok(true);
-        }
-        self.launch_phases()?;
-        Ok(false)
-    }
-
-    /// Captures the phases so far as one kernel. Other work may follow.
-    fn launch_phases(&mut self) -> Result<()> {
-        self.last_written = None;
-        let Some((table, products)) = self.table.as_mut().zip(self.engine.kernels.products.as_ref()) else {
-            return Ok(());
-        };
-        let count = table.phases.len() - table.launched;
-        if count == 0 {
-            return Ok(());
-        }
-        if table.kernels == 0 {
-            table.arrived.clear()?;
-        }
-        let phases = Tensor::part(&table.on_device, table.launched, 1, count)?;
-        let arrived = Tensor::part(&table.arrived, table.kernels, 1, 1)?;
-        (table.launched, table.kernels) = (table.phases.len(), table.kernels + 1);
-        // SAFETY: the shapes of each phase were checked. `end_capture` fills the table.
-        unsafe { products.run(self.lanes.main().stream().handle(), &phases, &arrived) }
+    /// Whether kernels begin while those before them end.
+    fn overlaps(&self) -> bool {
+        self.does_few_rows() && !self.is_capturing
     }
 
     /// Whether the GPU can do products of few rows.
@@ -467,8 +397,8 @@ impl CudaBackend {
         batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
+        self.last_written = None;
         self.engine.enter()?;
-        self.launch_phases()?;
         let kernels = &self.engine.kernels;
         let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.

@@ -8,8 +8,7 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUlaunchAttribute,
-    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig,
-    CUstream, CUstreamCaptureMode,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstream, CUstreamCaptureMode,
 };
 use millpond::Stream;
 use millpond::device::StreamHandle;
@@ -36,24 +35,14 @@ pub(super) struct Grid {
     pub(super) threads: u32,
     /// Bytes of shared memory of a block, beside those that the kernel declares.
     pub(super) shared: u32,
-    pub(super) order: Order,
-}
-
-/// When a kernel runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    /// Once the one before it has ended.
-    After,
-    /// From when the one before it allows it. The kernel waits for that one itself (`follow` in kernels.cu).
-    Overlapping,
-    /// As `After`, and all blocks at once: they may wait for each other.
-    AtOnce,
+    /// Lets the kernel begin before the one before it ends. It waits for that one itself (`follow` in kernels.cu).
+    pub(super) overlaps: bool,
 }
 
 impl Grid {
     /// As many blocks in one direction.
     pub(super) fn of(blocks: u32, threads: u32) -> Self {
-        Self { blocks: [blocks, 1, 1], threads, shared: 0, order: Order::After }
+        Self { blocks: [blocks, 1, 1], threads, shared: 0, overlaps: false }
     }
 }
 
@@ -98,24 +87,6 @@ impl Function {
         unsafe { result::function::set_function_attribute(self.0, most, bytes as i32) }
             .map_err(refused("cuFuncSetAttribute"))
     }
-
-    /// How many of its clusters run at once, each of as many blocks as this grid has.
-    pub(super) fn clusters_at_once(self, grid: Grid) -> Result<u32> {
-        let [x, y, z] = grid.blocks;
-        let mut attribute = CUlaunchAttribute {
-            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            pad: [0; 4],
-            value: CUlaunchAttributeValue {
-                clusterDim: CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z },
-            },
-        };
-        let config = CUlaunchConfig { numAttrs: 1, ..config(grid, &mut attribute) };
-        let mut clusters = 0;
-        // SAFETY: the function's module is loaded, and both are live.
-        let asked = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.0, &raw const config) };
-        asked.result().map_err(refused("cuOccupancyMaxActiveClusters"))?;
-        Ok(clusters as u32)
-    }
 }
 
 /// Parameters of a kernel at most.
@@ -153,38 +124,6 @@ pub(super) unsafe fn load<const N: usize>(image: &[u8], names: [&CStr; N]) -> Re
     Ok(functions)
 }
 
-fn attribute(order: Order) -> CUlaunchAttribute {
-    let (id, value) = match order {
-        Order::AtOnce => {
-            (CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, CUlaunchAttributeValue { cooperative: 1 })
-        }
-        order => (
-            CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: i32::from(order == Order::Overlapping),
-            },
-        ),
-    };
-    CUlaunchAttribute { id, pad: [0; 4], value }
-}
-
-/// How the driver is told of a grid. The attribute must live as long.
-fn config(grid: Grid, attribute: &mut CUlaunchAttribute) -> CUlaunchConfig {
-    let Grid { blocks: [x, y, z], threads, shared, order } = grid;
-    CUlaunchConfig {
-        gridDimX: x,
-        gridDimY: y,
-        gridDimZ: z,
-        blockDimX: threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: shared,
-        hStream: std::ptr::null_mut(),
-        attrs: attribute,
-        numAttrs: u32::from(order != Order::After),
-    }
-}
-
 /// Queues a kernel.
 ///
 /// # Safety
@@ -203,8 +142,24 @@ pub(super) unsafe fn launch(
             Argument::Structure(at) => at.cast_mut(),
         };
     }
-    let mut attribute = attribute(grid.order);
-    let config = CUlaunchConfig { hStream: stream.raw() as CUstream, ..config(grid, &mut attribute) };
+    let Grid { blocks: [x, y, z], threads, shared, overlaps } = grid;
+    let mut attribute = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: stream.raw() as CUstream,
+        attrs: &raw mut attribute,
+        numAttrs: u32::from(overlaps),
+    };
     // SAFETY: the caller's promise. The driver copies configuration and arguments before it returns.
     unsafe {
         sys::cuLaunchKernelEx(&raw const config, function.0, pointers.as_mut_ptr(), std::ptr::null_mut())

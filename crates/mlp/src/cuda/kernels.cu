@@ -57,14 +57,15 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
     if (tail < count && i < 4) dx[tail] = x[tail] > 0.0f ? parts[tail] : 0.0f;
 }
 
-// The head, its loss and its gradients, of one image, by a block of whole warps. dy = (softmax(x w) - onehot(label)) / of,
+// The head, its loss and its gradients. One block of whole warps for an image. dy = (softmax(x w) - onehot(label)) / of,
 // dx = (dy w^T) where x > 0. `scores` has the image's loss, and 1 where the largest logit is at the label. No argument is
 // __restrict__: such loads may go before `follow`.
-__device__ __forceinline__ void head_of(size_t image, float* dx, float* dy, float* scores, const float* x, const float* w,
-                                        const unsigned char* rows, unsigned pixels, unsigned inputs, unsigned of) {
+extern "C" __global__ void head(float* dx, float* dy, float* scores, const float* x, const float* w,
+                                const unsigned char* rows, unsigned pixels, unsigned inputs, unsigned of) {
     __shared__ float sums[32][CLASSES];
     __shared__ float gradient[CLASSES];
-    __syncthreads();
+    follow();
+    size_t image = blockIdx.x;
     x += image * inputs;
     dx += image * inputs;
     float z[CLASSES] = {};
@@ -117,12 +118,6 @@ __device__ __forceinline__ void head_of(size_t image, float* dx, float* dy, floa
         for (unsigned c = 0; c < CLASSES / 2; ++c) d += gradient[2 * c] * row[c].x + gradient[2 * c + 1] * row[c].y;
         dx[i] = x[i] > 0.0f ? d : 0.0f;
     }
-}
-
-extern "C" __global__ void head(float* dx, float* dy, float* scores, const float* x, const float* w,
-                                const unsigned char* rows, unsigned pixels, unsigned inputs, unsigned of) {
-    follow();
-    head_of(blockIdx.x, dx, dy, scores, x, w, rows, pixels, inputs, of);
 }
 
 // Adds up the scores of a batch. One block of MAX_THREADS, which is what makes the sums come out the same every time.

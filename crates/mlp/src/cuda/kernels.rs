@@ -2,7 +2,7 @@
 
 use millpond::device::StreamHandle;
 
-use super::driver::{self, Argument, Function, Grid, Order};
+use super::driver::{self, Argument, Function, Grid};
 use super::nvrtc;
 use super::product::{self, Products};
 use crate::{Batch, CLASSES, Result, Sgd, Source, Tensor};
@@ -69,7 +69,6 @@ impl Kernels {
             c"update",
             if tf32 { c"product_tf32" } else { c"product" },
             if tf32 { c"product_tf32_transposed" } else { c"product_transposed" },
-            if tf32 { c"steps_tf32" } else { c"steps" },
         ];
         // SAFETY: NVRTC made the image.
         let [images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products @ ..] =
@@ -116,13 +115,12 @@ impl Kernels {
         stream: StreamHandle,
         [dx, dy, scores]: [&Tensor; 3],
         [x, w]: [&Tensor; 2],
-        batch: Batch<'_>,
+        (batch, is_overlapping): (Batch<'_>, bool),
     ) -> Result<()> {
         let (pixels, inputs, of) = (batch.pixels().into(), x.cols().into(), batch.of.into());
         let [dx, dy, scores, x, w] = [dx, dy, scores, x, w].map(Argument::from);
         let arguments = [dx, dy, scores, x, w, batch.rows.into(), pixels, inputs, of];
-        let order = if self.products.is_some() { Order::Overlapping } else { Order::After };
-        let grid = Grid { order, ..Grid::of(batch.count as u32, THREADS) };
+        let grid = Grid { overlaps: is_overlapping, ..Grid::of(batch.count as u32, THREADS) };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.head, grid, stream, &arguments) }
     }

@@ -18,28 +18,25 @@ struct Descent {
     unsigned first;
 };
 
-// out = left right, or left rightT where mask is above 0. Of the head: dx, x, w and dy.
+// out = left right, or left rightT where mask is above 0.
 struct Product {
     float* out;
     const float* left;
     const float* right;
-    float* mask;
+    const float* mask;
     unsigned rows;
     unsigned cols;
     unsigned inner;
     // 1: max(0, out). 2: the right factor is not written by what comes just before.
     unsigned flags;
     unsigned tiles;
-    unsigned pixels;
-    // Of the head alone: the batch's rows. `cols` is then how many images the mean is over.
-    const unsigned char* batch;
 };
 
 // What other blocks do beside a product. The last of them adds up the scores of `head`, if there are any.
 struct Beside {
     Descent descents[MOST_DESCENTS];
     double* totals;
-    float* scores;
+    const float* scores;
     unsigned count;
     unsigned blocks;
     unsigned images;
@@ -196,8 +193,8 @@ struct Tile {
     }
 };
 
-template <int BN, bool RT, bool TF32, class Wait>
-__device__ __forceinline__ void product(const Product& of, unsigned number, Wait& wait) {
+template <int BN, bool RT, bool TF32>
+__device__ __forceinline__ void product(const Product& of, unsigned number) {
     extern __shared__ float4 shared[];
     Tile<BN, RT, TF32> tile(shared);
     const float *a = of.left, *b = of.right, *mask = of.mask;
@@ -211,7 +208,7 @@ __device__ __forceinline__ void product(const Product& of, unsigned number, Wait
     // The weights may be loaded while what comes before still runs, unless that writes them.
     if (is_early)
         for (int stage = 0; stage < STAGES; ++stage) tile.load_right(stage, b, first, quads, n0, N, K);
-    wait();
+    follow();
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
         if (!is_early) tile.load_right(stage, b, first, quads, n0, N, K);
@@ -367,104 +364,18 @@ __device__ __forceinline__ void beside_a_product(const Beside& beside, unsigned 
     descend<TF32>(of, beside.images, beside.factor, block / across * SIDE, block % across * SIDE);
 }
 
-// Where a kernel waits for the one before it.
-struct AfterKernel {
-    __device__ __forceinline__ void operator()() const { follow(); }
-};
-
 #define PRODUCT(name, BN, RT, TF32)                                                                                      \
     extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 3)                               \
         name(const __grid_constant__ Product of, const __grid_constant__ Beside beside) {                                \
-        AfterKernel wait;                                                                                                \
-        if (blockIdx.y < of.tiles) return product<BN, RT, TF32>(of, blockIdx.y, wait);                                   \
-        wait();                                                                                                          \
+        if (blockIdx.y < of.tiles) return product<BN, RT, TF32>(of, blockIdx.y);                                         \
+        follow();                                                                                                        \
         beside_a_product<TF32>(beside, (blockIdx.y - of.tiles) * SPLIT + blockIdx.x);                                    \
-    }
-
-// All blocks of a kernel wait here for each other: between `arrive`, after which they write nothing that others read, and the
-// first thing that reads what others wrote.
-struct Barrier {
-    unsigned* arrived;
-    unsigned goal;
-    bool waits;
-
-    __device__ __forceinline__ void arrive() {
-        __syncthreads();
-        if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
-        goal += gridDim.x * gridDim.y;
-        waits = true;
-    }
-
-    __device__ __forceinline__ void operator()() {
-        if (!waits) return;
-        if (threadIdx.x == 0) {
-            unsigned now;
-            do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
-            while (now < goal);
-        }
-        __syncthreads();
-        waits = false;
-    }
-};
-
-// A product, or the head, and what is beside it.
-struct Phase {
-    Product product;
-    Beside beside;
-};
-
-// Many phases, one after another. All blocks run at once. `arrived` is 0 before.
-template <int BN, bool TF32>
-__device__ __forceinline__ void run(const Phase* phases, unsigned count, unsigned* arrived) {
-    // This phase and the next.
-    __shared__ Phase near[2];
-    Barrier barrier{arrived, 0, false};
-    unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * SPLIT + blockIdx.x;
-    auto fetch = [=](unsigned at) {
-        unsigned *to = reinterpret_cast<unsigned*>(&near[at % 2]), i = threadIdx.x;
-        if (at < count && i < sizeof(Phase) / 4) to[i] = reinterpret_cast<const unsigned*>(phases + at)[i];
-    };
-    fetch(0);
-    __syncthreads();
-    for (unsigned at = 0; at < count; ++at) {
-        fetch(at + 1);
-        const Product& of = near[at % 2].product;
-        const Beside& beside = near[at % 2].beside;
-        if (of.batch) {
-            barrier();
-            for (unsigned image = block; image < of.rows; image += blocks)
-                head_of(image, of.out, of.mask, beside.scores, of.left, of.right, of.batch, of.pixels, of.inner, of.cols);
-        } else {
-            for (unsigned tile = blockIdx.y; tile < of.tiles; tile += gridDim.y) {
-                if (of.mask) product<BN, true, TF32>(of, tile, barrier);
-                else product<BN, false, TF32>(of, tile, barrier);
-            }
-            barrier();
-            unsigned beside_blocks = beside.blocks + (beside.scores ? 1 : 0);
-            // Those first that have no tile.
-            unsigned first = (block + blocks - of.tiles % gridDim.y * SPLIT) % blocks;
-            for (unsigned number = first; number < beside_blocks; number += blocks) {
-                __syncthreads();
-                beside_a_product<TF32>(beside, number);
-            }
-        }
-        barrier.arrive();
-    }
-}
-
-#define STEPS(name, BN, TF32)                                                                                            \
-    extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 2)                               \
-        name(const Phase* phases, unsigned count, unsigned* arrived) {                                                   \
-        run<BN, TF32>(phases, count, arrived);                                                                           \
     }
 #else
 #define PRODUCT(name, BN, RT, TF32) extern "C" __global__ void name() {}
-#define STEPS(name, BN, TF32) extern "C" __global__ void name() {}
 #endif
 
 PRODUCT(product, COLUMNS, false, false)
 PRODUCT(product_transposed, COLUMNS, true, false)
 PRODUCT(product_tf32, COLUMNS_TF32, false, true)
 PRODUCT(product_tf32_transposed, COLUMNS_TF32, true, true)
-STEPS(steps, COLUMNS, false)
-STEPS(steps_tf32, COLUMNS_TF32, true)

@@ -1,10 +1,9 @@
 //! Products of few rows, with steps of SGD beside them: `product.cu`.
 
-use bytemuck::{Pod, Zeroable};
 use millpond::device::StreamHandle;
 
-use super::driver::{self, Argument, Function, Grid, Order};
-use crate::{Batch, Result, Tensor};
+use super::driver::{self, Argument, Function, Grid};
+use crate::{Result, Tensor};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -72,8 +71,6 @@ struct Product {
     inner: u32,
     flags: u32,
     tiles: u32,
-    pixels: u32,
-    batch: u64,
 }
 
 #[repr(C)]
@@ -85,7 +82,6 @@ struct Descent {
     inputs: u32,
     outputs: u32,
     first: u32,
-    nothing: u32,
 }
 
 #[repr(C)]
@@ -99,19 +95,6 @@ struct BesideParameters {
     images: u32,
     factor: f32,
 }
-
-/// A product, or the head, and what is beside it.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Phase {
-    product: Product,
-    beside: BesideParameters,
-}
-
-// SAFETY: numbers without gaps between them, for which any bits are valid.
-unsafe impl Zeroable for Phase {}
-// SAFETY: as above.
-unsafe impl Pod for Phase {}
 
 impl Beside {
     /// Whether nothing waits.
@@ -136,7 +119,7 @@ impl Beside {
             let [x, dy, w] = of.each_ref().map(|of| of.ptr().raw());
             let (inputs, outputs) = of[2].shape();
             let (inputs_, outputs_) = (inputs as u32, outputs as u32);
-            *to = Descent { w, x, dy, inputs: inputs_, outputs: outputs_, first, nothing: 0 };
+            *to = Descent { w, x, dy, inputs: inputs_, outputs: outputs_, first };
             let across = if outputs.is_multiple_of(4) { outputs.div_ceil(SIDE) } else { 1 };
             first += (inputs.div_ceil(SIDE) * across) as u32;
         }
@@ -156,11 +139,9 @@ impl Beside {
 /// The kernels of a GPU with clusters.
 #[derive(Debug)]
 pub(super) struct Products {
-    /// With a right factor as it is stored, transposed, and many phases at once.
-    functions: [Function; 3],
+    /// With a right factor as it is stored, and transposed.
+    functions: [Function; 2],
     tf32: bool,
-    /// Clusters that run at once.
-    clusters: u32,
 }
 
 /// Whether a product of this shape is done here: few rows, and sums that fit into shared memory.
@@ -176,89 +157,51 @@ pub(super) fn descends(images: usize, inputs: usize) -> bool {
 
 impl Products {
     /// Of these kernels, as `product.cu` names them.
-    pub(super) fn new(functions: [Function; 3], tf32: bool) -> Result<Self> {
+    pub(super) fn new(functions: [Function; 2], tf32: bool) -> Result<Self> {
         functions.iter().try_for_each(|function| function.may_share(shared_bytes(tf32)))?;
-        let mut products = Self { functions, tf32, clusters: 0 };
-        products.clusters = functions[2].clusters_at_once(products.grid(1))?;
-        Ok(products)
+        Ok(Self { functions, tf32 })
     }
 
-    fn grid(&self, clusters: usize) -> Grid {
-        let blocks = [SPLIT as u32, clusters as u32, 1];
-        Grid { blocks, threads: THREADS, shared: shared_bytes(self.tf32) as u32, order: Order::After }
-    }
-
-    /// A product, if there is one, and what is beside it. `is_early`: what comes just before does not write the right factor.
-    pub(super) fn phase(&self, of: Option<FewRows<'_>>, beside: &Beside, is_early: bool) -> Phase {
-        let beside = beside.parameters();
-        let Some(FewRows { out, left, right, mask, relu }) = of else {
-            return Phase { beside, ..Phase::default() };
-        };
-        let (rows, cols) = out.shape();
-        let tiles = cols.div_ceil(COLUMNS[usize::from(self.tf32)]) * rows.div_ceil(ROWS);
-        let product = Product {
-            out: out.ptr().raw(),
-            left: left.ptr().raw(),
-            right: right.ptr().raw(),
-            mask: mask.map_or(0, |mask| mask.ptr().raw()),
-            rows: rows as u32,
-            cols: cols as u32,
-            inner: left.cols() as u32,
-            flags: u32::from(relu) | u32::from(is_early) << 1,
-            tiles: tiles as u32,
-            ..Product::default()
-        };
-        Phase { product, beside }
-    }
-
-    /// The head, as [`head`](super::kernels::Kernels::head) has it.
-    pub(super) fn head([dx, dy, scores]: [&Tensor; 3], [x, w]: [&Tensor; 2], batch: Batch<'_>) -> Phase {
-        let product = Product {
-            out: dx.ptr().raw(),
-            left: x.ptr().raw(),
-            right: w.ptr().raw(),
-            mask: dy.ptr().raw(),
-            rows: batch.count as u32,
-            cols: batch.of as u32,
-            inner: x.cols() as u32,
-            pixels: batch.pixels() as u32,
-            batch: batch.rows.ptr().raw(),
-            ..Product::default()
-        };
-        let beside = BesideParameters { scores: scores.ptr().raw(), ..Default::default() };
-        Phase { product, beside }
-    }
-
-    /// Queues a phase that is not the head.
+    /// Queues a product, if there is one, and what is beside it. `is_early`: the kernel before is one of these or
+    /// [`head`](super::kernels::Kernels::head), and does not write the right factor.
     ///
     /// # Safety
     /// The shapes are as [`FewRows`] and [`Beside`] say, and [`suits`] and [`descends`] have said yes. No layer that is updated
     /// takes part in the product.
-    pub(super) unsafe fn launch(&self, stream: StreamHandle, phase: &Phase) -> Result<()> {
-        let Phase { product, beside } = phase;
-        let blocks = beside.blocks as usize + usize::from(beside.scores > 0);
-        let grid = self.grid(product.tiles as usize + blocks.div_ceil(SPLIT));
-        let grid = Grid { order: Order::Overlapping, ..grid };
-        let arguments = [Argument::of(product), Argument::of(beside)];
-        let function = self.functions[usize::from(product.mask > 0)];
-        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(function, grid, stream, &arguments) }
-    }
-
-    /// Queues phases, one after another in one kernel.
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch) and the head. The phases are on the device when the stream gets there, and `arrived` is 0.
-    pub(super) unsafe fn run(
+    pub(super) unsafe fn launch(
         &self,
         stream: StreamHandle,
-        phases: &Tensor<Phase>,
-        arrived: &Tensor<u32>,
+        product: Option<FewRows<'_>>,
+        beside: &Beside,
+        (is_early, overlaps): (bool, bool),
     ) -> Result<()> {
-        let grid = Grid { order: Order::AtOnce, ..self.grid(self.clusters as usize) };
-        let arguments = [phases.into(), phases.len().into(), arrived.into()];
+        let parameters = beside.parameters();
+        let mut of = Product::default();
+        if let Some(FewRows { out, left, right, mask, relu }) = product {
+            let (rows, cols) = out.shape();
+            let tiles = cols.div_ceil(COLUMNS[usize::from(self.tf32)]) * rows.div_ceil(ROWS);
+            of = Product {
+                out: out.ptr().raw(),
+                left: left.ptr().raw(),
+                right: right.ptr().raw(),
+                mask: mask.map_or(0, |mask| mask.ptr().raw()),
+                rows: rows as u32,
+                cols: cols as u32,
+                inner: left.cols() as u32,
+                flags: u32::from(relu) | u32::from(is_early) << 1,
+                tiles: tiles as u32,
+            };
+        }
+        let blocks = (parameters.blocks + u32::from(parameters.scores > 0)).div_ceil(SPLIT as u32);
+        let grid = Grid {
+            blocks: [SPLIT as u32, of.tiles + blocks, 1],
+            threads: THREADS,
+            shared: shared_bytes(self.tf32) as u32,
+            overlaps,
+        };
+        let arguments = [Argument::of(&of), Argument::of(&parameters)];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.functions[2], grid, stream, &arguments) }
+        unsafe { driver::launch(self.functions[usize::from(of.mask > 0)], grid, stream, &arguments) }
     }
 }
 
