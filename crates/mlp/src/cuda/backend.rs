@@ -406,15 +406,31 @@ impl CudaBackend {
     }
 }
 
-/// Into how many parts to cut sums over `inner` for `count` results. The library does not cut products with a
-/// transposed right factor, and few results of long sums leave most of a GPU idle: 64 × 784 over 784 took
-/// 33 µs whole on an H200 (ncu, 2026-11-21). Parts of whole float4s, so that the loads stay wide.
+/// Into how many parts to cut sums over `inner` for `count` results. The library seldom cuts products with a transposed right
+/// factor, and few results of long sums leave most of a GPU idle: 64 × 784 over 784 took 33 µs whole on an H200 (ncu,
+/// 2026-11-21). Parts of whole float4s, so that the loads stay wide. Many results are not cut: each part is written and read again.
 fn parts_of(inner: usize, count: usize) -> usize {
     const SHORTEST: usize = 64;
+    /// A tile of 64 × 64 for each multiprocessor of an H100.
+    const MANY: usize = 132 * 64 * 64;
     let suits = |parts: &usize| inner.is_multiple_of(4 * parts) && inner / parts >= SHORTEST;
-    if count.is_multiple_of(4) { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
+    let is_cut = count.is_multiple_of(4) && count < MANY;
+    if is_cut { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
 }
 
 fn check(operation: &'static str, found: (usize, usize), expected: (usize, usize)) -> Result<()> {
     if found == expected { Ok(()) } else { Err(Error::Shape { operation, found, expected }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts_of;
+
+    #[test]
+    fn sums_are_cut_for_few_results_only() {
+        assert_eq!(parts_of(784, 64 * 784), 7);
+        assert_eq!(parts_of(8192, 64 * 784), 8);
+        assert_eq!(parts_of(100, 64 * 784), 1, "too short");
+        assert_eq!(parts_of(784, 4096 * 784), 1, "enough tiles");
+    }
 }
