@@ -139,6 +139,9 @@ impl Trainee<'_, '_> {
             self.backend.begin_capture()?;
             let worked = work(self);
             let graph = self.backend.end_capture();
+            if worked.is_err() {
+                self.optimizer.forget();
+            }
             worked.and(graph)
         })
     }

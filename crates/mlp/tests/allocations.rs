@@ -89,6 +89,7 @@ impl Backend for SimBackend {
     }
 
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
+        self.join()?;
         let time = self.kernel * self.captured.lock().take().unwrap();
         Ok(Box::new(SimGraph {
             device: self.device.clone(),
@@ -145,6 +146,10 @@ impl Backend for SimBackend {
         true
     }
 
+    fn prefers_graphs(&self) -> bool {
+        true
+    }
+
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, _: f32) -> Result<()> {
         if self.has_few_rows {
             self.beside.extend([x.share(), dy.share(), w.share()]);
@@ -195,7 +200,17 @@ const HYPER: Hyper = Hyper {
 
 /// The device calls of each epoch, and what the pool counts.
 fn trained(hyper: &Hyper, kernel: Duration, reads: usize, steps: Steps) -> (Vec<u64>, Stats) {
-    let device = SimDevice::new(SimOptions::default().pinned_capacity(0)).unwrap();
+    trained_in(hyper, kernel, reads, (steps, 1 << 30))
+}
+
+/// As above, on a device with so much memory.
+fn trained_in(
+    hyper: &Hyper,
+    kernel: Duration,
+    reads: usize,
+    (steps, capacity): (Steps, u64),
+) -> (Vec<u64>, Stats) {
+    let device = SimDevice::new(SimOptions::default().capacity(capacity).pinned_capacity(0)).unwrap();
     let context = Context::new(device.clone());
     let pool = Pool::builder(&context).build().unwrap();
     let memory = Memory::of_pool(&pool, context.create_stream().unwrap());
@@ -242,5 +257,22 @@ fn captured_steps_need_no_device_call_and_no_wait() {
             assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
             assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
         }
+    }
+}
+
+#[test]
+fn steps_are_eager_where_the_data_set_does_not_fit() {
+    let requested = |momentum, steps, capacity| {
+        let hyper = Hyper { momentum, ..HYPER };
+        let (calls, stats) = trained_in(&hyper, Duration::from_micros(20), 1, (steps, capacity));
+        assert_eq!(calls.len(), hyper.epochs);
+        stats.requested.high
+    };
+    for (momentum, fits) in [(0.0, 22 << 20), (0.9, 38 << 20)] {
+        let [eager, captured] =
+            [Steps::Eager, Steps::Captured].map(|steps| requested(momentum, steps, 1 << 30));
+        assert!(captured > fits, "{captured}");
+        assert_eq!(requested(momentum, Steps::Auto, 1 << 30), captured);
+        assert!(requested(momentum, Steps::Auto, fits) >= eager);
     }
 }
