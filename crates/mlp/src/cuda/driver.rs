@@ -127,8 +127,8 @@ pub(super) unsafe fn load<const N: usize>(image: &[u8], names: [&CStr; N]) -> Re
 /// Queues a kernel.
 ///
 /// # Safety
-/// `arguments` are values of the kernel's parameter types, in order, at most [`MOST_ARGUMENTS`] of them, and what the kernel does with them is
-/// sound once the stream gets there.
+/// `arguments` are values of the kernel's parameter types, in order, at most [`MOST_ARGUMENTS`] of them. What the kernel does
+/// with them is sound once the stream gets there.
 pub(super) unsafe fn launch(
     function: Function,
     grid: Grid,
