@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use millpond::device::{DeviceChoice, MemoryKind};
 use millpond_baselines::{NAMES, name_of};
-use millpond_mlp::{Config, Machine};
+use millpond_mlp::{Config, Machine, Steps};
 
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
@@ -106,7 +106,7 @@ impl Command {
 #[command(after_help = "\
 Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
 momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
-log_dir, tf32.
+log_dir, tf32, steps.
 
 Examples:
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
@@ -151,7 +151,10 @@ pub(crate) struct TrainArgs {
     /// Let a GPU multiply in TF32: faster, less exact
     #[arg(long)]
     tf32: bool,
-    /// Write curves, and the memory of a step, to this folder
+    /// eager, or captured as CUDA graphs [default: auto]
+    #[arg(long, value_name = "HOW", value_parser = Config::steps)]
+    steps: Option<Steps>,
+    /// Write curves and the memory of a step here
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Write the results here; - is standard output
@@ -281,6 +284,7 @@ impl TrainArgs {
         set(&mut config.learning_rate, &self.learning_rate);
         set(&mut config.momentum, &self.momentum);
         set(&mut config.seed, &self.seed);
+        set(&mut config.steps, &self.steps);
         config.tf32 |= self.tf32;
         config.data = self.data.clone().or(config.data.take());
         config.log_dir = self.log_dir.clone().or(config.log_dir.take());

@@ -136,6 +136,23 @@ fn all_allocators_give_equal_losses_in_list_and_table() {
 }
 
 #[test]
+fn captured_steps_give_the_losses_of_eager_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let losses = |steps: &str| {
+        let file = dir.path().join(steps);
+        let args = ["--epochs", "2", "--steps", steps, "--json", file.to_str().unwrap()];
+        let text = stdout(&train_small(&args));
+        let epochs = read_json(&file)["epochs"].as_array().unwrap().clone();
+        let bits = |epoch: &Value, key: &str| epoch[key].as_f64().unwrap().to_bits();
+        let of = |epoch: &Value| [bits(epoch, "train_loss"), bits(epoch, "val_loss")];
+        (epochs.iter().map(of).collect::<Vec<_>>(), text.contains("pinned memory"))
+    };
+    let ((eager, pins), (captured, captured_pins)) = (losses("eager"), losses("captured"));
+    assert_eq!(captured, eager);
+    assert_eq!((pins, captured_pins), (true, false), "the data set is on the device");
+}
+
+#[test]
 fn a_file_of_settings_is_overridden_by_flags() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.toml");

@@ -182,6 +182,9 @@ fn environments_that_make_no_sense_are_wrong_usage() {
     let output = command().args(SMALL).args(["--shard", "optimizer"]).output().unwrap();
     assert!(stderr(&output).contains("--shard splits over several processes: start them with"));
     assert_eq!(output.status.code(), Some(2));
+    let (text, statuses) = said(&ended(spawned(2, &["--steps", "captured"], Path::new("."))));
+    assert!(text.starts_with("millpond: --steps captured is for a training of one process"), "{text}");
+    assert_eq!((text.lines().count(), statuses), (1, vec![Some(2); 2]));
     let args = ["--shard", "gradients", "--micro-batches", "2"];
     let outputs = ended(spawned(2, &args, Path::new(".")));
     let (text, statuses) = said(&outputs);

@@ -10,7 +10,7 @@ use shared::{command, millpond, stderr};
 /// What is called, the exit status, and what the line begins with.
 type Wrong<'a> = (&'a [&'a str], i32, &'a str);
 
-const TRAIN: [Wrong<'_>; 33] = [
+const TRAIN: [Wrong<'_>; 34] = [
     (&["--epochs", "0"], 2, "--epochs: 0 is outside 1 to 100,000"),
     (&["--epochs", "-1"], 2, "--epochs: -1 is outside 1 to 100,000"),
     (&["--epochs", "100001"], 2, "--epochs: 100001 is outside 1 to 100,000"),
@@ -32,6 +32,7 @@ const TRAIN: [Wrong<'_>; 33] = [
     (&["--allocator", ""], 2, "--allocator: its value is missing, one of millpond, "),
     (&["--allocator", "millpond,binned"], 2, "--allocator: 'millpond,binned' is not one of"),
     (&["--tf32=yes"], 2, "--tf32: it takes no value"),
+    (&["--steps", "graph"], 2, "--steps: 'graph' is not auto, eager or captured"),
     (
         &["--epohcs", "1"],
         2,

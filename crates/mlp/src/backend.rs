@@ -1,4 +1,4 @@
-//! What a device must be able to do to train an MLP: seven operations, asynchronous and in stream order.
+//! What a device must be able to do to train an MLP: a few operations, asynchronous and in stream order.
 //!
 //! The training loop ([`train`](crate::train())) is written once, against this trait; `host/` and `cuda/`
 //! implement it. The rules that hold for every implementation:
@@ -30,6 +30,28 @@ pub struct Batch<'a> {
     /// Images that the mean of the loss is over, at least `count`. Other batches have the rest: of another rank, or of the
     /// same step later.
     pub of: usize,
+    /// The images as [`images`](Backend::images) makes them, where they are there already.
+    pub images: Option<&'a Tensor>,
+}
+
+/// A data set on the device, and the order to take it in.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// Each image with its label behind it, in a row.
+    pub data: &'a Tensor<u8>,
+    /// Numbers of images.
+    pub order: &'a Tensor<u32>,
+    /// One number: which place of the order is next.
+    pub next: &'a Tensor<u32>,
+}
+
+/// Work that was captured, to be done again and again.
+pub trait Graph: std::fmt::Debug {
+    /// Queues the work on the stream that it was captured on.
+    ///
+    /// # Errors
+    /// The device's own.
+    fn replay(&self) -> Result<()>;
 }
 
 impl Batch<'_> {
@@ -84,6 +106,13 @@ pub trait Backend: std::fmt::Debug {
     /// The allocator's and the device's own, here and below.
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor>;
 
+    /// Writes the next images of the order below one another, each with its label, and moves on by as many:
+    /// `rows[i] = data[order[next + i]]`, and then `next += rows`. What the order does not have is left out.
+    ///
+    /// # Errors
+    /// As above.
+    fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()>;
+
     /// A layer forward: `activation(x · w)`.
     ///
     /// `x` is `[batch, inputs]`, `w` `[inputs, outputs]`, the output `[batch, outputs]`.
@@ -105,6 +134,24 @@ pub trait Backend: std::fmt::Debug {
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor>;
+
+    /// The head forward and backward, as [`linear`](Self::linear), [`cross_entropy`](Self::cross_entropy) and
+    /// [`input_gradient`](Self::input_gradient): the gradients of the logits, and of `x`.
+    ///
+    /// # Errors
+    /// As above.
+    fn head(
+        &mut self,
+        x: &Tensor,
+        w: &Tensor,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        let logits = self.linear(x, w, Activation::None)?;
+        let dy = self.cross_entropy(&logits, batch, totals)?;
+        let dx = self.input_gradient(&dy, w, x)?;
+        Ok((dy, dx))
+    }
 
     /// Softmax cross-entropy forward only. `totals` is `[1, TOTALS]` and stays on the device: the sum of the
     /// rows' losses is added to [`TOTAL_LOSS`], the number of rows whose largest logit (the first of equal
@@ -168,6 +215,32 @@ pub trait Backend: std::fmt::Debug {
         let gradient = self.weight_gradient(x, dy, None)?;
         self.update(std::slice::from_mut(w), &[gradient], &mut [], Sgd { rate, momentum: 0.0 })
     }
+
+    /// Ends a step: later work on the stream of [`memory`](Self::memory) is ordered after all of it.
+    ///
+    /// # Errors
+    /// As above.
+    fn join(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether replaying steps is faster than launching their operations.
+    fn prefers_graphs(&self) -> bool {
+        false
+    }
+
+    /// From now on work is kept instead of done, until [`end_capture`](Self::end_capture).
+    ///
+    /// # Errors
+    /// As above.
+    fn begin_capture(&mut self) -> Result<()>;
+
+    /// The work since [`begin_capture`](Self::begin_capture). The memory that it uses must stay as long as the graph. To be
+    /// called after an error, too.
+    ///
+    /// # Errors
+    /// As above.
+    fn end_capture(&mut self) -> Result<Box<dyn Graph>>;
 
     /// Adds each gradient to its sum: to the last bit what a step of SGD at rate −1 does.
     ///

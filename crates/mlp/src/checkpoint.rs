@@ -328,7 +328,12 @@ impl<'a> Saver<'a> {
         self.progress.begun
     }
 
-    /// Whether a checkpoint is to be written after this step of an epoch, counted from 1.
+    /// After how many steps of an epoch a checkpoint is to be written, again and again.
+    pub(crate) fn every(&self) -> Option<usize> {
+        self.every
+    }
+
+    /// Whether one is to be written after this step of an epoch, counted from 1.
     pub(crate) fn is_due(&self, step: usize) -> bool {
         self.every.is_some_and(|every| step.is_multiple_of(every))
     }

@@ -7,7 +7,7 @@ use millpond::device::DeviceChoice;
 use millpond_baselines::{MILLPOND, NAMES};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
-use crate::{Error, Hyper, Machine, Result};
+use crate::{Error, Hyper, Machine, Result, Steps};
 
 /// The settings of a run, as a TOML file has them. Every key may be left out.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
@@ -49,6 +49,9 @@ pub struct Config {
     pub log_dir: Option<PathBuf>,
     /// Lets a GPU round factors to TF32: faster, less exact.
     pub tf32: bool,
+    /// How steps get to the device.
+    #[serde(deserialize_with = "steps")]
+    pub steps: Steps,
 }
 
 impl Default for Config {
@@ -67,6 +70,7 @@ impl Default for Config {
             data: None,
             log_dir: None,
             tf32: false,
+            steps: Steps::Auto,
         }
     }
 }
@@ -127,6 +131,19 @@ impl Config {
         }
     }
 
+    /// Reads how steps get to the device, as a flag has it.
+    ///
+    /// # Errors
+    /// What it may be, in words.
+    pub fn steps(text: &str) -> std::result::Result<Steps, String> {
+        match text {
+            "auto" => Ok(Steps::Auto),
+            "eager" => Ok(Steps::Eager),
+            "captured" => Ok(Steps::Captured),
+            _ => Err(format!("'{text}' is not auto, eager or captured")),
+        }
+    }
+
     /// Reads a momentum, as a flag has it.
     ///
     /// # Errors
@@ -174,6 +191,10 @@ fn seed<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error
 
 fn device<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<DeviceChoice, D::Error> {
     Machine::choice(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn steps<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Steps, D::Error> {
+    Config::steps(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
 fn allocator<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
@@ -253,6 +274,7 @@ mod tests {
             ("tf32 = 1", "1: tf32: invalid type: integer `1`, expected true or false"),
             ("device = \"gpu\"", "1: device: 'gpu' is not auto, host, cuda or cuda:N with the GPU's number"),
             ("device = \"sim\"", "1: device: 'sim' is not auto, host, cuda or cuda:N with the GPU's number"),
+            ("steps = \"graph\"", "1: steps: 'graph' is not auto, eager or captured"),
             ("data = 3", "1: data: invalid type: integer `3`, expected a string"),
         ] {
             let error = read(text);
@@ -300,7 +322,7 @@ mod tests {
     #[test]
     fn every_setting_is_read() {
         let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nmomentum = 0.5\nbatch_size = 4\nmicro_batches = 7\nepochs = 5\nseed = 6\n\
-                    device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\ntf32 = true\n";
+                    device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\ntf32 = true\nsteps = \"eager\"\n";
         let expected = Config {
             num_layers: 1,
             feat_dim: 2,
@@ -315,6 +337,7 @@ mod tests {
             data: Some("d".into()),
             log_dir: Some("l".into()),
             tf32: true,
+            steps: Steps::Eager,
         };
         assert_eq!(toml::from_str::<Config>(text), Ok(expected));
     }

@@ -36,6 +36,11 @@ impl Upload {
         Ok(Self { stream: context.create_stream()?, pinned })
     }
 
+    /// The stream of the copies.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// The pool of pinned memory, if there is one. Where it has no room for the batches, it stays empty.
     pub fn pinned(&self) -> Option<&Pool> {
         self.pinned.as_ref()
@@ -149,7 +154,7 @@ impl Feed {
         let (slot, stream) = (&mut self.slots[staged.slot], self.memory.stream());
         stream.wait(&staged.arrived)?;
         let Piece { images, of, .. } = staged.piece;
-        let worked = work(Batch { rows: &slot.rows, count: images.len(), of }, staged.piece);
+        let worked = work(Batch { rows: &slot.rows, count: images.len(), of, images: None }, staged.piece);
         slot.read = stream.record()?;
         worked
     }

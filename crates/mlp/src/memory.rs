@@ -4,11 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use millpond::Stream;
 use millpond::device::DevicePtr;
+use millpond::{Pool, Stream};
 use millpond_baselines::{Allocator, Usage};
 use parking_lot::Mutex;
 
+use crate::kept::Kept;
 use crate::step_memory::{Kind, Ledger, Purpose, StepMemory};
 use crate::{Error, Result};
 
@@ -21,7 +22,11 @@ pub struct Memory {
 #[derive(Debug)]
 struct Inner {
     allocator: Arc<dyn Allocator>,
+    /// The allocator, where it is a pool, which knows captures.
+    pool: Option<Pool>,
     stream: Stream,
+    /// Where blocks come from while another allocator's work is captured.
+    kept: Arc<Mutex<Option<Arc<Kept>>>>,
     /// The first free that was refused. A drop cannot report it, the end of the epoch can.
     refused: Arc<Mutex<Option<millpond::Error>>>,
     /// What tensors are for, where somebody wants to know.
@@ -31,7 +36,17 @@ struct Inner {
 impl Memory {
     /// Memory from `allocator` for work on `stream`.
     pub fn new(allocator: Arc<dyn Allocator>, stream: Stream) -> Self {
-        Self { inner: Arc::new(Inner { allocator, stream, refused: Arc::default(), ledger: None }) }
+        Self::of(allocator, None, stream)
+    }
+
+    /// Memory from a pool for work on `stream`. What is captured has the pool's memory for captures.
+    pub fn of_pool(pool: &Pool, stream: Stream) -> Self {
+        Self::of(Arc::new(pool.clone()), Some(pool.clone()), stream)
+    }
+
+    fn of(allocator: Arc<dyn Allocator>, pool: Option<Pool>, stream: Stream) -> Self {
+        let (kept, refused) = (Arc::default(), Arc::default());
+        Self { inner: Arc::new(Inner { allocator, pool, stream, kept, refused, ledger: None }) }
     }
 
     /// The same memory, which keeps what a step's memory is for: [`step`](Self::step).
@@ -47,9 +62,26 @@ impl Memory {
     }
 
     fn with(&self, stream: Stream, ledger: Option<Arc<Ledger>>) -> Self {
-        let Inner { allocator, refused, .. } = &*self.inner;
-        let (allocator, refused) = (allocator.clone(), refused.clone());
-        Self { inner: Arc::new(Inner { allocator, stream, refused, ledger }) }
+        let Inner { allocator, pool, kept, refused, .. } = &*self.inner;
+        let (allocator, pool) = (allocator.clone(), pool.clone());
+        let (kept, refused) = (kept.clone(), refused.clone());
+        Self { inner: Arc::new(Inner { allocator, pool, stream, kept, refused, ledger }) }
+    }
+
+    /// The allocator, where it is a pool.
+    pub(crate) fn pool(&self) -> Option<&Pool> {
+        self.inner.pool.as_ref()
+    }
+
+    /// Blocks of the allocator for graphs on this stream; `beside` is never captured.
+    pub(crate) fn kept(&self, beside: &Stream) -> Kept {
+        let Inner { allocator, stream, refused, .. } = &*self.inner;
+        Kept::new(allocator.clone(), [stream.clone(), beside.clone()], refused.clone())
+    }
+
+    /// Takes blocks from here from now on, or from the allocator again.
+    pub(crate) fn keep(&self, kept: Option<Arc<Kept>>) {
+        *self.inner.kept.lock() = kept;
     }
 
     /// The last step that was kept; `None` if this is not [`watched`](Self::watched).
@@ -111,9 +143,13 @@ impl Memory {
 
     fn allocate<T: Pod>(&self, kind: Option<Kind>, rows: usize, cols: usize) -> Result<Tensor<T>> {
         let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(size_of::<T>() as u64);
-        let ptr = self.inner.allocator.allocate(bytes, &self.inner.stream)?;
+        let kept = self.inner.kept.lock().clone();
+        let ptr = match &kept {
+            Some(kept) => kept.allocate(bytes, &self.inner.stream)?,
+            None => self.inner.allocator.allocate(bytes, &self.inner.stream)?,
+        };
         let purpose = self.inner.ledger.as_ref().map(|ledger| ledger.allocated(bytes, kind));
-        let block = Arc::new(Block { memory: self.clone(), ptr, bytes, purpose });
+        let block = Arc::new(Block { memory: self.clone(), ptr, bytes, purpose, kept });
         Ok(Tensor { block, memory: self.clone(), ptr, rows, cols, element: PhantomData })
     }
 
@@ -139,13 +175,8 @@ impl Memory {
                 expected: (rows, cols),
             });
         }
-        let tensor = self.uninit(rows, cols)?;
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        let stream = &self.inner.stream;
-        // SAFETY: the block is at least as large as `bytes`, is live, and was handed out for work on `stream`.
-        unsafe {
-            stream.device().copy_from_host(tensor.ptr, bytes.as_ptr(), tensor.bytes(), stream.handle())?;
-        }
+        let mut tensor = self.uninit(rows, cols)?;
+        tensor.set(values)?;
         Ok(tensor)
     }
 }
@@ -158,6 +189,8 @@ struct Block {
     bytes: u64,
     /// What it is for, where that is kept.
     purpose: Option<Purpose>,
+    /// Where it goes back to, if that is not the allocator.
+    kept: Option<Arc<Kept>>,
 }
 
 /// A dense row-major matrix on the device, in a block of the allocator under test or a part of one. The block is freed
@@ -253,6 +286,21 @@ impl<T: Pod> Tensor<T> {
         Ok(())
     }
 
+    /// Takes over these values, row by row, in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where there are not as many, and the device's own.
+    pub fn set(&mut self, values: &[T]) -> Result<()> {
+        if values.len() != self.len() {
+            let (found, expected) = ((1, values.len()), self.shape());
+            return Err(Error::Shape { operation: "set", found, expected });
+        }
+        let (stream, from) = (self.memory.stream(), bytemuck::cast_slice::<T, u8>(values).as_ptr());
+        // SAFETY: the block is live, as large as the values, and ours to write in stream order.
+        unsafe { stream.device().copy_from_host(self.ptr, from, self.bytes(), stream.handle())? };
+        Ok(())
+    }
+
     /// Takes over the values of another tensor of the same shape, in stream order. That one is used on the same stream.
     ///
     /// # Errors
@@ -294,6 +342,9 @@ impl Drop for Block {
         let memory = &self.memory.inner;
         if let (Some(ledger), Some(purpose)) = (&memory.ledger, self.purpose) {
             ledger.freed(self.bytes, purpose);
+        }
+        if let Some(kept) = &self.kept {
+            return kept.free(self.ptr, self.bytes, &memory.stream);
         }
         // SAFETY: the block is ours alone, and work of other streams was ordered or recorded by who gave it.
         if let Err(error) = unsafe { memory.allocator.free(self.ptr, &memory.stream) } {

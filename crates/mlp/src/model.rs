@@ -82,7 +82,7 @@ impl Model {
     /// # Errors
     /// The backend's own.
     pub fn infer(&self, backend: &mut dyn Backend, batch: Batch<'_>) -> Result<Tensor> {
-        let mut x = backend.images(batch)?;
+        let mut x = images(backend, batch)?;
         for (layer, w) in self.weights.iter().enumerate() {
             x = backend.linear(&x, w, self.activation(layer))?;
         }
@@ -101,6 +101,7 @@ impl Model {
     ) -> Result<Vec<Tensor>> {
         let mut gradients = Vec::with_capacity(self.weights.len());
         self.backward(backend, batch, totals, &mut gradients)?;
+        backend.join()?;
         gradients.reverse();
         Ok(gradients)
     }
@@ -114,7 +115,8 @@ impl Model {
         gradients: &mut dyn Gradients,
     ) -> Result<()> {
         let memory = backend.memory().clone();
-        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
+        let (mut inputs, mut dy, head) = self.forward(backend, batch, totals)?;
+        let mut below = Some(head);
         while let Some(x) = inputs.pop() {
             let layer = inputs.len();
             memory.next_is(Kind::Gradients, layer + 1);
@@ -123,7 +125,10 @@ impl Model {
             gradients.ready(backend, gradient)?;
             if layer > 0 {
                 memory.next_is(Kind::Gradients, layer);
-                dy = backend.input_gradient(&dy, &self.weights[layer], &x)?;
+                dy = match below.take() {
+                    Some(below) => below,
+                    None => backend.input_gradient(&dy, &self.weights[layer], &x)?,
+                };
             }
         }
         Ok(())
@@ -138,42 +143,43 @@ impl Model {
         rate: f32,
     ) -> Result<()> {
         let memory = backend.memory().clone();
-        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
+        let (mut inputs, mut dy, head) = self.forward(backend, batch, totals)?;
+        let mut below = Some(head);
         while let Some(x) = inputs.pop() {
             let layer = inputs.len();
             memory.next_is(Kind::Gradients, layer);
             // By the weights as they were in the forward pass.
             let w = &mut self.weights[layer];
-            let below = if layer > 0 { Some(backend.input_gradient(&dy, w, &x)?) } else { None };
+            if layer > 0 && below.is_none() {
+                below = Some(backend.input_gradient(&dy, w, &x)?);
+            }
             backend.descend(&x, &dy, w, rate)?;
-            dy = below.unwrap_or(dy);
+            dy = below.take().unwrap_or(dy);
         }
-        Ok(())
+        backend.join()
     }
 
-    /// What each layer reads, and the gradient of the logits.
+    /// What each layer reads, the gradient of the logits, and that of what the head reads.
     fn forward(
         &self,
         backend: &mut dyn Backend,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
-    ) -> Result<(Vec<Tensor>, Tensor)> {
+    ) -> Result<(Vec<Tensor>, Tensor, Tensor)> {
         let memory = backend.memory().clone();
         memory.next_is(Kind::Activations, 0);
         // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
-        let mut inputs = vec![backend.images(batch)?];
+        let mut inputs = vec![images(backend, batch)?];
         let head = self.weights.len() - 1;
         for layer in 0..head {
             memory.next_is(Kind::Activations, layer + 1);
             let y = backend.linear(&inputs[layer], &self.weights[layer], Activation::Relu)?;
             inputs.push(y);
         }
-        memory.next_is(Kind::Activations, head + 1);
-        let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
         memory.ledger().inspect(|ledger| ledger.phase("backward", false));
         memory.next_is(Kind::Gradients, head + 1);
-        let dy = backend.cross_entropy(&logits, batch, totals)?;
-        Ok((inputs, dy))
+        let (dy, below) = backend.head(&inputs[head], &self.weights[head], batch, totals)?;
+        Ok((inputs, dy, below))
     }
 
     /// Puts the weights of a layer elsewhere, where they are already.
@@ -203,6 +209,11 @@ impl Model {
     fn activation(&self, layer: usize) -> Activation {
         if layer + 1 == self.weights.len() { Activation::None } else { Activation::Relu }
     }
+}
+
+/// The batch's images as floats.
+fn images(backend: &mut dyn Backend, batch: Batch<'_>) -> Result<Tensor> {
+    batch.images.map_or_else(|| backend.images(batch), |images| Ok(images.share()))
 }
 
 /// Where the gradients of the layers go, from the head down.

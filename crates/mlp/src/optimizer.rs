@@ -103,6 +103,11 @@ impl<'a> Optimizer<'a> {
         }
     }
 
+    /// Forgets what was added since the last step.
+    pub(crate) fn forget(&mut self) {
+        self.sums.clear();
+    }
+
     /// One step of SGD.
     pub(crate) fn step(&mut self, backend: &mut dyn Backend, model: &mut Model) -> Result<()> {
         let Self { buckets, sums, velocities, sgd } = self;

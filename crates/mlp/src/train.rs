@@ -7,12 +7,14 @@
 //! after the same step.
 
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use crate::asking::Asking;
+use crate::captured::{Captured, Trainee};
 use crate::checkpoint::{Begun, Saver, Saving};
 use crate::data::Dataset;
 use crate::feed::{Feed, Upload};
@@ -20,13 +22,11 @@ use crate::hyper::{Epoch, Hyper};
 use crate::optimizer::Optimizer;
 use crate::ranks::Team;
 use crate::share::Share;
-use crate::{Backend, Error, Kind, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
+use crate::totals::Totals;
+use crate::{Backend, Error, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS};
 
 /// Images in a batch of the validation, which needs no gradients and so little memory for each.
-const VALIDATION_BATCH: usize = 1000;
-
-/// How often ranks ask each other whether to stop.
-const ASKS_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const VALIDATION_BATCH: usize = 1000;
 
 /// Random streams for the order of the epochs start here; those below are the layers'.
 const FIRST_ORDER_STREAM: u64 = 1 << 32;
@@ -71,12 +71,26 @@ pub struct Task<'a> {
     pub saving: Option<&'a Saving>,
     /// This process among several. All of them have the same data and settings.
     pub team: Option<&'a Team>,
+    /// How steps get to the device.
+    pub steps: Steps,
+}
+
+/// How steps get to the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Steps {
+    /// As it is fastest on the device: captured on a GPU. Eager with a team, or where memory for the data set is missing.
+    #[default]
+    Auto,
+    /// Each operation is launched when its turn comes.
+    Eager,
+    /// Captured once as graphs, and replayed. The data set is on the device. Not with a team.
+    Captured,
 }
 
 impl<'a> Task<'a> {
     /// A training of this process alone, without checkpoints.
     pub fn new(data: &'a Dataset, hyper: &'a Hyper) -> Self {
-        Self { data, hyper, saving: None, team: None }
+        Self { data, hyper, saving: None, team: None, steps: Steps::Auto }
     }
 
     fn share(&self) -> Share {
@@ -116,11 +130,38 @@ pub struct Training<'a> {
     backend: &'a mut dyn Backend,
     optimizer: Optimizer<'a>,
     model: Model,
-    feed: Feed,
+    way: Way,
+    /// Of the training, and of the validation.
+    totals: [Totals; 2],
     saver: Saver<'a>,
     asking: Asking,
+    /// The order of the images in the next epoch, where the host had time for it.
+    next_order: Option<(usize, Vec<u32>)>,
     /// Calls that moved device memory, before the next epoch.
     calls_before: u64,
+}
+
+/// How batches and steps get to the device.
+enum Way {
+    Eager(Feed),
+    Captured(Captured),
+}
+
+impl Way {
+    fn new(task: Task<'_>, upload: &Upload, trainee: Trainee<'_, '_>) -> Result<Self> {
+        let (Task { data, hyper, steps, team, .. }, share) = (task, trainee.share);
+        let memory = trainee.backend.memory().clone();
+        let is_wanted = steps == Steps::Captured || steps == Steps::Auto && trainee.backend.prefers_graphs();
+        if is_wanted && team.is_none() {
+            match Captured::new(trainee, (data, hyper), upload, VALIDATION_BATCH) {
+                Err(Error::Memory(millpond::Error::OutOfMemory(_))) if steps == Steps::Auto => {}
+                captured => return captured.map(Self::Captured),
+            }
+        }
+        let batch = hyper.batch_size.min(data.train.len());
+        let most = batch.max(VALIDATION_BATCH.min(data.validation.len())).div_ceil(share.pieces());
+        Ok(Self::Eager(Feed::new(&memory, upload, most, data.train.row())?))
+    }
 }
 
 impl std::fmt::Debug for Training<'_> {
@@ -139,7 +180,7 @@ impl<'a> Training<'a> {
     }
 
     fn placed(backend: &'a mut dyn Backend, upload: &Upload, task: Task<'a>) -> Result<Self> {
-        let (Task { data, hyper, saving, team }, share) = (task, task.share());
+        let (Task { data, hyper, saving, team, .. }, share) = (task, task.share());
         let memory = backend.memory().clone();
         let calls_before = memory.usage().calls.memory();
         let batch = hyper.batch_size.min(data.train.len());
@@ -151,8 +192,6 @@ impl<'a> Training<'a> {
                 ),
             });
         }
-        let most = batch.max(VALIDATION_BATCH.min(data.validation.len())).div_ceil(share.pieces());
-        let feed = Feed::new(&memory, upload, most, data.train.row())?;
         let saver = Saver::new(saving, team, hyper, data)?;
         let &Hyper { num_layers, feat_dim, seed, .. } = hyper;
         let mut model = match saver.weights() {
@@ -168,8 +207,29 @@ impl<'a> Training<'a> {
         }
         // Another training of these ranks may be next, by the same connections.
         memory.synchronize()?;
+        let mut totals = [Totals::new(backend, share)?, Totals::new(backend, share)?];
+        let trainee = Trainee {
+            backend: &mut *backend,
+            optimizer: &mut optimizer,
+            model: &mut model,
+            totals: &mut totals,
+            share,
+        };
+        let way = Way::new(task, upload, trainee)?;
         let asking = Asking::new();
-        Ok(Self { task, share, backend, optimizer, model, feed, saver, asking, calls_before })
+        Ok(Self {
+            task,
+            share,
+            backend,
+            optimizer,
+            model,
+            way,
+            totals,
+            saver,
+            asking,
+            next_order: None,
+            calls_before,
+        })
     }
 
     /// The epochs that are done, those of a checkpoint too.
@@ -219,40 +279,60 @@ impl<'a> Training<'a> {
 
     /// One pass over the training set, or the rest of it; the mean loss.
     fn train(&mut self, epoch: usize, observer: &mut dyn Observer) -> Result<ControlFlow<(), f64>> {
-        let Self { task, share, backend, optimizer, model, feed, saver, asking, .. } = self;
+        let Self {
+            task,
+            share,
+            backend,
+            optimizer,
+            model,
+            way,
+            totals: [totals, _],
+            saver,
+            asking,
+            next_order,
+            ..
+        } = self;
         let (Task { data, hyper, team, .. }, share) = (*task, *share);
-        let (begin, begun) = (Instant::now(), saver.begun());
+        let (began, begun) = (Instant::now(), saver.begun());
         let data = &data.train;
-        let order = order(data.len(), hyper.seed, epoch);
+        let order_of = |epoch| order(data.len(), hyper.seed, epoch);
+        let order = next_order.take().filter(|(of, _)| *of == epoch).map(|(_, order)| order);
+        let order = order.unwrap_or_else(|| order_of(epoch));
         // What an epoch counted before a checkpoint is rank 0's.
-        let before = if share.rank == 0 { begun.totals } else { Default::default() };
-        let mut totals = Totals::new(&**backend, share, before)?;
-        let mut mine = if share.rank == 0 { begun.images } else { 0 };
-        let mut step = Step { epoch, images: begun.images, of: data.len() };
-        let pieces = order[begun.images..].chunks(hyper.batch_size).flat_map(|batch| share.of(batch));
-        let seen = feed.batches(data, pieces, |batch, piece| {
-            let kept = backend.memory().clone();
-            let kept = kept.ledger().filter(|_| epoch == 1 && step.images < 2 * hyper.batch_size);
-            kept.inspect(|ledger| ledger.phase("forward", piece.is_first));
-            optimizer.add(*backend, model, (batch, piece), &mut totals.parts[piece.part])?;
-            mine += batch.count;
-            if !piece.is_last {
-                return Ok(Continue(()));
+        let (before, mine) = if share.rank == 0 { (begun.totals, begun.images) } else { Default::default() };
+        totals.begin(before)?;
+        let step = Step { epoch, images: begun.images, of: data.len() };
+        let due = saver.every().map(|steps| steps * hyper.batch_size);
+        let mut pass = Pass { step, mine, begun, began, team, saver, asking, observer };
+        let seen = match way {
+            Way::Captured(captured) => {
+                let seen = captured.train(&order, begun.images, due, |images| {
+                    pass.mine += images;
+                    pass.stepped(images, hyper.batch_size, (totals, optimizer, model, &**backend))
+                });
+                // While the device works.
+                *next_order = (epoch < hyper.epochs).then(|| (epoch + 1, order_of(epoch + 1)));
+                seen
             }
-            kept.inspect(|ledger| ledger.phase("update", false));
-            optimizer.step(*backend, model)?;
-            kept.inspect(|ledger| ledger.ends());
-            step.images += piece.of;
-            if observer.wants_loss(step) {
-                observer.loss(step, totals.here()?[TOTAL_LOSS] / mine as f64);
+            Way::Eager(feed) => {
+                let pieces = order[begun.images..].chunks(hyper.batch_size).flat_map(|batch| share.of(batch));
+                feed.batches(data, pieces, |batch, piece| {
+                    let kept = backend.memory().clone();
+                    let is_kept = epoch == 1 && pass.step.images < 2 * hyper.batch_size;
+                    let kept = kept.ledger().filter(|_| is_kept);
+                    kept.inspect(|ledger| ledger.phase("forward", piece.is_first));
+                    optimizer.add(*backend, model, (batch, piece), &mut totals.parts[piece.part])?;
+                    pass.mine += batch.count;
+                    if !piece.is_last {
+                        return Ok(Continue(()));
+                    }
+                    kept.inspect(|ledger| ledger.phase("update", false));
+                    optimizer.step(*backend, model)?;
+                    kept.inspect(|ledger| ledger.ends());
+                    pass.stepped(piece.of, hyper.batch_size, (totals, optimizer, model, &**backend))
+                })
             }
-            if saver.is_due(step.images.div_ceil(hyper.batch_size)) {
-                let (totals, wall_ms) = (totals.sum(team)?, begun.wall_ms + milliseconds_since(begin));
-                let begun = Begun { images: step.images, totals, wall_ms };
-                saver.step(model, &optimizer.velocities(&**backend)?, begun)?;
-            }
-            asking.go_on(observer, team)
-        })?;
+        }?;
         if seen.is_break() {
             return Ok(Break(()));
         }
@@ -261,18 +341,26 @@ impl<'a> Training<'a> {
 
     /// Mean loss and accuracy over the validation set.
     fn validate(&mut self, observer: &mut dyn Observer) -> Result<ControlFlow<(), (f64, f64)>> {
-        let Self { task, share, backend, model, feed, asking, .. } = self;
+        let Self { task, share, backend, model, way, totals: [_, totals], asking, .. } = self;
         let (Task { data: Dataset { validation: data, .. }, team, .. }, share) = (*task, *share);
-        let order: Vec<u32> = (0..data.len() as u32).collect();
-        let mut totals = Totals::new(&**backend, share, Default::default())?;
-        let pieces = order.chunks(VALIDATION_BATCH).flat_map(|batch| share.of(batch));
-        let seen = feed.batches(data, pieces, |batch, piece| {
-            if batch.count > 0 {
-                let logits = model.infer(*backend, batch)?;
-                backend.score(&logits, batch, &mut totals.parts[piece.part])?;
+        totals.begin(Default::default())?;
+        let seen = match way {
+            Way::Captured(captured) => {
+                captured.validate()?;
+                asking.go_on(|| observer.stops(), team)
             }
-            if piece.is_last { asking.go_on(observer, team) } else { Ok(Continue(())) }
-        })?;
+            Way::Eager(feed) => {
+                let order: Vec<u32> = (0..data.len() as u32).collect();
+                let pieces = order.chunks(VALIDATION_BATCH).flat_map(|batch| share.of(batch));
+                feed.batches(data, pieces, |batch, piece| {
+                    if batch.count > 0 {
+                        let logits = model.infer(*backend, batch)?;
+                        backend.score(&logits, batch, &mut totals.parts[piece.part])?;
+                    }
+                    if piece.is_last { asking.go_on(|| observer.stops(), team) } else { Ok(Continue(())) }
+                })
+            }
+        }?;
         if seen.is_break() {
             return Ok(Break(()));
         }
@@ -281,82 +369,39 @@ impl<'a> Training<'a> {
     }
 }
 
-/// What is counted on the device, for each part of a batch on its own: so the sum is the same, whether one rank works on all
-/// parts or several do.
-struct Totals {
-    parts: Vec<Tensor<f64>>,
+/// An epoch on its way.
+struct Pass<'p, 'a> {
+    step: Step,
+    /// Images of this rank so far.
+    mine: usize,
+    /// What was done before a checkpoint.
+    begun: Begun,
+    began: Instant,
+    team: Option<&'p Team>,
+    saver: &'p mut Saver<'a>,
+    asking: &'p mut Asking,
+    observer: &'p mut dyn Observer,
 }
 
-impl Totals {
-    /// The first part goes on from these.
-    fn new(backend: &dyn Backend, share: Share, first: [f64; TOTALS]) -> Result<Self> {
-        backend.memory().next_is(Kind::Batch, 0);
-        let part =
-            |part| backend.memory().upload(1, TOTALS, &if part == 0 { first } else { Default::default() });
-        Ok(Self { parts: (0..share.parts).map(part).collect::<Result<_>>()? })
-    }
-
-    /// The sums of this rank. Waits for the device.
-    fn here(&self) -> Result<[f64; TOTALS]> {
-        Ok(sum(&self.read()?))
-    }
-
-    /// The sums of all ranks, in their order. All of them call it.
-    fn sum(&self, team: Option<&Team>) -> Result<[f64; TOTALS]> {
-        let parts = self.read()?;
-        let Some(team) = team else { return Ok(sum(&parts)) };
-        // As bits: JSON knows no infinity.
-        let bits: Vec<_> = parts.iter().map(|part| part.map(f64::to_bits)).collect();
-        let all: Vec<_> =
-            team.gather(&bits)?.concat().into_iter().map(|part| part.map(f64::from_bits)).collect();
-        Ok(sum(&all))
-    }
-
-    fn read(&self) -> Result<Vec<[f64; TOTALS]>> {
-        let read =
-            |part: &Tensor<f64>| part.to_vec().map(|part| [TOTAL_LOSS, TOTAL_CORRECT].map(|at| part[at]));
-        self.parts.iter().map(read).collect()
-    }
-}
-
-fn sum(parts: &[[f64; TOTALS]]) -> [f64; TOTALS] {
-    let add =
-        |sum: [f64; TOTALS], part: &[f64; TOTALS]| [TOTAL_LOSS, TOTAL_CORRECT].map(|at| sum[at] + part[at]);
-    parts.iter().fold(Default::default(), add)
-}
-
-/// When ranks ask each other whether to stop: all after the same steps, some time apart.
-struct Asking {
-    /// Steps between two times. Rank 0 chooses it.
-    stride: u64,
-    /// Steps until the next time.
-    left: u64,
-    last: Instant,
-}
-
-impl Asking {
-    fn new() -> Self {
-        Self { stride: 1, left: 1, last: Instant::now() }
-    }
-
-    /// Whether to go on after a step. Every rank calls it after every step.
-    fn go_on(&mut self, observer: &mut dyn Observer, team: Option<&Team>) -> Result<ControlFlow<()>> {
-        let flow = |stops| if stops { Break(()) } else { Continue(()) };
-        let Some(team) = team else { return Ok(flow(observer.stops())) };
-        team.check()?;
-        self.left -= 1;
-        if self.left > 0 {
-            return Ok(Continue(()));
+impl Pass<'_, '_> {
+    /// Goes on after steps of so many images in batches of `batch`, which are queued.
+    fn stepped(
+        &mut self,
+        images: usize,
+        batch: usize,
+        (totals, optimizer, model, backend): (&Totals, &Optimizer<'_>, &Model, &dyn Backend),
+    ) -> Result<ControlFlow<()>> {
+        let Self { step, mine, begun, began, team, saver, asking, observer } = self;
+        step.images += images;
+        if observer.wants_loss(*step) {
+            observer.loss(*step, totals.here()?[TOTAL_LOSS] / *mine as f64);
         }
-        let pause = self.last.elapsed();
-        if pause < ASKS_EVERY / 2 {
-            self.stride *= 2;
-        } else if pause > ASKS_EVERY * 2 {
-            self.stride = (self.stride / 2).max(1);
+        if saver.is_due(step.images.div_ceil(batch)) {
+            let (totals, wall_ms) = (totals.sum(*team)?, begun.wall_ms + milliseconds_since(*began));
+            let begun = Begun { images: step.images, totals, wall_ms };
+            saver.step(model, &optimizer.velocities(backend)?, begun)?;
         }
-        let said = team.gather(&(observer.stops(), self.stride))?;
-        (self.stride, self.left, self.last) = (said[0].1, said[0].1, Instant::now());
-        Ok(flow(said.iter().any(|(stops, _)| *stops)))
+        asking.go_on(|| observer.stops(), *team)
     }
 }
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::{Dataset, Split};
-use millpond_mlp::{Epoch, Error, Hyper, Machine, Memory, Observer, Saving, Step, Task, Upload, train};
+use millpond_mlp::{
+    Epoch, Error, Hyper, Machine, Memory, Observer, Saving, Step, Steps, Task, Upload, train,
+};
 use safetensors::SafeTensors;
 
 const HYPER: Hyper = Hyper {
@@ -47,13 +49,17 @@ fn data() -> Dataset {
 
 /// Trains on a new device, as a new process does.
 fn trained(data: &Dataset, saving: Option<&Saving>, steps: usize) -> Vec<Epoch> {
+    trained_by(Steps::Eager, data, saving, steps)
+}
+
+fn trained_by(how: Steps, data: &Dataset, saving: Option<&Saving>, steps: usize) -> Vec<Epoch> {
     let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let allocator: Arc<dyn Allocator> = Arc::from(by_name(MILLPOND, machine.context()).unwrap());
     let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
-    train(backend.as_mut(), &upload, Task { saving, ..Task::new(data, &HYPER) }, &mut StopsAfter(steps))
-        .unwrap()
+    let task = Task { saving, steps: how, ..Task::new(data, &HYPER) };
+    train(backend.as_mut(), &upload, task, &mut StopsAfter(steps)).unwrap()
 }
 
 fn bits(epochs: &[Epoch]) -> Vec<[u64; 3]> {
@@ -83,6 +89,28 @@ fn losses_after_any_checkpoint_are_those_without_a_stop() {
             let done = Saving::new(dir.path(), every).unwrap().resume(&HYPER, &data).unwrap();
             assert_eq!(done.resumed_from().unwrap().epochs().len(), HYPER.epochs);
             assert_eq!(bits(&trained(&data, Some(&done), usize::MAX)), expected);
+        }
+    }
+}
+
+#[test]
+fn captured_steps_go_on_from_any_checkpoint() {
+    let data = data();
+    let expected = bits(&trained(&data, None, usize::MAX));
+    assert_eq!(bits(&trained_by(Steps::Captured, &data, None, usize::MAX)), expected);
+    for stop in [1, 3, STEPS - 1, STEPS, 2 * STEPS + 5] {
+        for every in [1, 3] {
+            let dir = tempfile::tempdir().unwrap();
+            let saving = Saving::new(dir.path(), Some(every)).unwrap();
+            trained_by(Steps::Captured, &data, Some(&saving), stop);
+            let resumed = saving.resume(&HYPER, &data).unwrap();
+            for how in [Steps::Captured, Steps::Eager] {
+                assert_eq!(
+                    bits(&trained_by(how, &data, Some(&resumed), usize::MAX)),
+                    expected,
+                    "{stop} {how:?}"
+                );
+            }
         }
     }
 }

@@ -73,7 +73,7 @@ fn gradients_agree_with_finite_differences_and_losses_with_the_reference() {
     let weights = bench.weights();
     let memory = bench.memory.clone();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let batch = Batch { rows: &bench.rows, count: COUNT, of: COUNT };
+    let batch = Batch { rows: &bench.rows, count: COUNT, of: COUNT, images: None };
 
     let backend = bench.backend.as_mut();
     let gradients = bench.model.gradients(backend, batch, &mut totals).unwrap();
@@ -103,7 +103,7 @@ fn a_step_is_rate_times_gradient_and_lowers_the_loss() {
     let before = bench.weights();
     let memory = bench.memory.clone();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let batch = Batch { rows: &bench.rows, count: COUNT, of: COUNT };
+    let batch = Batch { rows: &bench.rows, count: COUNT, of: COUNT, images: None };
 
     let backend = bench.backend.as_mut();
     let gradients = bench.model.gradients(backend, batch, &mut totals).unwrap();
@@ -149,7 +149,7 @@ fn tensors_of_wrong_shapes_are_refused_before_queueing() {
     let [a, b] = [(3, 4), (5, 6)].map(|(rows, cols)| memory.zeroed::<f32>(rows, cols).unwrap());
     let without_pixels = memory.zeroed::<u8>(COUNT, 1).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let batch = Batch { rows: &bench.rows, count: COUNT, of: COUNT };
+    let batch = Batch { rows: &bench.rows, count: COUNT, of: COUNT, images: None };
     let past_the_end = Batch { count: ORDER.len() + 1, ..batch };
     let empty = Batch { count: 0, ..batch };
 
@@ -162,7 +162,7 @@ fn tensors_of_wrong_shapes_are_refused_before_queueing() {
         backend.descend(&a, &a, &mut memory.zeroed(1, 1).unwrap(), 0.1).err(),
         backend.images(past_the_end).err(),
         backend.images(empty).err(),
-        backend.images(Batch { rows: &without_pixels, count: COUNT, of: COUNT }).err(),
+        backend.images(Batch { rows: &without_pixels, count: COUNT, of: COUNT, images: None }).err(),
         backend.cross_entropy(&a, batch, &mut totals).err(),
         backend.score(&a, batch, &mut totals).err(),
         memory.upload(2, 2, &[0_u8; 3]).err(),

@@ -10,7 +10,7 @@ use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::{LastResort, Place, Ranks, Secret, Shard};
 use millpond_mlp::{
-    Epoch, Error, Hyper, Machine, Memory, Observer, Result, Saving, Step, Task, Upload, train,
+    Epoch, Error, Hyper, Machine, Memory, Observer, Result, Saving, Step, Steps, Task, Upload, train,
 };
 
 const HYPER: Hyper = Hyper {
@@ -103,7 +103,7 @@ impl<'a> How<'a> {
         let epochs = train(
             backend.as_mut(),
             &upload,
-            Task { data: self.data, hyper: &self.hyper, saving, team: team.as_ref() },
+            Task { data: self.data, hyper: &self.hyper, saving, team: team.as_ref(), steps: Steps::Auto },
             observer,
         )?;
         if let Some(ranks) = ranks {

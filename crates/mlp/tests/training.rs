@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use millpond::Pool;
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Backend, Epoch, Hyper, Kind, Machine, Memory, Observer, Purpose, Step, Task, Training, Upload, train,
+    Backend, Epoch, Hyper, Kind, Machine, Memory, Observer, Purpose, Step, Steps, Task, Training, Upload,
+    train,
 };
 
 /// The model of the command's defaults.
@@ -31,15 +33,52 @@ impl Observer for Unwatched {
     fn epoch(&mut self, _: &Epoch) {}
 }
 
+/// A pool knows captures, and others do not.
+fn memory_of(machine: &Machine, allocator: &str) -> Memory {
+    let stream = machine.context().create_stream().unwrap();
+    match allocator {
+        MILLPOND => Memory::of_pool(&Pool::builder(machine.context()).build().unwrap(), stream),
+        other => Memory::new(Arc::from(by_name(other, machine.context()).unwrap()), stream),
+    }
+}
+
+fn bits(epochs: &[Epoch]) -> Vec<[u64; 3]> {
+    let of = |epoch: &Epoch| [epoch.train_loss, epoch.val_loss, epoch.val_accuracy].map(f64::to_bits);
+    epochs.iter().map(of).collect()
+}
+
+#[test]
+fn captured_steps_have_the_losses_of_eager_ones() {
+    let mut data = Dataset::bundled().unwrap();
+    data.train.truncate(500);
+    data.validation.truncate(1100);
+    for (momentum, micro_batches, batch_size) in [(0.0, 1, 16), (0.9, 1, 16), (0.0, 3, 64), (0.5, 2, 600)] {
+        let hyper = Hyper { momentum, micro_batches, batch_size, feat_dim: 40, epochs: 3, ..DEFAULTS };
+        let eager = bits(&run(MILLPOND, &hyper, &data));
+        for name in NAMES {
+            let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
+            let memory = memory_of(&machine, name);
+            let mut backend = machine.backend(memory.clone(), false).unwrap();
+            let upload = Upload::new(machine.context()).unwrap();
+            let task = Task { steps: Steps::Captured, ..Task::new(&data, &hyper) };
+            let epochs = train(backend.as_mut(), &upload, task, &mut Unwatched).unwrap();
+            assert_eq!(bits(&epochs), eager, "{name} {hyper:?}");
+            assert_eq!(epochs[1..].iter().map(|epoch| epoch.device_calls).sum::<u64>(), 0, "{name}");
+            memory.synchronize().unwrap();
+            assert_eq!(memory.usage().requested.current, 0, "{name} has back what the graphs had");
+            assert_eq!(upload.pinned().unwrap().stats().allocations, 0, "the data set is on the device");
+        }
+    }
+}
+
 /// Trains on the bundled digits with this allocator.
 fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
     let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
-    let allocator: Arc<dyn Allocator> = Arc::from(by_name(allocator, machine.context()).unwrap());
-    let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
-    let mut backend = machine.backend(memory, false).unwrap();
+    let memory = memory_of(&machine, allocator);
+    let mut backend = machine.backend(memory.clone(), false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
     let epochs = train(backend.as_mut(), &upload, Task::new(data, hyper), &mut Unwatched).unwrap();
-    assert_eq!(allocator.usage().requested.current, 0, "training leaves nothing behind");
+    assert_eq!(memory.usage().requested.current, 0, "training leaves nothing behind");
     let pinned = upload.pinned().unwrap().stats();
     assert_eq!((pinned.allocations, pinned.requested.current), (3, 0), "and pins three batches at most");
     epochs
@@ -131,12 +170,6 @@ fn the_same_seed_gives_bit_equal_losses_with_every_allocator() {
     data.train.truncate(500);
     data.validation.truncate(300);
     let hyper = Hyper { feat_dim: 96, epochs: 3, ..DEFAULTS };
-    let bits = |epochs: &[Epoch]| -> Vec<_> {
-        epochs
-            .iter()
-            .map(|e| (e.train_loss.to_bits(), e.val_loss.to_bits(), e.val_accuracy.to_bits()))
-            .collect()
-    };
     let first = bits(&run(MILLPOND, &hyper, &data));
     for name in &NAMES[1..] {
         assert_eq!(bits(&run(name, &hyper, &data)), first, "{name}");

@@ -11,7 +11,7 @@ use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::{Ranks, Shard};
-use millpond_mlp::{Config, Epoch, Hyper, Machine, Observer, Saving, Step};
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Observer, Saving, Step, Steps};
 
 use self::pytorch::{Compared, PyTorch};
 use self::trial::{Trial, Wanted};
@@ -57,6 +57,10 @@ fn train(args: &TrainArgs, ranks: Option<&Arc<Ranks>>) -> Result<()> {
         return Err(Error::Usage(format!("--record is for the pool: add --allocator {MILLPOND} or {ALL}")));
     }
     let shard = shard(args, &config, ranks.is_some())?;
+    if config.steps == Steps::Captured && ranks.is_some() {
+        let why = "--steps captured is for a training of one process: leave it or the launcher out";
+        return Err(Error::Usage(why.to_owned()));
+    }
     refuse_to_write_over(args, &config)?;
     if args.save.is_some() && names.len() > 1 {
         return Err(Error::Usage(format!("--save keeps one training: name one allocator, not {ALL}")));
@@ -81,9 +85,9 @@ fn train(args: &TrainArgs, ranks: Option<&Arc<Ranks>>) -> Result<()> {
     let results = Results::open(json, log_dir, names.len() > 1 || pytorch.is_some())?;
     let saving = if is_first { saving(args, &hyper, &data)? } else { None };
     let interrupt = Interrupt::watch();
-    let (device, tf32, ranks) = (config.device, config.tf32, ranks.cloned());
+    let (device, tf32, steps, ranks) = (config.device, config.tf32, config.steps, ranks.cloned());
     let is_watched = log_dir.is_some();
-    let wanted = Wanted { device, hyper, tf32, data, record, saving, ranks, shard, is_watched };
+    let wanted = Wanted { device, hyper, tf32, steps, data, record, saving, ranks, shard, is_watched };
     let run = Run { wanted, names, interrupt };
     let mut done = Done { outcomes: Vec::new(), results };
     let ended = run.trials(&mut done).and_then(|stopped| match &pytorch {

@@ -9,7 +9,8 @@ use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::{Ranks, Shard, Team};
 use millpond_mlp::{
-    Backend, Error as TrainingError, Hyper, Machine, Memory, Saving, StepMemory, Task, Training, Upload,
+    Backend, Error as TrainingError, Hyper, Machine, Memory, Saving, StepMemory, Steps, Task, Training,
+    Upload,
 };
 
 use crate::account::{self, Outcome};
@@ -22,6 +23,7 @@ pub(super) struct Wanted {
     pub(super) device: DeviceChoice,
     pub(super) hyper: Hyper,
     pub(super) tf32: bool,
+    pub(super) steps: Steps,
     pub(super) data: Dataset,
     /// Where the pool is recorded to.
     pub(super) record: Option<PathBuf>,
@@ -64,7 +66,11 @@ impl Trial {
             Some(pool) => Arc::new(pool.clone()),
             None => Arc::from(by_name(name, machine.context())?),
         };
-        let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
+        let stream = machine.context().create_stream()?;
+        let memory = match &pool {
+            Some(pool) => Memory::of_pool(pool, stream),
+            None => Memory::new(allocator.clone(), stream),
+        };
         let memory = if wanted.is_watched { memory.watched() } else { memory };
         let backend = machine.backend(memory.clone(), wanted.tf32)?;
         let upload = Upload::new(machine.context())?;
@@ -81,8 +87,8 @@ impl Trial {
 
     /// Begins to train. Returns what is asked for the memory that it takes.
     pub(super) fn begin<'a>(&'a mut self, wanted: &'a Wanted) -> Result<(Training<'a>, Arc<dyn Allocator>)> {
-        let Wanted { data, hyper, saving, .. } = wanted;
-        let task = Task { data, hyper, saving: saving.as_ref(), team: self.team.as_ref() };
+        let &Wanted { ref data, ref hyper, ref saving, steps, .. } = wanted;
+        let task = Task { data, hyper, saving: saving.as_ref(), team: self.team.as_ref(), steps };
         Ok((Training::begin(self.backend.as_mut(), &self.upload, task)?, self.allocator.clone()))
     }
 

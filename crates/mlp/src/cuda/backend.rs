@@ -6,12 +6,13 @@ use std::sync::Arc;
 use millpond::Stream;
 use millpond::device::{self, DeviceError, DevicePtr};
 
-use super::cublaslt::{Operands, Product, Scratch};
+use super::cublaslt::{Operands, Plan, Product, Scratch};
+use super::driver::{self, GraphExec};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
-use super::tune::Plan;
-use crate::backend::{Activation, Backend, Batch, Sgd};
-use crate::{Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
+use super::product::{self, Beside, FewRows};
+use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
+use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
 
 /// How to train on a GPU.
 #[derive(Debug, Clone, Default)]
@@ -30,8 +31,34 @@ pub struct CudaBackend {
     /// The shapes met so far, so that a step takes no lock.
     plans: HashMap<Product, Arc<Plan>>,
     lanes: Lanes,
+    /// Steps of SGD that are launched with the next product, or at the end of a step.
+    beside: Beside,
+    /// The weights that the last launch writes, if it was a product of few rows or the head. Nothing else waits for it.
+    last_written: Option<Vec<DevicePtr>>,
+    /// Whether a graph is captured. Its kernels do not overlap: an epoch took 100 ms where they did, and 84 where they do not
+    /// (H100, docs/lab/train.md).
+    is_capturing: bool,
     /// The scratch memory of the main stream's products, and of the others'.
     scratch: [Scratchpad; 2],
+    /// That of graphs, or of what is not captured while something is.
+    other_scratch: [Scratchpad; 2],
+}
+
+/// Captured work, with the scratch memory that it uses.
+#[derive(Debug)]
+struct CudaGraph {
+    engine: &'static Engine,
+    graph: GraphExec,
+    stream: Stream,
+    _scratch: [Scratchpad; 2],
+}
+
+impl Graph for CudaGraph {
+    fn replay(&self) -> Result<()> {
+        self.engine.enter()?;
+        // SAFETY: whoever has the graph keeps its memory, and all other work on that is of the same stream.
+        unsafe { self.graph.launch(&self.stream) }
+    }
 }
 
 /// Scratch memory that only the work of one stream uses.
@@ -52,7 +79,16 @@ impl CudaBackend {
         }
         let engine = Engine::shared(properties.ordinal, training.tf32)?;
         let lanes = Lanes::new(memory, training.second_stream);
-        Ok(Self { engine, plans: HashMap::new(), lanes, scratch: Default::default() })
+        Ok(Self {
+            engine,
+            plans: HashMap::new(),
+            lanes,
+            beside: Beside::default(),
+            last_written: None,
+            is_capturing: false,
+            scratch: Default::default(),
+            other_scratch: Default::default(),
+        })
     }
 
     /// Queues `out = product` on the stream of a lane: that of the gradients, or the main one.
@@ -60,22 +96,26 @@ impl CudaBackend {
     /// # Safety
     /// The operands have the product's shapes.
     unsafe fn multiply(&mut self, product: Product, operands: Operands, for_gradients: bool) -> Result<()> {
+        self.last_written = None;
         let memory = if for_gradients { self.lanes.gradients() } else { self.lanes.main() };
         let plan = match self.plans.get(&product) {
             Some(plan) => plan,
             None => {
-                // SAFETY: the caller's promise; the operands are live tensors, and the output is fresh.
-                let plan = unsafe { self.engine.plan(product, operands, memory) }?;
+                let plan = self.engine.plan(product)?;
                 self.plans.entry(product).or_insert(plan)
             }
         };
-        let scratch = self.scratch[usize::from(for_gradients)].of(plan.workspace(), memory)?;
+        let scratch = self.scratch[usize::from(for_gradients)].of(plan.workspace, memory)?;
         // SAFETY: the caller's promise, and scratch memory of the plan's size that only this stream uses.
-        unsafe { plan.run(operands, scratch, memory) }
+        unsafe { plan.run(operands, scratch, memory.stream().handle()) }
     }
 }
 
 impl Scratchpad {
+    fn share(&self) -> Self {
+        Self(self.0.as_ref().map(Tensor::share))
+    }
+
     /// Scratch memory of at least this size. Grows to what the neediest product needs and stays: the work of
     /// one stream uses it one after the other.
     fn of(&mut self, bytes: usize, memory: &Memory) -> Result<Scratch> {
@@ -95,7 +135,7 @@ impl Scratchpad {
 }
 
 fn operands(left: &Tensor, right: &Tensor, out: &Tensor) -> Operands {
-    Operands { left: left.ptr(), right: right.ptr(), out: out.ptr() }
+    Operands { left: left.ptr(), right: right.ptr(), out: out.ptr(), added: None }
 }
 
 impl Backend for CudaBackend {
@@ -105,6 +145,7 @@ impl Backend for CudaBackend {
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
+        self.last_written = None;
         self.engine.enter()?;
         let memory = self.lanes.main();
         let out = memory.uninit(batch.count, batch.pixels())?;
@@ -114,11 +155,57 @@ impl Backend for CudaBackend {
         Ok(out)
     }
 
+    fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
+        check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
+        check("gather", source.next.shape(), (1, 1))?;
+        self.last_written = None;
+        self.engine.enter()?;
+        let stream = self.lanes.main().stream().handle();
+        // SAFETY: the shapes agree.
+        unsafe { self.engine.kernels.gather(stream, source, rows) }
+    }
+
+    fn head(
+        &mut self,
+        x: &Tensor,
+        w: &Tensor,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        batch.check("head")?;
+        self.flush()?;
+        check("head", w.shape(), (x.cols(), CLASSES))?;
+        check("head", x.shape(), (batch.count, x.cols()))?;
+        check("head", totals.shape(), (1, TOTALS))?;
+        self.engine.enter()?;
+        let memory = self.lanes.main();
+        let [dx, dy] = [memory.uninit(batch.count, x.cols())?, memory.uninit(batch.count, CLASSES)?];
+        let scores = memory.uninit_for(Kind::Batch, batch.count, 2)?;
+        let (kernels, overlaps) = (&self.engine.kernels, self.overlaps());
+        // SAFETY: the shapes agree.
+        unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], (batch, overlaps)) }?;
+        self.last_written = Some(Vec::new());
+        if kernels.products.is_some() {
+            self.beside.scores = Some((scores, totals.share()));
+        } else {
+            // SAFETY: the shapes agree.
+            unsafe { kernels.tally(memory.stream().handle(), totals, &scores) }?;
+        }
+        Ok((dy, dx))
+    }
+
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
         self.engine.enter()?;
+        self.flush()?;
         let out = self.lanes.main().uninit(x.rows(), w.cols())?;
-        let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
+        let relu = activation == Activation::Relu;
+        if self.does_few_rows() && product::suits(x.rows(), x.cols(), w.cols()) {
+            // SAFETY: the shapes agree, and nothing is beside.
+            unsafe { self.few_rows(Some(FewRows { out: &out, left: x, right: w, mask: None, relu })) }?;
+            return Ok(out);
+        }
+        let product = Product::plain(x.shape(), w.shape(), relu);
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, w, &out), false) }?;
         Ok(out)
@@ -143,6 +230,16 @@ impl Backend for CudaBackend {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
         self.engine.enter()?;
+        if self.does_few_rows() && product::suits(dy.rows(), dy.cols(), w.rows()) {
+            let out = self.lanes.main().uninit(x.rows(), x.cols())?;
+            let product = FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false };
+            if self.beside.updates(w) {
+                self.flush()?;
+            }
+            // SAFETY: the shapes agree, and what is beside does not write these weights.
+            unsafe { self.few_rows(Some(product)) }?;
+            return Ok(out);
+        }
         let parts = parts_of(dy.cols(), x.len());
         let product = Product::right_transposed(dy.shape(), w.shape(), parts);
         let sums = self.lanes.main().uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
@@ -169,6 +266,58 @@ impl Backend for CudaBackend {
         Ok(out)
     }
 
+    fn descends(&self) -> bool {
+        true
+    }
+
+    fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
+        check("descend", dy.shape(), (x.rows(), dy.cols()))?;
+        check("descend", w.shape(), (x.cols(), dy.cols()))?;
+        self.engine.enter()?;
+        if self.does_few_rows() && product::descends(x.rows(), x.cols()) {
+            if self.beside.is_full() {
+                self.flush()?;
+            }
+            self.beside.rate = rate;
+            self.beside.descents.push([x.share(), dy.share(), w.share()]);
+            return Ok(());
+        }
+        let product = Product::left_transposed(x.shape(), dy.shape());
+        let w = self.lanes.fork([x, dy], w.share())?;
+        let operands = Operands { added: Some(-rate), ..operands(x, dy, &w) };
+        // SAFETY: the shapes agree.
+        unsafe { self.multiply(product, operands, true) }
+    }
+
+    fn join(&mut self) -> Result<()> {
+        self.flush()?;
+        self.lanes.join()
+    }
+
+    fn prefers_graphs(&self) -> bool {
+        true
+    }
+
+    fn begin_capture(&mut self) -> Result<()> {
+        self.last_written = None;
+        self.engine.enter()?;
+        self.join()?;
+        std::mem::swap(&mut self.scratch, &mut self.other_scratch);
+        self.is_capturing = true;
+        driver::begin_capture(self.lanes.main().stream())
+    }
+
+    fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
+        let joined = self.join();
+        self.is_capturing = false;
+        std::mem::swap(&mut self.scratch, &mut self.other_scratch);
+        let stream = self.lanes.main().stream().clone();
+        let graph = driver::end_capture(&stream);
+        joined?;
+        let scratch = self.other_scratch.each_ref().map(Scratchpad::share);
+        Ok(Box::new(CudaGraph { engine: self.engine, graph: graph?, stream, _scratch: scratch }))
+    }
+
     fn gradient_stream(&self) -> &Stream {
         self.lanes.gradients().stream()
     }
@@ -189,8 +338,9 @@ impl Backend for CudaBackend {
             let velocity = velocities.get(layer);
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
+        self.last_written = None;
         self.engine.enter()?;
-        self.lanes.join()?;
+        self.join()?;
         let stream = self.lanes.main().stream();
         let kernels = &self.engine.kernels;
         let mut velocities = velocities.chunks(MAX_LAYERS);
@@ -204,6 +354,39 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
+    /// Launches a product with the steps of SGD that wait.
+    ///
+    /// # Safety
+    /// As for [`Products::launch`](product::Products::launch).
+    unsafe fn few_rows(&mut self, product: Option<FewRows<'_>>) -> Result<()> {
+        let (beside, last) = (std::mem::take(&mut self.beside), self.last_written.take());
+        let is_early = product.zip(last).is_some_and(|(of, last)| !last.contains(&of.right.ptr()));
+        self.last_written = Some(beside.descents.iter().map(|[.., w]| w.ptr()).collect());
+        let Some(products) = &self.engine.kernels.products else { return Ok(()) };
+        let (stream, when) = (self.lanes.main().stream().handle(), (is_early, self.overlaps()));
+        // SAFETY: the caller's promise.
+        unsafe { products.launch(stream, product, &beside, when) }
+    }
+
+    /// Whether kernels begin while those before them end.
+    fn overlaps(&self) -> bool {
+        self.does_few_rows() && !self.is_capturing
+    }
+
+    /// Whether the GPU can do products of few rows.
+    fn does_few_rows(&self) -> bool {
+        self.engine.kernels.products.is_some()
+    }
+
+    /// Launches the steps of SGD that wait.
+    fn flush(&mut self) -> Result<()> {
+        if self.beside.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the shapes of what waits were checked.
+        unsafe { self.few_rows(None) }
+    }
+
     /// Loss, correct answers, and the gradient where one is wanted.
     fn totals(
         &mut self,
@@ -214,6 +397,7 @@ impl CudaBackend {
         batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
+        self.last_written = None;
         self.engine.enter()?;
         let kernels = &self.engine.kernels;
         let stream = self.lanes.main().stream().handle();
@@ -222,15 +406,31 @@ impl CudaBackend {
     }
 }
 
-/// Into how many parts to cut sums over `inner` for `count` results. The library does not cut products with a
-/// transposed right factor, and few results of long sums leave most of a GPU idle: 64 × 784 over 784 took
-/// 33 µs whole on an H200 (ncu, 2026-11-21). Parts of whole float4s, so that the loads stay wide.
+/// Into how many parts to cut sums over `inner` for `count` results. The library seldom cuts products with a transposed right
+/// factor, and few results of long sums leave most of a GPU idle: 64 × 784 over 784 took 33 µs whole on an H200 (ncu,
+/// 2026-11-21). Parts of whole float4s, so that the loads stay wide. Many results are not cut: each part is written and read again.
 fn parts_of(inner: usize, count: usize) -> usize {
     const SHORTEST: usize = 64;
+    /// A tile of 64 × 64 for each multiprocessor of an H100.
+    const MANY: usize = 132 * 64 * 64;
     let suits = |parts: &usize| inner.is_multiple_of(4 * parts) && inner / parts >= SHORTEST;
-    if count.is_multiple_of(4) { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
+    let is_cut = count.is_multiple_of(4) && count < MANY;
+    if is_cut { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
 }
 
 fn check(operation: &'static str, found: (usize, usize), expected: (usize, usize)) -> Result<()> {
     if found == expected { Ok(()) } else { Err(Error::Shape { operation, found, expected }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts_of;
+
+    #[test]
+    fn sums_are_cut_for_few_results_only() {
+        assert_eq!(parts_of(784, 64 * 784), 7);
+        assert_eq!(parts_of(8192, 64 * 784), 8);
+        assert_eq!(parts_of(100, 64 * 784), 1, "too short");
+        assert_eq!(parts_of(784, 4096 * 784), 1, "enough tiles");
+    }
 }

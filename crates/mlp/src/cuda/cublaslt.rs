@@ -10,10 +10,10 @@ use cudarc::cublaslt::{
     result::{self, CublasError},
     sys::{
         self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
-        cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t as Setting, cublasLtMatmulDesc_t,
-        cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulHeuristicResult_t,
+        cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
         cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t,
-        cublasLtMatrixLayoutAttribute_t as Shape, cublasStatus_t, cudaDataType, cudaStream_t,
+        cublasLtMatrixLayoutAttribute_t as Shape, cublasLtReductionScheme_t as ReductionScheme, cudaDataType,
+        cudaStream_t,
     },
 };
 use millpond::device::{DevicePtr, StreamHandle};
@@ -24,6 +24,8 @@ use crate::{Error, Result};
 pub(super) const CUBLASLT: Wanted =
     Wanted { name: "cuBLASLt", stem: "cublasLt", wheel: "nvidia-cublas", is_present: sys::is_culib_present };
 
+/// Scratch memory that an algorithm may need, in bytes: a product of 64 × 784 split over 32 parts fits.
+const WORKSPACE: usize = 8 << 20;
 const F32: cudaDataType = cudaDataType::CUDA_R_32F;
 /// `CUBLAS_OP_T` of cublas_api.h, which cudarc binds in its module for cuBLAS.
 const TRANSPOSED: c_int = 1;
@@ -67,6 +69,8 @@ pub(super) struct Operands {
     pub(super) left: DevicePtr,
     pub(super) right: DevicePtr,
     pub(super) out: DevicePtr,
+    /// If given, the product times this is added to `out`.
+    pub(super) added: Option<f32>,
 }
 
 /// Memory for a product's intermediate results. Null and 0 where the algorithm needs none.
@@ -97,8 +101,8 @@ impl CublasLt {
         Ok(Self { handle, compute })
     }
 
-    /// Describes a product to the library.
-    pub(super) fn describe(&'static self, product: Product) -> Result<Described> {
+    /// Describes a product to the library, and asks how to compute it.
+    pub(super) fn plan(&'static self, product: Product) -> Result<Plan> {
         let Product { rows, inner, cols, left_transposed, right_transposed, relu, parts } = product;
         let description = result::create_matmul_desc(self.compute, F32);
         let description = description.map_err(refused("cublasLtMatmulDescCreate"))?;
@@ -127,13 +131,23 @@ impl CublasLt {
             }
         };
         let out = layout((rows, cols), cols, (parts > 1).then_some((parts, rows * cols)));
-        Ok(Described {
-            lt: self,
-            description,
-            right: factor(right_transposed, inner, cols)?,
-            left: factor(left_transposed, rows, inner)?,
-            out: out?,
-        })
+        let (right, left) = (factor(right_transposed, inner, cols)?, factor(left_transposed, rows, inner)?);
+        let (out, preference) = (out?, preference()?);
+        // SAFETY: handle, description, layouts and preference live.
+        let suggestion = unsafe {
+            result::get_matmul_algo_heuristic(
+                self.handle,
+                description.0,
+                right.0,
+                left.0,
+                out.0,
+                out.0,
+                preference.0,
+            )
+        };
+        let suggestion = suggestion.map_err(refused("cublasLtMatmulAlgoGetHeuristic"))?;
+        let (algorithm, workspace) = (suggestion.algo, suggestion.workspaceSize);
+        Ok(Plan { lt: self, description, right, left, out, algorithm, workspace })
     }
 }
 
@@ -183,133 +197,64 @@ fn layout(
     Ok(made)
 }
 
-/// What the library's suggestions are to keep to: at most `workspace` bytes of scratch memory.
-fn preference(workspace: usize) -> Result<Owned<cublasLtMatmulPreference_t>> {
+/// What the library's suggestions are to keep to: at most [`WORKSPACE`] bytes of scratch memory, and no parts of sums that are
+/// added up one after another in the output. That took up to five times as long for few rows (docs/lab/train.md).
+fn preference() -> Result<Owned<cublasLtMatmulPreference_t>> {
     let made = result::create_matmul_pref().map_err(refused("cublasLtMatmulPreferenceCreate"))?;
     let made = Owned(made, result::destroy_matmul_pref);
-    let limit = Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    // SAFETY: the preference lives, and the attribute is a size.
-    unsafe {
-        result::set_matmul_pref_attribute(made.0, limit, (&raw const workspace).cast(), size_of::<usize>())
+    let schemes = ReductionScheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32
+        | ReductionScheme::CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE as u32;
+    let workspace = WORKSPACE;
+    for (limit, value, bytes) in [
+        (Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), size_of::<usize>()),
+        (Limit::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const schemes).cast(), size_of::<u32>()),
+    ] {
+        // SAFETY: the preference lives, and the attributes are numbers of these sizes.
+        unsafe { result::set_matmul_pref_attribute(made.0, limit, value, bytes) }
+            .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
     }
-    .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
     Ok(made)
 }
 
-/// A way to compute a product.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Candidate {
-    algorithm: cublasLtMatmulAlgo_t,
-    /// Bytes of scratch memory that it needs.
-    pub(super) workspace: usize,
-}
-
-/// A product that the library knows about.
-pub(super) struct Described {
+/// A product, and the way to compute it: the library's first suggestion. Nothing is timed, so that every run computes the same.
+pub(super) struct Plan {
     lt: &'static CublasLt,
     description: Owned<cublasLtMatmulDesc_t>,
     right: Owned<cublasLtMatrixLayout_t>,
     left: Owned<cublasLtMatrixLayout_t>,
     out: Owned<cublasLtMatrixLayout_t>,
+    algorithm: cublasLtMatmulAlgo_t,
+    /// Bytes of scratch memory that it needs.
+    pub(super) workspace: usize,
 }
 
 // SAFETY: descriptions are plain memory that the library only reads once they are made.
-unsafe impl Send for Described {}
+unsafe impl Send for Plan {}
 // SAFETY: as above.
-unsafe impl Sync for Described {}
+unsafe impl Sync for Plan {}
 
-impl Described {
-    /// What the library's heuristics suggest, best first, with at most `workspace` bytes of scratch memory.
-    pub(super) fn candidates<const N: usize>(&self, workspace: usize) -> Result<Vec<Candidate>> {
-        let preference = preference(workspace)?;
-        // SAFETY: all zeros is a valid value of this C structure; its status is success then.
-        let mut suggestions: [cublasLtMatmulHeuristicResult_t; N] = unsafe { std::mem::zeroed() };
-        let mut given = 0;
-        // SAFETY: handle, description, layouts and preference live, and there is room for N suggestions.
-        let asked = unsafe {
-            sys::cublasLtMatmulAlgoGetHeuristic(
-                self.lt.handle,
-                self.description.0,
-                self.right.0,
-                self.left.0,
-                self.out.0,
-                self.out.0,
-                preference.0,
-                N as c_int,
-                suggestions.as_mut_ptr(),
-                &mut given,
-            )
-        };
-        asked.result().map_err(refused("cublasLtMatmulAlgoGetHeuristic"))?;
-        Ok(suggestions[..usize::try_from(given).unwrap_or(0)]
-            .iter()
-            .filter(|suggestion| suggestion.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
-            .map(|suggestion| Candidate { algorithm: suggestion.algo, workspace: suggestion.workspaceSize })
-            .collect())
-    }
-
-    /// The same way with the sums over `inner` cut into `parts`, which are computed side by side and added up
-    /// in a fixed order. `None` where the library cannot, or needs more than `workspace` bytes.
-    pub(super) fn split(&self, candidate: &Candidate, parts: u32, workspace: usize) -> Option<Candidate> {
-        let mut algorithm = candidate.algorithm;
-        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        for (attribute, value) in [
-            (Setting::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts),
-            (Setting::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme),
-        ] {
-            // SAFETY: the algorithm is ours, and both settings are 32-bit numbers.
-            let set = unsafe {
-                sys::cublasLtMatmulAlgoConfigSetAttribute(
-                    &mut algorithm,
-                    attribute,
-                    (&raw const value).cast(),
-                    size_of::<u32>(),
-                )
-            };
-            set.result().ok()?;
-        }
-        // SAFETY: all zeros is a valid value of this C structure.
-        let mut checked: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        // SAFETY: handle, description and layouts live, and `checked` is writable.
-        let supported = unsafe {
-            sys::cublasLtMatmulAlgoCheck(
-                self.lt.handle,
-                self.description.0,
-                self.right.0,
-                self.left.0,
-                self.out.0,
-                self.out.0,
-                &algorithm,
-                &mut checked,
-            )
-        };
-        supported.result().ok()?;
-        (checked.workspaceSize <= workspace)
-            .then_some(Candidate { algorithm, workspace: checked.workspaceSize })
-    }
-
+impl Plan {
     /// Queues the product.
     ///
     /// # Safety
-    /// The operands have the product's shapes, `scratch` what the candidate needs, and all of them may be used
-    /// in stream order.
+    /// The operands have the product's shapes, `scratch` what the algorithm needs, and all of them may be used in stream
+    /// order.
     pub(super) unsafe fn run(
         &self,
-        candidate: &Candidate,
-        Operands { left, right, out }: Operands,
+        Operands { left, right, out, added }: Operands,
         scratch: Scratch,
         stream: StreamHandle,
     ) -> Result<()> {
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (factor, kept) = added.map_or((1.0_f32, 0.0_f32), |factor| (factor, 1.0));
         let out = out.raw() as *mut c_void;
-        // SAFETY: the caller's promise for device memory. The factors 1 and 0 are read before the call returns
-        // (the pointer mode is the host's); with 0, `out` is not read.
+        // SAFETY: the caller's promise for device memory. Both factors are read before the call returns
+        // (the pointer mode is the host's). If the second is 0, `out` is not read.
         unsafe {
             result::matmul(
                 self.lt.handle,
                 self.description.0,
-                (&raw const one).cast(),
-                (&raw const zero).cast(),
+                (&raw const factor).cast(),
+                (&raw const kept).cast(),
                 right.raw() as *const c_void,
                 self.right.0,
                 left.raw() as *const c_void,
@@ -318,7 +263,7 @@ impl Described {
                 self.out.0,
                 out,
                 self.out.0,
-                &candidate.algorithm,
+                &self.algorithm,
                 scratch.at.raw() as *mut c_void,
                 scratch.bytes,
                 stream.raw() as cudaStream_t,
@@ -328,8 +273,8 @@ impl Described {
     }
 }
 
-impl std::fmt::Debug for Described {
+impl std::fmt::Debug for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Described")
+        f.write_str("Plan")
     }
 }

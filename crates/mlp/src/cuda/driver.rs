@@ -1,19 +1,24 @@
-//! Of libcuda: modules, launches and timed events. The rest of the driver is millpond's `CudaDevice`.
+//! Of libcuda: modules, launches and graphs. The rest of the driver is millpond's `CudaDevice`.
 //!
 //! All of it wants a current context ([`CudaDevice::make_current`]), and who has one has the driver loaded.
 
 use std::ffi::{CStr, c_void};
 
+use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUfunction, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstream, CUstreamCaptureMode,
+};
+use millpond::Stream;
 use millpond::device::StreamHandle;
 #[cfg(doc)]
 use millpond::device::cuda::CudaDevice;
 
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
 
 /// A kernel of a loaded module.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Function(CUfunction);
 
 // SAFETY: a CUfunction is a handle that any thread may use, as long as its module is loaded: for good.
@@ -24,11 +29,68 @@ unsafe impl Sync for Function {}
 /// How a kernel is spread over the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
-    /// Blocks, in two directions.
-    pub(super) blocks: (u32, u32),
+    /// Blocks, in three directions.
+    pub(super) blocks: [u32; 3],
     /// Threads of a block.
     pub(super) threads: u32,
+    /// Bytes of shared memory of a block, beside those that the kernel declares.
+    pub(super) shared: u32,
+    /// Lets the kernel begin before the one before it ends. It waits for that one itself (`follow` in kernels.cu).
+    pub(super) overlaps: bool,
 }
+
+impl Grid {
+    /// As many blocks in one direction.
+    pub(super) fn of(blocks: u32, threads: u32) -> Self {
+        Self { blocks: [blocks, 1, 1], threads, shared: 0, overlaps: false }
+    }
+}
+
+/// What a kernel is given: a number or an address, or a structure.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Argument {
+    /// A kernel reads as many of the first bytes as its parameter has: the machine is little-endian.
+    Word(u64),
+    Structure(*const c_void),
+}
+
+impl Argument {
+    /// A structure, which must live until the launch.
+    pub(super) fn of<T>(structure: &T) -> Self {
+        Self::Structure((&raw const *structure).cast())
+    }
+}
+
+impl<T: Pod> From<&Tensor<T>> for Argument {
+    fn from(tensor: &Tensor<T>) -> Self {
+        Self::Word(tensor.ptr().raw())
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(number: usize) -> Self {
+        Self::Word(number as u64)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(number: f32) -> Self {
+        Self::Word(number.to_bits().into())
+    }
+}
+
+impl Function {
+    /// Lets launches give a block so much shared memory.
+    pub(super) fn may_share(self, bytes: usize) -> Result<()> {
+        let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function's module is loaded for good.
+        unsafe { result::function::set_function_attribute(self.0, most, bytes as i32) }
+            .map_err(refused("cuFuncSetAttribute"))
+    }
+}
+
+/// Parameters of a kernel at most.
+const MOST_ARGUMENTS: usize = 10;
 
 /// GPUs that this process sees; 0 without a driver.
 pub(super) fn gpus() -> usize {
@@ -65,20 +127,94 @@ pub(super) unsafe fn load<const N: usize>(image: &[u8], names: [&CStr; N]) -> Re
 /// Queues a kernel.
 ///
 /// # Safety
-/// `arguments` point to values of the kernel's parameter types, in order, and what the kernel does with them is
-/// sound once the stream gets there.
+/// `arguments` are values of the kernel's parameter types, in order, at most [`MOST_ARGUMENTS`] of them. What the kernel does
+/// with them is sound once the stream gets there.
 pub(super) unsafe fn launch(
     function: Function,
     grid: Grid,
     stream: StreamHandle,
-    arguments: &mut [*mut c_void],
+    arguments: &[Argument],
 ) -> Result<()> {
-    let Grid { blocks: (x, y), threads } = grid;
-    // SAFETY: the caller's promise. The driver copies the arguments before it returns.
-    unsafe {
-        result::launch_kernel(function.0, (x, y, 1), (threads, 1, 1), 0, stream.raw() as CUstream, arguments)
+    let mut pointers = [std::ptr::null_mut(); MOST_ARGUMENTS];
+    for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+        *pointer = match argument {
+            Argument::Word(word) => (&raw const *word).cast_mut().cast(),
+            Argument::Structure(at) => at.cast_mut(),
+        };
     }
-    .map_err(refused("cuLaunchKernel"))
+    let Grid { blocks: [x, y, z], threads, shared, overlaps } = grid;
+    let mut attribute = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: stream.raw() as CUstream,
+        attrs: &raw mut attribute,
+        numAttrs: u32::from(overlaps),
+    };
+    // SAFETY: the caller's promise. The driver copies configuration and arguments before it returns.
+    unsafe {
+        sys::cuLaunchKernelEx(&raw const config, function.0, pointers.as_mut_ptr(), std::ptr::null_mut())
+    }
+    .result()
+    .map_err(refused("cuLaunchKernelEx"))
+}
+
+/// A graph that can be launched, of what was captured.
+#[derive(Debug)]
+pub(super) struct GraphExec(CUgraphExec);
+
+/// From now on work given to the stream is captured. Other calls of any thread are as before.
+pub(super) fn begin_capture(stream: &Stream) -> Result<()> {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the stream is borrowed.
+    unsafe { result::stream::begin_capture(stream.handle().raw() as CUstream, mode) }
+        .map_err(refused("cuStreamBeginCapture"))
+}
+
+/// Ends the capture that began on the stream.
+pub(super) fn end_capture(stream: &Stream) -> Result<GraphExec> {
+    let raw = stream.handle().raw() as CUstream;
+    // SAFETY: the stream is borrowed.
+    let graph = unsafe { result::stream::end_capture(raw) }.map_err(refused("cuStreamEndCapture"))?;
+    let flags = CUgraphInstantiate_flags(0);
+    // SAFETY: the graph is ours.
+    let exec =
+        unsafe { result::graph::instantiate(graph, flags) }.map_err(refused("cuGraphInstantiateWithFlags"));
+    // SAFETY: the graph is not used again. A refusal leaks it.
+    let _ = unsafe { result::graph::destroy(graph) };
+    let exec = GraphExec(exec?);
+    // SAFETY: both live.
+    unsafe { result::graph::upload(exec.0, raw) }.map_err(refused("cuGraphUpload"))?;
+    Ok(exec)
+}
+
+impl GraphExec {
+    /// Queues the graph.
+    ///
+    /// # Safety
+    /// What its nodes do is sound once the stream gets there.
+    pub(super) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { result::graph::launch(self.0, stream.handle().raw() as CUstream) }
+            .map_err(refused("cuGraphLaunch"))
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        // A refusal leaks one graph, and there is nobody to tell.
+        // SAFETY: the graph is not used again. The driver lets a launch that is under way end.
+        let _ = unsafe { result::graph::exec_destroy(self.0) };
+    }
 }
 
 /// The error for a call that the driver refused.
@@ -91,45 +227,4 @@ fn refused(call: &'static str) -> impl Fn(DriverError) -> Error {
 
 fn failed(what: String) -> Error {
     Error::Library { library: "the CUDA driver", what }
-}
-
-/// An event with a time stamp.
-pub(super) struct TimedEvent(CUevent);
-
-impl TimedEvent {
-    /// An event of the current context.
-    pub(super) fn new() -> Result<Self> {
-        result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map(Self).map_err(refused("cuEventCreate"))
-    }
-
-    /// Lets the event stand for all work given to `stream` so far.
-    pub(super) fn record(&self, stream: &millpond::Stream) -> Result<()> {
-        // SAFETY: the event lives, and the stream is borrowed.
-        unsafe { result::event::record(self.0, stream.handle().raw() as CUstream) }
-            .map_err(refused("cuEventRecord"))
-    }
-
-    /// Milliseconds from `earlier` to this event. Waits for both.
-    pub(super) fn since(&self, earlier: &Self) -> Result<f32> {
-        // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.0) }.map_err(refused("cuEventSynchronize"))?;
-        // cudarc's function for CUDA 13 is another one, which drivers before 12.8 lack.
-        type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
-        // SAFETY: the driver is loaded, as there is an event, and the type is that of cuda.h.
-        let elapsed = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") }
-            .map_err(|error| failed(error.to_string()))?;
-        let mut milliseconds = 0.0;
-        // SAFETY: both events live, and the first argument is writable.
-        let asked = unsafe { elapsed(&mut milliseconds, earlier.0, self.0) };
-        asked.result().map_err(refused("cuEventElapsedTime"))?;
-        Ok(milliseconds)
-    }
-}
-
-impl Drop for TimedEvent {
-    fn drop(&mut self) {
-        // A refusal leaks one event, and there is nobody to tell.
-        // SAFETY: the event is not used again.
-        let _ = unsafe { result::event::destroy(self.0) };
-    }
 }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
-use super::cublaslt::{CublasLt, Operands, Product};
+use super::cublaslt::{CublasLt, Plan, Product};
 use super::kernels::Kernels;
-use super::tune::{self, Plan};
-use crate::{Memory, Result};
+use crate::Result;
 
 /// Libraries, kernels and tuned products. One for each GPU and precision, kept for the life of the process:
 /// the choice of algorithms must be the same for every allocator that one run compares, or their losses would
@@ -42,7 +41,7 @@ impl Engine {
         // A device object of our own, which shares the primary context with the one that memory comes from.
         let device = CudaDevice::new(ordinal)?;
         device.make_current()?;
-        let kernels = Kernels::load(device.facts()?.compute_capability)?;
+        let kernels = Kernels::load(device.facts()?.compute_capability, tf32)?;
         let lt = CublasLt::open(tf32)?;
         Ok(Self { device, kernels, lt, plans: Mutex::default() })
     }
@@ -52,25 +51,13 @@ impl Engine {
         Ok(self.device.make_current()?)
     }
 
-    /// How to compute this product. The first call for a shape tries the candidates on these operands, and
-    /// waits for the device.
-    ///
-    /// # Safety
-    /// The operands have the product's shapes, and may be used on the stream of `memory`; the output's contents
-    /// are nobody's yet.
-    pub(super) unsafe fn plan(
-        &'static self,
-        product: Product,
-        operands: Operands,
-        memory: &Memory,
-    ) -> Result<Arc<Plan>> {
+    /// How to compute this product.
+    pub(super) fn plan(&'static self, product: Product) -> Result<Arc<Plan>> {
         let mut plans = self.plans.lock();
         if let Some(plan) = plans.get(&product) {
             return Ok(plan.clone());
         }
-        // SAFETY: the caller's promise.
-        let plan = unsafe { tune::choose(self.lt.describe(product)?, operands, memory) }?;
-        let plan = Arc::new(plan);
+        let plan = Arc::new(self.lt.plan(product)?);
         plans.insert(product, plan.clone());
         Ok(plan)
     }

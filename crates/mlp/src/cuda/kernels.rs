@@ -1,15 +1,14 @@
 //! The compiled kernels, each with its launch.
 
-use std::ffi::c_void;
-
 use millpond::device::StreamHandle;
 
-use super::driver::{self, Function, Grid};
+use super::driver::{self, Argument, Function, Grid};
 use super::nvrtc;
-use crate::{Batch, Result, Sgd, Tensor};
+use super::product::{self, Products};
+use crate::{Batch, CLASSES, Result, Sgd, Source, Tensor};
 
 /// The kernels' text.
-pub(super) const SOURCE: &str = include_str!("kernels.cu");
+pub(super) const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("product.cu"));
 
 /// Threads of a block of the kernels that cover a whole matrix.
 const THREADS: u32 = 256;
@@ -22,15 +21,22 @@ const UPDATED_PER_THREAD: usize = 16;
 
 /// The names that the kernels' text expects to be defined.
 pub(super) fn defines() -> Vec<String> {
-    vec![format!("MAX_THREADS={MAX_THREADS}"), format!("MAX_LAYERS={MAX_LAYERS}")]
+    let own = [("MAX_THREADS", MAX_THREADS as usize), ("MAX_LAYERS", MAX_LAYERS), ("CLASSES", CLASSES)];
+    own.iter().chain(&product::DEFINES).map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 /// The kernels, loaded on one GPU.
 pub(super) struct Kernels {
     images: Function,
+    gather: Function,
+    advance: Function,
+    head: Function,
+    tally: Function,
     relu_gradient: Function,
     cross_entropy: Function,
     update: Function,
+    /// None where the GPU has no clusters.
+    pub(super) products: Option<Products>,
 }
 
 #[repr(C)]
@@ -41,11 +47,6 @@ struct Layers {
     count: [usize; MAX_LAYERS],
 }
 
-/// The pointer to a launch parameter.
-fn argument<T>(value: &mut T) -> *mut c_void {
-    (&raw mut *value).cast()
-}
-
 /// As many blocks as cover `count` with `each` of them.
 fn blocks(count: usize, each: usize) -> u32 {
     // A grid of 2³¹ − 1 blocks covers more than any GPU's memory.
@@ -54,13 +55,26 @@ fn blocks(count: usize, each: usize) -> u32 {
 
 impl Kernels {
     /// Compiles and loads the kernels for the GPU whose context is current.
-    pub(super) fn load(capability: (u32, u32)) -> Result<Self> {
+    pub(super) fn load(capability: (u32, u32), tf32: bool) -> Result<Self> {
         let number = (capability.0 * 10 + capability.1) as i32;
         let image = nvrtc::compile(SOURCE, number, &defines())?;
-        let names = [c"images", c"relu_gradient", c"cross_entropy", c"update"];
+        let names = [
+            c"images",
+            c"gather",
+            c"advance",
+            c"head",
+            c"tally",
+            c"relu_gradient",
+            c"cross_entropy",
+            c"update",
+            if tf32 { c"product_tf32" } else { c"product" },
+            if tf32 { c"product_tf32_transposed" } else { c"product_transposed" },
+        ];
         // SAFETY: NVRTC made the image.
-        let [images, relu_gradient, cross_entropy, update] = unsafe { driver::load(&image, names) }?;
-        Ok(Self { images, relu_gradient, cross_entropy, update })
+        let [images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products @ ..] =
+            unsafe { driver::load(&image, names) }?;
+        let products = (capability.0 >= 9).then(|| Products::new(products, tf32)).transpose()?;
+        Ok(Self { images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products })
     }
 
     /// `out[i, j] = rows[i, j] / 255`.
@@ -68,12 +82,62 @@ impl Kernels {
     /// # Safety
     /// The batch has as many rows as it says; `out` has as many, of as many columns as an image has pixels.
     pub(super) unsafe fn images(&self, stream: StreamHandle, out: &Tensor, batch: Batch<'_>) -> Result<()> {
-        let (mut to, mut from) = (out.ptr().raw(), batch.rows.ptr().raw());
-        let mut pixels = batch.pixels() as u32;
-        let mut arguments = [argument(&mut to), argument(&mut from), argument(&mut pixels)];
-        let grid = Grid { blocks: (batch.count as u32, 1), threads: THREADS };
+        let arguments = [out.into(), batch.rows.into(), batch.pixels().into()];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.images, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.images, Grid::of(batch.count as u32, THREADS), stream, &arguments) }
+    }
+
+    /// Writes the next images of an order below one another, and moves on.
+    ///
+    /// # Safety
+    /// `rows` has rows as long as those of the data.
+    pub(super) unsafe fn gather(
+        &self,
+        stream: StreamHandle,
+        Source { data, order, next }: Source<'_>,
+        rows: &Tensor<u8>,
+    ) -> Result<()> {
+        let (count, images, by) = (order.len().into(), data.rows().into(), rows.rows());
+        let arguments =
+            [rows.into(), data.into(), data.cols().into(), order.into(), count, images, next.into()];
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(self.gather, Grid::of(by as u32, THREADS), stream, &arguments) }?;
+        // SAFETY: as above.
+        unsafe { driver::launch(self.advance, Grid::of(1, 1), stream, &[next.into(), by.into()]) }
+    }
+
+    /// The head and its gradients: `dy`, `dx`, and the loss and the hit of each image.
+    ///
+    /// # Safety
+    /// `w` is `[inputs, CLASSES]`, `x` and `dx` `[count, inputs]`, `dy` `[count, CLASSES]`, `scores` `[count, 2]`.
+    pub(super) unsafe fn head(
+        &self,
+        stream: StreamHandle,
+        [dx, dy, scores]: [&Tensor; 3],
+        [x, w]: [&Tensor; 2],
+        (batch, is_overlapping): (Batch<'_>, bool),
+    ) -> Result<()> {
+        let (pixels, inputs, of) = (batch.pixels().into(), x.cols().into(), batch.of.into());
+        let [dx, dy, scores, x, w] = [dx, dy, scores, x, w].map(Argument::from);
+        let arguments = [dx, dy, scores, x, w, batch.rows.into(), pixels, inputs, of];
+        let grid = Grid { overlaps: is_overlapping, ..Grid::of(batch.count as u32, THREADS) };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(self.head, grid, stream, &arguments) }
+    }
+
+    /// Adds the scores of a batch to `totals`.
+    ///
+    /// # Safety
+    /// `totals` has two numbers, `scores` two columns.
+    pub(super) unsafe fn tally(
+        &self,
+        stream: StreamHandle,
+        totals: &Tensor<f64>,
+        scores: &Tensor,
+    ) -> Result<()> {
+        let arguments = [totals.into(), scores.into(), scores.rows().into()];
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver::launch(self.tally, Grid::of(1, MAX_THREADS), stream, &arguments) }
     }
 
     /// `dx = sum(parts) ⊙ [x > 0]`, in the order of the parts.
@@ -88,18 +152,11 @@ impl Kernels {
         parts: (&Tensor, usize),
         x: &Tensor,
     ) -> Result<()> {
-        let (mut to, mut from, mut at) = (dx.ptr().raw(), parts.0.ptr().raw(), x.ptr().raw());
-        let (mut number, mut count) = (parts.1, dx.len());
-        let mut arguments = [
-            argument(&mut to),
-            argument(&mut from),
-            argument(&mut number),
-            argument(&mut at),
-            argument(&mut count),
-        ];
-        let grid = Grid { blocks: (blocks(count, 4 * THREADS as usize), 1), threads: THREADS };
+        let (parts, number) = parts;
+        let arguments = [dx.into(), parts.into(), number.into(), x.into(), dx.len().into()];
+        let grid = Grid::of(blocks(dx.len(), 4 * THREADS as usize), THREADS);
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.relu_gradient, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.relu_gradient, grid, stream, &arguments) }
     }
 
     /// Adds the batch's loss and correct answers to `totals`, and writes the gradient where one is wanted.
@@ -112,24 +169,14 @@ impl Kernels {
         (logits, batch): (&Tensor, Batch<'_>),
         (gradient, totals): (Option<&Tensor>, &Tensor<f64>),
     ) -> Result<()> {
-        let mut gradient = gradient.map_or(0, |tensor| tensor.ptr().raw());
-        let (mut totals, mut logits_at) = (totals.ptr().raw(), logits.ptr().raw());
-        let (mut rows, mut pixels) = (batch.rows.ptr().raw(), batch.pixels() as u32);
-        let (mut count, mut classes) = (batch.count as u32, logits.cols() as u32);
-        let mut of = batch.of as u32;
-        let mut arguments = [
-            argument(&mut gradient),
-            argument(&mut totals),
-            argument(&mut logits_at),
-            argument(&mut rows),
-            argument(&mut pixels),
-            argument(&mut count),
-            argument(&mut classes),
-            argument(&mut of),
-        ];
-        let grid = Grid { blocks: (1, 1), threads: count.next_power_of_two().clamp(32, MAX_THREADS) };
+        let gradient = gradient.map_or(Argument::Word(0), Argument::from);
+        let (pixels, count, classes) = (batch.pixels().into(), batch.count.into(), logits.cols().into());
+        let rows = batch.rows.into();
+        let arguments =
+            [gradient, totals.into(), logits.into(), rows, pixels, count, classes, batch.of.into()];
+        let grid = Grid::of(1, (batch.count as u32).next_power_of_two().clamp(32, MAX_THREADS));
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.cross_entropy, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.cross_entropy, grid, stream, &arguments) }
     }
 
     /// `weights −= rate · gradients` for each pair, at most [`MAX_LAYERS`] of them; with velocities, if there are any.
@@ -140,7 +187,7 @@ impl Kernels {
         &self,
         stream: StreamHandle,
         (weights, gradients, velocities): (&[Tensor], &[Tensor], &[Tensor]),
-        Sgd { mut rate, mut momentum }: Sgd,
+        Sgd { rate, momentum }: Sgd,
     ) -> Result<()> {
         let mut layers = Layers { weights: [0; _], gradients: [0; _], velocities: [0; _], count: [0; _] };
         for (layer, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
@@ -150,13 +197,11 @@ impl Kernels {
             layers.count[layer] = weight.len();
         }
         let largest = weights.iter().map(Tensor::len).max().unwrap_or(0);
-        let grid = Grid {
-            blocks: (blocks(largest, UPDATED_PER_THREAD * THREADS as usize), weights.len() as u32),
-            threads: THREADS,
-        };
-        let mut arguments = [argument(&mut layers), argument(&mut rate), argument(&mut momentum)];
+        let covering = blocks(largest, UPDATED_PER_THREAD * THREADS as usize);
+        let grid = Grid { blocks: [covering, weights.len() as u32, 1], ..Grid::of(0, THREADS) };
+        let arguments = [Argument::of(&layers), rate.into(), momentum.into()];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.update, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.update, grid, stream, &arguments) }
     }
 }
 

@@ -8,19 +8,19 @@
 //! | file | concern |
 //! | --- | --- |
 //! | `toolkit` | finding cuBLASLt and NVRTC |
-//! | `driver` | of libcuda: modules, launches, timed events |
+//! | `driver` | of libcuda: modules, launches, graphs |
 //! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
 //! | `kernels` | the compiled kernels, each with its launch |
-//! | `cublaslt` | matrix products |
-//! | `tune` | choosing an algorithm for a product by timing the candidates |
+//! | `product` | matrix products of few rows, with steps of SGD beside them |
+//! | `cublaslt` | all other matrix products |
 //! | `engine` | all of that for one GPU, shared by the backends of the process |
 //! | `backend` | the trainer's operations |
 //! | `nccl` | what the GPUs of several ranks do together |
 //!
-//! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under
-//! test, finds the plan for a product of that shape (tuned when it is first met), and queues one
-//! `cublasLtMatmul` with the ReLU in its epilogue. Nothing waits: a step of the default model is 21 calls,
-//! and the loss stays on the device until the epoch's end.
+//! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under test, and queues one
+//! kernel with the ReLU in it: `product` for few rows, else `cublasLtMatmul`. `backend.descend` waits for the next product, and
+//! is done beside it. A step of the default model is nine kernels. Each begins while the one before it ends. Nothing waits, and
+//! the loss stays on the device. Between `begin_capture` and `end_capture`, all of that becomes a graph.
 
 mod backend;
 mod cublaslt;
@@ -29,8 +29,8 @@ mod engine;
 mod kernels;
 mod nccl;
 mod nvrtc;
+mod product;
 mod toolkit;
-mod tune;
 
 pub use backend::{CudaBackend, CudaTraining};
 pub(crate) use nccl::Nccl;

@@ -9,10 +9,11 @@ mod view;
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use millpond::Stream;
 use millpond::device::host::HostDevice;
 
-use crate::backend::{Activation, Backend, Batch, Sgd};
+use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 use arithmetic::Product;
 use view::View;
@@ -22,15 +23,47 @@ use view::View;
 pub struct HostBackend {
     device: Arc<HostDevice>,
     memory: Memory,
+    /// What was launched since a capture began.
+    captured: Option<HostGraph>,
+}
+
+/// A closure that a stream runs, once or again and again.
+type Kernel = Arc<dyn Fn() + Send + Sync>;
+
+/// Closures to run again.
+struct HostGraph {
+    device: Arc<HostDevice>,
+    stream: Stream,
+    kernels: Vec<Kernel>,
+}
+
+impl std::fmt::Debug for HostGraph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostGraph").field("kernels", &self.kernels.len()).finish_non_exhaustive()
+    }
+}
+
+impl Graph for HostGraph {
+    fn replay(&self) -> Result<()> {
+        let launch = |kernel: &Kernel| {
+            let kernel = kernel.clone();
+            self.device.launch(self.stream.handle(), move || kernel())
+        };
+        Ok(self.kernels.iter().try_for_each(launch)?)
+    }
 }
 
 impl HostBackend {
     /// Trains with memory of this device.
     pub fn new(device: Arc<HostDevice>, memory: Memory) -> Self {
-        Self { device, memory }
+        Self { device, memory, captured: None }
     }
 
-    fn launch(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    fn launch(&mut self, work: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        if let Some(captured) = &mut self.captured {
+            captured.kernels.push(Arc::new(work));
+            return Ok(());
+        }
         Ok(self.device.launch(self.memory.stream().handle(), work)?)
     }
 }
@@ -66,6 +99,21 @@ impl Backend for HostBackend {
             arithmetic::images(in_stream_order!(mut to), in_stream_order!(rows), pixels);
         })?;
         Ok(out)
+    }
+
+    fn gather(&mut self, Source { data, order, next }: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
+        check_shape("gather", rows, (rows.rows(), data.cols()))?;
+        let (row, to) = (data.cols(), View::of(rows));
+        let (data, order, next) = (View::of(data), View::of(order), View::of(next));
+        self.launch(move || {
+            let (to, next) = (in_stream_order!(mut to), in_stream_order!(mut next));
+            let (data, order) = (in_stream_order!(data), in_stream_order!(order));
+            let images = order.iter().skip(next[0] as usize);
+            for (to, &image) in to.chunks_exact_mut(row).zip(images) {
+                to.copy_from_slice(&data[image as usize * row..][..row]);
+            }
+            next[0] += (to.len() / row) as u32;
+        })
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -155,6 +203,17 @@ impl Backend for HostBackend {
         })
     }
 
+    fn begin_capture(&mut self) -> Result<()> {
+        let (device, stream) = (self.device.clone(), self.memory.stream().clone());
+        self.captured = Some(HostGraph { device, stream, kernels: Vec::new() });
+        Ok(())
+    }
+
+    fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
+        let ended = || Error::Library { library: "the CPU", what: "no capture is under way".to_owned() };
+        Ok(Box::new(self.captured.take().ok_or_else(ended)?))
+    }
+
     fn gradient_stream(&self) -> &Stream {
         self.memory.stream()
     }
@@ -180,7 +239,7 @@ impl Backend for HostBackend {
             let (w, gradient, velocity) = (View::of(w), View::of(gradient), velocity.map(View::of));
             self.launch(move || {
                 let (w, mut gradient) = (in_stream_order!(mut w), in_stream_order!(gradient));
-                if let Some(velocity) = velocity {
+                if let Some(velocity) = &velocity {
                     let velocity = in_stream_order!(mut velocity);
                     arithmetic::accelerate(velocity, gradient, momentum);
                     gradient = velocity;
@@ -200,7 +259,7 @@ fn check(operation: &'static str, left: usize, right: usize, w: &Tensor) -> Resu
     Err(Error::Shape { operation, found: w.shape(), expected: (left, w.cols()) })
 }
 
-fn check_shape(operation: &'static str, tensor: &Tensor, expected: (usize, usize)) -> Result<()> {
+fn check_shape<T: Pod>(operation: &'static str, tensor: &Tensor<T>, expected: (usize, usize)) -> Result<()> {
     if tensor.shape() == expected {
         return Ok(());
     }

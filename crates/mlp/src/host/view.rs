@@ -34,7 +34,7 @@ impl<T: Pod> View<T> {
     ///
     /// # Safety
     /// The tensor's block is live host memory, and nobody else uses it as long as the slice is used.
-    pub(super) unsafe fn get_mut<'a>(self) -> &'a mut [T] {
+    pub(super) unsafe fn get_mut<'a>(&self) -> &'a mut [T] {
         let address = std::ptr::with_exposed_provenance_mut(self.address);
         // SAFETY: the caller's promise; blocks are aligned to 256 bytes at least and any bytes are a `T: Pod`.
         unsafe { std::slice::from_raw_parts_mut(address, self.len) }

@@ -1,0 +1,54 @@
+//! The memory of captured steps: it stays at its addresses until the graphs are gone.
+//!
+//! That of a pool is its own [`CapturePool`]. Other allocators know no captures, so their blocks are [`Kept`].
+
+use std::sync::Arc;
+
+use millpond::{CapturePool, Stream};
+
+use crate::kept::Kept;
+use crate::{Memory, Result};
+
+/// Memory for graphs that are replayed on one stream, one after another.
+#[derive(Debug)]
+pub(crate) struct GraphMemory {
+    memory: Memory,
+    of: Of,
+}
+
+#[derive(Debug)]
+enum Of {
+    Pool(CapturePool),
+    Other(Arc<Kept>),
+}
+
+impl GraphMemory {
+    /// For what is captured on the stream of `memory`; `beside` never is.
+    pub(crate) fn new(memory: &Memory, beside: &Stream) -> Self {
+        let of = match memory.pool() {
+            Some(pool) => Of::Pool(pool.capture_pool()),
+            None => Of::Other(Arc::new(memory.kept(beside))),
+        };
+        Self { memory: memory.clone(), of }
+    }
+
+    /// Captures: what is allocated meanwhile is of this memory.
+    ///
+    /// # Errors
+    /// Those of `capture`, and the pool's own.
+    pub(crate) fn within<T>(&self, capture: impl FnOnce() -> Result<T>) -> Result<T> {
+        match &self.of {
+            Of::Pool(pool) => {
+                let _capturing = pool.begin(self.memory.stream())?;
+                capture()
+            }
+            Of::Other(kept) => {
+                self.memory.keep(Some(kept.clone()));
+                let captured = capture();
+                self.memory.keep(None);
+                kept.order()?;
+                captured
+            }
+        }
+    }
+}
