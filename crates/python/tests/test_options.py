@@ -27,7 +27,6 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
         budget=millpond.Budget("1GiB"),
         accessible_from="all",
         record=tmp_path / "all.mprec",
-        guard="all,count",
     )
     assert pool.name == "all"
     assert pool.allocate(1).ptr % 1024 == 0
