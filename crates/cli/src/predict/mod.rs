@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `cards` | what programs find out about a card, by its name |
 //! | `job` | a program's first steps on a card that is not there |
+//! | `needs` | what is needed with each allocator, and which cards have that |
 //! | `rank` | what one process of it requests and needs |
 //! | `batch` | the largest batch that fits |
 //! | `scaled` | recordings of two sizes, and a third |
@@ -15,6 +16,7 @@
 mod batch;
 mod cards;
 mod job;
+mod needs;
 mod rank;
 mod scaled;
 

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use millpond::{Context, HumanBytes};
+use millpond::HumanBytes;
 use millpond_baselines::NAMES;
-use millpond_replay::choice::Choice;
-use millpond_replay::cores::on_all_cores;
-use millpond_replay::fit::{Card, Need};
-use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
+use millpond_replay::fit::Card;
+use millpond_replay::replay::{FreeWhen, Program};
 use millpond_replay::sites::tags_at_peak;
 use serde::Serialize;
 
 use super::cards::CardFacts;
 use super::job::Process;
+use super::needs::Needs;
 use crate::error::Result;
 use crate::replay_tables::{WIDTH, cut};
 use crate::screen::{say, table, wrapped};
@@ -63,14 +62,6 @@ struct Held {
     bytes: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Needs {
-    allocator: &'static str,
-    needs: Option<u64>,
-    reserved: u64,
-    cards: Vec<String>,
-}
-
 /// What is not allocated by PyTorch's allocator.
 #[derive(Debug, Serialize)]
 struct Beside {
@@ -88,14 +79,6 @@ impl Rank {
             [] => Card::all(),
             named => named.iter().map(|facts| facts.card.clone()).collect(),
         };
-        let found = on_all_cores(&NAMES, |&allocator| {
-            let choose = |context: &Context| Choice::default().build(allocator, context);
-            let unlimited = on_sim(trace, &program, &choose, UNLIMITED)?;
-            let needs = Need::of(&program, &choose, &unlimited)?.map(|need| need.bytes);
-            let fits = |card: &&Card| needs.is_some_and(|needs| card.fits(needs, wanted.beside()));
-            let cards = cards.iter().filter(fits).map(|card| card.name.clone()).collect();
-            Ok(Needs { allocator, needs, reserved: unlimited.peak_reserved, cards })
-        });
         let tags = tags_at_peak(trace, &program);
         let by = |level: fn(&[String]) -> String| {
             let mut sums: BTreeMap<String, u64> = BTreeMap::new();
@@ -111,7 +94,7 @@ impl Rank {
             recorded_reserved: process.answer.peak_reserved,
             kinds: by(|tags| tags.first().cloned().unwrap_or_else(|| "other".to_owned())),
             modules: by(|tags| tags.get(1).cloned().unwrap_or_else(|| "(no module)".to_owned())),
-            allocators: found.into_iter().collect::<Result<_>>()?,
+            allocators: Needs::with(&NAMES, trace, &program, &cards, wanted.beside())?,
             beside: beside(wanted),
             remarks: process.answer.remarks.clone(),
         })

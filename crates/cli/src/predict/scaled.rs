@@ -3,16 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use millpond::{Context, HumanBytes};
+use millpond::HumanBytes;
 use millpond_baselines::{Caching, MILLPOND};
-use millpond_replay::choice::Choice;
-use millpond_replay::cores::on_all_cores;
-use millpond_replay::fit::{CONTEXT_BYTES, Card, Need};
-use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
+use millpond_replay::fit::{CONTEXT_BYTES, Card};
+use millpond_replay::replay::{FreeWhen, Program};
 use millpond_replay::scaling::{Part, Recorded, Scaled};
 use millpond_replay::trace::Trace;
 use serde::Serialize;
 
+use super::needs::Needs;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_tables::cut;
@@ -67,14 +66,6 @@ struct Told {
 }
 
 #[derive(Debug, Serialize)]
-struct Needs {
-    allocator: &'static str,
-    needs: Option<u64>,
-    reserved: u64,
-    cards: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
 struct ToldRecording {
     trace: String,
     size: f64,
@@ -98,7 +89,13 @@ pub(super) fn run(recordings: &[Recording], scale: &Size, json: Option<&Path>) -
     let told = Told {
         scale: scale.clone(),
         peak_requested: scaled.program.peak_requested().0,
-        needs: needs(sized[0].trace, &scaled.program)?,
+        needs: Needs::with(
+            &[MILLPOND, Caching::NAME],
+            sized[0].trace,
+            &scaled.program,
+            &Card::all(),
+            CONTEXT_BYTES,
+        )?,
         parts: scaled.parts,
         recordings: each
             .map(|(Recorded { at, trace }, error)| ToldRecording {
@@ -162,19 +159,6 @@ fn read_all(recordings: &[Recording]) -> Result<Vec<Trace>> {
 /// The most bytes requested at once.
 fn peak(trace: &Trace) -> u64 {
     Program::new(trace, FreeWhen::Completed).peak_requested().0
-}
-
-/// What the scaled job needs with PyTorch's allocator and with the pool.
-fn needs(trace: &Trace, program: &Program) -> Result<Vec<Needs>> {
-    let found = on_all_cores(&[MILLPOND, Caching::NAME], |&allocator| {
-        let choose = |context: &Context| Choice::default().build(allocator, context);
-        let unlimited = on_sim(trace, program, &choose, UNLIMITED)?;
-        let needs = Need::of(program, &choose, &unlimited)?.map(|need| need.bytes);
-        let fits = |card: &Card| needs.is_some_and(|needs| card.fits(needs, CONTEXT_BYTES));
-        let cards = Card::all().into_iter().filter(fits).map(|card| card.name).collect();
-        Ok(Needs { allocator, needs, reserved: unlimited.peak_reserved, cards })
-    });
-    found.into_iter().collect()
 }
 
 fn show(told: &Told) {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::address_space::AddressSpace;
+use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
 use super::check;
 use super::coalescing;
 use super::donors::Donors;
@@ -12,8 +13,6 @@ use super::extent_map::ExtentMap;
 use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
 use super::miss::Miss;
-
-use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
 use super::page_map::{DescriptorRef, PageMap};
 use super::page_table::Home;
 use super::planning::PageOrigin;

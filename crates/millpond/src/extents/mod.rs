@@ -13,7 +13,8 @@
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
 //! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), and the `regions` of addresses. Its
-//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block. It knows nothing of time.
+//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block,
+//!   of which `block_descriptor` says what is known. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
 //! - `mapper`: which page backs which address, now (`page_table`) and before (`old_mappings`). `segments`: memory that never
 //!   moves.

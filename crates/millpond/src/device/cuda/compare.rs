@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUlaunchConfig, CUmodule, CUstream};
 
-use super::api::Api;
+use super::api::{Api, Failure};
 use crate::device::{DevicePtr, DeviceResult};
 use crate::lock::Mutex;
 use crate::process::Process;
@@ -17,7 +17,7 @@ const PTX: &str = concat!(include_str!("compare.ptx"), "\0");
 
 const THREADS: u64 = 256;
 
-/// Blocks of threads at most. Each thread then takes several steps, and few blocks are started in vain.
+/// Blocks of threads at most. They fill any GPU; in a longer range, each thread takes several steps.
 const MOST_BLOCKS: u64 = 2048;
 
 /// Bytes that a thread looks at in one step.
@@ -93,19 +93,24 @@ impl Comparing {
         (config.blockDimX, config.blockDimY, config.blockDimZ) = (THREADS as c_uint, 1, 1);
         config.hStream = stream;
         let (api, mut answer) = (self.api, 0_u32);
-        // SAFETY: the word is ours while it is locked, and whoever had it before has waited. The arguments are the kernel's, which
-        // reads the caller's range. `answer` lives until the stream was waited for.
-        unsafe {
-            api.cuMemsetD8Async(*found, 0, size_of::<c_uint>(), stream)?;
-            let launched = api.cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), null_mut());
-            // Every driver that takes the kernel has it.
-            let Some(launched) = launched else { return Ok(true) };
-            launched?;
-            let to: *mut c_void = (&raw mut answer).cast();
-            let copied = api.cuMemcpyDtoHAsync_v2(to, *found, size_of::<c_uint>(), stream);
-            copied.and(api.cuStreamSynchronize(stream))?;
-        }
-        Ok(answer != 0)
+        let to: *mut c_void = (&raw mut answer).cast();
+        let mut ask = || {
+            // SAFETY: the word is ours while it is locked, and whoever had it before has waited. The arguments are the kernel's,
+            // which reads the caller's range. `answer` lives until the stream was waited for.
+            unsafe {
+                api.cuMemsetD8Async(*found, 0, size_of::<c_uint>(), stream)?;
+                let launched =
+                    api.cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), null_mut());
+                let Some(launched) = launched else { return Ok(false) };
+                launched?;
+                api.cuMemcpyDtoHAsync_v2(to, *found, size_of::<c_uint>(), stream)?;
+            }
+            Ok::<_, Failure>(true)
+        };
+        let asked = ask();
+        // SAFETY: the caller's stream. Also after an error: what was given to it uses the word.
+        unsafe { api.cuStreamSynchronize(stream) }?;
+        Ok(!asked? || answer != 0)
     }
 }
 
