@@ -10,8 +10,13 @@
 
 mod folder;
 mod lease;
+mod mapped;
+mod modelled;
+#[cfg(all(test, loom))]
+mod models;
 mod register;
 mod seat;
+mod table;
 
 use std::fmt;
 use std::ops::Range;
@@ -25,8 +30,10 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use self::lease::Lease;
-use self::register::{Register, Slot};
+use self::mapped::Mapped;
+use self::register::Register;
 use self::seat::Seat;
+use self::table::{Slot, lower};
 use crate::lock::Mutex;
 use crate::process::{OfProcess, Process};
 use crate::tenant::Tenant;
@@ -81,11 +88,11 @@ impl Tenancy {
         let path = path(name)?;
         let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
         let lease = Lease::mine().map_err(failed)?;
-        let register = match limit {
-            Some(_) => Some(Register::open(&path).map_err(failed)?),
-            None => Register::open_existing(&path).map_err(failed)?,
+        let mapped = match limit {
+            Some(_) => Some(Mapped::open(&path).map_err(failed)?),
+            None => Mapped::open_existing(&path).map_err(failed)?,
         };
-        let Some(register) = register.map(Arc::new) else { return Ok(None) };
+        let Some(register) = mapped.map(|mapped| Arc::new(Register(mapped))) else { return Ok(None) };
         let Some(seat) = register.join(lease, limit).map_err(failed)? else { return Ok(None) };
         let present = register.limit.load(Ordering::SeqCst);
         if limit.is_some_and(|limit| limit != present) {
@@ -237,8 +244,10 @@ impl Tenancy {
 
     /// A descriptor that keeps a range of the device's addresses counted as long as anybody has it, also after this process.
     pub(super) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
-        let failed = |what| Error::SharedBudget { path: self.path.display().to_string(), what };
-        self.register.lend(self.at, addresses).map_err(failed)
+        seat::lend(self.register.0.file(), self.at, addresses).map_err(|error| Error::SharedBudget {
+            path: self.path.display().to_string(),
+            what: format!("what is shared cannot be locked (F_OFD_SETLK): {error}"),
+        })
     }
 
     pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
@@ -397,13 +406,6 @@ fn path(name: &str) -> Result<PathBuf> {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Takes off so much, but not more than there is: others can write there.
-fn lower(word: &AtomicU64, bytes: u64) {
-    let lowered = |held: u64| Some(held.saturating_sub(bytes));
-    let done = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lowered);
-    debug_assert!(done.is_ok(), "there is always a lower figure");
 }
 
 /// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.

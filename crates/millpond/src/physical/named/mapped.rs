@@ -1,0 +1,214 @@
+//! The file of a named budget: a table in memory that processes share.
+//!
+//! **What is mapped may hold anything.** Whoever may write the file may change it at any time, and it may be of another
+//! program. The file never shrinks by our doing; if its owner cuts it, the system ends the processes that use it (`SIGBUS`).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::lease::namespaces;
+use super::table::{ORDER, Table};
+
+const BYTES: usize = size_of::<Table>();
+const _: () = assert!(BYTES == 4096);
+
+const MAGIC: u64 = u64::from_le_bytes(*b"millpond");
+const VERSION: u64 = 2;
+
+/// A table in a file that is mapped.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    table: NonNull<Table>,
+    file: File,
+}
+
+// SAFETY: the table is atomics only, and the mapping is not bound to a thread.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and no reference into it outlives this.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.table.as_ptr().cast(), BYTES) } {
+            tracing::warn!(%error, "the register of a budget could not be unmapped");
+        }
+    }
+}
+
+impl std::ops::Deref for Mapped {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        // SAFETY: mapped by `map`, aligned to a page, as long as this lives. Any bytes are a table, and whoever
+        // changes them meanwhile changes atomics.
+        unsafe { self.table.as_ref() }
+    }
+}
+
+impl Mapped {
+    /// The register in this file, which is made if there is none.
+    pub(super) fn open(path: &Path) -> Result<Self, String> {
+        match Self::open_existing(path)? {
+            Some(found) => Ok(found),
+            None => {
+                create(path).map_err(|error| {
+                    format!("it cannot be made: {error}: is the folder there, and writable?")
+                })?;
+                Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
+            }
+        }
+    }
+
+    /// The register in this file; `None` where there is no such file.
+    pub(super) fn open_existing(path: &Path) -> Result<Option<Self>, String> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = match options.open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("it cannot be opened: {error}")),
+        };
+        let about = file.metadata().map_err(|error| format!("it cannot be read: {error}"))?;
+        let user = rustix::process::geteuid().as_raw();
+        if !about.is_file() || about.len() != BYTES as u64 {
+            return Err(format!("it is no register of a budget: {ANOTHER}"));
+        }
+        if about.uid() != user || about.mode() & 0o077 != 0 {
+            let (owner, mode) = (about.uid(), about.mode() & 0o777);
+            return Err(format!(
+                "it belongs to user {owner} with mode {mode:o}, not to user {user} with mode 600: {ANOTHER}"
+            ));
+        }
+        let mapped = Self::map(file).map_err(|error| format!("it cannot be mapped: {error}"))?;
+        match (mapped.magic.load(ORDER), mapped.version.load(ORDER)) {
+            (MAGIC, VERSION) => {}
+            (MAGIC, version) => {
+                return Err(format!(
+                    "it is of version {version}, and this library's is {VERSION}: use the same millpond in all processes"
+                ));
+            }
+            _ => return Err(format!("it is no register of a budget: {ANOTHER}")),
+        }
+        if mapped.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
+            return Err(
+                "it was made in another PID or time namespace, where process ids mean others: share the namespace \
+                 (docker run --pid), use another name, or remove it if no process has it"
+                    .to_owned(),
+            );
+        }
+        Ok(Some(mapped))
+    }
+
+    /// To ask for locks. It has none itself.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn map(file: File) -> rustix::io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at an address that the system chooses.
+        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, &file, 0) }?;
+        Ok(Self { table: NonNull::new(at.cast()).expect("nothing is mapped at null"), file })
+    }
+}
+
+/// What to do where the file is not ours.
+const ANOTHER: &str = "remove it, or use another name";
+
+/// Makes the file. It is written under another name first, so that it is whole from its first moment on. Where another
+/// process is faster, its file stays.
+fn create(path: &Path) -> io::Result<()> {
+    let mut content = [0; BYTES];
+    let [pid, time] = namespaces();
+    for (word, value) in content.chunks_exact_mut(8).zip([MAGIC, VERSION, pid, time]) {
+        word.copy_from_slice(&value.to_ne_bytes());
+    }
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}", rustix::thread::gettid().as_raw_nonzero()));
+    // Left by a thread with the same id that was killed here.
+    let _ = fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let made = file.write_all(&content).and_then(|()| match fs::hard_link(&new, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
+    });
+    fs::remove_file(&new)?;
+    made
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn in_folder() -> (tempfile::TempDir, std::path::PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("register");
+        (folder, path)
+    }
+
+    #[test]
+    fn a_register_that_another_process_makes_first_stays() {
+        let (_folder, path) = in_folder();
+        let first = Mapped::open(&path).unwrap();
+        first.limit.store(7, ORDER);
+        create(&path).unwrap();
+        assert_eq!(Mapped::open(&path).unwrap().limit.load(ORDER), 7);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing else is left there");
+    }
+
+    #[test]
+    fn files_that_are_no_ledger_are_refused() {
+        let refusal = |path: &Path| Mapped::open(path).unwrap_err();
+        let (_folder, path) = in_folder();
+        for length in [0, 10, BYTES, BYTES + 1] {
+            fs::write(&path, vec![0xa5; length]).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(refusal(&path).starts_with("it is no register of a budget: remove it"), "{length}");
+        }
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(refusal(&path).contains("cannot be opened"));
+        fs::remove_dir(&path).unwrap();
+        symlink("/dev/zero", &path).unwrap();
+        assert!(refusal(&path).contains("cannot be opened"));
+        fs::remove_file(&path).unwrap();
+        let mapped = Mapped::open(&path).unwrap();
+        mapped.version.store(VERSION + 1, ORDER);
+        assert!(refusal(&path).starts_with("it is of version 3"));
+        mapped.version.store(VERSION, ORDER);
+        mapped.namespaces[0].store(1, ORDER);
+        assert!(refusal(&path).contains("namespace"));
+        mapped.namespaces[0].store(namespaces()[0], ORDER);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(refusal(&path).contains("with mode 644, not to user"));
+    }
+
+    #[test]
+    fn where_no_file_can_be_made_the_error_says_so() {
+        for folder in ["/nonexistent", "/proc"] {
+            let refused = Mapped::open(&Path::new(folder).join("register")).unwrap_err();
+            assert!(refused.starts_with("it cannot be made: "), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_whole_from_its_first_moment_whoever_makes_it() {
+        let (_folder, path) = in_folder();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..200).for_each(|_| drop(Mapped::open(&path).unwrap())));
+            }
+            for _ in 0..200 {
+                assert!(Mapped::open_existing(&path).is_ok());
+            }
+        });
+    }
+}

@@ -1,0 +1,24 @@
+//! What a register has of the machine: atomic words, a number of slots, and time. [Models](super::models) have others.
+
+use std::time::{Duration, Instant};
+
+pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Processes that one budget can have.
+pub(super) const SLOTS: usize = 63;
+
+/// How long somebody has waited for the lock.
+#[derive(Default)]
+pub(super) struct Patience(Option<Instant>);
+
+impl Patience {
+    /// `None` before the first wait.
+    pub(super) fn waited(&self) -> Option<Duration> {
+        self.0.map(|began| began.elapsed())
+    }
+
+    pub(super) fn wait(&mut self) {
+        self.0.get_or_insert_with(Instant::now);
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
