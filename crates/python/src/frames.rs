@@ -1,8 +1,8 @@
 //! The lines of Python that a call comes from, for recordings with call sites.
 //!
-//! They are taken before the call lets go of the GIL, and only while somebody keeps call sites. No call waits for the GIL here:
-//! what comes from C++ on a thread that does not hold it has no lines of Python. PyTorch takes the call stacks of its own
-//! history in the same way.
+//! They are taken before the call lets go of the GIL, and only while somebody keeps call sites. What comes from C++ on a thread
+//! that does not hold the GIL has no lines of Python: whoever holds it may wait for that thread. PyTorch's calls are different.
+//! It lets go of the GIL before most of them, and takes it again for the call stacks of its own history. So do its calls here.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -32,6 +32,18 @@ pub(crate) fn of_thread() -> Option<CalledFrom> {
 #[inline]
 pub(crate) fn of_free() -> Option<CalledFrom> {
     freed_from(lines_of_thread)
+}
+
+/// As [`of_thread`], for a call of PyTorch's. It waits for the GIL.
+#[inline]
+pub(crate) fn of_torch() -> Option<CalledFrom> {
+    called_from(|| Python::try_attach(lines).unwrap_or_default())
+}
+
+/// As [`of_torch`], for a call that frees.
+#[inline]
+pub(crate) fn of_torch_free() -> Option<CalledFrom> {
+    freed_from(|| Python::try_attach(lines).unwrap_or_default())
 }
 
 #[cold]

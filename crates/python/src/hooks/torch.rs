@@ -57,7 +57,7 @@ pub(crate) unsafe extern "C-unwind" fn millpond_torch_alloc(
 /// Allocates from the pool of the thread's tag, or from the GPU's own. While a graph is captured, all is the graph's.
 #[inline]
 pub(super) fn alloc_tagged(device: &Device, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
-    let _called = frames::of_thread();
+    let _called = frames::of_torch();
     match tags::pool_of_thread(device)? {
         Some(tagged) if !captures::is_any_open() => tagged.alloc(bytes, stream),
         _ => device.pool.alloc(bytes, stream),
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
     number: c_int,
     stream: *mut c_void,
 ) {
-    let _called = frames::of_free();
+    let _called = frames::of_torch_free();
     let freed = caught(|| {
         let device = device(number.into())?;
         // SAFETY: as PyTorch promises.

@@ -103,7 +103,7 @@ pub(super) unsafe extern "C" fn strike(ptr: *mut c_void, out: *mut Entry) -> boo
 /// # Safety
 /// The entry is from [`strike`], and the block is the caller's.
 pub(super) unsafe extern "C" fn free(entry: *const Entry) {
-    let _called = frames::of_free();
+    let _called = frames::of_torch_free();
     report(caught(|| {
         // SAFETY: as promised to this function.
         let Entry { ptr, gpu, stream, elsewhere, .. } = unsafe { *entry };
