@@ -8,8 +8,8 @@
 //!
 //! **How an object stays** while it is used here: not by a note of its handle (`in_use`), but by one flag for the thread,
 //! that it is inside. Who releases a handle makes it invalid first and takes every pair of it away (`place::forget`), then
-//! waits until every thread was seen outside once (`place::wait_for_calls`). That is soon, for nothing here waits. Who
-//! comes in later finds no pair. As for notes, the full fence that this needs on both sides is paid by the releasing
+//! waits until every thread was seen outside once (`place::wait_for_calls`). That is soon, for nothing here waits, and a
+//! thread that is waited for takes the general path when it comes in next. Who comes in later finds no pair. As for notes, the full fence that this needs on both sides is paid by the releasing
 //! side (`membarrier`); where the system has none, no thread has a way in.
 
 use std::sync::atomic::{Ordering, compiler_fence, fence};

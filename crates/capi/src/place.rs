@@ -26,7 +26,7 @@ const PAIRS: usize = 32;
 /// One thread's, on cache lines of its own. As long as a power of two, so that an address is soon computed.
 #[repr(align(4096))]
 pub(crate) struct Place {
-    /// The thread pointer of the thread that has the place; 0 while none has.
+    /// The thread pointer of the thread that has the place; 0 while none has. With [`CLOSED`] the thread passes it by.
     owner: AtomicU64,
     /// Whether the owner is inside, and so uses a pool and a stream.
     pub(crate) inside: AtomicBool,
@@ -47,6 +47,9 @@ pub(crate) struct Pair {
 
 // SAFETY: everything else is made of atomics, and `shortcut` is reached by the owner alone.
 unsafe impl Sync for Pair {}
+
+/// A bit that no thread pointer has: each is aligned.
+const CLOSED: u64 = 1;
 
 static ALL: [Place; PLACES] = [const { Place::vacant() }; PLACES];
 
@@ -101,7 +104,7 @@ impl Place {
     pub(crate) fn mine() -> Option<&'static Self> {
         let pointer = thread_pointer();
         let place = &ALL[index_of(pointer)];
-        // Relaxed: only the thread itself writes its pointer.
+        // Relaxed: the thread itself wrote its pointer, and nobody else's means it.
         if place.owner.load(Ordering::Relaxed) != pointer {
             cold_path();
             return None;
@@ -145,10 +148,31 @@ impl Place {
 
     /// The calling thread ends.
     fn leave() {
-        if let Some(place) = Self::mine() {
+        let pointer = thread_pointer();
+        let place = &ALL[index_of(pointer)];
+        // Relaxed: as in `mine`.
+        if place.owner.load(Ordering::Relaxed) & !CLOSED == pointer {
             place.pairs.iter().for_each(Pair::take_away);
-            // Release: see `take`.
+            // Release: see `take`. Who has closed the place does not open it then.
             place.owner.store(0, Ordering::Release);
+        }
+    }
+
+    /// Waits until the owner is outside. Meanwhile it takes the general path: a thread that comes in again and again would
+    /// hardly ever be seen outside.
+    fn wait_for_owner(&self) {
+        let mut closed = None;
+        // Acquire: what the thread did with the object happened before its end, which follows.
+        while self.inside.load(Ordering::Acquire) {
+            // Relaxed, here and below: only how long this takes depends on whether the owner sees it. Again in each turn, since
+            // somebody else may have opened it.
+            closed = Some(self.owner.fetch_or(CLOSED, Ordering::Relaxed) | CLOSED);
+            std::thread::yield_now();
+        }
+        if let Some(closed) = closed {
+            // It fails where the owner has left, or it is open again.
+            let _ =
+                self.owner.compare_exchange(closed, closed & !CLOSED, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -229,12 +253,7 @@ pub(crate) fn forget(handle: u64) {
 /// Waits until every thread that may still use a forgotten handle has left the fast path. After a
 /// [heavy fence](crate::in_use::heavy_fence), which comes after [`forget`].
 pub(crate) fn wait_for_calls() {
-    for place in Place::all_used() {
-        // Acquire: what the thread did with the object happened before its end, which follows.
-        while place.inside.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    }
+    Place::all_used().for_each(Place::wait_for_owner);
 }
 
 #[cfg(test)]
@@ -302,6 +321,51 @@ mod tests {
                     assert!(pair.find(no_pool, ptr::null_mut()).is_none(), "whatever a program asks for");
                 }
             }
+        });
+    }
+
+    #[test]
+    fn a_thread_that_comes_in_again_at_once_is_waited_for_but_once() {
+        on_a_thread(|| {
+            static LEFT: AtomicBool = AtomicBool::new(false);
+            let (tell, told) = std::sync::mpsc::channel();
+            let comes_in = std::thread::spawn(move || {
+                found_after_set();
+                let place = Place::mine().unwrap();
+                tell.send(place).unwrap();
+                // Inside but for an instant of each turn.
+                while !LEFT.load(Ordering::Relaxed) {
+                    if let Some(place) = Place::mine() {
+                        place.inside.store(true, Ordering::Relaxed);
+                        std::thread::sleep(std::time::Duration::from_millis(20));
+                        place.inside.store(false, Ordering::Release);
+                    }
+                }
+                Place::mine().is_some()
+            });
+            let place = told.recv().unwrap();
+            let owner = place.owner.load(Ordering::Relaxed);
+            for _ in 0..20 {
+                place.wait_for_owner();
+                assert_eq!(place.owner.load(Ordering::Relaxed), owner, "it is open again");
+            }
+            LEFT.store(true, Ordering::Relaxed);
+            assert!(comes_in.join().unwrap());
+            assert_eq!(place.owner.load(Ordering::Relaxed), 0);
+        });
+    }
+
+    #[test]
+    fn a_thread_that_ends_while_its_place_is_closed_leaves_it() {
+        on_a_thread(|| {
+            let place = std::thread::spawn(|| {
+                found_after_set();
+                let place = Place::mine().unwrap();
+                place.owner.fetch_or(CLOSED, Ordering::Relaxed);
+                assert!(Place::mine().is_none() && Place::take().is_none());
+                place
+            });
+            assert_eq!(place.join().unwrap().owner.load(Ordering::Relaxed), 0);
         });
     }
 
