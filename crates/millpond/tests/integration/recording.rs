@@ -299,11 +299,11 @@ fn as_another_process() {
             std::process::exit(0);
         }
         "runs out of disk" => {
-            limit_files(100_000);
+            limit_files(200_000);
             work(&pool, &stream, 20_000);
             std::thread::sleep(std::time::Duration::from_millis(300));
             let status = pool.recording().unwrap();
-            assert!(status.failure.is_some() && status.bytes <= 100_000, "{status:?}");
+            assert!(status.failure.is_some() && status.bytes <= 200_000, "{status:?}");
             work(&pool, &stream, 10);
             limit_files(libc::RLIM_INFINITY);
         }
