@@ -46,6 +46,8 @@ struct Outside {
     plain: Figures,
     managed: Figures,
     pages: Figures,
+    pinned: Figures,
+    /// Of all but pinned memory.
     peak: u64,
     refused: u64,
 }
@@ -109,7 +111,7 @@ fn write() {
     if settings().mode == Mode::Watch {
         pools.extend(shadow::stats().map(|stats| Pool::new(None, &stats)));
     }
-    let ([plain, managed, pages], peak, refused) = outside::figures();
+    let ([plain, managed, pages, pinned], peak, refused) = outside::figures();
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default();
     let account = Account {
@@ -117,7 +119,7 @@ fn write() {
         program: program.to_string_lossy().into_owned(),
         mode: settings().mode.name(),
         pools,
-        outside: Outside { plain, managed, pages, peak, refused },
+        outside: Outside { plain, managed, pages, pinned, peak, refused },
         said: said::all(),
     };
     // Where the folder is gone, nobody waits for it.

@@ -127,6 +127,11 @@ doors! {
         pooled::free_async(at, of_thread(stream), real);
     cuMemAllocManaged since 6000 (at: *mut DeviceAddress, bytes: usize, flags: c_uint) |real|
         pooled::from_driver(Kind::Managed, (at, bytes), 0, real);
+    cuMemAllocHost_v2 since 3020 (at: *mut DeviceAddress, bytes: usize) |real|
+        pooled::from_driver(Kind::Pinned, (at, bytes), 0, real);
+    cuMemHostAlloc since 2020 (at: *mut DeviceAddress, bytes: usize, flags: c_uint) |real|
+        pooled::from_driver(Kind::Pinned, (at, bytes), 0, real);
+    cuMemFreeHost since 2000 (at: DeviceAddress) |real| outside::free((Kind::Pinned, at), None, real);
     cuMemCreate since 10020 (handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64) |real|
         if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) {
             pooled::from_driver(Kind::Pages, (handle, bytes), 0, real)

@@ -115,6 +115,9 @@ driver_functions! {
     cuMemFreeAsync(at: DeviceAddress, stream: Handle);
     cuMemFreeAsync_ptsz(at: DeviceAddress, stream: Handle);
     cuMemAllocManaged(at: *mut DeviceAddress, bytes: usize, flags: c_uint);
+    cuMemAllocHost_v2(at: *mut DeviceAddress, bytes: usize);
+    cuMemHostAlloc(at: *mut DeviceAddress, bytes: usize, flags: c_uint);
+    cuMemFreeHost(at: DeviceAddress);
     cuMemCreate(handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64);
     cuMemRelease(handle: u64);
 

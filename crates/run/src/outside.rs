@@ -21,10 +21,21 @@ pub(crate) enum Kind {
     Managed,
     /// Pages of `cuMemCreate`, by their handle.
     Pages,
+    /// Pinned memory of the host, of `cuMemHostAlloc` and its like: under no limit.
+    Pinned,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Plain, Self::Managed, Self::Pages];
+    const ALL: [Self; 4] = [Self::Plain, Self::Managed, Self::Pages, Self::Pinned];
+
+    fn is_limited(self) -> bool {
+        self != Self::Pinned
+    }
+
+    /// Whether `--watch` asks what a pool would have held for it.
+    fn is_watched(self) -> bool {
+        matches!(self, Self::Plain | Self::Managed) && settings().mode == Mode::Watch
+    }
 }
 
 /// What was counted of a kind, in bytes but for the calls.
@@ -39,13 +50,14 @@ pub(crate) struct Figures {
 struct Counted {
     live: FxHashMap<(Kind, u64), u64>,
     figures: [Figures; Kind::ALL.len()],
+    /// Of all kinds under the limit together.
     peak: u64,
 }
 
 #[derive(Debug, Default)]
 struct Outside {
     counted: Mutex<Counted>,
-    /// Bytes of all kinds, and of allocations that are under way.
+    /// Bytes of all kinds under the limit, and of allocations that are under way.
     taken: AtomicU64,
     /// Held while that changes, and with it what pools may take.
     changing: Mutex<()>,
@@ -71,20 +83,20 @@ pub(crate) struct Asked {
 /// `real` is the driver's function, and writes to `at` where it succeeds.
 pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Code) -> Code {
     let outside = OUTSIDE.get();
-    if !outside.take(asked.bytes) {
+    if asked.kind.is_limited() && !outside.take(asked.bytes) {
         // Relaxed: a figure.
         outside.refused.fetch_add(1, Ordering::Relaxed);
         return Code::OUT_OF_MEMORY;
     }
     let code = real();
     if !code.is_success() {
-        outside.give_back(asked.bytes);
+        outside.give_back(asked.kind, asked.bytes);
         return code;
     }
     // SAFETY: the caller's promise.
     let at = unsafe { at.read() };
     outside.enter(asked.kind, at, asked.bytes);
-    if settings().mode == Mode::Watch && asked.kind != Kind::Pages {
+    if asked.kind.is_watched() {
         shadow::alloc(at, asked.bytes, asked.stream);
     }
     code
@@ -94,11 +106,11 @@ pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Co
 pub(crate) fn free((kind, at): (Kind, u64), stream: Option<u64>, real: impl FnOnce() -> Code) -> Code {
     let outside = OUTSIDE.get();
     let bytes = outside.strike(kind, at);
-    let shadow = bytes.filter(|_| settings().mode == Mode::Watch && kind != Kind::Pages);
+    let shadow = bytes.filter(|_| kind.is_watched());
     let shadow = shadow.and_then(|_| shadow::take(at));
     let code = real();
     match (code.is_success(), bytes) {
-        (true, Some(bytes)) => outside.give_back(bytes),
+        (true, Some(bytes)) => outside.give_back(kind, bytes),
         (false, Some(bytes)) => outside.enter(kind, at, bytes),
         (_, None) => {}
     }
@@ -120,7 +132,7 @@ pub(crate) fn bytes() -> u64 {
     OUTSIDE.get().taken.load(Ordering::Relaxed)
 }
 
-/// What was counted, of each kind; the most of all together; and how often the limit refused.
+/// What was counted, of each kind; the most of all under the limit together; and how often the limit refused.
 pub(crate) fn figures() -> ([Figures; Kind::ALL.len()], u64, u64) {
     let outside = OUTSIDE.get();
     let counted = outside.counted.lock();
@@ -163,7 +175,10 @@ impl Outside {
         false
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn give_back(&self, kind: Kind, bytes: u64) {
+        if !kind.is_limited() {
+            return;
+        }
         let _changing = self.changing.lock();
         // Relaxed: as in `take`.
         self.change(self.taken.load(Ordering::Relaxed) - bytes);
@@ -190,10 +205,11 @@ impl Outside {
         figures.allocations += 1;
         figures.bytes = figures.bytes + bytes - before;
         figures.peak = figures.peak.max(figures.bytes);
-        counted.peak = counted.peak.max(counted.figures.iter().map(|figures| figures.bytes).sum());
+        let limited = Kind::ALL.iter().filter(|kind| kind.is_limited());
+        counted.peak = counted.peak.max(limited.map(|kind| counted.figures[*kind as usize].bytes).sum());
         drop(counted);
         if before > 0 {
-            self.give_back(before);
+            self.give_back(kind, before);
         }
     }
 

@@ -217,6 +217,11 @@ fn a_limit_holds_for_the_sum() {
         (&Value::Array(vec![]), &(100 * MIB).into())
     );
     assert_eq!(account["outside"]["refused"], 2, "{account}");
+    let pinned = &account["outside"]["pinned"];
+    assert_eq!(
+        (&pinned["allocations"], &pinned["bytes"], &pinned["peak"]),
+        (&2.into(), &0.into(), &(151 * MIB).into())
+    );
 }
 
 #[test]

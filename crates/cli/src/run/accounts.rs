@@ -44,6 +44,8 @@ struct Outside {
     plain: Figures,
     managed: Figures,
     pages: Figures,
+    pinned: Figures,
+    /// Of all but pinned memory.
     peak: u64,
     refused: u64,
 }
@@ -159,7 +161,7 @@ impl Outside {
     /// `None` where there is nothing to say.
     fn line(&self, beside_a_pool: bool, without_pages: bool) -> Option<String> {
         let peak = if without_pages { self.plain.peak + self.managed.peak } else { self.peak };
-        if peak == 0 && self.refused == 0 {
+        if [peak, self.refused, self.pinned.peak] == [0; 3] {
             return None;
         }
         let mut kinds = vec![(&self.plain, "plain"), (&self.managed, "managed")];
@@ -170,7 +172,14 @@ impl Outside {
         let kinds: Vec<_> =
             kinds.map(|(figures, kind)| format!("{} {kind}", HumanBytes(figures.peak))).collect();
         let beside = if beside_a_pool { " beside the pool" } else { "" };
-        let mut line = format!("the driver gave {} at most{beside} ({})", HumanBytes(peak), kinds.join(", "));
+        let mut gave = Vec::new();
+        if peak > 0 || self.refused > 0 {
+            gave.push(format!("{} at most{beside} ({})", HumanBytes(peak), kinds.join(", ")));
+        }
+        if self.pinned.peak > 0 {
+            gave.push(format!("{} of pinned host memory", HumanBytes(self.pinned.peak)));
+        }
+        let mut line = format!("the driver gave {}", gave.join(", and "));
         if self.refused > 0 {
             line += &format!("; the limit refused {}", count(self.refused, "allocation"));
         }
@@ -187,9 +196,9 @@ mod tests {
     }
 
     fn outside(plain: u64, pages: u64, refused: u64) -> Outside {
-        let [plain, managed, pages] = [plain, 0, pages].map(figures);
+        let [plain, managed, pages, pinned] = [plain, 0, pages, 0].map(figures);
         let peak = plain.peak + pages.peak;
-        Outside { plain, managed, pages, peak, refused }
+        Outside { plain, managed, pages, pinned, peak, refused }
     }
 
     #[test]
@@ -200,6 +209,10 @@ mod tests {
             "the driver gave 3.00 MiB at most beside the pool (1.00 MiB plain, 2.00 MiB in pages of its own)"
         );
         assert_eq!(outside(0, 0, 0).line(true, false), None);
+        let pinned =
+            |plain| Outside { pinned: figures(3 << 20), ..outside(plain, 0, 0) }.line(true, false).unwrap();
+        assert_eq!(pinned(0), "the driver gave 3.00 MiB of pinned host memory");
+        assert!(pinned(1 << 20).ends_with(" (1.00 MiB plain), and 3.00 MiB of pinned host memory"));
         assert!(
             outside(1 << 20, 0, 1).line(false, false).unwrap().ends_with("; the limit refused 1 allocation")
         );

@@ -317,6 +317,10 @@ API CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned flags) {
     (void)flags;
     return allocate(at, bytes, NULL);
 }
+static CUresult on_host(void **at, size_t bytes) { return (*at = malloc(bytes)) ? 0 : CUDA_ERROR_OUT_OF_MEMORY; }
+API CUresult cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { COUNT; (void)flags; return on_host(at, bytes); }
+API CUresult cuMemAllocHost_v2(void **at, size_t bytes) { COUNT; return on_host(at, bytes); }
+API CUresult cuMemFreeHost(void *at) { COUNT; free(at); return 0; }
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream) {
     COUNT;
     (void)stream;

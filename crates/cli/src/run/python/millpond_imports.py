@@ -55,7 +55,7 @@ class Account:
             "mode": "pool",
             "libraries": self.libraries,
             "pools": [pool(gpu, figures) for gpu, figures in stats.items()],
-            "outside": {"plain": nothing, "managed": nothing, "pages": nothing, "peak": 0, "refused": 0},
+            "outside": {**dict.fromkeys(("plain", "managed", "pages", "pinned"), nothing), "peak": 0, "refused": 0},
             "said": self.said,
         }
         with open(os.path.join(folder, f"{os.getpid()}-python.json"), "w", encoding="utf-8") as file:
