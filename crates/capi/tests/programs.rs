@@ -4,9 +4,10 @@
 //! runs also under AddressSanitizer with the undefined-behaviour sanitizer, and under valgrind: that takes most of the time. A
 //! missing tool is a failure then. Without it, the tests run what they can and say what they did not.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// How a program is built and run.
 #[derive(Clone, Copy, PartialEq)]
@@ -49,15 +50,13 @@ fn run(command: &mut Command) {
     );
 }
 
-/// Builds one of the programs beside this file.
+/// Builds one of the programs beside this file, once for the tests that run it alike.
 fn build(source: &str, watch: Watch, standard: &str) -> PathBuf {
-    let suffix = match watch {
-        Watch::Nothing => "plain",
-        Watch::Sanitizers => "sanitized",
-        Watch::Valgrind => "valgrind",
-    };
+    static BUILT: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    let suffix = if watch == Watch::Sanitizers { "sanitized" } else { "plain" };
     let name = format!("{}-{standard}-{suffix}", source.replace(['/', '.'], "-"));
-    compile(&here().join("tests").join(source), &name, watch, standard)
+    let program = BUILT.lock().unwrap().entry(name.clone()).or_default().clone();
+    program.get_or_init(|| compile(&here().join("tests").join(source), &name, watch, standard)).clone()
 }
 
 fn compile(file: &Path, name: &str, watch: Watch, standard: &str) -> PathBuf {
@@ -128,6 +127,7 @@ fn check_as(source: &str, watch: Watch, standard: &str) {
                 "--errors-for-leak-kinds=definite",
             ])
             .arg(program)
+            .arg("briefly")
             .env("MILLPOND_DEVICE", "host"));
     } else {
         run(Command::new(program).env("MILLPOND_DEVICE", "host"));
