@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::device::DevicePtr;
 use crate::device::sim::{SimDevice, SimOptions};
+#[cfg(not(miri))]
 use crate::lock::{RwLock, RwLockReadGuard};
 use crate::{Context, Pool, PoolBuilder, Result, Stream};
 

@@ -108,7 +108,7 @@ impl Stat {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use std::process::{Command, Stdio};
 
