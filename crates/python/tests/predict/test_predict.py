@@ -18,7 +18,7 @@ import pytest
 JOBS = Path(__file__).parent / "jobs"
 
 #: Bytes that each job requested at most on an H100, with PyTorch 2.11: docs/lab/predict.md.
-TRUTHS = {"mlp": 797_918_920, "lora": 6_902_542_536, "unet": 2_063_119_055}
+TRUTHS = {"mlp": 797_918_920, "lora": 6_902_542_536, "unet": 2_063_119_055, "vgg": 2_970_760_151, "rnn": 1_360_110_920}
 
 PYTHON = os.environ.get("MILLPOND_PREDICT_PYTHON", sys.executable)
 
@@ -100,6 +100,16 @@ def test_an_option_answers_what_needs_a_value() -> None:
     done = of(TRAINS.format(line=line), "--item", "4", "--selected", "0.25")
     assert done.returncode == 0, done.stderr
     assert "torch.Size([262144]) more" in done.stderr
+
+
+def test_a_library_that_asks_of_all_values_is_told_yes(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "asks.py").write_text("def is_whole(mask):\n    return bool((mask == 0).all())\n")
+    program = f"import sys, torch; sys.path.append({str(library)!r}); import asks; print(asks.is_whole(torch.ones(4).cuda()))"
+    done = of(program)
+    assert done.returncode == 0, done.stderr
+    assert "True" in done.stderr
 
 
 def test_ranks_are_predicted_without_the_others(tmp_path: Path) -> None:
