@@ -30,6 +30,7 @@ def begin(recording: Any) -> None:
         "_cudnn_rnn": recurrent.forward(working_in),
         "_cudnn_rnn_backward": recurrent.backward(work_in),
         "_cudnn_rnn_flatten_weight": recurrent.flat_weights,
+        "_cudnn_init_dropout_state": recurrent.dropout_state,
         "_scaled_dot_product_cudnn_attention": attention,
         "_scaled_dot_product_cudnn_attention_backward": attention_backward,
     }.items():
@@ -95,7 +96,7 @@ def workspace(input: Any, weight: Any, output: Any, stride: Any, groups: int, of
         # A product for each image.
         return part * int(input.shape[0]) + SMALL
     is_float32 = input.dtype == torch.float32
-    if is_float32 and not has_order and input.shape[1] < FEW:
+    if is_float32 and not has_order and input.shape[1] < FEW and all(step == 1 for step in stride):
         return SMALL
     is_padded = input.shape[1] % 8 != 0
     bytes = 0
@@ -127,7 +128,7 @@ MOST_PARTS = 13
 MULTIPROCESSORS = 132
 FEWER_PARTS = 11 / 12
 
-#: Convolutions in float32 of fewer channels, such as colours, copy nothing.
+#: Convolutions in float32 of fewer channels, such as colours, copy nothing where they take each place.
 FEW = 4
 
 #: What cuDNN asks for besides.

@@ -12,10 +12,16 @@ LSTM = 2
 #: Gates of each kind of layer: with ReLU, with tanh, an LSTM, a GRU.
 GATES = (1, 1, 4, 3)
 
-#: Of a layer's outputs, how many times as much it keeps.
-KEPT = 5
+GRU = 3
+
+#: Of a layer's outputs, how many times as much it keeps: a GRU, and others.
+KEPT = {True: 6, False: 5}
+
+#: The state of random numbers for dropout on an H100: 24 bytes for each thread that it runs at once.
+DROPOUT_STATE = 132 * 2048 * 24
 
 #: Measured workspaces over the gates in float32: of one layer, of more, and of those that run both ways.
+#: Those of a GRU are as of layers that run both ways.
 WORKSPACES = {False: (2.0, 2.65, 2.2), True: (3.15, 1.65, 1.65)}
 
 
@@ -33,6 +39,11 @@ def flat_weights(
     return buffer
 
 
+def dropout_state(dropout: float, train: bool, seed: int, **where: Any) -> Any:
+    is_used = dropout > 0 and train
+    return torch.empty(DROPOUT_STATE if is_used else 0, dtype=torch.uint8, device=where["device"])
+
+
 class Layers:
     """The sizes of one call."""
 
@@ -44,13 +55,16 @@ class Layers:
         self.mode, self.hidden, self.layers = mode, hidden, layers
         self.is_half = input.element_size() == 2
 
-    def kept(self, input: Any) -> int:
+    def kept(self, input: Any, dropout: float) -> int:
         layer = self.places * self.hidden * self.directions
-        return int((layer * (KEPT * self.layers + self.layers - 1)) * input.element_size() + 256)
+        # Of what is dropped, one bit each.
+        dropped = layer * (self.layers - 1) // 8 if dropout > 0 else 0
+        times = KEPT[self.mode == GRU] * self.layers + self.layers - 1
+        return int(layer * times * input.element_size() + dropped + 256)
 
     def workspace(self) -> int:
         one, more, both_ways = WORKSPACES[self.is_half]
-        times = both_ways if self.directions == 2 else more if self.layers > 1 else one
+        times = both_ways if self.directions == 2 or self.mode == GRU else more if self.layers > 1 else one
         return int(self.places * GATES[self.mode] * self.hidden * self.directions * 4 * times)
 
 
@@ -68,7 +82,7 @@ def forward(working_in: Any) -> Any:
         last_state = torch.empty_like(state)
         last_cells = torch.empty_like(cells) if cells is not None else torch.empty(0, device=input.device)
         with working_in(sizes.workspace(), input.device):
-            kept = torch.empty(sizes.kept(input) if train else 0, dtype=torch.uint8, device=input.device)
+            kept = torch.empty(sizes.kept(input, dropout) if train else 0, dtype=torch.uint8, device=input.device)
         if batch_first and not batches:
             output = output.transpose(0, 1)
         return output, last_state, last_cells, kept, buffer

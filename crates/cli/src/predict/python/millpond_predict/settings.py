@@ -92,7 +92,7 @@ def line_of_library() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "millpond_predict" not in file and "/torch/" not in file:
+        if "millpond_predict" not in file and not frame.f_globals.get("__name__", "").startswith("torch."):
             return linecache.getline(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return ""
