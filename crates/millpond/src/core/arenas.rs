@@ -1,7 +1,8 @@
 //! The arenas of a pool: its own, and those that keep their pages. All stand under the pool's lock, limits and counters.
 //!
 //! What a graph uses must be where it was at every replay, which nobody tells the pool of. So an arena for captures *keeps*
-//! its pages (`Arena::that_keeps`): only captures that share the arena can reuse a freed block. Once the last claim is
+//! its pages and their addresses (`Arena::that_keeps`): only captures that share the arena can reuse freed memory, at the same
+//! addresses or at others. Once the last claim is
 //! gone, no replay can come. The host waits for those under way. Then the arena *lets go*: free memory goes back, and
 //! live blocks once they are freed.
 
@@ -271,6 +272,32 @@ mod tests {
         assert!(!memory.alloc_at((DevicePtr::new(1 << 50), 1000), &stream).unwrap());
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
         assert_eq!(live(), 0);
+        pool.check().unwrap();
+    }
+
+    #[test]
+    fn blocks_whose_pages_moved_are_live_again_where_they_were() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let memory = pool.capture_pool();
+        let alloc = |bytes| {
+            let _capturing = memory.begin_where(|_| true).unwrap();
+            pool.alloc(bytes, &stream).unwrap()
+        };
+        let blocks = [8 * MIB; 3].map(alloc);
+        pool.free_block(blocks[0], &stream).unwrap();
+        pool.free_block(blocks[2], &stream).unwrap();
+        let long = alloc(16 * MIB);
+        assert!(pool.stats().pages_remapped > 0);
+        assert_eq!(memory.reserved(), 24 * MIB);
+        let again = |at: usize| memory.alloc_at((blocks[at], 8 * MIB), &stream).unwrap();
+        assert_eq!([0, 1, 2].map(again), [false; 3], "their pages are in use");
+        pool.free_block(long, &stream).unwrap();
+        assert_eq!([0, 1, 2].map(again), [true, false, true]);
+        assert_eq!((memory.used(), memory.reserved()), (24 * MIB, 24 * MIB));
+        assert!(!memory.alloc_at((long, 16 * MIB), &stream).unwrap());
+        pool.check().unwrap();
+        blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        assert!(memory.alloc_at((long, 16 * MIB), &stream).unwrap());
         pool.check().unwrap();
     }
 

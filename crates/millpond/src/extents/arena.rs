@@ -57,7 +57,7 @@ pub(crate) struct Arena {
     pub(super) mapper: Mapper,
     donors: Donors,
     shortening: Shortening,
-    /// Whether pages stay where they were first mapped, free or not: unknown work uses them. See
+    /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
     /// [`Arena::that_keeps`].
     keeps: bool,
 }
@@ -81,20 +81,26 @@ impl Arena {
         }
     }
 
-    /// Another arena with the same layout, limits and counters, whose pages stay where they are. Free pages are neither
-    /// remapped, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so that what
-    /// different streams freed stays apart.
+    /// Another arena with the same layout, limits and counters, which keeps its pages. Free ones are neither trimmed nor
+    /// exchanged, until it [lets go](Self::let_go). They are mapped at other addresses, too, where what was freed lies apart: a
+    /// replay uses both, in the order of the capture. It makes no stream wait, so that what different streams freed stays apart.
     pub(crate) fn that_keeps(&self) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
         let (timelines, layout) = (self.rules.timelines.clone(), self.map.layout);
         let pages = self.mapper.pages().none_yet();
-        let new = Self::new(timelines, self.mapper.counters().clone(), layout, policies, pages);
-        Self { keeps: true, ..new }
+        let counters = self.mapper.counters().clone();
+        let mapper = Mapper::with_mappings_that_stay(self.mapper.pages().none_yet(), counters.clone());
+        Self { keeps: true, mapper, ..Self::new(timelines, counters, layout, policies, pages) }
     }
 
     /// From now on `ranges` says that this arena's addresses are `owner`'s. It has none yet.
     pub(crate) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
         self.map.regions.publish(ranges, owner);
+    }
+
+    /// Where each page was mapped before, and still is, by the page: where old mappings stay.
+    pub(crate) fn staying(&self) -> impl Iterator<Item = (PageId, DevicePtr)> {
+        self.mapper.staying(&self.map)
     }
 
     /// Whose an address is, of all that are published where this arena's are.
@@ -109,6 +115,7 @@ impl Arena {
     /// From now on what is free may go back to the device, as in any arena.
     pub(crate) fn let_go(&mut self) {
         self.keeps = false;
+        self.mapper.let_go();
     }
 
     pub(crate) fn keeps(&self) -> bool {
@@ -216,8 +223,31 @@ impl Arena {
         if !self.map.make_room() {
             return None;
         }
+        self.bring_back(ptr, units)?;
         let found = self.map.free_at(ptr, units)?;
         Some(self.carve(found, units, 0))
+    }
+
+    /// Has the pages come back to the old mappings in a range of addresses, from where they are free. `None` where one of them
+    /// is not: then some have come back.
+    fn bring_back(&mut self, ptr: DevicePtr, units: u64) -> Option<()> {
+        let Self { map, mapper, .. } = self;
+        while let Some((id, page)) = map.dormant_at(ptr, units)? {
+            let home = mapper.table().home(page)?;
+            let from = map.free_over(home.region, map.layout.units_of(home.span()))?;
+            let mut fence = Fence::empty();
+            if !fence.try_join(&map[from].fence)
+                || !map.make_room_for(2, fence.len())
+                || !mapper.make_room_for_old(1)
+            {
+                return None;
+            }
+            let freed = mapper.move_out(map, (page, from), true);
+            mapper.come_back(map, (id, page), freed);
+            *map.fence_mut(id) = fence;
+            map.list_if_unmerged(id);
+        }
+        Some(())
     }
 
     /// Makes the request, and reserves the host's memory for it, before anything changes.
@@ -248,8 +278,6 @@ impl Arena {
         if !mapper.pages().device().properties().virtual_memory {
             return segments::back(map, mapper, request);
         }
-        // What is free in an arena that keeps its pages moves nowhere.
-        let origin = if *keeps { PageOrigin::Growth } else { origin };
         Miss { map, rules, mapper, donors, shortening, request }.back(origin, *keeps)
     }
 

@@ -49,6 +49,8 @@ pub(super) struct Donors {
     pages: Vec<DonorPage>,
     /// By page id: the place in the list of pages, and 1; 0 where no donor has the page. Empty where no page may come back.
     by_page: Vec<u32>,
+    /// Whether old mappings stay where they are: no place may hold one.
+    pub(super) old_mappings_stay: bool,
 }
 
 impl Donors {

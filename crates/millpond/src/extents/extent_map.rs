@@ -373,6 +373,28 @@ impl ExtentMap {
         whole
     }
 
+    /// The first old mapping that a page may come back to, in so many units from an address on. `None` where any of them is
+    /// neither free nor such a mapping.
+    pub(super) fn dormant_at(&self, ptr: DevicePtr, units: u64) -> Option<Option<(ExtentId, PageId)>> {
+        let (region, at) = self.regions.find(ptr)?;
+        let start = at >> self.layout.unit_shift();
+        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        for id in self.until(first, start + units) {
+            match self.extents[id].state {
+                ExtentState::Free => {}
+                ExtentState::Dormant(page) => return Some(Some((id, page))),
+                _ => return None,
+            }
+        }
+        Some(None)
+    }
+
+    /// The free extent that holds a range of a region's units.
+    pub(super) fn free_over(&self, region: u32, (start, end): (u64, u64)) -> Option<ExtentId> {
+        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        (self.is(first, ExtentState::Free) && end <= self.extents[first].end()).then_some(first)
+    }
+
     /// The free extent that holds so many units from an address on, and the unit where they begin. Free neighbours are
     /// joined to one, whatever streams freed them. `None`, and nothing changed, where any of it is not free.
     pub(super) fn free_at(&mut self, ptr: DevicePtr, units: u64) -> Option<(ExtentId, u64)> {

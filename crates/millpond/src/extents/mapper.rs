@@ -25,6 +25,16 @@ impl Mapper {
         Self { pages, table: PageTable::default(), old_mappings: OldMappings::default(), counters }
     }
 
+    /// Old mappings stay, until they are [let go](Self::let_go).
+    pub(super) fn with_mappings_that_stay(pages: Pages, counters: Arc<Counters>) -> Self {
+        Self { old_mappings: OldMappings::that_stay(), ..Self::new(pages, counters) }
+    }
+
+    /// Old mappings may go from now on.
+    pub(super) fn let_go(&mut self) {
+        self.old_mappings.let_go();
+    }
+
     pub(super) fn pages(&self) -> &Pages {
         &self.pages
     }
@@ -58,6 +68,16 @@ impl Mapper {
         self.old_mappings.make_room(more) && self.table.make_room(region, base_pages, self.pages.records())
     }
 
+    /// Reserves the host's memory for so many more old mappings; `false` where it is refused.
+    pub(super) fn make_room_for_old(&mut self, more: usize) -> bool {
+        self.old_mappings.make_room(more)
+    }
+
+    /// Where each page was mapped before, and still is, by the page: where old mappings stay.
+    pub(super) fn staying(&self, map: &ExtentMap) -> impl Iterator<Item = (PageId, DevicePtr)> {
+        self.old_mappings.staying(map)
+    }
+
     /// Removes the old mappings whose work is complete.
     pub(super) fn reap(&mut self, map: &mut ExtentMap, rules: &ReuseRules) {
         self.old_mappings.reap(map, rules, &mut self.pages);
@@ -77,7 +97,8 @@ impl Mapper {
         }
     }
 
-    /// The ids of pages that may come back to old mappings of theirs are below this; 0 where there is none.
+    /// The ids of pages that a miss may bring back to old mappings of theirs are below this; 0 where there is none. Where old
+    /// mappings stay, a miss goes past them.
     pub(super) fn ids_of_dormant(&self) -> usize {
         if self.old_mappings.is_empty() { 0 } else { self.pages.records() }
     }
@@ -110,7 +131,7 @@ impl Mapper {
         let home = self.table.leave(page).expect("the page of a free extent is at home");
         let (start, end) = map.layout.units_of(home.span());
         let old = map.cut(map.piece_at(from, start), (start, end));
-        self.leave(map, (old, page), may_come_back);
+        self.leave(map, (old, page), may_come_back || self.old_mappings.stay());
         map[old].freed
     }
 

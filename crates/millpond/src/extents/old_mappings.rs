@@ -3,10 +3,14 @@
 //! An old mapping cannot go before the work on it is complete, and nobody waits for that. Most stay longer: they are
 //! *dormant*. A program that repeats its steps needs the same addresses again. Its pages then come back to them without a
 //! device call. A dormant mapping goes where its addresses are needed for other pages, or where its page is given back.
+//!
+//! What a graph was captured with stays, whatever moves: at each replay its work uses the addresses that it was given, in the
+//! order of the capture. So where captures allocate, all old mappings *stay*, until [`OldMappings::let_go`].
 
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::reuse_rules::ReuseRules;
+use crate::device::DevicePtr;
 use crate::order::Fence;
 use crate::physical::{PageId, Pages};
 use crate::policy::donating::most_dormant;
@@ -18,21 +22,48 @@ pub(super) struct OldMappings {
     pending: Vec<ExtentId>,
     /// The dormant ones that are idle, the oldest first.
     idle: Vec<ExtentId>,
+    /// The dormant ones that stay. `None` where none has to.
+    staying: Option<Vec<ExtentId>>,
 }
 
 impl OldMappings {
-    pub(super) fn ids(&self) -> impl Iterator<Item = ExtentId> {
-        self.pending.iter().chain(&self.idle).copied()
+    /// Old mappings that stay.
+    pub(super) fn that_stay() -> Self {
+        Self { staying: Some(Vec::new()), ..Self::default() }
     }
 
+    /// From now on they may go: no replay can come, and none is under way.
+    pub(super) fn let_go(&mut self) {
+        // Those of one donor lie side by side there, too.
+        self.pending.append(&mut self.staying.take().unwrap_or_default());
+    }
+
+    pub(super) fn stay(&self) -> bool {
+        self.staying.is_some()
+    }
+
+    /// Where each page was mapped before, and still is, by the page.
+    pub(super) fn staying(&self, map: &ExtentMap) -> impl Iterator<Item = (PageId, DevicePtr)> {
+        let page = |id: &ExtentId| match map[*id].state {
+            ExtentState::Dormant(page) => Some((page, map.address_of(*id))),
+            _ => None,
+        };
+        self.staying.iter().flatten().filter_map(page)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = ExtentId> {
+        self.pending.iter().chain(&self.idle).chain(self.staying.iter().flatten()).copied()
+    }
+
+    /// Whether there is none that may go.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty() && self.idle.is_empty()
     }
 
     /// Reserves the host's memory for so many more; `false` where it is refused.
     pub(super) fn make_room(&mut self, more: usize) -> bool {
-        let all = self.pending.len() + self.idle.len() + more;
-        let mut lists = [&mut self.pending, &mut self.idle].into_iter();
+        let all = self.pending.len() + self.idle.len() + self.staying.as_ref().map_or(0, Vec::len) + more;
+        let mut lists = [&mut self.pending, &mut self.idle].into_iter().chain(&mut self.staying);
         // Each may come to hold all of them.
         lists.all(|list| list.try_reserve(all - list.len()).is_ok())
     }
@@ -40,7 +71,7 @@ impl OldMappings {
     /// Lists an old mapping that a page may come back to.
     pub(super) fn push_dormant(&mut self, map: &mut ExtentMap, id: ExtentId, page: PageId) {
         map.make_dormant(id, page);
-        self.pending.push(id);
+        self.staying.as_mut().unwrap_or(&mut self.pending).push(id);
     }
 
     /// Lists an old mapping that is to be removed.
@@ -51,12 +82,12 @@ impl OldMappings {
 
     /// Takes a dormant mapping off the lists; returns whether it was idle.
     fn take(&mut self, id: ExtentId) -> bool {
-        let Self { pending, idle } = self;
+        let Self { pending, idle, staying } = self;
         if let Some(at) = idle.iter().rposition(|other| *other == id) {
             idle.remove(at);
             return true;
         }
-        pending.retain(|other| *other != id);
+        staying.as_mut().unwrap_or(pending).retain(|other| *other != id);
         false
     }
 
@@ -126,7 +157,7 @@ impl OldMappings {
             return;
         }
         rules.poll(&self.fence(map));
-        let Self { pending, idle } = self;
+        let Self { pending, idle, .. } = self;
         let (mut complete, mut unmapped) = (None, None);
         pending.retain(|&id| {
             // What one donor gave has one fence, and lies side by side.

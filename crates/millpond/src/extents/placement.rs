@@ -139,7 +139,7 @@ impl Growth<'_> {
                 if self.donors.have(page, (region, place)) {
                     return Some(0);
                 }
-                fence.is_empty().then(all)
+                (fence.is_empty() && !self.donors.old_mappings_stay).then(all)
             }
             _ => None,
         }

@@ -40,6 +40,7 @@ impl Planner<'_> {
         let Request { units, stream, .. } = self.request;
         let base_pages = self.map.layout.base_pages_for(units);
         self.donors.clear();
+        self.donors.old_mappings_stay = self.mapper.old_mappings().stay();
         if origin == PageOrigin::All {
             self.donors.gather((self.map, self.mapper), self.rules, (base_pages, stream));
         }

@@ -18,7 +18,83 @@ pub(super) enum Presence {
     Whole,
 }
 
+/// Where else than at home a page is mapped, for graphs that were captured. While the page sleeps, these mappings are away.
+#[derive(Debug, Default)]
+pub(crate) struct OtherMappings {
+    at: Vec<DevicePtr>,
+    /// How many are away, the first ones.
+    away: usize,
+    /// Whether the last one that is away is mapped, and the device may not use it there.
+    lacks_access: bool,
+}
+
+impl OtherMappings {
+    /// Adds one. `false` where the host has no memory for it.
+    pub(crate) fn add(&mut self, at: DevicePtr) -> bool {
+        let has_room = self.at.try_reserve(1).is_ok();
+        if has_room {
+            self.at.push(at);
+        }
+        has_room
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.at.len()
+    }
+}
+
 impl Pages {
+    /// Removes the other mappings of a page that is to sleep. After an error it can be called again, as its counterpart can.
+    ///
+    /// # Safety
+    /// The page is mapped there, and no work uses it until it is awake.
+    pub(crate) unsafe fn lay_down(&mut self, id: PageId, others: &mut OtherMappings) -> DeviceResult<()> {
+        let bytes = self.bytes_of(id);
+        if others.lacks_access {
+            // SAFETY: it is mapped there; the rest is the caller's promise.
+            unsafe { self.device.unmap(others.at[others.away - 1], bytes) }?;
+            self.counters.calls.unmap.add(1);
+            others.lacks_access = false;
+        }
+        while let Some(&at) = others.at.get(others.away) {
+            self.tell(at, bytes, false);
+            // SAFETY: likewise.
+            unsafe { self.device.unmap(at, bytes) }.inspect_err(|_| self.tell(at, bytes, true))?;
+            self.counters.calls.unmap.add(1);
+            others.away += 1;
+        }
+        Ok(())
+    }
+
+    /// Undoes [`lay_down`](Self::lay_down), once the page is awake at home.
+    ///
+    /// # Safety
+    /// The page has been mapped there, and nothing else has since.
+    pub(crate) unsafe fn get_up(&mut self, id: PageId, others: &mut OtherMappings) -> DeviceResult<()> {
+        let bytes = self.bytes_of(id);
+        while others.away > 0 {
+            let at = others.at[others.away - 1];
+            if !others.lacks_access {
+                // SAFETY: the page has memory. The addresses are its own, and empty while it is away.
+                unsafe { self.device.map(at, bytes, self.handle(id).0) }?;
+                self.counters.calls.map.add(1);
+                others.lacks_access = true;
+            }
+            // SAFETY: just this range is mapped.
+            unsafe { self.device.set_access(at, bytes) }?;
+            self.counters.calls.set_access.add(1);
+            let peers = self.get(id).peers;
+            if peers != PeerSet::NONE {
+                // SAFETY: likewise, and it has access now.
+                unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
+                self.counters.calls.set_access.add(1);
+            }
+            (others.away, others.lacks_access) = (others.away - 1, false);
+            self.tell(at, bytes, true);
+        }
+        Ok(())
+    }
+
     /// Whether there is a page with this id.
     pub(crate) fn knows(&self, id: PageId) -> bool {
         self.table.get(id.0 as usize).is_some_and(Option::is_some)
@@ -52,7 +128,7 @@ impl Pages {
     /// Unmaps a page from its home, and gives its memory back. Where it sleeps already, nothing is done.
     ///
     /// # Safety
-    /// The page is mapped at `at` and nowhere else, and no work uses the range until it is awake.
+    /// The page is mapped at `at`, and elsewhere only where [others](OtherMappings) say so, and no work uses the range until it is awake.
     pub(crate) unsafe fn put_to_sleep(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
         let bytes = self.bytes_of(id);
         if self.get(id).presence > Presence::Unmapped {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pages::pages_that_can_sleep;
+use super::pages::{Sleeper, pages_that_can_sleep};
 use crate::core::ArenaId;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::{Arena, PageAtHome};
@@ -29,7 +29,7 @@ pub(super) struct Asleep {
 pub(super) struct AsleepPage {
     /// The memory of a capture that it belongs to; `None` for the pool's own.
     pub(super) of: Option<ArenaId>,
-    pub(super) page: PageAtHome,
+    pub(super) page: Sleeper,
     pub(super) pieces: Range<usize>,
     /// Whether what is to be kept of it is in pinned memory.
     pub(super) is_kept: bool,
@@ -68,7 +68,7 @@ impl Asleep {
         self.pieces.try_reserve(pages.len() + live.len()).map_err(|_| no_memory())?;
         let (mut live, mut offset) = (live.into_iter().peekable(), self.bytes());
         for page in pages {
-            let (start, end) = (page.at, page.at.offset(page.bytes));
+            let (start, end) = (page.0.at, page.0.at.offset(page.0.bytes));
             let first = self.pieces.len();
             while let Some((at, bytes)) = live.peek().copied().filter(|(at, _)| *at < end) {
                 let (from, to) = (at.max(start), at.offset(bytes).min(end));
@@ -121,7 +121,8 @@ impl Asleep {
             // Two that were joined may be half of a longer one.
             while let [.., first, next] = &mut self.pages[..kept]
                 && first.of == next.of
-                && join(first.of, &mut first.page, &next.page)
+                && first.page.1.count() + next.page.1.count() == 0
+                && join(first.of, &mut first.page.0, &next.page.0)
             {
                 first.pieces.end = next.pieces.end;
                 kept -= 1;
@@ -134,7 +135,7 @@ impl Asleep {
     pub(super) fn batch_from(&self, first: usize) -> Range<usize> {
         let (mut end, mut bytes) = (first, 0);
         while end < self.pages.len() && bytes < BATCH {
-            bytes += self.pages[end].page.bytes;
+            bytes += self.pages[end].page.0.bytes;
             end += 1;
         }
         first..end

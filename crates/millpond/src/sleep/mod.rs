@@ -255,7 +255,7 @@ impl Sleeper {
                     page.is_kept = true;
                     let went = arenas
                         .named_mut(page.of)
-                        .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &page.page));
+                        .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &mut page.page));
                     gone = gone.and(went);
                 }
             }
@@ -316,9 +316,11 @@ impl Sleeper {
             return Ok(());
         }
         if copied.is_ok() {
-            for page in self.asleep.iter().flat_map(|asleep| &asleep.pages).filter(|page| page.is_kept) {
+            for page in
+                self.asleep.iter_mut().flat_map(|asleep| &mut asleep.pages).filter(|page| page.is_kept)
+            {
                 let Some(arena) = arenas.named_mut(page.of) else { continue };
-                if let Err(error) = pages::put_to_sleep(arena, &page.page) {
+                if let Err(error) = pages::put_to_sleep(arena, &mut page.page) {
                     tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
                 }
             }
@@ -329,11 +331,11 @@ impl Sleeper {
     }
 
     /// Maps what is kept, and gives the copies to the device.
-    fn bring_back(&self, arenas: &mut Arenas, copies: &Copies) -> std::result::Result<(), Refusal> {
+    fn bring_back(&mut self, arenas: &mut Arenas, copies: &Copies) -> std::result::Result<(), Refusal> {
         let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
-        for page in asleep.pages.iter().filter(|page| page.is_kept) {
+        for page in asleep.pages.iter_mut().filter(|page| page.is_kept) {
             let Some(arena) = arenas.named_mut(page.of) else { continue };
-            if !pages::wake(arena, &page.page)? {
+            if !pages::wake(arena, &mut page.page)? {
                 continue;
             }
             for piece in &asleep.pieces[page.pieces.clone()] {

@@ -5,40 +5,66 @@
 
 use crate::device::{DeviceError, DeviceResult};
 use crate::extents::{Arena, PageAtHome, Refusal};
+use crate::physical::OtherMappings;
 
-/// The pages that can sleep, in the order of their addresses: those that lie in one place only, and are no segments. No work
-/// may use them: the device is idle.
-pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<PageAtHome>> {
+/// A page, and where else it is mapped.
+pub(super) type Sleeper = (PageAtHome, OtherMappings);
+
+/// The pages that can sleep, in the order of their addresses: those that are mapped at home, and elsewhere only for graphs, and
+/// are no segments. No work may use them: the device is idle.
+pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<Sleeper>> {
     arena.reap();
     let pages = arena.pages();
-    let mut found = Vec::new();
-    found.try_reserve_exact(pages.records()).map_err(|_| DeviceError::HostMemory {
+    let no_memory = || DeviceError::HostMemory {
         what: "a list of pages",
-        bytes: (pages.records() * size_of::<PageAtHome>()) as u64,
-    })?;
-    let can_sleep = |page: &PageAtHome| pages.mappings(page.id) == 1 && !pages.is_segment(page.id);
-    found.extend(pages.ids().filter_map(|id| arena.home_of(id)).filter(can_sleep));
-    found.sort_unstable_by_key(|page| page.at);
+        bytes: (pages.records() * size_of::<Sleeper>()) as u64,
+    };
+    let mut found: Vec<Sleeper> = Vec::new();
+    found.try_reserve_exact(pages.records()).map_err(|_| no_memory())?;
+    let at_home = pages.ids().filter_map(|id| arena.home_of(id)).filter(|page| !pages.is_segment(page.id));
+    found.extend(at_home.map(|page| (page, OtherMappings::default())));
+    found.sort_unstable_by_key(|(page, _)| page.id);
+    for (id, at) in arena.staying() {
+        if let Ok(of) = found.binary_search_by_key(&id, |(page, _)| page.id)
+            && !found[of].1.add(at)
+        {
+            return Err(no_memory());
+        }
+    }
+    found.retain(|(page, others)| pages.mappings(page.id) as usize == 1 + others.count());
+    found.sort_unstable_by_key(|(page, _)| page.at);
     Ok(found)
 }
 
 /// Gives the page's memory back, but not its place. After an error, it can be called again.
-pub(super) fn put_to_sleep(arena: &mut Arena, page: &PageAtHome) -> DeviceResult<()> {
+pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut Sleeper) -> DeviceResult<()> {
     if !arena.pages().knows(page.id) {
         // Forgotten. No id is used again while the arena sleeps.
         return Ok(());
     }
-    // SAFETY: the page is at home there only, and who puts an arena to sleep has waited for the device.
-    unsafe { arena.pages_mut().put_to_sleep(page.id, page.at) }
+    let pages = arena.pages_mut();
+    // SAFETY: the page is mapped at home and there only. Who puts an arena to sleep has waited for the device.
+    let down = unsafe { pages.lay_down(page.id, others) };
+    if down.is_err() {
+        // SAFETY: nothing is mapped there meanwhile.
+        if let Err(error) = unsafe { pages.get_up(page.id, others) } {
+            tracing::warn!(%error, "a page could not sleep, and is not mapped everywhere");
+        }
+        return down;
+    }
+    // SAFETY: it is mapped at home only now.
+    unsafe { pages.put_to_sleep(page.id, page.at) }
 }
 
 /// Undoes [`put_to_sleep`]. `false` where the page was forgotten.
-pub(super) fn wake(arena: &mut Arena, page: &PageAtHome) -> Result<bool, Refusal> {
+pub(super) fn wake(arena: &mut Arena, (page, others): &mut Sleeper) -> Result<bool, Refusal> {
     if !arena.pages().knows(page.id) {
         return Ok(false);
     }
     // SAFETY: the page's home is there: nothing moves while the arena sleeps.
     let woken = unsafe { arena.pages_mut().wake(page.id, page.at) };
     woken.map_err(|error| Refusal::of_page(error, page.bytes))?;
+    // SAFETY: the same holds for where else it was mapped.
+    unsafe { arena.pages_mut().get_up(page.id, others) }.map_err(Refusal::from)?;
     Ok(true)
 }

@@ -154,6 +154,78 @@ fn a_graphs_memory_stays_as_it_was_between_replays() {
     }
 }
 
+/// Captures work that needs pages in other places than they were: each block is filled, and its first byte goes to the output.
+fn capture_moving(rig: &Rig, memory: &CapturePool, output: DevicePtr) -> Graph {
+    rig.capture(memory, || {
+        let mut next = 0;
+        let mut filled = |sizes: &[u64]| -> Vec<DevicePtr> {
+            let alloc = |bytes: &u64| {
+                let block = rig.pool.alloc(*bytes, &rig.stream).unwrap();
+                rig.fill(block, next + 1, *bytes, &rig.stream);
+                rig.copy(output.offset(u64::from(next)), block.offset(bytes - 1), 1, &rig.stream);
+                next += 1;
+                block
+            };
+            sizes.iter().map(alloc).collect()
+        };
+        let free = |block| rig.pool.free_block(block, &rig.stream).unwrap();
+        let four = filled(&[8 * MIB; 4]);
+        // What is free lies apart.
+        free(four[0]);
+        free(four[2]);
+        let long = filled(&[16 * MIB])[0];
+        free(four[1]);
+        free(four[3]);
+        let longer = filled(&[14 * MIB])[0];
+        free(long);
+        let longest = filled(&[18 * MIB])[0];
+        free(longer);
+        free(longest);
+    })
+}
+
+/// What `capture_moving` writes.
+const MOVED: [u8; 7] = [1, 2, 3, 4, 5, 6, 7];
+
+#[test]
+fn a_capture_takes_pages_from_what_it_freed() {
+    let rig = Rig::new();
+    let output = rig.pool.alloc(512, &rig.stream).unwrap();
+    let memory = rig.pool.capture_pool();
+    let graph = capture_moving(&rig, &memory, output);
+    assert_eq!(memory.reserved(), 32 * MIB, "no more than was live at once");
+    assert!(rig.pool.stats().pages_remapped > 0);
+    for _ in 0..3 {
+        rig.fill(output, 0, 512, &rig.stream);
+        rig.replay(&graph, &rig.stream);
+        assert_eq!(rig.read(output, 7, &rig.stream), MOVED);
+        other_traffic(&rig);
+        rig.check();
+    }
+    drop(graph);
+    drop(memory);
+    rig.pool.free_block(output, &rig.stream).unwrap();
+    rig.context.synchronize().unwrap();
+    rig.pool.trim_to(0).unwrap();
+    assert_eq!(rig.pool.reserved().current, 0);
+    rig.check();
+}
+
+#[test]
+fn a_second_capture_leaves_the_first_ones_mappings() {
+    let rig = Rig::new();
+    let output = rig.pool.alloc(512, &rig.stream).unwrap();
+    let memory = rig.pool.capture_pool();
+    let graphs: Vec<_> = (0..3).map(|_| capture_moving(&rig, &memory, output)).collect();
+    assert_eq!(memory.reserved(), 32 * MIB);
+    for graph in graphs.iter().chain(&graphs) {
+        rig.fill(output, 0, 512, &rig.stream);
+        rig.replay(graph, &rig.stream);
+        assert_eq!(rig.read(output, 7, &rig.stream), MOVED);
+    }
+    rig.check();
+}
+
 #[test]
 fn within_a_capture_memory_is_reused_in_stream_order() {
     let rig = Rig::new();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode};
 use millpond::device::cuda::{CudaDevice, CudaOptions};
 use millpond::device::{Device, DeviceError, DevicePtr};
-use millpond::{Buffer, CapturePool, Context, Error, Pool, Stream};
+use millpond::{Buffer, CapturePool, Context, Error, Keep, Pool, Stream};
 
 use crate::shared::{Freeing, MIB};
 
@@ -108,6 +108,59 @@ impl Rig {
         }
         self.pool.trim_to(0).unwrap();
     }
+}
+
+/// The pages of what a capture freed lie in two places, of which each replay uses both.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_graph_whose_pages_moved_replays_also_after_sleeps() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let bytes = 24 * MIB;
+    let input = rig.pool.alloc(bytes, &rig.stream).unwrap();
+    let output = rig.pool.alloc(2 * bytes, &rig.stream).unwrap();
+    let graph = rig.capture(&memory, || {
+        let free = |block| rig.pool.free_block(block, &rig.stream).unwrap();
+        let blocks = [(); 4].map(|()| {
+            let block = rig.pool.alloc(bytes, &rig.stream).unwrap();
+            rig.copy(block, input, bytes, &rig.stream);
+            block
+        });
+        [blocks[0], blocks[2]].into_iter().for_each(free);
+        let long = rig.pool.alloc(2 * bytes, &rig.stream).unwrap();
+        rig.copy(long, blocks[1], bytes, &rig.stream);
+        rig.copy(long.offset(bytes), blocks[3], bytes, &rig.stream);
+        [blocks[1], blocks[3]].into_iter().for_each(free);
+        let again = rig.pool.alloc(2 * bytes - MIB, &rig.stream).unwrap();
+        rig.fill(again, 0xAA, 2 * bytes - MIB, &rig.stream);
+        rig.copy(output, long, 2 * bytes, &rig.stream);
+        free(again);
+        free(long);
+    });
+    assert_eq!(memory.reserved(), 4 * bytes);
+    assert!(rig.pool.stats().pages_remapped > 0);
+    for round in 0..100 {
+        rig.fill(input, round, bytes, &rig.stream);
+        rig.fill(output, 0xFF, 2 * bytes, &rig.stream);
+        rig.replay(&graph, &rig.stream);
+        rig.assert_filled(output, round, 2 * bytes, &rig.stream);
+        match round % 10 {
+            3 => rig.other_traffic(),
+            7 => {
+                rig.context.synchronize().unwrap();
+                rig.pool.sleep(if round < 50 { Keep::InPinnedMemory } else { Keep::Nothing }).unwrap();
+                assert_eq!(memory.reserved(), 0);
+                rig.pool.wake().unwrap();
+            }
+            _ => {}
+        }
+        rig.pool.check().unwrap();
+    }
+    drop((graph, memory));
+    [input, output].into_iter().for_each(|block| rig.pool.free_block(block, &rig.stream).unwrap());
+    rig.context.synchronize().unwrap();
+    rig.pool.trim_to(0).unwrap();
+    assert_eq!(rig.pool.reserved().current, 0);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use millpond::device::{
     Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Forward, PageHandle, StreamHandle,
 };
 use millpond::testing::checker::CheckerDevice;
-use millpond::{Buffer, Context, Error, Keep, Limit, Pool, Stream};
+use millpond::{Buffer, CapturePool, Context, Error, Keep, Limit, Pool, Stream};
 
 use crate::shared::{Freeing, KIB, MIB, Random, sim};
 
@@ -372,6 +372,61 @@ fn a_capture_and_a_sleep_exclude_each_other_but_graphs_memory_stays_in_place() {
     pool.check().unwrap();
 }
 
+/// Blocks of a capture, the last of which got the pages of two that were freed: they lie in two places.
+fn allocate_moving(pool: &Pool, memory: &CapturePool, stream: &Stream) -> [DevicePtr; 2] {
+    let _capturing = memory.begin(stream).unwrap();
+    let [first, between, last] = [8 * MIB; 3].map(|bytes| pool.alloc(bytes, stream).unwrap());
+    [first, last].into_iter().for_each(|block| pool.free_block(block, stream).unwrap());
+    let long = pool.alloc(16 * MIB, stream).unwrap();
+    assert!(pool.stats().pages_remapped > 0);
+    [between, long]
+}
+
+/// A replay uses addresses whose pages moved while it was captured.
+#[test]
+fn all_addresses_of_a_graphs_pages_are_there_after_a_sleep() {
+    let Bench { context, pool, stream, .. } = Bench::new();
+    let memory = pool.capture_pool();
+    let capturing = memory.begin(&stream).unwrap();
+    let [first, between, last] = [8 * MIB; 3].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+    pool.free_block(first, &stream).unwrap();
+    pool.free_block(last, &stream).unwrap();
+    let long = pool.alloc(16 * MIB, &stream).unwrap();
+    drop(capturing);
+    assert_eq!((pool.stats().pages_remapped > 0, memory.reserved()), (true, 24 * MIB));
+    let device = context.device();
+    // What one of its kernels writes by the first addresses is read by the last ones.
+    let uses = |value: u8| {
+        let mut seen = vec![0; 16 << 20];
+        // SAFETY: a graph may use its memory at any time, and `seen` lives until the stream is done.
+        unsafe {
+            device.memset(first, value, 8 * MIB, stream.handle()).unwrap();
+            device.memset(last, value, 8 * MIB, stream.handle()).unwrap();
+            device.copy_to_host(seen.as_mut_ptr(), long, 16 * MIB, stream.handle()).unwrap();
+        }
+        stream.synchronize().unwrap();
+        seen.iter().filter(|seen| **seen == value).count() as u64
+    };
+    let shared = uses(7);
+    assert!(shared > 0);
+    for (round, keep) in [Keep::InPinnedMemory, Keep::Nothing].into_iter().enumerate() {
+        pool.sleep(keep).unwrap();
+        assert_eq!(memory.reserved(), 0);
+        pool.wake().unwrap();
+        assert_eq!(memory.reserved(), 24 * MIB);
+        assert_eq!(uses(8 + round as u8), shared);
+        pool.check().unwrap();
+    }
+    pool.sleep(Keep::Nothing).unwrap();
+    drop(memory);
+    [between, long].into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+    pool.wake().unwrap();
+    context.synchronize().unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+    pool.check().unwrap();
+}
+
 #[test]
 fn what_cannot_be_mapped_again_cannot_sleep() {
     let (_, context, _) = sim(TOTAL);
@@ -543,6 +598,8 @@ fn whichever_call_fails_it_is_awake_or_asleep_and_can_be_tried_again() {
             let pool = Pool::builder(&context).build().unwrap();
             let blocks =
                 [600 * MIB, 512, 300 * MIB, 3 * MIB].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+            let memory = pool.capture_pool();
+            let captured = allocate_moving(&pool, &memory, &stream);
             let fail = || {
                 sim.fail_next(call, nth, DeviceError::Unavailable("asked for".to_owned()));
                 if twice {
@@ -567,7 +624,12 @@ fn whichever_call_fails_it_is_awake_or_asleep_and_can_be_tried_again() {
             assert_eq!(pool.is_asleep(), pool.alloc(512, &stream).is_err());
             pool.wake().unwrap();
             assert_eq!((pool.is_asleep(), pool.stats().asleep), (false, 0));
-            blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+            blocks.into_iter().chain(captured).for_each(|block| pool.free_block(block, &stream).unwrap());
+            drop(memory);
+            context.synchronize().unwrap();
+            pool.trim_to(0).unwrap();
+            // The block of 512 bytes is live.
+            assert!(pool.reserved().current <= 2 * MIB, "{call:?} {nth}");
             pool.check().unwrap();
         }
     }

@@ -5,6 +5,8 @@ The workspaces are measured: ``docs/lab/predict.md``.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,9 +27,10 @@ def begin(recording: Any) -> None:
         "convolution_backward": convolution_backward,
         "cudnn_batch_norm": batch_norm,
         "cudnn_batch_norm_backward": batch_norm_backward,
-        "_cudnn_rnn": recurrent.forward(work_in),
+        "_cudnn_rnn": recurrent.forward(working_in),
         "_cudnn_rnn_backward": recurrent.backward(work_in),
         "_cudnn_rnn_flatten_weight": recurrent.flat_weights,
+        "_cudnn_init_dropout_state": recurrent.dropout_state,
         "_scaled_dot_product_cudnn_attention": attention,
         "_scaled_dot_product_cudnn_attention_backward": attention_backward,
     }.items():
@@ -36,11 +39,19 @@ def begin(recording: Any) -> None:
 
 def work_in(bytes: int, device: Any) -> None:
     """A workspace that is given back at once."""
-    if bytes > 0:
-        phase, module = RECORDING.phase, RECORDING.module
-        RECORDING.set("workspace", module)
-        torch.empty(bytes, dtype=torch.uint8, device=device)
-        RECORDING.set(phase, module)
+    with working_in(bytes, device):
+        pass
+
+
+@contextlib.contextmanager
+def working_in(bytes: int, device: Any) -> Iterator[None]:
+    """A workspace that is given back at the end."""
+    phase, module = RECORDING.phase, RECORDING.module
+    RECORDING.set("workspace", module)
+    workspace = torch.empty(bytes, dtype=torch.uint8, device=device)
+    RECORDING.set(phase, module)
+    yield
+    del workspace
 
 
 def bytes_of(*tensors: Any) -> int:
@@ -85,6 +96,8 @@ def workspace(input: Any, weight: Any, output: Any, stride: Any, groups: int, of
         # A product for each image.
         return part * int(input.shape[0]) + SMALL
     is_float32 = input.dtype == torch.float32
+    if is_float32 and not has_order and input.shape[1] < FEW and all(step == 1 for step in stride):
+        return SMALL
     is_padded = input.shape[1] % 8 != 0
     bytes = 0
     if (not has_order and (of_weight or not is_product)) or (is_padded and of_weight and is_float32):
@@ -93,8 +106,15 @@ def workspace(input: Any, weight: Any, output: Any, stride: Any, groups: int, of
         bytes = padded(input, 1) + padded(weight, 1)
     if of_weight:
         places = output.numel() // max(output.shape[1], 1)
-        bytes += part * max(3 if is_float32 else 0, min(MOST_PARTS, places // PLACES))
+        bytes += parts_of_float32(weight) if is_float32 else part * min(MOST_PARTS, places // PLACES)
     return bytes + SMALL
+
+
+def parts_of_float32(weight: Any) -> int:
+    """A weight's gradient in float32 is cut into tiles of 128 channels to 128, and summed in as many parts as the card computes at once."""
+    tiles = -(-weight.shape[0] // 128) * -(-weight.shape[1] // 128) * (weight.numel() // max(weight.shape[0] * weight.shape[1], 1))
+    parts = MULTIPROCESSORS // max(tiles, 1)
+    return int(weight.numel() * 4 * (parts if parts > 1 else FEWER_PARTS))
 
 
 #: Bytes that rows have to be multiples of for tensor cores.
@@ -103,6 +123,13 @@ ALIGNED = 16
 #: The parts that a weight's gradient is summed in: one for so many places of the output, of the whole batch.
 PLACES = 8000
 MOST_PARTS = 13
+
+#: Of an H100. What is left where a tile each is too many.
+MULTIPROCESSORS = 132
+FEWER_PARTS = 11 / 12
+
+#: Convolutions in float32 of fewer channels, such as colours, copy nothing where they take each place.
+FEW = 4
 
 #: What cuDNN asks for besides.
 SMALL = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import sys
 from typing import Any
@@ -84,6 +85,17 @@ def place() -> tuple[str, bool]:
             is_first = False
         frame = frame.f_back  # type: ignore[assignment]
     return "the program", False
+
+
+def line_of_library() -> str:
+    """The innermost line that runs outside of PyTorch, as text."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "millpond_predict" not in file and not frame.f_globals.get("__name__", "").startswith("torch."):
+            return linecache.getline(file, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 def is_asked_by(end: str) -> bool:

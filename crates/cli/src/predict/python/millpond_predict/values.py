@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .settings import ANSWER, ITEM, SELECTED, is_asked_by, place, refuse
+from .settings import ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, place, refuse
 
 #: Keeps the operations that are put in the place of PyTorch's own.
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -75,6 +75,8 @@ def scalar(tensor: Any) -> Any:
         value = finite
     elif is_own:
         refuse_value(where, "a branch on a tensor, or a size from one,")
+    elif asks_for_all():
+        value = 1.0
     if not is_asked_by("_tensor_str.py"):
         answered = f"{where}: a value of the card is answered by {value:g}"
         ANSWER.remark(answered)
@@ -92,6 +94,12 @@ def of_a_check(where: str) -> float | None:
     if "isfinite(" in line:
         return 1.0
     return 0.0 if "isnan(" in line or "isinf(" in line else None
+
+
+def asks_for_all() -> bool:
+    """Whether a library asks if something holds for all values. It does: a mask without gaps, positions without jumps."""
+    line = line_of_library()
+    return ".all()" in line or "_all(" in line
 
 
 def part_of(elements: int, what: str) -> int:
