@@ -95,13 +95,15 @@ impl Donors {
         self.list.sort_unstable_by_key(|donor| (donor.rank, donor.pages));
     }
 
-    /// Lists pages of a free extent, from its end; returns how many base pages are wanted still.
+    /// Lists pages of a free extent, from its end; returns how many base pages are wanted still. Where old mappings stay, a page
+    /// that was given to a peer by itself stays too: that access belongs to its mapping.
     fn list_pages(&mut self, (map, mapper): (&ExtentMap, &Mapper), extent: ExtentId, mut wanted: u64) -> u64 {
         let region = map[extent].region;
         let (start, mut end) = map.base_pages_within(extent);
         while wanted > 0
             && let Some((page, home)) = mapper.table().last_whole(region, (start, end))
             && !mapper.pages().is_segment(page)
+            && (!self.old_mappings_stay || mapper.pages().has_usual_peers(page))
             && self.pages.try_reserve(1).is_ok()
         {
             self.pages.push(DonorPage { page, extent, home, is_taken: false });

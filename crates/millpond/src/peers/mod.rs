@@ -6,7 +6,8 @@
 //! twenty times as much.
 //!
 //! Access belongs to a mapping. So a page keeps it where it lies, and loses it when it is remapped: a new mapping has the
-//! access that all pages have, and no more. A page with a live block is not remapped.
+//! access that all pages have, and no more. A page with a live block is not remapped. In the memory of captures, neither is a page
+//! that was given to a peer by itself, and what is given with all of the pool reaches the mappings that stay for graphs.
 
 use std::ops::Range;
 
@@ -138,6 +139,10 @@ unsafe fn set_access(arena: &mut Arena, peers: PeerSet, allowed: bool) -> Device
             // SAFETY: the page is mapped there. The rest is the caller's promise.
             unsafe { arena.pages_mut().set_peer_access(id, page.at, peers, allowed) }?;
         }
+    }
+    for (id, at) in arena.staying() {
+        // SAFETY: likewise.
+        unsafe { arena.pages().set_peer_access_elsewhere(id, at, peers, allowed) }?;
     }
     Ok(())
 }

@@ -330,6 +330,27 @@ impl Pages {
         Ok(())
     }
 
+    /// As [`set_peer_access`](Self::set_peer_access), through a mapping that is not in use, and stays for graphs. Asks the device
+    /// each time.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn set_peer_access_elsewhere(
+        &self,
+        id: PageId,
+        at: DevicePtr,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        // While a page sleeps, it has no such mapping, and gets it for its peers when it wakes.
+        if !self.sleeps(id) {
+            // SAFETY: the caller's promise.
+            unsafe { self.device.set_peer_access(at, self.bytes_of(id), peers, allowed) }?;
+            self.counters.calls.set_access.add(1);
+        }
+        Ok(())
+    }
+
     /// Removes the page's mapping at `at`.
     ///
     /// # Safety

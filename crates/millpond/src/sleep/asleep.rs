@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pages::{Sleeper, pages_that_can_sleep};
+use super::pages::{PlacedPage, pages_that_can_sleep};
 use crate::core::ArenaId;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::{Arena, PageAtHome};
@@ -29,7 +29,7 @@ pub(super) struct Asleep {
 pub(super) struct AsleepPage {
     /// The memory of a capture that it belongs to; `None` for the pool's own.
     pub(super) of: Option<ArenaId>,
-    pub(super) page: Sleeper,
+    pub(super) page: PlacedPage,
     pub(super) pieces: Range<usize>,
     /// Whether what is to be kept of it is in pinned memory.
     pub(super) is_kept: bool,

@@ -8,18 +8,18 @@ use crate::extents::{Arena, PageAtHome, Refusal};
 use crate::physical::OtherMappings;
 
 /// A page, and where else it is mapped.
-pub(super) type Sleeper = (PageAtHome, OtherMappings);
+pub(super) type PlacedPage = (PageAtHome, OtherMappings);
 
 /// The pages that can sleep, in the order of their addresses: those that are mapped at home, and elsewhere only for graphs, and
 /// are no segments. No work may use them: the device is idle.
-pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<Sleeper>> {
+pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<PlacedPage>> {
     arena.reap();
     let pages = arena.pages();
     let no_memory = || DeviceError::HostMemory {
         what: "a list of pages",
-        bytes: (pages.records() * size_of::<Sleeper>()) as u64,
+        bytes: (pages.records() * size_of::<PlacedPage>()) as u64,
     };
-    let mut found: Vec<Sleeper> = Vec::new();
+    let mut found: Vec<PlacedPage> = Vec::new();
     found.try_reserve_exact(pages.records()).map_err(|_| no_memory())?;
     let at_home = pages.ids().filter_map(|id| arena.home_of(id)).filter(|page| !pages.is_segment(page.id));
     found.extend(at_home.map(|page| (page, OtherMappings::default())));
@@ -37,7 +37,7 @@ pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<Sleepe
 }
 
 /// Gives the page's memory back, but not its place. After an error, it can be called again.
-pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut Sleeper) -> DeviceResult<()> {
+pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut PlacedPage) -> DeviceResult<()> {
     if !arena.pages().knows(page.id) {
         // Forgotten. No id is used again while the arena sleeps.
         return Ok(());
@@ -57,7 +57,7 @@ pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut Sleeper) -> D
 }
 
 /// Undoes [`put_to_sleep`]. `false` where the page was forgotten.
-pub(super) fn wake(arena: &mut Arena, (page, others): &mut Sleeper) -> Result<bool, Refusal> {
+pub(super) fn wake(arena: &mut Arena, (page, others): &mut PlacedPage) -> Result<bool, Refusal> {
     if !arena.pages().knows(page.id) {
         return Ok(false);
     }

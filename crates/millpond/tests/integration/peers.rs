@@ -7,10 +7,10 @@ use std::sync::{Arc, mpsc};
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
-use millpond::device::{Device, DeviceError, StreamHandle};
+use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
 use millpond::testing::capturing::CapturingDevice;
 use millpond::testing::checker::CheckerDevice;
-use millpond::{Buffer, Context, Error, Keep, Pool, PoolBuilder, ReusePolicies, Stream};
+use millpond::{Buffer, CapturePool, Context, Error, Keep, Pool, PoolBuilder, ReusePolicies, Stream};
 
 use crate::shared::{Freeing, MIB};
 
@@ -253,6 +253,72 @@ fn access_to_a_pool_is_given_and_taken_back_on_live_memory() {
     assert!(!first.is_accessible_from(&later, second));
     drop((before, after, later));
     sim.ends_well();
+}
+
+/// Has pages move in the memory of a capture; returns a block whose pages did.
+fn moves_in_a_capture(gpu: &Gpu, memory: &CapturePool) -> DevicePtr {
+    let capturing = memory.begin_where(|_| true).unwrap();
+    let alloc = |pages| gpu.pool.alloc(pages * PAGE, &gpu.stream).unwrap();
+    let free = |block| gpu.pool.free_block(block, &gpu.stream).unwrap();
+    let blocks = [4; 3].map(alloc);
+    free(blocks[0]);
+    free(blocks[2]);
+    free(alloc(8));
+    free(blocks[1]);
+    drop(capturing);
+    blocks[0]
+}
+
+#[test]
+fn what_a_pool_gives_reaches_all_addresses_of_a_graph() {
+    for sleeps in [false, true] {
+        let sim = Sim::new();
+        let [first, second] = &sim.gpus;
+        let memory = first.pool.capture_pool();
+        let block = moves_in_a_capture(first, &memory);
+        assert!(first.pool.stats().pages_remapped > 0);
+        first.pool.allow_access(&second.context).unwrap();
+        if sleeps {
+            first.pool.sleep(Keep::InPinnedMemory).unwrap();
+            first.pool.wake().unwrap();
+        }
+        second.stream.wait_for(&first.stream).unwrap();
+        // A replay: a kernel of the second device uses what was the first block.
+        let device: &dyn Device = &*sim.checkers[1];
+        // SAFETY: there are no bytes.
+        unsafe { device.memset(block, 1, 4 * PAGE, second.stream.handle()) }.unwrap();
+        second.context.synchronize().unwrap();
+        first.pool.take_back_access(&second.context).unwrap();
+        // SAFETY: as above; it is refused.
+        assert!(unsafe { device.memset(block, 1, 4 * PAGE, second.stream.handle()) }.is_err());
+        drop(memory);
+    }
+}
+
+#[test]
+fn a_page_that_was_given_to_a_peer_stays_in_a_captures_memory() {
+    for is_given in [false, true] {
+        let sim = Sim::new();
+        let [first, second] = &sim.gpus;
+        let memory = first.pool.capture_pool();
+        let alloc = |pages| {
+            let _capturing = memory.begin_where(|_| true).unwrap();
+            first.pool.alloc(pages * PAGE, &first.stream).unwrap()
+        };
+        let free = |block| first.pool.free_block(block, &first.stream).unwrap();
+        let blocks = [4, 1].map(alloc);
+        if is_given {
+            first.pool.allow_access_to(blocks[0], &second.context).unwrap();
+        }
+        free(blocks[0]);
+        free(alloc(6));
+        let moved = if is_given { 0 } else { 4 };
+        assert_eq!(first.pool.stats().pages_remapped, moved);
+        assert_eq!(memory.reserved(), (11 - moved) * PAGE);
+        free(blocks[1]);
+        drop(memory);
+        sim.ends_well();
+    }
 }
 
 #[test]
