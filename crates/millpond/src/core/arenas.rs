@@ -235,7 +235,7 @@ fn tear_down(arena: &mut Arena) -> bool {
 mod tests {
     use super::super::arenas::VISITS;
     use crate::device::DevicePtr;
-    use crate::device::host::{HostDevice, HostOptions};
+    use crate::device::sim::{SimDevice, SimOptions};
     use crate::extents::LOOKS;
     use crate::fixtures::{Bench, Freeing, MIB};
     use crate::order::Stream;
@@ -303,8 +303,7 @@ mod tests {
 
     #[test]
     fn a_free_in_segments_looks_for_no_block_under_the_lock() {
-        let context =
-            Context::new(HostDevice::with_options(HostOptions::default().virtual_memory(false)).unwrap());
+        let context = Context::new(SimDevice::new(SimOptions::default().virtual_memory(false)).unwrap());
         let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
         let blocks = [3 * MIB, 512, 40 * MIB].map(|bytes| pool.alloc(bytes, &stream).unwrap());
         let before = LOOKS.get();
