@@ -155,6 +155,13 @@ impl Trainee<'_, '_> {
         self.backend.gather(source, &mut rows)?;
         let all = Batch { rows: &rows, count: count * images, of: images, images: None };
         let floats = self.backend.images(all)?;
+        let ledger = memory.ledger().filter(|_| count == 1);
+        ledger.inspect(|ledger| ledger.phase("one step", true));
+        let (totals, batches) = (&mut self.totals[0].parts, (Batch { images: Some(&floats), ..all }, images));
+        if totals.len() == 1 && self.optimizer.steps(self.backend, self.model, batches, &mut totals[0])? {
+            ledger.inspect(|ledger| ledger.ends());
+            return Ok(());
+        }
         let numbers: Vec<u32> = (0..(count * images) as u32).collect();
         for batch in numbers.chunks(images) {
             let ledger = memory.ledger().filter(|_| count == 1);

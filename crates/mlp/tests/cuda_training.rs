@@ -13,8 +13,8 @@ use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::Shard;
 use millpond_mlp::{
-    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Sgd, Step, Steps, TOTAL_LOSS,
-    TOTALS, Task, Upload, train,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Precision, Sgd, Step, Steps,
+    TOTAL_LOSS, TOTALS, Task, Upload, train,
 };
 
 const SMALL: Hyper = Hyper {
@@ -60,7 +60,7 @@ fn memory_of(machine: &Machine, allocator: &str) -> Memory {
 
 fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBackend {
     let second_stream = (streams == Streams::Two).then(|| machine.context().create_stream().unwrap());
-    let training = CudaTraining { tf32: false, second_stream };
+    let training = CudaTraining { precision: Precision::Float32, second_stream };
     CudaBackend::new(memory_of(machine, allocator), training).unwrap()
 }
 
@@ -111,7 +111,7 @@ fn a_backend_on_another_device_is_refused() {
 fn the_gpu_computes_the_losses_of_the_host() {
     let data = digits();
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
-    let mut host_backend = host.backend(memory_of(&host, "driver"), false).unwrap();
+    let mut host_backend = host.backend(memory_of(&host, "driver"), Precision::Float32).unwrap();
     let expected = losses(&trained(&host, host_backend.as_mut(), &data, &SMALL));
     for streams in [Streams::One, Streams::Two] {
         let machine = gpu();
@@ -215,7 +215,7 @@ fn the_gradients_are_those_of_the_loss() {
 #[test]
 fn the_hosts_gradients_are_those_of_the_loss() {
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
-    check_gradients(host.backend(memory_of(&host, "driver"), false).unwrap().as_mut());
+    check_gradients(host.backend(memory_of(&host, "driver"), Precision::Float32).unwrap().as_mut());
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn epochs_of_the_default_model_are_timed_with_every_allocator() {
 fn trained_as_a_rank(data: &Dataset, hyper: &Hyper, shard: Shard) -> Option<Vec<Epoch>> {
     let machine = gpu();
     let memory = memory_of(&machine, MILLPOND);
-    let mut backend = machine.backend(memory, false).unwrap();
+    let mut backend = machine.backend(memory, Precision::Float32).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
     let team = match machine.team_of_one(shard) {
         Ok(team) => team.bucket_bytes(8192),
@@ -308,7 +308,7 @@ fn one_rank_with_nccl_trains_as_without_ranks() {
     for momentum in [0.0, 0.9] {
         let hyper = Hyper { momentum, learning_rate: 0.05, ..SMALL };
         let machine = gpu();
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let expected = losses(&trained(&machine, backend.as_mut(), &data, &hyper));
         for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
             let Some(epochs) = trained_as_a_rank(&data, &hyper, shard) else { return };
@@ -328,7 +328,7 @@ fn a_batch_in_parts_has_the_losses_of_the_whole() {
     let data = digits();
     let machine = gpu();
     let of = |micro_batches| {
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         losses(&trained(&machine, backend.as_mut(), &data, &Hyper { micro_batches, ..SMALL }))
     };
     for (found, expected) in of(3).into_iter().zip(of(1)) {
@@ -362,7 +362,7 @@ mod two_gpus {
         };
         let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
         let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();
         let team = match machine.team(&ranks, shard) {
             Ok(team) => team.bucket_bytes(8192),
@@ -386,7 +386,7 @@ mod two_gpus {
     #[ignore = "needs two CUDA GPUs"]
     fn losses_of_two_gpus_are_those_of_one() {
         let machine = gpu();
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let expected = losses(&trained(&machine, backend.as_mut(), &digits(), &SMALL));
         for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
