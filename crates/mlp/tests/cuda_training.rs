@@ -167,6 +167,61 @@ fn captured_steps_have_the_losses_of_eager_ones_with_every_allocator() {
     }
 }
 
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn steps_in_one_kernel_have_the_losses_of_eager_ones() {
+    let data = digits();
+    let machine = gpu();
+    // A batch in which rows are left over, parts of sums that some blocks have none of, and the defaults.
+    for (num_layers, feat_dim, batch_size) in [(3, 64, 64), (2, 208, 50), (4, 784, 64)] {
+        let hyper = Hyper { num_layers, feat_dim, batch_size, learning_rate: 0.05, ..SMALL };
+        for (precision, relative) in Precision::ALL.into_iter().zip([1e-3, 1e-2, 5e-2]) {
+            let run = |name, steps| {
+                let mut backend = machine.backend(memory_of(&machine, name), precision).unwrap();
+                losses(&trained_by(steps, &machine, backend.as_mut(), (&data, &hyper)))
+            };
+            let (eager, captured) = (run(MILLPOND, Steps::Eager), run(MILLPOND, Steps::Captured));
+            for (found, expected) in captured.iter().zip(&eager) {
+                assert_close(
+                    found.0,
+                    expected.0,
+                    relative,
+                    &format!("training loss, {precision:?}, {hyper:?}"),
+                );
+                assert_close(
+                    found.1,
+                    expected.1,
+                    relative,
+                    &format!("validation loss, {precision:?}, {hyper:?}"),
+                );
+            }
+            for name in NAMES {
+                assert_eq!(run(name, Steps::Captured), captured, "{name}, {precision:?}, {hyper:?}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn batches_of_64_are_trained_in_one_kernel() {
+    let machine = gpu();
+    let mut backend = cuda_backend(&machine, MILLPOND, Streams::One);
+    let memory = backend.memory().clone();
+    let data = digits();
+    let rows = memory.zeroed::<u8>(128, data.train.row()).unwrap();
+    let batch = Batch { rows: &rows, count: 128, of: 64, images: None };
+    let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
+    let mut does = |layers, width, images| {
+        let model = Model::new(&memory, data.pixels(), layers, width, 1).unwrap();
+        let mut weights: Vec<_> = model.weights().iter().map(millpond_mlp::Tensor::share).collect();
+        backend.steps(&mut weights, (batch, images), 0.1, &mut totals).unwrap()
+    };
+    let (has_clusters, too_wide, too_many) = (does(4, 784, 64), does(4, 800, 64), does(4, 784, 128));
+    assert!(!too_wide && !too_many);
+    println!("steps are{} in one kernel", if has_clusters { "" } else { " not" });
+}
+
 /// The loss of a batch, as the sum that the GPU adds up in double precision.
 fn loss(backend: &mut dyn Backend, model: &Model, batch: Batch<'_>) -> f64 {
     let mut totals = backend.memory().clone().zeroed::<f64>(1, TOTALS).unwrap();

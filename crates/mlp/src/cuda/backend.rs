@@ -10,7 +10,7 @@ use super::cublaslt::{Operands, Plan, Product, Scratch};
 use super::driver::{self, GraphExec};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
-use super::steps::{self, Trained};
+use super::steps::Trained;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Lanes, Memory, Precision, Result, TOTALS, Tensor};
 
@@ -229,15 +229,13 @@ impl Backend for CudaBackend {
         rate: f32,
         totals: &mut Tensor<f64>,
     ) -> Result<bool> {
-        let (Some(kernel), Some(floats)) = (&self.engine.kernels.steps, batch.images) else {
-            return Ok(false);
-        };
-        if !steps::suits(weights, images) {
+        let Some(kernel) = &self.engine.kernels.steps else { return Ok(false) };
+        if !kernel.suit(weights, images) {
             return Ok(false);
         }
         batch.check("steps")?;
-        check("steps", floats.shape(), (batch.count, weights[0].rows()))?;
-        check("steps", (batch.pixels(), batch.count % images), (floats.cols(), 0))?;
+        check("steps", batch.rows.shape(), (batch.count, batch.rows.cols()))?;
+        check("steps", (batch.count % images, batch.pixels()), (0, weights[0].rows()))?;
         let (head, width) = (weights.len() - 1, weights[0].cols());
         for (layer, w) in weights.iter().enumerate().skip(1) {
             check("steps", w.shape(), (width, if layer == head { CLASSES } else { width }))?;
@@ -245,23 +243,9 @@ impl Backend for CudaBackend {
         check("steps", totals.shape(), (1, TOTALS))?;
         self.engine.enter()?;
         self.lanes.join()?;
-        let memory = self.lanes.main();
-        let (mut inputs, mut gradients) = (vec![floats.share()], Vec::new());
-        for (layer, w) in weights.iter().enumerate() {
-            if layer > 0 {
-                memory.next_is(Kind::Activations, layer);
-                inputs.push(memory.uninit(images, width)?);
-            }
-            memory.next_is(Kind::Gradients, layer + 1);
-            gradients.push(memory.uninit(images, w.cols())?);
-        }
-        let scores = &memory.uninit_for(Kind::Batch, images, 2)?;
-        memory.next_is(Kind::Workspace, 0);
-        let (rows, arrived) = (batch.rows, &memory.zeroed(1, 1)?);
-        let of = Trained { weights, inputs: &inputs, gradients: &gradients, rows, scores, totals, arrived };
-        let many = (batch.count / images, images);
-        // SAFETY: the shapes agree, and `suits` has said yes.
-        unsafe { kernel.launch(memory.stream().handle(), &of, many, rate) }?;
+        let of = Trained { weights, rows: batch.rows, images, totals, rate };
+        // SAFETY: the shapes agree, and `suit` has said yes.
+        unsafe { kernel.launch(self.lanes.main(), &of) }?;
         Ok(true)
     }
 

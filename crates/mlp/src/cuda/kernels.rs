@@ -61,12 +61,20 @@ impl Kernels {
     pub(super) fn load(capability: (u32, u32), precision: Precision) -> Result<Self> {
         let number = (capability.0 * 10 + capability.1) as i32;
         let image = nvrtc::compile(SOURCE, number, &defines(precision))?;
-        let names =
-            [c"images", c"gather", c"advance", c"relu_gradient", c"cross_entropy", c"update", c"steps"];
+        let names = [
+            c"images",
+            c"gather",
+            c"advance",
+            c"relu_gradient",
+            c"cross_entropy",
+            c"update",
+            c"images_by_parts",
+            c"steps",
+        ];
         // SAFETY: NVRTC made the image.
-        let [images, gather, advance, relu_gradient, cross_entropy, update, steps] =
+        let [images, gather, advance, relu_gradient, cross_entropy, update, steps @ ..] =
             unsafe { driver::load(&image, names) }?;
-        let steps = (capability.0 >= 9).then(|| Steps::new(steps)).transpose()?;
+        let steps = (capability.0 >= 9).then(|| Steps::new(steps, precision)).transpose()?;
         Ok(Self { images, gather, advance, relu_gradient, cross_entropy, update, steps })
     }
 
