@@ -8,7 +8,8 @@ use super::steps::{self, Steps};
 use crate::{Batch, CLASSES, Precision, Result, Sgd, Source, Tensor};
 
 /// The kernels' text.
-pub(super) const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("steps.cu"));
+pub(super) const SOURCE: &str =
+    concat!(include_str!("kernels.cu"), include_str!("block.cu"), include_str!("steps.cu"));
 
 /// Threads of a block of the kernels that cover a whole matrix.
 const THREADS: u32 = 256;
