@@ -30,13 +30,13 @@ struct Steps {
     float factor;
 };
 
-// out = the images of all steps, as floats and by parts. One block for a row.
+// out = the images of all steps, as floats and by parts. One block of SPLIT warps for a row: each has a part of it.
 extern "C" __global__ void images_by_parts(float* __restrict__ out, const unsigned char* __restrict__ rows, unsigned pixels,
                                            unsigned images, unsigned part, unsigned pitch) {
-    unsigned step = blockIdx.x / images, image = blockIdx.x % images;
-    const unsigned char* row = rows + (size_t)blockIdx.x * (pixels + 1);
-    for (unsigned j = threadIdx.x; j < pixels; j += blockDim.x)
-        out[(((size_t)step * SPLIT + j / part) * 64 + image) * pitch + j % part] = row[j] / 255.0f;
+    unsigned step = blockIdx.x / images, image = blockIdx.x % images, number = threadIdx.x / 32, first = number * part;
+    const unsigned char* row = rows + (size_t)blockIdx.x * (pixels + 1) + first;
+    float* to = out + (((size_t)step * SPLIT + number) * 64 + image) * pitch;
+    for (unsigned j = threadIdx.x % 32; j < part && first + j < pixels; j += 32) to[j] = row[j] / 255.0f;
 }
 
 #if __CUDA_ARCH__ >= 900
