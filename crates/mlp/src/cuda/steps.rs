@@ -175,7 +175,7 @@ impl Steps {
         unsafe {
             driver::launch(
                 self.images_by_parts,
-                Grid::of(rows.rows() as u32, THREADS as u32),
+                Grid::of(rows.rows() as u32, 32 * SPLIT as u32),
                 stream,
                 &arguments,
             )
