@@ -44,43 +44,42 @@ __device__ __forceinline__ void move_weights(const Block& block) {
 }
 
 // A step of SGD of this block's weights of a layer: w += factor xT dy. Both factors are there.
-__device__ __forceinline__ void update(const Block& block, int layer) {
+__device__ __forceinline__ void update(const Block& block, unsigned layer) {
     const Steps& of = block.of;
-    const float *xs = block.xs, *ys = block.ys;
+    unsigned xs = address(block.xs), ys = address(block.ys);
     float* w = block.weights_of(layer);
-    int pitch = block.pitch_of(layer), count = block.count(layer), end = (of.images + UNIT - 1) / UNIT * UNIT;
+    unsigned pitch = block.pitch_of(layer), count = block.count(layer), end = (of.images + UNIT - 1) / UNIT * UNIT;
     if (PRECISION && of.images < end) {
-        for (int c = threadIdx.x; c < (end - of.images) * pitch; c += THREADS) block.xs[of.images * pitch + c] = 0.0f;
-        for (int c = threadIdx.x; c < (end - of.images) * COLUMNS; c += THREADS) block.ys[of.images * COLUMNS + c] = 0.0f;
+        for (unsigned c = threadIdx.x; c < (end - of.images) * pitch; c += THREADS) block.xs[of.images * pitch + c] = 0.0f;
+        for (unsigned c = threadIdx.x; c < (end - of.images) * COLUMNS; c += THREADS) block.ys[of.images * COLUMNS + c] = 0.0f;
         __syncthreads();
     }
 #if PRECISION
-    int lane = threadIdx.x % 32, i = threadIdx.x / 32 * 16 + lane / 4, t = lane % 4;
+    unsigned lane = threadIdx.x % 32, i = threadIdx.x / 32 * 16 + lane / 4, t = lane % 4;
     if (i - lane / 4 >= count) return;
     float sums[COLUMNS / 2] = {};
-    const float *x = xs + t * pitch + i, *y = ys + t * COLUMNS + lane / 4;
 #pragma unroll 4
-    for (int k0 = 0; k0 < end; k0 += UNIT) {
+    for (unsigned k0 = 0; k0 < end; k0 += UNIT) {
         float2 a[2][2], b[2];
 #pragma unroll
         for (int eight = 0; eight < EIGHTS; ++eight) {
-            const float* below = x + 4 * pitch;
-            a[eight][0] = float2{x[0], below[0]};
-            a[eight][1] = float2{x[8], below[8]};
-            x = below + 4 * pitch;
+            unsigned at = xs + ((k0 + 8 * eight + t) * pitch + i) * 4, below = at + 16 * pitch;
+            a[eight][0] = float2{load(at), load(below)};
+            a[eight][1] = float2{load(at + 32), load(below + 32)};
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS; j += 8) {
 #pragma unroll
-            for (int eight = 0; eight < EIGHTS; ++eight)
-                b[eight] = float2{y[8 * eight * COLUMNS + j], y[(8 * eight + 4) * COLUMNS + j]};
+            for (int eight = 0; eight < EIGHTS; ++eight) {
+                unsigned at = ys + ((k0 + 8 * eight + t) * COLUMNS + j + lane / 4) * 4;
+                b[eight] = float2{load(at), load(at + 16 * COLUMNS)};
+            }
             multiply_add(sums + j / 2, a, b);
         }
-        y += UNIT * COLUMNS;
     }
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
-        int row = i + 8 * below;
+        unsigned row = i + 8 * below;
         if (row >= count) continue;
         Copied copied(block, layer, row, 2 * t);
         float2* at = reinterpret_cast<float2*>(w + row * WEIGHTS_PITCH + 2 * t);
@@ -101,16 +100,16 @@ __device__ __forceinline__ void update(const Block& block, int layer) {
     }
 #else
     // A thread has twice four rows, and four columns.
-    constexpr int HALF = 52;
-    int i = threadIdx.x / (COLUMNS / 4) * 4, j = threadIdx.x % (COLUMNS / 4) * 4;
+    constexpr unsigned HALF = 52;
+    unsigned i = threadIdx.x / (COLUMNS / 4) * 4, j = threadIdx.x % (COLUMNS / 4) * 4;
     if (i >= HALF) return;
     float sums[32] = {};
 #pragma unroll 4
-    for (int k = 0; k < of.images; ++k) {
-        float4 y = *reinterpret_cast<const float4*>(ys + k * COLUMNS + j);
+    for (unsigned k = 0; k < of.images; ++k) {
+        float4 y = load4(ys + (k * COLUMNS + j) * 4);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float4 x = *reinterpret_cast<const float4*>(xs + k * pitch + i + half * HALF);
+            float4 x = load4(xs + (k * pitch + i + half * HALF) * 4);
             const float a[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
@@ -127,14 +126,14 @@ __device__ __forceinline__ void update(const Block& block, int layer) {
 #pragma unroll
     for (int number = 0; number < 8; ++number) {
         const float* sum = sums + 4 * number;
-        int row = min(i + number / 4 * HALF + number % 4, count - 1);
-        float4 of_row = *reinterpret_cast<const float4*>(w + row * WEIGHTS_PITCH + j);
+        unsigned row = i + number / 4 * HALF + number % 4;
+        float4 of_row = row < count ? *reinterpret_cast<const float4*>(w + row * WEIGHTS_PITCH + j) : float4{};
         now[number] = float4{of_row.x + of.factor * sum[0], of_row.y + of.factor * sum[1], of_row.z + of.factor * sum[2],
                              of_row.w + of.factor * sum[3]};
     }
 #pragma unroll
     for (int number = 0; number < 8; ++number) {
-        int row = i + number / 4 * HALF + number % 4;
+        unsigned row = i + number / 4 * HALF + number % 4;
         if (row >= count) continue;
         *reinterpret_cast<float4*>(w + row * WEIGHTS_PITCH + j) = now[number];
         if (layer > 0) *reinterpret_cast<float4*>(Copied(block, layer, row, j).at()) = now[number];
@@ -146,23 +145,23 @@ __device__ __forceinline__ void update(const Block& block, int layer) {
 __device__ __forceinline__ void update_head(Block& block) {
     const Steps& of = block.of;
     const float* dy = of.gradients[of.hidden];
-    int count = block.count(of.hidden), half = threadIdx.x / (THREADS / 2), i = threadIdx.x % (THREADS / 2);
-    constexpr int EACH = CLASSES / 2;
+    unsigned count = block.count(of.hidden), half = threadIdx.x / (THREADS / 2), i = threadIdx.x % (THREADS / 2);
+    constexpr unsigned EACH = CLASSES / 2;
     block.load_xs(of.inputs[of.hidden], of.hidden);
-    for (int c = threadIdx.x; c < of.images * CLASSES; c += THREADS) block.ys[c] = dy[c];
+    for (unsigned c = threadIdx.x; c < of.images * CLASSES; c += THREADS) block.ys[c] = dy[c];
     arrived<0>();
     __syncthreads();
     if (i >= count) return;
     float sums[EACH] = {};
 #pragma unroll 8
-    for (int m = 0; m < of.images; ++m) {
+    for (unsigned m = 0; m < of.images; ++m) {
         float value = block.xs[m * of.pitch[1] + i];
 #pragma unroll
-        for (int c = 0; c < EACH; ++c) sums[c] = fmaf(value, block.ys[m * CLASSES + half * EACH + c], sums[c]);
+        for (unsigned c = 0; c < EACH; ++c) sums[c] = fmaf(value, block.ys[m * CLASSES + half * EACH + c], sums[c]);
     }
     float* w = of.weights[of.hidden] + (size_t)(block.first(of.hidden) + i) * CLASSES + half * EACH;
 #pragma unroll
-    for (int c = 0; c < EACH; ++c) w[c] += of.factor * sums[c];
+    for (unsigned c = 0; c < EACH; ++c) w[c] += of.factor * sums[c];
 }
 
 // Adds up losses and hits in an order that is always the same, by a warp.
