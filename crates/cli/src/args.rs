@@ -148,7 +148,7 @@ pub(crate) struct TrainArgs {
     /// Seed of the random numbers [default: 1]
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
-    /// Of a GPU's products: float32, tf32 or bfloat16 [default: float32]
+    /// float32, tf32 or bfloat16 [default: float32]
     #[arg(long, value_name = "TYPE", value_parser = Config::precision)]
     precision: Option<Precision>,
     /// eager, or captured as CUDA graphs [default: auto]

@@ -1,4 +1,4 @@
-//! Steps of SGD of a whole network in one kernel: `steps.cu`.
+//! Steps of SGD of a whole network in one kernel: `block.cu` and `steps.cu`.
 
 use millpond::device::StreamHandle;
 
