@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use millpond::device::{DeviceChoice, MemoryKind};
 use millpond_baselines::{NAMES, name_of};
-use millpond_mlp::{Config, Machine, Steps};
+use millpond_mlp::{Config, Machine, Precision, Steps};
 
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
@@ -106,7 +106,7 @@ impl Command {
 #[command(after_help = "\
 Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
 momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
-log_dir, tf32, steps.
+log_dir, precision, steps.
 
 Examples:
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
@@ -148,9 +148,9 @@ pub(crate) struct TrainArgs {
     /// Seed of the random numbers [default: 1]
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
-    /// Let a GPU multiply in TF32: faster, less exact
-    #[arg(long)]
-    tf32: bool,
+    /// float32, tf32 or bfloat16 [default: float32]
+    #[arg(long, value_name = "TYPE", value_parser = Config::precision)]
+    precision: Option<Precision>,
     /// eager, or captured as CUDA graphs [default: auto]
     #[arg(long, value_name = "HOW", value_parser = Config::steps)]
     steps: Option<Steps>,
@@ -285,7 +285,7 @@ impl TrainArgs {
         set(&mut config.momentum, &self.momentum);
         set(&mut config.seed, &self.seed);
         set(&mut config.steps, &self.steps);
-        config.tf32 |= self.tf32;
+        set(&mut config.precision, &self.precision);
         config.data = self.data.clone().or(config.data.take());
         config.log_dir = self.log_dir.clone().or(config.log_dir.take());
     }

@@ -31,7 +31,7 @@ const TRAIN: [Wrong<'_>; 34] = [
     (&["--allocator", "jemalloc"], 2, "--allocator: 'jemalloc' is not one of millpond, "),
     (&["--allocator", ""], 2, "--allocator: its value is missing, one of millpond, "),
     (&["--allocator", "millpond,binned"], 2, "--allocator: 'millpond,binned' is not one of"),
-    (&["--tf32=yes"], 2, "--tf32: it takes no value"),
+    (&["--precision", "half"], 2, "--precision: 'half' is not float32, tf32 or bfloat16"),
     (&["--steps", "graph"], 2, "--steps: 'graph' is not auto, eager or captured"),
     (
         &["--epohcs", "1"],

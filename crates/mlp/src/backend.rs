@@ -70,6 +70,32 @@ impl Batch<'_> {
     }
 }
 
+/// How a GPU rounds the factors of products. Sums, and what is trained, are in float32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// Not at all.
+    #[default]
+    Float32,
+    /// To 10 bits of mantissa.
+    Tf32,
+    /// To 7 bits of mantissa.
+    Bfloat16,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Float32, Self::Tf32, Self::Bfloat16];
+
+    /// Its name, as settings have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Tf32 => "tf32",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+}
+
 /// What is applied to the output of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
@@ -135,24 +161,6 @@ pub trait Backend: std::fmt::Debug {
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor>;
 
-    /// The head forward and backward, as [`linear`](Self::linear), [`cross_entropy`](Self::cross_entropy) and
-    /// [`input_gradient`](Self::input_gradient): the gradients of the logits, and of `x`.
-    ///
-    /// # Errors
-    /// As above.
-    fn head(
-        &mut self,
-        x: &Tensor,
-        w: &Tensor,
-        batch: Batch<'_>,
-        totals: &mut Tensor<f64>,
-    ) -> Result<(Tensor, Tensor)> {
-        let logits = self.linear(x, w, Activation::None)?;
-        let dy = self.cross_entropy(&logits, batch, totals)?;
-        let dx = self.input_gradient(&dy, w, x)?;
-        Ok((dy, dx))
-    }
-
     /// Softmax cross-entropy forward only. `totals` is `[1, TOTALS]` and stays on the device: the sum of the
     /// rows' losses is added to [`TOTAL_LOSS`], the number of rows whose largest logit (the first of equal
     /// ones) is at the label to [`TOTAL_CORRECT`].
@@ -214,6 +222,22 @@ pub trait Backend: std::fmt::Debug {
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
         let gradient = self.weight_gradient(x, dy, None)?;
         self.update(std::slice::from_mut(w), &[gradient], &mut [], Sgd { rate, momentum: 0.0 })
+    }
+
+    /// Several steps of SGD at once, on batches of `images` that lie below one another in `batch`: each forward, backward, and
+    /// `w −= rate · gradient`. Adds to `totals` (see [`score`](Self::score)). Returns whether the backend can do that for these
+    /// shapes; otherwise nothing is queued. Differs from single operations by rounding.
+    ///
+    /// # Errors
+    /// As above.
+    fn steps(
+        &mut self,
+        _weights: &mut [Tensor],
+        _batches: (Batch<'_>, usize),
+        _rate: f32,
+        _totals: &mut Tensor<f64>,
+    ) -> Result<bool> {
+        Ok(false)
     }
 
     /// Ends a step: later work on the stream of [`memory`](Self::memory) is ordered after all of it.

@@ -17,10 +17,10 @@ use crate::share::Share;
 use crate::totals::Totals;
 use crate::{Backend, Hyper, Kind, Memory, Model, Result, Tensor};
 
-/// Floating-point operations of a graph at least, where an epoch has so many: about a millisecond of a fast GPU.
-const WORK: usize = 16_000_000_000;
+/// Floating-point operations of a graph at least, where an epoch has so many: some milliseconds of a fast GPU.
+const WORK: usize = 60_000_000_000;
 /// Steps of a graph at most.
-const MOST_STEPS: usize = 16;
+const MOST_STEPS: usize = 64;
 
 /// What takes part in a step.
 pub(crate) struct Trainee<'t, 'a> {
@@ -119,7 +119,9 @@ fn lengths(hyper: &Hyper, parameters: usize, images: usize) -> Vec<(usize, usize
     let batch = hyper.batch_size;
     let (batches, rest) = (images / batch, images % batch);
     // Two operations for each weight and image, forward and twice backward.
-    let many = WORK.div_ceil(6 * batch * parameters).min(MOST_STEPS).min(batches);
+    let most = WORK.div_ceil(6 * batch * parameters).min(MOST_STEPS).min(batches);
+    // So many that few steps are left for graphs of one.
+    let many = (most / 2 + 1..=most).rev().min_by_key(|many| batches % many).unwrap_or(0);
     let mut lengths = vec![(many, batch), (1, batch), (1, rest)];
     lengths.retain(|(count, images)| count * images > 0 && count * images <= batches * batch + rest);
     lengths.dedup();
@@ -154,10 +156,18 @@ impl Trainee<'_, '_> {
         let mut rows = memory.uninit(count * images, row)?;
         self.backend.gather(source, &mut rows)?;
         let all = Batch { rows: &rows, count: count * images, of: images, images: None };
+        let ledger = memory.ledger().filter(|_| count == 1);
+        ledger.inspect(|ledger| ledger.phase("one step", true));
+        let totals = &mut self.totals[0].parts;
+        if totals.len() == 1
+            && self.optimizer.steps(self.backend, self.model, (all, images), &mut totals[0])?
+        {
+            ledger.inspect(|ledger| ledger.ends());
+            return Ok(());
+        }
         let floats = self.backend.images(all)?;
         let numbers: Vec<u32> = (0..(count * images) as u32).collect();
         for batch in numbers.chunks(images) {
-            let ledger = memory.ledger().filter(|_| count == 1);
             for piece in self.share.of(batch) {
                 ledger.inspect(|ledger| ledger.phase("forward", piece.is_first));
                 let (first, len) = (piece.images[0] as usize, piece.images.len());
@@ -205,9 +215,9 @@ mod tests {
             seed: 1,
         };
         let parameters = 4 * 784 * 784 + 7840;
-        assert_eq!(lengths(&hyper(64), parameters, 60_000), [(16, 64), (1, 64), (1, 32)]);
+        assert_eq!(lengths(&hyper(64), parameters, 60_000), [(52, 64), (1, 64), (1, 32)]);
         assert_eq!(lengths(&hyper(64), parameters, 128), [(2, 64), (1, 64)]);
-        assert_eq!(lengths(&hyper(64), 30 * parameters, 128), [(1, 64)]);
+        assert_eq!(lengths(&hyper(64), 100 * parameters, 128), [(1, 64)]);
         assert_eq!(lengths(&hyper(64), parameters, 50), [(1, 50)]);
         assert_eq!(lengths(&hyper(64), parameters, 65), [(1, 64), (1, 1)]);
     }

@@ -7,7 +7,7 @@ use millpond::device::DeviceChoice;
 use millpond_baselines::{MILLPOND, NAMES};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
-use crate::{Error, Hyper, Machine, Result, Steps};
+use crate::{Error, Hyper, Machine, Precision, Result, Steps};
 
 /// The settings of a run, as a TOML file has them. Every key may be left out.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
@@ -47,8 +47,9 @@ pub struct Config {
     pub data: Option<PathBuf>,
     /// A folder to write the curves to; without it, they are not written.
     pub log_dir: Option<PathBuf>,
-    /// Lets a GPU round factors to TF32: faster, less exact.
-    pub tf32: bool,
+    /// How a GPU may round the factors of products: faster, less exact.
+    #[serde(deserialize_with = "precision")]
+    pub precision: Precision,
     /// How steps get to the device.
     #[serde(deserialize_with = "steps")]
     pub steps: Steps,
@@ -69,7 +70,7 @@ impl Default for Config {
             allocator: MILLPOND.to_owned(),
             data: None,
             log_dir: None,
-            tf32: false,
+            precision: Precision::Float32,
             steps: Steps::Auto,
         }
     }
@@ -144,6 +145,15 @@ impl Config {
         }
     }
 
+    /// Reads a precision, as a flag has it.
+    ///
+    /// # Errors
+    /// What it may be, in words.
+    pub fn precision(text: &str) -> std::result::Result<Precision, String> {
+        let found = Precision::ALL.into_iter().find(|precision| precision.name() == text);
+        found.ok_or_else(|| format!("'{text}' is not float32, tf32 or bfloat16"))
+    }
+
     /// Reads a momentum, as a flag has it.
     ///
     /// # Errors
@@ -195,6 +205,10 @@ fn device<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<DeviceChoic
 
 fn steps<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Steps, D::Error> {
     Config::steps(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn precision<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Precision, D::Error> {
+    Config::precision(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
 fn allocator<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
@@ -271,7 +285,7 @@ mod tests {
             ("learning_rate = nan", "1: learning_rate: NaN is not a number above 0"),
             ("learning_rate = -0.5", "1: learning_rate: -0.5 is not a number above 0"),
             ("seed = -1", "1: seed: -1 is below 0"),
-            ("tf32 = 1", "1: tf32: invalid type: integer `1`, expected true or false"),
+            ("precision = \"half\"", "1: precision: 'half' is not float32, tf32 or bfloat16"),
             ("device = \"gpu\"", "1: device: 'gpu' is not auto, host, cuda or cuda:N with the GPU's number"),
             ("device = \"sim\"", "1: device: 'sim' is not auto, host, cuda or cuda:N with the GPU's number"),
             ("steps = \"graph\"", "1: steps: 'graph' is not auto, eager or captured"),
@@ -322,7 +336,7 @@ mod tests {
     #[test]
     fn every_setting_is_read() {
         let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nmomentum = 0.5\nbatch_size = 4\nmicro_batches = 7\nepochs = 5\nseed = 6\n\
-                    device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\ntf32 = true\nsteps = \"eager\"\n";
+                    device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\nprecision = \"tf32\"\nsteps = \"eager\"\n";
         let expected = Config {
             num_layers: 1,
             feat_dim: 2,
@@ -336,7 +350,7 @@ mod tests {
             allocator: "all".to_owned(),
             data: Some("d".into()),
             log_dir: Some("l".into()),
-            tf32: true,
+            precision: Precision::Tf32,
             steps: Steps::Eager,
         };
         assert_eq!(toml::from_str::<Config>(text), Ok(expected));

@@ -33,7 +33,9 @@ mod step_memory;
 mod totals;
 mod train;
 
-pub use backend::{Activation, Backend, Batch, Graph, Sgd, Source, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use backend::{
+    Activation, Backend, Batch, Graph, Precision, Sgd, Source, TOTAL_CORRECT, TOTAL_LOSS, TOTALS,
+};
 pub use checkpoint::{Checkpoint, Saving};
 pub use config::Config;
 pub use error::{Error, Result};

@@ -8,7 +8,7 @@ use millpond::device::{DeviceChoice, DeviceError, DeviceName, Kind};
 
 use crate::cuda::{self, CudaBackend, CudaTraining, Nccl};
 use crate::ranks::{Collective, Ranks, Shard, Tcp, Team};
-use crate::{Backend, Error, HostBackend, Memory, Result};
+use crate::{Backend, Error, HostBackend, Memory, Precision, Result};
 
 /// The devices that there are kernels for, as the user names them.
 const DEVICES: &str = "auto, host, cuda or cuda:N with the GPU's number";
@@ -135,18 +135,18 @@ impl Machine {
         Ok(Team::new(ranks.cloned(), collective, self.context.create_stream()?, shard))
     }
 
-    /// The operations of this device over this memory. `tf32` lets a GPU round factors to TF32.
+    /// The operations of this device over this memory. A GPU may round factors to this precision.
     ///
     /// # Errors
     /// [`Error::Library`] where a library that they need is missing.
-    pub fn backend(&self, memory: Memory, tf32: bool) -> Result<Box<dyn Backend>> {
+    pub fn backend(&self, memory: Memory, precision: Precision) -> Result<Box<dyn Backend>> {
         if let Some(device) = &self.host {
             return Ok(Box::new(HostBackend::new(device.clone(), memory)));
         }
         // The gradients of the weights beside those of the activations: 3 to 8 % faster on an H200
         // (`cuda_training`, the test that is timed).
         let second_stream = Some(self.context.create_stream()?);
-        let training = CudaTraining { tf32, second_stream };
+        let training = CudaTraining { precision, second_stream };
         Ok(Box::new(CudaBackend::new(memory, training)?))
     }
 }

@@ -115,8 +115,7 @@ impl Model {
         gradients: &mut dyn Gradients,
     ) -> Result<()> {
         let memory = backend.memory().clone();
-        let (mut inputs, mut dy, head) = self.forward(backend, batch, totals)?;
-        let mut below = Some(head);
+        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
         while let Some(x) = inputs.pop() {
             let layer = inputs.len();
             memory.next_is(Kind::Gradients, layer + 1);
@@ -125,10 +124,7 @@ impl Model {
             gradients.ready(backend, gradient)?;
             if layer > 0 {
                 memory.next_is(Kind::Gradients, layer);
-                dy = match below.take() {
-                    Some(below) => below,
-                    None => backend.input_gradient(&dy, &self.weights[layer], &x)?,
-                };
+                dy = backend.input_gradient(&dy, &self.weights[layer], &x)?;
             }
         }
         Ok(())
@@ -143,29 +139,37 @@ impl Model {
         rate: f32,
     ) -> Result<()> {
         let memory = backend.memory().clone();
-        let (mut inputs, mut dy, head) = self.forward(backend, batch, totals)?;
-        let mut below = Some(head);
+        let (mut inputs, mut dy) = self.forward(backend, batch, totals)?;
         while let Some(x) = inputs.pop() {
             let layer = inputs.len();
             memory.next_is(Kind::Gradients, layer);
             // By the weights as they were in the forward pass.
             let w = &mut self.weights[layer];
-            if layer > 0 && below.is_none() {
-                below = Some(backend.input_gradient(&dy, w, &x)?);
-            }
+            let below = if layer > 0 { Some(backend.input_gradient(&dy, w, &x)?) } else { None };
             backend.descend(&x, &dy, w, rate)?;
-            dy = below.take().unwrap_or(dy);
+            dy = below.unwrap_or(dy);
         }
         backend.join()
     }
 
-    /// What each layer reads, the gradient of the logits, and that of what the head reads.
+    /// Several steps of SGD at once, as [`Backend::steps`].
+    pub(crate) fn steps(
+        &mut self,
+        backend: &mut dyn Backend,
+        batches: (Batch<'_>, usize),
+        rate: f32,
+        totals: &mut Tensor<f64>,
+    ) -> Result<bool> {
+        backend.steps(&mut self.weights, batches, rate, totals)
+    }
+
+    /// What each layer reads, and the gradient of the logits.
     fn forward(
         &self,
         backend: &mut dyn Backend,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
-    ) -> Result<(Vec<Tensor>, Tensor, Tensor)> {
+    ) -> Result<(Vec<Tensor>, Tensor)> {
         let memory = backend.memory().clone();
         memory.next_is(Kind::Activations, 0);
         // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
@@ -176,10 +180,12 @@ impl Model {
             let y = backend.linear(&inputs[layer], &self.weights[layer], Activation::Relu)?;
             inputs.push(y);
         }
+        memory.next_is(Kind::Activations, head + 1);
+        let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
         memory.ledger().inspect(|ledger| ledger.phase("backward", false));
         memory.next_is(Kind::Gradients, head + 1);
-        let (dy, below) = backend.head(&inputs[head], &self.weights[head], batch, totals)?;
-        Ok((inputs, dy, below))
+        let dy = backend.cross_entropy(&logits, batch, totals)?;
+        Ok((inputs, dy))
     }
 
     /// Puts the weights of a layer elsewhere, where they are already.

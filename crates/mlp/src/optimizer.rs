@@ -103,6 +103,18 @@ impl<'a> Optimizer<'a> {
         }
     }
 
+    /// Several steps at once, on batches of so many images. Returns whether the backend can; otherwise nothing is done.
+    pub(crate) fn steps(
+        &self,
+        backend: &mut dyn Backend,
+        model: &mut Model,
+        batches: (Batch<'_>, usize),
+        totals: &mut Tensor<f64>,
+    ) -> Result<bool> {
+        let is_plain = self.buckets.is_none() && self.velocities.is_empty();
+        Ok(is_plain && model.steps(backend, batches, self.sgd.rate, totals)?)
+    }
+
     /// Forgets what was added since the last step.
     pub(crate) fn forget(&mut self) {
         self.sums.clear();

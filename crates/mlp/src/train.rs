@@ -160,7 +160,12 @@ impl Way {
         }
         let batch = hyper.batch_size.min(data.train.len());
         let most = batch.max(VALIDATION_BATCH.min(data.validation.len())).div_ceil(share.pieces());
-        Ok(Self::Eager(Feed::new(&memory, upload, most, data.train.row())?))
+        let feed = Feed::new(&memory, upload, most, data.train.row())?;
+        // What the validation takes at most is asked for once before smaller tensors. Otherwise the first validation would take
+        // pages from among them, and the second epoch would ask the device to have them back.
+        let widest = hyper.feat_dim.max(data.pixels());
+        drop([(); 2].map(|()| memory.uninit::<f32>(most, widest)));
+        Ok(Self::Eager(feed))
     }
 }
 

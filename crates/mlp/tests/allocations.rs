@@ -1,5 +1,5 @@
-//! What a training asks of the pool on a GPU, on a simulated one: after the first epoch one device call at most, none where steps
-//! are captured, and no wait between streams in any.
+//! What a training asks of the pool on a GPU, on a simulated one: no device call after the first epoch, two where the GPU is far
+//! behind, and no wait between streams in any.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +21,6 @@ struct SimBackend {
     kernel: Duration,
     /// Kernels since a capture began.
     captured: Arc<Mutex<Option<u32>>>,
-    /// Whether steps of SGD wait for the next product, as with few rows; and what waits.
-    has_few_rows: bool,
-    beside: Vec<Tensor>,
 }
 
 /// As many kernels, one after another.
@@ -49,15 +46,6 @@ impl SimBackend {
         Ok(self.device.launch(memory.stream().handle(), self.kernel)?)
     }
 
-    /// What waits is done with the next product.
-    fn flush(&mut self) -> Result<()> {
-        if !self.beside.is_empty() {
-            self.launch(self.lanes.main())?;
-            self.beside.clear();
-        }
-        Ok(())
-    }
-
     fn made(&self, memory: &Memory, rows: usize, cols: usize) -> Result<Tensor> {
         let out = memory.uninit(rows, cols)?;
         self.launch(memory)?;
@@ -79,7 +67,6 @@ impl Backend for SimBackend {
     }
 
     fn join(&mut self) -> Result<()> {
-        self.flush()?;
         self.lanes.join()
     }
 
@@ -110,31 +97,28 @@ impl Backend for SimBackend {
         self.launch(self.lanes.main())
     }
 
-    fn head(
+    fn steps(
         &mut self,
-        x: &Tensor,
-        w: &Tensor,
-        batch: Batch<'_>,
-        totals: &mut Tensor<f64>,
-    ) -> Result<(Tensor, Tensor)> {
-        if self.has_few_rows {
-            let memory = self.lanes.main().clone();
-            let [dx, dy] = [memory.uninit(batch.count, x.cols())?, memory.uninit(batch.count, w.cols())?];
-            self.beside.push(self.made(&memory, batch.count, 2)?);
-            return Ok((dy, dx));
+        weights: &mut [Tensor],
+        (batch, images): (Batch<'_>, usize),
+        _: f32,
+        _: &mut Tensor<f64>,
+    ) -> Result<bool> {
+        if images > 128 {
+            return Ok(false);
         }
-        let logits = self.linear(x, w, Activation::None)?;
-        let dy = self.cross_entropy(&logits, batch, totals)?;
-        let dx = self.input_gradient(&dy, w, x)?;
-        Ok((dy, dx))
+        let memory = self.lanes.main();
+        let made = |w: &Tensor| memory.uninit(images, w.cols());
+        let outputs: Vec<Tensor> = weights.iter().map(made).collect::<Result<_>>()?;
+        let gradients: Vec<Tensor> = weights.iter().map(made).collect::<Result<_>>()?;
+        for _ in 0..batch.count / images {
+            self.launch(memory)?;
+        }
+        drop((outputs, gradients));
+        Ok(true)
     }
 
     fn input_gradient(&mut self, _: &Tensor, _: &Tensor, x: &Tensor) -> Result<Tensor> {
-        if self.has_few_rows {
-            let out = self.made(self.lanes.main(), x.rows(), x.cols());
-            self.beside.clear();
-            return out;
-        }
         // As many parts as a GPU cuts the sums into.
         let sums = self.made(self.lanes.main(), 7 * x.rows(), x.cols())?;
         let out = self.made(self.lanes.main(), x.rows(), x.cols())?;
@@ -151,10 +135,6 @@ impl Backend for SimBackend {
     }
 
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, _: f32) -> Result<()> {
-        if self.has_few_rows {
-            self.beside.extend([x.share(), dy.share(), w.share()]);
-            return Ok(());
-        }
         self.lanes.fork([x, dy], w.share())?;
         self.launch(self.lanes.gradients())
     }
@@ -215,8 +195,7 @@ fn trained_in(
     let pool = Pool::builder(&context).build().unwrap();
     let memory = Memory::of_pool(&pool, context.create_stream().unwrap());
     let lanes = Lanes::new(memory, Some(context.create_stream().unwrap()));
-    let (captured, beside, has_few_rows) = (Arc::default(), Vec::new(), hyper.batch_size <= 128);
-    let mut backend = SimBackend { device, lanes, kernel, captured, has_few_rows, beside };
+    let mut backend = SimBackend { device, lanes, kernel, captured: Arc::default() };
     let upload = Upload::new(&context).unwrap();
     let data = Dataset::bundled().unwrap();
     let mut training =
@@ -227,17 +206,18 @@ fn trained_in(
 }
 
 #[test]
-fn at_most_one_device_call_after_the_first_epoch_and_no_wait() {
+fn eager_steps_need_few_device_calls_after_the_first_epoch_and_no_wait() {
     // A device that is always done, one that just keeps up, and one that is far behind.
     for kernel in [1, 20, 200].map(Duration::from_micros) {
-        // In one of these a page is mapped elsewhere in the second epoch, and never again.
-        for (momentum, batch_size, moved) in [(0.0, 64, 0), (0.9, 64, 0), (0.0, 100, 1), (0.0, 1000, 0)] {
+        for (momentum, batch_size) in [(0.0, 64), (0.9, 64), (0.0, 100), (0.0, 1000)] {
             for reads in [1, usize::MAX] {
                 let hyper = Hyper { momentum, batch_size, ..HYPER };
                 let (calls, stats) = trained(&hyper, kernel, reads, Steps::Eager);
                 let what =
                     format!("{kernel:?}, momentum {momentum}, batches of {batch_size}, reads every {reads}");
-                assert!(calls[0] > 0 && calls[1..] == [moved, 0], "{what}: {calls:?}");
+                // A pool that has time unmaps what it can, and maps it again (docs/lab/train.md).
+                let most = if kernel > Duration::from_micros(20) { 2 } else { 0 };
+                assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls <= most), "{what}: {calls:?}");
                 assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
                 // What large batches keep for the second stream is bounded: 67 MiB without that.
                 let most = if batch_size == 1000 { 64 << 20 } else { 34 << 20 };

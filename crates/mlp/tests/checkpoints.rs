@@ -8,7 +8,7 @@ use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::{Dataset, Split};
 use millpond_mlp::{
-    Epoch, Error, Hyper, Machine, Memory, Observer, Saving, Step, Steps, Task, Upload, train,
+    Epoch, Error, Hyper, Machine, Memory, Observer, Precision, Saving, Step, Steps, Task, Upload, train,
 };
 use safetensors::SafeTensors;
 
@@ -56,7 +56,7 @@ fn trained_by(how: Steps, data: &Dataset, saving: Option<&Saving>, steps: usize)
     let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let allocator: Arc<dyn Allocator> = Arc::from(by_name(MILLPOND, machine.context()).unwrap());
     let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
-    let mut backend = machine.backend(memory, false).unwrap();
+    let mut backend = machine.backend(memory, Precision::Float32).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
     let task = Task { saving, steps: how, ..Task::new(data, &HYPER) };
     train(backend.as_mut(), &upload, task, &mut StopsAfter(steps)).unwrap()

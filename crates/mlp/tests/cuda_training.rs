@@ -13,8 +13,8 @@ use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::Shard;
 use millpond_mlp::{
-    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Sgd, Step, Steps, TOTAL_LOSS,
-    TOTALS, Task, Upload, train,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Precision, Sgd, Step, Steps,
+    TOTAL_LOSS, TOTALS, Task, Upload, train,
 };
 
 const SMALL: Hyper = Hyper {
@@ -60,7 +60,7 @@ fn memory_of(machine: &Machine, allocator: &str) -> Memory {
 
 fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBackend {
     let second_stream = (streams == Streams::Two).then(|| machine.context().create_stream().unwrap());
-    let training = CudaTraining { tf32: false, second_stream };
+    let training = CudaTraining { precision: Precision::Float32, second_stream };
     CudaBackend::new(memory_of(machine, allocator), training).unwrap()
 }
 
@@ -111,7 +111,7 @@ fn a_backend_on_another_device_is_refused() {
 fn the_gpu_computes_the_losses_of_the_host() {
     let data = digits();
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
-    let mut host_backend = host.backend(memory_of(&host, "driver"), false).unwrap();
+    let mut host_backend = host.backend(memory_of(&host, "driver"), Precision::Float32).unwrap();
     let expected = losses(&trained(&host, host_backend.as_mut(), &data, &SMALL));
     for streams in [Streams::One, Streams::Two] {
         let machine = gpu();
@@ -167,6 +167,61 @@ fn captured_steps_have_the_losses_of_eager_ones_with_every_allocator() {
     }
 }
 
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn steps_in_one_kernel_have_the_losses_of_eager_ones() {
+    let data = digits();
+    let machine = gpu();
+    // A batch in which rows are left over, parts of sums that some blocks have none of, and the defaults.
+    for (num_layers, feat_dim, batch_size) in [(3, 64, 64), (2, 208, 50), (4, 784, 64)] {
+        let hyper = Hyper { num_layers, feat_dim, batch_size, learning_rate: 0.05, ..SMALL };
+        for (precision, relative) in Precision::ALL.into_iter().zip([1e-3, 1e-2, 5e-2]) {
+            let run = |name, steps| {
+                let mut backend = machine.backend(memory_of(&machine, name), precision).unwrap();
+                losses(&trained_by(steps, &machine, backend.as_mut(), (&data, &hyper)))
+            };
+            let (eager, captured) = (run(MILLPOND, Steps::Eager), run(MILLPOND, Steps::Captured));
+            for (found, expected) in captured.iter().zip(&eager) {
+                assert_close(
+                    found.0,
+                    expected.0,
+                    relative,
+                    &format!("training loss, {precision:?}, {hyper:?}"),
+                );
+                assert_close(
+                    found.1,
+                    expected.1,
+                    relative,
+                    &format!("validation loss, {precision:?}, {hyper:?}"),
+                );
+            }
+            for name in NAMES {
+                assert_eq!(run(name, Steps::Captured), captured, "{name}, {precision:?}, {hyper:?}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn batches_of_64_are_trained_in_one_kernel() {
+    let machine = gpu();
+    let mut backend = cuda_backend(&machine, MILLPOND, Streams::One);
+    let memory = backend.memory().clone();
+    let data = digits();
+    let rows = memory.zeroed::<u8>(128, data.train.row()).unwrap();
+    let batch = Batch { rows: &rows, count: 128, of: 64, images: None };
+    let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
+    let mut does = |layers, width, images| {
+        let model = Model::new(&memory, data.pixels(), layers, width, 1).unwrap();
+        let mut weights: Vec<_> = model.weights().iter().map(millpond_mlp::Tensor::share).collect();
+        backend.steps(&mut weights, (batch, images), 0.1, &mut totals).unwrap()
+    };
+    let (has_clusters, too_wide, too_many) = (does(4, 784, 64), does(4, 800, 64), does(4, 784, 128));
+    assert!(!too_wide && !too_many);
+    println!("steps are{} in one kernel", if has_clusters { "" } else { " not" });
+}
+
 /// The loss of a batch, as the sum that the GPU adds up in double precision.
 fn loss(backend: &mut dyn Backend, model: &Model, batch: Batch<'_>) -> f64 {
     let mut totals = backend.memory().clone().zeroed::<f64>(1, TOTALS).unwrap();
@@ -215,7 +270,7 @@ fn the_gradients_are_those_of_the_loss() {
 #[test]
 fn the_hosts_gradients_are_those_of_the_loss() {
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
-    check_gradients(host.backend(memory_of(&host, "driver"), false).unwrap().as_mut());
+    check_gradients(host.backend(memory_of(&host, "driver"), Precision::Float32).unwrap().as_mut());
 }
 
 #[test]
@@ -280,7 +335,7 @@ fn epochs_of_the_default_model_are_timed_with_every_allocator() {
 fn trained_as_a_rank(data: &Dataset, hyper: &Hyper, shard: Shard) -> Option<Vec<Epoch>> {
     let machine = gpu();
     let memory = memory_of(&machine, MILLPOND);
-    let mut backend = machine.backend(memory, false).unwrap();
+    let mut backend = machine.backend(memory, Precision::Float32).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
     let team = match machine.team_of_one(shard) {
         Ok(team) => team.bucket_bytes(8192),
@@ -308,7 +363,7 @@ fn one_rank_with_nccl_trains_as_without_ranks() {
     for momentum in [0.0, 0.9] {
         let hyper = Hyper { momentum, learning_rate: 0.05, ..SMALL };
         let machine = gpu();
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let expected = losses(&trained(&machine, backend.as_mut(), &data, &hyper));
         for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
             let Some(epochs) = trained_as_a_rank(&data, &hyper, shard) else { return };
@@ -328,7 +383,7 @@ fn a_batch_in_parts_has_the_losses_of_the_whole() {
     let data = digits();
     let machine = gpu();
     let of = |micro_batches| {
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         losses(&trained(&machine, backend.as_mut(), &data, &Hyper { micro_batches, ..SMALL }))
     };
     for (found, expected) in of(3).into_iter().zip(of(1)) {
@@ -362,7 +417,7 @@ mod two_gpus {
         };
         let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
         let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();
         let team = match machine.team(&ranks, shard) {
             Ok(team) => team.bucket_bytes(8192),
@@ -386,7 +441,7 @@ mod two_gpus {
     #[ignore = "needs two CUDA GPUs"]
     fn losses_of_two_gpus_are_those_of_one() {
         let machine = gpu();
-        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let expected = losses(&trained(&machine, backend.as_mut(), &digits(), &SMALL));
         for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

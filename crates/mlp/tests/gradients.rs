@@ -6,8 +6,8 @@ use millpond::device::DeviceName;
 use millpond_baselines::by_name;
 use millpond_mlp::data::Split;
 use millpond_mlp::{
-    Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, Sgd, TOTAL_CORRECT, TOTAL_LOSS,
-    TOTALS, Tensor,
+    Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, Precision, Sgd, TOTAL_CORRECT,
+    TOTAL_LOSS, TOTALS, Tensor,
 };
 
 const IMAGES: usize = 7;
@@ -31,7 +31,7 @@ impl Bench {
         let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
         let allocator = Arc::from(by_name("millpond", machine.context()).unwrap());
         let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
-        let backend = machine.backend(memory.clone(), false).unwrap();
+        let backend = machine.backend(memory.clone(), Precision::Float32).unwrap();
         let model = Model::new(&memory, INPUTS, 2, WIDTH, 3).unwrap();
         let images = (0..IMAGES * INPUTS).map(|i| (i * 89 % 251) as u8).collect();
         let labels = (0..IMAGES).map(|i| (i * 3 % CLASSES) as u8).collect();

@@ -10,7 +10,8 @@ use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::{LastResort, Place, Ranks, Secret, Shard};
 use millpond_mlp::{
-    Epoch, Error, Hyper, Machine, Memory, Observer, Result, Saving, Step, Steps, Task, Upload, train,
+    Epoch, Error, Hyper, Machine, Memory, Observer, Precision, Result, Saving, Step, Steps, Task, Upload,
+    train,
 };
 
 const HYPER: Hyper = Hyper {
@@ -94,7 +95,7 @@ impl<'a> How<'a> {
         let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
         let allocator: Arc<dyn Allocator> = Arc::from(by_name(MILLPOND, machine.context()).unwrap());
         let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
-        let mut backend = machine.backend(memory, false).unwrap();
+        let mut backend = machine.backend(memory, Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();
         let team = ranks.map(|ranks| machine.team(ranks, self.shard)).transpose()?;
         let team = team.map(|team| team.bucket_bytes(self.bucket_bytes));
@@ -253,7 +254,7 @@ fn one_rank_alone_trains_as_without_ranks() {
         let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
         let allocator: Arc<dyn Allocator> = Arc::from(by_name(MILLPOND, machine.context()).unwrap());
         let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
-        let mut backend = machine.backend(memory, false).unwrap();
+        let mut backend = machine.backend(memory, Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();
         let team = machine.team_of_one(shard).unwrap().bucket_bytes(4096);
         let observer = &mut StopsAfter(usize::MAX);

@@ -7,8 +7,8 @@ use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Backend, Epoch, Hyper, Kind, Machine, Memory, Observer, Purpose, Step, Steps, Task, Training, Upload,
-    train,
+    Backend, Epoch, Hyper, Kind, Machine, Memory, Observer, Precision, Purpose, Step, Steps, Task, Training,
+    Upload, train,
 };
 
 /// The model of the command's defaults.
@@ -58,7 +58,7 @@ fn captured_steps_have_the_losses_of_eager_ones() {
         for name in NAMES {
             let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
             let memory = memory_of(&machine, name);
-            let mut backend = machine.backend(memory.clone(), false).unwrap();
+            let mut backend = machine.backend(memory.clone(), Precision::Float32).unwrap();
             let upload = Upload::new(machine.context()).unwrap();
             let task = Task { steps: Steps::Captured, ..Task::new(&data, &hyper) };
             let epochs = train(backend.as_mut(), &upload, task, &mut Unwatched).unwrap();
@@ -75,7 +75,7 @@ fn captured_steps_have_the_losses_of_eager_ones() {
 fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
     let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let memory = memory_of(&machine, allocator);
-    let mut backend = machine.backend(memory.clone(), false).unwrap();
+    let mut backend = machine.backend(memory.clone(), Precision::Float32).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
     let epochs = train(backend.as_mut(), &upload, Task::new(data, hyper), &mut Unwatched).unwrap();
     assert_eq!(memory.usage().requested.current, 0, "training leaves nothing behind");
@@ -103,7 +103,7 @@ fn a_watched_step_says_what_its_memory_is_for() {
         let hyper = Hyper { momentum, num_layers: 2, feat_dim: 64, epochs: 2, ..DEFAULTS };
         let allocator: Arc<dyn Allocator> = Arc::from(by_name(MILLPOND, machine.context()).unwrap());
         let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap()).watched();
-        let mut backend = machine.backend(memory.clone(), false).unwrap();
+        let mut backend = machine.backend(memory.clone(), Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();
         train(backend.as_mut(), &upload, Task::new(&data, &hyper), &mut Unwatched).unwrap();
         (memory.step().unwrap(), allocator.usage().requested.high)
@@ -147,7 +147,7 @@ fn trainings_that_take_turns_give_the_losses_of_each_alone() {
         let context = machines[at].context();
         let allocator = Arc::from(by_name(NAMES[at], context).unwrap());
         let memory = Memory::new(allocator, context.create_stream().unwrap());
-        machines[at].backend(memory, false).unwrap()
+        machines[at].backend(memory, Precision::Float32).unwrap()
     });
     let begin = |(backend, upload): (_, _)| {
         let backend: &mut Box<dyn Backend> = backend;

@@ -85,9 +85,9 @@ fn train(args: &TrainArgs, ranks: Option<&Arc<Ranks>>) -> Result<()> {
     let results = Results::open(json, log_dir, names.len() > 1 || pytorch.is_some())?;
     let saving = if is_first { saving(args, &hyper, &data)? } else { None };
     let interrupt = Interrupt::watch();
-    let (device, tf32, steps, ranks) = (config.device, config.tf32, config.steps, ranks.cloned());
+    let (device, precision, steps, ranks) = (config.device, config.precision, config.steps, ranks.cloned());
     let is_watched = log_dir.is_some();
-    let wanted = Wanted { device, hyper, tf32, steps, data, record, saving, ranks, shard, is_watched };
+    let wanted = Wanted { device, hyper, precision, steps, data, record, saving, ranks, shard, is_watched };
     let run = Run { wanted, names, interrupt };
     let mut done = Done { outcomes: Vec::new(), results };
     let ended = run.trials(&mut done).and_then(|stopped| match &pytorch {
@@ -198,11 +198,11 @@ impl Run {
 
     /// Trains the same with PyTorch, and shows both.
     fn beside(&self, pytorch: &PyTorch, done: &mut Done) -> Result<Option<Signal>> {
-        let Wanted { hyper, tf32, data, .. } = &self.wanted;
+        let Wanted { hyper, precision, data, .. } = &self.wanted;
         let device =
             done.outcomes.first().and_then(|outcome| outcome.device.parse().ok()).unwrap_or(DeviceName::HOST);
         say("");
-        let compared = Compared { device, hyper, tf32: *tf32, data };
+        let compared = Compared { device, hyper, precision: *precision, data };
         let others = pytorch.train(&compared, || self.interrupt.signal().is_some())?;
         done.outcomes.extend(others);
         say(&pytorch::table(&done.outcomes));

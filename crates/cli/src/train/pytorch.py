@@ -50,7 +50,7 @@ class Trainer:
         self.folder, self.task = folder, json.loads((folder / "task").read_text())
         self.device = torch.device(self.task["device"])
         self.is_gpu = self.device.type == "cuda"
-        torch.backends.cuda.matmul.allow_tf32 = self.task["tf32"]
+        torch.backends.cuda.matmul.allow_tf32 = self.task["precision"] != "float32"
         self.train_split = Split(folder, "train", self.device)
         self.validation = Split(folder, "validation", self.device)
         if not self.is_gpu:

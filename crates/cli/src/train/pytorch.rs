@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use millpond::HumanBytes;
 use millpond::device::DeviceName;
 use millpond_mlp::data::{Dataset, Split};
-use millpond_mlp::{Epoch, Hyper, Model, order};
+use millpond_mlp::{Epoch, Hyper, Model, Precision, order};
 use serde_json::{Value, json};
 
 use crate::account::{Outcome, Times};
@@ -31,7 +31,7 @@ const MOST_ORDERED: u64 = 1 << 30;
 pub(super) struct Compared<'a> {
     pub(super) device: DeviceName,
     pub(super) hyper: &'a Hyper,
-    pub(super) tf32: bool,
+    pub(super) precision: Precision,
     pub(super) data: &'a Dataset,
 }
 
@@ -130,7 +130,7 @@ fn python() -> Command {
 
 /// Writes what is trained, for the script.
 fn write(folder: &Path, of: &Compared<'_>) -> std::io::Result<()> {
-    let Compared { device, hyper, tf32, data } = of;
+    let Compared { device, hyper, precision, data } = of;
     let file = |name: &str| Ok::<_, std::io::Error>(BufWriter::new(File::create(folder.join(name))?));
     let layers = Model::initial_weights(data.pixels(), hyper.num_layers, hyper.feat_dim, hyper.seed);
     let (mut weights, mut sizes) = (file("weights")?, vec![data.pixels()]);
@@ -153,7 +153,7 @@ fn write(folder: &Path, of: &Compared<'_>) -> std::io::Result<()> {
     let Hyper { learning_rate, momentum, batch_size, epochs, .. } = hyper;
     let task = json!({
         "device": device, "sizes": sizes, "learning_rate": learning_rate, "momentum": momentum,
-        "batch_size": batch_size, "epochs": epochs, "tf32": tf32,
+        "batch_size": batch_size, "epochs": epochs, "precision": precision.name(),
     });
     std::fs::write(folder.join("task"), task.to_string())
 }

@@ -9,8 +9,8 @@ use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::{Ranks, Shard, Team};
 use millpond_mlp::{
-    Backend, Error as TrainingError, Hyper, Machine, Memory, Saving, StepMemory, Steps, Task, Training,
-    Upload,
+    Backend, Error as TrainingError, Hyper, Machine, Memory, Precision, Saving, StepMemory, Steps, Task,
+    Training, Upload,
 };
 
 use crate::account::{self, Outcome};
@@ -22,7 +22,7 @@ use crate::screen::{count, say};
 pub(super) struct Wanted {
     pub(super) device: DeviceChoice,
     pub(super) hyper: Hyper,
-    pub(super) tf32: bool,
+    pub(super) precision: Precision,
     pub(super) steps: Steps,
     pub(super) data: Dataset,
     /// Where the pool is recorded to.
@@ -72,7 +72,7 @@ impl Trial {
             None => Memory::new(allocator.clone(), stream),
         };
         let memory = if wanted.is_watched { memory.watched() } else { memory };
-        let backend = machine.backend(memory.clone(), wanted.tf32)?;
+        let backend = machine.backend(memory.clone(), wanted.precision)?;
         let upload = Upload::new(machine.context())?;
         let team = wanted.ranks.as_ref().map(|ranks| machine.team(ranks, wanted.shard)).transpose()?;
         Ok(Self { name, machine, why_not_cuda, allocator, memory, backend, upload, team, pool })

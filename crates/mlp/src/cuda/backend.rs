@@ -10,15 +10,15 @@ use super::cublaslt::{Operands, Plan, Product, Scratch};
 use super::driver::{self, GraphExec};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
-use super::product::{self, Beside, FewRows};
+use super::steps::Trained;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
-use crate::{CLASSES, Error, Kind, Lanes, Memory, Result, TOTALS, Tensor};
+use crate::{CLASSES, Error, Kind, Lanes, Memory, Precision, Result, TOTALS, Tensor};
 
 /// How to train on a GPU.
 #[derive(Debug, Clone, Default)]
 pub struct CudaTraining {
-    /// Lets tensor cores round factors to TF32 (10 bits of mantissa). Several times faster, and less exact.
-    pub tf32: bool,
+    /// How tensor cores may round factors: less is several times faster, and less exact.
+    pub precision: Precision,
     /// A second stream of the same context, on which the gradients of the weights are computed while the first
     /// goes on to the layer below.
     pub second_stream: Option<Stream>,
@@ -31,13 +31,6 @@ pub struct CudaBackend {
     /// The shapes met so far, so that a step takes no lock.
     plans: HashMap<Product, Arc<Plan>>,
     lanes: Lanes,
-    /// Steps of SGD that are launched with the next product, or at the end of a step.
-    beside: Beside,
-    /// The weights that the last launch writes, if it was a product of few rows or the head. Nothing else waits for it.
-    last_written: Option<Vec<DevicePtr>>,
-    /// Whether a graph is captured. Its kernels do not overlap: an epoch took 100 ms where they did, and 84 where they do not
-    /// (H100, docs/lab/train.md).
-    is_capturing: bool,
     /// The scratch memory of the main stream's products, and of the others'.
     scratch: [Scratchpad; 2],
     /// That of graphs, or of what is not captured while something is.
@@ -77,15 +70,12 @@ impl CudaBackend {
             let device = properties.name.clone();
             return Err(DeviceError::Unsupported { device, what: "CUDA kernels" }.into());
         }
-        let engine = Engine::shared(properties.ordinal, training.tf32)?;
+        let engine = Engine::shared(properties.ordinal, training.precision)?;
         let lanes = Lanes::new(memory, training.second_stream);
         Ok(Self {
             engine,
             plans: HashMap::new(),
             lanes,
-            beside: Beside::default(),
-            last_written: None,
-            is_capturing: false,
             scratch: Default::default(),
             other_scratch: Default::default(),
         })
@@ -96,7 +86,6 @@ impl CudaBackend {
     /// # Safety
     /// The operands have the product's shapes.
     unsafe fn multiply(&mut self, product: Product, operands: Operands, for_gradients: bool) -> Result<()> {
-        self.last_written = None;
         let memory = if for_gradients { self.lanes.gradients() } else { self.lanes.main() };
         let plan = match self.plans.get(&product) {
             Some(plan) => plan,
@@ -145,7 +134,6 @@ impl Backend for CudaBackend {
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
-        self.last_written = None;
         self.engine.enter()?;
         let memory = self.lanes.main();
         let out = memory.uninit(batch.count, batch.pixels())?;
@@ -158,54 +146,17 @@ impl Backend for CudaBackend {
     fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
         check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
         check("gather", source.next.shape(), (1, 1))?;
-        self.last_written = None;
         self.engine.enter()?;
         let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.
         unsafe { self.engine.kernels.gather(stream, source, rows) }
     }
 
-    fn head(
-        &mut self,
-        x: &Tensor,
-        w: &Tensor,
-        batch: Batch<'_>,
-        totals: &mut Tensor<f64>,
-    ) -> Result<(Tensor, Tensor)> {
-        batch.check("head")?;
-        self.flush()?;
-        check("head", w.shape(), (x.cols(), CLASSES))?;
-        check("head", x.shape(), (batch.count, x.cols()))?;
-        check("head", totals.shape(), (1, TOTALS))?;
-        self.engine.enter()?;
-        let memory = self.lanes.main();
-        let [dx, dy] = [memory.uninit(batch.count, x.cols())?, memory.uninit(batch.count, CLASSES)?];
-        let scores = memory.uninit_for(Kind::Batch, batch.count, 2)?;
-        let (kernels, overlaps) = (&self.engine.kernels, self.overlaps());
-        // SAFETY: the shapes agree.
-        unsafe { kernels.head(memory.stream().handle(), [&dx, &dy, &scores], [x, w], (batch, overlaps)) }?;
-        self.last_written = Some(Vec::new());
-        if kernels.products.is_some() {
-            self.beside.scores = Some((scores, totals.share()));
-        } else {
-            // SAFETY: the shapes agree.
-            unsafe { kernels.tally(memory.stream().handle(), totals, &scores) }?;
-        }
-        Ok((dy, dx))
-    }
-
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
         self.engine.enter()?;
-        self.flush()?;
         let out = self.lanes.main().uninit(x.rows(), w.cols())?;
-        let relu = activation == Activation::Relu;
-        if self.does_few_rows() && product::suits(x.rows(), x.cols(), w.cols()) {
-            // SAFETY: the shapes agree, and nothing is beside.
-            unsafe { self.few_rows(Some(FewRows { out: &out, left: x, right: w, mask: None, relu })) }?;
-            return Ok(out);
-        }
-        let product = Product::plain(x.shape(), w.shape(), relu);
+        let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, w, &out), false) }?;
         Ok(out)
@@ -230,16 +181,6 @@ impl Backend for CudaBackend {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
         self.engine.enter()?;
-        if self.does_few_rows() && product::suits(dy.rows(), dy.cols(), w.rows()) {
-            let out = self.lanes.main().uninit(x.rows(), x.cols())?;
-            let product = FewRows { out: &out, left: dy, right: w, mask: Some(x), relu: false };
-            if self.beside.updates(w) {
-                self.flush()?;
-            }
-            // SAFETY: the shapes agree, and what is beside does not write these weights.
-            unsafe { self.few_rows(Some(product)) }?;
-            return Ok(out);
-        }
         let parts = parts_of(dy.cols(), x.len());
         let product = Product::right_transposed(dy.shape(), w.shape(), parts);
         let sums = self.lanes.main().uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
@@ -274,14 +215,6 @@ impl Backend for CudaBackend {
         check("descend", dy.shape(), (x.rows(), dy.cols()))?;
         check("descend", w.shape(), (x.cols(), dy.cols()))?;
         self.engine.enter()?;
-        if self.does_few_rows() && product::descends(x.rows(), x.cols()) {
-            if self.beside.is_full() {
-                self.flush()?;
-            }
-            self.beside.rate = rate;
-            self.beside.descents.push([x.share(), dy.share(), w.share()]);
-            return Ok(());
-        }
         let product = Product::left_transposed(x.shape(), dy.shape());
         let w = self.lanes.fork([x, dy], w.share())?;
         let operands = Operands { added: Some(-rate), ..operands(x, dy, &w) };
@@ -289,8 +222,34 @@ impl Backend for CudaBackend {
         unsafe { self.multiply(product, operands, true) }
     }
 
+    fn steps(
+        &mut self,
+        weights: &mut [Tensor],
+        (batch, images): (Batch<'_>, usize),
+        rate: f32,
+        totals: &mut Tensor<f64>,
+    ) -> Result<bool> {
+        let Some(kernel) = &self.engine.kernels.steps else { return Ok(false) };
+        if !kernel.suit(weights, images) {
+            return Ok(false);
+        }
+        batch.check("steps")?;
+        check("steps", batch.rows.shape(), (batch.count, batch.rows.cols()))?;
+        check("steps", (batch.count % images, batch.pixels()), (0, weights[0].rows()))?;
+        let (head, width) = (weights.len() - 1, weights[0].cols());
+        for (layer, w) in weights.iter().enumerate().skip(1) {
+            check("steps", w.shape(), (width, if layer == head { CLASSES } else { width }))?;
+        }
+        check("steps", totals.shape(), (1, TOTALS))?;
+        self.engine.enter()?;
+        self.lanes.join()?;
+        let of = Trained { weights, rows: batch.rows, images, totals, rate };
+        // SAFETY: the shapes agree, and `suit` has said yes.
+        unsafe { kernel.launch(self.lanes.main(), &of) }?;
+        Ok(true)
+    }
+
     fn join(&mut self) -> Result<()> {
-        self.flush()?;
         self.lanes.join()
     }
 
@@ -299,17 +258,14 @@ impl Backend for CudaBackend {
     }
 
     fn begin_capture(&mut self) -> Result<()> {
-        self.last_written = None;
         self.engine.enter()?;
         self.join()?;
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
-        self.is_capturing = true;
         driver::begin_capture(self.lanes.main().stream())
     }
 
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
         let joined = self.join();
-        self.is_capturing = false;
         std::mem::swap(&mut self.scratch, &mut self.other_scratch);
         let stream = self.lanes.main().stream().clone();
         let graph = driver::end_capture(&stream);
@@ -338,7 +294,6 @@ impl Backend for CudaBackend {
             let velocity = velocities.get(layer);
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
-        self.last_written = None;
         self.engine.enter()?;
         self.join()?;
         let stream = self.lanes.main().stream();
@@ -354,39 +309,6 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Launches a product with the steps of SGD that wait.
-    ///
-    /// # Safety
-    /// As for [`Products::launch`](product::Products::launch).
-    unsafe fn few_rows(&mut self, product: Option<FewRows<'_>>) -> Result<()> {
-        let (beside, last) = (std::mem::take(&mut self.beside), self.last_written.take());
-        let is_early = product.zip(last).is_some_and(|(of, last)| !last.contains(&of.right.ptr()));
-        self.last_written = Some(beside.descents.iter().map(|[.., w]| w.ptr()).collect());
-        let Some(products) = &self.engine.kernels.products else { return Ok(()) };
-        let (stream, when) = (self.lanes.main().stream().handle(), (is_early, self.overlaps()));
-        // SAFETY: the caller's promise.
-        unsafe { products.launch(stream, product, &beside, when) }
-    }
-
-    /// Whether kernels begin while those before them end.
-    fn overlaps(&self) -> bool {
-        self.does_few_rows() && !self.is_capturing
-    }
-
-    /// Whether the GPU can do products of few rows.
-    fn does_few_rows(&self) -> bool {
-        self.engine.kernels.products.is_some()
-    }
-
-    /// Launches the steps of SGD that wait.
-    fn flush(&mut self) -> Result<()> {
-        if self.beside.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the shapes of what waits were checked.
-        unsafe { self.few_rows(None) }
-    }
-
     /// Loss, correct answers, and the gradient where one is wanted.
     fn totals(
         &mut self,
@@ -397,7 +319,6 @@ impl CudaBackend {
         batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
-        self.last_written = None;
         self.engine.enter()?;
         let kernels = &self.engine.kernels;
         let stream = self.lanes.main().stream().handle();

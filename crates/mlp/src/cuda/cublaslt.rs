@@ -19,7 +19,7 @@ use cudarc::cublaslt::{
 use millpond::device::{DevicePtr, StreamHandle};
 
 use super::toolkit::{self, Wanted};
-use crate::{Error, Result};
+use crate::{Error, Precision, Result};
 
 pub(super) const CUBLASLT: Wanted =
     Wanted { name: "cuBLASLt", stem: "cublasLt", wheel: "nvidia-cublas", is_present: sys::is_culib_present };
@@ -92,12 +92,15 @@ unsafe impl Send for CublasLt {}
 unsafe impl Sync for CublasLt {}
 
 impl CublasLt {
-    /// Finds the library and makes a handle for the GPU whose context is current. `tf32` lets tensor cores
-    /// round the factors to 10 bits of mantissa.
-    pub(super) fn open(tf32: bool) -> Result<Self> {
+    /// Finds the library and makes a handle for the GPU whose context is current.
+    pub(super) fn open(precision: Precision) -> Result<Self> {
         toolkit::find(CUBLASLT)?;
         let handle = result::create_handle().map_err(refused("cublasLtCreate"))?;
-        let compute = if tf32 { Compute::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Compute::CUBLAS_COMPUTE_32F };
+        let compute = match precision {
+            Precision::Float32 => Compute::CUBLAS_COMPUTE_32F,
+            Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            Precision::Bfloat16 => Compute::CUBLAS_COMPUTE_32F_FAST_16BF,
+        };
         Ok(Self { handle, compute })
     }
 

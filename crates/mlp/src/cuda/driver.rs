@@ -8,7 +8,8 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUlaunchAttribute,
-    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstream, CUstreamCaptureMode,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig,
+    CUstream, CUstreamCaptureMode,
 };
 use millpond::Stream;
 use millpond::device::StreamHandle;
@@ -35,14 +36,14 @@ pub(super) struct Grid {
     pub(super) threads: u32,
     /// Bytes of shared memory of a block, beside those that the kernel declares.
     pub(super) shared: u32,
-    /// Lets the kernel begin before the one before it ends. It waits for that one itself (`follow` in kernels.cu).
-    pub(super) overlaps: bool,
+    /// All blocks run at once: they may wait for each other.
+    pub(super) at_once: bool,
 }
 
 impl Grid {
     /// As many blocks in one direction.
     pub(super) fn of(blocks: u32, threads: u32) -> Self {
-        Self { blocks: [blocks, 1, 1], threads, shared: 0, overlaps: false }
+        Self { blocks: [blocks, 1, 1], threads, shared: 0, at_once: false }
     }
 }
 
@@ -86,6 +87,39 @@ impl Function {
         // SAFETY: the function's module is loaded for good.
         unsafe { result::function::set_function_attribute(self.0, most, bytes as i32) }
             .map_err(refused("cuFuncSetAttribute"))
+    }
+
+    /// How many of its clusters run at once, each of the blocks of this grid.
+    pub(super) fn clusters_at_once(self, cluster: Grid) -> Result<u32> {
+        let [x, y, z] = cluster.blocks;
+        let value =
+            CUlaunchAttributeValue { clusterDim: CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z } };
+        let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        let mut attribute = CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = CUlaunchConfig { numAttrs: 1, ..config(cluster, &mut attribute) };
+        let mut clusters = 0;
+        // SAFETY: the function's module is loaded for good, and what is pointed to lives.
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, self.0, &raw const config) }
+            .result()
+            .map_err(refused("cuOccupancyMaxActiveClusters"))?;
+        Ok(clusters as u32)
+    }
+}
+
+/// How the driver is told of a grid, with an attribute if the blocks are to run at once.
+fn config(grid: Grid, attribute: &mut CUlaunchAttribute) -> CUlaunchConfig {
+    let Grid { blocks: [x, y, z], threads, shared, at_once } = grid;
+    CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: std::ptr::null_mut(),
+        attrs: attribute,
+        numAttrs: u32::from(at_once),
     }
 }
 
@@ -142,24 +176,12 @@ pub(super) unsafe fn launch(
             Argument::Structure(at) => at.cast_mut(),
         };
     }
-    let Grid { blocks: [x, y, z], threads, shared, overlaps } = grid;
     let mut attribute = CUlaunchAttribute {
-        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
         pad: [0; 4],
-        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        value: CUlaunchAttributeValue { cooperative: 1 },
     };
-    let config = CUlaunchConfig {
-        gridDimX: x,
-        gridDimY: y,
-        gridDimZ: z,
-        blockDimX: threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: shared,
-        hStream: stream.raw() as CUstream,
-        attrs: &raw mut attribute,
-        numAttrs: u32::from(overlaps),
-    };
+    let config = CUlaunchConfig { hStream: stream.raw() as CUstream, ..config(grid, &mut attribute) };
     // SAFETY: the caller's promise. The driver copies configuration and arguments before it returns.
     unsafe {
         sys::cuLaunchKernelEx(&raw const config, function.0, pointers.as_mut_ptr(), std::ptr::null_mut())

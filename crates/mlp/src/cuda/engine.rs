@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::cublaslt::{CublasLt, Plan, Product};
 use super::kernels::Kernels;
-use crate::Result;
+use crate::{Precision, Result};
 
 /// Libraries, kernels and tuned products. One for each GPU and precision, kept for the life of the process:
 /// the choice of algorithms must be the same for every allocator that one run compares, or their losses would
@@ -26,23 +26,24 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Library`](crate::Error::Library) where one is missing or refuses.
-    pub(super) fn shared(ordinal: usize, tf32: bool) -> Result<&'static Self> {
-        static ENGINES: Mutex<Vec<(usize, bool, &'static Engine)>> = Mutex::new(Vec::new());
+    pub(super) fn shared(ordinal: usize, precision: Precision) -> Result<&'static Self> {
+        static ENGINES: Mutex<Vec<(usize, Precision, &'static Engine)>> = Mutex::new(Vec::new());
         let mut engines = ENGINES.lock();
-        if let Some((.., engine)) = engines.iter().find(|(of, with, _)| (*of, *with) == (ordinal, tf32)) {
+        if let Some((.., engine)) = engines.iter().find(|(of, with, _)| (*of, *with) == (ordinal, precision))
+        {
             return Ok(engine);
         }
-        let engine: &'static Self = Box::leak(Box::new(Self::new(ordinal, tf32)?));
-        engines.push((ordinal, tf32, engine));
+        let engine: &'static Self = Box::leak(Box::new(Self::new(ordinal, precision)?));
+        engines.push((ordinal, precision, engine));
         Ok(engine)
     }
 
-    fn new(ordinal: usize, tf32: bool) -> Result<Self> {
+    fn new(ordinal: usize, precision: Precision) -> Result<Self> {
         // A device object of our own, which shares the primary context with the one that memory comes from.
         let device = CudaDevice::new(ordinal)?;
         device.make_current()?;
-        let kernels = Kernels::load(device.facts()?.compute_capability, tf32)?;
-        let lt = CublasLt::open(tf32)?;
+        let kernels = Kernels::load(device.facts()?.compute_capability, precision)?;
+        let lt = CublasLt::open(precision)?;
         Ok(Self { device, kernels, lt, plans: Mutex::default() })
     }
 

@@ -1,14 +1,6 @@
 // What cuBLASLt does not do. Matrices are row-major and dense; see kernels.rs for the launches.
 // No header: NVRTC compiles this text alone.
 
-// Waits for the kernel before, and lets the one behind begin. What that one may do before it waits, too, is told where it is
-// launched. On GPUs before 9.0 kernels do not overlap.
-__device__ __forceinline__ void follow() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // A row of a batch has the pixels of an image, and then its label.
 
 // out[i, j] = rows[i, j] / 255. One block for a row of the output.
@@ -55,85 +47,6 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
     }
     size_t tail = fours * 4 + i;
     if (tail < count && i < 4) dx[tail] = x[tail] > 0.0f ? parts[tail] : 0.0f;
-}
-
-// The head, its loss and its gradients. One block of whole warps for an image. dy = (softmax(x w) - onehot(label)) / of,
-// dx = (dy w^T) where x > 0. `scores` has the image's loss, and 1 where the largest logit is at the label. No argument is
-// __restrict__: such loads may go before `follow`.
-extern "C" __global__ void head(float* dx, float* dy, float* scores, const float* x, const float* w,
-                                const unsigned char* rows, unsigned pixels, unsigned inputs, unsigned of) {
-    __shared__ float sums[32][CLASSES];
-    __shared__ float gradient[CLASSES];
-    follow();
-    size_t image = blockIdx.x;
-    x += image * inputs;
-    dx += image * inputs;
-    float z[CLASSES] = {};
-    for (unsigned i = threadIdx.x; i < inputs; i += blockDim.x) {
-        float value = x[i];
-        const float2* row = reinterpret_cast<const float2*>(w + (size_t)i * CLASSES);
-#pragma unroll
-        for (unsigned c = 0; c < CLASSES / 2; ++c) {
-            float2 two = row[c];
-            z[2 * c] += value * two.x;
-            z[2 * c + 1] += value * two.y;
-        }
-    }
-#pragma unroll
-    for (unsigned c = 0; c < CLASSES; ++c)
-        for (unsigned to = 16; to > 0; to /= 2) z[c] += __shfl_xor_sync(~0u, z[c], to);
-    unsigned lane = threadIdx.x % 32;
-#pragma unroll
-    for (unsigned c = 0; c < CLASSES; ++c)
-        if (lane == c) sums[threadIdx.x / 32][c] = z[c];
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        // A lane has one logit. Subtracting the largest keeps exp from overflowing.
-        float logit = 0.0f;
-        if (lane < CLASSES)
-            for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) logit += sums[warp][lane];
-        float top = __shfl_sync(~0u, logit, lane < CLASSES ? lane : 0);
-        for (unsigned to = 16; to > 0; to /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, to));
-        float exponential = lane < CLASSES ? expf(logit - top) : 0.0f;
-        float sum = exponential;
-        for (unsigned to = 16; to > 0; to /= 2) sum += __shfl_xor_sync(~0u, sum, to);
-        unsigned label = rows[image * (pixels + 1) + pixels];
-        float wanted = __shfl_sync(~0u, logit, label);
-        unsigned best = __ffs(__ballot_sync(~0u, lane < CLASSES && logit == top)) - 1;
-        if (lane < CLASSES) {
-            float d = (exponential / sum - (lane == label ? 1.0f : 0.0f)) / (float)of;
-            gradient[lane] = d;
-            dy[image * CLASSES + lane] = d;
-        }
-        if (lane == 0) {
-            scores[2 * image] = logf(sum) + top - wanted;
-            scores[2 * image + 1] = best == label ? 1.0f : 0.0f;
-        }
-    }
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < inputs; i += blockDim.x) {
-        const float2* row = reinterpret_cast<const float2*>(w + (size_t)i * CLASSES);
-        float d = 0.0f;
-#pragma unroll
-        for (unsigned c = 0; c < CLASSES / 2; ++c) d += gradient[2 * c] * row[c].x + gradient[2 * c + 1] * row[c].y;
-        dx[i] = x[i] > 0.0f ? d : 0.0f;
-    }
-}
-
-// Adds up the scores of a batch. One block of MAX_THREADS, which is what makes the sums come out the same every time.
-extern "C" __global__ void tally(double* __restrict__ totals, const float* __restrict__ scores, unsigned count) {
-    __shared__ double sums[2][MAX_THREADS];
-    for (unsigned of = 0; of < 2; ++of) {
-        double sum = 0.0;
-        for (unsigned row = threadIdx.x; row < count; row += MAX_THREADS) sum += (double)scores[2 * row + of];
-        sums[of][threadIdx.x] = sum;
-    }
-    for (unsigned half = MAX_THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            for (unsigned of = 0; of < 2; ++of) sums[of][threadIdx.x] += sums[of][threadIdx.x + half];
-    }
-    if (threadIdx.x < 2) totals[threadIdx.x] += sums[threadIdx.x][0];
 }
 
 // One block, which is what makes the sums come out the same every time. A thread takes every blockDim-th row;

@@ -4,11 +4,12 @@ use millpond::device::StreamHandle;
 
 use super::driver::{self, Argument, Function, Grid};
 use super::nvrtc;
-use super::product::{self, Products};
-use crate::{Batch, CLASSES, Result, Sgd, Source, Tensor};
+use super::steps::{self, Steps};
+use crate::{Batch, CLASSES, Precision, Result, Sgd, Source, Tensor};
 
 /// The kernels' text.
-pub(super) const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("product.cu"));
+pub(super) const SOURCE: &str =
+    concat!(include_str!("kernels.cu"), include_str!("block.cu"), include_str!("steps.cu"));
 
 /// Threads of a block of the kernels that cover a whole matrix.
 const THREADS: u32 = 256;
@@ -20,9 +21,14 @@ pub(super) const MAX_LAYERS: usize = 32;
 const UPDATED_PER_THREAD: usize = 16;
 
 /// The names that the kernels' text expects to be defined.
-pub(super) fn defines() -> Vec<String> {
-    let own = [("MAX_THREADS", MAX_THREADS as usize), ("MAX_LAYERS", MAX_LAYERS), ("CLASSES", CLASSES)];
-    own.iter().chain(&product::DEFINES).map(|(name, value)| format!("{name}={value}")).collect()
+pub(super) fn defines(precision: Precision) -> Vec<String> {
+    let own = [
+        ("MAX_THREADS", MAX_THREADS as usize),
+        ("MAX_LAYERS", MAX_LAYERS),
+        ("CLASSES", CLASSES),
+        ("PRECISION", precision as usize),
+    ];
+    own.iter().chain(&steps::DEFINES).map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 /// The kernels, loaded on one GPU.
@@ -30,13 +36,11 @@ pub(super) struct Kernels {
     images: Function,
     gather: Function,
     advance: Function,
-    head: Function,
-    tally: Function,
     relu_gradient: Function,
     cross_entropy: Function,
     update: Function,
     /// None where the GPU has no clusters.
-    pub(super) products: Option<Products>,
+    pub(super) steps: Option<Steps>,
 }
 
 #[repr(C)]
@@ -55,26 +59,24 @@ fn blocks(count: usize, each: usize) -> u32 {
 
 impl Kernels {
     /// Compiles and loads the kernels for the GPU whose context is current.
-    pub(super) fn load(capability: (u32, u32), tf32: bool) -> Result<Self> {
+    pub(super) fn load(capability: (u32, u32), precision: Precision) -> Result<Self> {
         let number = (capability.0 * 10 + capability.1) as i32;
-        let image = nvrtc::compile(SOURCE, number, &defines())?;
+        let image = nvrtc::compile(SOURCE, number, &defines(precision))?;
         let names = [
             c"images",
             c"gather",
             c"advance",
-            c"head",
-            c"tally",
             c"relu_gradient",
             c"cross_entropy",
             c"update",
-            if tf32 { c"product_tf32" } else { c"product" },
-            if tf32 { c"product_tf32_transposed" } else { c"product_transposed" },
+            c"images_by_parts",
+            c"steps",
         ];
         // SAFETY: NVRTC made the image.
-        let [images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products @ ..] =
+        let [images, gather, advance, relu_gradient, cross_entropy, update, steps @ ..] =
             unsafe { driver::load(&image, names) }?;
-        let products = (capability.0 >= 9).then(|| Products::new(products, tf32)).transpose()?;
-        Ok(Self { images, gather, advance, head, tally, relu_gradient, cross_entropy, update, products })
+        let steps = (capability.0 >= 9).then(|| Steps::new(steps, precision)).transpose()?;
+        Ok(Self { images, gather, advance, relu_gradient, cross_entropy, update, steps })
     }
 
     /// `out[i, j] = rows[i, j] / 255`.
@@ -104,40 +106,6 @@ impl Kernels {
         unsafe { driver::launch(self.gather, Grid::of(by as u32, THREADS), stream, &arguments) }?;
         // SAFETY: as above.
         unsafe { driver::launch(self.advance, Grid::of(1, 1), stream, &[next.into(), by.into()]) }
-    }
-
-    /// The head and its gradients: `dy`, `dx`, and the loss and the hit of each image.
-    ///
-    /// # Safety
-    /// `w` is `[inputs, CLASSES]`, `x` and `dx` `[count, inputs]`, `dy` `[count, CLASSES]`, `scores` `[count, 2]`.
-    pub(super) unsafe fn head(
-        &self,
-        stream: StreamHandle,
-        [dx, dy, scores]: [&Tensor; 3],
-        [x, w]: [&Tensor; 2],
-        (batch, is_overlapping): (Batch<'_>, bool),
-    ) -> Result<()> {
-        let (pixels, inputs, of) = (batch.pixels().into(), x.cols().into(), batch.of.into());
-        let [dx, dy, scores, x, w] = [dx, dy, scores, x, w].map(Argument::from);
-        let arguments = [dx, dy, scores, x, w, batch.rows.into(), pixels, inputs, of];
-        let grid = Grid { overlaps: is_overlapping, ..Grid::of(batch.count as u32, THREADS) };
-        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.head, grid, stream, &arguments) }
-    }
-
-    /// Adds the scores of a batch to `totals`.
-    ///
-    /// # Safety
-    /// `totals` has two numbers, `scores` two columns.
-    pub(super) unsafe fn tally(
-        &self,
-        stream: StreamHandle,
-        totals: &Tensor<f64>,
-        scores: &Tensor,
-    ) -> Result<()> {
-        let arguments = [totals.into(), scores.into(), scores.rows().into()];
-        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.tally, Grid::of(1, MAX_THREADS), stream, &arguments) }
     }
 
     /// `dx = sum(parts) ⊙ [x > 0]`, in the order of the parts.

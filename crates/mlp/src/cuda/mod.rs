@@ -18,9 +18,9 @@
 //! | `nccl` | what the GPUs of several ranks do together |
 //!
 //! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under test, and queues one
-//! kernel with the ReLU in it: `product` for few rows, else `cublasLtMatmul`. `backend.descend` waits for the next product, and
-//! is done beside it. A step of the default model is nine kernels. Each begins while the one before it ends. Nothing waits, and
-//! the loss stays on the device. Between `begin_capture` and `end_capture`, all of that becomes a graph.
+//! product with the ReLU in it. The gradients of the weights have a second stream. Nothing waits, and the loss stays on the
+//! device. Between `begin_capture` and `end_capture`, all of that becomes a graph. With small batches on GPUs with clusters,
+//! `backend.steps` puts many steps into one kernel instead, which is captured as well.
 
 mod backend;
 mod cublaslt;
@@ -29,7 +29,7 @@ mod engine;
 mod kernels;
 mod nccl;
 mod nvrtc;
-mod product;
+mod steps;
 mod toolkit;
 
 pub use backend::{CudaBackend, CudaTraining};

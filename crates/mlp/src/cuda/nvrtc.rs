@@ -149,6 +149,7 @@ fn text(log: &[c_char]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernels;
     use super::*;
 
     #[test]
@@ -167,8 +168,10 @@ mod tests {
             toolkit::load(path).unwrap();
         }
         for capability in architectures().unwrap() {
-            let image = compile(super::super::kernels::SOURCE, capability, &super::super::kernels::defines());
-            assert!(!image.unwrap().is_empty());
+            for precision in crate::Precision::ALL {
+                let image = compile(kernels::SOURCE, capability, &kernels::defines(precision));
+                assert!(!image.unwrap().is_empty());
+            }
         }
         let error = compile("__global__ void broken( {", 90, &[]).unwrap_err().to_string();
         assert!(error.contains("kernels.cu(1)"), "{error}");
