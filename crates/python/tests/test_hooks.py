@@ -79,10 +79,11 @@ def test_call_sites_are_of_python_with_the_gil_and_without(pool: millpond.Pool, 
     holding = ctypes.PYFUNCTYPE(pointer, size, number, pointer)(dict(_millpond.torch_hooks()[1])["alloc"])
     path, peak = tmp_path / "run.mprec", tmp_path / "peak.folded"
     pool.start_recording(path, call_sites=True)
-    blocks = [(holding(MIB, ORDINAL, None), MIB), (hooks.alloc(3 * MIB, ORDINAL, None), 3 * MIB)]
+    first = holding(MIB, ORDINAL, None)
+    second = hooks.alloc(3 * MIB, ORDINAL, None)  # of another line: stacks are told apart by that
     pool.stop_recording()
-    for address, bytes in blocks:
-        hooks.free(address, bytes, ORDINAL, None)
+    hooks.free(first, MIB, ORDINAL, None)
+    hooks.free(second, 3 * MIB, ORDINAL, None)
     run = [sys.executable, "-m", "millpond", "replay", str(path), "--allocator", "millpond", "--export-stacks", str(peak)]
     subprocess.run(run, capture_output=True, check=True)
     stacks = {int(bytes): stack for stack, bytes in (line.rsplit(" ", 1) for line in peak.read_text().splitlines())}
