@@ -57,9 +57,6 @@ pub(crate) struct Arena {
     pub(super) mapper: Mapper,
     donors: Donors,
     shortening: Shortening,
-    /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
-    /// [`Arena::that_keeps`].
-    keeps: bool,
 }
 
 impl Arena {
@@ -77,7 +74,6 @@ impl Arena {
             mapper: Mapper::new(pages, counters),
             donors: Donors::default(),
             shortening: Shortening::default(),
-            keeps: false,
         }
     }
 
@@ -87,10 +83,10 @@ impl Arena {
     pub(crate) fn that_keeps(&self) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
         let (timelines, layout) = (self.rules.timelines.clone(), self.map.layout);
-        let pages = self.mapper.pages().none_yet();
-        let counters = self.mapper.counters().clone();
-        let mapper = Mapper::with_mappings_that_stay(self.mapper.pages().none_yet(), counters.clone());
-        Self { keeps: true, mapper, ..Self::new(timelines, counters, layout, policies, pages) }
+        let (pages, counters) = (self.mapper.pages().none_yet(), self.mapper.counters().clone());
+        let mut new = Self::new(timelines, counters, layout, policies, pages);
+        new.mapper.keep_old_mappings();
+        new
     }
 
     /// From now on `ranges` says that this arena's addresses are `owner`'s. It has none yet.
@@ -114,12 +110,13 @@ impl Arena {
 
     /// From now on what is free may go back to the device, as in any arena.
     pub(crate) fn let_go(&mut self) {
-        self.keeps = false;
         self.mapper.let_go();
     }
 
+    /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
+    /// [`Arena::that_keeps`].
     pub(crate) fn keeps(&self) -> bool {
-        self.keeps
+        self.mapper.old_mappings().stay()
     }
 
     /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
@@ -274,11 +271,12 @@ impl Arena {
     /// Backs a place for the request.
     #[cold]
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        let Self { map, rules, mapper, donors, shortening, keeps } = self;
+        let keeps = self.keeps();
+        let Self { map, rules, mapper, donors, shortening } = self;
         if !mapper.pages().device().properties().virtual_memory {
             return segments::back(map, mapper, request);
         }
-        Miss { map, rules, mapper, donors, shortening, request }.back(origin, *keeps)
+        Miss { map, rules, mapper, donors, shortening, request }.back(origin, keeps)
     }
 
     /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
@@ -489,7 +487,7 @@ impl Arena {
     /// Whether long pages should be exchanged for [short](Self::shorten) ones now, if there is time.
     #[inline]
     pub(crate) fn is_shortening_due(&self) -> bool {
-        self.shortening.is_due(self.map.frees()) && !self.keeps
+        self.shortening.is_due(self.map.frees()) && !self.keeps()
     }
 
     /// Exchanges free long pages for short ones while the `ledger` has savings. It pays for them. Returns whether any was
@@ -519,8 +517,9 @@ impl Arena {
         if before <= keep {
             return Ok(0);
         }
+        let keeps = self.keeps();
         let Self { map, rules, mapper, .. } = self;
-        if self.keeps {
+        if keeps {
             // No graph uses what is mapped nowhere.
             mapper.reap(map, rules);
             mapper.release_parked(keep)?;

@@ -25,9 +25,9 @@ impl Mapper {
         Self { pages, table: PageTable::default(), old_mappings: OldMappings::default(), counters }
     }
 
-    /// Old mappings stay, until they are [let go](Self::let_go).
-    pub(super) fn with_mappings_that_stay(pages: Pages, counters: Arc<Counters>) -> Self {
-        Self { old_mappings: OldMappings::that_stay(), ..Self::new(pages, counters) }
+    /// Of a new one: old mappings stay, until they are [let go](Self::let_go).
+    pub(super) fn keep_old_mappings(&mut self) {
+        self.old_mappings = OldMappings::that_stay();
     }
 
     /// Old mappings may go from now on.

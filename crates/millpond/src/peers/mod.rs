@@ -6,8 +6,9 @@
 //! twenty times as much.
 //!
 //! Access belongs to a mapping. So a page keeps it where it lies, and loses it when it is remapped: a new mapping has the
-//! access that all pages have, and no more. A page with a live block is not remapped. In the memory of captures, neither is a page
-//! that was given to a peer by itself, and what is given with all of the pool reaches the mappings that stay for graphs.
+//! access that all pages have, and no more. A page with a live block is not remapped. Neither is a page in
+//! the memory of captures that was given to a peer by itself. What is given with all of the pool reaches the mappings that stay
+//! for graphs, too.
 
 use std::ops::Range;
 

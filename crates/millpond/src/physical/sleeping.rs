@@ -81,16 +81,26 @@ impl Pages {
                 others.lacks_access = true;
             }
             // SAFETY: just this range is mapped.
-            unsafe { self.device.set_access(at, bytes) }?;
-            self.counters.calls.set_access.add(1);
-            let peers = self.get(id).peers;
-            if peers != PeerSet::NONE {
-                // SAFETY: likewise, and it has access now.
-                unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
-                self.counters.calls.set_access.add(1);
-            }
+            unsafe { self.give_access(id, at) }?;
             (others.away, others.lacks_access) = (others.away - 1, false);
             self.tell(at, bytes, true);
+        }
+        Ok(())
+    }
+
+    /// Lets the device, and those that may use the page, use a mapping of it.
+    ///
+    /// # Safety
+    /// The page is mapped at `at`.
+    unsafe fn give_access(&self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+        let (bytes, peers) = (self.bytes_of(id), self.get(id).peers);
+        // SAFETY: the caller's promise.
+        unsafe { self.device.set_access(at, bytes) }?;
+        self.counters.calls.set_access.add(1);
+        if peers != PeerSet::NONE {
+            // SAFETY: likewise, and it has access now.
+            unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
+            self.counters.calls.set_access.add(1);
         }
         Ok(())
     }
@@ -171,14 +181,7 @@ impl Pages {
         }
         if self.get(id).presence == Presence::WithoutAccess {
             // SAFETY: just this range is mapped.
-            unsafe { self.device.set_access(at, bytes) }?;
-            self.counters.calls.set_access.add(1);
-            let peers = self.get(id).peers;
-            if peers != PeerSet::NONE {
-                // SAFETY: likewise, and it has access now.
-                unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
-                self.counters.calls.set_access.add(1);
-            }
+            unsafe { self.give_access(id, at) }?;
             self.get_mut(id).presence = Presence::Whole;
             self.tell(at, bytes, true);
         }

@@ -10,10 +10,8 @@
 //! **Who may write.** A slot grows under the register's lock, a word with its holder's slot. The lock of a process that is gone is
 //! taken over: it left nothing half done. What a process holds may shrink at any time, without the lock.
 //!
-//! **What is mapped may hold anything.** Whoever may write the file may change it at any time, and it may be of another
-//! program. So all of it is atomic words, any value of each has a meaning, and sums saturate. A slot counts for nothing
-//! where nobody has its seat, whatever stands there. The file never shrinks by our doing; if its owner cuts it, the system
-//! ends the processes that use it (`SIGBUS`).
+//! **What is mapped may hold anything** ([why](super::mapped)). So all of it is atomic words, any value of each has a meaning, and
+//! sums saturate. A slot counts for nothing where nobody has its seat, whatever stands there.
 
 use std::io;
 use std::time::Duration;
