@@ -216,7 +216,7 @@ impl Mapper {
         &mut self,
         map: &mut ExtentMap,
         id: ExtentId,
-        goes: impl Fn(&Self, PageId) -> Option<bool>,
+        mut goes: impl FnMut(&mut Self, PageId) -> Option<bool>,
     ) -> Result<(), DeviceError> {
         let region = map[id].region;
         let (start, mut end) = map.base_pages_within(id);

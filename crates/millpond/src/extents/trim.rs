@@ -57,7 +57,7 @@ fn trim_pages(
     idle.sort_unstable();
     let mut result = Ok(());
     for (_, id) in idle {
-        let goes = |mapper: &Mapper, _| (mapper.reserved() > keep).then_some(true);
+        let goes = |mapper: &mut Mapper, _| (mapper.reserved() > keep).then_some(true);
         result = result.and(mapper.trim_extent(map, id, goes));
     }
     result
