@@ -22,10 +22,10 @@ pub(super) fn shorten(
 ) -> bool {
     let device = rules.timelines.device();
     let mut began = device.now();
-    if !shortening.begin(map.frees(), ledger.balance(began)) {
+    if !shortening.begin(map.frees, ledger.balance(began)) {
         return false;
     }
-    mapper.reap(map, rules);
+    mapper.old_mappings.reap(map, rules, &mut mapper.pages);
     let units = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift();
     rules.poll(&map.fence_of(map.indexes.free(Zone::Large).at_least(units)));
     // Without host memory for the list, a later search finds them.
@@ -40,9 +40,9 @@ pub(super) fn shorten(
             let now = device.now();
             ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)));
             let goes_on = exchanged < AT_ONCE && goes_on(ledger.balance(now));
-            let is_long = mapper.pages().get(page).base_pages > SHORT_PAGE
-                && mapper.pages().mappings(page) == 1
-                && !mapper.pages().is_segment(page);
+            let is_long = mapper.pages.get(page).base_pages > SHORT_PAGE
+                && mapper.pages.mappings(page) == 1
+                && !mapper.pages.is_segment(page);
             exchanged += usize::from(goes_on && is_long);
             goes_on.then_some(is_long)
         };
@@ -63,8 +63,8 @@ pub(super) fn shorten(
 fn park_short(mapper: &mut Mapper, held: u64, base_page_bytes: u64) {
     let bytes = u64::from(SHORT_PAGE) * base_page_bytes;
     while mapper.reserved() + bytes <= held
-        && let Ok(page) = mapper.create(SHORT_PAGE)
+        && let Ok(page) = mapper.pages.create(SHORT_PAGE)
     {
-        mapper.park(page);
+        mapper.pages.park(page);
     }
 }
