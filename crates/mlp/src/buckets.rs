@@ -83,8 +83,8 @@ impl<'a> Buckets<'a> {
     pub(crate) fn new(backend: &dyn Backend, model: &mut Model, team: &'a Team) -> Result<Self> {
         let memory = backend.memory();
         let sizes: Vec<_> = model.weights().iter().map(Tensor::len).collect();
-        let plans = plan(&sizes, team.least_in_a_bucket() / size_of::<f32>(), team.size());
-        let turns = turns(&plans, team.size()).filter(|_| team.shard() == Shard::Gradients);
+        let plans = plan(&sizes, team.bucket_bytes / size_of::<f32>(), team.size());
+        let turns = turns(&plans, team.size()).filter(|_| team.shard == Shard::Gradients);
         let mut wholes = Vec::new();
         let mut buckets = Vec::new();
         let mut layers: Vec<Option<Tensor>> = (0..sizes.len()).map(|_| None).collect();
@@ -102,7 +102,7 @@ impl<'a> Buckets<'a> {
                 bucket_of[*layer] = at;
             }
             let mut weights = None;
-            if team.shard() != Shard::Nothing {
+            if team.shard != Shard::Nothing {
                 let moved = moved(backend, model, planned, *len)?;
                 let (piece, mine) = (len / team.size(), team.rank() * len / team.size());
                 pieces.0.push(Tensor::part(&moved, mine, 1, piece)?);
@@ -118,7 +118,7 @@ impl<'a> Buckets<'a> {
         }
         memory.synchronize()?;
         let mut registered: Vec<_> =
-            wholes.iter().filter_map(|whole| team.collective().register(whole)).collect();
+            wholes.iter().filter_map(|whole| team.collective.register(whole)).collect();
         // Either all ranks use registered memory, or none does.
         if !team.gather(&(registered.len() == wholes.len()))?.into_iter().all(|all| all) {
             registered.clear();
@@ -138,15 +138,15 @@ impl<'a> Buckets<'a> {
 
     /// The pieces of the weights that this rank updates, if they are split.
     pub(crate) fn pieces(&self) -> Option<&[Tensor]> {
-        (self.team.shard() != Shard::Nothing).then_some(&self.pieces.0)
+        (self.team.shard != Shard::Nothing).then_some(&self.pieces.0)
     }
 
     /// Gives all ranks what rank 0 has in these tensors.
     pub(crate) fn equalise(&self, backend: &dyn Backend, tensors: &[Tensor]) -> Result<()> {
         let (main, team) = (backend.memory().stream(), self.team);
-        team.stream().wait_for(main)?;
-        tensors.iter().try_for_each(|tensor| team.collective().broadcast(tensor, team.stream()))?;
-        Ok(main.wait_for(team.stream())?)
+        team.stream.wait_for(main)?;
+        tensors.iter().try_for_each(|tensor| team.collective.broadcast(tensor, &team.stream))?;
+        Ok(main.wait_for(&team.stream)?)
     }
 
     /// Gives each rank its pieces of the layers that rank 0 has, or all of them where nothing is split.
@@ -175,9 +175,9 @@ impl<'a> Buckets<'a> {
         for (at, piece) in pieces.iter().enumerate() {
             let whole = backend.memory().zeroed(1, self.buckets[at].gradients.len())?;
             Tensor::part(&whole, team.rank() * piece.len(), 1, piece.len())?.copy_from(piece)?;
-            team.stream().wait_for(main)?;
-            team.collective().all_gather(&whole, team.stream())?;
-            main.wait_for(team.stream())?;
+            team.stream.wait_for(main)?;
+            team.collective.all_gather(&whole, &team.stream)?;
+            main.wait_for(&team.stream)?;
             let values = whole.to_vec()?;
             for (layer, from) in self.places(at) {
                 layers[layer] = values[from..][..self.layers[layer].len()].to_vec();
@@ -216,22 +216,22 @@ impl<'a> Buckets<'a> {
     pub(crate) fn add_nothing(&mut self, backend: &dyn Backend) -> Result<()> {
         // In the order of the buckets, two of which may share their memory.
         for at in 0..self.buckets.len() {
-            backend.memory().stream().wait_for(self.team.stream())?;
+            backend.memory().stream().wait_for(&self.team.stream)?;
             self.buckets[at].gradients.clear()?;
-            self.team.stream().wait_for(backend.memory().stream())?;
+            self.team.stream.wait_for(backend.memory().stream())?;
             self.sum(at)?;
         }
         Ok(())
     }
 
     fn sum_all(&mut self, backend: &dyn Backend) -> Result<()> {
-        self.team.stream().wait_for(backend.memory().stream())?;
+        self.team.stream.wait_for(backend.memory().stream())?;
         (0..self.buckets.len()).try_for_each(|at| self.sum(at))
     }
 
     /// Sums a bucket over the ranks, on the team's stream, which waits for its gradients already.
     fn sum(&self, at: usize) -> Result<()> {
-        let (collective, stream) = (self.team.collective(), self.team.stream());
+        let (collective, stream) = (&self.team.collective, &self.team.stream);
         let gradients = &self.buckets[at].gradients;
         match self.pieces.1.get(at) {
             None => collective.all_reduce(gradients, stream),
@@ -248,16 +248,16 @@ impl<'a> Buckets<'a> {
         sgd: Sgd,
     ) -> Result<()> {
         let (main, team) = (backend.memory().stream().clone(), self.team);
-        main.wait_for(team.stream())?;
-        if team.shard() == Shard::Nothing {
+        main.wait_for(&team.stream)?;
+        if team.shard == Shard::Nothing {
             return model.descend(backend, &self.layers, velocities, sgd);
         }
         let (weights, gradients) = &mut self.pieces;
         backend.update(weights, gradients, velocities, sgd)?;
-        team.stream().wait_for(&main)?;
+        team.stream.wait_for(&main)?;
         let mut wholes = self.buckets.iter().filter_map(|bucket| bucket.weights.as_ref());
-        wholes.try_for_each(|whole| team.collective().all_gather(whole, team.stream()))?;
-        Ok(main.wait_for(team.stream())?)
+        wholes.try_for_each(|whole| team.collective.all_gather(whole, &team.stream))?;
+        Ok(main.wait_for(&team.stream)?)
     }
 }
 
@@ -279,7 +279,7 @@ impl Gradients for Buckets<'_> {
         let bucket = &self.buckets[self.bucket_of[layer]];
         if bucket.shares_memory && layer == bucket.first {
             // The bucket that had the memory before is to be summed first.
-            backend.gradient_stream().wait_for(self.team.stream())?;
+            backend.gradient_stream().wait_for(&self.team.stream)?;
         }
         Ok(Some(self.layers[layer].share()))
     }
@@ -289,7 +289,7 @@ impl Gradients for Buckets<'_> {
         if !self.is_last || self.layer != self.buckets[at].last {
             return Ok(());
         }
-        self.team.stream().wait_for(backend.gradient_stream())?;
+        self.team.stream.wait_for(backend.gradient_stream())?;
         self.sum(at)
     }
 }
@@ -298,7 +298,7 @@ impl Drop for Buckets<'_> {
     /// All that was queued comes before the memory is freed.
     fn drop(&mut self) {
         let [main, gradients] = &self.streams;
-        for other in [gradients, self.team.stream()] {
+        for other in [gradients, &self.team.stream] {
             if main.wait_for(other).is_err() {
                 // A device that refuses both does no more work.
                 other.synchronize().ok();

@@ -283,7 +283,7 @@ impl<'a> Saver<'a> {
         let every = saving.and_then(|saving| saving.every);
         let saves = saving.is_some();
         let Some(ranks) = team else { return Ok(Self { saving, team, every, saves, progress }) };
-        let said = ranks.gather(&(progress, every, saves, ranks.shard()))?;
+        let said = ranks.gather(&(progress, every, saves, ranks.shard))?;
         let (first, every, saves, shard) = &said[0];
         for (rank, (progress, _, _, sharded)) in said.iter().enumerate() {
             let what = match () {

@@ -115,7 +115,11 @@ impl Machine {
             );
             return Err(Error::Launcher { what });
         }
-        self.team_of(Some(ranks), shard)
+        let collective: Box<dyn Collective> = match &self.host {
+            Some(device) => Box::new(Tcp { device: device.clone(), ranks: ranks.clone() }),
+            None => Box::new(Nccl::new(self.name().ordinal(), ranks)?),
+        };
+        Ok(Team::new(ranks.clone(), collective, self.context.create_stream()?, shard))
     }
 
     /// One rank alone, which trains as many do: to see what that costs.
@@ -123,16 +127,7 @@ impl Machine {
     /// # Errors
     /// As above.
     pub fn team_of_one(&self, shard: Shard) -> Result<Team> {
-        self.team_of(None, shard)
-    }
-
-    fn team_of(&self, ranks: Option<&Arc<Ranks>>, shard: Shard) -> Result<Team> {
-        let of = ranks.map(|ranks| &**ranks);
-        let collective: Box<dyn Collective> = match &self.host {
-            Some(device) => Box::new(Tcp::new(device.clone(), of)?),
-            None => Box::new(Nccl::new(self.name().ordinal(), of)?),
-        };
-        Ok(Team::new(ranks.cloned(), collective, self.context.create_stream()?, shard))
+        self.team(&Arc::new(Ranks::alone()), shard)
     }
 
     /// The operations of this device over this memory. A GPU may round factors to this precision.

@@ -394,28 +394,14 @@ fn a_batch_in_parts_has_the_losses_of_the_whole() {
 
 mod two_gpus {
     use std::net::TcpListener;
-    use std::time::Duration;
 
-    use millpond_mlp::ranks::{Place, Ranks, Secret};
+    use millpond_mlp::ranks::{Place, Ranks};
 
     use super::*;
 
     /// A rank on a thread of its own, with the GPU of its number.
     fn rank(rank: usize, port: u16, shard: Shard) -> Option<Vec<Epoch>> {
-        let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
-        let (listens_at, secret) = (host.clone(), Secret::default());
-        let place = Place {
-            rank,
-            world: 2,
-            local_rank: rank,
-            is_one_machine: true,
-            host,
-            listens_at,
-            port,
-            timeout,
-            secret,
-        };
-        let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
+        let ranks = Arc::new(Ranks::meet(Place::here(rank, 2, port), |loss, _| panic!("{loss:?}")).unwrap());
         let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
         let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();

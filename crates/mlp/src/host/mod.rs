@@ -16,7 +16,7 @@ use millpond::device::host::HostDevice;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 use arithmetic::Product;
-use view::View;
+pub(crate) use view::View;
 
 /// The CPU as a device that trains.
 #[derive(Debug)]
