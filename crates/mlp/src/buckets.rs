@@ -34,7 +34,7 @@ pub(crate) struct Buckets<'a> {
     is_last: bool,
     /// The layer whose gradient is on its way.
     layer: usize,
-    streams: [Stream; 2],
+    main: Stream,
 }
 
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl<'a> Buckets<'a> {
             pieces,
             is_last: true,
             layer: 0,
-            streams: [memory.stream().clone(), backend.gradient_stream().clone()],
+            main: memory.stream().clone(),
         })
     }
 
@@ -279,7 +279,7 @@ impl Gradients for Buckets<'_> {
         let bucket = &self.buckets[self.bucket_of[layer]];
         if bucket.shares_memory && layer == bucket.first {
             // The bucket that had the memory before is to be summed first.
-            backend.gradient_stream().wait_for(&self.team.stream)?;
+            backend.memory().stream().wait_for(&self.team.stream)?;
         }
         Ok(Some(self.layers[layer].share()))
     }
@@ -289,7 +289,7 @@ impl Gradients for Buckets<'_> {
         if !self.is_last || self.layer != self.buckets[at].last {
             return Ok(());
         }
-        self.team.stream.wait_for(backend.gradient_stream())?;
+        self.team.stream.wait_for(backend.memory().stream())?;
         self.sum(at)
     }
 }
@@ -297,12 +297,9 @@ impl Gradients for Buckets<'_> {
 impl Drop for Buckets<'_> {
     /// All that was queued comes before the memory is freed.
     fn drop(&mut self) {
-        let [main, gradients] = &self.streams;
-        for other in [gradients, &self.team.stream] {
-            if main.wait_for(other).is_err() {
-                // A device that refuses both does no more work.
-                other.synchronize().ok();
-            }
+        if self.main.wait_for(&self.team.stream).is_err() {
+            // A device that refuses both does no more work.
+            self.team.stream.synchronize().ok();
         }
     }
 }

@@ -6,7 +6,7 @@ use millpond::Context;
 use millpond::device::host::HostDevice;
 use millpond::device::{DeviceChoice, DeviceError, DeviceName, Kind};
 
-use crate::cuda::{self, CudaBackend, CudaTraining, Nccl};
+use crate::cuda::{self, CudaBackend, Nccl};
 use crate::ranks::{Collective, Ranks, Shard, Tcp, Team};
 use crate::{Backend, Error, HostBackend, Memory, Precision, Result};
 
@@ -138,10 +138,6 @@ impl Machine {
         if let Some(device) = &self.host {
             return Ok(Box::new(HostBackend::new(device.clone(), memory)));
         }
-        // The gradients of the weights beside those of the activations: 3 to 8 % faster on an H200
-        // (`cuda_training`, the test that is timed).
-        let second_stream = Some(self.context.create_stream()?);
-        let training = CudaTraining { precision, second_stream };
-        Ok(Box::new(CudaBackend::new(memory, training)?))
+        Ok(Box::new(CudaBackend::new(memory, precision)?))
     }
 }

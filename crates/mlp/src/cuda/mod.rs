@@ -11,15 +11,14 @@
 //! | `driver` | of libcuda: modules, launches, graphs |
 //! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
 //! | `kernels` | the compiled kernels, each with its launch |
-//! | `product` | matrix products of few rows, with steps of SGD beside them |
-//! | `cublaslt` | all other matrix products |
+//! | `cublaslt` | matrix products |
+//! | `steps` | steps of SGD of a whole network in one kernel |
 //! | `engine` | all of that for one GPU, shared by the backends of the process |
 //! | `backend` | the trainer's operations |
 //! | `nccl` | what the GPUs of several ranks do together |
 //!
 //! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under test, and queues one
-//! product with the ReLU in it. The gradients of the weights have a second stream. Nothing waits, and the loss stays on the
-//! device. Between `begin_capture` and `end_capture`, all of that becomes a graph. With small batches on GPUs with clusters,
+//! product with the ReLU in it. Nothing waits, and the loss stays on the device. Between `begin_capture` and `end_capture`, all of that becomes a graph. With small batches on GPUs with clusters,
 //! `backend.steps` puts many steps into one kernel instead, which is captured as well.
 
 mod backend;
@@ -32,7 +31,7 @@ mod nvrtc;
 mod steps;
 mod toolkit;
 
-pub use backend::{CudaBackend, CudaTraining};
+pub use backend::CudaBackend;
 pub(crate) use nccl::Nccl;
 
 /// GPUs that this process sees; 0 without a driver.

@@ -188,10 +188,6 @@ impl Backend for HostBackend {
         Ok(out)
     }
 
-    fn descends(&self) -> bool {
-        true
-    }
-
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
         check_shape("descend", dy, (x.rows(), dy.cols()))?;
         check_shape("descend", w, (x.cols(), dy.cols()))?;
@@ -212,10 +208,6 @@ impl Backend for HostBackend {
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
         let ended = || Error::Library { library: "the CPU", what: "no capture is under way".to_owned() };
         Ok(Box::new(self.captured.take().ok_or_else(ended)?))
-    }
-
-    fn gradient_stream(&self) -> &Stream {
-        self.memory.stream()
     }
 
     fn update(
