@@ -66,7 +66,8 @@ impl Memory {
     /// Blocks of the allocator for graphs on this stream; `beside` is never captured.
     pub(crate) fn kept(&self, beside: &Stream) -> Kept {
         let Inner { allocator, stream, refused, .. } = &*self.inner;
-        Kept::new(allocator.clone(), [stream.clone(), beside.clone()], refused.clone())
+        let (allocator, main, refused) = (allocator.clone(), stream.clone(), refused.clone());
+        Kept { allocator, main, beside: beside.clone(), free: Mutex::default(), refused }
     }
 
     /// Takes blocks from here from now on, or from the allocator again.
@@ -135,7 +136,7 @@ impl Memory {
         let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(size_of::<T>() as u64);
         let kept = self.inner.kept.lock().clone();
         let ptr = match &kept {
-            Some(kept) => kept.allocate(bytes, &self.inner.stream)?,
+            Some(kept) => kept.allocate(bytes)?,
             None => self.inner.allocator.allocate(bytes, &self.inner.stream)?,
         };
         let purpose = self.inner.ledger.as_ref().map(|ledger| ledger.allocated(bytes, kind));
@@ -324,7 +325,7 @@ impl Drop for Block {
             ledger.freed(self.bytes, purpose);
         }
         if let Some(kept) = &self.kept {
-            return kept.free(self.ptr, self.bytes, &memory.stream);
+            return kept.free(self.ptr, self.bytes);
         }
         // SAFETY: the block is ours alone, and work of other streams was ordered or recorded by who gave it.
         if let Err(error) = unsafe { memory.allocator.free(self.ptr, &memory.stream) } {
