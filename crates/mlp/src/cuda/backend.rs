@@ -1,12 +1,16 @@
 //! The trainer's operations on an NVIDIA GPU.
 
-use millpond::Stream;
-use millpond::device::{self, DeviceError, DevicePtr, StreamHandle};
+use std::sync::Arc;
 
-use super::cublaslt::{Operands, Product, Scratch};
-use super::driver::{self, GraphExec};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaStream};
+use millpond::Stream;
+use millpond::device::{self, DeviceError, DevicePtr};
+
+use super::cublaslt::{Operands, Product};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
+use super::refused;
 use super::steps::Trained;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Memory, Precision, Result, TOTALS, Tensor};
@@ -16,21 +20,22 @@ use crate::{CLASSES, Error, Kind, Memory, Precision, Result, TOTALS, Tensor};
 pub struct CudaBackend {
     engine: &'static Engine,
     memory: Memory,
+    /// The stream of the memory, which keeps it.
+    stream: Arc<CudaStream>,
 }
 
-/// Captured work.
-#[derive(Debug)]
-struct CudaGraph {
-    engine: &'static Engine,
-    graph: GraphExec,
-    stream: Stream,
+/// Captured work, and its stream. Whoever has it keeps its memory, and all other work on that is of the same stream.
+struct Captured(CudaGraph, #[allow(dead_code, reason = "the graph is launched on it")] Stream);
+
+impl std::fmt::Debug for Captured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Captured")
+    }
 }
 
-impl Graph for CudaGraph {
+impl Graph for Captured {
     fn replay(&self) -> Result<()> {
-        self.engine.enter()?;
-        // SAFETY: whoever has the graph keeps its memory, and all other work on that is of the same stream.
-        unsafe { self.graph.launch(&self.stream) }
+        self.0.launch().map_err(refused("cuGraphLaunch"))
     }
 }
 
@@ -46,11 +51,11 @@ impl CudaBackend {
             let device = properties.name.clone();
             return Err(DeviceError::Unsupported { device, what: "CUDA kernels" }.into());
         }
-        Ok(Self { engine: Engine::shared(properties.ordinal, precision)?, memory })
-    }
-
-    fn stream(&self) -> StreamHandle {
-        self.memory.stream().handle()
+        let engine = Engine::shared(properties.ordinal, precision)?;
+        let raw = memory.stream().handle().raw() as CUstream;
+        // SAFETY: the stream is of the GPU's primary context, and lives as long as the memory does.
+        let stream = unsafe { engine.context.wrap_borrowed_stream(raw) };
+        Ok(Self { engine, memory, stream })
     }
 
     /// Queues `out = product`.
@@ -65,7 +70,7 @@ impl CudaBackend {
         };
         let at = scratch.as_ref().map_or(DevicePtr::NULL, Tensor::ptr);
         // SAFETY: the caller's promise, and scratch memory of the plan's size, which is freed behind this in the stream.
-        unsafe { plan.run(operands, Scratch { at, bytes: plan.workspace }, self.stream()) }
+        unsafe { plan.run(operands, at, self.memory.stream().handle()) }
     }
 }
 
@@ -81,11 +86,9 @@ impl Backend for CudaBackend {
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
         self.engine.enter()?;
-        let memory = &self.memory;
-        let out = memory.uninit(batch.count, batch.pixels())?;
-        let kernels = &self.engine.kernels;
+        let out = self.memory.uninit(batch.count, batch.pixels())?;
         // SAFETY: the shapes agree.
-        unsafe { kernels.images(memory.stream().handle(), &out, batch) }?;
+        unsafe { self.engine.kernels.images(&self.stream, &out, batch) }?;
         Ok(out)
     }
 
@@ -93,16 +96,16 @@ impl Backend for CudaBackend {
         check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
         check("gather", source.next.shape(), (1, 1))?;
         self.engine.enter()?;
-        let stream = self.stream();
         // SAFETY: the shapes agree.
-        unsafe { self.engine.kernels.gather(stream, source, rows) }
+        unsafe { self.engine.kernels.gather(&self.stream, source, rows) }
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
         self.engine.enter()?;
         let out = self.memory.uninit(x.rows(), w.cols())?;
-        let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
+        let relu = activation == Activation::Relu;
+        let product = Product { relu, ..Product::of(x.rows(), x.cols(), w.cols()) };
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, w, &out)) }?;
         Ok(out)
@@ -128,14 +131,15 @@ impl Backend for CudaBackend {
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
         self.engine.enter()?;
         let parts = parts_of(dy.cols(), x.len());
-        let product = Product::right_transposed(dy.shape(), w.shape(), parts);
+        let product = Product::of(dy.rows(), dy.cols(), w.rows());
+        let product = Product { right_transposed: true, parts, ..product };
         let sums = self.memory.uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(dy, w, &sums)) }?;
         let out = self.memory.uninit(x.rows(), x.cols())?;
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
-        unsafe { kernels.relu_gradient(self.stream(), &out, (&sums, parts), x) }?;
+        unsafe { kernels.relu_gradient(&self.stream, &out, (&sums, parts), x) }?;
         Ok(out)
     }
 
@@ -144,7 +148,7 @@ impl Backend for CudaBackend {
         check("weight_gradient", dy.shape(), (x.rows(), dy.cols()))?;
         check("weight_gradient", into.as_ref().map_or(shape, Tensor::shape), shape)?;
         self.engine.enter()?;
-        let product = Product::left_transposed(x.shape(), dy.shape());
+        let product = Product { left_transposed: true, ..Product::of(x.cols(), x.rows(), dy.cols()) };
         let out = into.map_or_else(|| self.memory.uninit(shape.0, shape.1), Ok)?;
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands(x, dy, &out)) }?;
@@ -155,7 +159,7 @@ impl Backend for CudaBackend {
         check("descend", dy.shape(), (x.rows(), dy.cols()))?;
         check("descend", w.shape(), (x.cols(), dy.cols()))?;
         self.engine.enter()?;
-        let product = Product::left_transposed(x.shape(), dy.shape());
+        let product = Product { left_transposed: true, ..Product::of(x.cols(), x.rows(), dy.cols()) };
         let operands = Operands { added: Some(-rate), ..operands(x, dy, w) };
         // SAFETY: the shapes agree.
         unsafe { self.multiply(product, operands) }
@@ -183,7 +187,7 @@ impl Backend for CudaBackend {
         self.engine.enter()?;
         let of = Trained { weights, rows: batch.rows, images, totals, rate };
         // SAFETY: the shapes agree, and `suit` has said yes.
-        unsafe { kernel.launch(&self.memory, &of) }?;
+        unsafe { kernel.launch(&self.stream, &self.memory, &of) }?;
         Ok(true)
     }
 
@@ -193,13 +197,18 @@ impl Backend for CudaBackend {
 
     fn begin_capture(&mut self) -> Result<()> {
         self.engine.enter()?;
-        driver::begin_capture(self.memory.stream())
+        // Other calls of any thread are as before.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        self.stream.begin_capture(mode).map_err(refused("cuStreamBeginCapture"))
     }
 
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
-        let stream = self.memory.stream().clone();
-        let graph = driver::end_capture(&stream)?;
-        Ok(Box::new(CudaGraph { engine: self.engine, graph, stream }))
+        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+        let nothing =
+            || Error::Library { library: "the CUDA driver", what: "nothing was captured".to_owned() };
+        let graph = graph.map_err(refused("cuStreamEndCapture"))?.ok_or_else(nothing)?;
+        graph.upload().map_err(refused("cuGraphUpload"))?;
+        Ok(Box::new(Captured(graph, self.memory.stream().clone())))
     }
 
     fn update(
@@ -224,7 +233,7 @@ impl Backend for CudaBackend {
         for (weights, gradients) in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
             let velocities = velocities.next().unwrap_or_default();
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
-            unsafe { kernels.update(self.stream(), (weights, gradients, velocities), sgd) }?;
+            unsafe { kernels.update(&self.stream, (weights, gradients, velocities), sgd) }?;
         }
         Ok(())
     }
@@ -243,9 +252,8 @@ impl CudaBackend {
         check(operation, totals.shape(), (1, TOTALS))?;
         self.engine.enter()?;
         let kernels = &self.engine.kernels;
-        let stream = self.stream();
         // SAFETY: the shapes agree.
-        unsafe { kernels.cross_entropy(stream, (logits, batch), (gradient, totals)) }
+        unsafe { kernels.cross_entropy(&self.stream, (logits, batch), (gradient, totals)) }
     }
 }
 

@@ -1,14 +1,12 @@
 //! `cuda/`: training on an NVIDIA GPU. cuBLASLt multiplies, kernels compiled by NVRTC do the rest.
 //!
-//! It uses millpond's [`CudaDevice`](millpond::device::cuda::CudaDevice) for the context, the trainer's own
-//! [`Memory`](crate::Memory) for every byte on the device, and cudarc's bindings of the three libraries. These
-//! are loaded when the first backend is made: nothing is needed to build, and a missing one is an
+//! It uses the trainer's own [`Memory`](crate::Memory) for every byte on the device, cudarc for modules, launches and graphs,
+//! and cudarc's bindings of the two libraries. These are loaded when the first backend is made: nothing is needed to build, and a missing one is an
 //! [`Error::Library`](crate::Error) that says where it was looked for.
 //!
 //! | file | concern |
 //! | --- | --- |
 //! | `toolkit` | finding cuBLASLt and NVRTC |
-//! | `driver` | of libcuda: modules, launches, graphs |
 //! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
 //! | `kernels` | the compiled kernels, each with its launch |
 //! | `cublaslt` | matrix products |
@@ -23,7 +21,6 @@
 
 mod backend;
 mod cublaslt;
-mod driver;
 mod engine;
 mod kernels;
 mod nccl;
@@ -31,12 +28,30 @@ mod nvrtc;
 mod steps;
 mod toolkit;
 
+use std::ffi::CStr;
+
+use cudarc::driver::{CudaContext, DriverError};
+
+use crate::Error;
+
 pub use backend::CudaBackend;
 pub(crate) use nccl::Nccl;
 
 /// GPUs that this process sees; 0 without a driver.
 pub(crate) fn gpus() -> usize {
-    driver::gpus()
+    // SAFETY: loading the driver, which any CUDA program does.
+    let is_there = unsafe { cudarc::driver::sys::is_culib_present() };
+    let count = if is_there { CudaContext::device_count().ok() } else { None };
+    count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+}
+
+/// The error for a call that the driver refused.
+fn refused(call: &'static str) -> impl Fn(DriverError) -> Error {
+    move |error| {
+        let text = error.error_string().map_or("unknown error".into(), CStr::to_string_lossy);
+        let what = format!("{call} failed: {text} ({:?})", error.0);
+        Error::Library { library: "the CUDA driver", what }
+    }
 }
 
 /// Whether the libraries that training needs can be loaded, without making anything of them.

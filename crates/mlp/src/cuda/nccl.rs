@@ -8,12 +8,12 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cudarc::driver::CudaContext;
 use libloading::Library;
 use millpond::Stream;
-use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
-use super::{driver, toolkit};
+use super::{refused, toolkit};
 use crate::ranks::{Collective, Ranks};
 use crate::{Error, Result, Tensor};
 
@@ -116,7 +116,7 @@ unsafe impl Send for Comm {}
 /// Collectives of the GPUs of some ranks.
 pub(crate) struct Nccl {
     api: &'static Api,
-    device: Arc<CudaDevice>,
+    context: Arc<CudaContext>,
     rank: usize,
     size: usize,
     comm: Arc<Mutex<Comm>>,
@@ -132,16 +132,17 @@ impl Nccl {
     /// Of these ranks, on this GPU. Waits for the others.
     pub(crate) fn new(ordinal: usize, ranks: &Ranks) -> Result<Self> {
         let api = api()?;
-        // Shares the primary context with the device that memory comes from.
-        let device = CudaDevice::new(ordinal)?;
-        device.make_current()?;
+        // The primary context, which is that of the device that memory comes from.
+        let context = CudaContext::new(ordinal).map_err(refused("opening the GPU"))?;
+        context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
         let (rank, size) = (ranks.place().rank, ranks.place().world);
         let mut id = Id([0; ID_BYTES]);
         if rank == 0 {
             // SAFETY: the id is writable.
             api.check("ncclGetUniqueId", unsafe { (api.ncclGetUniqueId)(&mut id) })?;
         }
-        let said = ranks.gather(&(id.0.to_vec(), driver::identity(ordinal)?))?;
+        let said =
+            ranks.gather(&(id.0.to_vec(), context.uuid().map_err(refused("cuDeviceGetUuid"))?.bytes))?;
         let gpus: Vec<_> = said.iter().map(|(_, gpu)| *gpu).collect();
         if let Some([one, other]) = first_pair(&gpus) {
             let what = format!(
@@ -166,12 +167,12 @@ impl Nccl {
                 unsafe { (api.ncclCommAbort)(comm) };
             }
         });
-        Ok(Self { api, device, rank, size, comm })
+        Ok(Self { api, context, rank, size, comm })
     }
 
     /// Calls the library with the communicator, if there still is one.
     fn call(&self, name: &str, call: impl FnOnce(&'static Api, RawComm) -> c_int) -> Result<()> {
-        self.device.make_current()?;
+        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
         let comm = self.comm.lock();
         let comm = comm.0.ok_or_else(|| failed(format!("{name}: another rank is gone")))?;
         self.api.check(name, call(self.api, comm))
@@ -283,7 +284,7 @@ impl Drop for Nccl {
     /// Waits for what is queued. What another rank's end has stuck was aborted before.
     fn drop(&mut self) {
         if let Some(comm) = self.comm.lock().0.take()
-            && self.device.make_current().is_ok()
+            && self.context.bind_to_thread().is_ok()
         {
             // SAFETY: the communicator lives, and nobody else has it from here on.
             unsafe { (self.api.ncclCommDestroy)(comm) };
