@@ -26,8 +26,6 @@ pub(crate) struct Buckets<'a> {
     buckets: Vec<Bucket>,
     /// The gradient of each layer, in the order of the layers.
     layers: Vec<Tensor>,
-    /// The bucket of each layer.
-    bucket_of: Vec<usize>,
     /// The piece of each bucket that this rank updates: weights, and the sum of their gradients.
     pieces: (Vec<Tensor>, Vec<Tensor>),
     /// Whether buckets are summed while the backward pass goes on.
@@ -42,9 +40,7 @@ struct Bucket {
     gradients: Tensor,
     /// The weights of its layers, where ranks update pieces.
     weights: Option<Tensor>,
-    /// The layers whose gradients are computed first and last.
-    first: usize,
-    last: usize,
+    plan: Plan,
     /// Whether another bucket takes turns with it.
     shares_memory: bool,
 }
@@ -88,9 +84,9 @@ impl<'a> Buckets<'a> {
         let mut wholes = Vec::new();
         let mut buckets = Vec::new();
         let mut layers: Vec<Option<Tensor>> = (0..sizes.len()).map(|_| None).collect();
-        let mut bucket_of = vec![0; sizes.len()];
         let mut pieces = (Vec::new(), Vec::new());
-        for (at, Plan { layers: planned, len }) in plans.iter().enumerate() {
+        for (at, plan) in plans.into_iter().enumerate() {
+            let Plan { layers: planned, len } = &plan;
             let slot = if turns.is_some() { at % 2 } else { at };
             if slot == wholes.len() {
                 wholes.push(memory.zeroed(1, turns.map_or(*len, |lengths| lengths[slot]))?);
@@ -99,7 +95,6 @@ impl<'a> Buckets<'a> {
             for (layer, from) in planned {
                 let (rows, cols) = model.weights()[*layer].shape();
                 layers[*layer] = Some(Tensor::part(whole, *from, rows, cols)?);
-                bucket_of[*layer] = at;
             }
             let mut weights = None;
             if team.shard != Shard::Nothing {
@@ -112,9 +107,8 @@ impl<'a> Buckets<'a> {
                 });
                 weights = Some(Tensor::part(&moved, 0, 1, *len)?);
             }
-            let (first, last) = (planned[0].0, planned[planned.len() - 1].0);
             let gradients = Tensor::part(whole, 0, 1, *len)?;
-            buckets.push(Bucket { gradients, weights, first, last, shares_memory: turns.is_some() });
+            buckets.push(Bucket { gradients, weights, plan, shares_memory: turns.is_some() });
         }
         memory.synchronize()?;
         let mut registered: Vec<_> =
@@ -128,7 +122,6 @@ impl<'a> Buckets<'a> {
             _registered: registered,
             buckets,
             layers: layers.into_iter().flatten().collect(),
-            bucket_of,
             pieces,
             is_last: true,
             layer: 0,
@@ -157,7 +150,7 @@ impl<'a> Buckets<'a> {
         }
         for (at, to) in to.iter_mut().enumerate() {
             let whole = backend.memory().zeroed(1, self.buckets[at].gradients.len())?;
-            for (layer, from) in self.places(at) {
+            for &(layer, from) in &self.buckets[at].plan.layers {
                 if let Some(values) = layers.get(layer) {
                     Tensor::part(&whole, from, values.rows(), values.cols())?.copy_from(values)?;
                 }
@@ -179,21 +172,17 @@ impl<'a> Buckets<'a> {
             team.collective.all_gather(&whole, &team.stream)?;
             main.wait_for(&team.stream)?;
             let values = whole.to_vec()?;
-            for (layer, from) in self.places(at) {
+            for &(layer, from) in &self.buckets[at].plan.layers {
                 layers[layer] = values[from..][..self.layers[layer].len()].to_vec();
             }
         }
         Ok(layers)
     }
 
-    /// The layers of a bucket, and where in it each begins.
-    fn places(&self, at: usize) -> impl Iterator<Item = (usize, usize)> {
-        let begin = self.buckets[at].gradients.ptr().raw();
-        let place = move |layer: usize| {
-            let from = (self.layers[layer].ptr().raw() - begin) as usize / size_of::<f32>();
-            (layer, from)
-        };
-        (0..self.layers.len()).filter(move |layer| self.bucket_of[*layer] == at).map(place)
+    /// The bucket of a layer.
+    fn bucket_of(&self, layer: usize) -> usize {
+        let has = |bucket: &Bucket| bucket.plan.layers.iter().any(|(other, _)| *other == layer);
+        self.buckets.iter().position(has).unwrap_or(0)
     }
 
     /// Begins a step, or a part of it. If it is the last part, buckets are summed as they are complete.
@@ -276,8 +265,8 @@ fn moved(backend: &dyn Backend, model: &mut Model, layers: &[(usize, usize)], le
 impl Gradients for Buckets<'_> {
     fn place(&mut self, backend: &dyn Backend, layer: usize) -> Result<Option<Tensor>> {
         self.layer = layer;
-        let bucket = &self.buckets[self.bucket_of[layer]];
-        if bucket.shares_memory && layer == bucket.first {
+        let Bucket { plan, shares_memory, .. } = &self.buckets[self.bucket_of(layer)];
+        if *shares_memory && plan.layers.first().is_some_and(|(first, _)| layer == *first) {
             // The bucket that had the memory before is to be summed first.
             backend.memory().stream().wait_for(&self.team.stream)?;
         }
@@ -285,8 +274,8 @@ impl Gradients for Buckets<'_> {
     }
 
     fn ready(&mut self, backend: &dyn Backend, _: Tensor) -> Result<()> {
-        let at = self.bucket_of[self.layer];
-        if !self.is_last || self.layer != self.buckets[at].last {
+        let at = self.bucket_of(self.layer);
+        if !self.is_last || self.buckets[at].plan.layers.last().is_none_or(|(last, _)| self.layer != *last) {
             return Ok(());
         }
         self.team.stream.wait_for(backend.memory().stream())?;
