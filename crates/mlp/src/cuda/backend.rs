@@ -8,9 +8,9 @@ use millpond::Stream;
 use millpond::device::{self, DeviceError, DevicePtr};
 
 use super::cublaslt::{Operands, Product};
+use super::driver::refused;
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
-use super::refused;
 use super::steps::Trained;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{CLASSES, Error, Kind, Memory, Precision, Result, TOTALS, Tensor};

@@ -7,8 +7,8 @@ use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 
 use super::cublaslt::{CublasLt, Plan, Product};
+use super::driver::refused;
 use super::kernels::Kernels;
-use super::refused;
 use crate::{Precision, Result};
 
 /// Libraries, kernels and products. One for each GPU and precision, kept for the life of the process.

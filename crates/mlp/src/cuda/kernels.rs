@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use bytemuck::Pod;
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::driver::{at, function, launch, refused};
+use super::nvrtc;
 use super::steps::{self, Steps};
-use super::{nvrtc, refused};
 use crate::{Batch, CLASSES, Precision, Result, Sgd, Source, Tensor};
 
 /// The kernels' text.
@@ -68,36 +66,6 @@ fn grid(x: u32, y: u32, threads: u32) -> LaunchConfig {
 fn blocks(count: usize, each: usize) -> u32 {
     // A grid of 2³¹ − 1 blocks covers more than any GPU's memory.
     count.div_ceil(each).max(1) as u32
-}
-
-/// Where a tensor is, as kernels are given it.
-pub(super) fn at<T: Pod>(tensor: &Tensor<T>) -> u64 {
-    tensor.ptr().raw()
-}
-
-/// Finds a kernel by name.
-pub(super) fn function(module: &Arc<CudaModule>, name: &'static str) -> Result<CudaFunction> {
-    module.load_function(name).map_err(refused(name))
-}
-
-/// Queues a kernel.
-///
-/// # Safety
-/// The arguments are numbers and addresses as the kernel takes them, in order. A kernel reads as many of the first bytes as its
-/// parameter has: the machine is little-endian. What the kernel does with them is sound once the stream gets there.
-pub(super) unsafe fn launch(
-    stream: &CudaStream,
-    function: &CudaFunction,
-    grid: LaunchConfig,
-    arguments: &[u64],
-) -> Result<()> {
-    let mut launch = stream.launch_builder(function);
-    for argument in arguments {
-        launch.arg(argument);
-    }
-    // SAFETY: the caller's promise. The driver copies the arguments before it returns.
-    unsafe { launch.launch(grid) }.map_err(refused("cuLaunchKernel"))?;
-    Ok(())
 }
 
 impl Kernels {

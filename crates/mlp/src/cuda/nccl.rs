@@ -13,7 +13,8 @@ use libloading::Library;
 use millpond::Stream;
 use parking_lot::Mutex;
 
-use super::{refused, toolkit};
+use super::driver::refused;
+use super::toolkit;
 use crate::ranks::{Collective, Ranks};
 use crate::{Error, Result, Tensor};
 

@@ -8,8 +8,7 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
 };
 
-use super::kernels::{self, at, function};
-use super::refused;
+use super::driver::{at, function, launch, refused};
 use crate::{Kind, Memory, Precision, Result, Tensor};
 
 /// Threads of a block.
@@ -198,7 +197,7 @@ impl Steps {
             shared_mem_bytes: 0,
         };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { kernels::launch(stream, &self.images_by_parts, of_rows, &arguments) }?;
+        unsafe { launch(stream, &self.images_by_parts, of_rows, &arguments) }?;
         let mut launch = stream.launch_builder(&self.steps);
         launch.arg(&parameters);
         // SAFETY: as above. The kernel's memory is freed after it, in the stream's order.
