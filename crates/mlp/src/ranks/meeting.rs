@@ -21,7 +21,7 @@ use crate::{Error, Result};
 const VERSION: &str = "millpond 3";
 /// Bytes of a message of a greeting at most.
 const LONGEST_GREETING: u64 = 1024;
-/// How long each message of a greeting may take.
+/// How long all of a greeting may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before another try.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -70,26 +70,47 @@ pub(super) fn send(mut to: &TcpStream, kind: Kind, bytes: &[u8]) -> io::Result<(
     to.write_all(bytes)
 }
 
-/// The next message, if it is no longer than that.
-pub(super) fn receive(mut from: &TcpStream, longest: u64) -> io::Result<(u8, Vec<u8>)> {
+/// The next message, of whatever length.
+pub(super) fn receive(from: &TcpStream) -> io::Result<(u8, Vec<u8>)> {
+    receive_by(None, from, u64::MAX)
+}
+
+/// The next message, if it is no longer than that, and whole by then, however slowly the other side sends.
+fn receive_by(by: Option<Instant>, from: &TcpStream, longest: u64) -> io::Result<(u8, Vec<u8>)> {
     let (mut kind, mut length) = ([0], [0; 8]);
-    from.read_exact(&mut kind)?;
-    from.read_exact(&mut length)?;
+    fill(&mut kind, by, from)?;
+    fill(&mut length, by, from)?;
     let length = u64::from_le_bytes(length);
     if length > longest {
         return Err(stranger("something else is there"));
     }
     let mut bytes = vec![0; length as usize];
-    from.read_exact(&mut bytes)?;
+    fill(&mut bytes, by, from)?;
     Ok((kind[0], bytes))
+}
+
+fn fill(mut to: &mut [u8], by: Option<Instant>, mut from: &TcpStream) -> io::Result<()> {
+    let Some(by) = by else { return from.read_exact(to) };
+    while !to.is_empty() {
+        let left = by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        from.set_read_timeout(Some(left))?;
+        match from.read(to)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            read => to = &mut to[read..],
+        }
+    }
+    Ok(())
 }
 
 fn stranger(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.to_owned())
 }
 
-fn receive_a(kind: Kind, from: &TcpStream) -> io::Result<Vec<u8>> {
-    let (found, bytes) = receive(from, LONGEST_GREETING)?;
+fn receive_a(kind: Kind, by: Instant, from: &TcpStream) -> io::Result<Vec<u8>> {
+    let (found, bytes) = receive_by(Some(by), from, LONGEST_GREETING)?;
     if found == kind as u8 { Ok(bytes) } else { Err(stranger("something else listens there")) }
 }
 
@@ -172,16 +193,16 @@ fn is_gone(stream: &TcpStream) -> bool {
 /// Hears who came. What does not begin with a hello of ours is not answered.
 fn hear(stream: TcpStream, place: &Place) -> io::Result<Comer> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let hello = receive_a(Kind::Hello, &stream)?;
+    let by = Instant::now() + PATIENCE;
+    let hello = receive_a(Kind::Hello, by, &stream)?;
     let (version, rank, of, _): (String, usize, usize, u128) = serde_json::from_slice(&hello)?;
     if version != VERSION {
         return Err(stranger("another version"));
     }
     let challenge: [u8; 16] = rand::random();
     send(&stream, Kind::Challenge, &challenge)?;
-    let said = receive_a(Kind::Proof, &stream)?;
+    let said = receive_a(Kind::Proof, by, &stream)?;
     let why = if proof(&place.secret, Side::Comer, &hello, &challenge).verify_slice(&said).is_err() {
         format!("its {SECRET} is not that of rank 0: set it to the same text for every rank")
     } else if of != place.world || !(1..of).contains(&rank) {
@@ -208,8 +229,7 @@ fn come(place: &Place) -> std::result::Result<TcpStream, String> {
     while Instant::now() < deadline {
         match knock(place) {
             Ok(Ok(stream)) => {
-                let left = deadline.saturating_duration_since(Instant::now()) + GRACE;
-                let word = stream.set_read_timeout(Some(left)).and_then(|()| receive_a(Kind::Go, &stream));
+                let word = receive_a(Kind::Go, deadline + GRACE, &stream);
                 word.and_then(|_| prepare(&stream)).map_err(gone)?;
                 return Ok(stream);
             }
@@ -235,14 +255,14 @@ fn knock(place: &Place) -> io::Result<std::result::Result<TcpStream, String>> {
 
 /// Says hello, or hears why this rank may not come.
 fn introduce(stream: TcpStream, place: &Place) -> io::Result<std::result::Result<TcpStream, String>> {
-    stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    let by = Instant::now() + PATIENCE;
     let hello = serde_json::to_vec(&(VERSION, place.rank, place.world, rand::random::<u128>()))?;
     send(&stream, Kind::Hello, &hello)?;
-    let challenge = receive_a(Kind::Challenge, &stream)?;
+    let challenge = receive_a(Kind::Challenge, by, &stream)?;
     let mine = proof(&place.secret, Side::Comer, &hello, &challenge).finalize().into_bytes();
     send(&stream, Kind::Proof, &mine)?;
-    let (kind, said) = receive(&stream, LONGEST_GREETING)?;
+    let (kind, said) = receive_by(Some(by), &stream, LONGEST_GREETING)?;
     if kind == Kind::Refused as u8 {
         return Ok(Err(String::from_utf8_lossy(&said).into_owned()));
     }
@@ -314,15 +334,27 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (stream, _) = listener.accept().unwrap();
-                receive_a(Kind::Hello, &stream).unwrap();
+                let by = Instant::now() + PATIENCE;
+                receive_a(Kind::Hello, by, &stream).unwrap();
                 send(&stream, Kind::Challenge, &[0; 16]).unwrap();
                 // What it was sent does not help it.
-                let proof = receive_a(Kind::Proof, &stream).unwrap();
+                let proof = receive_a(Kind::Proof, by, &stream).unwrap();
                 send(&stream, Kind::Proof, &proof).unwrap();
             });
             let error = knock(&place(1, port, "one secret")).unwrap_err();
             assert!(error.to_string().contains("does not know MILLPOND_SECRET"), "{error}");
         });
+    }
+
+    #[test]
+    fn a_greeting_has_one_deadline() {
+        let (listener, port) = listener();
+        let slow = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        send(&slow, Kind::Hello, b"hello").unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let late = receive_a(Kind::Hello, Instant::now(), &stream).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut, "though all is there to read");
+        assert_eq!(receive_a(Kind::Hello, Instant::now() + PATIENCE, &stream).unwrap(), b"hello");
     }
 
     #[test]

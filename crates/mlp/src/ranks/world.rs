@@ -108,7 +108,7 @@ impl Ends {
     fn listen(self: &Arc<Self>, stream: &TcpStream, rank: usize, [parts, data]: &[Sender<Vec<u8>>; 2]) {
         let died = Loss { rank, error: None };
         let loss = loop {
-            match meeting::receive(stream, u64::MAX) {
+            match meeting::receive(stream) {
                 Ok((kind, bytes)) if kind == Kind::Part as u8 => drop(parts.send(bytes)),
                 Ok((kind, bytes)) if kind == Kind::Data as u8 => drop(data.send(bytes)),
                 Ok((kind, _)) if kind == Kind::Goodbye as u8 => return,
