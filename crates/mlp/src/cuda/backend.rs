@@ -63,6 +63,8 @@ impl CudaBackend {
     /// # Safety
     /// The operands have the product's shapes.
     unsafe fn multiply(&self, product: Product, operands: Operands) -> Result<()> {
+        // cudarc makes the context current for launches, but not for cuBLASLt.
+        self.engine.enter()?;
         let plan = self.engine.plan(product)?;
         let scratch: Option<Tensor<u8>> = match plan.workspace {
             0 => None,
@@ -85,7 +87,6 @@ impl Backend for CudaBackend {
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
-        self.engine.enter()?;
         let out = self.memory.uninit(batch.count, batch.pixels())?;
         // SAFETY: the shapes agree.
         unsafe { self.engine.kernels.images(&self.stream, &out, batch) }?;
@@ -95,14 +96,12 @@ impl Backend for CudaBackend {
     fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
         check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
         check("gather", source.next.shape(), (1, 1))?;
-        self.engine.enter()?;
         // SAFETY: the shapes agree.
         unsafe { self.engine.kernels.gather(&self.stream, source, rows) }
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
-        self.engine.enter()?;
         let out = self.memory.uninit(x.rows(), w.cols())?;
         let relu = activation == Activation::Relu;
         let product = Product { relu, ..Product::of(x.rows(), x.cols(), w.cols()) };
@@ -129,7 +128,6 @@ impl Backend for CudaBackend {
     fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor> {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
-        self.engine.enter()?;
         let parts = parts_of(dy.cols(), x.len());
         let product = Product::of(dy.rows(), dy.cols(), w.rows());
         let product = Product { right_transposed: true, parts, ..product };
@@ -147,7 +145,6 @@ impl Backend for CudaBackend {
         let shape = (x.cols(), dy.cols());
         check("weight_gradient", dy.shape(), (x.rows(), dy.cols()))?;
         check("weight_gradient", into.as_ref().map_or(shape, Tensor::shape), shape)?;
-        self.engine.enter()?;
         let product = Product { left_transposed: true, ..Product::of(x.cols(), x.rows(), dy.cols()) };
         let out = into.map_or_else(|| self.memory.uninit(shape.0, shape.1), Ok)?;
         // SAFETY: the shapes agree.
@@ -158,7 +155,6 @@ impl Backend for CudaBackend {
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
         check("descend", dy.shape(), (x.rows(), dy.cols()))?;
         check("descend", w.shape(), (x.cols(), dy.cols()))?;
-        self.engine.enter()?;
         let product = Product { left_transposed: true, ..Product::of(x.cols(), x.rows(), dy.cols()) };
         let operands = Operands { added: Some(-rate), ..operands(x, dy, w) };
         // SAFETY: the shapes agree.
@@ -184,7 +180,6 @@ impl Backend for CudaBackend {
             check("steps", w.shape(), (width, if layer == head { CLASSES } else { width }))?;
         }
         check("steps", totals.shape(), (1, TOTALS))?;
-        self.engine.enter()?;
         let of = Trained { weights, rows: batch.rows, images, totals, rate };
         // SAFETY: the shapes agree, and `suit` has said yes.
         unsafe { kernel.launch(&self.stream, &self.memory, &of) }?;
@@ -196,7 +191,6 @@ impl Backend for CudaBackend {
     }
 
     fn begin_capture(&mut self) -> Result<()> {
-        self.engine.enter()?;
         // Other calls of any thread are as before.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.stream.begin_capture(mode).map_err(refused("cuStreamBeginCapture"))
@@ -227,7 +221,6 @@ impl Backend for CudaBackend {
             let velocity = velocities.get(layer);
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
-        self.engine.enter()?;
         let kernels = &self.engine.kernels;
         let mut velocities = velocities.chunks(MAX_LAYERS);
         for (weights, gradients) in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
@@ -250,7 +243,6 @@ impl CudaBackend {
         batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
-        self.engine.enter()?;
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
         unsafe { kernels.cross_entropy(&self.stream, (logits, batch), (gradient, totals)) }
