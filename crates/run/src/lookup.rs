@@ -94,7 +94,7 @@ unsafe extern "C" fn open(file: *const c_char, mode: c_int) -> Opening {
 /// # Safety
 /// As for the C library's `dlsym`.
 #[cfg(target_arch = "x86_64")]
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, tsan)), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
     naked_asm!(
@@ -117,7 +117,7 @@ unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
 /// # Safety
 /// As for the C library's `dlopen`.
 #[cfg(target_arch = "x86_64")]
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, tsan)), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlopen(_file: *const c_char, _mode: c_int) -> Address {
     naked_asm!(
@@ -133,7 +133,7 @@ unsafe extern "C" fn dlopen(_file: *const c_char, _mode: c_int) -> Address {
 /// # Safety
 /// As for the C library's `dlsym`.
 #[cfg(target_arch = "aarch64")]
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, tsan)), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
     naked_asm!(
@@ -157,7 +157,7 @@ unsafe extern "C" fn dlsym(_library: Address, _name: *const c_char) -> Address {
 /// # Safety
 /// As for the C library's `dlopen`.
 #[cfg(target_arch = "aarch64")]
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, tsan)), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlopen(_file: *const c_char, _mode: c_int) -> Address {
     naked_asm!(

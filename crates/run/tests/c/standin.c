@@ -20,7 +20,8 @@ enum { NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 
 struct context { int device; };
 struct event { struct stream *stream; unsigned long at; };
 struct stream {
-    unsigned long id, given, done;
+    unsigned long id;
+    _Atomic unsigned long given, done;
     int is_captured, waits;
     struct event after[16]; /* what it waits for */
     struct context *context;
@@ -31,12 +32,12 @@ struct pool { int device; size_t used, most; uint64_t threshold; };
 typedef struct block { CUdeviceptr start; size_t bytes; int device; struct pool *pool; struct block *next; } block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t is_started; /* by this process: a forked child has no driver */
+static _Atomic pid_t is_started; /* by this process: a forked child has no driver */
 static block *blocks;
 static size_t held[GPUS];
 static struct context primary[GPUS] = {{0}, {1}};
 static struct pool defaults[GPUS] = {{.device = 0}, {.device = 1}};
-static int is_active[GPUS];
+static _Atomic int is_active[GPUS];
 static struct stream *streams;
 static __thread struct context *current;
 
