@@ -186,7 +186,7 @@ fn trained_in(
 }
 
 #[test]
-fn eager_steps_need_few_device_calls_after_the_first_epoch_and_no_wait() {
+fn eager_steps_need_no_later_device_call_and_no_wait() {
     // A device that is always done, one that just keeps up, and one that is far behind.
     for kernel in [1, 20, 200].map(Duration::from_micros) {
         for (momentum, batch_size) in [(0.0, 64), (0.9, 64), (0.0, 100), (0.0, 1000)] {
@@ -195,9 +195,7 @@ fn eager_steps_need_few_device_calls_after_the_first_epoch_and_no_wait() {
                 let (calls, stats) = trained(&hyper, kernel, reads, Steps::Eager);
                 let what =
                     format!("{kernel:?}, momentum {momentum}, batches of {batch_size}, reads every {reads}");
-                // A pool that has time unmaps what it can, and maps it again (docs/lab/train.md).
-                let most = if kernel > Duration::from_micros(20) { 2 } else { 0 };
-                assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls <= most), "{what}: {calls:?}");
+                assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
                 assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
             }
         }

@@ -25,7 +25,7 @@ pub(super) fn shorten(
     if !shortening.begin(map.frees, ledger.balance(began)) {
         return false;
     }
-    mapper.old_mappings.reap(map, rules, &mut mapper.pages);
+    mapper.old_mappings.settle(map, rules, &mut mapper.pages);
     let units = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift();
     rules.poll(&map.fence_of(map.indexes.free(Zone::Large).at_least(units)));
     // Without host memory for the list, a later search finds them.
