@@ -330,11 +330,8 @@ impl Caches {
 
     /// What all threads counted.
     pub(crate) fn counted(&self) -> Counted {
-        // That of the strays makes up for what strays counted as freed.
-        let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others, self.strays.tally()]);
-        let mut counted = sum(tallies, &self.totals);
-        self.strays.correct(&mut counted);
-        counted
+        let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others]);
+        sum(tallies, self.strays.counted(), &self.totals)
     }
 
     // ---- recounting --------------------------------------------------------------------------------------

@@ -263,17 +263,10 @@ impl Core {
     }
 
     /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
-    #[inline]
     pub(crate) fn report_freed_twice(&self) {
-        if let Some(count) = self.caches.freed_twice_since() {
-            self.say_freed_twice(count);
-        }
-    }
-
-    #[cold]
-    fn say_freed_twice(&self, count: u64) {
-        let pool = self.name.as_str();
-        if !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
+        let count = self.caches.freed_twice();
+        if count > 0 && !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
+            let pool = self.name.as_str();
             tracing::error!(
                 pool,
                 count,
