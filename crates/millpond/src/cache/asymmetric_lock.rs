@@ -32,7 +32,7 @@ use std::hint::cold_path;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Backoff, Ordering};
+use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::order::StreamKey;
 
 /// Entries of a lock: as many as a byte tells apart, so that finding a stream's takes no instruction.
@@ -176,12 +176,7 @@ impl<T: Guarded> AsymmetricLock<T> {
     /// Waits until the owner of a closed lock has left by all its epochs: a few instructions of its, unless it was
     /// suspended. One epoch after the other will do, since the owner cannot enter again.
     pub(super) fn wait_until_left(epochs: [&Epoch; EPOCHS]) {
-        for epoch in epochs {
-            let mut backoff = Backoff::default();
-            while epoch.is_inside() {
-                backoff.wait();
-            }
-        }
+        epochs.into_iter().for_each(|epoch| sync::wait_while(|| epoch.is_inside()));
     }
 
     /// Lets the owner enter without an entry.

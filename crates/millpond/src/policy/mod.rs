@@ -14,5 +14,6 @@ pub(crate) mod peaks;
 pub(crate) mod shortening;
 pub(crate) mod size_classes;
 pub(crate) mod sleeping;
+pub(crate) mod waiting;
 
 pub(crate) use mechanisms::Policy;
