@@ -16,9 +16,6 @@ pub(crate) struct Sizes {
     exact_shift: u32,
 }
 
-/// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
-const LONGEST_CACHED: u64 = 1 << 31;
-
 /// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
@@ -137,18 +134,13 @@ impl Sizes {
         Some(MagazineIndex(usize::from(*place)))
     }
 
-    /// Whether blocks of this length are of exact sizes.
-    pub(super) fn is_large(self, bytes: u64) -> bool {
-        !self.is_rounded(bytes)
-    }
-
     /// Whether a magazine may have blocks of exact sizes.
     pub(super) fn is_for_large(self, magazine: MagazineIndex) -> bool {
         magazine >= MagazineIndex::of(self.exact_units(self.large_from()))
     }
 
     /// Bytes of the shortest block whose magazine is of exact sizes.
-    pub(super) fn large_from(self) -> u64 {
+    fn large_from(self) -> u64 {
         self.rounded_to + self.bytes(1)
     }
 
@@ -159,7 +151,7 @@ impl Sizes {
 
     /// Whether blocks for such a request are ever cached.
     pub(super) fn is_cached(self, bytes: u64) -> bool {
-        bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED
+        bytes > 0 && self.exact_units(bytes) < MOST_UNITS
     }
 
     #[inline]
@@ -262,7 +254,7 @@ mod tests {
         }
         let sizes = Sizes::new(512, 1 << 20);
         assert!(sizes.is_cached(1) && sizes.is_cached(1 << 40));
-        assert!(!sizes.is_cached(0) && !sizes.is_cached(2 << 40));
+        assert!(!sizes.is_cached(0) && !sizes.is_cached(sizes.bytes(MOST_UNITS)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(super) struct Magazines {
     /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
     serial: u64,
     all: [Magazine; MAGAZINES],
-    /// By rising numbers of magazines. A magazine that has none is without room.
+    /// In the order in which they were asked for. A magazine that has none is without room.
     records: Vec<MagazineRecord>,
     /// One more than the place of each magazine's record; 0 for none.
     record_of: [u16; MAGAZINES],
@@ -89,12 +89,9 @@ impl Magazines {
     #[cold]
     fn add_record_slow(&mut self, number: usize) -> Option<usize> {
         self.records.try_reserve(1).ok()?;
-        let place = self.records.partition_point(|record| record.number < number);
-        self.records.insert(place, MagazineRecord::new(number));
-        for (place, record) in self.records.iter().enumerate().skip(place) {
-            self.record_of[record.number] = place as u16 + 1;
-        }
-        Some(place)
+        self.records.push(MagazineRecord::new(number));
+        self.record_of[number] = self.records.len() as u16;
+        Some(self.records.len() - 1)
     }
 
     /// Calls `each` with every magazine that was ever asked for.
@@ -160,7 +157,7 @@ impl StreamCache {
         let of = self.of;
         self.magazines().for_each(|number, Known { mut magazine, .. }| {
             let place = magazine.place();
-            magazine.give_up_all(|item| strays.sort_out(item, place, |item| each(of, item)));
+            magazine.give_up(magazine.len(), |item| strays.sort_out(item, place, |item| each(of, item)));
             if magazine.room() > 0 && is_large(number) {
                 magazine.set_room(0);
             }

@@ -166,15 +166,17 @@ impl Tally {
     /// Raises the ceilings that are passed, and lowers all from which the thread has drifted away, if so many blocks more
     /// are counted soon. By the owner, or by who else counts here.
     fn adjust(&self, more: i64) {
-        let now = self.figures(more);
+        let (now, before) = (self.figures(more), [0, 1, 2].map(|figure| self.ceiling(figure)));
         let Slack { bytes: slack, ahead } = self.totals.slack();
-        let drifts = self.ceiling(ALLOCATED) - now[ALLOCATED] > slack;
-        let ceilings = std::array::from_fn(|figure| match self.ceiling(figure) {
-            passed if passed < now[figure] => now[figure] + ahead[figure],
-            _ if drifts => now[figure],
-            stays => stays,
-        });
-        self.move_ceilings(now, ceilings);
+        let drifts = before[ALLOCATED] - now[ALLOCATED] > slack;
+        if drifts || now.iter().zip(before).any(|(now, before)| *now > before) {
+            let to = std::array::from_fn(|figure| match before[figure] {
+                passed if passed < now[figure] => now[figure] + ahead[figure],
+                stays if !drifts => stays,
+                _ => now[figure],
+            });
+            self.move_ceilings(now, to);
+        }
         self.slack.store(slack, Ordering::Relaxed);
     }
 

@@ -1,7 +1,7 @@
 //! One allocation, as a ladder: rungs in the order of what they cost. Each gives a block, or leaves it to the next.
 //!
 //! 1. The top of a magazine: the fast path ([`Caches::alloc`](crate::cache::Caches::alloc)).
-//! 2. Without the pool's lock: deeper in the thread's magazines, then the depot ([`alloc_unlocked`]).
+//! 2. Without the pool's lock: the thread's magazines again, then the depot ([`alloc_unlocked`]).
 //! 3. Under it: the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
@@ -177,9 +177,6 @@ fn count_retry(core: &Core) {
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
         open_lock_entries(core);
-    }
-    if !core.caches.may_have(bytes) && !core.caches.in_throughput_mode() {
-        return None;
     }
     core.caches.alloc_searching(bytes, stream).or_else(|| {
         let may = core.caches.in_throughput_mode() && core.policy.other_streams;

@@ -5,9 +5,6 @@
 /// Bytes that a thread, and the depot, may cache in a small pool. In a larger one it is a share of what is reserved.
 pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 
-/// Bytes from which on a magazine holds few blocks.
-const LARGE: u64 = 1 << 20;
-
 /// What a pool's ledger lets the caches do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CacheMode {
@@ -38,22 +35,14 @@ impl CacheLimits {
     }
 }
 
-/// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
-/// many bytes. In throughput mode, fewer visits to the depot count for more.
-const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
-    match bytes {
-        _ if in_throughput_mode => 64,
-        0..=0x8000 => 64,
-        0x8001..LARGE => 32,
-        LARGE.. => 16,
-    }
-}
+/// Most blocks in a magazine. (Half as many of 32 KiB and more, and a quarter of 1 MiB and more, held no less.)
+const MOST_BLOCKS: u64 = 64;
 
 /// Blocks in a magazine whose longest block has so many bytes, of a thread that may cache so many: no magazine takes more
 /// than half of that. 0 where the thread may cache none.
-pub(crate) fn room(longest: u64, limit: u64, in_throughput_mode: bool) -> usize {
+pub(crate) fn room(longest: u64, limit: u64) -> usize {
     let fitting = if longest > limit { 0 } else { (limit / 2 / longest).max(1) };
-    most_blocks(longest, in_throughput_mode).min(usize::try_from(fitting).unwrap_or(usize::MAX))
+    MOST_BLOCKS.min(fitting) as usize
 }
 
 #[cfg(test)]
@@ -62,10 +51,9 @@ mod tests {
 
     #[test]
     fn a_magazine_holds_many_small_blocks_and_few_large_ones() {
-        let room = |bytes| room(bytes, LEAST_LIMIT, false);
-        assert_eq!([512, 64 << 10, LARGE, 16 << 20].map(room), [64, 32, 16, 2]);
+        let room = |bytes| room(bytes, LEAST_LIMIT);
+        assert_eq!([512, 512 << 10, 1 << 20, 16 << 20].map(room), [64, 64, 32, 2]);
         assert_eq!([LEAST_LIMIT, LEAST_LIMIT + 1].map(room), [1, 0]);
-        assert_eq!(super::room(LARGE, 1 << 30, true), 64);
     }
 
     #[test]
