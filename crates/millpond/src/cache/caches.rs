@@ -18,7 +18,7 @@ use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
-use crate::policy::caching::{CacheLimits, CacheMode, LEAST_LIMIT};
+use crate::policy::caching::{CacheLimits, LEAST_LIMIT};
 use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
 
 /// See the [module](super).
@@ -37,8 +37,6 @@ pub(crate) struct Caches {
     most_slack: AtomicU64,
     /// Whether memory is spent to save time.
     in_throughput_mode: AtomicBool,
-    /// Whether a request of a class that has no block may have one of a longer class.
-    borrows: AtomicBool,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
     pub(super) totals: Arc<Totals>,
@@ -93,7 +91,6 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             in_throughput_mode: AtomicBool::new(false),
-            borrows: AtomicBool::new(false),
             others: Tally::new(totals.clone()),
             strays: Arc::new(Strays::new(totals.clone())),
             totals,
@@ -191,7 +188,7 @@ impl Caches {
         }
         let Known { mut magazine, borrowing } = magazines.known(index)?;
         self.drop_strays_on_top(&mut magazine);
-        // Relaxed, both: settings.
+        // Relaxed: a setting.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         let fits = |size: u64| self.sizes.is_rounded(bytes) || size.wrapping_sub(bytes) < most_slack;
         let mut found = magazine.take_top(fits);
@@ -200,7 +197,7 @@ impl Caches {
             found = magazine.take_top(fits);
         }
         if found.is_none()
-            && self.borrows.load(Ordering::Relaxed)
+            && self.in_throughput_mode()
             && self.sizes.is_rounded_in_throughput_mode(bytes)
             && borrowing.may_borrow(tally.to_alloc().passages())
         {
@@ -408,19 +405,15 @@ impl Caches {
     }
 
     /// Shares what the pool holds between its threads, as the bytes that each may cache. That is much, but nothing is
-    /// lost: whoever needs it takes it back.
-    pub(crate) fn adapt(&self, reserved: u64, mode: CacheMode) {
-        let (growth, most_slack, borrows) = match mode {
-            CacheMode::Thrifty => (0, self.sizes.bytes(1), false),
-            CacheMode::Throughput { growth, is_scarce } => (growth, SLACK_IN_THROUGHPUT_MODE, is_scarce),
-        };
-        let limits = CacheLimits::new(reserved, growth, self.threads.owned().count() as u64);
+    /// lost: whoever needs it takes it back. In throughput mode, the pool may `grow` by so many bytes.
+    pub(crate) fn adapt(&self, reserved: u64, grow: Option<u64>) {
+        let is_on = grow.is_some();
+        let limits = CacheLimits::new(reserved, grow.unwrap_or(0), self.threads.owned().count() as u64);
+        let most_slack = if is_on { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         // Relaxed, all: settings.
         self.limit.store(limits.of_thread, Ordering::Relaxed);
         self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
         self.most_slack.store(most_slack, Ordering::Relaxed);
-        self.borrows.store(borrows, Ordering::Relaxed);
-        let is_on = mode != CacheMode::Thrifty;
         if self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
             self.totals.set_wide(is_on);
             self.threads.all().for_each(|cache| cache.tally.forget_slack());
@@ -495,7 +488,7 @@ mod tests {
     fn the_depot_keeps_blocks_of_one_length_together() {
         let Bench { pool, stream, .. } = Bench::new(|pool| pool);
         let inner = pool.inner();
-        inner.caches.adapt(1 << 40, CacheMode::Throughput { growth: 1 << 40, is_scarce: false });
+        inner.caches.adapt(1 << 40, Some(1 << 40));
         // Two lengths of one magazine, which is filled more than once with each.
         let lengths = [60_000, 100_000].map(|more| (1 << 20) + more);
         let blocks: Vec<_> =

@@ -178,10 +178,8 @@ fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr>
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
         open_lock_entries(core);
     }
-    core.caches.alloc_searching(bytes, stream).or_else(|| {
-        let may = core.caches.in_throughput_mode() && core.policy.other_streams;
-        if may { alloc_of_other_stream(core, bytes, stream) } else { None }
-    })
+    let found = core.caches.alloc_searching(bytes, stream);
+    found.or_else(|| alloc_of_other_stream(core, bytes, stream))
 }
 
 /// A block that another stream freed, once the stream is ordered after that one.

@@ -5,20 +5,6 @@
 /// Bytes that a thread, and the depot, may cache in a small pool. In a larger one it is a share of what is reserved.
 pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 
-/// What a pool's ledger lets the caches do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CacheMode {
-    /// Memory is not spent to save time.
-    Thrifty,
-    /// Throughput mode, in which the pool may come to hold so many bytes more.
-    Throughput {
-        /// That many.
-        growth: u64,
-        /// Whether most of what it may hold now is in use, so that classes borrow blocks from longer ones.
-        is_scarce: bool,
-    },
-}
-
 /// What each thread may cache, and what the depot may hold, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheLimits {

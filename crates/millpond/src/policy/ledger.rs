@@ -185,15 +185,9 @@ impl Ledger {
         self.growth_allowance
     }
 
-    /// Whether a pool that holds so many bytes has taken more than half of its growth allowance, beyond the most that was ever
-    /// live. A request may then take a longer block that is cached (`borrowing`).
-    pub(crate) fn is_scarce(&self, reserved: u64, most_live: u64) -> bool {
-        self.policy.borrowing && self.growth_allowance > 0 && reserved > most_live + self.growth_allowance / 2
-    }
-
-    /// Bytes that the allowance may come to; 0 unless overdrawn.
-    pub(crate) fn most_growth_allowance(&self) -> u64 {
-        if self.is_overdrawn() { self.most_growth } else { 0 }
+    /// Bytes that the allowance may come to in throughput mode.
+    pub(crate) fn most_growth_allowance(&self) -> Option<u64> {
+        self.is_overdrawn().then_some(self.most_growth)
     }
 
     /// Notes what pages took: to create, map, unmap and search for them.
@@ -272,19 +266,6 @@ mod tests {
             let now = self.now;
             self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served, live: 1 << 30 })
         }
-    }
-
-    #[test]
-    fn memory_is_scarce_once_half_the_growth_allowance_is_taken() {
-        let most = 64 << 20;
-        let mut books = Books::new(most);
-        assert!(!books.ledger.is_scarce(u64::MAX, 0), "not overdrawn");
-        while !books.spend(1) {}
-        let half = books.ledger.growth_allowance() / 2;
-        assert!(half > 0 && !books.ledger.is_scarce(1000 + half, 1000));
-        assert!(books.ledger.is_scarce(1001 + half, 1000));
-        let policy = Policy { borrowing: false, ..Policy::ALL };
-        assert!(!Ledger { policy, ..books.ledger }.is_scarce(1001 + half, 1000));
     }
 
     #[test]
