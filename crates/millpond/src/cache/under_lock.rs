@@ -176,13 +176,8 @@ impl Caches {
         must_close
     }
 
-    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
-    pub(crate) fn shut(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
-        self.threads.shut(lock);
-        self.take_back(lock, true, each);
-    }
-
-    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request takes the slow path.
+    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing until [`resume`](Self::resume): every
+    /// request takes the slow path.
     pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         self.threads.pause(lock, true);
         self.take_back(lock, true, each);

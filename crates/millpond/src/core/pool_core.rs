@@ -255,9 +255,9 @@ impl Core {
         self.caches.pause(locked, |cached| take_back(&mut arenas.own, cached));
     }
 
-    /// Caches again, unless the pool sleeps or requests have a route.
+    /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
     pub(crate) fn resume_caches(&self, state: &mut PoolState) {
-        if !state.is_asleep && self.routes.is_empty() {
+        if !state.is_asleep && !state.destroyed && self.routes.is_empty() {
             self.caches.resume(&mut state.locked);
         }
     }
