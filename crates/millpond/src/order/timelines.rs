@@ -266,9 +266,11 @@ impl Timelines {
 
     /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call.
     fn close_last(&self, timeline: &Arc<Timeline>) {
-        let closed = match timeline.poll_idle(self.device.as_ref(), || self.is_capturing()) {
-            Ok(true) => Ok(true),
-            _ => self.close(timeline, timeline.now(), false),
+        let (device, now) = (self.device.as_ref(), timeline.now());
+        let looked = timeline.look(device, now, || self.is_capturing(), |event| self.let_go(event));
+        let closed = match looked {
+            Ok(_) if timeline.observed() >= now => Ok(true),
+            _ => self.close(timeline, now, false),
         };
         if let Err(error) = &closed {
             tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
@@ -406,7 +408,7 @@ impl Timelines {
         let closed = self.close(timeline, tick, true);
         match &closed {
             Ok(true) => {}
-            Ok(false) if timeline.is_captured(self.device.as_ref(), true) == Ok(true) => {}
+            Ok(false) if timeline.is_captured(self.device.as_ref(), true) == Ok(Some(true)) => {}
             Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
             Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
         }
@@ -718,7 +720,7 @@ mod tests {
         let other = Stream::create(&timelines).unwrap();
         timelines.poll(&fence).unwrap();
         assert!(
-            !timelines.is_ready(&fence, other.timeline(), ReusePolicies::ALL),
+            !timelines.readiness(other.timeline(), ReusePolicies::ALL).covers(&fence),
             "work after the record counts"
         );
         sim.release(hold);
