@@ -493,6 +493,8 @@ mod tests {
         let lengths = [60_000, 100_000].map(|more| (1 << 20) + more);
         let blocks: Vec<_> =
             (0..400).map(|block| pool.alloc(lengths[block / 200], &stream).unwrap()).collect();
+        // Misses told the caches that the pool saves.
+        inner.caches.adapt(1 << 40, Some(1 << 40));
         blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
         let depot = &inner.caches.depot;
         assert!(depot.held() > 0 && depot.shelves_are_sorted());
