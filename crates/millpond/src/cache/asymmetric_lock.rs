@@ -42,9 +42,6 @@ pub(super) const ENTRIES: usize = if cfg!(miri) { 4 } else { 256 };
 #[cfg(loom)]
 pub(super) const ENTRIES: usize = 1;
 
-/// Epochs of an owner.
-pub(super) const EPOCHS: usize = 2;
-
 /// What an entry leads to.
 pub(super) trait Guarded: Sized {
     /// [`StreamKey::serial`] of its stream, or 0, which no stream has, for [`closed`](Self::closed).
@@ -175,7 +172,7 @@ impl<T: Guarded> AsymmetricLock<T> {
 
     /// Waits until the owner of a closed lock has left by all its epochs: a few instructions of its, unless it was
     /// suspended. One epoch after the other will do, since the owner cannot enter again.
-    pub(super) fn wait_until_left(epochs: [&Epoch; EPOCHS]) {
+    pub(super) fn wait_until_left(epochs: [&Epoch; 2]) {
         epochs.into_iter().for_each(|epoch| sync::wait_while(|| epoch.is_inside()));
     }
 

@@ -12,18 +12,16 @@ use rustc_hash::FxHashMap;
 
 use super::magazine::Item;
 use crate::order::{Tick, TimelineId};
+use crate::policy::caching::DEPOT_LOCKS;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Depot {
-    shards: [Shard; SHARDS],
+    shards: [Shard; DEPOT_LOCKS],
     /// Bytes on all shelves.
     held: AtomicU64,
     is_closed: AtomicBool,
 }
-
-/// Locks that the shelves are spread over.
-const SHARDS: usize = 16;
 
 /// A lock on cache lines of its own, and the shelves behind it.
 #[derive(Debug, Default)]
@@ -53,7 +51,7 @@ impl Depot {
     fn shard_of(of: TimelineId, bytes: u64) -> usize {
         // Sizes often differ in their upper bits only: these are what a product with an odd number has below, too.
         let spread = (bytes >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
-        (u64::from(of.slot) + spread) as usize % SHARDS
+        (u64::from(of.slot) + spread) as usize % DEPOT_LOCKS
     }
 
     /// The shelves of a shard; `None` while the depot is closed.
@@ -96,8 +94,8 @@ impl Depot {
             return None;
         }
         let first = Self::shard_of(of, bytes);
-        (first..first + SHARDS).find_map(|shard| {
-            let shelves = self.shelves(shard % SHARDS)?;
+        (first..first + DEPOT_LOCKS).find_map(|shard| {
+            let shelves = self.shelves(shard % DEPOT_LOCKS)?;
             let mut others = shelves.iter().filter(|((length, other), _)| *length == bytes && *other != of);
             others.find_map(|((_, other), shelf)| Some((*other, shelf.last()?.tick)))
         })

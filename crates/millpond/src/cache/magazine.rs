@@ -80,10 +80,7 @@ struct NoRoom([ItemSlot; 2]);
 // SAFETY: nobody writes to it.
 unsafe impl Sync for NoRoom {}
 
-static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; ENDS]);
-
-/// Places at the ends of a buffer.
-const ENDS: usize = 2;
+static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; _]);
 
 /// Where [`NO_ROOM`] starts.
 const NO_START: NonNull<ItemSlot> = {
@@ -102,9 +99,6 @@ pub(super) struct Magazine {
     /// Where the next block goes: above the one on top.
     top: NonNull<ItemSlot>,
 }
-
-/// Bytes between two magazines of a stream cache.
-pub(super) const STRIDE: usize = size_of::<Magazine>();
 
 impl Magazine {
     /// One without room.
@@ -294,7 +288,7 @@ impl<'a> BufferedMagazine<'a> {
     /// An empty buffer for so many blocks.
     fn with_room(room: usize) -> Option<Buffer> {
         let mut slots = Vec::new();
-        slots.try_reserve_exact(room + ENDS).ok()?;
+        slots.try_reserve_exact(room + 2).ok()?;
         slots.push(ItemSlot::END);
         slots.resize(room + 1, ItemSlot::FREE);
         slots.push(ItemSlot::END);

@@ -1,6 +1,6 @@
 //! Sizes in units, and the magazine that blocks of a size lie in.
 
-use super::magazine::STRIDE;
+use super::magazine::Magazine;
 use crate::extents::MOST_UNITS;
 use crate::policy::size_classes::{CLASS_BITS, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded};
 
@@ -24,7 +24,10 @@ pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
-const _: () = assert!(MAGAZINES * STRIDE < 1 << u16::BITS, "places are looked up in tables of that width");
+const _: () = assert!(
+    MAGAZINES * size_of::<Magazine>() < 1 << u16::BITS,
+    "places are looked up in tables of that width"
+);
 
 impl MagazineIndex {
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
@@ -40,14 +43,16 @@ impl MagazineIndex {
     /// It did.
     #[inline]
     pub(super) unsafe fn from_label(label: u32) -> Self {
-        debug_assert!((STRIDE..=MAGAZINES * STRIDE).contains(&(label as usize)));
+        debug_assert!(
+            (size_of::<Magazine>()..=MAGAZINES * size_of::<Magazine>()).contains(&(label as usize))
+        );
         Self(label as usize)
     }
 
     /// The magazine with so many before it.
     pub(super) fn of_number(number: usize) -> Self {
         assert!(number < MAGAZINES, "there are no more");
-        Self((number + 1) * STRIDE)
+        Self((number + 1) * size_of::<Magazine>())
     }
 
     /// The magazines for longer blocks, from the next one on.
@@ -67,7 +72,7 @@ impl MagazineIndex {
 
     /// Magazines before it.
     pub(super) fn number(self) -> usize {
-        self.0 / STRIDE - 1
+        self.0 / size_of::<Magazine>() - 1
     }
 }
 
@@ -162,7 +167,7 @@ impl Sizes {
 
 /// The place of the class's magazine: see [`MagazineIndex`].
 const fn place_of(units: u64) -> u16 {
-    ((class_of(units) + 1) * STRIDE) as u16
+    ((class_of(units) + 1) * size_of::<Magazine>()) as u16
 }
 
 /// Places of the magazines for so many lengths.
@@ -170,12 +175,11 @@ type Places = [u16; LOOKED_UP];
 
 const LOOKED_UP: usize = 4096;
 
-/// Bits of a length that a table may leave out: classes of lengths that are not rounded are at most so wide at first.
-const IGNORED_BITS: usize = (LOOKED_UP.ilog2() - CLASS_BITS) as usize;
-
 /// By how many bits of a length do not matter; then by the others, of the length less one. To look a place up costs less
 /// than to find a leading bit, on some processors.
-static PLACES: [Places; IGNORED_BITS + 1] = {
+///
+/// Classes of lengths that are not rounded are at first as wide as the last table's places, at most.
+static PLACES: [Places; (LOOKED_UP.ilog2() - CLASS_BITS) as usize + 1] = {
     let mut all = [[0; LOOKED_UP]; _];
     let mut ignored = 0;
     while ignored < all.len() {

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
-use super::magazine::{Buffer, BufferedMagazine, Item, Magazine, STRIDE};
+use super::magazine::{Buffer, BufferedMagazine, Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::extents::Place;
@@ -68,7 +68,10 @@ impl Magazines {
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
         const {
-            assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the start of the magazines")
+            assert!(
+                std::mem::offset_of!(Self, all) == size_of::<Magazine>(),
+                "places count from the start of the magazines"
+            )
         };
         let start = NonNull::from(self).cast::<Magazine>();
         // SAFETY: an index of this type names one of the magazines.

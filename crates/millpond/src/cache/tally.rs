@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
+use super::asymmetric_lock::{Epoch, Passage};
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
@@ -64,7 +64,7 @@ impl Tally {
     }
 
     /// All epochs of the owner.
-    pub(super) fn epochs(&self) -> [&Epoch; EPOCHS] {
+    pub(super) fn epochs(&self) -> [&Epoch; 2] {
         [&self.to_alloc, &self.to_free]
     }
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use super::Locked;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index, visit};
+use super::thread_index::{Ended, NO_THREAD, thread_index, visit};
 use crate::host::try_box;
+use crate::policy::caching::MOST_THREADS;
 
 /// See the [module](self).
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use super::{Fence, ReadinessQuery, ReusePolicies, Stream, Timeline, Timelines};
 use crate::device::{DeviceResult, EventHandle};
+use crate::policy::streams::FEW_STREAMS;
 
 /// Whether a stream may use what is behind a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,9 +14,6 @@ pub(crate) enum Admission {
     /// Not by these policies, or the device cannot be told to.
     Refused,
 }
-
-/// Streams that use one live block, from which on complete uses are dropped.
-const FEW_USES: usize = 16;
 
 impl Timelines {
     /// Lets later work on `stream` use what is behind `fence`, as far as the policies allow. It goes by what is known,
@@ -83,7 +81,7 @@ impl Timelines {
             return false;
         }
         uses.raise(stream.timeline().id, stream.tick());
-        if uses.len() >= FEW_USES && uses.len().is_power_of_two() {
+        if uses.len() >= FEW_STREAMS && uses.len().is_power_of_two() {
             let all = self.all();
             uses.retain(|id, tick| {
                 all.get(id).is_some_and(|timeline| timeline.synchronized() < timeline.last_tick(tick))
@@ -207,11 +205,11 @@ impl Timelines {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::timeline::MOST_MARKS;
     use super::*;
     use crate::device::Device;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::order::Stream;
+    use crate::policy::streams::MOST_MARKS;
     use crate::testing::capturing::CapturingDevice;
 
     #[test]

@@ -9,6 +9,7 @@ use crate::lock::Mutex;
 use super::ReusePolicies;
 use super::fence::{Fence, Tick, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
+use crate::policy::streams::{FEW_STREAMS, MOST_MARKS};
 
 /// How marks can be recorded on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,9 +45,6 @@ struct TimelineState {
     most_named: usize,
 }
 
-/// Streams that another is known to come after, up to which nothing is pruned.
-const FEW_NAMED: usize = 8;
-
 impl TimelineState {
     fn has_mark_for(&self, tick: Tick) -> bool {
         self.marks.back().is_some_and(|mark| mark.tick >= tick)
@@ -69,10 +67,6 @@ pub(super) struct LookResult {
     /// Whether a mark should close the tick, so that a later look can tell.
     pub(super) wants_mark: bool,
 }
-
-/// Pending marks of a stream, from which on a look records no more. Each is an event of its own, and a stream so far
-/// behind does not complete its last work soon. Half of the spare events that are kept.
-pub(super) const MOST_MARKS: usize = 32;
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -118,7 +112,7 @@ impl Timeline {
                 handle: Some(handle),
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
-                most_named: FEW_NAMED,
+                most_named: FEW_STREAMS,
             }),
         }
     }
@@ -260,7 +254,7 @@ impl Timeline {
         let mut state = self.state.lock();
         state.ordered_after.retain(|id, tick| id != self.id && matters(id, tick));
         // Twice what is left: so pruning costs each wait a constant.
-        state.most_named = (2 * state.ordered_after.len()).max(FEW_NAMED);
+        state.most_named = (2 * state.ordered_after.len()).max(FEW_STREAMS);
     }
 
     /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is

@@ -11,6 +11,7 @@ use super::alive::{Alive, Promise};
 use super::timeline::{Mark, Marking};
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::policy::streams::{MOST_MARKS, MOST_PENDING};
 use crate::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -100,12 +101,6 @@ impl std::fmt::Debug for Timelines {
         f.debug_struct("Timelines").field("device", &self.device).finish_non_exhaustive()
     }
 }
-
-/// Spare events kept; more are destroyed.
-const SPARE_EVENTS: usize = 64;
-
-/// Retired timelines that one sweep may find pending. Two for each stream that comes and each that goes: more than come.
-const MOST_PENDING: usize = 2;
 
 impl Timelines {
     pub(crate) fn new(device: Arc<dyn Device>) -> Arc<Self> {
@@ -359,7 +354,7 @@ impl Timelines {
 
     fn keep_spare(&self, event: EventHandle) {
         let mut spare = self.spare_events.lock();
-        if spare.len() < SPARE_EVENTS && spare.try_reserve(1).is_ok() {
+        if spare.len() < 2 * MOST_MARKS && spare.try_reserve(1).is_ok() {
             spare.push(event);
         } else {
             // SAFETY: the mark that used the event is gone.

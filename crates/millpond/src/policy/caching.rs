@@ -2,6 +2,12 @@
 //!
 //! It may be much, but nothing is lost: whoever needs it takes it back.
 
+/// Threads that can have caches at the same time: a pool has a pointer for each. The others allocate under its lock.
+pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
+
+/// Locks that the shelves of a depot are spread over: about as many as threads meet there.
+pub(crate) const DEPOT_LOCKS: usize = 16;
+
 /// Bytes that a thread, and the depot, may cache in a small pool. In a larger one it is a share of what is reserved.
 pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 
