@@ -19,7 +19,6 @@ use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
 use crate::policy::caching::{CacheLimits, LEAST_LIMIT};
-use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -409,7 +408,8 @@ impl Caches {
     pub(crate) fn adapt(&self, reserved: u64, grow: Option<u64>) {
         let is_on = grow.is_some();
         let limits = CacheLimits::new(reserved, grow.unwrap_or(0), self.threads.owned().count() as u64);
-        let most_slack = if is_on { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
+        // A block that is shorter wraps around, beyond half of all numbers.
+        let most_slack = if is_on { u64::MAX / 2 } else { self.sizes.bytes(1) };
         // Relaxed, all: settings.
         self.limit.store(limits.of_thread, Ordering::Relaxed);
         self.depot_limit.store(limits.of_depot, Ordering::Relaxed);

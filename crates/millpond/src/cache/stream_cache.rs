@@ -188,21 +188,16 @@ impl Drop for StreamCache {
 pub(super) struct StreamCaches {
     /// Sorted by the timelines' slots.
     by_slot: Vec<StreamCache>,
-    /// The place of the one used last: each request asks for it several times.
-    last: usize,
     strays: Arc<Strays>,
 }
 
 impl StreamCaches {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { by_slot: Vec::new(), last: 0, strays }
+        Self { by_slot: Vec::new(), strays }
     }
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        if self.by_slot.get(self.last).is_some_and(|cache| cache.slot == slot) {
-            return Ok(self.last);
-        }
         self.by_slot.binary_search_by_key(&slot, |cache| cache.slot)
     }
 
@@ -244,7 +239,6 @@ impl StreamCaches {
             }
             Err(place) => self.add_slow(place, timeline)?,
         };
-        self.last = place;
         Some(self.by_slot[place].magazines())
     }
 

@@ -322,12 +322,8 @@ fn empty_caches_and_map(
     let PoolState { arenas, ledger, .. } = &mut *state;
     let found = alloc_mapping(core, &mut arenas.own, ledger, request);
     let took = device.now().saturating_sub(began);
-    let slow = match (revoked, pages_moved(core) > moved) {
-        (true, _) => SlowPath::Revoked(took),
-        (false, true) => SlowPath::Moved(took),
-        (false, false) => SlowPath::Cut,
-    };
-    note_slow_path(core, state, slow);
+    let is_saved = revoked || pages_moved(core) > moved;
+    note_slow_path(core, state, if is_saved { SlowPath::Moved(took) } else { SlowPath::Cut });
     let found = found?;
     adapt(core, state);
     Ok(Some(found))

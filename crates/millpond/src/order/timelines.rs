@@ -352,20 +352,15 @@ impl Timelines {
         self.device.create_event()
     }
 
-    fn keep_spare(&self, event: EventHandle) {
+    /// Gives up a share in a mark's event; the last share makes it spare.
+    pub(super) fn let_go(&self, event: Shared<EventHandle>) {
+        let Some(event) = event.into_inner() else { return };
         let mut spare = self.spare_events.lock();
         if spare.len() < 2 * MOST_MARKS && spare.try_reserve(1).is_ok() {
             spare.push(event);
         } else {
             // SAFETY: the mark that used the event is gone.
             unsafe { self.device.destroy_event(event) }.ok();
-        }
-    }
-
-    /// Gives up a share in a mark's event; the last share makes it spare.
-    pub(super) fn let_go(&self, event: Shared<EventHandle>) {
-        if let Some(event) = event.into_inner() {
-            self.keep_spare(event);
         }
     }
 

@@ -28,7 +28,7 @@ impl CacheLimits {
 }
 
 /// Most blocks in a magazine. (Half as many of 32 KiB and more, and a quarter of 1 MiB and more, held no less.)
-const MOST_BLOCKS: u64 = 64;
+pub(crate) const MOST_BLOCKS: u64 = 64;
 
 /// Blocks in a magazine whose longest block has so many bytes, of a thread that may cache so many: no magazine takes more
 /// than half of that. 0 where the thread may cache none.

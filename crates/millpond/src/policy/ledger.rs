@@ -117,9 +117,6 @@ const MOST_GROWTH: u64 = 8 << 30;
 /// saved 1,100 ns on a busy machine with an H200.
 const CUT: Duration = Duration::from_nanos(600);
 
-/// About what it costs, at least, to empty the threads' caches: a barrier in each of them, and their misses after it.
-const REVOCATION: Duration = Duration::from_micros(4);
-
 /// What a request on the slow path did, as far as more memory would have saved it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowPath {
@@ -127,8 +124,6 @@ pub(crate) enum SlowPath {
     Cut,
     /// Emptied caches, moved pages, or waited for another thread: as long as this.
     Moved(Duration),
-    /// Emptied caches, in all as long as this.
-    Revoked(Duration),
 }
 
 impl SlowPath {
@@ -136,7 +131,6 @@ impl SlowPath {
         match self {
             Self::Cut => CUT,
             Self::Moved(took) => took,
-            Self::Revoked(took) => took.max(REVOCATION),
         }
     }
 }
