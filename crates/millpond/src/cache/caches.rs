@@ -61,23 +61,6 @@ impl Cached {
     }
 }
 
-/// Blocks of another stream, seen in the depot.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OtherStreamBlocks {
-    /// Their length.
-    bytes: u64,
-    of: TimelineId,
-    /// The tick up to which they were freed.
-    until: Tick,
-}
-
-impl OtherStreamBlocks {
-    /// What has to be reached before they are used.
-    pub(crate) fn fence(&self) -> Fence {
-        Fence::at(self.of, self.until)
-    }
-}
-
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
         let totals = Arc::<Totals>::default();
@@ -229,9 +212,9 @@ impl Caches {
     // seen, it takes blocks behind that fence: the same or others.
 
     /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
-    /// thread's magazine has room for some.
+    /// thread's magazine has room for some. Returns which stream freed them, and up to which tick.
     #[cold]
-    pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<OtherStreamBlocks> {
+    pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<(TimelineId, Tick)> {
         if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) {
             return None;
         }
@@ -242,8 +225,7 @@ impl Caches {
         if magazines.known(index)?.magazine.restock_by() == 0 {
             return None;
         }
-        let (of, until) = self.depot.other_with(stream.timeline().id, bytes)?;
-        Some(OtherStreamBlocks { bytes, of, until })
+        self.depot.other_with(stream.timeline().id, bytes)
     }
 
     /// A block for a request of so many bytes from what was seen, after which the stream is ordered now; brings more of
@@ -252,13 +234,13 @@ impl Caches {
         &self,
         bytes: u64,
         stream: &Stream,
-        seen: OtherStreamBlocks,
+        seen: (TimelineId, Tick),
     ) -> Option<DevicePtr> {
         let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
-        let size = seen.bytes;
-        let Known { mut magazine, .. } = magazines.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
+        let (index, size) = self.class_of(bytes);
+        let Known { mut magazine, .. } = magazines.known(index)?;
         let before = magazine.len();
-        self.fetch(&mut magazine, tally, (seen.of, seen.until), size);
+        self.fetch(&mut magazine, tally, seen, size);
         let now = stream.timeline().now();
         // From here on, as if this stream had freed them now.
         let place = magazine.place();
@@ -396,10 +378,11 @@ impl Caches {
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
         if WITHOUT_ENTRY {
-            tally.count_free_slow(passage, requested, bytes);
+            tally.fall_slow(requested, bytes);
         } else {
-            tally.count_free(passage, requested, bytes);
+            tally.fall(requested, bytes);
         }
+        passage.complete();
         Some(requested)
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::asymmetric_lock::{Epoch, Passage};
+use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
@@ -108,25 +108,19 @@ impl Tally {
         self.room_with(ALLOCATED, bytes.wrapping_neg()) <= self.slack.load(Ordering::Relaxed)
     }
 
-    /// The program freed such a block, and the thread [may fall](Self::may_fall) so far; the owner leaves.
+    /// Counts a block that the program freed, where the thread [may fall](Self::may_fall) so far. The block itself is counted
+    /// once the owner leaves.
     #[inline(always)]
-    pub(super) fn count_free(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
-        self.fall(requested, bytes);
-        passage.complete();
-    }
-
-    /// The same, and lowers the ceilings if need be.
-    pub(super) fn count_free_slow(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
-        self.fall(requested, bytes);
-        self.adjust(-1);
-        passage.complete();
-    }
-
-    #[inline(always)]
-    fn fall(&self, requested: u64, bytes: u64) {
+    pub(super) fn fall(&self, requested: u64, bytes: u64) {
         self.set_room(0, self.room_with(0, requested.wrapping_neg()));
         self.set_room(ALLOCATED, self.room_with(ALLOCATED, bytes.wrapping_neg()));
         self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
+    }
+
+    /// As [`fall`](Self::fall), and lowers the ceilings if need be.
+    pub(super) fn fall_slow(&self, requested: u64, bytes: u64) {
+        self.fall(requested, bytes);
+        self.adjust(-1);
     }
 
     /// As [`rise_slow`](Self::rise_slow), by an owner that is not inside, or by who else counts here; counts the block
@@ -136,8 +130,7 @@ impl Tally {
         self.to_alloc.count();
     }
 
-    /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here. Lowers the
-    /// ceilings if need be.
+    /// As [`fall_slow`](Self::fall_slow), by an owner that is not inside, or by who else counts here; counts the block too.
     pub(super) fn count_free_outside(&self, requested: u64, bytes: u64) {
         self.fall(requested, bytes);
         self.to_free.count();

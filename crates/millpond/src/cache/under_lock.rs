@@ -35,6 +35,7 @@ impl Caches {
 
     /// The calling thread's cache, and what it caches of the stream, both made if need be, and open; `None` where it can have
     /// none. Blocks of streams that are gone are given to `each`.
+    #[expect(clippy::mut_from_ref, reason = "what `ThreadCache::stream_caches_under_lock` gives")]
     fn open_slow(
         &self,
         lock: &mut Locked,

@@ -16,7 +16,7 @@ use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
-use crate::order::{Admission, Stream};
+use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Budget, Live};
 use crate::policy::ledger::{Ledger, SlowPath};
 use crate::{Error, Result};
@@ -185,7 +185,7 @@ fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr>
 /// A block that another stream freed, once the stream is ordered after that one.
 fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
     let seen = core.caches.find_of_other_stream(bytes, stream)?;
-    match core.timelines.admit(&seen.fence(), stream.timeline(), core.reuse.get()) {
+    match core.timelines.admit(&Fence::at(seen.0, seen.1), stream.timeline(), core.reuse.get()) {
         Ok(Admission::Ready) => {}
         Ok(Admission::Waits) => core.counters.stream_waits_without_lock.add(1),
         Ok(Admission::Refused) => return None,

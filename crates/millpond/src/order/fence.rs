@@ -160,33 +160,19 @@ impl Fence {
         });
     }
 
-    /// As [`join`](Self::join), in time linear in both lengths.
+    /// As [`join`](Self::join), sorted anew. Takes no more memory than both have.
     fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
         note_looks(self.len() + theirs.len());
-        let mut mine = self.0.iter().map(|entry| entry.0).peekable();
-        let is_new = |entry: &&(TimelineId, Tick)| {
-            while mine.next_if(|id| *id < entry.0).is_some() {}
-            mine.peek() != Some(&entry.0)
-        };
-        let new = theirs.iter().filter(is_new).count();
-        // From the back, so that each entry moves once, to its place.
-        let mut from = self.0.len();
-        let mut to = from + new;
-        self.0.resize(to, (TimelineId { slot: 0, generation: 0 }, 0));
-        for &(timeline, tick) in theirs.iter().rev() {
-            while from > 0 && self.0[from - 1].0 > timeline {
-                (from, to) = (from - 1, to - 1);
-                self.0[to] = self.0[from];
+        self.0.extend_from_slice(theirs);
+        self.0.sort_unstable();
+        // Of two ticks of a stream the later one comes last.
+        self.0.dedup_by(|later, kept| {
+            let is_same = later.0 == kept.0;
+            if is_same {
+                *kept = *later;
             }
-            to -= 1;
-            self.0[to] = match from.checked_sub(1).map(|at| self.0[at]) {
-                Some((id, mine)) if id == timeline => {
-                    from -= 1;
-                    (timeline, tick.max(mine))
-                }
-                _ => (timeline, tick),
-            };
-        }
+            is_same
+        });
     }
 
     /// Whether both name the same streams, at whatever ticks.
