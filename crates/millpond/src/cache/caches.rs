@@ -18,7 +18,7 @@ use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
-use crate::policy::caching::{CacheLimits, LEAST_LIMIT};
+use crate::policy::caching::{LEAST_LIMIT, limits};
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -390,12 +390,13 @@ impl Caches {
     /// lost: whoever needs it takes it back. In throughput mode, the pool may `grow` by so many bytes.
     pub(crate) fn adapt(&self, reserved: u64, grow: Option<u64>) {
         let is_on = grow.is_some();
-        let limits = CacheLimits::new(reserved, grow.unwrap_or(0), self.threads.owned().count() as u64);
+        let threads = self.threads.owned().count() as u64;
+        let [of_thread, of_depot] = limits(reserved, grow.unwrap_or(0), threads);
         // A block that is shorter wraps around, beyond half of all numbers.
         let most_slack = if is_on { u64::MAX / 2 } else { self.sizes.bytes(1) };
         // Relaxed, all: settings.
-        self.limit.store(limits.of_thread, Ordering::Relaxed);
-        self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
+        self.limit.store(of_thread, Ordering::Relaxed);
+        self.depot_limit.store(of_depot, Ordering::Relaxed);
         self.most_slack.store(most_slack, Ordering::Relaxed);
         if self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
             self.totals.set_wide(is_on);

@@ -11,20 +11,11 @@ pub(crate) const DEPOT_LOCKS: usize = 16;
 /// Bytes that a thread, and the depot, may cache in a small pool. In a larger one it is a share of what is reserved.
 pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 
-/// What each thread may cache, and what the depot may hold, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CacheLimits {
-    pub(crate) of_thread: u64,
-    pub(crate) of_depot: u64,
-}
-
-impl CacheLimits {
-    /// Of a pool that holds `reserved` bytes and may grow by `growth`, with so many threads. Magazines count each block as
-    /// the longest of its class: an eighth more.
-    pub(crate) fn new(reserved: u64, growth: u64, threads: u64) -> Self {
-        let all = (reserved + reserved / 8 + growth).max(LEAST_LIMIT);
-        Self { of_thread: (all / threads.max(1)).max(LEAST_LIMIT), of_depot: all }
-    }
+/// What each thread may cache, and what the depot may hold, in bytes: of a pool that holds `reserved` bytes and may grow by
+/// `growth`, with so many threads. Magazines count each block as the longest of its class: an eighth more.
+pub(crate) fn limits(reserved: u64, growth: u64, threads: u64) -> [u64; 2] {
+    let all = (reserved + reserved / 8 + growth).max(LEAST_LIMIT);
+    [(all / threads.max(1)).max(LEAST_LIMIT), all]
 }
 
 /// Most blocks in a magazine. (Half as many of 32 KiB and more, and a quarter of 1 MiB and more, held no less.)
@@ -50,9 +41,8 @@ mod tests {
 
     #[test]
     fn threads_share_the_pools_memory_and_all_get_some() {
-        let limits = |reserved, growth, threads| CacheLimits::new(reserved, growth, threads);
-        assert_eq!(limits(0, 0, 0), CacheLimits { of_thread: LEAST_LIMIT, of_depot: LEAST_LIMIT });
+        assert_eq!(limits(0, 0, 0), [LEAST_LIMIT; 2]);
         // 8 GiB, an eighth of them, and 1 GiB of growth; a fifth for each thread.
-        assert_eq!(limits(8 << 30, 1 << 30, 5), CacheLimits { of_thread: 2 << 30, of_depot: 10 << 30 });
+        assert_eq!(limits(8 << 30, 1 << 30, 5), [2 << 30, 10 << 30]);
     }
 }
