@@ -8,15 +8,11 @@
 //!   caller, and dropping a [`Tensor`] frees it in stream order. A backend that holds something for longer
 //!   (a library's workspace) takes it from there too.
 //! - **Order.** An operation returns once its work is queued; it never waits for the device. Its inputs may be
-//!   dropped as soon as it returns. A backend may spread work over several streams, as long as the result is
-//!   as if all of it ran on the stream of [`memory`](Backend::memory) in the order of the calls: it makes
-//!   streams wait for each other, and keeps what another stream uses ([`Lanes`](crate::Lanes)).
+//!   dropped as soon as it returns. All work runs on the stream of [`memory`](Backend::memory), in the order of the calls.
 //! - **Layout.** Matrices are row-major and dense, `float32`; a row is one image of the batch. Weights are
 //!   `[inputs, outputs]`, so that a layer is `y = x · w`.
 //! - **Determinism.** The same calls on the same data give the same bits, whatever the addresses are.
 //! - **Shapes** are checked; a mismatch is an [`Error::Shape`] and queues nothing.
-
-use millpond::Stream;
 
 use crate::{Error, Memory, Result, Tensor};
 
@@ -123,7 +119,7 @@ pub const TOTALS: usize = 2;
 
 /// A device that trains. The rules that hold for every operation stand at the head of this file.
 pub trait Backend: std::fmt::Debug {
-    /// Where operations take their outputs from, and the stream they behave as if they ran on.
+    /// Where operations take their outputs from, and the stream that they run on.
     fn memory(&self) -> &Memory;
 
     /// The batch's images as floats: `out[i, j] = rows[i, j] / 255`. The output is `[count, pixels]`.
@@ -179,18 +175,13 @@ pub trait Backend: std::fmt::Debug {
     /// As above.
     fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor>;
 
-    /// The gradient of a layer's weights: `xᵀ · dy`. It is written to `into`, or to memory of its own. Until an update, only
-    /// the stream of its own [memory](Tensor::memory) is ordered with it.
+    /// The gradient of a layer's weights: `xᵀ · dy`. It is written to `into`, or to memory of its own.
     ///
     /// `x` is `[batch, inputs]`, `dy` `[batch, outputs]`, the output `[inputs, outputs]`.
     ///
     /// # Errors
     /// As above.
     fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor>;
-
-    /// The stream that computes the gradients of weights, in the order of the calls. Other work that reads or writes one
-    /// is to be ordered with it.
-    fn gradient_stream(&self) -> &Stream;
 
     /// One step of SGD over all layers at once (one launch is enough): `w −= rate · gradient`, for each pair. With
     /// velocities, `v = momentum · v + gradient` and `w −= rate · v`, for each three.
@@ -207,11 +198,6 @@ pub trait Backend: std::fmt::Debug {
         sgd: Sgd,
     ) -> Result<()>;
 
-    /// Whether [`descend`](Self::descend) is faster than a gradient and an [update](Self::update).
-    fn descends(&self) -> bool {
-        false
-    }
-
     /// One step of SGD of a layer, without a gradient in memory: `w −= rate · xᵀ · dy`. Differs from a gradient and an
     /// update by rounding.
     ///
@@ -219,10 +205,7 @@ pub trait Backend: std::fmt::Debug {
     ///
     /// # Errors
     /// As above.
-    fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
-        let gradient = self.weight_gradient(x, dy, None)?;
-        self.update(std::slice::from_mut(w), &[gradient], &mut [], Sgd { rate, momentum: 0.0 })
-    }
+    fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()>;
 
     /// Several steps of SGD at once, on batches of `images` that lie below one another in `batch`: each forward, backward, and
     /// `w −= rate · gradient`. Adds to `totals` (see [`score`](Self::score)). Returns whether the backend can do that for these
@@ -238,14 +221,6 @@ pub trait Backend: std::fmt::Debug {
         _totals: &mut Tensor<f64>,
     ) -> Result<bool> {
         Ok(false)
-    }
-
-    /// Ends a step: later work on the stream of [`memory`](Self::memory) is ordered after all of it.
-    ///
-    /// # Errors
-    /// As above.
-    fn join(&mut self) -> Result<()> {
-        Ok(())
     }
 
     /// Whether replaying steps is faster than launching their operations.

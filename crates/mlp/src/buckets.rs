@@ -26,15 +26,13 @@ pub(crate) struct Buckets<'a> {
     buckets: Vec<Bucket>,
     /// The gradient of each layer, in the order of the layers.
     layers: Vec<Tensor>,
-    /// The bucket of each layer.
-    bucket_of: Vec<usize>,
     /// The piece of each bucket that this rank updates: weights, and the sum of their gradients.
     pieces: (Vec<Tensor>, Vec<Tensor>),
     /// Whether buckets are summed while the backward pass goes on.
     is_last: bool,
     /// The layer whose gradient is on its way.
     layer: usize,
-    streams: [Stream; 2],
+    main: Stream,
 }
 
 #[derive(Debug)]
@@ -42,9 +40,7 @@ struct Bucket {
     gradients: Tensor,
     /// The weights of its layers, where ranks update pieces.
     weights: Option<Tensor>,
-    /// The layers whose gradients are computed first and last.
-    first: usize,
-    last: usize,
+    plan: Plan,
     /// Whether another bucket takes turns with it.
     shares_memory: bool,
 }
@@ -83,14 +79,14 @@ impl<'a> Buckets<'a> {
     pub(crate) fn new(backend: &dyn Backend, model: &mut Model, team: &'a Team) -> Result<Self> {
         let memory = backend.memory();
         let sizes: Vec<_> = model.weights().iter().map(Tensor::len).collect();
-        let plans = plan(&sizes, team.least_in_a_bucket() / size_of::<f32>(), team.size());
-        let turns = turns(&plans, team.size()).filter(|_| team.shard() == Shard::Gradients);
+        let plans = plan(&sizes, team.bucket_bytes / size_of::<f32>(), team.size());
+        let turns = turns(&plans, team.size()).filter(|_| team.shard == Shard::Gradients);
         let mut wholes = Vec::new();
         let mut buckets = Vec::new();
         let mut layers: Vec<Option<Tensor>> = (0..sizes.len()).map(|_| None).collect();
-        let mut bucket_of = vec![0; sizes.len()];
         let mut pieces = (Vec::new(), Vec::new());
-        for (at, Plan { layers: planned, len }) in plans.iter().enumerate() {
+        for (at, plan) in plans.into_iter().enumerate() {
+            let Plan { layers: planned, len } = &plan;
             let slot = if turns.is_some() { at % 2 } else { at };
             if slot == wholes.len() {
                 wholes.push(memory.zeroed(1, turns.map_or(*len, |lengths| lengths[slot]))?);
@@ -99,10 +95,9 @@ impl<'a> Buckets<'a> {
             for (layer, from) in planned {
                 let (rows, cols) = model.weights()[*layer].shape();
                 layers[*layer] = Some(Tensor::part(whole, *from, rows, cols)?);
-                bucket_of[*layer] = at;
             }
             let mut weights = None;
-            if team.shard() != Shard::Nothing {
+            if team.shard != Shard::Nothing {
                 let moved = moved(backend, model, planned, *len)?;
                 let (piece, mine) = (len / team.size(), team.rank() * len / team.size());
                 pieces.0.push(Tensor::part(&moved, mine, 1, piece)?);
@@ -112,13 +107,12 @@ impl<'a> Buckets<'a> {
                 });
                 weights = Some(Tensor::part(&moved, 0, 1, *len)?);
             }
-            let (first, last) = (planned[0].0, planned[planned.len() - 1].0);
             let gradients = Tensor::part(whole, 0, 1, *len)?;
-            buckets.push(Bucket { gradients, weights, first, last, shares_memory: turns.is_some() });
+            buckets.push(Bucket { gradients, weights, plan, shares_memory: turns.is_some() });
         }
         memory.synchronize()?;
         let mut registered: Vec<_> =
-            wholes.iter().filter_map(|whole| team.collective().register(whole)).collect();
+            wholes.iter().filter_map(|whole| team.collective.register(whole)).collect();
         // Either all ranks use registered memory, or none does.
         if !team.gather(&(registered.len() == wholes.len()))?.into_iter().all(|all| all) {
             registered.clear();
@@ -128,25 +122,24 @@ impl<'a> Buckets<'a> {
             _registered: registered,
             buckets,
             layers: layers.into_iter().flatten().collect(),
-            bucket_of,
             pieces,
             is_last: true,
             layer: 0,
-            streams: [memory.stream().clone(), backend.gradient_stream().clone()],
+            main: memory.stream().clone(),
         })
     }
 
     /// The pieces of the weights that this rank updates, if they are split.
     pub(crate) fn pieces(&self) -> Option<&[Tensor]> {
-        (self.team.shard() != Shard::Nothing).then_some(&self.pieces.0)
+        (self.team.shard != Shard::Nothing).then_some(&self.pieces.0)
     }
 
     /// Gives all ranks what rank 0 has in these tensors.
     pub(crate) fn equalise(&self, backend: &dyn Backend, tensors: &[Tensor]) -> Result<()> {
         let (main, team) = (backend.memory().stream(), self.team);
-        team.stream().wait_for(main)?;
-        tensors.iter().try_for_each(|tensor| team.collective().broadcast(tensor, team.stream()))?;
-        Ok(main.wait_for(team.stream())?)
+        team.stream.wait_for(main)?;
+        tensors.iter().try_for_each(|tensor| team.collective.broadcast(tensor, &team.stream))?;
+        Ok(main.wait_for(&team.stream)?)
     }
 
     /// Gives each rank its pieces of the layers that rank 0 has, or all of them where nothing is split.
@@ -157,7 +150,7 @@ impl<'a> Buckets<'a> {
         }
         for (at, to) in to.iter_mut().enumerate() {
             let whole = backend.memory().zeroed(1, self.buckets[at].gradients.len())?;
-            for (layer, from) in self.places(at) {
+            for &(layer, from) in &self.buckets[at].plan.layers {
                 if let Some(values) = layers.get(layer) {
                     Tensor::part(&whole, from, values.rows(), values.cols())?.copy_from(values)?;
                 }
@@ -175,25 +168,21 @@ impl<'a> Buckets<'a> {
         for (at, piece) in pieces.iter().enumerate() {
             let whole = backend.memory().zeroed(1, self.buckets[at].gradients.len())?;
             Tensor::part(&whole, team.rank() * piece.len(), 1, piece.len())?.copy_from(piece)?;
-            team.stream().wait_for(main)?;
-            team.collective().all_gather(&whole, team.stream())?;
-            main.wait_for(team.stream())?;
+            team.stream.wait_for(main)?;
+            team.collective.all_gather(&whole, &team.stream)?;
+            main.wait_for(&team.stream)?;
             let values = whole.to_vec()?;
-            for (layer, from) in self.places(at) {
+            for &(layer, from) in &self.buckets[at].plan.layers {
                 layers[layer] = values[from..][..self.layers[layer].len()].to_vec();
             }
         }
         Ok(layers)
     }
 
-    /// The layers of a bucket, and where in it each begins.
-    fn places(&self, at: usize) -> impl Iterator<Item = (usize, usize)> {
-        let begin = self.buckets[at].gradients.ptr().raw();
-        let place = move |layer: usize| {
-            let from = (self.layers[layer].ptr().raw() - begin) as usize / size_of::<f32>();
-            (layer, from)
-        };
-        (0..self.layers.len()).filter(move |layer| self.bucket_of[*layer] == at).map(place)
+    /// The bucket of a layer.
+    fn bucket_of(&self, layer: usize) -> usize {
+        let has = |bucket: &Bucket| bucket.plan.layers.iter().any(|(other, _)| *other == layer);
+        self.buckets.iter().position(has).unwrap_or(0)
     }
 
     /// Begins a step, or a part of it. If it is the last part, buckets are summed as they are complete.
@@ -216,22 +205,22 @@ impl<'a> Buckets<'a> {
     pub(crate) fn add_nothing(&mut self, backend: &dyn Backend) -> Result<()> {
         // In the order of the buckets, two of which may share their memory.
         for at in 0..self.buckets.len() {
-            backend.memory().stream().wait_for(self.team.stream())?;
+            backend.memory().stream().wait_for(&self.team.stream)?;
             self.buckets[at].gradients.clear()?;
-            self.team.stream().wait_for(backend.memory().stream())?;
+            self.team.stream.wait_for(backend.memory().stream())?;
             self.sum(at)?;
         }
         Ok(())
     }
 
     fn sum_all(&mut self, backend: &dyn Backend) -> Result<()> {
-        self.team.stream().wait_for(backend.memory().stream())?;
+        self.team.stream.wait_for(backend.memory().stream())?;
         (0..self.buckets.len()).try_for_each(|at| self.sum(at))
     }
 
     /// Sums a bucket over the ranks, on the team's stream, which waits for its gradients already.
     fn sum(&self, at: usize) -> Result<()> {
-        let (collective, stream) = (self.team.collective(), self.team.stream());
+        let (collective, stream) = (&self.team.collective, &self.team.stream);
         let gradients = &self.buckets[at].gradients;
         match self.pieces.1.get(at) {
             None => collective.all_reduce(gradients, stream),
@@ -248,16 +237,16 @@ impl<'a> Buckets<'a> {
         sgd: Sgd,
     ) -> Result<()> {
         let (main, team) = (backend.memory().stream().clone(), self.team);
-        main.wait_for(team.stream())?;
-        if team.shard() == Shard::Nothing {
+        main.wait_for(&team.stream)?;
+        if team.shard == Shard::Nothing {
             return model.descend(backend, &self.layers, velocities, sgd);
         }
         let (weights, gradients) = &mut self.pieces;
         backend.update(weights, gradients, velocities, sgd)?;
-        team.stream().wait_for(&main)?;
+        team.stream.wait_for(&main)?;
         let mut wholes = self.buckets.iter().filter_map(|bucket| bucket.weights.as_ref());
-        wholes.try_for_each(|whole| team.collective().all_gather(whole, team.stream()))?;
-        Ok(main.wait_for(team.stream())?)
+        wholes.try_for_each(|whole| team.collective.all_gather(whole, &team.stream))?;
+        Ok(main.wait_for(&team.stream)?)
     }
 }
 
@@ -276,20 +265,20 @@ fn moved(backend: &dyn Backend, model: &mut Model, layers: &[(usize, usize)], le
 impl Gradients for Buckets<'_> {
     fn place(&mut self, backend: &dyn Backend, layer: usize) -> Result<Option<Tensor>> {
         self.layer = layer;
-        let bucket = &self.buckets[self.bucket_of[layer]];
-        if bucket.shares_memory && layer == bucket.first {
+        let Bucket { plan, shares_memory, .. } = &self.buckets[self.bucket_of(layer)];
+        if *shares_memory && plan.layers.first().is_some_and(|(first, _)| layer == *first) {
             // The bucket that had the memory before is to be summed first.
-            backend.gradient_stream().wait_for(self.team.stream())?;
+            backend.memory().stream().wait_for(&self.team.stream)?;
         }
         Ok(Some(self.layers[layer].share()))
     }
 
     fn ready(&mut self, backend: &dyn Backend, _: Tensor) -> Result<()> {
-        let at = self.bucket_of[self.layer];
-        if !self.is_last || self.layer != self.buckets[at].last {
+        let at = self.bucket_of(self.layer);
+        if !self.is_last || self.buckets[at].plan.layers.last().is_none_or(|(last, _)| self.layer != *last) {
             return Ok(());
         }
-        self.team.stream().wait_for(backend.gradient_stream())?;
+        self.team.stream.wait_for(backend.memory().stream())?;
         self.sum(at)
     }
 }
@@ -297,12 +286,9 @@ impl Gradients for Buckets<'_> {
 impl Drop for Buckets<'_> {
     /// All that was queued comes before the memory is freed.
     fn drop(&mut self) {
-        let [main, gradients] = &self.streams;
-        for other in [gradients, self.team.stream()] {
-            if main.wait_for(other).is_err() {
-                // A device that refuses both does no more work.
-                other.synchronize().ok();
-            }
+        if self.main.wait_for(&self.team.stream).is_err() {
+            // A device that refuses both does no more work.
+            self.team.stream.synchronize().ok();
         }
     }
 }

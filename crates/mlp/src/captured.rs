@@ -194,7 +194,7 @@ impl Trainee<'_, '_> {
             let logits = self.model.infer(self.backend, batch)?;
             self.backend.score(&logits, batch, &mut self.totals[1].parts[piece.part])?;
         }
-        self.backend.join()
+        Ok(())
     }
 }
 

@@ -44,13 +44,13 @@ pub struct Checkpoint {
 
 /// How far a training is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Progress {
+pub(crate) struct Progress {
     hyper: Hyper,
     /// A checksum of what is trained on.
     data: u32,
     /// Those that are done.
-    epochs: Vec<Epoch>,
-    begun: Begun,
+    pub(crate) epochs: Vec<Epoch>,
+    pub(crate) begun: Begun,
 }
 
 /// How far the epoch after those that are done is.
@@ -256,10 +256,10 @@ pub(crate) struct Saver<'a> {
     saving: Option<&'a Saving>,
     team: Option<&'a Team>,
     /// Steps of an epoch between two checkpoints.
-    every: Option<usize>,
+    pub(crate) every: Option<usize>,
     /// Whether this rank or another writes checkpoints.
-    saves: bool,
-    progress: Progress,
+    pub(crate) saves: bool,
+    pub(crate) progress: Progress,
 }
 
 impl<'a> Saver<'a> {
@@ -283,7 +283,7 @@ impl<'a> Saver<'a> {
         let every = saving.and_then(|saving| saving.every);
         let saves = saving.is_some();
         let Some(ranks) = team else { return Ok(Self { saving, team, every, saves, progress }) };
-        let said = ranks.gather(&(progress, every, saves, ranks.shard()))?;
+        let said = ranks.gather(&(progress, every, saves, ranks.shard))?;
         let (first, every, saves, shard) = &said[0];
         for (rank, (progress, _, _, sharded)) in said.iter().enumerate() {
             let what = match () {
@@ -313,31 +313,6 @@ impl<'a> Saver<'a> {
         self.saving.and_then(Saving::resumed_from).map_or(&[], |from| &from.velocities)
     }
 
-    /// Whether a checkpoint is written after each epoch, by this rank or another.
-    pub(crate) fn saves(&self) -> bool {
-        self.saves
-    }
-
-    /// The epochs that are done.
-    pub(crate) fn epochs(&self) -> &[Epoch] {
-        &self.progress.epochs
-    }
-
-    /// How far the next epoch is.
-    pub(crate) fn begun(&self) -> Begun {
-        self.progress.begun
-    }
-
-    /// After how many steps of an epoch a checkpoint is to be written, again and again.
-    pub(crate) fn every(&self) -> Option<usize> {
-        self.every
-    }
-
-    /// Whether one is to be written after this step of an epoch, counted from 1.
-    pub(crate) fn is_due(&self, step: usize) -> bool {
-        self.every.is_some_and(|every| step.is_multiple_of(every))
-    }
-
     /// Writes one in the middle of an epoch.
     pub(crate) fn step(&mut self, model: &Model, velocities: &[Vec<f32>], begun: Begun) -> Result<()> {
         self.progress.begun = begun;
@@ -349,11 +324,6 @@ impl<'a> Saver<'a> {
         self.progress.epochs.push(epoch);
         self.progress.begun = Begun::default();
         self.write(model, velocities)
-    }
-
-    /// What each epoch gave.
-    pub(crate) fn into_epochs(self) -> Vec<Epoch> {
-        self.progress.epochs
     }
 
     /// A training that diverges keeps the last checkpoint before that.

@@ -126,10 +126,7 @@ impl Config {
     /// # Errors
     /// What it may be, in words.
     pub fn rate(text: &str) -> std::result::Result<f32, String> {
-        match text.parse::<f32>() {
-            Ok(rate) => positive(rate),
-            Err(_) => Err(format!("'{text}' is not {RATE}")),
-        }
+        real(text, &RATE)
     }
 
     /// Reads how steps get to the device, as a flag has it.
@@ -159,39 +156,39 @@ impl Config {
     /// # Errors
     /// What it may be, in words.
     pub fn momentum(text: &str) -> std::result::Result<f32, String> {
-        match text.parse::<f32>() {
-            Ok(momentum) => below_one(momentum),
-            Err(_) => Err(format!("'{text}' is not {MOMENTUM}")),
-        }
+        real(text, &MOMENTUM)
     }
 }
 
-const RATE: &str = "a number above 0";
-const MOMENTUM: &str = "a number from 0 to below 1";
+/// What a number is to be, in words, and whether one is.
+type Real = (&'static str, fn(f32) -> bool);
+
+const RATE: Real = ("a number above 0", |rate| rate.is_finite() && rate > 0.0);
+const MOMENTUM: Real = ("a number from 0 to below 1", |momentum| (0.0..1.0).contains(&momentum));
+
+fn real(text: &str, of: &Real) -> std::result::Result<f32, String> {
+    text.parse().map_err(|_| format!("'{text}' is not {}", of.0)).and_then(|number| checked(number, of))
+}
+
+fn checked(number: f32, (words, holds): &Real) -> std::result::Result<f32, String> {
+    if holds(number) { Ok(number) } else { Err(format!("{number} is not {words}")) }
+}
 
 fn in_range(number: i128, most: usize) -> std::result::Result<usize, String> {
     let number_in_range = usize::try_from(number).ok().filter(|number| (1..=most).contains(number));
     number_in_range.ok_or_else(|| format!("{number} is outside 1 to {}", thousands(most)))
 }
 
-fn positive(rate: f32) -> std::result::Result<f32, String> {
-    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err(format!("{rate} is not {RATE}")) }
-}
-
 fn whole<'de, D: Deserializer<'de>, const MOST: usize>(from: D) -> std::result::Result<usize, D::Error> {
     in_range(i64::deserialize(from)?.into(), MOST).map_err(D::Error::custom)
 }
 
-fn below_one(momentum: f32) -> std::result::Result<f32, String> {
-    if (0.0..1.0).contains(&momentum) { Ok(momentum) } else { Err(format!("{momentum} is not {MOMENTUM}")) }
-}
-
 fn momentum<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
-    below_one(f32::deserialize(from)?).map_err(D::Error::custom)
+    checked(f32::deserialize(from)?, &MOMENTUM).map_err(D::Error::custom)
 }
 
 fn rate<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
-    positive(f32::deserialize(from)?).map_err(D::Error::custom)
+    checked(f32::deserialize(from)?, &RATE).map_err(D::Error::custom)
 }
 
 fn seed<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {

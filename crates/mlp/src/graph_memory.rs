@@ -46,7 +46,8 @@ impl GraphMemory {
                 self.memory.keep(Some(kept.clone()));
                 let captured = capture();
                 self.memory.keep(None);
-                kept.order()?;
+                // What is replayed from here on comes after the allocations.
+                kept.main.wait_for(&kept.beside)?;
                 captured
             }
         }

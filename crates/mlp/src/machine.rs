@@ -6,7 +6,7 @@ use millpond::Context;
 use millpond::device::host::HostDevice;
 use millpond::device::{DeviceChoice, DeviceError, DeviceName, Kind};
 
-use crate::cuda::{self, CudaBackend, CudaTraining, Nccl};
+use crate::cuda::{self, CudaBackend, Nccl};
 use crate::ranks::{Collective, Ranks, Shard, Tcp, Team};
 use crate::{Backend, Error, HostBackend, Memory, Precision, Result};
 
@@ -115,7 +115,11 @@ impl Machine {
             );
             return Err(Error::Launcher { what });
         }
-        self.team_of(Some(ranks), shard)
+        let collective: Box<dyn Collective> = match &self.host {
+            Some(device) => Box::new(Tcp { device: device.clone(), ranks: ranks.clone() }),
+            None => Box::new(Nccl::new(self.name().ordinal(), ranks)?),
+        };
+        Ok(Team::new(ranks.clone(), collective, self.context.create_stream()?, shard))
     }
 
     /// One rank alone, which trains as many do: to see what that costs.
@@ -123,16 +127,7 @@ impl Machine {
     /// # Errors
     /// As above.
     pub fn team_of_one(&self, shard: Shard) -> Result<Team> {
-        self.team_of(None, shard)
-    }
-
-    fn team_of(&self, ranks: Option<&Arc<Ranks>>, shard: Shard) -> Result<Team> {
-        let of = ranks.map(|ranks| &**ranks);
-        let collective: Box<dyn Collective> = match &self.host {
-            Some(device) => Box::new(Tcp::new(device.clone(), of)?),
-            None => Box::new(Nccl::new(self.name().ordinal(), of)?),
-        };
-        Ok(Team::new(ranks.cloned(), collective, self.context.create_stream()?, shard))
+        self.team(&Arc::new(Ranks::alone()), shard)
     }
 
     /// The operations of this device over this memory. A GPU may round factors to this precision.
@@ -143,10 +138,6 @@ impl Machine {
         if let Some(device) = &self.host {
             return Ok(Box::new(HostBackend::new(device.clone(), memory)));
         }
-        // The gradients of the weights beside those of the activations: 3 to 8 % faster on an H200
-        // (`cuda_training`, the test that is timed).
-        let second_stream = Some(self.context.create_stream()?);
-        let training = CudaTraining { precision, second_stream };
-        Ok(Box::new(CudaBackend::new(memory, training)?))
+        Ok(Box::new(CudaBackend::new(memory, precision)?))
     }
 }

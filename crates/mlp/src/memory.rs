@@ -26,11 +26,11 @@ struct Inner {
     pool: Option<Pool>,
     stream: Stream,
     /// Where blocks come from while another allocator's work is captured.
-    kept: Arc<Mutex<Option<Arc<Kept>>>>,
+    kept: Mutex<Option<Arc<Kept>>>,
     /// The first free that was refused. A drop cannot report it, the end of the epoch can.
     refused: Arc<Mutex<Option<millpond::Error>>>,
     /// What tensors are for, where somebody wants to know.
-    ledger: Option<Arc<Ledger>>,
+    ledger: Option<Ledger>,
 }
 
 impl Memory {
@@ -45,26 +45,16 @@ impl Memory {
     }
 
     fn of(allocator: Arc<dyn Allocator>, pool: Option<Pool>, stream: Stream) -> Self {
-        let (kept, refused) = (Arc::default(), Arc::default());
+        let (kept, refused) = (Mutex::default(), Arc::default());
         Self { inner: Arc::new(Inner { allocator, pool, stream, kept, refused, ledger: None }) }
     }
 
-    /// The same memory, which keeps what a step's memory is for: [`step`](Self::step).
+    /// The same allocator and stream, of which is kept what a step's memory is for: [`step`](Self::step).
     #[must_use]
     pub fn watched(&self) -> Self {
-        self.with(self.stream().clone(), Some(Arc::default()))
-    }
-
-    /// The same memory for work on another stream.
-    #[must_use]
-    pub fn on(&self, stream: Stream) -> Self {
-        self.with(stream, self.inner.ledger.clone())
-    }
-
-    fn with(&self, stream: Stream, ledger: Option<Arc<Ledger>>) -> Self {
-        let Inner { allocator, pool, kept, refused, .. } = &*self.inner;
-        let (allocator, pool) = (allocator.clone(), pool.clone());
-        let (kept, refused) = (kept.clone(), refused.clone());
+        let Inner { allocator, pool, stream, refused, .. } = &*self.inner;
+        let (allocator, pool, stream) = (allocator.clone(), pool.clone(), stream.clone());
+        let (kept, refused, ledger) = (Mutex::default(), refused.clone(), Some(Ledger::default()));
         Self { inner: Arc::new(Inner { allocator, pool, stream, kept, refused, ledger }) }
     }
 
@@ -76,7 +66,8 @@ impl Memory {
     /// Blocks of the allocator for graphs on this stream; `beside` is never captured.
     pub(crate) fn kept(&self, beside: &Stream) -> Kept {
         let Inner { allocator, stream, refused, .. } = &*self.inner;
-        Kept::new(allocator.clone(), [stream.clone(), beside.clone()], refused.clone())
+        let (allocator, main, refused) = (allocator.clone(), stream.clone(), refused.clone());
+        Kept { allocator, main, beside: beside.clone(), free: Mutex::default(), refused }
     }
 
     /// Takes blocks from here from now on, or from the allocator again.
@@ -98,7 +89,7 @@ impl Memory {
 
     /// Where the steps are kept.
     pub(crate) fn ledger(&self) -> Option<&Ledger> {
-        self.inner.ledger.as_deref()
+        self.inner.ledger.as_ref()
     }
 
     /// The stream that tensors are allocated for and freed on.
@@ -145,12 +136,12 @@ impl Memory {
         let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(size_of::<T>() as u64);
         let kept = self.inner.kept.lock().clone();
         let ptr = match &kept {
-            Some(kept) => kept.allocate(bytes, &self.inner.stream)?,
+            Some(kept) => kept.allocate(bytes)?,
             None => self.inner.allocator.allocate(bytes, &self.inner.stream)?,
         };
         let purpose = self.inner.ledger.as_ref().map(|ledger| ledger.allocated(bytes, kind));
         let block = Arc::new(Block { memory: self.clone(), ptr, bytes, purpose, kept });
-        Ok(Tensor { block, memory: self.clone(), ptr, rows, cols, element: PhantomData })
+        Ok(Tensor { block, ptr, rows, cols, element: PhantomData })
     }
 
     /// A tensor of zeros.
@@ -198,7 +189,6 @@ struct Block {
 #[derive(Debug)]
 pub struct Tensor<T: Pod = f32> {
     block: Arc<Block>,
-    memory: Memory,
     ptr: DevicePtr,
     rows: usize,
     cols: usize,
@@ -216,23 +206,14 @@ impl<T: Pod> Tensor<T> {
             return Err(Error::Shape { operation: "part", found, expected });
         }
         let ptr = DevicePtr::new(whole.ptr.raw() + (from * size_of::<T>()) as u64);
-        let (block, memory) = (whole.block.clone(), whole.memory.clone());
-        Ok(Self { block, memory, ptr, rows, cols, element: PhantomData })
+        Ok(Self { block: whole.block.clone(), ptr, rows, cols, element: PhantomData })
     }
 
     /// The same tensor once more: its block is freed with the last one.
     #[must_use]
     pub fn share(&self) -> Self {
         let &Self { ptr, rows, cols, .. } = self;
-        let (block, memory) = (self.block.clone(), self.memory.clone());
-        Self { block, memory, ptr, rows, cols, element: PhantomData }
-    }
-
-    /// The same tensor, which work on another stream writes: it is read, copied and cleared there. Its block is freed where it
-    /// was before, so that stream is to be waited for.
-    #[must_use]
-    pub fn written_on(self, memory: &Memory) -> Self {
-        Self { memory: memory.clone(), ..self }
+        Self { block: self.block.clone(), ptr, rows, cols, element: PhantomData }
     }
 
     /// Rows and columns.
@@ -272,7 +253,7 @@ impl<T: Pod> Tensor<T> {
 
     /// Where it came from, and the stream that it is used on.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.block.memory
     }
 
     /// Sets every byte to zero, in stream order.
@@ -280,7 +261,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// The device's own.
     pub fn clear(&mut self) -> Result<()> {
-        let stream = self.memory.stream();
+        let stream = self.block.memory.stream();
         // SAFETY: the block is live, has that many bytes, and is ours to write in stream order.
         unsafe { stream.device().memset(self.ptr, 0, self.bytes(), stream.handle())? };
         Ok(())
@@ -295,7 +276,7 @@ impl<T: Pod> Tensor<T> {
             let (found, expected) = ((1, values.len()), self.shape());
             return Err(Error::Shape { operation: "set", found, expected });
         }
-        let (stream, from) = (self.memory.stream(), bytemuck::cast_slice::<T, u8>(values).as_ptr());
+        let (stream, from) = (self.block.memory.stream(), bytemuck::cast_slice::<T, u8>(values).as_ptr());
         // SAFETY: the block is live, as large as the values, and ours to write in stream order.
         unsafe { stream.device().copy_from_host(self.ptr, from, self.bytes(), stream.handle())? };
         Ok(())
@@ -309,7 +290,7 @@ impl<T: Pod> Tensor<T> {
         if self.shape() != other.shape() {
             return Err(Error::Shape { operation: "copy", found: other.shape(), expected: self.shape() });
         }
-        let stream = self.memory.stream();
+        let stream = self.block.memory.stream();
         // SAFETY: both blocks are live, as long, and ours to use in stream order.
         unsafe { stream.device().copy(self.ptr, other.ptr, self.bytes(), stream.handle())? };
         Ok(())
@@ -321,7 +302,7 @@ impl<T: Pod> Tensor<T> {
     /// The device's own.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.len()];
-        let stream = self.memory.stream();
+        let stream = self.block.memory.stream();
         // SAFETY: `values` has as many bytes as the block and outlives the wait below, which also runs when
         // the copy fails half-way.
         let copied = unsafe {
@@ -344,7 +325,7 @@ impl Drop for Block {
             ledger.freed(self.bytes, purpose);
         }
         if let Some(kept) = &self.kept {
-            return kept.free(self.ptr, self.bytes, &memory.stream);
+            return kept.free(self.ptr, self.bytes);
         }
         // SAFETY: the block is ours alone, and work of other streams was ordered or recorded by who gave it.
         if let Err(error) = unsafe { memory.allocator.free(self.ptr, &memory.stream) } {

@@ -101,7 +101,6 @@ impl Model {
     ) -> Result<Vec<Tensor>> {
         let mut gradients = Vec::with_capacity(self.weights.len());
         self.backward(backend, batch, totals, &mut gradients)?;
-        backend.join()?;
         gradients.reverse();
         Ok(gradients)
     }
@@ -149,7 +148,7 @@ impl Model {
             backend.descend(&x, &dy, w, rate)?;
             dy = below.unwrap_or(dy);
         }
-        backend.join()
+        Ok(())
     }
 
     /// Several steps of SGD at once, as [`Backend::steps`].
@@ -227,7 +226,7 @@ pub(crate) trait Gradients {
     /// Where that of this layer is to be written; `None` for memory of its own.
     fn place(&mut self, backend: &dyn Backend, layer: usize) -> Result<Option<Tensor>>;
 
-    /// Takes that of the layer whose place was last asked for. It is on its way, on the backend's stream for gradients.
+    /// Takes that of the layer whose place was last asked for. It is on its way.
     fn ready(&mut self, backend: &dyn Backend, gradient: Tensor) -> Result<()>;
 }
 

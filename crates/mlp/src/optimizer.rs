@@ -80,7 +80,7 @@ impl<'a> Optimizer<'a> {
         }
         let is_plain =
             self.buckets.is_none() && self.velocities.is_empty() && piece.is_first && piece.is_last;
-        if is_plain && backend.descends() {
+        if is_plain {
             return model.train(backend, batch, totals, self.sgd.rate);
         }
         let mut gradients = Vec::new();

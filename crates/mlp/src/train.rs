@@ -120,7 +120,7 @@ pub fn train(
 ) -> Result<Vec<Epoch>> {
     let mut training = Training::begin(backend, upload, task)?;
     while training.epoch(observer)?.is_some() {}
-    Ok(training.saver.into_epochs())
+    Ok(training.saver.progress.epochs)
 }
 
 /// A training on its way, epoch by epoch: several may take turns.
@@ -239,7 +239,7 @@ impl<'a> Training<'a> {
 
     /// The epochs that are done, those of a checkpoint too.
     pub fn epochs(&self) -> &[Epoch] {
-        self.saver.epochs()
+        &self.saver.progress.epochs
     }
 
     /// Trains and validates once more. `None` where all epochs are done, or the observer stopped this one.
@@ -252,11 +252,11 @@ impl<'a> Training<'a> {
     }
 
     fn next(&mut self, observer: &mut dyn Observer) -> Result<Option<Epoch>> {
-        let epoch = self.saver.epochs().len() + 1;
+        let epoch = self.saver.progress.epochs.len() + 1;
         if epoch > self.task.hyper.epochs {
             return Ok(None);
         }
-        let (begin, begun) = (Instant::now(), self.saver.begun());
+        let (begin, begun) = (Instant::now(), self.saver.progress.begun);
         let Continue(train_loss) = self.train(epoch, observer)? else { return Ok(None) };
         let Continue((val_loss, val_accuracy)) = self.validate(observer)? else { return Ok(None) };
         let memory = self.backend.memory();
@@ -276,8 +276,8 @@ impl<'a> Training<'a> {
         if !train_loss.is_finite() {
             return Err(Error::Diverged { epoch, loss: train_loss });
         }
-        let saves = self.saver.saves();
-        let velocities = if saves { self.optimizer.velocities(&*self.backend)? } else { Vec::new() };
+        let velocities =
+            if self.saver.saves { self.optimizer.velocities(&*self.backend)? } else { Vec::new() };
         self.saver.epoch(&self.model, &velocities, report.clone())?;
         Ok(Some(report))
     }
@@ -298,7 +298,7 @@ impl<'a> Training<'a> {
             ..
         } = self;
         let (Task { data, hyper, team, .. }, share) = (*task, *share);
-        let (began, begun) = (Instant::now(), saver.begun());
+        let (began, begun) = (Instant::now(), saver.progress.begun);
         let data = &data.train;
         let order_of = |epoch| order(data.len(), hyper.seed, epoch);
         let order = next_order.take().filter(|(of, _)| *of == epoch).map(|(_, order)| order);
@@ -307,7 +307,7 @@ impl<'a> Training<'a> {
         let (before, mine) = if share.rank == 0 { (begun.totals, begun.images) } else { Default::default() };
         totals.begin(before)?;
         let step = Step { epoch, images: begun.images, of: data.len() };
-        let due = saver.every().map(|steps| steps * hyper.batch_size);
+        let due = saver.every.map(|steps| steps * hyper.batch_size);
         let mut pass = Pass { step, mine, begun, began, team, saver, asking, observer };
         let seen = match way {
             Way::Captured(captured) => {
@@ -401,7 +401,7 @@ impl Pass<'_, '_> {
         if observer.wants_loss(*step) {
             observer.loss(*step, totals.here()?[TOTAL_LOSS] / *mine as f64);
         }
-        if saver.is_due(step.images.div_ceil(batch)) {
+        if saver.every.is_some_and(|every| step.images.div_ceil(batch).is_multiple_of(every)) {
             let (totals, wall_ms) = (totals.sum(*team)?, begun.wall_ms + milliseconds_since(*began));
             let begun = Begun { images: step.images, totals, wall_ms };
             saver.step(model, &optimizer.velocities(backend)?, begun)?;

@@ -4,12 +4,11 @@
 //! `scripts/gpu-test cuda_training`.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use millpond::Pool;
 use millpond::device::DeviceName;
 use millpond_baselines::{MILLPOND, NAMES, by_name};
-use millpond_mlp::cuda::{CudaBackend, CudaTraining};
+use millpond_mlp::cuda::CudaBackend;
 use millpond_mlp::data::Dataset;
 use millpond_mlp::ranks::Shard;
 use millpond_mlp::{
@@ -38,13 +37,6 @@ impl Observer for Unwatched {
     fn epoch(&mut self, _: &Epoch) {}
 }
 
-/// How many streams the gradients are spread over.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Streams {
-    One,
-    Two,
-}
-
 fn gpu() -> Machine {
     Machine::open(DeviceName::cuda(0).into()).unwrap().0
 }
@@ -58,10 +50,8 @@ fn memory_of(machine: &Machine, allocator: &str) -> Memory {
     }
 }
 
-fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBackend {
-    let second_stream = (streams == Streams::Two).then(|| machine.context().create_stream().unwrap());
-    let training = CudaTraining { precision: Precision::Float32, second_stream };
-    CudaBackend::new(memory_of(machine, allocator), training).unwrap()
+fn cuda_backend(machine: &Machine, allocator: &str) -> CudaBackend {
+    CudaBackend::new(memory_of(machine, allocator), Precision::Float32).unwrap()
 }
 
 fn trained(machine: &Machine, backend: &mut dyn Backend, data: &Dataset, hyper: &Hyper) -> Vec<Epoch> {
@@ -102,7 +92,7 @@ fn assert_close(found: f64, expected: f64, relative: f64, what: &str) {
 #[test]
 fn a_backend_on_another_device_is_refused() {
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
-    let refused = CudaBackend::new(memory_of(&host, "driver"), CudaTraining::default());
+    let refused = CudaBackend::new(memory_of(&host, "driver"), Precision::Float32);
     assert!(matches!(refused, Err(Error::Device(_))), "{refused:?}");
 }
 
@@ -113,32 +103,28 @@ fn the_gpu_computes_the_losses_of_the_host() {
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let mut host_backend = host.backend(memory_of(&host, "driver"), Precision::Float32).unwrap();
     let expected = losses(&trained(&host, host_backend.as_mut(), &data, &SMALL));
-    for streams in [Streams::One, Streams::Two] {
-        let machine = gpu();
-        let mut backend = cuda_backend(&machine, "millpond", streams);
-        let found = losses(&trained(&machine, &mut backend, &data, &SMALL));
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_close(found.0, expected.0, 1e-3, "training loss");
-            assert_close(found.1, expected.1, 1e-3, "validation loss");
-            assert!((found.2 - expected.2).abs() <= 0.01, "accuracy {} and {}", found.2, expected.2);
-        }
+    let machine = gpu();
+    let mut backend = cuda_backend(&machine, MILLPOND);
+    let found = losses(&trained(&machine, &mut backend, &data, &SMALL));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_close(found.0, expected.0, 1e-3, "training loss");
+        assert_close(found.1, expected.1, 1e-3, "validation loss");
+        assert!((found.2 - expected.2).abs() <= 0.01, "accuracy {} and {}", found.2, expected.2);
     }
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn losses_are_bit_equal_with_every_allocator_and_stream_count() {
+fn losses_are_bit_equal_with_every_allocator() {
     let data = digits();
     let machine = gpu();
-    let run = |allocator, streams| {
-        let mut backend = cuda_backend(&machine, allocator, streams);
+    let run = |allocator| {
+        let mut backend = cuda_backend(&machine, allocator);
         losses(&trained(&machine, &mut backend, &data, &SMALL))
     };
-    let first = run(MILLPOND, Streams::One);
+    let first = run(MILLPOND);
     for name in NAMES {
-        for streams in [Streams::One, Streams::Two] {
-            assert_eq!(run(name, streams), first, "{name} with {streams:?}");
-        }
+        assert_eq!(run(name), first, "{name}");
     }
 }
 
@@ -149,8 +135,8 @@ fn captured_steps_have_the_losses_of_eager_ones_with_every_allocator() {
     let machine = gpu();
     for (momentum, micro_batches) in [(0.0, 1), (0.9, 1), (0.0, 3)] {
         let hyper = Hyper { momentum, micro_batches, learning_rate: 0.05, epochs: 3, ..SMALL };
-        let run = |name, steps, streams| {
-            let mut backend = cuda_backend(&machine, name, streams);
+        let run = |name, steps| {
+            let mut backend = cuda_backend(&machine, name);
             let memory = backend.memory().clone();
             let epochs = trained_by(steps, &machine, &mut backend, (&data, &hyper));
             drop(backend);
@@ -158,11 +144,9 @@ fn captured_steps_have_the_losses_of_eager_ones_with_every_allocator() {
             assert_eq!(memory.usage().requested.current, 0, "{name} has back what the graphs had");
             losses(&epochs)
         };
-        let eager = run(MILLPOND, Steps::Eager, Streams::Two);
+        let eager = run(MILLPOND, Steps::Eager);
         for name in NAMES {
-            for streams in [Streams::One, Streams::Two] {
-                assert_eq!(run(name, Steps::Captured, streams), eager, "{name} with {streams:?}, {hyper:?}");
-            }
+            assert_eq!(run(name, Steps::Captured), eager, "{name}, {hyper:?}");
         }
     }
 }
@@ -206,7 +190,7 @@ fn steps_in_one_kernel_have_the_losses_of_eager_ones() {
 #[ignore = "needs a CUDA GPU"]
 fn batches_of_64_are_trained_in_one_kernel() {
     let machine = gpu();
-    let mut backend = cuda_backend(&machine, MILLPOND, Streams::One);
+    let mut backend = cuda_backend(&machine, MILLPOND);
     let memory = backend.memory().clone();
     let data = digits();
     let rows = memory.zeroed::<u8>(128, data.train.row()).unwrap();
@@ -261,9 +245,7 @@ fn check_gradients(backend: &mut dyn Backend) {
 #[test]
 #[ignore = "needs a CUDA GPU"]
 fn the_gradients_are_those_of_the_loss() {
-    for streams in [Streams::One, Streams::Two] {
-        check_gradients(&mut cuda_backend(&gpu(), "millpond", streams));
-    }
+    check_gradients(&mut cuda_backend(&gpu(), MILLPOND));
 }
 
 /// The same on the CPU, which also shows that the check itself is sound.
@@ -276,7 +258,7 @@ fn the_hosts_gradients_are_those_of_the_loss() {
 #[test]
 #[ignore = "needs a CUDA GPU"]
 fn tensors_of_the_wrong_shape_are_refused() {
-    let mut backend = cuda_backend(&gpu(), "driver", Streams::One);
+    let mut backend = cuda_backend(&gpu(), "driver");
     let memory = backend.memory().clone();
     let (a, b) = (memory.zeroed(4, 6).unwrap(), memory.zeroed(5, 6).unwrap());
     let rows = memory.zeroed::<u8>(2, 6).unwrap();
@@ -290,45 +272,6 @@ fn tensors_of_the_wrong_shape_are_refused() {
         backend.update(&mut weights, &gradients, &mut [], Sgd { rate: 0.1, momentum: 0.0 }),
         Err(Error::Shape { .. })
     ));
-}
-
-/// Not a test of speed, which is another program's matter: prints what an epoch of the default model takes,
-/// so that one run on a borrowed GPU tells whether one stream or two are faster.
-#[test]
-#[ignore = "needs a CUDA GPU; prints times, and is slow under compute-sanitizer"]
-fn epochs_of_the_default_model_are_timed_with_every_allocator() {
-    let data = Dataset::bundled().unwrap();
-    let hyper = Hyper {
-        num_layers: 4,
-        feat_dim: 784,
-        learning_rate: 0.1,
-        momentum: 0.0,
-        batch_size: 64,
-        micro_batches: 1,
-        epochs: 4,
-        seed: 0,
-    };
-    let steps = data.train.labels.len().div_ceil(hyper.batch_size) as f64;
-    let machine = gpu();
-    for name in NAMES {
-        for streams in [Streams::One, Streams::Two] {
-            let begin = Instant::now();
-            let mut backend = cuda_backend(&machine, name, streams);
-            let prepared = begin.elapsed();
-            let epochs = trained(&machine, &mut backend, &data, &hyper);
-            let last = epochs.last().unwrap();
-            println!(
-                "{name:<15} {streams:?}: {:7.1} µs a step, first epoch {:6.1} ms, last {:6.1} ms with {} device \
-                 calls, made in {prepared:?}, accuracy {:.3}",
-                last.wall_ms * 1e3 / steps,
-                epochs[0].wall_ms,
-                last.wall_ms,
-                last.device_calls,
-                last.val_accuracy,
-            );
-            assert!(last.val_accuracy > 0.85);
-        }
-    }
 }
 
 /// Trains by the code that several ranks run, with NCCL. `None` where NCCL is not installed.
@@ -394,28 +337,14 @@ fn a_batch_in_parts_has_the_losses_of_the_whole() {
 
 mod two_gpus {
     use std::net::TcpListener;
-    use std::time::Duration;
 
-    use millpond_mlp::ranks::{Place, Ranks, Secret};
+    use millpond_mlp::ranks::{Place, Ranks};
 
     use super::*;
 
     /// A rank on a thread of its own, with the GPU of its number.
     fn rank(rank: usize, port: u16, shard: Shard) -> Option<Vec<Epoch>> {
-        let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
-        let (listens_at, secret) = (host.clone(), Secret::default());
-        let place = Place {
-            rank,
-            world: 2,
-            local_rank: rank,
-            is_one_machine: true,
-            host,
-            listens_at,
-            port,
-            timeout,
-            secret,
-        };
-        let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
+        let ranks = Arc::new(Ranks::meet(Place::here(rank, 2, port), |loss, _| panic!("{loss:?}")).unwrap());
         let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
         let mut backend = machine.backend(memory_of(&machine, MILLPOND), Precision::Float32).unwrap();
         let upload = Upload::new(machine.context()).unwrap();

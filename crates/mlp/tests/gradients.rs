@@ -131,7 +131,6 @@ fn a_descent_is_an_update_by_the_gradient() {
     let begin = values(inputs * outputs, 11);
     let [mut one, mut other] = [(); 2].map(|()| memory.upload(inputs, outputs, &begin).unwrap());
 
-    assert!(backend.descends());
     backend.descend(&x, &dy, &mut one, 0.25).unwrap();
     let gradient = backend.weight_gradient(&x, &dy, None).unwrap();
     let sgd = Sgd { rate: 0.25, momentum: 0.0 };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::ranks::{LastResort, Place, Ranks, Secret, Shard};
+use millpond_mlp::ranks::{LastResort, Place, Ranks, Shard};
 use millpond_mlp::{
     Epoch, Error, Hyper, Machine, Memory, Observer, Precision, Result, Saving, Step, Steps, Task, Upload,
     train,
@@ -56,9 +56,7 @@ fn free_port() -> u16 {
 }
 
 fn place(rank: usize, world: usize, port: u16) -> Place {
-    let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
-    let (listens_at, secret) = (host.clone(), Secret::default());
-    Place { rank, world, local_rank: rank, is_one_machine: true, host, listens_at, port, timeout, secret }
+    Place { timeout: Duration::from_secs(60), ..Place::here(rank, world, port) }
 }
 
 /// What a rank has to say, for each rank of a world.

@@ -15,7 +15,7 @@ use super::pool_core::{Core, PoolState, take_back};
 use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::DevicePtr;
-use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
+use crate::extents::{Allocation, Arena, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Budget, Live};
 use crate::policy::ledger::{Ledger, SlowPath};
@@ -273,7 +273,7 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
     if core.policy.splitting && arena.is_large(request.units) && arena.is_shortening_due() {
         shorten(core, state);
     }
-    let ready = state.arenas.own.alloc_ready(request.units, request.align, request.stream)?;
+    let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
     if ready.is_some() {
         note_slow_path(core, state, SlowPath::Cut);
     }
@@ -302,11 +302,12 @@ fn grow(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Clim
         return Ok(None);
     }
     refuse_impossible(core, request)?;
-    let grown = state.arenas.own.alloc_growing(request.units, request.align, request.stream);
-    if grown.is_ok() {
+    let size = (request.units, request.align);
+    let grown = state.arenas.own.alloc(size, request.stream, Effort::Grow).unwrap_or(None);
+    if grown.is_some() {
         adapt(core, state);
     }
-    Ok(grown.ok())
+    Ok(grown)
 }
 
 /// Notes as slow-path time what memory would have saved: to grow is not.
@@ -326,7 +327,7 @@ fn empty_caches_and_map(
     note_slow_path(core, state, if is_saved { SlowPath::Moved(took) } else { SlowPath::Cut });
     let found = found?;
     adapt(core, state);
-    Ok(Some(found))
+    Ok(found)
 }
 
 /// Allocates in the arena that keeps its pages.
@@ -338,7 +339,7 @@ fn map_keeping(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) 
     refuse_impossible(core, request)?;
     let found = alloc_mapping(core, arena, ledger, request);
     arenas.note_loose_pages(id);
-    found.map(Some)
+    found
 }
 
 /// Allocates by all steps of an arena. The ledger decides how long new pages are, and pays for them.
@@ -347,12 +348,12 @@ fn alloc_mapping(
     arena: &mut Arena,
     ledger: &mut Ledger,
     request: &LockedRequest<'_>,
-) -> Climb<Allocation> {
+) -> Climb<Option<Allocation>> {
     let device = core.timelines.device();
     let began = device.now();
     let LockedRequest { units, align, stream, .. } = *request;
-    let found = arena.alloc(units, align, stream, ledger.balance(began));
-    if !matches!(found, Ok(Allocation { misses: 0, .. })) {
+    let found = arena.alloc((units, align), stream, Effort::Map(ledger.balance(began)));
+    if !matches!(found, Ok(Some(Allocation { misses: 0, .. }))) {
         let took = device.now().saturating_sub(began);
         ledger.pay_for_pages(took);
         core.counters.note_device_time(took);

@@ -340,7 +340,9 @@ impl Core {
         }
         let state = self.state.lock();
         let of_each = |(id, arena): (Option<ArenaId>, &Arena)| {
-            arena.backed().into_iter().map(move |(start, bytes)| (start, bytes, id.map(|id| id.0)))
+            // Without the host's memory for a list, there is none.
+            let backed = arena.backed().unwrap_or_default();
+            backed.into_iter().map(move |(start, bytes)| (start, bytes, id.map(|id| id.0)))
         };
         state.arenas.iter().flat_map(of_each).collect()
     }

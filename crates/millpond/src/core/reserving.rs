@@ -6,7 +6,7 @@ use super::limits::verdict;
 use super::pool_core::{Core, PoolState};
 use crate::Result;
 use crate::device::MemoryKind;
-use crate::extents::Refusal;
+use crate::extents::{Effort, Refusal};
 use crate::order::Stream;
 
 /// See [`Pool::reserve`](crate::Pool::reserve).
@@ -34,15 +34,13 @@ fn reserve_under_lock(core: &Core, bytes: u64, stream: &Stream) -> Result<bool> 
     let PoolState { arenas, ledger, .. } = &mut *state;
     let arena = &mut arenas.own;
     // A device takes a segment of pinned memory several times as fast as pages of it.
-    let found = match core.device.properties().memory {
-        MemoryKind::Pinned => arena.alloc_in_segment(units, stream),
-        MemoryKind::Device | MemoryKind::Managed => {
-            arena.alloc(units, 1, stream, ledger.balance(core.device.now()))
-        }
+    let effort = match core.device.properties().memory {
+        MemoryKind::Pinned => Effort::TakeSegment,
+        MemoryKind::Device | MemoryKind::Managed => Effort::Map(ledger.balance(core.device.now())),
     };
-    let found = match found {
-        Ok(found) => found,
-        Err(Refusal::Short { .. }) => return Ok(false),
+    let found = match arena.alloc((units, 1), stream, effort) {
+        Ok(Some(found)) => found,
+        Ok(None) | Err(Refusal::Short { .. }) => return Ok(false),
         Err(other) => return core.shortage_of(other).map(|_| false),
     };
     // SAFETY: the block is allocated, and the arena is this pool's.

@@ -8,11 +8,12 @@ use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
 use super::check;
 use super::coalescing;
 use super::donors::Donors;
-use super::extent::ExtentId;
+use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
 use super::miss::Miss;
+use super::old_mappings::OldMappings;
 use super::page_map::{DescriptorRef, PageMap};
 use super::page_table::Home;
 use super::planning::PageOrigin;
@@ -39,6 +40,29 @@ pub(crate) struct Allocation {
     pub(crate) bytes: u64,
     /// 1 where something had to be mapped, else 0. A number, since a `bool` is copied with the bytes beside it.
     pub(crate) misses: u64,
+}
+
+/// How far the arena goes to allocate a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Effort {
+    /// It takes what is ready.
+    Ready,
+    /// The same, wherever that lies; else new pages. Nothing is taken from anybody.
+    Grow,
+    /// All steps: those that map nothing come first. The balance decides how long new pages are.
+    Map(Balance),
+    /// The same, but where no free range is long enough, the block gets a segment of its own.
+    TakeSegment,
+}
+
+impl Effort {
+    fn balance(self) -> Balance {
+        match self {
+            Self::Ready | Self::TakeSegment => Balance::Even,
+            Self::Grow => Balance::Overdrawn,
+            Self::Map(balance) => balance,
+        }
+    }
 }
 
 /// A page, and where the arena uses it.
@@ -83,9 +107,9 @@ impl Arena {
     pub(crate) fn that_keeps(&self) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
         let (timelines, layout) = (self.rules.timelines.clone(), self.map.layout);
-        let (pages, counters) = (self.mapper.pages().none_yet(), self.mapper.counters().clone());
+        let (pages, counters) = (self.mapper.pages.none_yet(), self.mapper.counters.clone());
         let mut new = Self::new(timelines, counters, layout, policies, pages);
-        new.mapper.keep_old_mappings();
+        new.mapper.old_mappings = OldMappings::that_stay();
         new
     }
 
@@ -96,7 +120,7 @@ impl Arena {
 
     /// Where each page was mapped before, and still is, by the page: where old mappings stay.
     pub(crate) fn staying(&self) -> impl Iterator<Item = (PageId, DevicePtr)> {
-        self.mapper.staying(&self.map)
+        self.mapper.old_mappings.staying(&self.map)
     }
 
     /// Whose an address is, of all that are published where this arena's are.
@@ -110,18 +134,18 @@ impl Arena {
 
     /// From now on what is free may go back to the device, as in any arena.
     pub(crate) fn let_go(&mut self) {
-        self.mapper.let_go();
+        self.mapper.old_mappings.let_go();
     }
 
     /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
     /// [`Arena::that_keeps`].
     pub(crate) fn keeps(&self) -> bool {
-        self.mapper.old_mappings().stay()
+        self.mapper.old_mappings.stay()
     }
 
     /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
     pub(crate) fn has_loose_pages(&self) -> bool {
-        !self.mapper.pages().parked().is_empty() || !self.mapper.old_mappings().is_empty()
+        !self.mapper.pages.parked().is_empty() || !self.mapper.old_mappings.is_empty()
     }
 
     /// Leads from an address to its block without the lock.
@@ -131,64 +155,28 @@ impl Arena {
 
     // ---- one allocation --------------------------------------------------------------------------
 
-    /// Allocates a block of `units` for work on `stream`, if one is ready: the first step only. Its address is a multiple
-    /// of `align` bytes, a power of two that is at most a base page.
-    pub(crate) fn alloc_ready(
-        &mut self,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> Result<Option<Allocation>, Refusal> {
-        let request = self.request(units, align, stream, Balance::Even)?;
-        let Some(found) = self.search(request).ready()? else { return Ok(None) };
-        self.make_room_to_carve(found)?;
-        Ok(Some(self.carve(found, units, 0)))
-    }
-
-    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps: what maps nothing comes first.
-    /// `balance` decides how long new pages are.
+    /// Allocates a block of `units` for work on `stream`, as far as `effort` goes; `None` where that is not far enough. Its
+    /// address is a multiple of `align` bytes, a power of two that is at most a base page.
     pub(crate) fn alloc(
         &mut self,
-        units: u64,
-        align: u64,
+        (units, align): (u64, u64),
         stream: &Stream,
-        balance: Balance,
-    ) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align, stream, balance)?;
-        if let Some(found) = find(&mut self.map, &self.rules, request)? {
-            self.make_room_to_carve(found)?;
-            return Ok(self.carve(found, units, 0));
-        }
-        let found = self.back(request, PageOrigin::All)?;
-        Ok(self.carve(found, units, 1))
-    }
-
-    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
-    /// is taken from anybody.
-    pub(crate) fn alloc_growing(
-        &mut self,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align, stream, Balance::Overdrawn)?;
-        if let Some(found) = self.search(request).ready()? {
-            self.make_room_to_carve(found)?;
-            return Ok(self.carve(found, units, 0));
-        }
-        let found = self.back(request, PageOrigin::Growth)?;
-        Ok(self.carve(found, units, 1))
-    }
-
-    /// Allocates a block as [`alloc`](Self::alloc) does, but in a segment of its own where no free range is long enough.
-    pub(crate) fn alloc_in_segment(&mut self, units: u64, stream: &Stream) -> Result<Allocation, Refusal> {
-        let request = self.request(units, 1, stream, Balance::Even)?;
-        if let Some(found) = find(&mut self.map, &self.rules, request)? {
-            self.make_room_to_carve(found)?;
-            return Ok(self.carve(found, units, 0));
-        }
-        let found = segments::back(&mut self.map, &mut self.mapper, request)?;
-        Ok(self.carve(found, units, 1))
+        effort: Effort,
+    ) -> Result<Option<Allocation>, Refusal> {
+        let request = self.request((units, align), stream, effort.balance())?;
+        let free = match effort {
+            Effort::Ready | Effort::Grow => self.search(request).ready()?,
+            Effort::Map(_) | Effort::TakeSegment => find(&mut self.map, &self.rules, request)?,
+        };
+        let found = match (free, effort) {
+            (Some(found), _) => found,
+            (None, Effort::Ready) => return Ok(None),
+            (None, Effort::Grow) => self.back(request, PageOrigin::Growth)?,
+            (None, Effort::Map(_)) => self.back(request, PageOrigin::All)?,
+            (None, Effort::TakeSegment) => segments::back(&mut self.map, &mut self.mapper, request)?,
+        };
+        self.make_room_to_carve(found)?;
+        Ok(Some(self.carve(found, units, u64::from(free.is_none()))))
     }
 
     /// Allocates a block in a segment of its own, of as many whole base pages as it needs, which `take` takes.
@@ -198,7 +186,7 @@ impl Arena {
         stream: &Stream,
         take: impl FnOnce() -> DeviceResult<DevicePtr>,
     ) -> Result<Allocation, Refusal> {
-        let request = self.request(units, 1, stream, Balance::Even)?;
+        let request = self.request((units, 1), stream, Balance::Even)?;
         let found = segments::back_exactly(&mut self.map, &mut self.mapper, request, take)?;
         Ok(self.carve(found, units, 1))
     }
@@ -230,12 +218,12 @@ impl Arena {
     fn bring_back(&mut self, ptr: DevicePtr, units: u64) -> Option<()> {
         let Self { map, mapper, .. } = self;
         while let Some((id, page)) = map.dormant_at(ptr, units)? {
-            let home = mapper.table().home(page)?;
+            let home = mapper.table.home(page)?;
             let from = map.free_over(home.region, map.layout.units_of(home.span()))?;
             let mut fence = Fence::empty();
             if !fence.try_join(&map[from].fence)
                 || !map.make_room_for(2, fence.len())
-                || !mapper.make_room_for_old(1)
+                || !mapper.old_mappings.make_room(1)
             {
                 return None;
             }
@@ -250,8 +238,7 @@ impl Arena {
     /// Makes the request, and reserves the host's memory for it, before anything changes.
     fn request<'a>(
         &mut self,
-        units: u64,
-        align: u64,
+        (units, align): (u64, u64),
         stream: &'a Stream,
         balance: Balance,
     ) -> Result<Request<'a>, Refusal> {
@@ -273,7 +260,7 @@ impl Arena {
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
         let keeps = self.keeps();
         let Self { map, rules, mapper, donors, shortening } = self;
-        if !mapper.pages().device().properties().virtual_memory {
+        if !mapper.pages.device().properties().virtual_memory {
             return segments::back(map, mapper, request);
         }
         Miss { map, rules, mapper, donors, shortening, request }.back(origin, keeps)
@@ -282,7 +269,7 @@ impl Arena {
     /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
     #[inline]
     fn make_room_to_carve(&mut self, (id, at): Found) -> Result<(), Refusal> {
-        if self.map[id].start == at || self.map.make_room_to_split(id) {
+        if self.map[id].start == at || self.map.extents.make_room_to_split(id) {
             Ok(())
         } else {
             Err(self.map.no_room())
@@ -301,9 +288,9 @@ impl Arena {
     /// What a miss of so many units would do now.
     #[cfg(test)]
     pub(crate) fn plan(&mut self, units: u64, stream: &Stream) -> String {
-        let request = self.request(units, 1, stream, Balance::Even).expect("there is host memory");
+        let request = self.request((units, 1), stream, Balance::Even).expect("there is host memory");
         let Self { map, rules, mapper, donors, .. } = self;
-        mapper.settle(map, rules);
+        mapper.old_mappings.settle(map, rules, &mut mapper.pages);
         let plan = super::planning::Planner { map, rules, mapper, donors, request }.plan(PageOrigin::All);
         plan.expect("there is host memory").to_string()
     }
@@ -368,7 +355,7 @@ impl Arena {
 
     /// Physical bytes held, by recount.
     pub(crate) fn held(&self) -> u64 {
-        self.mapper.pages().recount_bytes()
+        self.mapper.pages.recount_bytes()
     }
 
     /// Allocated blocks, and the bytes in them.
@@ -410,13 +397,18 @@ impl Arena {
     }
 
     /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
-    pub(crate) fn live_ranges(&self, gap: u64) -> Result<Vec<(DevicePtr, u64)>, DeviceError> {
-        self.map.live_ranges(gap)
+    pub(crate) fn live_ranges(&self, gap: u64) -> DeviceResult<Vec<(DevicePtr, u64)>> {
+        self.map.ranges(gap, |state| match state {
+            ExtentState::Allocated => Some(true),
+            ExtentState::Free => Some(false),
+            _ => None,
+        })
     }
 
     /// The address ranges that pages back: first address and bytes of each.
-    pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64)> {
-        self.map.backed()
+    pub(crate) fn backed(&self) -> DeviceResult<Vec<(DevicePtr, u64)>> {
+        self.map
+            .ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free).then_some(true))
     }
 
     /// Bytes of the longest free extent: the largest request that needs no page.
@@ -435,12 +427,12 @@ impl Arena {
 
     /// All pages, wherever they lie.
     pub(crate) fn pages(&self) -> &Pages {
-        self.mapper.pages()
+        &self.mapper.pages
     }
 
     /// The same, to be changed in what does not concern where they lie.
     pub(crate) fn pages_mut(&mut self) -> &mut Pages {
-        self.mapper.pages_mut()
+        &mut self.mapper.pages
     }
 
     fn at_home(&self, (id, home): (PageId, Home)) -> PageAtHome {
@@ -450,13 +442,13 @@ impl Arena {
     /// The page that backs an address. It stays the same while a block lies there.
     pub(crate) fn page_at(&self, ptr: DevicePtr) -> Option<PageAtHome> {
         let (region, at) = self.map.regions.find(ptr)?;
-        let found = self.mapper.table().page_at(region, at / self.map.layout.base_page_bytes)?;
+        let found = self.mapper.table.page_at(region, at / self.map.layout.base_page_bytes)?;
         Some(self.at_home(found))
     }
 
     /// The page with this id, if it lies somewhere.
     pub(crate) fn home_of(&self, id: PageId) -> Option<PageAtHome> {
-        self.mapper.table().home(id).map(|home| self.at_home((id, home)))
+        self.mapper.table.home(id).map(|home| self.at_home((id, home)))
     }
 
     /// Lets these devices use all memory as soon as it is mapped, and no others. What is mapped already stays as it is.
@@ -474,11 +466,11 @@ impl Arena {
             && map.regions.find(next.at) == Some((region, at + first.bytes))
             && first.bytes == next.bytes
             && first.bytes + next.bytes <= most;
-        if !may_join || !mapper.pages_mut().join_gone(first.id, next.id) {
+        if !may_join || !mapper.pages.join_gone(first.id, next.id) {
             return false;
         }
-        mapper.forget_home(next.id);
-        mapper.forget_home(first.id);
+        mapper.table.leave(next.id);
+        mapper.table.leave(first.id);
         mapper.set_home(first.id, (region, at / map.layout.base_page_bytes));
         first.bytes *= 2;
         true
@@ -487,7 +479,7 @@ impl Arena {
     /// Whether long pages should be exchanged for [short](Self::shorten) ones now, if there is time.
     #[inline]
     pub(crate) fn is_shortening_due(&self) -> bool {
-        self.shortening.is_due(self.map.frees()) && !self.keeps()
+        self.shortening.is_due(self.map.frees) && !self.keeps()
     }
 
     /// Exchanges free long pages for short ones while the `ledger` has savings. It pays for them. Returns whether any was
@@ -501,7 +493,8 @@ impl Arena {
     /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays
     /// pending unmap.
     pub(crate) fn reap(&mut self) {
-        self.mapper.reap(&mut self.map, &self.rules);
+        let Self { map, rules, mapper, .. } = self;
+        mapper.old_mappings.reap(map, rules, &mut mapper.pages);
     }
 
     /// The work that must be complete before everything free can be given back.
@@ -521,7 +514,7 @@ impl Arena {
         let Self { map, rules, mapper, .. } = self;
         if keeps {
             // No graph uses what is mapped nowhere.
-            mapper.reap(map, rules);
+            mapper.old_mappings.reap(map, rules, &mut mapper.pages);
             mapper.release_parked(keep)?;
         } else {
             trim::trim(map, rules, mapper, keep)?;

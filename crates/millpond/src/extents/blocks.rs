@@ -4,7 +4,7 @@ use super::block_descriptor::BlockDescriptor;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::page_map::DescriptorRef;
-use crate::device::{DeviceError, DevicePtr, DeviceResult};
+use crate::device::DevicePtr;
 use crate::order::Fence;
 
 impl ExtentMap {
@@ -98,35 +98,5 @@ impl ExtentMap {
     pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
         self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
             && self.address_of(id) == ptr
-    }
-
-    /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
-    pub(super) fn live_ranges(&self, gap: u64) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        let most = self.blocks.iter().sum::<u64>() as usize;
-        let mut live: Vec<(DevicePtr, u64)> = Vec::new();
-        live.try_reserve_exact(most).map_err(|_| DeviceError::HostMemory {
-            what: "a list of blocks",
-            bytes: (most * size_of::<(DevicePtr, u64)>()) as u64,
-        })?;
-        for (_, region) in self.regions.iter() {
-            // Since the last live range ended: free bytes, unless something lies there that nothing backs.
-            let mut free = None;
-            for id in self.until(region.head, u64::MAX) {
-                let bytes = self.bytes(id);
-                match self.extents[id].state {
-                    ExtentState::Allocated => {
-                        match (live.last_mut(), free.filter(|free| *free <= gap)) {
-                            (Some((_, length)), Some(free)) => *length += free + bytes,
-                            _ => live.push((self.address_of(id), bytes)),
-                        }
-                        free = Some(0);
-                    }
-                    ExtentState::Free => free = free.map(|free| free + bytes),
-                    _ => free = None,
-                }
-            }
-        }
-        live.sort_unstable();
-        Ok(live)
     }
 }

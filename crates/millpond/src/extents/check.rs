@@ -39,8 +39,8 @@ struct Check<'a> {
 
 /// Recounts everything; says what is wrong, if anything is. `reserved` is what was counted.
 pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(), String> {
-    let listed = mapper.old_mappings().ids().count();
-    let old_mappings: HashSet<_> = mapper.old_mappings().ids().collect();
+    let listed = mapper.old_mappings.ids().count();
+    let old_mappings: HashSet<_> = mapper.old_mappings.ids().collect();
     ensure!(old_mappings.len() == listed, "an old mapping is listed twice");
     let mut count = Recount::default();
     let check = Check { map, mapper, old_mappings };
@@ -51,7 +51,7 @@ pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(
     let (allocated, units) = map.allocated();
     ensure!(count.allocated == allocated, "{allocated:?} allocated blocks, recount {:?}", count.allocated);
     ensure!(count.units == units, "allocated units: recount {}", count.units);
-    let pages = mapper.pages();
+    let pages = &mapper.pages;
     let base_pages = pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
     ensure!(base_pages == pages.base_pages(), "base pages: recount {base_pages}");
     let recount = pages.recount_bytes();
@@ -122,10 +122,10 @@ impl Check<'_> {
                 count.old_mappings += 1;
                 ensure!(self.old_mappings.contains(&id), "old mapping {id:?} is not listed");
                 ensure!(
-                    self.mapper.pages().mappings(page) > 0,
+                    self.mapper.pages.mappings(page) > 0,
                     "old mapping {id:?} is of a page mapped nowhere"
                 );
-                let bytes = self.mapper.pages().bytes_of(page);
+                let bytes = self.mapper.pages.bytes_of(page);
                 ensure!(self.map.bytes(id) == bytes, "old mapping {id:?} is not as long as its page");
             }
             ExtentState::Unused => return Err(format!("unused extent {id:?} is linked")),
@@ -146,7 +146,7 @@ impl Check<'_> {
         let base_pages = extent.start / per_base_page..extent.end().div_ceil(per_base_page);
         // An unmapped extent may be a terabyte long; nothing beyond the highest base page ever backed can be in the
         // table.
-        let table = self.mapper.table();
+        let table = &self.mapper.table;
         for base_page in base_pages.take_while(|base_page| *base_page < table.covered(extent.region)) {
             let page = table.page_at(extent.region, base_page);
             ensure!(
@@ -158,7 +158,7 @@ impl Check<'_> {
                 let (first, end) = home.span();
                 let inside = home.region == extent.region && (first..end).contains(&base_page);
                 ensure!(inside, "base page {base_page} of {id:?} names a page that lies at {home:?}");
-                let base_pages = self.mapper.pages().get(page).base_pages;
+                let base_pages = self.mapper.pages.get(page).base_pages;
                 ensure!(base_pages == home.base_pages, "{page:?} has {base_pages} base pages, not {home:?}");
             }
         }
@@ -171,19 +171,19 @@ impl Check<'_> {
 
     /// Every page is either at home or parked, and is mapped as often as extents say.
     fn check_pages(&self) -> Result<(), String> {
-        for (id, _) in self.mapper.pages().iter() {
+        for (id, _) in self.mapper.pages.iter() {
             let is_of = |extent: &&ExtentId| {
                 self.map.is(**extent, ExtentState::PendingUnmap(id))
                     || self.map.is(**extent, ExtentState::Dormant(id))
             };
             let old = self.old_mappings.iter().filter(is_of).count() as u32;
-            let parked = self.mapper.pages().parked().contains(&id);
-            let home = self.mapper.table().home(id);
+            let parked = self.mapper.pages.parked().contains(&id);
+            let home = self.mapper.table.home(id);
             ensure!(parked != home.is_some(), "{id:?} is parked and at home, or neither");
             let mappings = old + u32::from(home.is_some());
-            ensure!(self.mapper.pages().mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
+            ensure!(self.mapper.pages.mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
             if let Some(home) = home {
-                let there = self.mapper.table().page_at(home.region, home.span().0);
+                let there = self.mapper.table.page_at(home.region, home.span().0);
                 ensure!(there == Some((id, home)), "where {id:?} lies there is {there:?}");
             }
         }

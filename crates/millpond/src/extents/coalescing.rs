@@ -42,7 +42,7 @@ fn join_if_alike(map: &mut ExtentMap, rules: &ReuseRules, id: ExtentId, neighbou
         return id;
     }
     map.unindex(neighbour);
-    map.join(id, neighbour)
+    map.extents.join(id, neighbour)
 }
 
 /// Whether the same streams freed both.
@@ -134,7 +134,7 @@ fn join_around(map: &mut ExtentMap, rules: &ReuseRules, id: ExtentId) -> Option<
             map.unindex(whole);
         }
         map.unindex(neighbour);
-        whole = map.join(whole, neighbour);
+        whole = map.extents.join(whole, neighbour);
         joined = true;
     }
     if joined {
@@ -159,7 +159,7 @@ fn may_join(map: &mut ExtentMap, rules: &ReuseRules, a: ExtentId, b: ExtentId) -
         return true;
     }
     if rules.policies.internal_dependencies {
-        return map.make_room_to_join(a, b);
+        return map.extents.make_room_to_join(a, b);
     }
     [a, b].into_iter().for_each(|id| rules.prune(map.fence_mut(id)));
     are_alike(map, a, b)

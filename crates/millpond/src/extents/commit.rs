@@ -106,7 +106,8 @@ impl Commit<'_> {
     fn clear(&mut self, plan: &Plan, place: &mut Placement) -> bool {
         plan.steps.iter().all(|step| {
             let Step::Clear { mapping, of } = *step else { return true };
-            let unmapped = self.mapper.clear(self.map, (mapping, of));
+            let Mapper { old_mappings, pages, .. } = &mut *self.mapper;
+            let unmapped = old_mappings.clear(self.map, pages, (mapping, of));
             // It was joined with what is unmapped before it.
             place.first = unmapped.filter(|_| mapping == place.first).unwrap_or(place.first);
             unmapped.is_some()
@@ -134,7 +135,7 @@ impl Commit<'_> {
     /// Creates a page for so many base pages; shorter ones where memory is short.
     fn create(&mut self, base_pages: u32, mut at: u64, arrivals: &mut Vec<Arrival>) -> Result<(), Refusal> {
         let base_page_bytes = self.map.layout.base_page_bytes;
-        let reserved = self.mapper.counters().reserved.level();
+        let reserved = self.mapper.counters.reserved.level();
         if reserved.current + u64::from(base_pages) * base_page_bytes > reserved.high {
             self.shortening.note_growth();
         }
@@ -142,7 +143,7 @@ impl Commit<'_> {
         let mut length = base_pages;
         while at < end {
             self.make_room(arrivals)?;
-            match self.mapper.create(length) {
+            match self.mapper.pages.create(length) {
                 Ok(page) => {
                     arrivals.push(Arrival { page, at, from: None, is_new: true, peers: PeerSet::NONE });
                     at += u64::from(length);
@@ -164,7 +165,7 @@ impl Commit<'_> {
             let Arrival { page, at, .. } = arrivals[next];
             let address = self.map.address_of_base_page(place.region, at);
             // SAFETY: the region is reserved. A hole of the place is unmapped, and has one step for each base page.
-            match unsafe { self.mapper.pages_mut().map(page, address) } {
+            match unsafe { self.mapper.pages.map(page, address) } {
                 Ok(peers) => arrivals[next].peers = peers,
                 Err(failure) => {
                     let error = match failure {
@@ -188,18 +189,18 @@ impl Commit<'_> {
         for arrival in arrivals {
             let address = self.map.address_of_base_page(place.region, arrival.at);
             // SAFETY: it was mapped here just now, and nobody was told the address.
-            if let Err(error) = unsafe { self.mapper.pages_mut().unmap(arrival.page, address) } {
+            if let Err(error) = unsafe { self.mapper.pages.unmap(arrival.page, address) } {
                 tracing::warn!(%error, %address, "a mapping could not be removed; it is tried again");
                 self.note_stuck(place, arrival);
             }
-            self.mapper.pages_mut().set_peers_of(arrival.page, arrival.peers);
+            self.mapper.pages.set_peers_of(arrival.page, arrival.peers);
         }
     }
 
     /// Notes that a page stays mapped at the place, which it does not back: the mapping is removed later.
     #[cold]
     fn note_stuck(&mut self, place: &Placement, arrival: &Arrival) {
-        let base_pages = self.mapper.pages().get(arrival.page).base_pages;
+        let base_pages = self.mapper.pages.get(arrival.page).base_pages;
         let range = self.map.layout.units_of((arrival.at, arrival.at + u64::from(base_pages)));
         let stuck = self.map.cut(self.map.piece_at(place.first, range.0), range);
         self.mapper.leave(self.map, (stuck, arrival.page), false);
@@ -209,9 +210,9 @@ impl Commit<'_> {
     #[cold]
     fn give_back(&mut self, arrivals: &[Arrival]) {
         for Arrival { page, .. } in arrivals.iter().filter(|arrival| arrival.is_new) {
-            if self.mapper.pages().mappings(*page) > 0 {
-                self.mapper.park(*page);
-            } else if let Err(error) = self.mapper.release(*page) {
+            if self.mapper.pages.mappings(*page) > 0 {
+                self.mapper.pages.park(*page);
+            } else if let Err(error) = self.mapper.pages.release(*page) {
                 tracing::warn!(%error, "a page for a request that failed could not be given back");
             }
         }
@@ -223,21 +224,21 @@ impl Commit<'_> {
         for arrival in arrivals {
             match arrival.from {
                 Some(from) => {
-                    let may_come_back = arrival.peers == self.mapper.pages().peers;
+                    let may_come_back = arrival.peers == self.mapper.pages.peers;
                     freed = freed.max(self.mapper.move_out(self.map, (arrival.page, from), may_come_back));
-                    self.mapper.counters().pages_remapped.add(1);
+                    self.mapper.counters.pages_remapped.add(1);
                 }
                 None => {
-                    freed = self.map.frees();
+                    freed = self.map.frees;
                     if !arrival.is_new {
-                        self.mapper.pages_mut().unpark(arrival.page);
+                        self.mapper.pages.unpark(arrival.page);
                     }
                 }
             }
         }
         for step in &plan.steps {
             if let Step::BringBack { page, from, to } = *step {
-                let may_come_back = self.mapper.pages().has_usual_peers(page);
+                let may_come_back = self.mapper.pages.has_usual_peers(page);
                 let freed = self.mapper.move_out(self.map, (page, from), may_come_back);
                 self.mapper.come_back(self.map, (to, page), freed);
             }

@@ -101,9 +101,9 @@ impl Donors {
         let region = map[extent].region;
         let (start, mut end) = map.base_pages_within(extent);
         while wanted > 0
-            && let Some((page, home)) = mapper.table().last_whole(region, (start, end))
-            && !mapper.pages().is_segment(page)
-            && (!self.old_mappings_stay || mapper.pages().has_usual_peers(page))
+            && let Some((page, home)) = mapper.table.last_whole(region, (start, end))
+            && !mapper.pages.is_segment(page)
+            && (!self.old_mappings_stay || mapper.pages.has_usual_peers(page))
             && self.pages.try_reserve(1).is_ok()
         {
             self.pages.push(DonorPage { page, extent, home, is_taken: false });

@@ -16,7 +16,7 @@ use super::page_map::PageMap;
 use super::page_table::Home;
 use super::refusal::Refusal;
 use super::regions::{NewRegion, Regions};
-use crate::device::{DeviceError, DevicePtr};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
 use crate::physical::PageId;
 
@@ -77,7 +77,7 @@ impl ExtentMap {
         // Nearly always true.
         self.extents.make_room(ROOM)
             && (self.unmerged.capacity() >= self.extents.capacity() && !self.indexes.lack()
-                || self.make_room_for_records() && self.complete_indexes())
+                || self.make_room_for_records() && self.indexes.complete(&self.extents))
     }
 
     /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
@@ -93,21 +93,6 @@ impl ExtentMap {
         let all = self.extents.capacity();
         self.addresses.back_descriptors(all)
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
-    }
-
-    /// See [`Indexes::complete`].
-    pub(super) fn complete_indexes(&mut self) -> bool {
-        self.indexes.complete(&self.extents)
-    }
-
-    /// Reserves the host's memory for the fences of two [splits](Self::split); `false` where it is refused.
-    pub(super) fn make_room_to_split(&mut self, id: ExtentId) -> bool {
-        self.extents.make_room_to_split(id)
-    }
-
-    /// Reserves the host's memory to join the fences of two extents; `false` where it is refused.
-    pub(super) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
-        self.extents.make_room_to_join(a, b)
     }
 
     /// That the host refused memory for extents.
@@ -251,11 +236,6 @@ impl ExtentMap {
         all
     }
 
-    /// The count of frees so far.
-    pub(super) fn frees(&self) -> u64 {
-        self.frees
-    }
-
     // ---- geometry --------------------------------------------------------------------------------
 
     pub(super) fn address_of(&self, id: ExtentId) -> DevicePtr {
@@ -317,11 +297,6 @@ impl ExtentMap {
     }
 
     // ---- cutting and joining ---------------------------------------------------------------------
-
-    /// Joins two neighbours, which are on no index; returns the id that keeps the whole.
-    pub(super) fn join(&mut self, a: ExtentId, b: ExtentId) -> ExtentId {
-        self.extents.join(a, b)
-    }
 
     /// Puts a free or unmapped extent on its index.
     #[inline]
@@ -412,25 +387,41 @@ impl ExtentMap {
             last = self.extents[last].next?;
         }
         let whole = self.join_free(first, (start, end), fence);
-        self.make_room_to_split(whole).then_some((whole, start))
+        self.extents.make_room_to_split(whole).then_some((whole, start))
     }
 
-    /// The address ranges that are backed: first address and bytes of each, none of which touches another of its region.
-    pub(super) fn backed(&self) -> Vec<(DevicePtr, u64)> {
-        let mut backed: Vec<(DevicePtr, u64)> = Vec::new();
+    /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
+    /// What it is false for lies between two parts of one range, if it has at most `gap` bytes. What it is `None` for does not.
+    pub(super) fn ranges(
+        &self,
+        gap: u64,
+        counts: impl Fn(ExtentState) -> Option<bool>,
+    ) -> DeviceResult<Vec<(DevicePtr, u64)>> {
+        let mut ranges: Vec<(DevicePtr, u64)> = Vec::new();
         for (_, region) in self.regions.iter() {
-            let mut is_open = false;
+            // Bytes since the last range ended.
+            let mut between = None;
             for id in self.until(region.head, u64::MAX) {
-                let is_backed = matches!(self.extents[id].state, ExtentState::Allocated | ExtentState::Free);
-                match backed.last_mut() {
-                    Some((_, bytes)) if is_backed && is_open => *bytes += self.bytes(id),
-                    _ if is_backed => backed.push((self.address_of(id), self.bytes(id))),
-                    _ => {}
+                let bytes = self.bytes(id);
+                match counts(self.extents[id].state) {
+                    Some(true) => {
+                        if ranges.try_reserve(1).is_err() {
+                            let bytes = size_of_val(&ranges[..]) as u64;
+                            return Err(DeviceError::HostMemory { what: "a list of blocks", bytes });
+                        }
+                        match (ranges.last_mut(), between.filter(|free| *free <= gap)) {
+                            (Some((_, length)), Some(free)) => *length += free + bytes,
+                            _ => ranges.push((self.address_of(id), bytes)),
+                        }
+                        between = Some(0);
+                    }
+                    Some(false) => between = between.map(|free| free + bytes),
+                    None => between = None,
                 }
-                is_open = is_backed;
             }
         }
-        backed
+        ranges.sort_unstable();
+        Ok(ranges)
     }
 
     // ---- free extents ----------------------------------------------------------------------------

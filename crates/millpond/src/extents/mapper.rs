@@ -6,53 +6,22 @@ use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
 use super::old_mappings::OldMappings;
 use super::page_table::{Home, PageTable};
-use super::reuse_rules::ReuseRules;
 use crate::counters::Counters;
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PeerSet};
-use crate::physical::{NoPage, PageId, Pages};
+use crate::device::{DeviceError, PeerSet};
+use crate::physical::{PageId, Pages};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Mapper {
-    pages: Pages,
-    table: PageTable,
-    old_mappings: OldMappings,
-    counters: Arc<Counters>,
+    pub(super) pages: Pages,
+    pub(super) table: PageTable,
+    pub(super) old_mappings: OldMappings,
+    pub(super) counters: Arc<Counters>,
 }
 
 impl Mapper {
     pub(super) fn new(pages: Pages, counters: Arc<Counters>) -> Self {
         Self { pages, table: PageTable::default(), old_mappings: OldMappings::default(), counters }
-    }
-
-    /// Of a new one: old mappings stay, until they are [let go](Self::let_go).
-    pub(super) fn keep_old_mappings(&mut self) {
-        self.old_mappings = OldMappings::that_stay();
-    }
-
-    /// Old mappings may go from now on.
-    pub(super) fn let_go(&mut self) {
-        self.old_mappings.let_go();
-    }
-
-    pub(super) fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    pub(super) fn pages_mut(&mut self) -> &mut Pages {
-        &mut self.pages
-    }
-
-    pub(super) fn table(&self) -> &PageTable {
-        &self.table
-    }
-
-    pub(super) fn counters(&self) -> &Arc<Counters> {
-        &self.counters
-    }
-
-    pub(super) fn old_mappings(&self) -> &OldMappings {
-        &self.old_mappings
     }
 
     /// Bytes that are reserved, by all that count together with this one.
@@ -66,26 +35,6 @@ impl Mapper {
     /// it is refused.
     pub(super) fn make_room_for(&mut self, more: usize, region: u32, base_pages: (u64, u64)) -> bool {
         self.old_mappings.make_room(more) && self.table.make_room(region, base_pages, self.pages.records())
-    }
-
-    /// Reserves the host's memory for so many more old mappings; `false` where it is refused.
-    pub(super) fn make_room_for_old(&mut self, more: usize) -> bool {
-        self.old_mappings.make_room(more)
-    }
-
-    /// Where each page was mapped before, and still is, by the page: where old mappings stay.
-    pub(super) fn staying(&self, map: &ExtentMap) -> impl Iterator<Item = (PageId, DevicePtr)> {
-        self.old_mappings.staying(map)
-    }
-
-    /// Removes the old mappings whose work is complete.
-    pub(super) fn reap(&mut self, map: &mut ExtentMap, rules: &ReuseRules) {
-        self.old_mappings.reap(map, rules, &mut self.pages);
-    }
-
-    /// The same, but for the dormant ones: finds out which of them are idle.
-    pub(super) fn settle(&mut self, map: &mut ExtentMap, rules: &ReuseRules) {
-        self.old_mappings.settle(map, rules, &mut self.pages);
     }
 
     /// Notes that an extent, which is on no index, is an old mapping of the page. The page may come back or not.
@@ -110,12 +59,6 @@ impl Mapper {
             self.old_mappings.retire(map, &mut self.pages);
             self.pages.peers = peers;
         }
-    }
-
-    /// Removes a dormant mapping, whose addresses are needed; returns the unmapped extent that they are in now. `None`
-    /// where it cannot be removed yet: it is pending unmap.
-    pub(super) fn clear(&mut self, map: &mut ExtentMap, dormant: (ExtentId, PageId)) -> Option<ExtentId> {
-        self.old_mappings.clear(map, &mut self.pages, dormant)
     }
 
     // ---- where pages lie -------------------------------------------------------------------------
@@ -149,49 +92,7 @@ impl Mapper {
         self.table.enter(page, Home { region, first, base_pages: self.pages.get(page).base_pages });
     }
 
-    /// Notes that a page backs nothing from now on.
-    pub(super) fn forget_home(&mut self, page: PageId) {
-        self.table.leave(page);
-    }
-
-    /// See [`Pages::take_segment`].
-    pub(super) fn take_segment(
-        &mut self,
-        base_pages: u64,
-        take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
-    ) -> Result<(PageId, DevicePtr), NoPage> {
-        let base_pages = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
-        self.pages.take_segment(base_pages, take)
-    }
-
-    /// Creates a page, mapped nowhere.
-    pub(super) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
-        self.pages.create(base_pages)
-    }
-
     // ---- giving back -----------------------------------------------------------------------------
-
-    /// Unmaps a page from where it lies, which it no longer does then.
-    ///
-    /// # Safety
-    /// It lies wholly in a free extent whose fence is complete, which the caller changes.
-    pub(super) unsafe fn unmap(&mut self, map: &ExtentMap, page: PageId) -> Result<(), DeviceError> {
-        let home = self.table.home(page).expect("the page of a free extent is at home");
-        // SAFETY: the page is mapped here; the caller says that no work uses it, and the program holds no pointer into a
-        // free extent.
-        unsafe { self.pages.unmap(page, map.address_of_home(home)) }?;
-        self.table.leave(page);
-        Ok(())
-    }
-
-    /// Releases a page that is mapped nowhere; on an error it is parked.
-    pub(super) fn release(&mut self, page: PageId) -> Result<(), DeviceError> {
-        self.pages.release(page).map(drop)
-    }
-
-    pub(super) fn park(&mut self, page: PageId) {
-        self.pages.park(page);
-    }
 
     /// Releases parked pages until at most `keep` bytes are reserved.
     pub(super) fn release_parked(&mut self, keep: u64) -> Result<(), DeviceError> {
@@ -202,7 +103,7 @@ impl Mapper {
             let page = self.pages.parked()[at];
             if self.pages.mappings(page) == 0 {
                 self.pages.unpark_at(at);
-                result = self.release(page);
+                result = self.pages.release(page).map(drop);
             }
         }
         // Those that were looked at last are the last to be used again.
@@ -216,7 +117,7 @@ impl Mapper {
         &mut self,
         map: &mut ExtentMap,
         id: ExtentId,
-        goes: impl Fn(&Self, PageId) -> Option<bool>,
+        mut goes: impl FnMut(&mut Self, PageId) -> Option<bool>,
     ) -> Result<(), DeviceError> {
         let region = map[id].region;
         let (start, mut end) = map.base_pages_within(id);
@@ -246,8 +147,10 @@ impl Mapper {
         if !map.make_room_for(2, map[id].fence.len()) {
             return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: map.host_bytes() });
         }
-        // SAFETY: the callers' extents are free and complete, and the page lies wholly in this one. It is cut out below.
-        unsafe { self.unmap(map, page) }?;
+        // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
+        // holds no pointer into it.
+        unsafe { self.pages.unmap(page, map.address_of_home(home)) }?;
+        self.table.leave(page);
         let (start, end) = map.layout.units_of(home.span());
         let unmapped = map.cut(id, (start, end));
         map.make_unmapped(unmapped);
@@ -256,7 +159,7 @@ impl Mapper {
             self.pages.park(page);
             return Ok(());
         }
-        self.release(page)
+        self.pages.release(page).map(drop)
     }
 
     /// Gives back a segment that is one free and complete extent.

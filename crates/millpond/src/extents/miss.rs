@@ -34,7 +34,7 @@ impl Miss<'_> {
     #[cold]
     pub(super) fn back(self, origin: PageOrigin, is_short: bool) -> Result<Found, Refusal> {
         let Self { map, rules, mapper, donors, shortening, request } = self;
-        mapper.settle(map, rules);
+        mapper.old_mappings.settle(map, rules, &mut mapper.pages);
         let mut rules = rules.clone();
         // Each plan in vain leaves one dormant mapping less, or makes no stream wait any more.
         loop {

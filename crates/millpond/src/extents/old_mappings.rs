@@ -174,7 +174,7 @@ impl OldMappings {
                 return true;
             }
             unmapped = Some(match unmapped.filter(|unmapped| are_neighbours(map, *unmapped, id)) {
-                Some(unmapped) => map.join(unmapped, id),
+                Some(unmapped) => map.extents.join(unmapped, id),
                 None => {
                     unmapped.into_iter().for_each(|unmapped| _ = map.make_unmapped(unmapped));
                     id

@@ -40,7 +40,7 @@ impl Planner<'_> {
         let Request { units, stream, .. } = self.request;
         let base_pages = self.map.layout.base_pages_for(units);
         self.donors.clear();
-        self.donors.old_mappings_stay = self.mapper.old_mappings().stay();
+        self.donors.old_mappings_stay = self.mapper.old_mappings.stay();
         if origin == PageOrigin::All {
             self.donors.gather((self.map, self.mapper), self.rules, (base_pages, stream));
         }
@@ -102,7 +102,7 @@ impl Planner<'_> {
         while at < end {
             let room = u32::try_from(end - at).unwrap_or(u32::MAX);
             let (step, base_pages) = if let Some(page) = self.parked(plan, room) {
-                (Step::Unpark { page, at }, self.mapper.pages().get(page).base_pages)
+                (Step::Unpark { page, at }, self.mapper.pages.get(page).base_pages)
             } else if let Some(donor) = self.donors.take_next(room, window) {
                 self.take_from(plan, &donor)?;
                 (Step::Move { page: donor.page, from: donor.extent, at }, donor.home.base_pages)
@@ -134,7 +134,7 @@ impl Planner<'_> {
 
     /// The longest parked page of at most so many base pages that the plan has no step for.
     fn parked(&self, plan: &Plan, most: u32) -> Option<PageId> {
-        let pages = self.mapper.pages();
+        let pages = &self.mapper.pages;
         let is_planned =
             |page| plan.steps.iter().any(|step| matches!(step, Step::Unpark { page: of, .. } if *of == page));
         let fitting = pages.parked().iter().copied().filter(|page| pages.get(*page).base_pages <= most);

@@ -29,25 +29,6 @@ impl Ranges {
         let (base, bytes, owner) = ranges[behind.checked_sub(1)?];
         (ptr.raw() - base < bytes).then_some(owner)
     }
-
-    /// Sees to it that one more takes no memory of the host's; `false` where it is refused. Other pools may enter
-    /// theirs first.
-    fn make_room(&self) -> bool {
-        self.0.write().try_reserve(1).is_ok()
-    }
-
-    fn enter(&self, base: DevicePtr, bytes: u64, owner: Owner) {
-        let mut ranges = self.0.write();
-        let at = ranges.partition_point(|(other, ..)| *other < base.raw());
-        ranges.insert(at, (base.raw(), bytes, owner));
-    }
-
-    fn leave(&self, base: DevicePtr) {
-        let mut ranges = self.0.write();
-        if let Ok(at) = ranges.binary_search_by_key(&base.raw(), |(other, ..)| *other) {
-            ranges.remove(at);
-        }
-    }
 }
 
 /// Where one arena's ranges are published, and as whose.
@@ -55,42 +36,38 @@ impl Ranges {
 pub(super) struct Published {
     ranges: Arc<Ranges>,
     owner: Owner,
-    /// First addresses of those that are there now, in order.
-    bases: Vec<DevicePtr>,
 }
 
 impl Published {
     pub(super) fn new(ranges: Arc<Ranges>, owner: Owner) -> Self {
-        Self { ranges, owner, bases: Vec::new() }
+        Self { ranges, owner }
     }
 
     pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
         self.ranges.owner_of(ptr)
     }
 
-    /// Sees to it that one more takes no memory of the host's; `false` where it is refused.
-    pub(super) fn make_room(&mut self) -> bool {
-        self.bases.try_reserve(1).is_ok() && self.ranges.make_room()
+    /// Sees to it that one more takes no memory of the host's; `false` where it is refused. Other pools may enter theirs
+    /// first.
+    pub(super) fn make_room(&self) -> bool {
+        self.ranges.0.write().try_reserve(1).is_ok()
     }
 
-    pub(super) fn enter(&mut self, base: DevicePtr, bytes: u64) {
-        self.ranges.enter(base, bytes, self.owner);
-        let at = self.bases.partition_point(|other| *other < base);
-        self.bases.insert(at, base);
+    pub(super) fn enter(&self, base: DevicePtr, bytes: u64) {
+        let mut ranges = self.ranges.0.write();
+        let at = ranges.partition_point(|(other, ..)| *other < base.raw());
+        ranges.insert(at, (base.raw(), bytes, self.owner));
     }
 
-    pub(super) fn leave(&mut self, base: DevicePtr) {
-        self.ranges.leave(base);
-        if let Ok(at) = self.bases.binary_search(&base) {
-            self.bases.remove(at);
-        }
+    pub(super) fn leave(&self, base: DevicePtr) {
+        self.ranges.0.write().retain(|(other, ..)| *other != base.raw());
     }
 }
 
 impl Drop for Published {
     fn drop(&mut self) {
         // What could not be given back is nobody's from here on.
-        self.bases.iter().for_each(|base| self.ranges.leave(*base));
+        self.ranges.0.write().retain(|(.., owner)| *owner != self.owner);
     }
 }
 
@@ -102,9 +79,9 @@ mod tests {
     fn an_address_is_found_in_every_byte_of_its_range() {
         let ranges = Arc::new(Ranges::default());
         let owner = |pool| Owner { pool, memory: None };
-        let mut published = Published::new(ranges.clone(), owner(1));
+        let published = Published::new(ranges.clone(), owner(1));
         published.enter(DevicePtr::new(4096), 4096);
-        let mut other = Published::new(ranges.clone(), owner(2));
+        let other = Published::new(ranges.clone(), owner(2));
         other.enter(DevicePtr::new(16384), 4096);
         let found = [4095, 4096, 8191, 8192, 16384].map(|at| ranges.owner_of(DevicePtr::new(at)));
         assert_eq!(found, [None, Some(owner(1)), Some(owner(1)), None, Some(owner(2))]);

@@ -52,17 +52,17 @@ impl Regions {
     }
 
     /// Publishes a region.
-    pub(super) fn show(&mut self, id: u32) {
+    pub(super) fn show(&self, id: u32) {
         let Region { base, bytes, .. } = *self.get(id);
-        if let Some(published) = &mut self.published {
+        if let Some(published) = &self.published {
             published.enter(base, bytes);
         }
     }
 
     /// Takes back what [`show`](Self::show) published: before the device gets the addresses.
-    pub(super) fn hide(&mut self, id: u32) {
+    pub(super) fn hide(&self, id: u32) {
         let base = self.get(id).base;
-        if let Some(published) = &mut self.published {
+        if let Some(published) = &self.published {
             published.leave(base);
         }
     }
@@ -76,7 +76,7 @@ impl Regions {
     pub(super) fn make_room_for_one(&mut self) -> bool {
         self.list.try_reserve(1).is_ok()
             && self.by_base.try_reserve(1).is_ok()
-            && self.published.as_mut().is_none_or(Published::make_room)
+            && self.published.as_ref().is_none_or(Published::make_room)
     }
 
     /// The id of the region that is added next.

@@ -49,13 +49,14 @@ fn add(
     take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
 ) -> Result<ExtentId, Refusal> {
     let bytes = base_pages * map.layout.base_page_bytes;
+    let length = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
     // First, since nothing is held yet that would have to be given back.
     let blank = map.make_room_for_segment(zone, bytes)?;
     if !mapper.make_room_for(0, map.regions.next_id(), (0, base_pages)) {
         return Err(map.no_room());
     }
     let (page, base) =
-        mapper.take_segment(base_pages, take).map_err(|error| Refusal::of_page(error, bytes))?;
+        mapper.pages.take_segment(length, take).map_err(|error| Refusal::of_page(error, bytes))?;
     let id = map.add_segment(base, bytes, zone, blank);
     mapper.set_home(page, (map[id].region, 0));
     Ok(id)

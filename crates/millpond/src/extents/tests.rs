@@ -15,7 +15,7 @@ struct Bench {
     stream: Stream,
 }
 
-/// A pool with pages of 2 to 32 MiB: a twentieth of a block, as long as the pool has time.
+/// A pool with pages of 2 to 32 MiB: a 24th of a block, as long as the pool has time.
 fn bench(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Bench {
     let fixtures::Bench { sim, context, pool, stream } = fixtures::Bench::new(options);
     assert_eq!(sim.properties().granularity, 2 * MIB);
@@ -53,14 +53,14 @@ impl Bench {
         self.pool.reserved().current / MIB
     }
 
-    /// One page of 32 MiB is free, nineteen are in use.
+    /// One page of 32 MiB is free, 23 are in use.
     fn with_a_long_page_free(&self) {
-        let whole = self.alloc(640 * MIB);
+        let whole = self.alloc(768 * MIB);
         self.free(whole);
         let long = self.alloc(32 * MIB);
-        let _rest = self.alloc(608 * MIB);
+        let _rest = self.alloc(736 * MIB);
         self.free(long);
-        assert_eq!(self.reserved_mib(), 640);
+        assert_eq!(self.reserved_mib(), 768);
     }
 }
 
@@ -102,16 +102,16 @@ fn the_best_fit_is_cut_at_its_start_anywhere() {
 }
 
 #[test]
-fn a_page_is_a_twentieth_of_its_block_given_time() {
+fn a_page_is_a_24th_of_its_block_given_time() {
     let bench = bench(|builder| builder);
     let created = |bytes| {
         let before = bench.pool.stats().calls.create;
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
-    // Twentieths of 0.3, 4.8 and 9.6 MiB: pages of 2 (the shortest), 4 and 8 MiB.
+    // 24ths of 0.25, 4 and 8 MiB: pages of 2 (the shortest), 4 and 8 MiB.
     assert_eq!([6 * MIB, 96 * MIB, 192 * MIB].map(created), [3, 24, 24]);
-    assert_eq!(created(640 * MIB), 20, "of 32 MiB, the longest");
+    assert_eq!(created(768 * MIB), 24, "of 32 MiB, the longest");
     assert_eq!(created(33 * MIB), 17, "of 2 MiB, the shortest");
 }
 
@@ -140,12 +140,12 @@ fn how_long_pages_are_depends_on_the_ledger() {
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
-    // Pages of 8 MiB: of 1.2 GiB a 96th, and down to a power of two.
+    // Pages of 8 MiB: of 1.2 GiB a 104th, and down to a power of two.
     assert_eq!(created(16 * MIB), 2);
-    // Three seconds later there is time again: a twentieth of the block, down to a power of two.
+    // Three seconds later there is time again: a 24th of the block, down to a power of two.
     // That is 2 MiB, the shortest, and 8 MiB.
     bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(3));
-    assert_eq!([16 * MIB, 160 * MIB].map(created), [8, 20]);
+    assert_eq!([16 * MIB, 192 * MIB].map(created), [8, 24]);
     blocks.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
 }
 
@@ -168,7 +168,7 @@ fn what_is_free_for_longest_gives_first_its_last_page_first() {
 
 #[test]
 fn a_page_too_long_goes_where_a_limit_leaves_no_room_for_a_short_one() {
-    for (limit, reserved) in [(1 << 30, 640 + 2), (640 * MIB, 640 - 32 + 2)] {
+    for (limit, reserved) in [(1 << 30, 768 + 2), (768 * MIB, 768 - 32 + 2)] {
         let bench = bench(|builder| builder.hard_limit(limit));
         bench.with_a_long_page_free();
         let _small = bench.alloc(1000);

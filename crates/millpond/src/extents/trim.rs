@@ -12,7 +12,7 @@ use crate::order::Fence;
 pub(super) fn fence_of_all_free(map: &ExtentMap, rules: &ReuseRules, mapper: &Mapper) -> Fence {
     let mut all = map.fence_of(map.free_ids());
     // Host memory may be short, as there.
-    let _ = all.try_join(&mapper.old_mappings().fence(map));
+    let _ = all.try_join(&mapper.old_mappings.fence(map));
     rules.prune(&mut all);
     all
 }
@@ -27,9 +27,9 @@ pub(super) fn trim(
 ) -> Result<(), DeviceError> {
     let before = mapper.reserved();
     // Without memory for the indexes, a later trim gets what is missing there.
-    let _ = map.complete_indexes();
+    let _ = map.indexes.complete(&map.extents);
     rules.poll(&fence_of_all_free(map, rules, mapper));
-    mapper.reap(map, rules);
+    mapper.old_mappings.reap(map, rules, &mut mapper.pages);
     join_unmerged(map, rules);
     join_complete(map, rules);
     // One failure is no reason to keep the rest.
@@ -57,7 +57,7 @@ fn trim_pages(
     idle.sort_unstable();
     let mut result = Ok(());
     for (_, id) in idle {
-        let goes = |mapper: &Mapper, _| (mapper.reserved() > keep).then_some(true);
+        let goes = |mapper: &mut Mapper, _| (mapper.reserved() > keep).then_some(true);
         result = result.and(mapper.trim_extent(map, id, goes));
     }
     result
@@ -70,7 +70,7 @@ pub(super) fn forget_gone(map: &mut ExtentMap, mapper: &mut Mapper) -> Result<()
     let mut done = Ok(());
     for id in free {
         // One failure is no reason to keep the rest.
-        done = done.and(mapper.trim_extent(map, id, |mapper, page| Some(mapper.pages().sleeps(page))));
+        done = done.and(mapper.trim_extent(map, id, |mapper, page| Some(mapper.pages.sleeps(page))));
     }
     done
 }

@@ -5,13 +5,13 @@
 use super::ledger::Balance;
 
 /// Pages enough for a large block: about one is pinned at the ends of a hole, and several blocks share a hole. (A twelfth of the
-/// block comes to 1.0105 at 0.58 %, a 16th to 1.0103 at 0.59 %, a 20th to 1.0100 at 0.60 %, a 24th to 1.0103 at 0.60 %. Of the
-/// held-out jobs a 20th comes to 1.0118 at 0.53 %.)
-const PAGES_IN_BLOCK: u64 = 20;
+/// block comes to 1.0111 at 0.58 %, a 16th to 1.0101 at 0.59 %, a 20th, 24th and 28th to 1.0096 at 0.60 %, a 32nd to 1.0091 at
+/// 0.64 %.)
+const PAGES_IN_BLOCK: u64 = 24;
 
-/// Pages that are enough for all that is held, unless the pool saves. (A 64th came to 1.0106, an 80th to 1.0107, a 96th
-/// to 1.0108; the first five seconds to 1.0099 with a 96th, from 1.0109. Without it three jobs take more than 1 %.)
-const PAGES_IN_POOL: u64 = 96;
+/// Pages that are enough for all that is held, unless the pool saves. (A 64th comes to 1.0100 at 0.59 %, a 96th to 1.0097 at
+/// 0.60 %, a 104th to 1.0096 at 0.60 %, a 112th to 1.0098 at 0.61 %. Without it three jobs take more than 1 %.)
+const PAGES_IN_POOL: u64 = 104;
 
 /// Base pages in a segment that the driver allocates for large blocks, where it has no pages. As in PyTorch's allocator
 /// (`kLargeBuffer`, 20 MiB).
@@ -32,8 +32,8 @@ pub(crate) struct PageNeed {
     pub(crate) balance: Balance,
 }
 
-/// The length of a new page of the large zone, a power of two: `min(room, longest, block / 20)` while the pool saves, else
-/// `min(room, longest, max(block / 20, held / 96))`.
+/// The length of a new page of the large zone, a power of two: `min(room, longest, block / 24)` while the pool saves, else
+/// `min(room, longest, max(block / 24, held / 104))`.
 pub(crate) fn page_length(need: PageNeed) -> u32 {
     let PageNeed { room, longest, block, held, balance } = need;
     let enough = match balance {
@@ -52,22 +52,22 @@ mod tests {
 
     const SAVING: Balance = Balance::Saving(Duration::ZERO);
 
-    const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 160, held: 0, balance: SAVING };
+    const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 192, held: 0, balance: SAVING };
 
     #[test]
-    fn a_page_is_a_twentieth_of_its_block_within_room() {
+    fn a_page_is_a_24th_of_its_block_within_room() {
         let of = |block, room| page_length(PageNeed { block, room, ..NEED });
-        // Twentieths: 8, 7.9, 8 (in a room of 7) and 0.9; and more than the longest, 16. All down to powers of two.
+        // 24ths: 8, 7.9, 8 (in a room of 7) and 0.9; and more than the longest, 16. All down to powers of two.
         assert_eq!(
-            [of(160, 4096), of(159, 4096), of(160, 7), of(19, 4096), of(1 << 40, 4096)],
+            [of(192, 4096), of(191, 4096), of(192, 7), of(23, 4096), of(1 << 40, 4096)],
             [8, 4, 4, 1, 16]
         );
     }
 
     #[test]
     fn pages_are_long_unless_the_pool_saves() {
-        let of = |balance| page_length(PageNeed { held: 1536, balance, ..NEED });
-        // 160 / 20, and 1536 / 96.
+        let of = |balance| page_length(PageNeed { held: 1664, balance, ..NEED });
+        // 192 / 24, and 1664 / 104.
         assert_eq!([SAVING, Balance::Even, Balance::Overdrawn].map(of), [8, 16, 16]);
     }
 }

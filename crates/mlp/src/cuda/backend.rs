@@ -1,62 +1,43 @@
 //! The trainer's operations on an NVIDIA GPU.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaStream};
 use millpond::Stream;
 use millpond::device::{self, DeviceError, DevicePtr};
 
-use super::cublaslt::{Operands, Plan, Product, Scratch};
-use super::driver::{self, GraphExec};
+use super::cublaslt::{Operands, Product};
+use super::driver::refused;
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
 use super::steps::Trained;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
-use crate::{CLASSES, Error, Kind, Lanes, Memory, Precision, Result, TOTALS, Tensor};
-
-/// How to train on a GPU.
-#[derive(Debug, Clone, Default)]
-pub struct CudaTraining {
-    /// How tensor cores may round factors: less is several times faster, and less exact.
-    pub precision: Precision,
-    /// A second stream of the same context, on which the gradients of the weights are computed while the first
-    /// goes on to the layer below.
-    pub second_stream: Option<Stream>,
-}
+use crate::{CLASSES, Error, Kind, Memory, Precision, Result, TOTALS, Tensor};
 
 /// An NVIDIA GPU that trains.
 #[derive(Debug)]
 pub struct CudaBackend {
     engine: &'static Engine,
-    /// The shapes met so far, so that a step takes no lock.
-    plans: HashMap<Product, Arc<Plan>>,
-    lanes: Lanes,
-    /// The scratch memory of the main stream's products, and of the others'.
-    scratch: [Scratchpad; 2],
-    /// That of graphs, or of what is not captured while something is.
-    other_scratch: [Scratchpad; 2],
+    memory: Memory,
+    /// The stream of the memory, which keeps it.
+    stream: Arc<CudaStream>,
 }
 
-/// Captured work, with the scratch memory that it uses.
-#[derive(Debug)]
-struct CudaGraph {
-    engine: &'static Engine,
-    graph: GraphExec,
-    stream: Stream,
-    _scratch: [Scratchpad; 2],
-}
+/// Captured work, and its stream. Whoever has it keeps its memory, and all other work on that is of the same stream.
+struct Captured(CudaGraph, #[allow(dead_code, reason = "the graph is launched on it")] Stream);
 
-impl Graph for CudaGraph {
-    fn replay(&self) -> Result<()> {
-        self.engine.enter()?;
-        // SAFETY: whoever has the graph keeps its memory, and all other work on that is of the same stream.
-        unsafe { self.graph.launch(&self.stream) }
+impl std::fmt::Debug for Captured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Captured")
     }
 }
 
-/// Scratch memory that only the work of one stream uses.
-#[derive(Debug, Default)]
-struct Scratchpad(Option<Tensor<u8>>);
+impl Graph for Captured {
+    fn replay(&self) -> Result<()> {
+        self.0.launch().map_err(refused("cuGraphLaunch"))
+    }
+}
 
 impl CudaBackend {
     /// Trains with this memory, which is that of a CUDA device. Loads cuBLASLt and NVRTC and compiles the
@@ -64,62 +45,34 @@ impl CudaBackend {
     ///
     /// # Errors
     /// [`Error::Library`] where a library is missing, and [`DeviceError::Unsupported`] for another device.
-    pub fn new(memory: Memory, training: CudaTraining) -> Result<Self> {
+    pub fn new(memory: Memory, precision: Precision) -> Result<Self> {
         let properties = memory.stream().device().properties();
         if properties.kind != device::Kind::Cuda {
             let device = properties.name.clone();
             return Err(DeviceError::Unsupported { device, what: "CUDA kernels" }.into());
         }
-        let engine = Engine::shared(properties.ordinal, training.precision)?;
-        let lanes = Lanes::new(memory, training.second_stream);
-        Ok(Self {
-            engine,
-            plans: HashMap::new(),
-            lanes,
-            scratch: Default::default(),
-            other_scratch: Default::default(),
-        })
+        let engine = Engine::shared(properties.ordinal, precision)?;
+        let raw = memory.stream().handle().raw() as CUstream;
+        // SAFETY: the stream is of the GPU's primary context, and lives as long as the memory does.
+        let stream = unsafe { engine.context.wrap_borrowed_stream(raw) };
+        Ok(Self { engine, memory, stream })
     }
 
-    /// Queues `out = product` on the stream of a lane: that of the gradients, or the main one.
+    /// Queues `out = product`.
     ///
     /// # Safety
     /// The operands have the product's shapes.
-    unsafe fn multiply(&mut self, product: Product, operands: Operands, for_gradients: bool) -> Result<()> {
-        let memory = if for_gradients { self.lanes.gradients() } else { self.lanes.main() };
-        let plan = match self.plans.get(&product) {
-            Some(plan) => plan,
-            None => {
-                let plan = self.engine.plan(product)?;
-                self.plans.entry(product).or_insert(plan)
-            }
+    unsafe fn multiply(&self, product: Product, operands: Operands) -> Result<()> {
+        // cudarc makes the context current for launches, but not for cuBLASLt.
+        self.engine.enter()?;
+        let plan = self.engine.plan(product)?;
+        let scratch: Option<Tensor<u8>> = match plan.workspace {
+            0 => None,
+            bytes => Some(self.memory.uninit_for(Kind::Workspace, 1, bytes)?),
         };
-        let scratch = self.scratch[usize::from(for_gradients)].of(plan.workspace, memory)?;
-        // SAFETY: the caller's promise, and scratch memory of the plan's size that only this stream uses.
-        unsafe { plan.run(operands, scratch, memory.stream().handle()) }
-    }
-}
-
-impl Scratchpad {
-    fn share(&self) -> Self {
-        Self(self.0.as_ref().map(Tensor::share))
-    }
-
-    /// Scratch memory of at least this size. Grows to what the neediest product needs and stays: the work of
-    /// one stream uses it one after the other.
-    fn of(&mut self, bytes: usize, memory: &Memory) -> Result<Scratch> {
-        if bytes == 0 {
-            return Ok(Scratch { at: DevicePtr::NULL, bytes: 0 });
-        }
-        let at = match &self.0 {
-            Some(workspace) if workspace.len() >= bytes => workspace.ptr(),
-            _ => {
-                // First the old one, so that the new one may use its memory.
-                self.0 = None;
-                self.0.insert(memory.uninit_for(Kind::Workspace, 1, bytes)?).ptr()
-            }
-        };
-        Ok(Scratch { at, bytes })
+        let at = scratch.as_ref().map_or(DevicePtr::NULL, Tensor::ptr);
+        // SAFETY: the caller's promise, and scratch memory of the plan's size, which is freed behind this in the stream.
+        unsafe { plan.run(operands, at, self.memory.stream().handle()) }
     }
 }
 
@@ -129,36 +82,31 @@ fn operands(left: &Tensor, right: &Tensor, out: &Tensor) -> Operands {
 
 impl Backend for CudaBackend {
     fn memory(&self) -> &Memory {
-        self.lanes.main()
+        &self.memory
     }
 
     fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
         batch.check("images")?;
-        self.engine.enter()?;
-        let memory = self.lanes.main();
-        let out = memory.uninit(batch.count, batch.pixels())?;
-        let kernels = &self.engine.kernels;
+        let out = self.memory.uninit(batch.count, batch.pixels())?;
         // SAFETY: the shapes agree.
-        unsafe { kernels.images(memory.stream().handle(), &out, batch) }?;
+        unsafe { self.engine.kernels.images(&self.stream, &out, batch) }?;
         Ok(out)
     }
 
     fn gather(&mut self, source: Source<'_>, rows: &mut Tensor<u8>) -> Result<()> {
         check("gather", rows.shape(), (rows.rows(), source.data.cols()))?;
         check("gather", source.next.shape(), (1, 1))?;
-        self.engine.enter()?;
-        let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.
-        unsafe { self.engine.kernels.gather(stream, source, rows) }
+        unsafe { self.engine.kernels.gather(&self.stream, source, rows) }
     }
 
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", w.shape(), (x.cols(), w.cols()))?;
-        self.engine.enter()?;
-        let out = self.lanes.main().uninit(x.rows(), w.cols())?;
-        let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
+        let out = self.memory.uninit(x.rows(), w.cols())?;
+        let relu = activation == Activation::Relu;
+        let product = Product { relu, ..Product::of(x.rows(), x.cols(), w.cols()) };
         // SAFETY: the shapes agree.
-        unsafe { self.multiply(product, operands(x, w, &out), false) }?;
+        unsafe { self.multiply(product, operands(x, w, &out)) }?;
         Ok(out)
     }
 
@@ -168,7 +116,7 @@ impl Backend for CudaBackend {
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor> {
-        let gradient = self.lanes.main().uninit(logits.rows(), logits.cols())?;
+        let gradient = self.memory.uninit(logits.rows(), logits.cols())?;
         self.totals("cross_entropy", (logits, batch), (Some(&gradient), totals))?;
         Ok(gradient)
     }
@@ -180,16 +128,16 @@ impl Backend for CudaBackend {
     fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor> {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
-        self.engine.enter()?;
         let parts = parts_of(dy.cols(), x.len());
-        let product = Product::right_transposed(dy.shape(), w.shape(), parts);
-        let sums = self.lanes.main().uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
+        let product = Product::of(dy.rows(), dy.cols(), w.rows());
+        let product = Product { right_transposed: true, parts, ..product };
+        let sums = self.memory.uninit_for(Kind::Workspace, parts * x.rows(), x.cols())?;
         // SAFETY: the shapes agree.
-        unsafe { self.multiply(product, operands(dy, w, &sums), false) }?;
-        let out = self.lanes.main().uninit(x.rows(), x.cols())?;
+        unsafe { self.multiply(product, operands(dy, w, &sums)) }?;
+        let out = self.memory.uninit(x.rows(), x.cols())?;
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
-        unsafe { kernels.relu_gradient(self.lanes.main().stream().handle(), &out, (&sums, parts), x) }?;
+        unsafe { kernels.relu_gradient(&self.stream, &out, (&sums, parts), x) }?;
         Ok(out)
     }
 
@@ -197,29 +145,20 @@ impl Backend for CudaBackend {
         let shape = (x.cols(), dy.cols());
         check("weight_gradient", dy.shape(), (x.rows(), dy.cols()))?;
         check("weight_gradient", into.as_ref().map_or(shape, Tensor::shape), shape)?;
-        self.engine.enter()?;
-        let product = Product::left_transposed(x.shape(), dy.shape());
-        let out = into.map_or_else(|| self.lanes.main().uninit(shape.0, shape.1), Ok)?;
-        // The inputs are ready then; and so is memory that the first stream freed before this.
-        let out = self.lanes.fork([x, dy], out)?;
+        let product = Product { left_transposed: true, ..Product::of(x.cols(), x.rows(), dy.cols()) };
+        let out = into.map_or_else(|| self.memory.uninit(shape.0, shape.1), Ok)?;
         // SAFETY: the shapes agree.
-        unsafe { self.multiply(product, operands(x, dy, &out), true) }?;
+        unsafe { self.multiply(product, operands(x, dy, &out)) }?;
         Ok(out)
-    }
-
-    fn descends(&self) -> bool {
-        true
     }
 
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
         check("descend", dy.shape(), (x.rows(), dy.cols()))?;
         check("descend", w.shape(), (x.cols(), dy.cols()))?;
-        self.engine.enter()?;
-        let product = Product::left_transposed(x.shape(), dy.shape());
-        let w = self.lanes.fork([x, dy], w.share())?;
-        let operands = Operands { added: Some(-rate), ..operands(x, dy, &w) };
+        let product = Product { left_transposed: true, ..Product::of(x.cols(), x.rows(), dy.cols()) };
+        let operands = Operands { added: Some(-rate), ..operands(x, dy, w) };
         // SAFETY: the shapes agree.
-        unsafe { self.multiply(product, operands, true) }
+        unsafe { self.multiply(product, operands) }
     }
 
     fn steps(
@@ -241,16 +180,10 @@ impl Backend for CudaBackend {
             check("steps", w.shape(), (width, if layer == head { CLASSES } else { width }))?;
         }
         check("steps", totals.shape(), (1, TOTALS))?;
-        self.engine.enter()?;
-        self.lanes.join()?;
         let of = Trained { weights, rows: batch.rows, images, totals, rate };
         // SAFETY: the shapes agree, and `suit` has said yes.
-        unsafe { kernel.launch(self.lanes.main(), &of) }?;
+        unsafe { kernel.launch(&self.stream, &self.memory, &of) }?;
         Ok(true)
-    }
-
-    fn join(&mut self) -> Result<()> {
-        self.lanes.join()
     }
 
     fn prefers_graphs(&self) -> bool {
@@ -258,24 +191,18 @@ impl Backend for CudaBackend {
     }
 
     fn begin_capture(&mut self) -> Result<()> {
-        self.engine.enter()?;
-        self.join()?;
-        std::mem::swap(&mut self.scratch, &mut self.other_scratch);
-        driver::begin_capture(self.lanes.main().stream())
+        // Other calls of any thread are as before.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        self.stream.begin_capture(mode).map_err(refused("cuStreamBeginCapture"))
     }
 
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
-        let joined = self.join();
-        std::mem::swap(&mut self.scratch, &mut self.other_scratch);
-        let stream = self.lanes.main().stream().clone();
-        let graph = driver::end_capture(&stream);
-        joined?;
-        let scratch = self.other_scratch.each_ref().map(Scratchpad::share);
-        Ok(Box::new(CudaGraph { engine: self.engine, graph: graph?, stream, _scratch: scratch }))
-    }
-
-    fn gradient_stream(&self) -> &Stream {
-        self.lanes.gradients().stream()
+        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+        let nothing =
+            || Error::Library { library: "the CUDA driver", what: "nothing was captured".to_owned() };
+        let graph = graph.map_err(refused("cuStreamEndCapture"))?.ok_or_else(nothing)?;
+        graph.upload().map_err(refused("cuGraphUpload"))?;
+        Ok(Box::new(Captured(graph, self.memory.stream().clone())))
     }
 
     fn update(
@@ -294,15 +221,12 @@ impl Backend for CudaBackend {
             let velocity = velocities.get(layer);
             check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
-        self.engine.enter()?;
-        self.join()?;
-        let stream = self.lanes.main().stream();
         let kernels = &self.engine.kernels;
         let mut velocities = velocities.chunks(MAX_LAYERS);
         for (weights, gradients) in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
             let velocities = velocities.next().unwrap_or_default();
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
-            unsafe { kernels.update(stream.handle(), (weights, gradients, velocities), sgd) }?;
+            unsafe { kernels.update(&self.stream, (weights, gradients, velocities), sgd) }?;
         }
         Ok(())
     }
@@ -319,11 +243,9 @@ impl CudaBackend {
         batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
-        self.engine.enter()?;
         let kernels = &self.engine.kernels;
-        let stream = self.lanes.main().stream().handle();
         // SAFETY: the shapes agree.
-        unsafe { kernels.cross_entropy(stream, (logits, batch), (gradient, totals)) }
+        unsafe { kernels.cross_entropy(&self.stream, (logits, batch), (gradient, totals)) }
     }
 }
 

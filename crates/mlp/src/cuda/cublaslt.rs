@@ -33,33 +33,20 @@ const TRANSPOSED: c_int = 1;
 /// A product's shape: `out[rows, cols] = left · right`, over `inner`, where a factor may be stored transposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Product {
-    rows: usize,
-    inner: usize,
-    cols: usize,
-    left_transposed: bool,
-    right_transposed: bool,
-    relu: bool,
-    /// The sums over `inner` are cut into as many parts, and `out` has a matrix for each.
-    parts: usize,
+    pub(super) rows: usize,
+    pub(super) inner: usize,
+    pub(super) cols: usize,
+    pub(super) left_transposed: bool,
+    pub(super) right_transposed: bool,
+    pub(super) relu: bool,
+    /// The sums over `inner` are cut into as many parts, which divide it, and `out` has a matrix for each.
+    pub(super) parts: usize,
 }
 
 impl Product {
-    /// `left[rows, inner] · right[inner, cols]`, and `max(0, …)` of it if `relu`.
-    pub(super) fn plain(left: (usize, usize), right: (usize, usize), relu: bool) -> Self {
-        let ((rows, inner), (_, cols)) = (left, right);
-        Self { rows, inner, cols, left_transposed: false, right_transposed: false, relu, parts: 1 }
-    }
-
-    /// `left[rows, inner] · right[cols, inner]ᵀ`, as `parts` matrices to be added up; `parts` divides `inner`.
-    pub(super) fn right_transposed(left: (usize, usize), right: (usize, usize), parts: usize) -> Self {
-        let ((rows, inner), (cols, _)) = (left, right);
-        Self { rows, inner, cols, left_transposed: false, right_transposed: true, relu: false, parts }
-    }
-
-    /// `left[inner, rows]ᵀ · right[inner, cols]`.
-    pub(super) fn left_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
-        let ((inner, rows), (_, cols)) = (left, right);
-        Self { rows, inner, cols, left_transposed: true, right_transposed: false, relu: false, parts: 1 }
+    /// `left[rows, inner] · right[inner, cols]`.
+    pub(super) fn of(rows: usize, inner: usize, cols: usize) -> Self {
+        Self { rows, inner, cols, left_transposed: false, right_transposed: false, relu: false, parts: 1 }
     }
 }
 
@@ -73,14 +60,8 @@ pub(super) struct Operands {
     pub(super) added: Option<f32>,
 }
 
-/// Memory for a product's intermediate results. Null and 0 where the algorithm needs none.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Scratch {
-    pub(super) at: DevicePtr,
-    pub(super) bytes: usize,
-}
-
 /// The library's handle for one GPU, which is never given up.
+#[derive(Debug)]
 pub(super) struct CublasLt {
     handle: cublasLtHandle_t,
     compute: Compute,
@@ -159,13 +140,8 @@ fn refused(call: &'static str) -> impl Fn(CublasError) -> Error {
     move |error| Error::Library { library: CUBLASLT.name, what: format!("{call} failed: {:?}", error.0) }
 }
 
-impl std::fmt::Debug for CublasLt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CublasLt")
-    }
-}
-
 /// An object of the library, which is destroyed when it goes.
+#[derive(Debug)]
 struct Owned<T: Copy>(T, unsafe fn(T) -> std::result::Result<(), CublasError>);
 
 impl<T: Copy> Drop for Owned<T> {
@@ -220,6 +196,7 @@ fn preference() -> Result<Owned<cublasLtMatmulPreference_t>> {
 }
 
 /// A product, and the way to compute it: the library's first suggestion. Nothing is timed, so that every run computes the same.
+#[derive(Debug)]
 pub(super) struct Plan {
     lt: &'static CublasLt,
     description: Owned<cublasLtMatmulDesc_t>,
@@ -240,12 +217,12 @@ impl Plan {
     /// Queues the product.
     ///
     /// # Safety
-    /// The operands have the product's shapes, `scratch` what the algorithm needs, and all of them may be used in stream
-    /// order.
+    /// The operands have the product's shapes, `scratch` has [`workspace`](Self::workspace) bytes, and all of them may be used
+    /// in stream order.
     pub(super) unsafe fn run(
         &self,
         Operands { left, right, out, added }: Operands,
-        scratch: Scratch,
+        scratch: DevicePtr,
         stream: StreamHandle,
     ) -> Result<()> {
         let (factor, kept) = added.map_or((1.0_f32, 0.0_f32), |factor| (factor, 1.0));
@@ -267,17 +244,11 @@ impl Plan {
                 out,
                 self.out.0,
                 &self.algorithm,
-                scratch.at.raw() as *mut c_void,
-                scratch.bytes,
+                scratch.raw() as *mut c_void,
+                self.workspace,
                 stream.raw() as cudaStream_t,
             )
         }
         .map_err(refused("cublasLtMatmul"))
-    }
-}
-
-impl std::fmt::Debug for Plan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Plan")
     }
 }

@@ -3,19 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use millpond::device::cuda::CudaDevice;
+use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 
 use super::cublaslt::{CublasLt, Plan, Product};
+use super::driver::refused;
 use super::kernels::Kernels;
 use crate::{Precision, Result};
 
-/// Libraries, kernels and tuned products. One for each GPU and precision, kept for the life of the process:
-/// the choice of algorithms must be the same for every allocator that one run compares, or their losses would
-/// differ in the last bits.
+/// Libraries, kernels and products. One for each GPU and precision, kept for the life of the process.
 #[derive(Debug)]
 pub(super) struct Engine {
-    device: Arc<CudaDevice>,
+    /// The GPU's primary context, which is that of the device that memory comes from.
+    pub(super) context: Arc<CudaContext>,
     pub(super) kernels: Kernels,
     lt: CublasLt,
     plans: Mutex<HashMap<Product, Arc<Plan>>>,
@@ -33,23 +33,19 @@ impl Engine {
         {
             return Ok(engine);
         }
-        let engine: &'static Self = Box::leak(Box::new(Self::new(ordinal, precision)?));
+        let context = CudaContext::new(ordinal).map_err(refused("opening the GPU"))?;
+        context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
+        let kernels = Kernels::load(&context, precision)?;
+        let lt = CublasLt::open(precision)?;
+        let engine: &'static Self =
+            Box::leak(Box::new(Self { context, kernels, lt, plans: Mutex::default() }));
         engines.push((ordinal, precision, engine));
         Ok(engine)
     }
 
-    fn new(ordinal: usize, precision: Precision) -> Result<Self> {
-        // A device object of our own, which shares the primary context with the one that memory comes from.
-        let device = CudaDevice::new(ordinal)?;
-        device.make_current()?;
-        let kernels = Kernels::load(device.facts()?.compute_capability, precision)?;
-        let lt = CublasLt::open(precision)?;
-        Ok(Self { device, kernels, lt, plans: Mutex::default() })
-    }
-
     /// Makes the GPU's context current on this thread, as the libraries want it.
     pub(super) fn enter(&self) -> Result<()> {
-        Ok(self.device.make_current()?)
+        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))
     }
 
     /// How to compute this product.

@@ -1,8 +1,10 @@
 //! The compiled kernels, each with its launch.
 
-use millpond::device::StreamHandle;
+use std::sync::Arc;
 
-use super::driver::{self, Argument, Function, Grid};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::driver::{at, function, launch, refused};
 use super::nvrtc;
 use super::steps::{self, Steps};
 use crate::{Batch, CLASSES, Precision, Result, Sgd, Source, Tensor};
@@ -32,13 +34,14 @@ pub(super) fn defines(precision: Precision) -> Vec<String> {
 }
 
 /// The kernels, loaded on one GPU.
+#[derive(Debug)]
 pub(super) struct Kernels {
-    images: Function,
-    gather: Function,
-    advance: Function,
-    relu_gradient: Function,
-    cross_entropy: Function,
-    update: Function,
+    images: CudaFunction,
+    gather: CudaFunction,
+    advance: CudaFunction,
+    relu_gradient: CudaFunction,
+    cross_entropy: CudaFunction,
+    update: CudaFunction,
     /// None where the GPU has no clusters.
     pub(super) steps: Option<Steps>,
 }
@@ -51,6 +54,14 @@ struct Layers {
     count: [usize; MAX_LAYERS],
 }
 
+// SAFETY: it is what the kernel's parameter is: plain numbers.
+unsafe impl DeviceRepr for Layers {}
+
+/// So many blocks in two directions, of so many threads.
+fn grid(x: u32, y: u32, threads: u32) -> LaunchConfig {
+    LaunchConfig { grid_dim: (x, y, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
+}
+
 /// As many blocks as cover `count` with `each` of them.
 fn blocks(count: usize, each: usize) -> u32 {
     // A grid of 2³¹ − 1 blocks covers more than any GPU's memory.
@@ -58,35 +69,34 @@ fn blocks(count: usize, each: usize) -> u32 {
 }
 
 impl Kernels {
-    /// Compiles and loads the kernels for the GPU whose context is current.
-    pub(super) fn load(capability: (u32, u32), precision: Precision) -> Result<Self> {
-        let number = (capability.0 * 10 + capability.1) as i32;
-        let image = nvrtc::compile(SOURCE, number, &defines(precision))?;
-        let names = [
-            c"images",
-            c"gather",
-            c"advance",
-            c"relu_gradient",
-            c"cross_entropy",
-            c"update",
-            c"images_by_parts",
-            c"steps",
-        ];
-        // SAFETY: NVRTC made the image.
-        let [images, gather, advance, relu_gradient, cross_entropy, update, steps @ ..] =
-            unsafe { driver::load(&image, names) }?;
-        let steps = (capability.0 >= 9).then(|| Steps::new(steps, precision)).transpose()?;
-        Ok(Self { images, gather, advance, relu_gradient, cross_entropy, update, steps })
+    /// Compiles and loads the kernels for a GPU, whose context is current.
+    pub(super) fn load(context: &Arc<CudaContext>, precision: Precision) -> Result<Self> {
+        let (major, minor) = context.compute_capability().map_err(refused("asking for the capability"))?;
+        let image = nvrtc::compile(SOURCE, major * 10 + minor, &defines(precision))?;
+        let module = context.load_module(image).map_err(refused("cuModuleLoadData"))?;
+        let [images, gather, advance, relu_gradient, cross_entropy, update] =
+            ["images", "gather", "advance", "relu_gradient", "cross_entropy", "update"]
+                .map(|name| function(&module, name));
+        let steps = (major >= 9).then(|| Steps::new(context, &module, precision)).transpose()?;
+        Ok(Self {
+            images: images?,
+            gather: gather?,
+            advance: advance?,
+            relu_gradient: relu_gradient?,
+            cross_entropy: cross_entropy?,
+            update: update?,
+            steps,
+        })
     }
 
     /// `out[i, j] = rows[i, j] / 255`.
     ///
     /// # Safety
     /// The batch has as many rows as it says; `out` has as many, of as many columns as an image has pixels.
-    pub(super) unsafe fn images(&self, stream: StreamHandle, out: &Tensor, batch: Batch<'_>) -> Result<()> {
-        let arguments = [out.into(), batch.rows.into(), batch.pixels().into()];
+    pub(super) unsafe fn images(&self, stream: &CudaStream, out: &Tensor, batch: Batch<'_>) -> Result<()> {
+        let arguments = [at(out), at(batch.rows), batch.pixels() as u64];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.images, Grid::of(batch.count as u32, THREADS), stream, &arguments) }
+        unsafe { launch(stream, &self.images, grid(batch.count as u32, 1, THREADS), &arguments) }
     }
 
     /// Writes the next images of an order below one another, and moves on.
@@ -95,17 +105,17 @@ impl Kernels {
     /// `rows` has rows as long as those of the data.
     pub(super) unsafe fn gather(
         &self,
-        stream: StreamHandle,
+        stream: &CudaStream,
         Source { data, order, next }: Source<'_>,
         rows: &Tensor<u8>,
     ) -> Result<()> {
-        let (count, images, by) = (order.len().into(), data.rows().into(), rows.rows());
-        let arguments =
-            [rows.into(), data.into(), data.cols().into(), order.into(), count, images, next.into()];
+        let [row, count, images, by] =
+            [data.cols(), order.len(), data.rows(), rows.rows()].map(|size| size as u64);
+        let arguments = [at(rows), at(data), row, at(order), count, images, at(next)];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.gather, Grid::of(by as u32, THREADS), stream, &arguments) }?;
+        unsafe { launch(stream, &self.gather, grid(by as u32, 1, THREADS), &arguments) }?;
         // SAFETY: as above.
-        unsafe { driver::launch(self.advance, Grid::of(1, 1), stream, &[next.into(), by.into()]) }
+        unsafe { launch(stream, &self.advance, grid(1, 1, 1), &[at(next), by]) }
     }
 
     /// `dx = sum(parts) ⊙ [x > 0]`, in the order of the parts.
@@ -115,16 +125,15 @@ impl Kernels {
     /// elements if there are several.
     pub(super) unsafe fn relu_gradient(
         &self,
-        stream: StreamHandle,
+        stream: &CudaStream,
         dx: &Tensor,
-        parts: (&Tensor, usize),
+        (parts, number): (&Tensor, usize),
         x: &Tensor,
     ) -> Result<()> {
-        let (parts, number) = parts;
-        let arguments = [dx.into(), parts.into(), number.into(), x.into(), dx.len().into()];
-        let grid = Grid::of(blocks(dx.len(), 4 * THREADS as usize), THREADS);
+        let arguments = [at(dx), at(parts), number as u64, at(x), dx.len() as u64];
+        let grid = grid(blocks(dx.len(), 4 * THREADS as usize), 1, THREADS);
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.relu_gradient, grid, stream, &arguments) }
+        unsafe { launch(stream, &self.relu_gradient, grid, &arguments) }
     }
 
     /// Adds the batch's loss and correct answers to `totals`, and writes the gradient where one is wanted.
@@ -133,18 +142,17 @@ impl Kernels {
     /// `logits`, `gradient` and the batch have `batch.count` rows, `totals` two numbers.
     pub(super) unsafe fn cross_entropy(
         &self,
-        stream: StreamHandle,
+        stream: &CudaStream,
         (logits, batch): (&Tensor, Batch<'_>),
         (gradient, totals): (Option<&Tensor>, &Tensor<f64>),
     ) -> Result<()> {
-        let gradient = gradient.map_or(Argument::Word(0), Argument::from);
-        let (pixels, count, classes) = (batch.pixels().into(), batch.count.into(), logits.cols().into());
-        let rows = batch.rows.into();
-        let arguments =
-            [gradient, totals.into(), logits.into(), rows, pixels, count, classes, batch.of.into()];
-        let grid = Grid::of(1, (batch.count as u32).next_power_of_two().clamp(32, MAX_THREADS));
+        let [pixels, count, classes, of] =
+            [batch.pixels(), batch.count, logits.cols(), batch.of].map(|size| size as u64);
+        let gradient = gradient.map_or(0, at);
+        let arguments = [gradient, at(totals), at(logits), at(batch.rows), pixels, count, classes, of];
+        let threads = (batch.count as u32).next_power_of_two().clamp(32, MAX_THREADS);
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.cross_entropy, grid, stream, &arguments) }
+        unsafe { launch(stream, &self.cross_entropy, grid(1, 1, threads), &arguments) }
     }
 
     /// `weights −= rate · gradients` for each pair, at most [`MAX_LAYERS`] of them; with velocities, if there are any.
@@ -153,28 +161,24 @@ impl Kernels {
     /// Each pair has the same shape; and the same number of velocities, or none.
     pub(super) unsafe fn update(
         &self,
-        stream: StreamHandle,
+        stream: &CudaStream,
         (weights, gradients, velocities): (&[Tensor], &[Tensor], &[Tensor]),
         Sgd { rate, momentum }: Sgd,
     ) -> Result<()> {
-        let mut layers = Layers { weights: [0; _], gradients: [0; _], velocities: [0; _], count: [0; _] };
-        for (layer, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
-            layers.weights[layer] = weight.ptr().raw();
-            layers.gradients[layer] = gradient.ptr().raw();
-            layers.velocities[layer] = velocities.get(layer).map_or(0, |velocity| velocity.ptr().raw());
-            layers.count[layer] = weight.len();
-        }
+        let of = |tensors: &[Tensor]| std::array::from_fn(|layer| tensors.get(layer).map_or(0, at));
+        let layers = Layers {
+            weights: of(weights),
+            gradients: of(gradients),
+            velocities: of(velocities),
+            count: std::array::from_fn(|layer| weights.get(layer).map_or(0, Tensor::len)),
+        };
         let largest = weights.iter().map(Tensor::len).max().unwrap_or(0);
         let covering = blocks(largest, UPDATED_PER_THREAD * THREADS as usize);
-        let grid = Grid { blocks: [covering, weights.len() as u32, 1], ..Grid::of(0, THREADS) };
-        let arguments = [Argument::of(&layers), rate.into(), momentum.into()];
+        let mut launch = stream.launch_builder(&self.update);
+        launch.arg(&layers).arg(&rate).arg(&momentum);
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.update, grid, stream, &arguments) }
-    }
-}
-
-impl std::fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Kernels")
+        unsafe { launch.launch(grid(covering, weights.len() as u32, THREADS)) }
+            .map_err(refused("cuLaunchKernel"))?;
+        Ok(())
     }
 }

@@ -1,26 +1,25 @@
 //! `cuda/`: training on an NVIDIA GPU. cuBLASLt multiplies, kernels compiled by NVRTC do the rest.
 //!
-//! It uses millpond's [`CudaDevice`](millpond::device::cuda::CudaDevice) for the context, the trainer's own
-//! [`Memory`](crate::Memory) for every byte on the device, and cudarc's bindings of the three libraries. These
-//! are loaded when the first backend is made: nothing is needed to build, and a missing one is an
-//! [`Error::Library`](crate::Error) that says where it was looked for.
+//! It uses the trainer's own [`Memory`](crate::Memory) for every byte on the device, cudarc for modules, launches and graphs,
+//! and cudarc's bindings of the two libraries. These are loaded when the first backend is made: nothing is needed to build,
+//! and a missing one is an [`Error::Library`](crate::Error) that says where it was looked for.
 //!
 //! | file | concern |
 //! | --- | --- |
 //! | `toolkit` | finding cuBLASLt and NVRTC |
-//! | `driver` | of libcuda: modules, launches, graphs |
+//! | `driver` | of libcuda, over cudarc: launches, and errors |
 //! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
 //! | `kernels` | the compiled kernels, each with its launch |
-//! | `product` | matrix products of few rows, with steps of SGD beside them |
-//! | `cublaslt` | all other matrix products |
+//! | `cublaslt` | matrix products |
+//! | `steps` | steps of SGD of a whole network in one kernel |
 //! | `engine` | all of that for one GPU, shared by the backends of the process |
 //! | `backend` | the trainer's operations |
 //! | `nccl` | what the GPUs of several ranks do together |
 //!
 //! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under test, and queues one
-//! product with the ReLU in it. The gradients of the weights have a second stream. Nothing waits, and the loss stays on the
-//! device. Between `begin_capture` and `end_capture`, all of that becomes a graph. With small batches on GPUs with clusters,
-//! `backend.steps` puts many steps into one kernel instead, which is captured as well.
+//! product with the ReLU in it. Nothing waits, and the loss stays on the device. Between `begin_capture` and `end_capture`, all
+//! of that becomes a graph. With small batches on GPUs with clusters, `backend.steps` puts many steps into one kernel instead,
+//! which is captured as well.
 
 mod backend;
 mod cublaslt;
@@ -32,13 +31,9 @@ mod nvrtc;
 mod steps;
 mod toolkit;
 
-pub use backend::{CudaBackend, CudaTraining};
+pub use backend::CudaBackend;
+pub(crate) use driver::gpus;
 pub(crate) use nccl::Nccl;
-
-/// GPUs that this process sees; 0 without a driver.
-pub(crate) fn gpus() -> usize {
-    driver::gpus()
-}
 
 /// Whether the libraries that training needs can be loaded, without making anything of them.
 ///

@@ -8,12 +8,13 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cudarc::driver::CudaContext;
 use libloading::Library;
 use millpond::Stream;
-use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
-use super::{driver, toolkit};
+use super::driver::refused;
+use super::toolkit;
 use crate::ranks::{Collective, Ranks};
 use crate::{Error, Result, Tensor};
 
@@ -44,20 +45,15 @@ macro_rules! api {
         #[allow(non_snake_case, reason = "they are the library's names")]
         struct Api {
             $($name: unsafe extern "C" fn($($argument),*) -> $result,)*
-            register: Option<Registering>,
+            library: Library,
         }
 
         impl Api {
             /// # Safety
-            /// The library is NCCL, and is never unloaded.
-            unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+            /// The library is NCCL.
+            unsafe fn of(library: Library) -> std::result::Result<Self, libloading::Error> {
                 // SAFETY: the types are those of nccl.h, which have not changed since version 2.4.
-                unsafe {
-                    Ok(Self {
-                        $($name: *library.get(stringify!($name).as_bytes())?,)*
-                        register: Registering::of(library),
-                    })
-                }
+                unsafe { Ok(Self { $($name: *library.get(stringify!($name).as_bytes())?,)* library }) }
             }
         }
     };
@@ -76,25 +72,6 @@ api! {
     ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
 }
 
-/// What versions from 2.19 on have.
-#[derive(Clone, Copy)]
-struct Registering {
-    register: unsafe extern "C" fn(RawComm, *mut c_void, usize, *mut *mut c_void) -> c_int,
-    deregister: unsafe extern "C" fn(RawComm, *mut c_void) -> c_int,
-}
-
-impl Registering {
-    /// # Safety
-    /// The library is NCCL, and is never unloaded.
-    unsafe fn of(library: &Library) -> Option<Self> {
-        // SAFETY: the types are those of nccl.h.
-        unsafe {
-            let register = *library.get(b"ncclCommRegister").ok()?;
-            Some(Self { register, deregister: *library.get(b"ncclCommDeregister").ok()? })
-        }
-    }
-}
-
 /// The library, loaded when it is first asked for, for good.
 fn api() -> Result<&'static Api> {
     static API: OnceLock<Api> = OnceLock::new();
@@ -110,8 +87,8 @@ fn api() -> Result<&'static Api> {
                 .to_owned(),
         )
     })?;
-    // SAFETY: it goes by NCCL's name, and is leaked.
-    let api = unsafe { Api::of(Box::leak(Box::new(found))) };
+    // SAFETY: it goes by NCCL's name.
+    let api = unsafe { Api::of(found) };
     let api = api.map_err(|error| failed(format!("found, but it cannot be used: {error}")))?;
     Ok(API.get_or_init(|| api))
 }
@@ -140,7 +117,7 @@ unsafe impl Send for Comm {}
 /// Collectives of the GPUs of some ranks.
 pub(crate) struct Nccl {
     api: &'static Api,
-    device: Arc<CudaDevice>,
+    context: Arc<CudaContext>,
     rank: usize,
     size: usize,
     comm: Arc<Mutex<Comm>>,
@@ -153,53 +130,50 @@ impl std::fmt::Debug for Nccl {
 }
 
 impl Nccl {
-    /// Of these ranks, on this GPU; of one rank alone without. Waits for the others.
-    pub(crate) fn new(ordinal: usize, ranks: Option<&Ranks>) -> Result<Self> {
+    /// Of these ranks, on this GPU. Waits for the others.
+    pub(crate) fn new(ordinal: usize, ranks: &Ranks) -> Result<Self> {
         let api = api()?;
-        // Shares the primary context with the device that memory comes from.
-        let device = CudaDevice::new(ordinal)?;
-        device.make_current()?;
-        let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.place().rank, ranks.place().world));
+        // The primary context, which is that of the device that memory comes from.
+        let context = CudaContext::new(ordinal).map_err(refused("opening the GPU"))?;
+        context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
+        let (rank, size) = (ranks.place().rank, ranks.place().world);
         let mut id = Id([0; ID_BYTES]);
         if rank == 0 {
             // SAFETY: the id is writable.
             api.check("ncclGetUniqueId", unsafe { (api.ncclGetUniqueId)(&mut id) })?;
         }
-        if let Some(ranks) = ranks {
-            let said = ranks.gather(&(id.0.to_vec(), driver::identity(ordinal)?))?;
-            let gpus: Vec<_> = said.iter().map(|(_, gpu)| *gpu).collect();
-            if let Some([one, other]) = first_pair(&gpus) {
-                let what = format!(
-                    "ranks {one} and {other} have the same GPU: start one process for each GPU, \
-                     and let each see its own or all of them"
-                );
-                return Err(Error::Launcher { what });
-            }
-            let known = <[c_char; ID_BYTES]>::try_from(&said[0].0[..]);
-            id = Id(known.map_err(|_| failed("rank 0 sent no identifier".to_owned()))?);
+        let said =
+            ranks.gather(&(id.0.to_vec(), context.uuid().map_err(refused("cuDeviceGetUuid"))?.bytes))?;
+        let gpus: Vec<_> = said.iter().map(|(_, gpu)| *gpu).collect();
+        if let Some([one, other]) = first_pair(&gpus) {
+            let what = format!(
+                "ranks {one} and {other} have the same GPU: start one process for each GPU, and let each see its own or all of \
+                 them"
+            );
+            return Err(Error::Launcher { what });
         }
+        let known = <[c_char; ID_BYTES]>::try_from(&said[0].0[..]);
+        id = Id(known.map_err(|_| failed("rank 0 sent no identifier".to_owned()))?);
         let mut comm = std::ptr::null_mut();
         // SAFETY: the pointer is writable, and the GPU's context is current on this thread.
         let made = unsafe { (api.ncclCommInitRank)(&mut comm, size as c_int, id, rank as c_int) };
         api.check("ncclCommInitRank", made)?;
         let comm = Arc::new(Mutex::new(Comm(Some(comm))));
-        if let Some(ranks) = ranks {
-            let comm = comm.clone();
-            // Ends the kernels that wait for the rank, so that the streams go on. A call that another thread is in is left
-            // alone: the last resort ends that.
-            ranks.on_loss(move || {
-                if let Some(comm) = comm.try_lock_for(ABORT_WAITS).and_then(|mut comm| comm.0.take()) {
-                    // SAFETY: the communicator lives, and nobody else has it from here on.
-                    unsafe { (api.ncclCommAbort)(comm) };
-                }
-            });
-        }
-        Ok(Self { api, device, rank, size, comm })
+        let stuck = comm.clone();
+        // Ends the kernels that wait for a lost rank, so that the streams go on. A call that another thread is in is left
+        // alone: the last resort ends that.
+        ranks.on_loss(move || {
+            if let Some(comm) = stuck.try_lock_for(ABORT_WAITS).and_then(|mut comm| comm.0.take()) {
+                // SAFETY: the communicator lives, and nobody else has it from here on.
+                unsafe { (api.ncclCommAbort)(comm) };
+            }
+        });
+        Ok(Self { api, context, rank, size, comm })
     }
 
     /// Calls the library with the communicator, if there still is one.
     fn call(&self, name: &str, call: impl FnOnce(&'static Api, RawComm) -> c_int) -> Result<()> {
-        self.device.make_current()?;
+        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
         let comm = self.comm.lock();
         let comm = comm.0.ok_or_else(|| failed(format!("{name}: another rank is gone")))?;
         self.api.check(name, call(self.api, comm))
@@ -226,10 +200,6 @@ fn memory(tensor: &Tensor) -> *mut c_void {
 // What each SAFETY below relies on: the tensors are live until the stream is past the work, which is the trait's promise;
 // the counts are theirs; the communicator lives as long as it is locked; and the GPU's context is current.
 impl Collective for Nccl {
-    fn size(&self) -> usize {
-        self.size
-    }
-
     fn all_reduce(&self, buffer: &Tensor, stream: &Stream) -> Result<()> {
         let at = memory(buffer);
         // SAFETY: see above.
@@ -239,17 +209,10 @@ impl Collective for Nccl {
     }
 
     fn reduce_scatter(&self, buffer: &Tensor, piece: &Tensor, stream: &Stream) -> Result<()> {
+        let (from, to) = (memory(buffer), memory(piece));
         // SAFETY: see above.
         self.call("ncclReduceScatter", |api, comm| unsafe {
-            (api.ncclReduceScatter)(
-                memory(buffer),
-                memory(piece),
-                piece.len(),
-                FLOAT32,
-                SUM,
-                comm,
-                raw(stream),
-            )
+            (api.ncclReduceScatter)(from, to, piece.len(), FLOAT32, SUM, comm, raw(stream))
         })
     }
 
@@ -273,15 +236,20 @@ impl Collective for Nccl {
     /// Only if the environment asks for it. A buffer of the pool lies on several pages, of which versions before the fix of
     /// August 2026 share one with the other ranks (<https://github.com/NVIDIA/nccl/pull/2362>).
     fn register(&self, buffer: &Tensor) -> Option<Box<dyn Any>> {
-        let registering = self.api.register.filter(|_| std::env::var(REGISTER).is_ok_and(|on| on == "1"))?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: see above.
-        let registered = self.call("ncclCommRegister", |_, comm| unsafe {
-            (registering.register)(comm, memory(buffer), buffer.bytes() as usize, &mut handle)
-        });
-        registered.ok()?;
-        let deregister = registering.deregister;
-        Some(Box::new(Registered { comm: self.comm.clone(), deregister, handle }))
+        if std::env::var(REGISTER).is_ok_and(|on| on == "1") {
+            // SAFETY: the types are those of nccl.h, from version 2.19 on.
+            let register: Register = unsafe { *self.api.library.get(b"ncclCommRegister").ok()? };
+            // SAFETY: as above.
+            let deregister = unsafe { *self.api.library.get(b"ncclCommDeregister").ok()? };
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: see above.
+            let registered = self.call("ncclCommRegister", |_, comm| unsafe {
+                register(comm, memory(buffer), buffer.bytes() as usize, &mut handle)
+            });
+            registered.ok()?;
+            return Some(Box::new(Registered { comm: self.comm.clone(), deregister, handle }));
+        }
+        None
     }
 
     fn check(&self) -> Result<()> {
@@ -294,10 +262,13 @@ impl Collective for Nccl {
     }
 }
 
+type Register = unsafe extern "C" fn(RawComm, *mut c_void, usize, *mut *mut c_void) -> c_int;
+type Deregister = unsafe extern "C" fn(RawComm, *mut c_void) -> c_int;
+
 /// A buffer that is registered.
 struct Registered {
     comm: Arc<Mutex<Comm>>,
-    deregister: unsafe extern "C" fn(RawComm, *mut c_void) -> c_int,
+    deregister: Deregister,
     handle: *mut c_void,
 }
 
@@ -314,7 +285,7 @@ impl Drop for Nccl {
     /// Waits for what is queued. What another rank's end has stuck was aborted before.
     fn drop(&mut self) {
         if let Some(comm) = self.comm.lock().0.take()
-            && self.device.make_current().is_ok()
+            && self.context.bind_to_thread().is_ok()
         {
             // SAFETY: the communicator lives, and nobody else has it from here on.
             unsafe { (self.api.ncclCommDestroy)(comm) };

@@ -4,7 +4,7 @@
 #if __CUDA_ARCH__ >= 900
 // Where the copy of a layer has weights of a row that this block owns: from a column on, which may be moved by eight.
 struct Copied {
-    float* row;
+    Number* row;
     unsigned column, part, pitch;
 
     __device__ __forceinline__ Copied(const Block& block, unsigned layer, unsigned i, unsigned j)
@@ -15,7 +15,7 @@ struct Copied {
         column = of_all % part;
     }
 
-    __device__ __forceinline__ float* at() const { return row + column; }
+    __device__ __forceinline__ Number* at() const { return row + column; }
 
     // A part has at least eight numbers where this is called.
     __device__ __forceinline__ void move() {
@@ -39,7 +39,8 @@ __device__ __forceinline__ void move_weights(const Block& block) {
                 *there = *here;
             else
                 *here = *there;
-            if (TAKES && layer > 0) *reinterpret_cast<float4*>(Copied(block, layer, i, j).at()) = *here;
+            if (TAKES && PRECISION == 2) store(block.factor_of(layer) + i * COLUMNS + j, *here);
+            if (TAKES && layer > 0) store(Copied(block, layer, i, j).at(), *here);
         }
 }
 
@@ -50,8 +51,8 @@ __device__ __forceinline__ void update(const Block& block, unsigned layer) {
     float* w = block.weights_of(layer);
     unsigned pitch = block.pitch_of(layer), count = block.count(layer), end = (of.images + UNIT - 1) / UNIT * UNIT;
     if (PRECISION && of.images < end) {
-        for (unsigned c = threadIdx.x; c < (end - of.images) * pitch; c += THREADS) block.xs[of.images * pitch + c] = 0.0f;
-        for (unsigned c = threadIdx.x; c < (end - of.images) * COLUMNS; c += THREADS) block.ys[of.images * COLUMNS + c] = 0.0f;
+        for (unsigned c = threadIdx.x; c < (end - of.images) * pitch; c += THREADS) block.xs[of.images * pitch + c] = 0;
+        for (unsigned c = threadIdx.x; c < (end - of.images) * COLUMNS; c += THREADS) block.ys[of.images * COLUMNS + c] = 0;
         __syncthreads();
     }
 #if PRECISION
@@ -59,23 +60,25 @@ __device__ __forceinline__ void update(const Block& block, unsigned layer) {
     if (i - lane / 4 >= count) return;
     float sums[COLUMNS / 2] = {};
 #pragma unroll 4
-    for (unsigned k0 = 0; k0 < end; k0 += UNIT) {
-        float2 a[2][2], b[2];
+    for (unsigned k = 0; k < end; k += UNIT) {
+#if PRECISION == 2
+        unsigned a[4], b[4], below = k + lane / 8 % 2 * 8 + lane % 8;
+        load_matrices<true>(a, xs + ((k + lane / 16 * 8 + lane % 8) * pitch + i - lane / 4 + lane / 8 % 2 * 8) * 2);
 #pragma unroll
-        for (int eight = 0; eight < EIGHTS; ++eight) {
-            unsigned at = xs + ((k0 + 8 * eight + t) * pitch + i) * 4, below = at + 16 * pitch;
-            a[eight][0] = float2{load(at), load(below)};
-            a[eight][1] = float2{load(at + 32), load(below + 32)};
+        for (int j = 0; j < COLUMNS; j += 16) {
+            load_matrices<true>(b, ys + (below * COLUMNS + j + (j + 8 < COLUMNS ? lane / 16 * 8 : 0)) * 2);
+            multiply_add(sums + j / 2, a, b);
+            if (j + 8 < COLUMNS) multiply_add(sums + j / 2 + 4, a, b + 2);
         }
+#else
+        unsigned at = xs + ((k + t) * pitch + i) * 4, below = at + 16 * pitch;
+        const float2 a[2] = {float2{load(at), load(below)}, float2{load(at + 32), load(below + 32)}};
 #pragma unroll
         for (int j = 0; j < COLUMNS; j += 8) {
-#pragma unroll
-            for (int eight = 0; eight < EIGHTS; ++eight) {
-                unsigned at = ys + ((k0 + 8 * eight + t) * COLUMNS + j + lane / 4) * 4;
-                b[eight] = float2{load(at), load(at + 16 * COLUMNS)};
-            }
-            multiply_add(sums + j / 2, a, b);
+            unsigned of = ys + ((k + t) * COLUMNS + j + lane / 4) * 4;
+            multiply_add(sums + j / 2, a, float2{load(of), load(of + 16 * COLUMNS)});
         }
+#endif
     }
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
@@ -94,7 +97,8 @@ __device__ __forceinline__ void update(const Block& block, unsigned layer) {
         for (int j = 0; j < COLUMNS / 8; ++j) {
             if (8 * j + 2 * t >= block.columns()) continue;
             at[4 * j] = now[j];
-            if (layer > 0) *reinterpret_cast<float2*>(copied.at()) = now[j];
+            if (PRECISION == 2) store(block.factor_of(layer) + row * COLUMNS + 8 * j + 2 * t, now[j]);
+            if (layer > 0) store(copied.at(), now[j]);
             copied.move();
         }
     }
@@ -136,7 +140,7 @@ __device__ __forceinline__ void update(const Block& block, unsigned layer) {
         unsigned row = i + number / 4 * HALF + number % 4;
         if (row >= count) continue;
         *reinterpret_cast<float4*>(w + row * WEIGHTS_PITCH + j) = now[number];
-        if (layer > 0) *reinterpret_cast<float4*>(Copied(block, layer, row, j).at()) = now[number];
+        if (layer > 0) store(Copied(block, layer, row, j).at(), now[number]);
     }
 #endif
 }
@@ -144,20 +148,21 @@ __device__ __forceinline__ void update(const Block& block, unsigned layer) {
 // As above, of this block's part of the head, whose weights nobody keeps.
 __device__ __forceinline__ void update_head(Block& block) {
     const Steps& of = block.of;
-    const float* dy = of.gradients[of.hidden];
+    const float* dy = reinterpret_cast<const float*>(of.gradients[of.hidden]);
+    float* dys = reinterpret_cast<float*>(block.ys);
     unsigned count = block.count(of.hidden), half = threadIdx.x / (THREADS / 2), i = threadIdx.x % (THREADS / 2);
     constexpr unsigned EACH = CLASSES / 2;
     block.load_xs(of.inputs[of.hidden], of.hidden);
-    for (unsigned c = threadIdx.x; c < of.images * CLASSES; c += THREADS) block.ys[c] = dy[c];
+    for (unsigned c = threadIdx.x; c < of.images * CLASSES; c += THREADS) dys[c] = dy[c];
     arrived<0>();
     __syncthreads();
     if (i >= count) return;
     float sums[EACH] = {};
 #pragma unroll 8
     for (unsigned m = 0; m < of.images; ++m) {
-        float value = block.xs[m * of.pitch[1] + i];
+        float x = value(block.xs[m * of.pitch[1] + i]);
 #pragma unroll
-        for (unsigned c = 0; c < EACH; ++c) sums[c] = fmaf(value, block.ys[m * CLASSES + half * EACH + c], sums[c]);
+        for (unsigned c = 0; c < EACH; ++c) sums[c] = fmaf(x, dys[m * CLASSES + half * EACH + c], sums[c]);
     }
     float* w = of.weights[of.hidden] + (size_t)(block.first(of.hidden) + i) * CLASSES + half * EACH;
 #pragma unroll
@@ -200,18 +205,18 @@ struct Head {
 
     __device__ __forceinline__ void run(const Block& block, unsigned image, unsigned label) {
         const Steps& of = block.of;
-        float *sums = block.ys, *gradient = sums + THREADS / 32 * CLASSES;
-        const float* x = of.inputs[of.hidden] + image * of.pitch[1];
-        float z[CLASSES] = {}, value[EACH];
+        float *sums = block.received, *gradient = sums + THREADS / 32 * CLASSES;
+        const Number* x = of.inputs[of.hidden] + image * of.pitch[1];
+        float z[CLASSES] = {}, xs[EACH];
 #pragma unroll
         for (unsigned number = 0; number < EACH; ++number)
-            value[number] = threadIdx.x + number * THREADS < of.width ? x[place[number]] : 0.0f;
+            xs[number] = threadIdx.x + number * THREADS < of.width ? value(x[place[number]]) : 0.0f;
 #pragma unroll
         for (unsigned number = 0; number < EACH; ++number)
 #pragma unroll
             for (unsigned c = 0; c < CLASSES / 2; ++c) {
-                z[2 * c] = fmaf(value[number], w[number][c].x, z[2 * c]);
-                z[2 * c + 1] = fmaf(value[number], w[number][c].y, z[2 * c + 1]);
+                z[2 * c] = fmaf(xs[number], w[number][c].x, z[2 * c]);
+                z[2 * c + 1] = fmaf(xs[number], w[number][c].y, z[2 * c + 1]);
             }
         // Each half of the lanes adds up half of the classes.
         unsigned lane = threadIdx.x % 32;
@@ -245,7 +250,7 @@ struct Head {
             if (lane < CLASSES) {
                 float d = (exponential / sum - (lane == label ? 1.0f : 0.0f)) / (float)of.images;
                 gradient[lane] = d;
-                of.gradients[of.hidden][image * CLASSES + lane] = d;
+                reinterpret_cast<float*>(of.gradients[of.hidden])[image * CLASSES + lane] = d;
             }
             if (lane == 0) {
                 of.scores[2 * image] = logf(sum) + top - wanted;
@@ -253,7 +258,7 @@ struct Head {
             }
         }
         __syncthreads();
-        float *dx = of.gradients[of.hidden - 1], *by_tiles = dx + SPLIT * 64 * of.pitch[1];
+        Number *dx = of.gradients[of.hidden - 1], *by_tiles = dx + SPLIT * 64 * of.pitch[1];
 #pragma unroll
         for (unsigned number = 0; number < EACH; ++number) {
             unsigned i = threadIdx.x + number * THREADS;
@@ -262,9 +267,9 @@ struct Head {
 #pragma unroll
             for (unsigned c = 0; c < CLASSES / 2; ++c)
                 d += gradient[2 * c] * w[number][c].x + gradient[2 * c + 1] * w[number][c].y;
-            d = value[number] > 0.0f ? d : 0.0f;
-            dx[place[number] + image * of.pitch[1]] = d;
-            by_tiles[i / COLUMNS * SUMS + image * COLUMNS + i % COLUMNS] = d;
+            d = xs[number] > 0.0f ? d : 0.0f;
+            dx[place[number] + image * of.pitch[1]] = ::number(d);
+            by_tiles[i / COLUMNS * SUMS + image * COLUMNS + i % COLUMNS] = ::number(d);
         }
     }
 };
@@ -274,7 +279,6 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     Barrier barrier{of.arrived, 0};
     unsigned number = blockIdx.y * SPLIT + blockIdx.x, hidden = of.hidden;
     bool has_tile = block.has_tile();
-    auto nothing = [] {};
     Head head(of);
     Parts::begin();
     move_weights<true>(block);
@@ -282,14 +286,15 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     if (has_tile) block.load_left(block.images(0), 0);
     for (unsigned step = 0; step < of.steps; ++step) {
         for (unsigned layer = 0; layer < hidden; ++layer) {
-            if (layer > 0) barrier.wait();
+            // One cluster has updated the head.
+            if (layer > 0) block.wait(barrier, block.tiles);
             if (has_tile) {
                 if (layer > 0) block.load_left(of.inputs[layer], layer);
                 if (layer == 1)
                     block.load_right(hidden - 1);
                 else
                     end_copies();
-                product<false>(block, layer, block.weights_of(layer), nullptr, of.inputs[layer + 1], nothing);
+                product<false>(block, layer, block.factor_of(layer), nullptr, of.inputs[layer + 1], [] {});
                 // Others write there once this block has arrived.
                 arrived<0>();
             }
@@ -302,12 +307,15 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
                 label = of.rows[((size_t)step * of.images + number) * (of.pixels + 1) + of.pixels];
             }
             if (has_tile) block.load_xs(of.inputs[hidden - 1], hidden - 1);
-            barrier.wait();
+            barrier.wait_for_all();
             if (number < of.images) head.run(block, number, label);
             barrier.arrive();
         }
         for (unsigned layer = hidden - 1; layer > 0; --layer) {
-            barrier.wait();
+            if (layer == hidden - 1)
+                barrier.wait_for_all();
+            else
+                block.wait(barrier, block.tile);
             if (has_tile) {
                 block.load_left(of.gradients[layer], layer);
                 block.load_ys(layer);
@@ -330,7 +338,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
                 if (block.rank == 0 && threadIdx.x < 32) add_up(of);
             }
         }
-        barrier.wait();
+        // So that no block writes what layers read before others have read it for their updates.
+        barrier.wait_for_all();
         if (has_tile) {
             block.load_ys(0);
             arrived<0>();

@@ -1,8 +1,14 @@
 //! Steps of SGD of a whole network in one kernel: `block.cu` and `steps.cu`.
 
-use millpond::device::StreamHandle;
+use std::sync::Arc;
 
-use super::driver::{self, Argument, Function, Grid};
+use bytemuck::Pod;
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+};
+
+use super::driver::{at, function, launch, refused};
 use crate::{Kind, Memory, Precision, Result, Tensor};
 
 /// Threads of a block.
@@ -46,11 +52,14 @@ struct Parameters {
     factor: f32,
 }
 
+// SAFETY: it is what the kernel's parameter is: plain numbers.
+unsafe impl DeviceRepr for Parameters {}
+
 /// The kernels of a GPU with clusters.
 #[derive(Debug)]
 pub(super) struct Steps {
-    images_by_parts: Function,
-    steps: Function,
+    images_by_parts: CudaFunction,
+    steps: CudaFunction,
     precision: Precision,
     /// Clusters that run at once.
     clusters: usize,
@@ -79,10 +88,19 @@ pub(super) struct Trained<'a> {
 
 impl Steps {
     /// Of these kernels, which `steps.cu` has.
-    pub(super) fn new([images_by_parts, steps]: [Function; 2], precision: Precision) -> Result<Self> {
-        steps.may_share(MOST_SHARED)?;
-        let clusters = steps.clusters_at_once(grid(1, MOST_SHARED))? as usize;
-        Ok(Self { images_by_parts, steps, precision, clusters })
+    pub(super) fn new(
+        context: &Arc<CudaContext>,
+        module: &Arc<CudaModule>,
+        precision: Precision,
+    ) -> Result<Self> {
+        let [images_by_parts, steps] = ["images_by_parts", "steps"].map(|name| function(module, name));
+        let steps = steps?;
+        steps
+            .set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, MOST_SHARED as i32)
+            .map_err(refused("cuFuncSetAttribute"))?;
+        let clusters = steps.occupancy_max_active_clusters(grid(1, MOST_SHARED), &context.default_stream());
+        let clusters = clusters.map_err(refused("cuOccupancyMaxActiveClusters"))? as usize;
+        Ok(Self { images_by_parts: images_by_parts?, steps, precision, clusters })
     }
 
     fn parts(&self, inner: usize) -> Parts {
@@ -96,19 +114,21 @@ impl Steps {
         Parts { each, pitch: (each - in_order.min(each)).next_multiple_of(banks) + in_order }
     }
 
+    /// Bytes of a number that layers read and write.
+    fn number(&self) -> usize {
+        if self.precision == Precision::Bfloat16 { 2 } else { size_of::<f32>() }
+    }
+
     /// Bytes of shared memory: a left factor or sums, a right one, those of an update, sums of others, and the weights.
     fn shared_bytes(&self, weights: &[Tensor]) -> usize {
         let [first, others] = [weights[0].rows(), weights[0].cols()].map(|inner| self.parts(inner));
         let (each, pitch) = (first.each.max(others.each), first.pitch.max(others.pitch));
-        let (sums, hidden) = (ROWS * COLUMNS, weights.len() - 1);
-        let counters = 8;
-        let floats = counters
-            + (ROWS * pitch).max(2 * sums)
-            + COLUMNS * pitch
-            + ROWS * pitch
-            + 2 * sums
-            + hidden * each * (COLUMNS + 4);
-        floats * size_of::<f32>()
+        let (sums, number, float) = (ROWS * COLUMNS, self.number(), size_of::<f32>());
+        // Rounded weights lie beside the others, else there is room between rows.
+        let of_weight = if number < float { COLUMNS * (float + number) } else { (COLUMNS + 4) * float };
+        let counters = 32;
+        let factors = (ROWS * pitch * number).max(2 * sums * float) + (COLUMNS + ROWS) * pitch * number;
+        counters + factors + sums * (number + float) + (weights.len() - 1) * each * of_weight
     }
 
     /// Whether there are such steps for these weights and so many images: all blocks run at once, one of the clusters has no
@@ -126,39 +146,40 @@ impl Steps {
     ///
     /// # Safety
     /// [`suit`](Self::suit) has said yes. All hidden layers have equally many outputs, and `rows` a multiple of the images.
-    pub(super) unsafe fn launch(&self, memory: &Memory, of: &Trained<'_>) -> Result<()> {
+    pub(super) unsafe fn launch(&self, stream: &CudaStream, memory: &Memory, of: &Trained<'_>) -> Result<()> {
         let &Trained { weights, rows, images, totals, rate } = of;
         let (pixels, width, hidden) = (weights[0].rows(), weights[0].cols(), weights.len() - 1);
         let (steps, tiles) = (rows.rows() / images, width.div_ceil(COLUMNS));
         let [first, others] = [pixels, width].map(|inner| self.parts(inner));
-        let all = |count: usize, Parts { pitch, .. }| memory.uninit(count * SPLIT * ROWS, pitch);
+        let number = self.number();
+        let all = |count: usize, Parts { pitch, .. }| memory.uninit(count * SPLIT * ROWS, pitch * number);
         memory.next_is(Kind::Batch, 0);
-        let mut inputs = vec![all(steps, first)?];
-        let (mut gradients, mut copies) = (Vec::new(), Vec::new());
+        let mut inputs: Vec<Tensor<u8>> = vec![all(steps, first)?];
+        let [mut gradients, mut copies]: [Vec<Tensor<u8>>; 2] = Default::default();
         for layer in 0..hidden {
             memory.next_is(Kind::Activations, layer + 1);
             inputs.push(all(1, others)?);
             memory.next_is(Kind::Gradients, layer + 1);
-            gradients.push(memory.uninit(1, ROWS * (SPLIT * others.pitch + tiles * COLUMNS))?);
+            gradients.push(memory.uninit(ROWS * number, SPLIT * others.pitch + tiles * COLUMNS)?);
             // The first layer's weights are read forward only.
             memory.next_is(Kind::Workspace, layer + 1);
             let copied = if layer > 0 { tiles * SPLIT * COLUMNS } else { 1 };
-            copies.push(memory.uninit(copied, others.pitch)?);
+            copies.push(memory.uninit(copied, others.pitch * number)?);
         }
         memory.next_is(Kind::Gradients, hidden + 1);
-        gradients.push(memory.uninit(images, weights[hidden].cols())?);
+        gradients.push(memory.uninit(images, weights[hidden].cols() * size_of::<f32>())?);
         let scores: Tensor = memory.uninit_for(Kind::Batch, images, 2)?;
         memory.next_is(Kind::Workspace, 0);
-        let arrived: Tensor<u32> = memory.zeroed(1, 1)?;
+        let arrived: Tensor<u32> = memory.zeroed(self.clusters, 32)?;
         let parameters = Parameters {
             weights: addresses(weights),
             copies: addresses(&copies),
             inputs: addresses(&inputs),
             gradients: addresses(&gradients),
-            rows: rows.ptr().raw(),
-            scores: scores.ptr().raw(),
-            totals: totals.ptr().raw(),
-            arrived: arrived.ptr().raw(),
+            rows: at(rows),
+            scores: at(&scores),
+            totals: at(totals),
+            arrived: at(&arrived),
             hidden: hidden as u32,
             pixels: pixels as u32,
             width: width as u32,
@@ -168,34 +189,33 @@ impl Steps {
             pitch: [first.pitch as u32, others.pitch as u32],
             factor: -rate,
         };
-        let sizes = [pixels, images, first.each, first.pitch].map(Argument::from);
-        let arguments = [&[(&inputs[0]).into(), rows.into()][..], &sizes].concat();
-        let stream: StreamHandle = memory.stream().handle();
+        let sizes = [pixels, images, first.each, first.pitch].map(|size| size as u64);
+        let arguments = [&[at(&inputs[0]), at(rows)][..], &sizes].concat();
+        let of_rows = LaunchConfig {
+            grid_dim: (rows.rows() as u32, 1, 1),
+            block_dim: (32 * SPLIT as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe {
-            driver::launch(
-                self.images_by_parts,
-                Grid::of(rows.rows() as u32, 32 * SPLIT as u32),
-                stream,
-                &arguments,
-            )
-        }?;
-        let grid = grid(self.clusters, self.shared_bytes(weights));
+        unsafe { launch(stream, &self.images_by_parts, of_rows, &arguments) }?;
+        let mut launch = stream.launch_builder(&self.steps);
+        launch.arg(&parameters);
         // SAFETY: as above. The kernel's memory is freed after it, in the stream's order.
-        unsafe { driver::launch(self.steps, grid, stream, &[Argument::of(&parameters)]) }
+        unsafe { launch.launch_cooperative(grid(self.clusters, self.shared_bytes(weights))) }
+            .map_err(refused("cuLaunchCooperativeKernel"))?;
+        Ok(())
     }
 }
 
 /// So many clusters, whose blocks run at once.
-fn grid(clusters: usize, shared: usize) -> Grid {
-    Grid {
-        blocks: [SPLIT as u32, clusters as u32, 1],
-        threads: THREADS as u32,
-        shared: shared as u32,
-        at_once: true,
+fn grid(clusters: usize, shared: usize) -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (SPLIT as u32, clusters as u32, 1),
+        block_dim: (THREADS as u32, 1, 1),
+        shared_mem_bytes: shared as u32,
     }
 }
 
-fn addresses(of: &[Tensor]) -> [u64; MOST_LAYERS] {
-    std::array::from_fn(|layer| of.get(layer).map_or(0, |of| of.ptr().raw()))
+fn addresses<T: Pod>(of: &[Tensor<T>]) -> [u64; MOST_LAYERS] {
+    std::array::from_fn(|layer| of.get(layer).map_or(0, at))
 }

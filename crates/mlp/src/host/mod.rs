@@ -16,7 +16,7 @@ use millpond::device::host::HostDevice;
 use crate::backend::{Activation, Backend, Batch, Graph, Sgd, Source};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 use arithmetic::Product;
-use view::View;
+pub(crate) use view::View;
 
 /// The CPU as a device that trains.
 #[derive(Debug)]
@@ -53,21 +53,6 @@ impl Graph for HostGraph {
     }
 }
 
-impl HostBackend {
-    /// Trains with memory of this device.
-    pub fn new(device: Arc<HostDevice>, memory: Memory) -> Self {
-        Self { device, memory, captured: None }
-    }
-
-    fn launch(&mut self, work: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        if let Some(captured) = &mut self.captured {
-            captured.kernels.push(Arc::new(work));
-            return Ok(());
-        }
-        Ok(self.device.launch(self.memory.stream().handle(), work)?)
-    }
-}
-
 /// What every closure below relies on.
 ///
 /// The stream runs closures in the order in which they were launched, and a tensor's block is freed on the same
@@ -85,6 +70,32 @@ macro_rules! in_stream_order {
     };
 }
 
+impl HostBackend {
+    /// Trains with memory of this device.
+    pub fn new(device: Arc<HostDevice>, memory: Memory) -> Self {
+        Self { device, memory, captured: None }
+    }
+
+    fn launch(&mut self, work: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        if let Some(captured) = &mut self.captured {
+            captured.kernels.push(Arc::new(work));
+            return Ok(());
+        }
+        Ok(self.device.launch(self.memory.stream().handle(), work)?)
+    }
+
+    /// Launches work that writes or changes one tensor, and reads others.
+    fn launch_on<T: Pod, R: Pod, const N: usize>(
+        &mut self,
+        out: &Tensor<T>,
+        read: [&Tensor<R>; N],
+        work: impl Fn(&mut [T], [&[R]; N]) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let (out, read) = (View::of(out), read.map(View::of));
+        self.launch(move || work(in_stream_order!(mut out), read.each_ref().map(|of| in_stream_order!(of))))
+    }
+}
+
 impl Backend for HostBackend {
     fn memory(&self) -> &Memory {
         &self.memory
@@ -94,10 +105,7 @@ impl Backend for HostBackend {
         batch.check("images")?;
         let pixels = batch.pixels();
         let out = self.memory.uninit(batch.count, pixels)?;
-        let (to, rows) = (View::of(&out), View::of(batch.rows));
-        self.launch(move || {
-            arithmetic::images(in_stream_order!(mut to), in_stream_order!(rows), pixels);
-        })?;
+        self.launch_on(&out, [batch.rows], move |to, [rows]| arithmetic::images(to, rows, pixels))?;
         Ok(out)
     }
 
@@ -119,14 +127,10 @@ impl Backend for HostBackend {
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
         check("linear", x.cols(), w.rows(), w)?;
         let out = self.memory.uninit(x.rows(), w.cols())?;
-        let (to, x_view, w_view) = (View::of(&out), View::of(x), View::of(w));
         let product = Product::plain(x.shape(), w.shape());
-        self.launch(move || {
-            let (to, x, w) = (in_stream_order!(mut to), in_stream_order!(x_view), in_stream_order!(w_view));
-            match activation {
-                Activation::None => product.run(to, (x, w), |_, _| {}),
-                Activation::Relu => product.run(to, (x, w), |_, y| arithmetic::relu(y)),
-            }
+        self.launch_on(&out, [x, w], move |to, [x, w]| match activation {
+            Activation::None => product.run(to, (x, w), |_, _| {}),
+            Activation::Relu => product.run(to, (x, w), |_, y| arithmetic::relu(y)),
         })?;
         Ok(out)
     }
@@ -165,11 +169,8 @@ impl Backend for HostBackend {
         check("input_gradient", dy.cols(), w.cols(), w)?;
         check_shape("input_gradient", x, (dy.rows(), w.rows()))?;
         let out = self.memory.uninit(x.rows(), x.cols())?;
-        let (to, x, dy_view, w_view) = (View::of(&out), View::of(x), View::of(dy), View::of(w));
         let product = Product::right_transposed(dy.shape(), w.shape());
-        self.launch(move || {
-            let (to, x) = (in_stream_order!(mut to), in_stream_order!(x));
-            let (dy, w) = (in_stream_order!(dy_view), in_stream_order!(w_view));
+        self.launch_on(&out, [dy, w, x], move |to, [dy, w, x]| {
             product.run(to, (dy, w), |at, dx| arithmetic::mask_where_zero(dx, &x[at..]));
         })?;
         Ok(out)
@@ -179,28 +180,16 @@ impl Backend for HostBackend {
         check_shape("weight_gradient", dy, (x.rows(), dy.cols()))?;
         let out = into.map_or_else(|| self.memory.uninit(x.cols(), dy.cols()), Ok)?;
         check_shape("weight_gradient", &out, (x.cols(), dy.cols()))?;
-        let (to, x_view, dy_view) = (View::of(&out), View::of(x), View::of(dy));
         let product = Product::left_transposed(x.shape(), dy.shape());
-        self.launch(move || {
-            let (x, dy) = (in_stream_order!(x_view), in_stream_order!(dy_view));
-            product.run(in_stream_order!(mut to), (x, dy), |_, _| {});
-        })?;
+        self.launch_on(&out, [x, dy], move |to, [x, dy]| product.run(to, (x, dy), |_, _| {}))?;
         Ok(out)
-    }
-
-    fn descends(&self) -> bool {
-        true
     }
 
     fn descend(&mut self, x: &Tensor, dy: &Tensor, w: &mut Tensor, rate: f32) -> Result<()> {
         check_shape("descend", dy, (x.rows(), dy.cols()))?;
         check_shape("descend", w, (x.cols(), dy.cols()))?;
-        let (w, x_view, dy_view) = (View::of(w), View::of(x), View::of(dy));
         let product = Product::left_transposed(x.shape(), dy.shape());
-        self.launch(move || {
-            let (x, dy) = (in_stream_order!(x_view), in_stream_order!(dy_view));
-            product.add(in_stream_order!(mut w), (x, dy), -rate);
-        })
+        self.launch_on(w, [x, dy], move |w, [x, dy]| product.add(w, (x, dy), -rate))
     }
 
     fn begin_capture(&mut self) -> Result<()> {
@@ -212,10 +201,6 @@ impl Backend for HostBackend {
     fn end_capture(&mut self) -> Result<Box<dyn Graph>> {
         let ended = || Error::Library { library: "the CPU", what: "no capture is under way".to_owned() };
         Ok(Box::new(self.captured.take().ok_or_else(ended)?))
-    }
-
-    fn gradient_stream(&self) -> &Stream {
-        self.memory.stream()
     }
 
     fn update(
@@ -236,16 +221,14 @@ impl Backend for HostBackend {
             check_shape("update", gradient, w.shape())?;
             let velocity = velocities.get(layer);
             velocity.map_or(Ok(()), |velocity| check_shape("update", velocity, w.shape()))?;
-            let (w, gradient, velocity) = (View::of(w), View::of(gradient), velocity.map(View::of));
-            self.launch(move || {
-                let (w, mut gradient) = (in_stream_order!(mut w), in_stream_order!(gradient));
-                if let Some(velocity) = &velocity {
-                    let velocity = in_stream_order!(mut velocity);
-                    arithmetic::accelerate(velocity, gradient, momentum);
-                    gradient = velocity;
-                }
-                arithmetic::descend(w, gradient, rate);
-            })?;
+            let mut step = gradient;
+            if let Some(velocity) = velocity {
+                self.launch_on(velocity, [gradient], move |v, [gradient]| {
+                    arithmetic::accelerate(v, gradient, momentum);
+                })?;
+                step = velocity;
+            }
+            self.launch_on(w, [step], move |w, [step]| arithmetic::descend(w, step, rate))?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::Tensor;
 
 /// Where a tensor's elements lie and how many they are; no claim that they still do.
 #[derive(Debug)]
-pub(super) struct View<T> {
+pub(crate) struct View<T> {
     address: usize,
     len: usize,
     element: PhantomData<fn() -> T>,
@@ -16,7 +16,7 @@ pub(super) struct View<T> {
 
 impl<T: Pod> View<T> {
     /// A view of the tensor's block, of any length of life.
-    pub(super) fn of(tensor: &Tensor<T>) -> Self {
+    pub(crate) fn of(tensor: &Tensor<T>) -> Self {
         Self { address: tensor.ptr().raw() as usize, len: tensor.len(), element: PhantomData }
     }
 
@@ -24,7 +24,7 @@ impl<T: Pod> View<T> {
     ///
     /// # Safety
     /// The tensor's block is live host memory, and nobody writes to it as long as the slice is used.
-    pub(super) unsafe fn get<'a>(&self) -> &'a [T] {
+    pub(crate) unsafe fn get<'a>(&self) -> &'a [T] {
         let address = std::ptr::with_exposed_provenance(self.address);
         // SAFETY: the caller's promise; blocks are aligned to 256 bytes at least and any bytes are a `T: Pod`.
         unsafe { std::slice::from_raw_parts(address, self.len) }
@@ -34,7 +34,7 @@ impl<T: Pod> View<T> {
     ///
     /// # Safety
     /// The tensor's block is live host memory, and nobody else uses it as long as the slice is used.
-    pub(super) unsafe fn get_mut<'a>(&self) -> &'a mut [T] {
+    pub(crate) unsafe fn get_mut<'a>(&self) -> &'a mut [T] {
         let address = std::ptr::with_exposed_provenance_mut(self.address);
         // SAFETY: the caller's promise; blocks are aligned to 256 bytes at least and any bytes are a `T: Pod`.
         unsafe { std::slice::from_raw_parts_mut(address, self.len) }

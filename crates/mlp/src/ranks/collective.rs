@@ -11,16 +11,13 @@ use crate::{Result, Tensor};
 /// An operation returns once its work is queued on the stream. The tensors live until that work is done. Where an operation
 /// has no way to report a failure, [`check`](Self::check) does.
 pub trait Collective: std::fmt::Debug {
-    /// Ranks that take part.
-    fn size(&self) -> usize;
-
     /// Each element becomes the sum over all ranks. The result is the same to the last bit on all of them.
     ///
     /// # Errors
     /// The device's own, or [`Error::Library`](crate::Error::Library), here and below.
     fn all_reduce(&self, buffer: &Tensor, stream: &Stream) -> Result<()>;
 
-    /// This rank's piece of the buffer, of [`size`](Self::size) equal ones, becomes the sum over all ranks. It is written to
+    /// This rank's piece of the buffer, of as many equal ones as there are ranks, becomes the sum over all ranks. It is written to
     /// `piece`, which may be that part of the buffer. The rest of the buffer is undefined then.
     ///
     /// # Errors
@@ -45,9 +42,11 @@ pub trait Collective: std::fmt::Debug {
         None
     }
 
-    /// The first failure of an operation that was queued.
+    /// The first failure of an operation that was queued, if the ranks do not know of it.
     ///
     /// # Errors
     /// That.
-    fn check(&self) -> Result<()>;
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -1,9 +1,9 @@
 //! Which rank a process is, as its launcher says in the environment.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::secret::Secret;
 use crate::{Error, Result};
 
 /// The port of rank 0 is this, where nothing else says it: PyTorch's default, and one.
@@ -14,13 +14,13 @@ const JOB_PORTS: std::ops::Range<u16> = 20_000..29_000;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The variable with the port at which rank 0 listens.
-pub const PORT: &str = "MILLPOND_RENDEZVOUS_PORT";
+pub(super) const PORT: &str = "MILLPOND_RENDEZVOUS_PORT";
 /// The variable with the address at which rank 0 listens.
-pub const ADDRESS: &str = "MILLPOND_RENDEZVOUS_ADDRESS";
+pub(super) const ADDRESS: &str = "MILLPOND_RENDEZVOUS_ADDRESS";
 /// The variable with the secret that all ranks share.
-pub const SECRET: &str = "MILLPOND_SECRET";
+pub(super) const SECRET: &str = "MILLPOND_SECRET";
 /// The variable with the seconds that ranks wait for each other.
-pub const TIMEOUT: &str = "MILLPOND_RENDEZVOUS_TIMEOUT";
+pub(super) const TIMEOUT: &str = "MILLPOND_RENDEZVOUS_TIMEOUT";
 
 /// Which rank this process is, of how many, and where rank 0 is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,43 +45,52 @@ pub struct Place {
     pub secret: Secret,
 }
 
-/// The variables in which a kind of launcher says it.
-struct Launcher {
-    rank: &'static str,
-    world: &'static str,
-    local_rank: &'static str,
-    local_world: Option<&'static str>,
+/// A secret that all ranks have: the variable `MILLPOND_SECRET`.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub(super) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "Secret(none)" } else { "Secret(…)" })
+    }
 }
 
-/// The innermost first: `srun torchrun …` and `mpirun torchrun …` have the variables of both.
-const LAUNCHERS: [Launcher; 3] = [
+/// The variables in which a launcher says a rank, the ranks in all, and the same of the machine. The innermost first:
+/// `srun torchrun …` and `mpirun torchrun …` have the variables of both.
+const LAUNCHERS: [[&str; 4]; 3] = [
     // torchrun, Kubernetes' PyTorchJob, and whoever does as they do.
-    Launcher {
-        rank: "RANK",
-        world: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_world: Some("LOCAL_WORLD_SIZE"),
-    },
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
     // Open MPI.
-    Launcher {
-        rank: "OMPI_COMM_WORLD_RANK",
-        world: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_world: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-    },
-    // srun. A batch script without srun has SLURM_PROCID and SLURM_NTASKS too, but no size of a step.
-    Launcher {
-        rank: "SLURM_PROCID",
-        world: "SLURM_STEP_NUM_TASKS",
-        local_rank: "SLURM_LOCALID",
-        local_world: None,
-    },
+    [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    // srun, which does not say how many are on the machine. A batch script has a rank, too, but no size of a step.
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""],
 ];
 
 /// Variables that tell a job from others, for its port.
 const JOBS: [&str; 4] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID"];
 
 impl Place {
+    /// A rank of a world on this machine, each with a GPU, that meets at this port without a secret.
+    pub fn here(rank: usize, world: usize, port: u16) -> Self {
+        let host = "127.0.0.1".to_owned();
+        Self {
+            rank,
+            world,
+            local_rank: rank,
+            is_one_machine: true,
+            listens_at: host.clone(),
+            host,
+            port,
+            timeout: DEFAULT_TIMEOUT,
+            secret: Secret::default(),
+        }
+    }
+
     /// What the environment of this process says; `None` where no launcher started it.
     ///
     /// # Errors
@@ -117,63 +126,50 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn place(&self) -> Said<Option<Place>> {
-        let Some(launcher) = LAUNCHERS.iter().find(|launcher| self.has_started_us(launcher)) else {
+        let has_started_us = |[rank, world, _, of_machine]: &&[&str; 4]| {
+            self.text(rank).is_some() && (!of_machine.is_empty() || self.text(world).is_some())
+        };
+        let Some([rank_name, world_name, local_rank_name, local_world_name]) =
+            LAUNCHERS.iter().find(has_started_us)
+        else {
             return match self.number("WORLD_SIZE")? {
                 None | Some(1) => Ok(None),
                 Some(world) => Err(missing("WORLD_SIZE", world, "RANK")),
             };
         };
-        let Launcher { rank: rank_name, world: world_name, local_rank, local_world } = launcher;
         let rank: usize = self.number(rank_name)?.unwrap_or(0);
         let world: usize = self.number(world_name)?.ok_or_else(|| missing(rank_name, rank, world_name))?;
-        if rank >= world {
-            return Err(format!("{rank_name} is {rank}, but {world_name} is {world}: ranks count from 0"));
-        }
         if let Some(other) = self.number::<usize>("WORLD_SIZE")?.filter(|other| *other != world) {
             return Err(format!("WORLD_SIZE is {other}, but {world_name} is {world}: unset one of them"));
         }
-        let local_world_name = local_world.unwrap_or_default();
         let locals: Option<usize> = self.number(local_world_name)?;
-        let local_rank_is: usize = self.number(local_rank)?.unwrap_or(0);
-        let most = locals.unwrap_or(world);
-        if local_rank_is >= most || most > world {
-            let of = if locals.is_some() { local_world_name } else { world_name };
-            return Err(match most > world {
-                true => format!("{of} is {most}, but {world_name} is {world}"),
-                false => format!("{local_rank} is {local_rank_is}, but {of} is {most}: ranks count from 0"),
-            });
+        let (local_rank, of) = (self.number(local_rank_name)?.unwrap_or(0), locals.unwrap_or(world));
+        if of > world {
+            return Err(format!("{local_world_name} is {of}, but {world_name} is {world}"));
         }
-        let is_one_machine = world == 1 || locals == Some(world) || self.has_one_node()?;
+        let of_name = if locals.is_some() { local_world_name } else { world_name };
+        for (name, number, of_name, of) in
+            [(rank_name, rank, world_name, world), (local_rank_name, local_rank, of_name, of)]
+        {
+            if number >= of {
+                return Err(format!("{name} is {number}, but {of_name} is {of}: ranks count from 0"));
+            }
+        }
+        let nodes: Option<usize> = self.number("SLURM_STEP_NUM_NODES")?;
+        let is_one_machine = world == 1 || locals == Some(world) || nodes == Some(1);
         let host = self.host(is_one_machine)?;
         let listens_at = self.text(ADDRESS).unwrap_or_else(|| host.clone());
-        let secret = Secret::from(self.text(SECRET).unwrap_or_default());
-        if secret.is_empty() && world > 1 && !(is_loopback(&host) && is_loopback(&listens_at)) {
+        let secret = Secret(self.text(SECRET).unwrap_or_default());
+        if secret.0.is_empty() && world > 1 && !(is_loopback(&host) && is_loopback(&listens_at)) {
             return Err(format!(
                 "{SECRET} is not set, and other machines can reach rank 0 at {listens_at}: set it to the same random text \
                  for every rank, such as that of `openssl rand -hex 16`. If all ranks are on this machine, set MASTER_ADDR \
                  to 127.0.0.1 instead"
             ));
         }
-        Ok(Some(Place {
-            rank,
-            world,
-            local_rank: local_rank_is,
-            is_one_machine,
-            host,
-            listens_at,
-            port: self.port()?,
-            secret,
-            timeout: self.number(TIMEOUT)?.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
-        }))
-    }
-
-    fn has_started_us(&self, launcher: &Launcher) -> bool {
-        let is_slurm = launcher.local_world.is_none();
-        self.text(launcher.rank).is_some() && (!is_slurm || self.text(launcher.world).is_some())
-    }
-
-    fn has_one_node(&self) -> Said<bool> {
-        Ok(self.number::<usize>("SLURM_STEP_NUM_NODES")? == Some(1))
+        let timeout = self.number(TIMEOUT)?.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
+        let port = self.port()?;
+        Ok(Some(Place { rank, world, local_rank, is_one_machine, host, listens_at, port, timeout, secret }))
     }
 
     fn host(&self, is_one_machine: bool) -> Said<String> {
@@ -181,11 +177,9 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         if is_one_machine && (asked.is_none() || self.text(ADDRESS).is_none()) {
             return Ok("127.0.0.1".to_owned());
         }
-        if let Some(host) = asked {
-            return Ok(host);
-        }
         // Slurm's first rank is on the first node.
-        self.text("SLURM_STEP_NODELIST").map(|list| first_host(&list)).ok_or_else(|| {
+        let first = || self.text("SLURM_STEP_NODELIST").map(|list| first_host(&list));
+        asked.or_else(first).ok_or_else(|| {
             "MASTER_ADDR is not set: set it to the machine of rank 0, in the environment of every rank"
                 .to_owned()
         })
@@ -197,20 +191,21 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         }
         // torchrun itself listens on MASTER_PORT.
         if let Some(port) = self.number::<u16>("MASTER_PORT")? {
-            let next = port.checked_add(1);
-            return next
-                .ok_or_else(|| format!("MASTER_PORT is {port}, and has no port after it: set {PORT}"));
+            let none = || format!("MASTER_PORT is {port}, and has no port after it: set {PORT}");
+            return port.checked_add(1).ok_or_else(none);
         }
         let job: String = JOBS.iter().filter_map(|name| self.text(name)).collect();
-        if job.is_empty() {
-            return Ok(DEFAULT_PORT);
-        }
-        // FNV-1a.
-        let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        Ok(JOB_PORTS.start + (hash % JOB_PORTS.len() as u64) as u16)
+        let sum = u64::from(hash(job.as_bytes()));
+        let of_job = JOB_PORTS.start + (sum % JOB_PORTS.len() as u64) as u16;
+        Ok(if job.is_empty() { DEFAULT_PORT } else { of_job })
     }
+}
+
+/// The same number for the same bytes on all machines.
+fn hash(bytes: &[u8]) -> u32 {
+    let mut sum = flate2::Crc::new();
+    sum.update(bytes);
+    sum.sum()
 }
 
 /// Whether only this machine can come there.
@@ -319,7 +314,7 @@ mod tests {
         let of = |more: &[(&str, &str)]| place(&[&torchrun[..], more].concat());
         let found = of(&[]).unwrap().unwrap();
         assert_eq!((&*found.host, &*found.listens_at), ("127.0.0.1", "127.0.0.1"));
-        assert!(found.secret.is_empty());
+        assert!(found.secret.0.is_empty());
         // Unless it is asked for otherwise.
         let error = of(&[(ADDRESS, "0.0.0.0")]).unwrap_err();
         assert!(
