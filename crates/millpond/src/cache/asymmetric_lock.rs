@@ -32,7 +32,7 @@ use std::hint::cold_path;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Backoff, Ordering};
+use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::order::StreamKey;
 
 /// Entries of a lock: as many as a byte tells apart, so that finding a stream's takes no instruction.
@@ -41,9 +41,6 @@ pub(super) const ENTRIES: usize = if cfg!(miri) { 4 } else { 256 };
 /// A model tries what may happen at one of them.
 #[cfg(loom)]
 pub(super) const ENTRIES: usize = 1;
-
-/// Epochs of an owner.
-pub(super) const EPOCHS: usize = 2;
 
 /// What an entry leads to.
 pub(super) trait Guarded: Sized {
@@ -175,13 +172,8 @@ impl<T: Guarded> AsymmetricLock<T> {
 
     /// Waits until the owner of a closed lock has left by all its epochs: a few instructions of its, unless it was
     /// suspended. One epoch after the other will do, since the owner cannot enter again.
-    pub(super) fn wait_until_left(epochs: [&Epoch; EPOCHS]) {
-        for epoch in epochs {
-            let mut backoff = Backoff::default();
-            while epoch.is_inside() {
-                backoff.wait();
-            }
-        }
+    pub(super) fn wait_until_left(epochs: [&Epoch; 2]) {
+        epochs.into_iter().for_each(|epoch| sync::wait_while(|| epoch.is_inside()));
     }
 
     /// Lets the owner enter without an entry.

@@ -12,21 +12,16 @@ use rustc_hash::FxHashMap;
 
 use super::magazine::Item;
 use crate::order::{Tick, TimelineId};
+use crate::policy::caching::DEPOT_LOCKS;
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Depot {
-    shards: [Shard; SHARDS],
+    shards: [Shard; DEPOT_LOCKS],
     /// Bytes on all shelves.
     held: AtomicU64,
-    /// Bytes of that in large blocks, which are those of `large_from` bytes and more.
-    held_large: AtomicU64,
-    large_from: u64,
     is_closed: AtomicBool,
 }
-
-/// Locks that the shelves are spread over.
-const SHARDS: usize = 16;
 
 /// A lock on cache lines of its own, and the shelves behind it.
 #[derive(Debug, Default)]
@@ -44,16 +39,6 @@ struct Shelved {
 }
 
 impl Depot {
-    pub(super) fn new(large_from: u64) -> Self {
-        Self {
-            shards: Default::default(),
-            held: AtomicU64::new(0),
-            held_large: AtomicU64::new(0),
-            large_from,
-            is_closed: AtomicBool::new(false),
-        }
-    }
-
     /// Bytes held. A glance.
     pub(super) fn held(&self) -> u64 {
         // Acquire: who sees that blocks were taken also sees that whoever took them may hold some
@@ -61,36 +46,12 @@ impl Depot {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Bytes held in large blocks. A glance, under the pool's lock: whoever takes some meanwhile has a magazine with
-    /// room for them, which was granted under the lock.
-    pub(super) fn held_large(&self) -> u64 {
-        // Relaxed: a sum.
-        self.held_large.load(Ordering::Relaxed)
-    }
-
-    fn count_put(&self, bytes: u64, more: u64) {
-        // Relaxed: a sum.
-        self.held.fetch_add(more, Ordering::Relaxed);
-        if bytes >= self.large_from {
-            self.held_large.fetch_add(more, Ordering::Relaxed);
-        }
-    }
-
-    fn count_taken(&self, bytes: u64, less: u64) {
-        if bytes >= self.large_from {
-            // Relaxed: see `held_large`.
-            self.held_large.fetch_sub(less, Ordering::Relaxed);
-        }
-        // Release: see `held`.
-        self.held.fetch_sub(less, Ordering::Release);
-    }
-
     /// The shard with the shelf for blocks of this stream and length. Streams that were made one after the other have
     /// theirs side by side.
     fn shard_of(of: TimelineId, bytes: u64) -> usize {
         // Sizes often differ in their upper bits only: these are what a product with an odd number has below, too.
         let spread = (bytes >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
-        (u64::from(of.slot) + spread) as usize % SHARDS
+        (u64::from(of.slot) + spread) as usize % DEPOT_LOCKS
     }
 
     /// The shelves of a shard; `None` while the depot is closed.
@@ -121,14 +82,9 @@ impl Depot {
         }
         let shelved = items.iter().map(|&item| Shelved { item, tick: item.descriptor().tick() });
         shelf.extend(shelved);
-        self.count_put(bytes, more);
+        // Relaxed: a sum.
+        self.held.fetch_add(more, Ordering::Relaxed);
         true
-    }
-
-    /// Whether there is a block of this stream and length.
-    pub(super) fn has(&self, of: TimelineId, bytes: u64) -> bool {
-        let has = |shelves: MutexGuard<'_, Shelves>| shelves.contains_key(&(bytes, of));
-        self.held() > 0 && self.shelves(Self::shard_of(of, bytes)).is_some_and(has)
     }
 
     /// Another stream that has blocks of this length here, and the tick at which the last of them came. Looks at
@@ -138,37 +94,36 @@ impl Depot {
             return None;
         }
         let first = Self::shard_of(of, bytes);
-        (first..first + SHARDS).find_map(|shard| {
-            let shelves = self.shelves(shard % SHARDS)?;
+        (first..first + DEPOT_LOCKS).find_map(|shard| {
+            let shelves = self.shelves(shard % DEPOT_LOCKS)?;
             let mut others = shelves.iter().filter(|((length, other), _)| *length == bytes && *other != of);
             others.find_map(|((_, other), shelf)| Some((*other, shelf.last()?.tick)))
         })
     }
 
     /// Takes up to `most` blocks of this length that the stream freed up to the tick, the youngest; gives them to
-    /// `each`, oldest first. Returns whether there are more.
+    /// `each`, oldest first.
     pub(super) fn take(
         &self,
         (of, tick): (TimelineId, Tick),
         bytes: u64,
         most: usize,
         mut each: impl FnMut(Item),
-    ) -> bool {
+    ) {
         if self.held() == 0 {
-            return false;
+            return;
         }
-        let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return false };
-        let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return false };
+        let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return };
+        let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return };
         let is_early = |shelved: &Shelved| shelved.tick <= tick;
-        let Some(last) = shelf.iter().rposition(is_early) else { return false };
-        let count = shelf[..=last].iter().rev().take(most).take_while(|&shelved| is_early(shelved)).count();
-        self.count_taken(bytes, bytes * count as u64);
-        let from = last + 1 - count;
-        shelf.drain(from..=last).for_each(|shelved| each(shelved.item));
+        let end = shelf.iter().rposition(is_early).map_or(0, |last| last + 1);
+        let count = shelf[..end].iter().rev().take(most).take_while(|&shelved| is_early(shelved)).count();
+        // Release: see `held`.
+        self.held.fetch_sub(bytes * count as u64, Ordering::Release);
+        shelf.drain(end - count..end).for_each(|shelved| each(shelved.item));
         if shelf.is_empty() {
             shelves.remove(&(bytes, of));
         }
-        from > 0
     }
 
     /// Gives up everything, and is closed until it is [opened](Self::open). Under the pool's lock.
@@ -178,7 +133,8 @@ impl Depot {
         for shard in &self.shards {
             // Under the shard's lock, so that no memory is needed: who waits for it would find the depot closed.
             for ((bytes, of), shelf) in shard.0.lock().drain() {
-                self.count_taken(bytes, bytes * shelf.len() as u64);
+                // Release: see `held`.
+                self.held.fetch_sub(bytes * shelf.len() as u64, Ordering::Release);
                 shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }
         }
@@ -215,21 +171,5 @@ impl Depot {
                 .iter()
                 .all(|((bytes, _), shelf)| shelf.iter().all(|shelved| shelved.item.bytes() == *bytes))
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn large_blocks_count_twice_and_others_once() {
-        let depot = Depot::new(4096);
-        depot.count_put(4096, 8192);
-        depot.count_put(2048, 6144);
-        assert_eq!((depot.held(), depot.held_large()), (14_336, 8192));
-        depot.count_taken(2048, 2048);
-        depot.count_taken(4096, 4096);
-        assert_eq!((depot.held(), depot.held_large()), (8192, 4096));
     }
 }

@@ -1,16 +1,12 @@
 //! A magazine: a stack of blocks of about one size.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
 
-use smallvec::SmallVec;
-
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
-
-/// Blocks that are moved together: at most half a magazine.
-pub(super) type Few<T> = SmallVec<[T; 32]>;
 
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
 /// found the descriptor in several loads, each of which needs the one before.
@@ -84,10 +80,7 @@ struct NoRoom([ItemSlot; 2]);
 // SAFETY: nobody writes to it.
 unsafe impl Sync for NoRoom {}
 
-static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; ENDS]);
-
-/// Places at the ends of a buffer.
-const ENDS: usize = 2;
+static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; _]);
 
 /// Where [`NO_ROOM`] starts.
 const NO_START: NonNull<ItemSlot> = {
@@ -106,9 +99,6 @@ pub(super) struct Magazine {
     /// Where the next block goes: above the one on top.
     top: NonNull<ItemSlot>,
 }
-
-/// Bytes between two magazines of a stream cache.
-pub(super) const STRIDE: usize = size_of::<Magazine>();
 
 impl Magazine {
     /// One without room.
@@ -130,6 +120,15 @@ impl Magazine {
     pub(super) fn top_or_end(&self) -> &Item {
         // SAFETY: an item lies below `top`, also at the lower end.
         unsafe { self.top.sub(1).cast().as_ref() }
+    }
+
+    /// Takes the block on top, if it is of such a length, and no stray.
+    pub(super) fn take_top(&mut self, is_wanted: impl FnOnce(u64) -> bool) -> Option<Item> {
+        let place = self.place();
+        let item = *self.top().filter(|item| item.is_in(place) && is_wanted(item.bytes()))?;
+        // SAFETY: there is one on top.
+        unsafe { self.drop_top() };
+        Some(item)
     }
 
     /// Takes the block off the top.
@@ -231,6 +230,20 @@ pub(super) struct BufferedMagazine<'a> {
     buffer: &'a mut Buffer,
 }
 
+impl Deref for BufferedMagazine<'_> {
+    type Target = Magazine;
+
+    fn deref(&self) -> &Magazine {
+        self.magazine
+    }
+}
+
+impl DerefMut for BufferedMagazine<'_> {
+    fn deref_mut(&mut self) -> &mut Magazine {
+        self.magazine
+    }
+}
+
 impl<'a> BufferedMagazine<'a> {
     /// # Safety
     /// The buffer is the magazine's.
@@ -244,12 +257,6 @@ impl<'a> BufferedMagazine<'a> {
         unsafe { self.buffer.items(self.magazine) }
     }
 
-    fn items_mut(&mut self) -> &mut [Item] {
-        let len = self.len();
-        // SAFETY: so many places have items; both are borrowed.
-        unsafe { slice::from_raw_parts_mut(self.buffer.first().cast().as_ptr(), len) }
-    }
-
     /// Blocks in it.
     pub(super) fn len(&self) -> usize {
         self.items().len()
@@ -258,41 +265,6 @@ impl<'a> BufferedMagazine<'a> {
     /// Blocks that it may hold.
     pub(super) fn room(&self) -> usize {
         self.buffer.room
-    }
-
-    pub(super) fn top(&self) -> Option<&Item> {
-        self.magazine.top()
-    }
-
-    /// As [`Magazine::place`].
-    pub(super) fn place(&self) -> Place {
-        self.magazine.place()
-    }
-
-    /// As [`Magazine::drop_top`].
-    ///
-    /// # Safety
-    /// The magazine is not empty.
-    pub(super) unsafe fn drop_top(&mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.magazine.drop_top() };
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.magazine.is_empty()
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.magazine.is_full()
-    }
-
-    /// As [`Magazine::push`].
-    ///
-    /// # Safety
-    /// It is not full.
-    pub(super) unsafe fn push(&mut self, item: Item) {
-        // SAFETY: the caller's promise.
-        unsafe { self.magazine.push(item) };
     }
 
     /// The lowest `len` places have items, and the magazine those.
@@ -316,7 +288,7 @@ impl<'a> BufferedMagazine<'a> {
     /// An empty buffer for so many blocks.
     fn with_room(room: usize) -> Option<Buffer> {
         let mut slots = Vec::new();
-        slots.try_reserve_exact(room + ENDS).ok()?;
+        slots.try_reserve_exact(room + 2).ok()?;
         slots.push(ItemSlot::END);
         slots.resize(room + 1, ItemSlot::FREE);
         slots.push(ItemSlot::END);
@@ -325,48 +297,14 @@ impl<'a> BufferedMagazine<'a> {
         Some(Buffer { start, capacity: slots.capacity(), room })
     }
 
-    /// Takes the youngest block of exactly this length out, if there is one. Its descriptor says that it left.
-    pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
-        let place = self.place();
-        if self.bring_up(bytes) { self.take_top(bytes).filter(|item| item.leave(place)) } else { None }
-    }
-
-    /// Whether the block on top is of exactly this length, and no stray.
-    pub(super) fn has_on_top(&self, bytes: u64) -> bool {
-        let place = self.place();
-        self.top().is_some_and(|item| item.bytes() == bytes && item.is_in(place))
-    }
-
-    /// Takes the block on top out, if it is of exactly this length, and no stray.
-    pub(super) fn take_top(&mut self, bytes: u64) -> Option<Item> {
-        if !self.has_on_top(bytes) {
-            return None;
-        }
-        let item = *self.top()?;
-        // SAFETY: there is one on top.
-        unsafe { self.magazine.drop_top() };
-        Some(item)
-    }
-
-    /// Brings the youngest block of exactly this length to the top, if there is one that is no stray.
-    #[inline(never)]
-    pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
-        let place = self.place();
-        let is_wanted = |item: &Item| item.bytes() == bytes && item.is_in(place);
-        let items = self.items_mut();
-        let Some(at) = items.iter().rposition(is_wanted) else { return false };
-        items[at..].rotate_left(1);
-        true
-    }
-
     /// The blocks above the lowest `count`.
     pub(super) fn above(&self, count: usize) -> &[Item] {
         &self.items()[count..]
     }
 
-    /// Blocks that a restock may bring: half of what it may hold.
+    /// Blocks that a restock may bring: half of what it may hold, and one at least where there is room.
     pub(super) fn restock_by(&self) -> usize {
-        (self.room() / 2).saturating_sub(self.len())
+        self.room().div_ceil(2).saturating_sub(self.len())
     }
 
     /// The older half, rounded up.
@@ -374,23 +312,13 @@ impl<'a> BufferedMagazine<'a> {
         &self.items()[..self.len().div_ceil(2)]
     }
 
-    /// Gives up the older half, rounded up.
-    pub(super) fn give_up_half(&mut self) -> Few<Item> {
-        let half = Few::from_slice(self.older_half());
-        let len = self.len();
-        self.items_mut().copy_within(half.len().., 0);
-        self.set_len(len - half.len());
-        half
-    }
-
-    /// Gives up all blocks, the oldest first.
-    pub(super) fn give_up_all(&mut self, mut each: impl FnMut(Item)) {
-        let len = self.len();
-        self.set_len(0);
-        for place in 0..len {
-            // SAFETY: the items are still there: what lies above `top` is not written.
-            each(unsafe { self.buffer.first().add(place).cast().read() });
-        }
+    /// Gives up the oldest blocks, so many.
+    pub(super) fn give_up(&mut self, count: usize, each: impl FnMut(Item)) {
+        let (first, len) = (self.buffer.first(), self.len());
+        self.items()[..count].iter().copied().for_each(each);
+        // SAFETY: the magazine has so many items, of which those after `count` move down.
+        unsafe { first.copy_from(first.add(count), len - count) };
+        self.set_len(len - count);
     }
 
     /// Writes to the descriptors of the `count` blocks on top, which came from the depot, that they are here. Another thread
@@ -466,7 +394,7 @@ mod tests {
         let mut alone = Alone(Magazine::NEW, Buffer::NEW);
         assert!(alone.0.is_full() && alone.0.is_empty() && alone.0.top().is_none());
         let mut magazine = alone.open();
-        assert!(magazine.items().is_empty() && magazine.take_alike(512).is_none());
+        assert!(magazine.items().is_empty() && magazine.take_top(|_| true).is_none());
         assert!(magazine.set_room(1) && !magazine.is_full());
         assert!(magazine.set_room(0) && magazine.is_full() && magazine.is_empty());
     }
@@ -477,26 +405,26 @@ mod tests {
         let mut alone = with(&descriptors, 8);
         let mut magazine = alone.open();
         assert_eq!(places(magazine.older_half()), [1, 2, 3]);
-        assert_eq!(places(&magazine.give_up_half()), [1, 2, 3]);
+        let mut half = Vec::new();
+        magazine.give_up(3, |item| half.push(item));
+        assert_eq!(places(&half), [1, 2, 3]);
         assert_eq!((places(magazine.items()), magazine.room()), (vec![4, 5], 8));
         let mut all = Vec::new();
-        magazine.give_up_all(|item| all.push(item));
+        magazine.give_up(2, |item| all.push(item));
         assert_eq!((places(&all), magazine.len(), magazine.room()), (vec![4, 5], 0, 8));
         assert!(!magazine.is_full());
     }
 
     #[test]
-    fn the_youngest_of_a_length_is_found_below_others() {
-        let descriptors = descriptors(5);
+    fn the_block_on_top_is_taken_if_it_fits_and_is_no_stray() {
+        let descriptors = descriptors(3);
         let mut alone = with(&descriptors, 8);
         let mut magazine = alone.open();
-        assert!(magazine.bring_up(1024));
-        assert_eq!(places(magazine.items()), [1, 2, 3, 5, 4]);
-        assert_eq!(magazine.take_alike(512).map(|item| item.ptr.raw() >> 20), Some(5));
-        assert!(magazine.take_alike(2048).is_none());
-        assert_eq!(places(magazine.items()), [1, 2, 3, 4]);
+        assert!(magazine.take_top(|bytes| bytes == 1024).is_none());
+        assert_eq!(magazine.take_top(|bytes| bytes == 512).map(|item| item.ptr.raw() >> 20), Some(3));
         // A copy of a block that lies elsewhere.
-        descriptors[3].move_to(Place::BETWEEN);
-        assert_eq!(magazine.take_alike(1024).map(|item| item.ptr.raw() >> 20), Some(2));
+        descriptors[1].move_to(Place::BETWEEN);
+        assert!(magazine.take_top(|_| true).is_none());
+        assert_eq!(places(magazine.items()), [1, 2]);
     }
 }

@@ -39,7 +39,7 @@ impl Shortcut {
     pub(crate) unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {
         // SAFETY: the caller's promise: the caches are there. A thread's cache stays as long as they do, and is its own
         // as long as it has its index.
-        unsafe { self.caches.as_ref().get::<false>(self.mine.as_ref(), bytes, self.stream) }
+        unsafe { self.caches.as_ref().get(self.mine.as_ref(), bytes, self.stream) }
     }
 
     /// As [`Caches::free`].

@@ -1,6 +1,6 @@
 //! Sizes in units, and the magazine that blocks of a size lie in.
 
-use super::magazine::STRIDE;
+use super::magazine::Magazine;
 use crate::extents::MOST_UNITS;
 use crate::policy::size_classes::{CLASS_BITS, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded};
 
@@ -16,9 +16,6 @@ pub(crate) struct Sizes {
     exact_shift: u32,
 }
 
-/// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
-const LONGEST_CACHED: u64 = 1 << 31;
-
 /// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
@@ -27,7 +24,10 @@ pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
-const _: () = assert!(MAGAZINES * STRIDE < 1 << u16::BITS, "places are looked up in tables of that width");
+const _: () = assert!(
+    MAGAZINES * size_of::<Magazine>() < 1 << u16::BITS,
+    "places are looked up in tables of that width"
+);
 
 impl MagazineIndex {
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
@@ -43,14 +43,16 @@ impl MagazineIndex {
     /// It did.
     #[inline]
     pub(super) unsafe fn from_label(label: u32) -> Self {
-        debug_assert!((STRIDE..=MAGAZINES * STRIDE).contains(&(label as usize)));
+        debug_assert!(
+            (size_of::<Magazine>()..=MAGAZINES * size_of::<Magazine>()).contains(&(label as usize))
+        );
         Self(label as usize)
     }
 
     /// The magazine with so many before it.
     pub(super) fn of_number(number: usize) -> Self {
         assert!(number < MAGAZINES, "there are no more");
-        Self((number + 1) * STRIDE)
+        Self((number + 1) * size_of::<Magazine>())
     }
 
     /// The magazines for longer blocks, from the next one on.
@@ -70,7 +72,7 @@ impl MagazineIndex {
 
     /// Magazines before it.
     pub(super) fn number(self) -> usize {
-        self.0 / STRIDE - 1
+        self.0 / size_of::<Magazine>() - 1
     }
 }
 
@@ -137,18 +139,13 @@ impl Sizes {
         Some(MagazineIndex(usize::from(*place)))
     }
 
-    /// Whether blocks of this length are of exact sizes.
-    pub(super) fn is_large(self, bytes: u64) -> bool {
-        !self.is_rounded(bytes)
-    }
-
     /// Whether a magazine may have blocks of exact sizes.
     pub(super) fn is_for_large(self, magazine: MagazineIndex) -> bool {
         magazine >= MagazineIndex::of(self.exact_units(self.large_from()))
     }
 
     /// Bytes of the shortest block whose magazine is of exact sizes.
-    pub(super) fn large_from(self) -> u64 {
+    fn large_from(self) -> u64 {
         self.rounded_to + self.bytes(1)
     }
 
@@ -159,7 +156,7 @@ impl Sizes {
 
     /// Whether blocks for such a request are ever cached.
     pub(super) fn is_cached(self, bytes: u64) -> bool {
-        bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED
+        bytes > 0 && self.exact_units(bytes) < MOST_UNITS
     }
 
     #[inline]
@@ -170,7 +167,7 @@ impl Sizes {
 
 /// The place of the class's magazine: see [`MagazineIndex`].
 const fn place_of(units: u64) -> u16 {
-    ((class_of(units) + 1) * STRIDE) as u16
+    ((class_of(units) + 1) * size_of::<Magazine>()) as u16
 }
 
 /// Places of the magazines for so many lengths.
@@ -178,12 +175,11 @@ type Places = [u16; LOOKED_UP];
 
 const LOOKED_UP: usize = 4096;
 
-/// Bits of a length that a table may leave out: classes of lengths that are not rounded are at most so wide at first.
-const IGNORED_BITS: usize = (LOOKED_UP.ilog2() - CLASS_BITS) as usize;
-
 /// By how many bits of a length do not matter; then by the others, of the length less one. To look a place up costs less
 /// than to find a leading bit, on some processors.
-static PLACES: [Places; IGNORED_BITS + 1] = {
+///
+/// Classes of lengths that are not rounded are at first as wide as the last table's places, at most.
+static PLACES: [Places; (LOOKED_UP.ilog2() - CLASS_BITS) as usize + 1] = {
     let mut all = [[0; LOOKED_UP]; _];
     let mut ignored = 0;
     while ignored < all.len() {
@@ -262,7 +258,7 @@ mod tests {
         }
         let sizes = Sizes::new(512, 1 << 20);
         assert!(sizes.is_cached(1) && sizes.is_cached(1 << 40));
-        assert!(!sizes.is_cached(0) && !sizes.is_cached(2 << 40));
+        assert!(!sizes.is_cached(0) && !sizes.is_cached(sizes.bytes(MOST_UNITS)));
     }
 
     #[test]

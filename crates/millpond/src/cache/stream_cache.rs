@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
-use super::magazine::{Buffer, BufferedMagazine, Item, Magazine, STRIDE};
+use super::magazine::{Buffer, BufferedMagazine, Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::extents::Place;
@@ -22,7 +22,7 @@ pub(super) struct Magazines {
     /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
     serial: u64,
     all: [Magazine; MAGAZINES],
-    /// By rising numbers of magazines. A magazine that has none is without room.
+    /// In the order in which they were asked for. A magazine that has none is without room.
     records: Vec<MagazineRecord>,
     /// One more than the place of each magazine's record; 0 for none.
     record_of: [u16; MAGAZINES],
@@ -68,7 +68,10 @@ impl Magazines {
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
         const {
-            assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the start of the magazines")
+            assert!(
+                std::mem::offset_of!(Self, all) == size_of::<Magazine>(),
+                "places count from the start of the magazines"
+            )
         };
         let start = NonNull::from(self).cast::<Magazine>();
         // SAFETY: an index of this type names one of the magazines.
@@ -89,12 +92,9 @@ impl Magazines {
     #[cold]
     fn add_record_slow(&mut self, number: usize) -> Option<usize> {
         self.records.try_reserve(1).ok()?;
-        let place = self.records.partition_point(|record| record.number < number);
-        self.records.insert(place, MagazineRecord::new(number));
-        for (place, record) in self.records.iter().enumerate().skip(place) {
-            self.record_of[record.number] = place as u16 + 1;
-        }
-        Some(place)
+        self.records.push(MagazineRecord::new(number));
+        self.record_of[number] = self.records.len() as u16;
+        Some(self.records.len() - 1)
     }
 
     /// Calls `each` with every magazine that was ever asked for.
@@ -160,7 +160,7 @@ impl StreamCache {
         let of = self.of;
         self.magazines().for_each(|number, Known { mut magazine, .. }| {
             let place = magazine.place();
-            magazine.give_up_all(|item| strays.sort_out(item, place, |item| each(of, item)));
+            magazine.give_up(magazine.len(), |item| strays.sort_out(item, place, |item| each(of, item)));
             if magazine.room() > 0 && is_large(number) {
                 magazine.set_room(0);
             }
@@ -188,21 +188,16 @@ impl Drop for StreamCache {
 pub(super) struct StreamCaches {
     /// Sorted by the timelines' slots.
     by_slot: Vec<StreamCache>,
-    /// The place of the one used last: each request asks for it several times.
-    last: usize,
     strays: Arc<Strays>,
 }
 
 impl StreamCaches {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { by_slot: Vec::new(), last: 0, strays }
+        Self { by_slot: Vec::new(), strays }
     }
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        if self.by_slot.get(self.last).is_some_and(|cache| cache.slot == slot) {
-            return Ok(self.last);
-        }
         self.by_slot.binary_search_by_key(&slot, |cache| cache.slot)
     }
 
@@ -244,7 +239,6 @@ impl StreamCaches {
             }
             Err(place) => self.add_slow(place, timeline)?,
         };
-        self.last = place;
         Some(self.by_slot[place].magazines())
     }
 

@@ -1,16 +1,12 @@
 //! Atomics and barriers of the asymmetric lock: the real ones, or loom's.
 
 #[cfg(not(loom))]
-pub(super) use std::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence,
-};
+use std::sync::atomic;
 
 #[cfg(loom)]
-pub(super) use loom::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence,
-};
+use loom::sync::atomic;
 
-use std::time::Duration;
+pub(super) use atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(not(loom))]
 pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
@@ -18,73 +14,31 @@ pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier,
 #[cfg(loom)]
 pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
 
-/// Waits for a thread that is about to do something, longer each time. So a suspended thread gets the processor back,
-/// even from a waiting one of higher real-time priority. No processor is kept busy meanwhile.
-#[derive(Debug, Default)]
-pub(super) struct Backoff {
-    steps: u32,
-}
-
-/// What to do while waiting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BackoffStep {
-    /// Who runs needs a few instructions.
-    Spin,
-    /// Who was suspended waits for a processor, maybe this one.
-    Yield,
-    /// A thread of lower priority gets none while this one would run.
-    Sleep(Duration),
-}
-
-/// Steps that spin: less than a microsecond.
-const SPINS: u32 = 64;
-
-/// Steps after them that yield.
-const YIELDS: u32 = 16;
-
-/// The first sleep, which doubles from then on.
-const FIRST_SLEEP: Duration = Duration::from_micros(10);
-
-/// Sleeps are at most the first one, doubled so many times: 1.28 ms.
-const MOST_DOUBLINGS: u32 = 7;
-
-impl Backoff {
-    pub(super) fn wait(&mut self) {
-        pause(self.next());
-    }
-
-    fn next(&mut self) -> BackoffStep {
-        let step = self.steps;
-        self.steps = step.saturating_add(1);
-        match step.checked_sub(SPINS) {
-            None => BackoffStep::Spin,
-            Some(after) if after < YIELDS => BackoffStep::Yield,
-            Some(after) => BackoffStep::Sleep(FIRST_SLEEP * (1 << (after - YIELDS).min(MOST_DOUBLINGS))),
-        }
+/// Waits while that is so: another thread is about to change it.
+pub(super) fn wait_while(is_so: impl Fn() -> bool) {
+    let mut looks = 0;
+    while is_so() {
+        pause(looks);
+        looks += 1;
     }
 }
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicI8, Ordering, compiler_fence, fence};
 
-    use super::BackoffStep;
+    use crate::policy::waiting::{NAP, SPINS};
 
     /// Whether the kernel issues barriers in all threads for us.
     pub(crate) fn is_asymmetric() -> bool {
-        const UNKNOWN: u8 = 2;
         // No `OnceLock`: a fork may come in between, and the child would wait for ever. A child is registered as its
         // parent was.
-        static REGISTERED: AtomicU8 = AtomicU8::new(UNKNOWN);
+        static ANSWER: AtomicI8 = AtomicI8::new(0);
         // Relaxed: the answer is always the same, and nothing else is concluded from it.
-        match REGISTERED.load(Ordering::Relaxed) {
-            UNKNOWN => {
-                let registered = register();
-                REGISTERED.store(u8::from(registered), Ordering::Relaxed);
-                registered
-            }
-            known => known == 1,
+        if ANSWER.load(Ordering::Relaxed) == 0 {
+            ANSWER.store(if register() { 1 } else { -1 }, Ordering::Relaxed);
         }
+        ANSWER.load(Ordering::Relaxed) > 0
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]
@@ -128,12 +82,13 @@ mod real {
         }
     }
 
-    /// Does what a step of a wait is.
-    pub(crate) fn pause(step: BackoffStep) {
-        match step {
-            BackoffStep::Spin => std::hint::spin_loop(),
-            BackoffStep::Yield => std::thread::yield_now(),
-            BackoffStep::Sleep(time) => std::thread::sleep(time),
+    /// Spins at first. Then sleeps, so that a suspended thread gets the processor, even from a waiting one of higher
+    /// real-time priority.
+    pub(crate) fn pause(looks: u64) {
+        if looks < SPINS {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(NAP);
         }
     }
 }
@@ -142,8 +97,6 @@ mod real {
 #[cfg(loom)]
 mod modelled {
     use loom::sync::atomic::{Ordering, fence};
-
-    use super::BackoffStep;
 
     pub(crate) fn is_asymmetric() -> bool {
         true
@@ -161,29 +114,8 @@ mod modelled {
         fence(Ordering::SeqCst);
     }
 
-    /// A model has no time: every step lets another thread run.
-    pub(crate) fn pause(_: BackoffStep) {
+    /// A model has no time: every look lets another thread run.
+    pub(crate) fn pause(_: u64) {
         loom::thread::yield_now();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_wait_spins_and_yields_briefly_then_sleeps() {
-        let mut backoff = Backoff::default();
-        let steps: Vec<_> = (0..200).map(|_| backoff.next()).collect();
-        let count = |step| steps.iter().filter(|other| **other == step).count() as u32;
-        assert_eq!((count(BackoffStep::Spin), count(BackoffStep::Yield)), (SPINS, YIELDS));
-        let mut sleeps = steps.iter().skip_while(|step| !matches!(step, BackoffStep::Sleep(_)));
-        assert!(
-            sleeps.clone().all(|step| matches!(step, BackoffStep::Sleep(_))),
-            "a wait does not become busy again"
-        );
-        assert_eq!(sleeps.next(), Some(&BackoffStep::Sleep(FIRST_SLEEP)));
-        assert_eq!(steps.last(), Some(&BackoffStep::Sleep(FIRST_SLEEP * (1 << MOST_DOUBLINGS))));
-        assert_eq!(Backoff { steps: u32::MAX }.next(), *steps.last().unwrap());
     }
 }

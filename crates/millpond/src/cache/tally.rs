@@ -1,69 +1,36 @@
 //! What one thread allocated and freed: written by that thread alone, read by all. Bytes are sums, and blocks are counted
 //! by the epochs of its asymmetric lock.
 //!
-//! A tally knows the thread's *ceiling* for each of its figures, and how far below that it is: its *room*. A thread that
-//! uses its room up, or has more of it than its slack, changes its ceiling. [totals](super::totals) says why.
+//! A tally knows the thread's *ceiling* for each of its figures. A thread that is about to pass one, or is further below it
+//! than its slack, moves its ceilings. [totals](super::totals) says why.
 
 use std::sync::Arc;
 
-use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
+use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
-use crate::policy::peaks::Slack;
+use crate::policy::peaks::{READINGS, Slack};
 use crate::stats::Level;
-
-/// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its ceiling, and
-/// how far below that it is now. So the fast path needs one subtraction and a test for its sign.
-#[derive(Debug, Default)]
-struct ThreadShare {
-    room: AtomicI64,
-    ceiling: AtomicI64,
-}
-
-impl ThreadShare {
-    /// The room once so much was added; less than nothing if it is not enough.
-    #[inline]
-    fn room_with(&self, more: u64) -> i64 {
-        self.room.load(Ordering::Relaxed).wrapping_sub(more as i64)
-    }
-
-    #[inline]
-    fn set_room(&self, room: i64) {
-        // Relaxed, and no read-modify-write: one thread writes.
-        self.room.store(room, Ordering::Relaxed);
-    }
-
-    /// Where it is now. A reader that does not write asks whether the ceiling moved meanwhile.
-    fn now(&self) -> i64 {
-        self.ceiling.load(Ordering::Relaxed).wrapping_sub(self.room.load(Ordering::Relaxed))
-    }
-
-    /// Moves the ceiling so that there is other room below it.
-    fn move_ceiling(&self, from: i64, to: i64) {
-        self.ceiling.store(self.ceiling.load(Ordering::Relaxed) + to - from, Ordering::Relaxed);
-        self.room.store(to, Ordering::Relaxed);
-    }
-}
-
-/// What a passage adds to an epoch.
-const ONE_BLOCK: i64 = 2;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Tally {
-    requested: ThreadShare,
-    allocated: ThreadShare,
+    /// How far requested and allocated bytes are below their ceilings: so the fast path needs one subtraction and a test for
+    /// its sign.
+    room: [AtomicI64; 2],
     /// What the program got, and what it freed. The epochs of the cache's lock count it, so a pair makes no stores for
     /// it.
     to_alloc: Epoch,
     to_free: Epoch,
-    /// The ceiling of live blocks: what `to_alloc` may be at most while the owner is inside. It goes up with each free.
+    /// What `to_alloc` may be at most while the owner is inside, by the ceiling of blocks. It goes up with each free.
     last_alloc: AtomicI64,
-    /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
-    emptied: AtomicU64,
+    /// The ceilings themselves: less than nothing, maybe, for a thread that frees what others allocate.
+    ceilings: [AtomicI64; 3],
     /// Room of allocated bytes from which on the ceilings come down. That of the other figures is looked at then, too.
     slack: AtomicI64,
+    /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
+    emptied: AtomicU64,
     /// Odd while ceilings move: a reader may then see one moved, and not the room below it.
     moves: AtomicU64,
     totals: Arc<Totals>,
@@ -72,13 +39,13 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new(totals: Arc<Totals>) -> Self {
         Self {
-            requested: ThreadShare::default(),
-            allocated: ThreadShare::default(),
+            room: Default::default(),
             to_alloc: Epoch::default(),
             to_free: Epoch::default(),
             last_alloc: AtomicI64::new(-1),
-            emptied: AtomicU64::default(),
+            ceilings: Default::default(),
             slack: AtomicI64::default(),
+            emptied: AtomicU64::default(),
             moves: AtomicU64::default(),
             totals,
         }
@@ -97,8 +64,20 @@ impl Tally {
     }
 
     /// All epochs of the owner.
-    pub(super) fn epochs(&self) -> [&Epoch; EPOCHS] {
+    pub(super) fn epochs(&self) -> [&Epoch; 2] {
         [&self.to_alloc, &self.to_free]
+    }
+
+    /// The room once so much was added; less than nothing where it is not enough.
+    #[inline(always)]
+    fn room_with(&self, figure: usize, more: u64) -> i64 {
+        self.room[figure].load(Ordering::Relaxed).wrapping_sub(more as i64)
+    }
+
+    #[inline(always)]
+    fn set_room(&self, figure: usize, room: i64) {
+        // Relaxed, and no read-modify-write: one thread writes.
+        self.room[figure].store(room, Ordering::Relaxed);
     }
 
     /// Counts a block of `bytes` that the program is about to get, of which it asked for `requested`. The block itself
@@ -106,50 +85,42 @@ impl Tally {
     /// inside, who then hands the block out.
     #[inline(always)]
     pub(super) fn rise(&self, requested: u64, bytes: u64) -> bool {
-        let (requested, allocated) = (self.requested.room_with(requested), self.allocated.room_with(bytes));
+        let (requested, allocated) = (self.room_with(0, requested), self.room_with(ALLOCATED, bytes));
         let allocs = self.to_alloc.value() as i64;
         if requested < 0 || allocated < 0 || allocs > self.last_alloc.load(Ordering::Relaxed) {
             return false;
         }
-        self.requested.set_room(requested);
-        self.allocated.set_room(allocated);
+        self.set_room(0, requested);
+        self.set_room(ALLOCATED, allocated);
         true
     }
 
     /// As [`rise`](Self::rise), and raises the ceilings if need be.
     pub(super) fn rise_slow(&self, requested: u64, bytes: u64) {
-        self.requested.set_room(self.requested.room_with(requested));
-        self.allocated.set_room(self.allocated.room_with(bytes));
+        self.set_room(0, self.room_with(0, requested));
+        self.set_room(ALLOCATED, self.room_with(ALLOCATED, bytes));
         self.adjust(1);
     }
 
     /// Whether a thread that frees so many bytes stays within its slack.
     #[inline(always)]
     pub(super) fn may_fall(&self, bytes: u64) -> bool {
-        let room = self.allocated.room.load(Ordering::Relaxed).wrapping_add(bytes as i64);
-        room <= self.slack.load(Ordering::Relaxed)
+        self.room_with(ALLOCATED, bytes.wrapping_neg()) <= self.slack.load(Ordering::Relaxed)
     }
 
-    /// The program freed such a block, and the thread [may fall](Self::may_fall) so far; the owner leaves.
+    /// Counts a block that the program freed, where the thread [may fall](Self::may_fall) so far. The block itself is counted
+    /// once the owner leaves.
     #[inline(always)]
-    pub(super) fn count_free(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
-        self.fall(requested, bytes);
-        passage.complete();
+    pub(super) fn fall(&self, requested: u64, bytes: u64) {
+        self.set_room(0, self.room_with(0, requested.wrapping_neg()));
+        self.set_room(ALLOCATED, self.room_with(ALLOCATED, bytes.wrapping_neg()));
+        self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
     }
 
-    /// The same, and lowers the ceilings if need be.
-    pub(super) fn count_free_slow(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
+    /// As [`fall`](Self::fall), and lowers the ceilings if need be.
+    pub(super) fn fall_slow(&self, requested: u64, bytes: u64) {
         self.fall(requested, bytes);
-        self.adjust(0);
-        passage.complete();
-    }
-
-    #[inline(always)]
-    fn fall(&self, requested: u64, bytes: u64) {
-        self.requested.set_room(self.requested.room_with(requested.wrapping_neg()));
-        self.allocated.set_room(self.allocated.room_with(bytes.wrapping_neg()));
-        // Relaxed, and no read-modify-write: one thread writes.
-        self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + ONE_BLOCK, Ordering::Relaxed);
+        self.adjust(-1);
     }
 
     /// As [`rise_slow`](Self::rise_slow), by an owner that is not inside, or by who else counts here; counts the block
@@ -159,39 +130,46 @@ impl Tally {
         self.to_alloc.count();
     }
 
-    /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here. Lowers the
-    /// ceilings if need be.
+    /// As [`fall_slow`](Self::fall_slow), by an owner that is not inside, or by who else counts here; counts the block too.
     pub(super) fn count_free_outside(&self, requested: u64, bytes: u64) {
         self.fall(requested, bytes);
         self.to_free.count();
         self.adjust(0);
     }
 
-    /// How far the figures are below their ceilings, once so many blocks more are counted.
-    fn room(&self, more: i64) -> Figures {
-        let last_alloc = self.last_alloc.load(Ordering::Relaxed);
-        let blocks = (last_alloc - (self.to_alloc.passages() as i64) * ONE_BLOCK).div_euclid(ONE_BLOCK);
-        [self.requested.room_with(0), self.allocated.room_with(0), blocks + 1 - more]
+    fn ceiling(&self, figure: usize) -> i64 {
+        self.ceilings[figure].load(Ordering::Relaxed)
+    }
+
+    /// Requested and allocated bytes now.
+    fn bytes(&self) -> [i64; 2] {
+        [0, ALLOCATED].map(|figure| self.ceiling(figure).wrapping_sub(self.room_with(figure, 0)))
+    }
+
+    fn passages(&self) -> (u64, u64) {
+        (self.to_alloc.passages(), self.to_free.passages())
+    }
+
+    /// Where the figures are, once so many blocks more are counted.
+    fn figures(&self, more: i64) -> Figures {
+        let ([requested, allocated], (allocs, frees)) = (self.bytes(), self.passages());
+        [requested, allocated, 2 * (allocs.wrapping_sub(frees) as i64 + more)]
     }
 
     /// Raises the ceilings that are passed, and lowers all from which the thread has drifted away, if so many blocks more
     /// are counted soon. By the owner, or by who else counts here.
     fn adjust(&self, more: i64) {
-        let room = self.room(more);
+        let (now, before) = (self.figures(more), [0, 1, 2].map(|figure| self.ceiling(figure)));
         let Slack { bytes: slack, ahead } = self.totals.slack();
-        let drifts = room[ALLOCATED] > slack;
-        let left = std::array::from_fn(|figure| match room[figure] {
-            short @ ..0 => {
-                self.totals.raise(figure, ahead[figure] - short);
-                ahead[figure]
-            }
-            much if drifts => {
-                self.totals.lower(figure, much);
-                0
-            }
-            enough => enough,
-        });
-        self.move_ceilings(room, left);
+        let drifts = before[ALLOCATED] - now[ALLOCATED] > slack;
+        if drifts || now.iter().zip(before).any(|(now, before)| *now > before) {
+            let to = std::array::from_fn(|figure| match before[figure] {
+                passed if passed < now[figure] => now[figure] + ahead[figure],
+                stays if !drifts => stays,
+                _ => now[figure],
+            });
+            self.move_ceilings(now, to);
+        }
         self.slack.store(slack, Ordering::Relaxed);
     }
 
@@ -200,37 +178,39 @@ impl Tally {
         self.slack.store(0, Ordering::Relaxed);
     }
 
-    /// The ceilings move so that there is other room below them. They are the thread's own: the totals were told.
-    fn move_ceilings(&self, from: Figures, to: Figures) {
+    /// Moves the ceilings, with the figures `now` where they are. Tells the totals before.
+    fn move_ceilings(&self, now: Figures, to: Figures) {
+        let by: Figures = std::array::from_fn(|figure| to[figure] - self.ceiling(figure));
+        (0..by.len())
+            .filter(|figure| by[*figure] != 0)
+            .for_each(|figure| self.totals.add(figure, by[figure]));
         // Relaxed, and no read-modify-write: one thread writes.
         let moves = self.moves.load(Ordering::Relaxed);
         self.moves.store(moves + 1, Ordering::Relaxed);
         // Who sees what is written from here on sees the odd number.
         fence(Ordering::Release);
-        self.requested.move_ceiling(from[0], to[0]);
-        self.allocated.move_ceiling(from[ALLOCATED], to[ALLOCATED]);
-        let last_alloc = self.last_alloc.load(Ordering::Relaxed) + ONE_BLOCK * (to[2] - from[2]);
-        self.last_alloc.store(last_alloc, Ordering::Relaxed);
+        self.ceilings.iter().zip(to).for_each(|(ceiling, to)| ceiling.store(to, Ordering::Relaxed));
+        [0, ALLOCATED].into_iter().for_each(|figure| self.set_room(figure, to[figure] - now[figure]));
+        self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + by[2], Ordering::Relaxed);
         // Release: who sees the even number sees all that was written.
         self.moves.store(moves + 2, Ordering::Release);
     }
 
     /// Lowers the ceilings to where the figures are. By the owner outside, or while it is kept out; under the lock.
     pub(super) fn settle(&self) {
-        let room = self.room(0);
-        (0..room.len()).for_each(|figure| self.totals.lower(figure, room[figure]));
-        self.move_ceilings(room, [0; 3]);
+        let now = self.figures(0);
+        self.move_ceilings(now, now);
         self.forget_slack();
     }
 
     /// Whether the thread's magazines may hold anything. A glance, from any thread.
     pub(super) fn may_hold(&self) -> bool {
-        self.emptied.load(Ordering::Relaxed) != self.frees()
+        self.emptied.load(Ordering::Relaxed) != self.to_free.passages()
     }
 
     /// Notes that the magazines are empty. By the owner, or while its cache is closed.
     pub(super) fn note_emptied(&self) {
-        self.emptied.store(self.frees(), Ordering::Relaxed);
+        self.emptied.store(self.to_free.passages(), Ordering::Relaxed);
     }
 
     /// Notes that the magazines were filled by other means than frees.
@@ -238,38 +218,34 @@ impl Tally {
         self.emptied.store(u64::MAX, Ordering::Relaxed);
     }
 
-    fn frees(&self) -> u64 {
-        self.to_free.passages()
-    }
-
-    /// Where the figures are: allocations, frees, requested and allocated bytes. From any thread at any time. A reader that
-    /// is always overtaken takes what it has.
+    /// Allocations, frees, and the bytes then. From any thread at any time. A reader that is always overtaken takes what it
+    /// has.
     fn read(&self) -> (u64, u64, [i64; 2]) {
         let read = || {
-            let (allocs, frees) = (self.to_alloc.passages(), self.to_free.passages());
-            (allocs, frees, [self.requested.now(), self.allocated.now()])
-        };
-        for _ in 0..TRIES {
-            // Acquire: pairs with the Release at the end of `move_ceilings`.
-            let moves = self.moves.load(Ordering::Acquire);
-            let found = read();
-            // Acquire: pairs with the fence in `move_ceilings`.
+            // Acquire, both: the load pairs with the Release at the end of `move_ceilings`, the fence with that in it.
             fence(Ordering::Acquire);
-            let is_whole = moves.is_multiple_of(2) && self.moves.load(Ordering::Relaxed) == moves;
-            if is_whole && (found.0, found.1) == (self.to_alloc.passages(), self.to_free.passages()) {
-                return found;
+            (self.moves.load(Ordering::Acquire), self.passages(), self.bytes())
+        };
+        let mut found = read();
+        for _ in 0..READINGS {
+            let next = read();
+            if found.0.is_multiple_of(2) && (found.0, found.1) == (next.0, next.1) {
+                break;
             }
+            found = next;
         }
-        read()
+        (found.1.0, found.1.1, found.2)
     }
 }
 
-/// Readings of what is written meanwhile.
-const TRIES: usize = 64;
-
-/// What all tallies say together, with the high-water marks of the totals.
-pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Counted {
-    let (mut allocations, mut frees, mut bytes) = (0_u64, 0_u64, [0_i64; 2]);
+/// What all tallies say together, with what is [missing](super::strays) in them, and the high-water marks of the totals.
+pub(super) fn sum<'a>(
+    tallies: impl Iterator<Item = &'a Tally>,
+    missing: Figures,
+    totals: &Totals,
+) -> Counted {
+    let (mut allocations, mut frees) = (0_u64, (missing[2] as u64 / 2).wrapping_neg());
+    let mut bytes = [missing[0], missing[ALLOCATED]];
     for tally in tallies {
         let (its_allocs, its_frees, its) = tally.read();
         // Wrapping: what is read may be torn where the reader was overtaken.
@@ -278,13 +254,12 @@ pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals)
     }
     // Another thread's writes may be seen in part: never less than nothing, and no more than there ever was.
     let allocations = allocations.max(frees);
-    let now = [bytes[0], bytes[1], (allocations - frees) as i64];
     let peaks = totals.peaks();
-    let level = |at: usize| Level {
-        current: now[at].clamp(0, peaks[at].max(0)) as u64,
-        high: peaks[at].max(0) as u64,
-    };
-    Counted { requested: level(0), allocated: level(1), blocks: level(2), allocations, frees }
+    let level =
+        |now: i64, peak: i64| Level { current: now.clamp(0, peak.max(0)) as u64, high: peak.max(0) as u64 };
+    let blocks = level((allocations - frees) as i64, peaks[2] / 2);
+    let [requested, allocated] = [0, ALLOCATED].map(|figure| level(bytes[figure], peaks[figure]));
+    Counted { requested, allocated, blocks, allocations, frees }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -309,14 +284,14 @@ mod tests {
         tally.count_alloc_outside(100, 512);
         tally.count_alloc_outside(1000, 1024);
         tally.count_free_outside(100, 512);
-        let counted = sum([&tally].into_iter(), &totals);
+        let counted = sum([&tally].into_iter(), [0; 3], &totals);
         assert_eq!(counted.requested, Level { current: 1000, high: 1100 });
         assert_eq!(counted.allocated, Level { current: 1024, high: 1536 });
         assert_eq!(counted.blocks, Level { current: 1, high: 2 });
         assert_eq!((counted.allocations, counted.frees), (2, 1));
         tally.settle();
         totals.reset();
-        assert_eq!(sum([&tally].into_iter(), &totals).requested, Level { current: 1000, high: 1000 });
+        assert_eq!(sum([&tally].into_iter(), [0; 3], &totals).requested, Level { current: 1000, high: 1000 });
     }
 
     const MIB: u64 = 1 << 20;
@@ -329,7 +304,7 @@ mod tests {
             (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB));
             (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB));
         }
-        let counted = sum([&giver, &taker].into_iter(), &totals);
+        let counted = sum([&giver, &taker].into_iter(), [0; 3], &totals);
         for (level, one) in [(counted.requested, MIB - 1), (counted.allocated, MIB), (counted.blocks, 1)] {
             let peak = one * BLOCKS;
             assert_eq!(level.current, 0);
@@ -341,7 +316,7 @@ mod tests {
     fn a_thread_meets_others_only_when_it_drifts() {
         let ([one, other], totals) = two();
         other.count_alloc_outside(MIB, MIB);
-        let ceiling = |tally: &Tally| tally.allocated.ceiling.load(Ordering::Relaxed);
+        let ceiling = |tally: &Tally| tally.ceilings[ALLOCATED].load(Ordering::Relaxed);
         const BLOCKS: u64 = 8;
         let bytes = LEAST_SLACK as u64 / BLOCKS;
         for _ in 0..3 {

@@ -21,9 +21,6 @@ pub(super) struct ThreadCache {
     owned: AtomicBool,
     /// Whether whoever holds the pool's lock keeps its owner out.
     is_kept_out: AtomicBool,
-    /// Whether any magazine of large blocks may have room: to be known without keeping the owner out. Written under the
-    /// pool's lock.
-    takes_large: AtomicBool,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
@@ -50,7 +47,6 @@ impl ThreadCache {
             tally: Tally::new(totals),
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
-            takes_large: AtomicBool::new(false),
             stream_caches: UnsafeCell::new(StreamCaches::new(strays)),
         }
     }
@@ -130,17 +126,6 @@ impl ThreadCache {
     pub(super) fn disown(&self) {
         self.owned.store(false, Ordering::Relaxed);
         self.lock.close();
-    }
-
-    /// Notes whether a magazine of large blocks may have room. Under the pool's lock.
-    pub(super) fn note_takes_large(&self, takes: bool) {
-        // Relaxed: written and read under the pool's lock.
-        self.takes_large.store(takes, Ordering::Relaxed);
-    }
-
-    /// Whether a magazine of large blocks may have room. Without the lock a glance.
-    pub(super) fn takes_large(&self) -> bool {
-        self.takes_large.load(Ordering::Relaxed)
     }
 
     /// Closes the cache, and notes that: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.

@@ -9,10 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::policy::caching::MOST_THREADS;
 use crate::process::{self, Listeners};
-
-/// Threads that can have an index at the same time. The others allocate under the pool's lock.
-pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
 
 /// The index of a thread that has none. Those of the others follow, up to `MOST_THREADS`.
 pub(super) const NO_THREAD: usize = 0;
@@ -43,15 +41,13 @@ pub(crate) fn thread_index() -> usize {
     INDEX.get()
 }
 
-const WORDS: usize = MOST_THREADS / 64 + 1;
-
 /// A set of indices, without a lock.
 #[derive(Debug)]
-struct Indices([AtomicU64; WORDS]);
+struct Indices([AtomicU64; MOST_THREADS / 64 + 1]);
 
 impl Indices {
     const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; WORDS])
+        Self([const { AtomicU64::new(0) }; _])
     }
 
     /// Adds the lowest index that is not in it; `None` where all are.

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use super::Locked;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index, visit};
+use super::thread_index::{Ended, NO_THREAD, thread_index, visit};
 use crate::host::try_box;
+use crate::policy::caching::MOST_THREADS;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -22,9 +23,7 @@ pub(super) struct Threads {
     ended: Arc<Ended>,
     /// Whether requests may take the fast path. Written under the pool's lock.
     has_lock_entries: AtomicBool,
-    /// Whether nothing is cached any more. Written under the pool's lock.
-    is_shut: AtomicBool,
-    /// Whether nothing is cached for the time being. Written under the pool's lock.
+    /// Whether nothing is cached. Written under the pool's lock.
     is_paused: AtomicBool,
 }
 
@@ -60,7 +59,6 @@ impl Threads {
             used: AtomicUsize::new(0),
             ended: Arc::default(),
             has_lock_entries: AtomicBool::new(true),
-            is_shut: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
         }
     }
@@ -192,15 +190,10 @@ impl Threads {
 
     /// Whether no cache may be opened.
     pub(super) fn are_closed(&self) -> bool {
-        self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
+        self.is_paused.load(Ordering::Relaxed)
     }
 
-    /// No cache is opened any more.
-    pub(super) fn shut(&self, _lock: &mut Locked) {
-        self.is_shut.store(true, Ordering::Relaxed);
-    }
-
-    /// No cache is opened for the time being.
+    /// No cache is opened from now on; or they are again.
     pub(super) fn pause(&self, _lock: &mut Locked, is_paused: bool) {
         self.is_paused.store(is_paused, Ordering::Relaxed);
     }

@@ -2,8 +2,8 @@
 //!
 //! Each thread publishes a *ceiling* for each figure: requested bytes, allocated bytes, blocks. It is never above its own
 //! ceiling. The totals know the sum of all ceilings. A thread that is about to rise above its ceiling first raises that
-//! ([`Totals::raise`]). One whose allocated bytes have fallen by more than its *slack* lowers its ceilings to where it is
-//! ([`Totals::lower`]). Between, it counts in memory of its own. So threads meet here only when they drift apart: one
+//! ([`Totals::add`]). One whose allocated bytes have fallen by more than its *slack* lowers its ceilings to where it is.
+//! Between, it counts in memory of its own. So threads meet here only when they drift apart: one
 //! allocates what another frees.
 //!
 //! **What is reported.** Let R be the largest sum so far, and P the true peak: the most that all threads had together.
@@ -19,7 +19,8 @@
 use super::sync::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use crate::policy::peaks::{Slack, slack};
 
-/// Requested bytes, allocated bytes, and blocks; of a thread, which may have freed what others allocated, or of all.
+/// Requested bytes, allocated bytes, and twice the blocks, as epochs count; of a thread, which may have freed what others
+/// allocated, or of all.
 pub(super) type Figures = [i64; 3];
 
 /// Which of them the allocated bytes are.
@@ -45,21 +46,16 @@ struct Total {
 }
 
 impl Totals {
-    /// Raises a ceiling that a thread is about to reach.
-    pub(super) fn raise(&self, figure: usize, by: i64) {
+    /// Raises a ceiling that a thread is about to pass, or lowers one that it is below.
+    pub(super) fn add(&self, figure: usize, by: i64) {
         let Total { ceilings, peak } = &self.figures[figure];
-        // AcqRel, here and below: what a thread freed before it lowered its ceiling comes before what is handed out after a
-        // raise that sees this.
+        // AcqRel: what a thread freed before it lowered its ceiling comes before what is handed out after a raise that sees
+        // this.
         let now = ceilings.fetch_add(by, Ordering::AcqRel) + by;
         if now > peak.load(Ordering::Relaxed) {
             // Release: who reads the mark sees what led to it.
             peak.fetch_max(now, Ordering::Release);
         }
-    }
-
-    /// Lowers a ceiling that a thread is below.
-    pub(super) fn lower(&self, figure: usize, by: i64) {
-        self.figures[figure].ceilings.fetch_sub(by, Ordering::AcqRel);
     }
 
     /// What each thread's tally goes by now.
@@ -77,7 +73,7 @@ impl Totals {
 
     /// The most that all had together since the last reset, or a little more.
     pub(super) fn peaks(&self) -> Figures {
-        // Acquire: see `raise`.
+        // Acquire: see `add`.
         self.figures.each_ref().map(|total| total.peak.load(Ordering::Acquire))
     }
 

@@ -76,10 +76,11 @@ impl CountingPool {
         let CountingCache { lock, tally } = &self.caches[index];
         if let Some(passage) = lock.enter_without_entry(tally.to_free()) {
             if tally.may_fall(BLOCK) {
-                tally.count_free(passage, 1, BLOCK);
+                tally.fall(1, BLOCK);
             } else {
-                tally.count_free_slow(passage, 1, BLOCK);
+                tally.fall_slow(1, BLOCK);
             }
+            passage.complete();
             return;
         }
         let _lock = self.lock.lock().unwrap();
@@ -102,7 +103,7 @@ impl CountingPool {
     /// Allocated bytes: now, and the mark.
     fn level(&self) -> (u64, u64) {
         let Level { current, high } =
-            sum(self.caches.iter().map(|cache| &cache.tally), &self.totals).allocated;
+            sum(self.caches.iter().map(|cache| &cache.tally), [0; 3], &self.totals).allocated;
         (current / BLOCK, high / BLOCK)
     }
 }

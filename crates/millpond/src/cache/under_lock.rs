@@ -5,36 +5,52 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches};
-use super::magazine::{BufferedMagazine, Few, Item};
+use super::magazine::{BufferedMagazine, Item};
 use super::sizes::MagazineIndex;
-use super::stream_cache::{Known, StreamCaches};
+use super::stream_cache::{Known, Magazines, StreamCaches};
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use crate::counters::Counted;
 use crate::extents::{Allocation, BlockDescriptor, Place};
-use crate::order::{Marking, Stream, Tick, TimelineId};
+use crate::order::{Marking, Stream, Tick};
 use crate::policy::caching::room;
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
-    #[inline]
     fn join_slow(&self, lock: &mut Locked) -> Option<&ThreadCache> {
         if self.threads.are_closed() {
             return None;
         }
-        let mine = self.threads.mine();
-        if mine.is_owned() { Some(mine) } else { self.join_anew(lock) }
-    }
-
-    #[cold]
-    fn join_anew(&self, lock: &mut Locked) -> Option<&ThreadCache> {
-        let mine = self.threads.join(|| ThreadCache::new(self.strays.clone(), self.totals.clone()))?;
+        let mut mine = self.threads.mine();
+        if !mine.is_owned() {
+            mine = self.threads.join(|| ThreadCache::new(self.strays.clone(), self.totals.clone()))?;
+        }
         // One of a thread that ended may be its own still.
         if !mine.is_owned() {
             self.add_thread(lock);
             mine.own();
         }
         Some(mine)
+    }
+
+    /// The calling thread's cache, and what it caches of the stream, both made if need be, and open; `None` where it can have
+    /// none. Blocks of streams that are gone are given to `each`.
+    #[expect(clippy::mut_from_ref, reason = "what `ThreadCache::stream_caches_under_lock` gives")]
+    fn open_slow(
+        &self,
+        lock: &mut Locked,
+        stream: &Stream,
+        each: &mut impl FnMut(Cached),
+    ) -> Option<(&ThreadCache, &mut Magazines)> {
+        if stream.timeline().marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(lock)?;
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
+        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
+        Some((cache, stream_caches.of(stream.key())?))
     }
 
     // ---- a request ---------------------------------------------------------------------------------------
@@ -48,60 +64,23 @@ impl Caches {
         stream: &Stream,
         mut each: impl FnMut(Cached),
     ) -> Option<Allocation> {
-        let timeline = stream.timeline();
-        if timeline.marking != Marking::WhenNeeded {
-            return None;
-        }
-        let cache = self.join_slow(lock)?;
-        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let (cache, magazines) = self.open_slow(lock, stream, &mut each)?;
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
-        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
-        let Known { mut magazine, .. } = stream_caches.of(stream.key())?.known(at)?;
-        if let Some(found) = magazine.take_alike(size) {
-            return Some(found.out());
-        }
-        if magazine.room() == 0
-            && (self.sizes.is_large(size) && self.in_throughput_mode() || self.depot.has(timeline.id, size))
-        {
-            // What other threads free again and again is worth room, too.
-            self.give_room(cache, &mut magazine, (at, size));
-        }
-        if self.depot.held() == 0 {
-            return None;
-        }
-        let (mut first, mut count) = (None, 0);
-        let most = 1 + magazine.restock_by();
-        self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
-            None => first = Some(item),
-            Some(_) => {
-                cache.tally.note_filled();
-                count += 1;
-                // SAFETY: it is not full: no more come than half of what it may hold.
-                unsafe { magazine.push(item) };
-            }
-        });
-        magazine.claim_top(count);
-        let mut out = None;
-        if let Some(item) = first {
-            self.strays.sort_out(item, Place::BETWEEN, |item| out = Some(item.out()));
-        }
-        out
+        let Known { mut magazine, .. } = magazines.known(at)?;
+        self.give_room(&mut magazine, size);
+        self.fetch(&mut magazine, &cache.tally, (stream.timeline().id, Tick::MAX), size);
+        let place = magazine.place();
+        let item = magazine.take_top(|found| found == size)?;
+        item.leave(place).then(|| item.out())
     }
 
-    /// Lets a magazine of the thread's, which has no room, hold blocks, if it may.
-    fn give_room(
-        &self,
-        cache: &ThreadCache,
-        magazine: &mut BufferedMagazine<'_>,
-        (at, size): (MagazineIndex, u64),
-    ) {
-        // Relaxed: a setting.
-        let limit = self.limit.load(Ordering::Relaxed);
-        let room = room(self.sizes.longest_beside(size), limit, self.in_throughput_mode());
-        if room > 0 && magazine.set_room(room) && self.sizes.is_for_large(at) {
-            cache.note_takes_large(true);
+    /// Lets a magazine that has no room hold blocks, if it may: large ones in throughput mode only.
+    #[inline]
+    fn give_room(&self, magazine: &mut BufferedMagazine<'_>, size: u64) {
+        if magazine.room() == 0 && self.caches_now(size) {
+            // Relaxed: a setting.
+            let limit = self.limit.load(Ordering::Relaxed);
+            magazine.set_room(room(self.sizes.longest_beside(size), limit));
         }
     }
 
@@ -112,7 +91,7 @@ impl Caches {
     }
 
     /// Takes a block that the program has just freed, without recorded uses, into the thread's magazines, and makes
-    /// room for it. Blocks without room go to the depot, or to `each`. `false`, and nothing done, where the thread can
+    /// room for it. The older half of a full magazine goes to `each`. `false`, and nothing done, where the thread can
     /// have no magazine for it.
     pub(crate) fn put_slow(
         &self,
@@ -121,86 +100,34 @@ impl Caches {
         stream: &Stream,
         mut each: impl FnMut(Cached),
     ) -> bool {
-        let timeline = stream.timeline();
-        if timeline.marking != Marking::WhenNeeded {
-            return false;
-        }
-        let Some(cache) = self.join_slow(lock) else { return false };
-        // SAFETY: as in `restock`.
-        let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        let size = descriptor.bytes();
+        let Some((cache, magazines)) = self.open_slow(lock, stream, &mut each) else { return false };
+        let (size, of) = (descriptor.bytes(), stream.timeline().id);
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        let magazines = stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        let Some(Known { mut magazine, .. }) = magazines.and_then(|magazines| magazines.known(at)) else {
+        let Some(Known { mut magazine, .. }) = magazines.known(at) else { return false };
+        self.give_room(&mut magazine, size);
+        if magazine.is_full() {
+            let (place, half) = (magazine.place(), magazine.older_half().len());
+            magazine
+                .give_up(half, |item| self.strays.sort_out(item, place, |item| each(Cached { item, of })));
+        }
+        if magazine.is_full() {
             return false;
-        };
-        if magazine.room() == 0 {
-            if !self.sizes.is_for_large(at) || self.in_throughput_mode() {
-                self.give_room(cache, &mut magazine, (at, size));
-            }
-        } else if magazine.is_full() {
-            let (place, mut given_up) = (magazine.place(), magazine.give_up_half());
-            given_up.retain(|item| {
-                let mut is_here = false;
-                self.strays.sort_out(*item, place, |_| is_here = true);
-                is_here
-            });
-            self.give_to_depot(timeline.id, given_up, &mut each);
         }
-        let has_room = !magazine.is_full();
-        if has_room {
-            descriptor.make_cached(magazine.place(), timeline.now());
-            cache.tally.count_free_outside(descriptor.requested(), size);
-            // SAFETY: it is not full.
-            unsafe { magazine.push(Item::new(descriptor.ptr(), descriptor)) };
-        }
-        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
-        has_room
-    }
-
-    /// Brings blocks that a magazine gave up to the depot, where several are of one length: those are likely to be
-    /// wanted again. Gives the others to `each`.
-    fn give_to_depot(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
-        // Relaxed: a setting.
-        let limit = self.depot_limit.load(Ordering::Relaxed);
-        // Stable: the youngest of a length stay the last ones.
-        items.sort_by_key(Item::bytes);
-        for alike in items.chunk_by(|a, b| a.bytes() == b.bytes()) {
-            let bytes = alike[0].bytes();
-            if alike.len() < 2 || !self.depot.put(of, bytes, alike, limit) {
-                alike.iter().for_each(|&item| each(Cached { item, of }));
-            }
-        }
+        descriptor.make_cached(magazine.place(), stream.timeline().now());
+        cache.tally.count_free_outside(descriptor.requested(), size);
+        // SAFETY: it is not full.
+        unsafe { magazine.push(Item::new(descriptor.ptr(), descriptor)) };
+        true
     }
 
     // ---- taking back -------------------------------------------------------------------------------------
 
-    /// Takes back everything that any thread caches, and the depot: gives it to `each`.
-    #[cold]
-    pub(crate) fn revoke(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
-        self.revoke_and(lock, each, |_| ());
-    }
-
-    /// As [`revoke`](Self::revoke), and gives back the host memory of all stream caches. They are made anew when they are
-    /// needed.
-    #[cold]
-    pub(crate) fn give_back(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
-        self.mark_all_filled();
-        self.revoke_and(lock, each, StreamCaches::clear);
-        self.depot.give_back();
-    }
-
-    /// So that those that look empty are emptied too.
-    fn mark_all_filled(&self) {
-        self.threads.all().for_each(|cache| cache.tally.note_filled());
-    }
-
-    /// Takes back everything, and calls `and` with the stream caches of each cache that had something.
-    fn revoke_and(&self, lock: &mut Locked, mut each: impl FnMut(Cached), and: impl Fn(&mut StreamCaches)) {
+    /// Takes back what threads cache, and the depot: gives it to `each`. With `all`, looks also where nothing seems to be.
+    fn take_back(&self, lock: &mut Locked, all: bool, mut each: impl FnMut(Cached)) {
         let closed = self.close_depot(&mut each);
-        self.threads.keep_out(lock, |cache| self.threads.is_mine(cache) || cache.tally.may_hold());
+        self.threads.keep_out(lock, |cache| all || self.threads.is_mine(cache) || cache.tally.may_hold());
         for cache in self.threads.kept_out() {
-            and(self.drain(cache, &mut each));
+            self.drain(cache, &mut each);
             // While they are closed, others count in one place for all (`pause`).
             cache.tally.settle();
         }
@@ -210,13 +137,28 @@ impl Caches {
         }
     }
 
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`.
+    #[cold]
+    pub(crate) fn revoke(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.take_back(lock, false, each);
+    }
+
+    /// Gives back the host memory of all stream caches, which are empty, and of the depot. They are made anew when they are
+    /// needed.
+    #[cold]
+    pub(crate) fn give_back(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) {
+        self.threads.keep_out(lock, |_| true);
+        self.threads.kept_out().for_each(|cache| self.drain(cache, &mut each).clear());
+        self.threads.let_in(lock);
+        self.depot.give_back();
+    }
+
     /// Empties the magazines of a thread that is kept out; returns its stream caches.
     #[expect(clippy::mut_from_ref, reason = "what `ThreadCache::stream_caches_under_lock` gives")]
     fn drain<'a>(&self, cache: &'a ThreadCache, each: &mut impl FnMut(Cached)) -> &'a mut StreamCaches {
         // SAFETY: callers hold the lock, and keep owners out.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
         stream_caches.drain(|at| self.sizes.is_for_large(at), |of, item| each(Cached { item, of }));
-        cache.note_takes_large(false);
         cache.tally.note_emptied();
         stream_caches
     }
@@ -235,18 +177,11 @@ impl Caches {
         must_close
     }
 
-    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
-    pub(crate) fn shut(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
-        self.threads.shut(lock);
-        self.mark_all_filled();
-        self.revoke(lock, each);
-    }
-
-    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request takes the slow path.
+    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing until [`resume`](Self::resume): every
+    /// request takes the slow path.
     pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         self.threads.pause(lock, true);
-        self.mark_all_filled();
-        self.revoke(lock, each);
+        self.take_back(lock, true, each);
     }
 
     /// Caches again: a thread's cache opens when it next takes the slow path.
@@ -330,11 +265,8 @@ impl Caches {
 
     /// What all threads counted.
     pub(crate) fn counted(&self) -> Counted {
-        // That of the strays makes up for what strays counted as freed.
-        let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others, self.strays.tally()]);
-        let mut counted = sum(tallies, &self.totals);
-        self.strays.correct(&mut counted);
-        counted
+        let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others]);
+        sum(tallies, self.strays.counted(), &self.totals)
     }
 
     // ---- recounting --------------------------------------------------------------------------------------
@@ -366,14 +298,8 @@ impl Caches {
             let stray = stream_caches.iter().find(|(place, item)| !item.is_in(*place));
             misplaced = misplaced.or(stray.map(|(_, item)| *item));
             let held: Vec<_> = stream_caches.iter().map(|(_, item)| *item).collect();
-            let is_large = |item: &Item| {
-                self.sizes.is_for_large(MagazineIndex::of(self.sizes.exact_units(item.bytes())))
-            };
             if !held.is_empty() && !cache.tally.may_hold() {
                 return Err("a thread caches blocks and looks empty".to_owned());
-            }
-            if held.iter().any(is_large) && !cache.takes_large() {
-                return Err("a thread caches large blocks, which was not noted".to_owned());
             }
             items.extend(held);
         }

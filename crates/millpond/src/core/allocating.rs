@@ -1,7 +1,7 @@
 //! One allocation, as a ladder: rungs in the order of what they cost. Each gives a block, or leaves it to the next.
 //!
 //! 1. The top of a magazine: the fast path ([`Caches::alloc`](crate::cache::Caches::alloc)).
-//! 2. Without the pool's lock: deeper in the thread's magazines, then the depot ([`alloc_unlocked`]).
+//! 2. Without the pool's lock: the thread's magazines again, then the depot ([`alloc_unlocked`]).
 //! 3. Under it: the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
@@ -16,7 +16,7 @@ use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, Arena, Effort, MOST_UNITS, Refusal};
-use crate::order::{Admission, Stream};
+use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Budget, Live};
 use crate::policy::ledger::{Ledger, SlowPath};
 use crate::{Error, Result};
@@ -178,19 +178,14 @@ fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr>
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
         open_lock_entries(core);
     }
-    if !core.caches.may_have(bytes) && !core.caches.in_throughput_mode() {
-        return None;
-    }
-    core.caches.alloc_searching(bytes, stream).or_else(|| {
-        let may = core.caches.in_throughput_mode() && core.policy.other_streams;
-        if may { alloc_of_other_stream(core, bytes, stream) } else { None }
-    })
+    let found = core.caches.alloc_searching(bytes, stream);
+    found.or_else(|| alloc_of_other_stream(core, bytes, stream))
 }
 
 /// A block that another stream freed, once the stream is ordered after that one.
 fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
     let seen = core.caches.find_of_other_stream(bytes, stream)?;
-    match core.timelines.admit(&seen.fence(), stream.timeline(), core.reuse.get()) {
+    match core.timelines.admit(&Fence::at(seen.0, seen.1), stream.timeline(), core.reuse.get()) {
         Ok(Admission::Ready) => {}
         Ok(Admission::Waits) => core.counters.stream_waits_without_lock.add(1),
         Ok(Admission::Refused) => return None,
@@ -328,12 +323,8 @@ fn empty_caches_and_map(
     let PoolState { arenas, ledger, .. } = &mut *state;
     let found = alloc_mapping(core, &mut arenas.own, ledger, request);
     let took = device.now().saturating_sub(began);
-    let slow = match (revoked, pages_moved(core) > moved) {
-        (true, _) => SlowPath::Revoked(took),
-        (false, true) => SlowPath::Moved(took),
-        (false, false) => SlowPath::Cut,
-    };
-    note_slow_path(core, state, slow);
+    let is_saved = revoked || pages_moved(core) > moved;
+    note_slow_path(core, state, if is_saved { SlowPath::Moved(took) } else { SlowPath::Cut });
     let found = found?;
     adapt(core, state);
     Ok(found)

@@ -48,7 +48,10 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 
 /// Frees a block, of which nobody is told.
 pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-    if free_unlocked(core, ptr, stream) { Ok(()) } else { free_locking(core, ptr, stream) }
+    match core.caches.free_without_entry(ptr, stream) {
+        Some(_) => Ok(()),
+        None => free_locking(core, ptr, stream),
+    }
 }
 
 /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
@@ -65,13 +68,6 @@ fn requested(core: &Core, ptr: DevicePtr) -> Option<u64> {
         Pointer::Live(id) => Some(state.arenas.of_mut(ptr).requested(id)),
         _ => None,
     }
-}
-
-fn free_unlocked(core: &Core, ptr: DevicePtr, stream: &Stream) -> bool {
-    let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
-    // A large block nearly always finds no room, while a program does not repeat itself.
-    plain.is_some_and(|descriptor| core.caches.may_take(descriptor.bytes()))
-        && core.caches.free_without_entry(ptr, stream).is_some()
 }
 
 fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {

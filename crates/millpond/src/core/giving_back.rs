@@ -186,8 +186,7 @@ fn shut(core: &Core) -> Option<Counted> {
     if std::mem::replace(&mut state.destroyed, true) {
         return None;
     }
-    let PoolState { arenas, locked, .. } = &mut *state;
-    core.caches.shut(locked, |cached| take_back(&mut arenas.own, cached));
+    core.pause_caches(&mut state);
     Some(core.counted())
 }
 

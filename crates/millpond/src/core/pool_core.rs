@@ -255,25 +255,18 @@ impl Core {
         self.caches.pause(locked, |cached| take_back(&mut arenas.own, cached));
     }
 
-    /// Caches again, unless the pool sleeps or requests have a route.
+    /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
     pub(crate) fn resume_caches(&self, state: &mut PoolState) {
-        if !state.is_asleep && self.routes.is_empty() {
+        if !state.is_asleep && !state.destroyed && self.routes.is_empty() {
             self.caches.resume(&mut state.locked);
         }
     }
 
     /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
-    #[inline]
     pub(crate) fn report_freed_twice(&self) {
-        if let Some(count) = self.caches.freed_twice_since() {
-            self.say_freed_twice(count);
-        }
-    }
-
-    #[cold]
-    fn say_freed_twice(&self, count: u64) {
-        let pool = self.name.as_str();
-        if !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
+        let count = self.caches.freed_twice();
+        if count > 0 && !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
+            let pool = self.name.as_str();
             tracing::error!(
                 pool,
                 count,

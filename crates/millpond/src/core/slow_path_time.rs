@@ -3,7 +3,6 @@
 use crate::lock::MutexGuard;
 
 use super::pool_core::{Core, PoolState};
-use crate::policy::caching::CacheMode;
 use crate::policy::ledger::{Observation, SlowPath};
 
 /// Pages that were taken from one place for another so far, or given back for others.
@@ -52,13 +51,8 @@ pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, slow: SlowPath)
 
 pub(super) fn adapt(core: &Core, state: &PoolState) {
     let reserved = core.counters.reserved.current();
-    let is_scarce = state.ledger.is_scarce(reserved, core.counted().allocated.high);
     // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
-    let mode = match state.ledger.most_growth_allowance() {
-        0 => CacheMode::Thrifty,
-        growth => CacheMode::Throughput { growth, is_scarce },
-    };
-    core.caches.adapt(reserved, mode);
+    core.caches.adapt(reserved, state.ledger.most_growth_allowance());
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ impl ReuseRules {
 
     /// Whether the stream may use what lies behind the fence, by what is known already.
     pub(super) fn is_ready(&self, fence: &Fence, stream: &Stream) -> bool {
-        self.timelines.is_ready(fence, stream.timeline(), self.policies)
+        self.query(stream).covers(fence)
     }
 
     /// What [`is_ready`](Self::is_ready) says, for many fences.
@@ -61,10 +61,13 @@ impl ReuseRules {
         self.timelines.prune(fence, self.policies);
     }
 
-    /// The same, of a fence of several streams only.
+    /// The same, of a fence of several streams only, as those of ranges that were joined are. The fewer it names, the more
+    /// neighbours it is joined with at once, and the less there is to ask and to wait for.
     #[inline]
     pub(super) fn prune_several(&self, fence: &mut Fence) {
-        self.timelines.prune_several(fence, self.policies);
+        if fence.len() > 1 {
+            self.prune(fence);
+        }
     }
 
     /// Whether everybody may use what lies behind the fence, by what the device says now.

@@ -25,10 +25,10 @@ use crate::device::{DeviceResult, EventHandle};
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct Event {
-    timelines: Arc<Timelines>,
+    pub(super) timelines: Arc<Timelines>,
     handle: EventHandle,
     /// Everything that is complete once the event is.
-    clock: Fence,
+    pub(super) clock: Fence,
 }
 
 impl fmt::Debug for Event {
@@ -50,14 +50,6 @@ impl Event {
     /// by other means.
     pub fn handle(&self) -> EventHandle {
         self.handle
-    }
-
-    pub(super) fn clock(&self) -> &Fence {
-        &self.clock
-    }
-
-    pub(super) fn timelines(&self) -> &Arc<Timelines> {
-        &self.timelines
     }
 
     /// Whether the work before the event is complete. Does not wait.

@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 
+use crate::policy::streams::NAMED_INLINE;
+
 /// A point on a timeline. Tick 0 is before everything.
 pub(crate) type Tick = u64;
 
@@ -14,13 +16,7 @@ pub(crate) struct TimelineId {
 
 /// A set of (timeline, tick), sorted by timeline, each timeline once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); INLINE]>);
-
-/// Streams that a fence names without memory of its own.
-const INLINE: usize = 2;
-
-/// A fence this many times as long as another joins it stream by stream, without a pass over its own.
-const FAR_FEWER: usize = 8;
+pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); NAMED_INLINE]>);
 
 impl Clone for Fence {
     #[inline]
@@ -28,7 +24,7 @@ impl Clone for Fence {
         // What `SmallVec` derives pushes one by one.
         Self(match self.0[..] {
             [] => SmallVec::new(),
-            [one] => SmallVec::from_buf_and_len([one; INLINE], 1),
+            [one] => SmallVec::from_buf_and_len([one; NAMED_INLINE], 1),
             ref several => SmallVec::from_slice(several),
         })
     }
@@ -105,7 +101,8 @@ impl Fence {
             (mine, theirs) if same_streams(mine, theirs) => {
                 mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-            (mine, theirs) if theirs.len() * FAR_FEWER < mine.len() => {
+            // Searches, and not a pass over its own.
+            (mine, theirs) if theirs.len().pow(2) < mine.len() => {
                 other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick));
             }
             (_, theirs) => self.merge(theirs),
@@ -121,12 +118,12 @@ impl Fence {
     /// Whether a fence of so many streams has memory of its own.
     #[inline]
     pub(crate) fn would_be_long(streams: usize) -> bool {
-        streams > INLINE
+        streams > NAMED_INLINE
     }
 
     /// A copy with room for one stream more; `None` where the host has no memory for it.
     pub(crate) fn try_clone_to_raise(&self) -> Option<Self> {
-        if self.0.len() < INLINE {
+        if self.0.len() < NAMED_INLINE {
             return Some(self.clone());
         }
         let mut copy = Self::empty();
@@ -163,33 +160,19 @@ impl Fence {
         });
     }
 
-    /// As [`join`](Self::join), in time linear in both lengths.
+    /// As [`join`](Self::join), sorted anew. Takes no more memory than both have.
     fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
         note_looks(self.len() + theirs.len());
-        let mut mine = self.0.iter().map(|entry| entry.0).peekable();
-        let is_new = |entry: &&(TimelineId, Tick)| {
-            while mine.next_if(|id| *id < entry.0).is_some() {}
-            mine.peek() != Some(&entry.0)
-        };
-        let new = theirs.iter().filter(is_new).count();
-        // From the back, so that each entry moves once, to its place.
-        let mut from = self.0.len();
-        let mut to = from + new;
-        self.0.resize(to, (TimelineId { slot: 0, generation: 0 }, 0));
-        for &(timeline, tick) in theirs.iter().rev() {
-            while from > 0 && self.0[from - 1].0 > timeline {
-                (from, to) = (from - 1, to - 1);
-                self.0[to] = self.0[from];
+        self.0.extend_from_slice(theirs);
+        self.0.sort_unstable();
+        // Of two ticks of a stream the later one comes last.
+        self.0.dedup_by(|later, kept| {
+            let is_same = later.0 == kept.0;
+            if is_same {
+                *kept = *later;
             }
-            to -= 1;
-            self.0[to] = match from.checked_sub(1).map(|at| self.0[at]) {
-                Some((id, mine)) if id == timeline => {
-                    from -= 1;
-                    (timeline, tick.max(mine))
-                }
-                _ => (timeline, tick),
-            };
-        }
+            is_same
+        });
     }
 
     /// Whether both name the same streams, at whatever ticks.

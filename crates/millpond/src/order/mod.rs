@@ -35,7 +35,7 @@ mod stream;
 mod timeline;
 mod timelines;
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use event::Event;
 #[cfg(test)]
@@ -84,42 +84,31 @@ impl ReusePolicies {
     fn follows(self) -> bool {
         self.follow_event_dependencies || self.internal_dependencies
     }
-
-    fn bits(self) -> u8 {
-        let Self { follow_event_dependencies, opportunistic, internal_dependencies } = self;
-        u8::from(follow_event_dependencies)
-            | u8::from(opportunistic) << 1
-            | u8::from(internal_dependencies) << 2
-    }
-
-    fn of_bits(bits: u8) -> Self {
-        let is_set = |bit: u8| bits >> bit & 1 != 0;
-        Self {
-            follow_event_dependencies: is_set(0),
-            opportunistic: is_set(1),
-            internal_dependencies: is_set(2),
-        }
-    }
 }
 
-/// Policies that may change while threads follow them.
+/// Policies that may change while threads follow them: the three, in their order.
 #[derive(Debug)]
-pub(crate) struct Reuse(AtomicU8);
+pub(crate) struct Reuse([AtomicBool; 3]);
 
 impl Reuse {
     pub(crate) fn new(policies: ReusePolicies) -> Self {
-        Self(AtomicU8::new(policies.bits()))
+        let reuse = Self(Default::default());
+        reuse.set(policies);
+        reuse
     }
 
     #[inline]
     pub(crate) fn get(&self) -> ReusePolicies {
-        // Relaxed: a setting; each is safe, whenever it is seen.
-        ReusePolicies::of_bits(self.0.load(Ordering::Relaxed))
+        // Relaxed, here and below: settings; each is safe, whenever it is seen.
+        let [follow_event_dependencies, opportunistic, internal_dependencies] =
+            self.0.each_ref().map(|policy| policy.load(Ordering::Relaxed));
+        ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies }
     }
 
     pub(crate) fn set(&self, policies: ReusePolicies) {
-        // Relaxed: as for `get`.
-        self.0.store(policies.bits(), Ordering::Relaxed);
+        let ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies } = policies;
+        let policies = [follow_event_dependencies, opportunistic, internal_dependencies];
+        self.0.iter().zip(policies).for_each(|(to, policy)| to.store(policy, Ordering::Relaxed));
     }
 }
 

@@ -1,7 +1,8 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
-use super::{Fence, ReadinessQuery, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
+use super::{Fence, ReadinessQuery, ReusePolicies, Stream, Timeline, Timelines};
 use crate::device::{DeviceResult, EventHandle};
+use crate::policy::streams::FEW_STREAMS;
 
 /// Whether a stream may use what is behind a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,9 +15,6 @@ pub(crate) enum Admission {
     Refused,
 }
 
-/// Streams that use one live block, from which on complete uses are dropped.
-const FEW_USES: usize = 16;
-
 impl Timelines {
     /// Lets later work on `stream` use what is behind `fence`, as far as the policies allow. It goes by what is known,
     /// asks the device, or makes the stream wait.
@@ -26,7 +24,7 @@ impl Timelines {
         stream: &Timeline,
         policies: ReusePolicies,
     ) -> DeviceResult<Admission> {
-        let is_ready = || self.is_ready(fence, stream, policies);
+        let is_ready = || self.readiness(stream, policies).covers(fence);
         if is_ready() || (policies.opportunistic && self.poll(fence)? && is_ready()) {
             return Ok(Admission::Ready);
         }
@@ -34,25 +32,13 @@ impl Timelines {
         Ok(if waits { Admission::Waits } else { Admission::Refused })
     }
 
-    /// Whether memory behind `fence` may be used by later work on `stream`, by what is known already. No
-    /// device call.
-    #[inline]
-    pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| id == stream.id || self.is_reached(id, tick, stream, policies))
-    }
-
-    /// As [`is_ready`](Self::is_ready), for many fences.
+    /// Whether memory behind fences may be used by later work on `stream`, by what is known already. No device call.
     pub(crate) fn readiness<'a>(
         &'a self,
         stream: &'a Timeline,
         policies: ReusePolicies,
     ) -> ReadinessQuery<'a> {
         ReadinessQuery::new(self, stream, policies)
-    }
-
-    fn is_reached(&self, id: TimelineId, tick: Tick, stream: &Timeline, policies: ReusePolicies) -> bool {
-        let ready = self.with(id, |timeline| timeline.ready_up_to(policies)).unwrap_or(Tick::MAX);
-        ready >= tick || (policies.follows() && stream.is_ordered_after(id, tick))
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
@@ -71,7 +57,8 @@ impl Timelines {
         let device = self.device().as_ref();
         fence.iter().all(|(id, tick)| {
             self.get(id).is_none_or(|timeline| {
-                timeline.observed() >= tick || timeline.has_mark_for(tick) || timeline.can_be_marked(device)
+                let can_be_marked = || timeline.is_captured(device, false) == Ok(Some(false));
+                timeline.observed() >= tick || timeline.has_mark_for(tick) || can_be_marked()
             })
         })
     }
@@ -85,15 +72,6 @@ impl Timelines {
         fence.retain(|id, tick| all.get(id).is_some_and(|other| other.ready_up_to(policies) < tick));
     }
 
-    /// Prunes a fence that names several streams, as those of ranges that were joined do. The fewer it names, the
-    /// more neighbours it is joined with at once, and the less there is to ask and to wait for.
-    #[inline]
-    pub(crate) fn prune_several(&self, fence: &mut Fence, policies: ReusePolicies) {
-        if fence.len() > 1 {
-            self.prune(fence, policies);
-        }
-    }
-
     /// Notes in `uses`, those of a live block, that `stream` uses it. Drops complete uses now and then. `false`, and
     /// nothing noted, where the host has no memory for it.
     #[must_use]
@@ -103,7 +81,7 @@ impl Timelines {
             return false;
         }
         uses.raise(stream.timeline().id, stream.tick());
-        if uses.len() >= FEW_USES && uses.len().is_power_of_two() {
+        if uses.len() >= FEW_STREAMS && uses.len().is_power_of_two() {
             let all = self.all();
             uses.retain(|id, tick| {
                 all.get(id).is_some_and(|timeline| timeline.synchronized() < timeline.last_tick(tick))
@@ -186,7 +164,7 @@ impl Timelines {
             if other.synchronized() >= tick {
                 continue;
             }
-            if !asked && !stream.can_wait(self.device().as_ref())? {
+            if !asked && stream.is_captured(self.device().as_ref(), true)? != Some(false) {
                 return Ok(false);
             }
             asked = true;
@@ -215,7 +193,7 @@ impl Timelines {
                     waited?;
                     self.note_synchronized(&mark.clock);
                 }
-                None if timeline.is_captured(self.device().as_ref(), false)? => {}
+                None if timeline.is_captured(self.device().as_ref(), false)? == Some(true) => {}
                 None => _ = self.synchronize_device_unless_capturing()?,
             }
         }
@@ -227,11 +205,11 @@ impl Timelines {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::timeline::MOST_MARKS;
     use super::*;
     use crate::device::Device;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::order::Stream;
+    use crate::policy::streams::MOST_MARKS;
     use crate::testing::capturing::CapturingDevice;
 
     #[test]
@@ -247,7 +225,7 @@ mod tests {
         let mut strict = fence.clone();
         timelines.prune(&mut strict, ReusePolicies { opportunistic: false, ..ReusePolicies::ALL });
         assert_eq!(strict, fence, "the host has waited for nothing");
-        timelines.prune_several(&mut fence, ReusePolicies::ALL);
+        timelines.prune(&mut fence, ReusePolicies::ALL);
         assert_eq!(fence, pending);
         sim.release(hold);
     }

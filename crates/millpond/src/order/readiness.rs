@@ -6,7 +6,7 @@ use crate::lock::RwLockReadGuard;
 use super::timelines::Table;
 use super::{Fence, ReusePolicies, Tick, Timeline, TimelineId, Timelines};
 
-/// Answers as `Timelines::is_ready` does, for any fence. Drop it before any other call to the timelines or the device.
+/// Answers for any fence. Drop it before any other call to the timelines or the device.
 pub(crate) struct ReadinessQuery<'a> {
     timelines: &'a Timelines,
     stream: &'a Timeline,

@@ -37,17 +37,9 @@ use crate::device::{DeviceResult, StreamHandle};
 /// ```
 pub struct RegisteredStream {
     stream: Stream,
-    state: State,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Whoever presents the handle is given the stream.
-    Found,
-    /// Nobody is any more; the handle is valid.
-    Withdrawn,
-    /// Another registration goes on, or the stream needs none.
-    Over,
+    /// Once it was withdrawn: whether the promise ends with it that the handle is valid. Else another registration goes
+    /// on, or the stream needs none.
+    ends: Option<bool>,
 }
 
 impl fmt::Debug for RegisteredStream {
@@ -73,16 +65,15 @@ impl RegisteredStream {
     pub(crate) unsafe fn register(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
         // SAFETY: the caller's promise.
         let held = unsafe { timelines.adopt(handle, Promise::WhileRegistered) }?;
-        Ok(Self { stream: Stream::new(held), state: State::Found })
+        Ok(Self { stream: Stream::new(held), ends: None })
     }
 
     /// The first part of a drop: from now on, whoever presents the handle is not given this stream, unless it is
     /// registered a second time.
     pub(crate) fn withdraw(&mut self) {
         // A forked child's parent has it registered.
-        if self.state == State::Found && self.stream.timelines().is_here() {
-            let ends = self.stream.timelines().unregister(&self.stream.inner);
-            self.state = if ends { State::Withdrawn } else { State::Over };
+        if self.ends.is_none() && self.stream.timelines().is_here() {
+            self.ends = Some(self.stream.timelines().unregister(&self.stream.inner));
         }
     }
 }
@@ -90,7 +81,7 @@ impl RegisteredStream {
 impl Drop for RegisteredStream {
     fn drop(&mut self) {
         self.withdraw();
-        if self.state == State::Withdrawn {
+        if self.ends == Some(true) {
             self.stream.timelines().end(&self.stream.inner);
         }
     }

@@ -152,8 +152,8 @@ impl Stream {
     /// [`DeviceError::Invalid`].
     pub fn wait(&self, event: &Event) -> DeviceResult<()> {
         let timelines = &self.inner.timelines;
-        let is_own = Arc::ptr_eq(event.timelines(), timelines);
-        if !is_own && !timelines.is_beside(event.timelines()) {
+        let is_own = Arc::ptr_eq(&event.timelines, timelines);
+        if !is_own && !timelines.is_beside(&event.timelines) {
             return Err(DeviceError::Invalid {
                 call: "Stream::wait",
                 what: "the event belongs to another device: record and wait on streams of one context, or of GPUs"
@@ -163,7 +163,7 @@ impl Stream {
         timelines.check_process()?;
         // The other device's ticks mean nothing here.
         let none = Fence::empty();
-        let after = if is_own { event.clock() } else { &none };
+        let after = if is_own { &event.clock } else { &none };
         // SAFETY: the event is borrowed, so it lives, and of this device or one of its group, as was seen above.
         unsafe { timelines.wait(&self.inner.timeline, event.handle(), after) }
     }

@@ -9,6 +9,7 @@ use crate::lock::Mutex;
 use super::ReusePolicies;
 use super::fence::{Fence, Tick, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
+use crate::policy::streams::{FEW_STREAMS, MOST_MARKS};
 
 /// How marks can be recorded on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,9 +45,6 @@ struct TimelineState {
     most_named: usize,
 }
 
-/// Streams that another is known to come after, up to which nothing is pruned.
-const FEW_NAMED: usize = 8;
-
 impl TimelineState {
     fn has_mark_for(&self, tick: Tick) -> bool {
         self.marks.back().is_some_and(|mark| mark.tick >= tick)
@@ -69,10 +67,6 @@ pub(super) struct LookResult {
     /// Whether a mark should close the tick, so that a later look can tell.
     pub(super) wants_mark: bool,
 }
-
-/// Pending marks of a stream, from which on a look records no more. Each is an event of its own, and a stream so far
-/// behind does not complete its last work soon. Half of the spare events that are kept.
-pub(super) const MOST_MARKS: usize = 32;
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -118,7 +112,7 @@ impl Timeline {
                 handle: Some(handle),
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
-                most_named: FEW_NAMED,
+                most_named: FEW_STREAMS,
             }),
         }
     }
@@ -194,34 +188,17 @@ impl Timeline {
     }
 
     /// Whether the stream is being captured: then work given to it does not run, so that no event on it says
-    /// anything about ticks. `presented` as for [`mark`](Self::mark); a stream that cannot be asked counts as not.
-    pub(crate) fn is_captured(&self, device: &dyn Device, presented: bool) -> DeviceResult<bool> {
+    /// anything about ticks, and it must not wait for work outside of the capture. `presented` as for [`mark`](Self::mark);
+    /// `None` for a stream that cannot be asked.
+    pub(crate) fn is_captured(&self, device: &dyn Device, presented: bool) -> DeviceResult<Option<bool>> {
         if self.marking == Marking::AtOnce && !presented {
-            return Ok(false);
+            return Ok(None);
         }
         match self.usable_handle(device, &self.state.lock()) {
             // SAFETY: valid, within the lock; who does not present the stream was sent away above.
-            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_some()),
-            Err(_) => Ok(false),
+            Ok(handle) => Ok(Some(unsafe { device.capture_of(handle) }?.is_some())),
+            Err(_) => Ok(None),
         }
-    }
-
-    /// Whether the calling thread, which presents the stream, could make it wait for work on others now. A capture must
-    /// not wait for work outside of it.
-    pub(super) fn can_wait(&self, device: &dyn Device) -> DeviceResult<bool> {
-        match self.usable_handle(device, &self.state.lock()) {
-            // SAFETY: valid, within the lock, and presented.
-            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_none()),
-            Err(_) => Ok(false),
-        }
-    }
-
-    /// Whether a mark could be recorded now, by whoever does not present the stream.
-    pub(crate) fn can_be_marked(&self, device: &dyn Device) -> bool {
-        let state = self.state.lock();
-        self.marking == Marking::WhenNeeded
-            // SAFETY: valid, within the lock.
-            && state.handle.is_some_and(|handle| matches!(unsafe { device.capture_of(handle) }, Ok(None)))
     }
 
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
@@ -277,7 +254,7 @@ impl Timeline {
         let mut state = self.state.lock();
         state.ordered_after.retain(|id, tick| id != self.id && matters(id, tick));
         // Twice what is left: so pruning costs each wait a constant.
-        state.most_named = (2 * state.ordered_after.len()).max(FEW_NAMED);
+        state.most_named = (2 * state.ordered_after.len()).max(FEW_STREAMS);
     }
 
     /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is
@@ -399,14 +376,6 @@ impl Timeline {
     /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far. While a
     /// capture is known of, one may begin on any stream at any time. Then the stream is not asked, which would end its
     /// capture. An event tells instead.
-    pub(crate) fn poll_idle(
-        &self,
-        device: &dyn Device,
-        is_capturing: impl FnOnce() -> bool,
-    ) -> DeviceResult<bool> {
-        self.is_idle(&self.state.lock(), device, is_capturing)
-    }
-
     fn is_idle(
         &self,
         state: &TimelineState,

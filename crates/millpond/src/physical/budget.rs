@@ -125,7 +125,7 @@ impl Budget {
         static KNOWN: PerProcess<Mutex<Vec<Weak<Tenancy>>>> = PerProcess::new();
         let mut known = KNOWN.get().lock();
         known.retain(|tenancy| tenancy.strong_count() > 0);
-        let same = known.iter().filter_map(Weak::upgrade).find(|tenancy| tenancy.name() == name);
+        let same = known.iter().filter_map(Weak::upgrade).find(|tenancy| tenancy.name == name);
         let tenancy = match same {
             Some(same) => same,
             None => {
@@ -168,22 +168,23 @@ impl Budget {
 
     /// The most that the pools of this process may hold: the limit, or the [claim](Self::set_claim) if that is lower.
     pub fn most(&self) -> u64 {
-        match &self.inner {
-            Inner::Private(_) => self.limit(),
-            Inner::Named(tenancy) => tenancy.most(),
-        }
+        self.tenancy().map_or_else(|| self.limit(), Tenancy::most)
     }
 
     // ---- a named budget ----------------------------------------------------------------------------
 
-    fn of_processes(&self, option: &'static str) -> Result<&Tenancy> {
+    fn tenancy(&self) -> Option<&Tenancy> {
         match &self.inner {
-            Inner::Named(tenancy) => Ok(tenancy),
-            Inner::Private(_) => Err(Error::BadOption {
-                option,
-                why: "only a budget that processes share has one: make it with Budget::named".to_owned(),
-            }),
+            Inner::Named(tenancy) => Some(tenancy),
+            Inner::Private(_) => None,
         }
+    }
+
+    fn of_processes(&self, option: &'static str) -> Result<&Tenancy> {
+        self.tenancy().ok_or_else(|| Error::BadOption {
+            option,
+            why: "only a budget that processes share has one: make it with Budget::named".to_owned(),
+        })
     }
 
     /// Keeps `bytes` of a named budget for this process, 0 at first. Other processes do not take them, and it need not give
@@ -218,19 +219,13 @@ impl Budget {
     /// The processes that have this budget, this one too; none for a budget without a name. With them are those that ended while
     /// a child or another process has their memory: their program is `has ended`.
     pub fn tenants(&self) -> Vec<Tenant> {
-        match &self.inner {
-            Inner::Private(_) => Vec::new(),
-            Inner::Named(tenancy) => tenancy.tenants(),
-        }
+        self.tenancy().map_or_else(Vec::new, |tenancy| tenancy.tenants(true))
     }
 
     /// The file that the processes share; `None` for a budget without a name. It stays when they end. It may be removed
     /// when no process has the budget: those that come later would share another one.
     pub fn path(&self) -> Option<&Path> {
-        match &self.inner {
-            Inner::Private(_) => None,
-            Inner::Named(tenancy) => Some(tenancy.path()),
-        }
+        self.tenancy().map(|tenancy| tenancy.path.as_path())
     }
 
     // ---- for pools ---------------------------------------------------------------------------------
@@ -246,7 +241,7 @@ impl Budget {
 
     /// A pool has the budget. An error in a forked child of the process whose budget it is.
     pub(crate) fn join(&self, pool: Weak<dyn GivesBack>) -> Result<()> {
-        if let Inner::Named(tenancy) = &self.inner {
+        if let Some(tenancy) = self.tenancy() {
             tenancy.check_process()?;
             tenancy.add_giver(pool);
         }
@@ -255,51 +250,33 @@ impl Budget {
 
     /// As [`held`](Self::held), without waiting for other processes, and so about that.
     pub(crate) fn about_held(&self) -> u64 {
-        match &self.inner {
-            Inner::Private(_) => self.held(),
-            Inner::Named(tenancy) => tenancy.about_held(),
-        }
+        self.tenancy().map_or_else(|| self.held(), Tenancy::about_held)
     }
 
     /// The limit that a request of so many bytes meets, and what is held under it.
     pub(crate) fn limit_met(&self, bytes: u64) -> (u64, u64) {
-        match &self.inner {
-            Inner::Private(_) => (self.limit(), self.held()),
-            Inner::Named(tenancy) => tenancy.limit_met(bytes),
-        }
+        self.tenancy().map_or_else(|| (self.limit(), self.held()), |tenancy| tenancy.limit_met(bytes))
     }
 
     /// How long a request may wait for other processes; `None` where there are none.
     pub(crate) fn patience(&self) -> Option<Duration> {
-        match &self.inner {
-            Inner::Private(_) => None,
-            Inner::Named(tenancy) => Some(tenancy.patience()),
-        }
+        self.tenancy().map(Tenancy::patience)
     }
 
     /// Waits until other processes have left so many bytes, for so long at most; `false` where they have not.
     pub(crate) fn ask(&self, bytes: u64, patience: Duration) -> bool {
-        match &self.inner {
-            Inner::Private(_) => false,
-            Inner::Named(tenancy) => tenancy.ask(bytes, patience),
-        }
+        self.tenancy().is_some_and(|tenancy| tenancy.ask(bytes, patience))
     }
 
     /// A descriptor for others who open the bytes at this address: what a process under a named budget shares counts as long as
     /// anybody has that descriptor, or the file that it stands for. `None` for a budget without a name.
     pub(crate) fn lend(&self, at: DevicePtr, bytes: u64) -> Result<Option<OwnedFd>> {
-        match &self.inner {
-            Inner::Private(_) => Ok(None),
-            Inner::Named(tenancy) => tenancy.lend(at.raw()..at.raw() + bytes).map(Some),
-        }
+        self.tenancy().map(|tenancy| tenancy.lend(at.raw()..at.raw() + bytes)).transpose()
     }
 
     /// The other processes that have it.
     pub(crate) fn other_tenants(&self) -> Vec<Tenant> {
-        match &self.inner {
-            Inner::Private(_) => Vec::new(),
-            Inner::Named(tenancy) => tenancy.other_tenants(),
-        }
+        self.tenancy().map_or_else(Vec::new, |tenancy| tenancy.tenants(false))
     }
 
     /// Takes `bytes` of what is left, or nothing.

@@ -76,9 +76,6 @@ pub(crate) enum MapFailure {
     Stuck(DeviceError),
 }
 
-/// Pages that there is room for at first. Growing copies; unused room is only address space.
-const FIRST_PAGES: usize = 1 << 12;
-
 /// All pages of one pool.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -258,9 +255,6 @@ impl Pages {
 
     /// Reserves the host's memory for one more page, and to park or release any; `false` where it is refused.
     fn make_room(&mut self) -> bool {
-        if self.table.capacity() == 0 && self.table.try_reserve_exact(FIRST_PAGES).is_err() {
-            return false;
-        }
         if !self.vacant.is_empty() {
             return true;
         }

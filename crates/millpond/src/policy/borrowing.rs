@@ -1,5 +1,7 @@
 //! When a class that has no block borrows one of a longer class, in throughput mode.
 
+use super::caching::MOST_BLOCKS;
+
 /// Longer classes in which a request looks for a block in throughput mode, where its own has none. There are eight
 /// classes a doubling. So the block is less than half as long again as the request, or three units longer in the
 /// shortest classes. It goes back to its own class when it is freed.
@@ -10,10 +12,6 @@
 /// 22 to 35 (docs/lab/mechanisms.md).
 pub(crate) const CLASSES_TO_BORROW_FROM: usize = 3;
 
-/// Blocks that a class borrows in a row before it gets one of its own. A loop would borrow for ever: a borrowed block
-/// goes back to its own class.
-const MOST_BORROWED: u32 = 64;
-
 /// Allocations of any size by which two are apart at most to be in a row.
 const IN_A_ROW: u64 = 4;
 
@@ -21,18 +19,19 @@ const IN_A_ROW: u64 = 4;
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Borrowing {
     /// Blocks borrowed in a row.
-    in_a_row: u32,
+    in_a_row: u64,
     /// What the thread had allocated by the last of them.
     last: u64,
 }
 
 impl Borrowing {
-    /// The class has no block, after so many allocations by the thread. Whether it may borrow one.
+    /// The class has no block, after so many allocations by the thread. Whether it may borrow one. After a magazine full in a
+    /// row it gets one of its own: a loop would borrow for ever, since a borrowed block goes back to its own class.
     pub(crate) fn may_borrow(&mut self, allocations: u64) -> bool {
         let follows = allocations - self.last <= IN_A_ROW;
         self.in_a_row = if follows { self.in_a_row + 1 } else { 1 };
         self.last = allocations;
-        self.in_a_row <= MOST_BORROWED
+        self.in_a_row <= MOST_BLOCKS
     }
 }
 
@@ -45,6 +44,6 @@ mod tests {
         let mut borrowing = Borrowing::default();
         assert!((1..1000).all(|step| borrowing.may_borrow(step * 100)));
         let mut in_a_loop = (100_000..).map(|allocations| borrowing.may_borrow(allocations));
-        assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BORROWED as usize));
+        assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BLOCKS as usize));
     }
 }

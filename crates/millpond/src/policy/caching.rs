@@ -2,58 +2,30 @@
 //!
 //! It may be much, but nothing is lost: whoever needs it takes it back.
 
+/// Threads that can have caches at the same time: a pool has a pointer for each. The others allocate under its lock.
+pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
+
+/// Locks that the shelves of a depot are spread over: about as many as threads meet there.
+pub(crate) const DEPOT_LOCKS: usize = 16;
+
 /// Bytes that a thread, and the depot, may cache in a small pool. In a larger one it is a share of what is reserved.
 pub(crate) const LEAST_LIMIT: u64 = 64 << 20;
 
-/// Bytes from which on a magazine holds few blocks.
-const LARGE: u64 = 1 << 20;
-
-/// What a pool's ledger lets the caches do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CacheMode {
-    /// Memory is not spent to save time.
-    Thrifty,
-    /// Throughput mode, in which the pool may come to hold so many bytes more.
-    Throughput {
-        /// That many.
-        growth: u64,
-        /// Whether most of what it may hold now is in use, so that classes borrow blocks from longer ones.
-        is_scarce: bool,
-    },
+/// What each thread may cache, and what the depot may hold, in bytes: of a pool that holds `reserved` bytes and may grow by
+/// `growth`, with so many threads. Magazines count each block as the longest of its class: an eighth more.
+pub(crate) fn limits(reserved: u64, growth: u64, threads: u64) -> [u64; 2] {
+    let all = (reserved + reserved / 8 + growth).max(LEAST_LIMIT);
+    [(all / threads.max(1)).max(LEAST_LIMIT), all]
 }
 
-/// What each thread may cache, and what the depot may hold, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CacheLimits {
-    pub(crate) of_thread: u64,
-    pub(crate) of_depot: u64,
-}
-
-impl CacheLimits {
-    /// Of a pool that holds `reserved` bytes and may grow by `growth`, with so many threads. Magazines count each block as
-    /// the longest of its class: an eighth more.
-    pub(crate) fn new(reserved: u64, growth: u64, threads: u64) -> Self {
-        let all = (reserved + reserved / 8 + growth).max(LEAST_LIMIT);
-        Self { of_thread: (all / threads.max(1)).max(LEAST_LIMIT), of_depot: all }
-    }
-}
-
-/// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
-/// many bytes. In throughput mode, fewer visits to the depot count for more.
-const fn most_blocks(bytes: u64, in_throughput_mode: bool) -> usize {
-    match bytes {
-        _ if in_throughput_mode => 64,
-        0..=0x8000 => 64,
-        0x8001..LARGE => 32,
-        LARGE.. => 16,
-    }
-}
+/// Most blocks in a magazine. (Half as many of 32 KiB and more, and a quarter of 1 MiB and more, held no less.)
+pub(crate) const MOST_BLOCKS: u64 = 64;
 
 /// Blocks in a magazine whose longest block has so many bytes, of a thread that may cache so many: no magazine takes more
 /// than half of that. 0 where the thread may cache none.
-pub(crate) fn room(longest: u64, limit: u64, in_throughput_mode: bool) -> usize {
+pub(crate) fn room(longest: u64, limit: u64) -> usize {
     let fitting = if longest > limit { 0 } else { (limit / 2 / longest).max(1) };
-    most_blocks(longest, in_throughput_mode).min(usize::try_from(fitting).unwrap_or(usize::MAX))
+    MOST_BLOCKS.min(fitting) as usize
 }
 
 #[cfg(test)]
@@ -62,17 +34,15 @@ mod tests {
 
     #[test]
     fn a_magazine_holds_many_small_blocks_and_few_large_ones() {
-        let room = |bytes| room(bytes, LEAST_LIMIT, false);
-        assert_eq!([512, 64 << 10, LARGE, 16 << 20].map(room), [64, 32, 16, 2]);
+        let room = |bytes| room(bytes, LEAST_LIMIT);
+        assert_eq!([512, 512 << 10, 1 << 20, 16 << 20].map(room), [64, 64, 32, 2]);
         assert_eq!([LEAST_LIMIT, LEAST_LIMIT + 1].map(room), [1, 0]);
-        assert_eq!(super::room(LARGE, 1 << 30, true), 64);
     }
 
     #[test]
     fn threads_share_the_pools_memory_and_all_get_some() {
-        let limits = |reserved, growth, threads| CacheLimits::new(reserved, growth, threads);
-        assert_eq!(limits(0, 0, 0), CacheLimits { of_thread: LEAST_LIMIT, of_depot: LEAST_LIMIT });
+        assert_eq!(limits(0, 0, 0), [LEAST_LIMIT; 2]);
         // 8 GiB, an eighth of them, and 1 GiB of growth; a fifth for each thread.
-        assert_eq!(limits(8 << 30, 1 << 30, 5), CacheLimits { of_thread: 2 << 30, of_depot: 10 << 30 });
+        assert_eq!(limits(8 << 30, 1 << 30, 5), [2 << 30, 10 << 30]);
     }
 }

@@ -117,9 +117,6 @@ const MOST_GROWTH: u64 = 8 << 30;
 /// saved 1,100 ns on a busy machine with an H200.
 const CUT: Duration = Duration::from_nanos(600);
 
-/// About what it costs, at least, to empty the threads' caches: a barrier in each of them, and their misses after it.
-const REVOCATION: Duration = Duration::from_micros(4);
-
 /// What a request on the slow path did, as far as more memory would have saved it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowPath {
@@ -127,8 +124,6 @@ pub(crate) enum SlowPath {
     Cut,
     /// Emptied caches, moved pages, or waited for another thread: as long as this.
     Moved(Duration),
-    /// Emptied caches, in all as long as this.
-    Revoked(Duration),
 }
 
 impl SlowPath {
@@ -136,7 +131,6 @@ impl SlowPath {
         match self {
             Self::Cut => CUT,
             Self::Moved(took) => took,
-            Self::Revoked(took) => took.max(REVOCATION),
         }
     }
 }
@@ -185,15 +179,9 @@ impl Ledger {
         self.growth_allowance
     }
 
-    /// Whether a pool that holds so many bytes has taken more than half of its growth allowance, beyond the most that was ever
-    /// live. A request may then take a longer block that is cached (`borrowing`).
-    pub(crate) fn is_scarce(&self, reserved: u64, most_live: u64) -> bool {
-        self.policy.borrowing && self.growth_allowance > 0 && reserved > most_live + self.growth_allowance / 2
-    }
-
-    /// Bytes that the allowance may come to; 0 unless overdrawn.
-    pub(crate) fn most_growth_allowance(&self) -> u64 {
-        if self.is_overdrawn() { self.most_growth } else { 0 }
+    /// Bytes that the allowance may come to in throughput mode.
+    pub(crate) fn most_growth_allowance(&self) -> Option<u64> {
+        self.is_overdrawn().then_some(self.most_growth)
     }
 
     /// Notes what pages took: to create, map, unmap and search for them.
@@ -272,19 +260,6 @@ mod tests {
             let now = self.now;
             self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served, live: 1 << 30 })
         }
-    }
-
-    #[test]
-    fn memory_is_scarce_once_half_the_growth_allowance_is_taken() {
-        let most = 64 << 20;
-        let mut books = Books::new(most);
-        assert!(!books.ledger.is_scarce(u64::MAX, 0), "not overdrawn");
-        while !books.spend(1) {}
-        let half = books.ledger.growth_allowance() / 2;
-        assert!(half > 0 && !books.ledger.is_scarce(1000 + half, 1000));
-        assert!(books.ledger.is_scarce(1001 + half, 1000));
-        let policy = Policy { borrowing: false, ..Policy::ALL };
-        assert!(!Ledger { policy, ..books.ledger }.is_scarce(1001 + half, 1000));
     }
 
     #[test]

@@ -13,22 +13,11 @@ pub(crate) struct Policy {
     pub(crate) lowest: bool,
     /// New pages are short while there is time. Else they are always long.
     pub(crate) short_pages: bool,
-    /// In throughput mode, a class that has no block borrows one of a longer class.
-    pub(crate) borrowing: bool,
-    /// In throughput mode, what other streams freed is had from the depot.
-    pub(crate) other_streams: bool,
 }
 
 impl Policy {
-    pub(crate) const ALL: Self = Self {
-        throughput: true,
-        splitting: true,
-        dormant: true,
-        lowest: true,
-        short_pages: true,
-        borrowing: true,
-        other_streams: true,
-    };
+    pub(crate) const ALL: Self =
+        Self { throughput: true, splitting: true, dormant: true, lowest: true, short_pages: true };
 }
 
 /// A name in `MILLPOND_WITHOUT`, and what it leaves out.
@@ -37,14 +26,12 @@ type Named = (&'static str, fn(&mut Policy));
 
 /// What `scripts/mechanisms` leaves out.
 #[cfg(feature = "lab")]
-const LEFT_OUT: [Named; 7] = [
+const LEFT_OUT: [Named; 5] = [
     ("throughput", |policy| policy.throughput = false),
     ("splitting", |policy| policy.splitting = false),
     ("dormant", |policy| policy.dormant = false),
     ("lowest", |policy| policy.lowest = false),
     ("short-pages", |policy| policy.short_pages = false),
-    ("borrowing", |policy| policy.borrowing = false),
-    ("other-streams", |policy| policy.other_streams = false),
 ];
 
 #[cfg(feature = "lab")]

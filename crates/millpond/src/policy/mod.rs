@@ -4,6 +4,7 @@
 //! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
 pub(crate) mod borrowing;
+pub(crate) mod budgets;
 pub(crate) mod caching;
 pub(crate) mod donating;
 pub(crate) mod fit;
@@ -14,5 +15,8 @@ pub(crate) mod peaks;
 pub(crate) mod shortening;
 pub(crate) mod size_classes;
 pub(crate) mod sleeping;
+pub(crate) mod streams;
+#[cfg(not(loom))]
+pub(crate) mod waiting;
 
 pub(crate) use mechanisms::Policy;

@@ -1,5 +1,7 @@
 //! How exact high-water marks are while several threads count: see `cache/totals.rs`.
 
+use super::caching::MOST_BLOCKS;
+
 /// The part of a peak by which all threads together may be below their ceilings.
 pub(crate) const TOLERANCE: i64 = 128;
 
@@ -11,15 +13,16 @@ pub(crate) const LEAST_SLACK: i64 = 1 << 20;
 const TOLERANCE_IN_THROUGHPUT_MODE: i64 = 4;
 const LEAST_SLACK_IN_THROUGHPUT_MODE: i64 = 32 << 20;
 
-/// By so many blocks a thread raises its ceiling at once in throughput mode: as many as a magazine gets from the depot.
-const BLOCKS_AHEAD: i64 = 32;
+/// Readings of a thread's figures while it counts: it is seldom faster twice.
+pub(crate) const READINGS: usize = 64;
 
 /// What a tally goes by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slack {
     /// How far the allocated bytes may be below their ceiling.
     pub(crate) bytes: i64,
-    /// By how much more than it needs the tally raises a ceiling: requested bytes, allocated bytes, blocks.
+    /// By how much more than it needs the tally raises a ceiling: requested bytes, allocated bytes, twice the blocks, which are as many as
+    /// a magazine gets from the depot.
     pub(crate) ahead: [i64; 3],
 }
 
@@ -30,7 +33,7 @@ pub(crate) fn slack(peak: i64, threads: i64, in_throughput_mode: bool) -> Slack 
         Slack { bytes: i64::MAX, ahead: [0; 3] }
     } else if in_throughput_mode {
         let bytes = (peak / (TOLERANCE_IN_THROUGHPUT_MODE * threads)).max(LEAST_SLACK_IN_THROUGHPUT_MODE);
-        Slack { bytes, ahead: [bytes / 2, bytes / 2, BLOCKS_AHEAD] }
+        Slack { bytes, ahead: [bytes / 2, bytes / 2, MOST_BLOCKS as i64] }
     } else {
         Slack { bytes: (peak / (TOLERANCE * threads)).max(LEAST_SLACK), ahead: [0; 3] }
     }

@@ -14,18 +14,11 @@ pub(crate) const EXACT_FROM: u64 = 1 << 20;
 /// Bytes of the longest request that is rounded to a class in throughput mode.
 pub(crate) const LONGEST_IN_THROUGHPUT_MODE: u64 = 1 << 30;
 
-/// What a block may be longer than a request in throughput mode: more than any two of one class can differ by.
-pub(crate) const SLACK_IN_THROUGHPUT_MODE: u64 = 1 << 32;
-
-const _: () = assert!(LONGEST_IN_THROUGHPUT_MODE >> CLASS_BITS < SLACK_IN_THROUGHPUT_MODE);
-
-/// Classes before the first doubling.
-const FIRST: u64 = 1 << CLASS_BITS;
-
 /// The class of a length.
 pub(crate) const fn class_of(units: u64) -> usize {
     let last = units - 1;
-    if last < FIRST {
+    // Before the first doubling.
+    if last >> CLASS_BITS == 0 {
         return last as usize;
     }
     let doublings = last.ilog2() - CLASS_BITS;
@@ -35,7 +28,8 @@ pub(crate) const fn class_of(units: u64) -> usize {
 /// The longest length of the class.
 pub(crate) const fn rounded(units: u64) -> u64 {
     let last = units - 1;
-    if last < FIRST {
+    // Before the first doubling.
+    if last >> CLASS_BITS == 0 {
         return units;
     }
     let width = 1 << (last.ilog2() - CLASS_BITS);

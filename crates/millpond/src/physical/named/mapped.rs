@@ -14,8 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::lease::namespaces;
 use super::table::{ORDER, Table};
 
-const BYTES: usize = size_of::<Table>();
-const _: () = assert!(BYTES == 4096);
+const _: () = assert!(size_of::<Table>() == 4096);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"millpond");
 const VERSION: u64 = 2;
@@ -35,7 +34,7 @@ unsafe impl Sync for Mapped {}
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and no reference into it outlives this.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.table.as_ptr().cast(), BYTES) } {
+        if let Err(error) = unsafe { rustix::mm::munmap(self.table.as_ptr().cast(), size_of::<Table>()) } {
             tracing::warn!(%error, "the register of a budget could not be unmapped");
         }
     }
@@ -76,7 +75,7 @@ impl Mapped {
         };
         let about = file.metadata().map_err(|error| format!("it cannot be read: {error}"))?;
         let user = rustix::process::geteuid().as_raw();
-        if !about.is_file() || about.len() != BYTES as u64 {
+        if !about.is_file() || about.len() != size_of::<Table>() as u64 {
             return Err(format!("it is no register of a budget: {ANOTHER}"));
         }
         if about.uid() != user || about.mode() & 0o077 != 0 {
@@ -113,7 +112,9 @@ impl Mapped {
     fn map(file: File) -> rustix::io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the system chooses.
-        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, &file, 0) }?;
+        let at = unsafe {
+            rustix::mm::mmap(ptr::null_mut(), size_of::<Table>(), access, MapFlags::SHARED, &file, 0)
+        }?;
         Ok(Self { table: NonNull::new(at.cast()).expect("nothing is mapped at null"), file })
     }
 }
@@ -124,7 +125,7 @@ const ANOTHER: &str = "remove it, or use another name";
 /// Makes the file. It is written under another name first, so that it is whole from its first moment on. Where another
 /// process is faster, its file stays.
 fn create(path: &Path) -> io::Result<()> {
-    let mut content = [0; BYTES];
+    let mut content = [0; size_of::<Table>()];
     let [pid, time] = namespaces();
     for (word, value) in content.chunks_exact_mut(8).zip([MAGIC, VERSION, pid, time]) {
         word.copy_from_slice(&value.to_ne_bytes());
@@ -168,7 +169,7 @@ mod tests {
     fn files_that_are_no_ledger_are_refused() {
         let refusal = |path: &Path| Mapped::open(path).unwrap_err();
         let (_folder, path) = in_folder();
-        for length in [0, 10, BYTES, BYTES + 1] {
+        for length in [0, 10, size_of::<Table>(), size_of::<Table>() + 1] {
             fs::write(&path, vec![0xa5; length]).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             assert!(refusal(&path).starts_with("it is no register of a budget: remove it"), "{length}");

@@ -35,20 +35,13 @@ use self::register::Register;
 use self::seat::Seat;
 use self::table::{Slot, lower};
 use crate::lock::Mutex;
+use crate::policy::budgets::{PATIENCE, ROUND};
 use crate::process::{OfProcess, Process};
 use crate::tenant::Tenant;
 use crate::{Error, Result};
 
 /// The longest name.
 const LONGEST_NAME: usize = 64;
-
-/// How long a request waits for the other processes by default.
-const PATIENCE: Duration = Duration::from_millis(50);
-
-/// How long a request waits for answers at most. Then the others are asked again, and then after twice as long: what they
-/// hold may be free by then.
-const FIRST_ROUND: Duration = Duration::from_millis(4);
-const LAST_ROUND: Duration = Duration::from_millis(32);
 
 /// What stands for the program of a process that runs no more, and whose memory is in use: a child that it forked has the
 /// driver's descriptors, or others have open what it shared.
@@ -62,8 +55,8 @@ pub(crate) trait GivesBack: Send + Sync {
 
 /// What the present process has of a named budget. See the [module](self).
 pub(super) struct Tenancy {
-    name: String,
-    path: PathBuf,
+    pub(super) name: String,
+    pub(super) path: PathBuf,
     register: Arc<Register>,
     /// Which slot of the register.
     at: usize,
@@ -126,14 +119,6 @@ impl Tenancy {
 
     fn slot(&self) -> &Slot {
         &self.register.slots[self.at]
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn path(&self) -> &PathBuf {
-        &self.path
     }
 
     /// An error in a process that was forked from the one that joined: it would count as its parent.
@@ -218,22 +203,16 @@ impl Tenancy {
         self.patience.store(nanoseconds(patience), Ordering::Relaxed);
     }
 
-    pub(super) fn tenants(&self) -> Vec<Tenant> {
-        self.list(|_| true)
-    }
-
-    pub(super) fn other_tenants(&self) -> Vec<Tenant> {
-        self.list(|at| at != self.at)
-    }
-
-    fn list(&self, which: impl Fn(usize) -> bool) -> Vec<Tenant> {
+    /// The processes that have the budget: all, or the others.
+    pub(super) fn tenants(&self, all: bool) -> Vec<Tenant> {
         let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
             let words = [&slot.held, &slot.floor, &slot.claim];
             (owner, words.map(|word| word.load(Ordering::SeqCst)))
         };
         self.register.settle_all();
-        let found: Vec<_> =
-            self.locked(|register| register.owned().filter(|(at, ..)| which(*at)).map(figures).collect());
+        let found: Vec<_> = self.locked(|register| {
+            register.owned().filter(|(at, ..)| all || *at != self.at).map(figures).collect()
+        });
         // Without the lock: to look for a process takes some microseconds.
         let tenant = |(owner, [held, floor, claim]): (Lease, [u64; 3])| {
             let program = owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
@@ -274,7 +253,7 @@ impl Tenancy {
         let wants = &self.slot().wants;
         wants.fetch_add(bytes, Ordering::SeqCst);
         let mut waiting = Waiting::new();
-        let mut round = FIRST_ROUND;
+        let mut round = ROUND;
         let has_room = loop {
             // Who is gone does not answer.
             self.register.settle_all();
@@ -296,7 +275,7 @@ impl Tenancy {
             }
             // They may free something.
             std::thread::sleep(left.min(round));
-            round = (round * 2).min(LAST_ROUND);
+            round = (round * 2).min(8 * ROUND);
         };
         lower(wants, bytes);
         has_room
@@ -450,6 +429,6 @@ mod tests {
             assert!(tenancy.ask(10, patience), "all of it comes, after more than the patience");
         });
         assert!(tenancy.take(10) && !tenancy.ask(1, patience));
-        std::fs::remove_file(tenancy.path()).unwrap();
+        std::fs::remove_file(&tenancy.path).unwrap();
     }
 }

@@ -21,12 +21,7 @@ use super::mapped::Mapped;
 use super::modelled::{Patience, SLOTS};
 use super::seat::{self, Claim, Seat};
 use super::table::{ORDER, Slot, Table};
-
-/// How long the lock is waited for: it is held for less than a microsecond, unless its holder is stopped.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long until the holder is looked for in `/proc`, which takes some microseconds.
-const LOOK_FOR_HOLDER: Duration = Duration::from_millis(1);
+use crate::policy::budgets::{LOCK_PATIENCE, STEP};
 
 /// The table that processes share, and who has which of its slots.
 #[derive(Debug)]
@@ -243,7 +238,8 @@ impl Register {
     fn is_left_behind(&self, lock: u64, waited: Duration) -> bool {
         let at = (lock & HOLDER) as usize - 1;
         let owner = self.slots[at].owner();
-        let runs = |owner: Lease| waited < LOOK_FOR_HOLDER || owner.is_alive();
+        // To look for it in `/proc` takes some microseconds.
+        let runs = |owner: Lease| waited < STEP || owner.is_alive();
         !seat::is_taken(self.0.file(), at) || !owner.is_some_and(runs)
     }
 }

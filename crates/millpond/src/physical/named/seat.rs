@@ -9,18 +9,13 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::open_file::OpenFile;
+use crate::policy::budgets::{MOST_ASKED, STEP};
 
 /// Addresses that one process can share: no device has more.
 const WINDOW: u64 = 1 << 56;
-
-/// How often the system is asked what is open of one process. A process whose memory lies in more places counts in full.
-const MOST_ASKED: usize = 1 << 12;
-
-/// How long a claim is waited for: it takes some microseconds, unless its holder is stopped.
-const CLAIM_PATIENCE: Duration = Duration::from_millis(1);
 
 /// The byte of a seat.
 fn byte(slot: usize) -> Range<u64> {
@@ -87,7 +82,7 @@ pub(super) fn is_taken(register: &File, slot: usize) -> bool {
     loop {
         match first_lock(register, byte(slot)) {
             Ok(None) => return false,
-            Ok(Some((libc::F_WRLCK, _))) if began.elapsed() < CLAIM_PATIENCE => std::thread::yield_now(),
+            Ok(Some((libc::F_WRLCK, _))) if began.elapsed() < STEP => std::thread::yield_now(),
             // If the system cannot say, nobody is taken for gone.
             _ => return true,
         }
