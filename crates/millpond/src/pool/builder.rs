@@ -227,7 +227,8 @@ impl PoolBuilder {
 
     /// Whether `millpond top` and other programs of this user [see](crate::live) the pool: its figures, its name, and what its
     /// blocks are by size. They can also have it trimmed. `true` by default. It costs an allocation nothing; the first such
-    /// pool of a process starts a thread, which sleeps until somebody asks, and ends with the last one.
+    /// pool of a process starts a thread, which sleeps until somebody asks, and ends with the last one. A pool whose last handle
+    /// is gone before its last block may end in that thread, some microseconds later.
     ///
     /// `MILLPOND_LIVE=off` in the environment hides all pools of a process.
     pub fn live(mut self, seen: bool) -> Self {

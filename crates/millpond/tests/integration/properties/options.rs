@@ -81,6 +81,9 @@ impl Options {
         };
         let mut builder = builder
             .name(format!("pool {id}"))
+            // What is left at the end is counted at once: an answer to `millpond top` may have a pool for longer, when the
+            // last block of one without handles goes.
+            .live(false)
             .reuse(self.policies())
             .page_sizes(smallest, smallest << self.pages.1)
             .min_alignment(self.min_alignment)

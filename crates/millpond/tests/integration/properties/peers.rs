@@ -155,7 +155,7 @@ impl World {
         let reuse = ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies };
         let gpu = |gpu: usize| {
             let context = contexts[gpu].clone();
-            let builder = Pool::builder(&context).reuse(reuse);
+            let builder = Pool::builder(&context).live(false).reuse(reuse);
             let builder = match options.for_peers[gpu] {
                 0 => builder,
                 1 => builder.accessible_from([&contexts[1 - gpu]]),

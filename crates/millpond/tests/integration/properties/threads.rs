@@ -53,7 +53,7 @@ impl Shared {
     fn new(device: Arc<dyn Device>, bytes: bool, reuse: ReusePolicies) -> Self {
         let checker = CheckerDevice::new(device);
         let context = Context::new(checker.clone());
-        let pool = |name: &str| Pool::builder(&context).name(name).reuse(reuse).build().unwrap();
+        let pool = |name: &str| Pool::builder(&context).name(name).live(false).reuse(reuse).build().unwrap();
         let pools = vec![pool("one"), pool("two")];
         let streams = (0..3).map(|_| context.create_stream().unwrap()).collect();
         Self { checker, context, pools, streams, bytes }
@@ -101,7 +101,7 @@ impl Shared {
     /// Allocates and frees on a stream that ends then, in a pool that stays and in one that is destroyed.
     fn visit(&self, random: &mut Random) {
         let stream = self.context.create_stream().unwrap();
-        let guest = Pool::builder(&self.context).name("guest").build().unwrap();
+        let guest = Pool::builder(&self.context).name("guest").live(false).build().unwrap();
         let mut blocks = Vec::new();
         for pool in [&self.pools[random.below(2) as usize], &guest] {
             for _ in 0..=random.below(4) {
