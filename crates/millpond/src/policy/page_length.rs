@@ -4,13 +4,12 @@
 
 use super::ledger::Balance;
 
-/// Pages enough for a large block: about one is pinned at the ends of a hole, and several blocks share a hole. (A twelfth of the
-/// block comes to 1.0111 at 0.58 %, a 16th to 1.0101 at 0.59 %, a 20th, 24th and 28th to 1.0096 at 0.60 %, a 32nd to 1.0091 at
-/// 0.64 %.)
+/// Pages enough for a large block: about one is pinned at the ends of a hole, and several blocks share a hole. (A 20th of the
+/// block comes to 1.0097 at 0.59 %, a 22nd to 1.0098 at 0.59 %, a 24th to 1.0096, a 26th to 1.0097, a 28th to 1.0099 at 0.60 %.)
 const PAGES_IN_BLOCK: u64 = 24;
 
-/// Pages that are enough for all that is held, unless the pool saves. (A 64th comes to 1.0100 at 0.59 %, a 96th to 1.0097 at
-/// 0.60 %, a 104th to 1.0096 at 0.60 %, a 112th to 1.0098 at 0.61 %. Without it three jobs take more than 1 %.)
+/// Pages that are enough for all that is held, unless the pool saves. (A 96th comes to 1.0101, a 100th,
+/// 104th and 108th to 1.0096, a 112th to 1.0094, all at 0.60 %. Without it three jobs take more than 1 %.)
 const PAGES_IN_POOL: u64 = 104;
 
 /// Base pages in a segment that the driver allocates for large blocks, where it has no pages. As in PyTorch's allocator
