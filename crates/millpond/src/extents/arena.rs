@@ -291,7 +291,7 @@ impl Arena {
         let request = self.request((units, 1), stream, Balance::Even).expect("there is host memory");
         let Self { map, rules, mapper, donors, .. } = self;
         mapper.old_mappings.settle(map, rules, &mut mapper.pages);
-        let plan = super::planning::Planner { map, rules, mapper, donors, request }.plan(PageOrigin::All);
+        let plan = super::planning::Planner::new((map, rules, mapper), donors, request).plan(PageOrigin::All);
         plan.expect("there is host memory").to_string()
     }
 

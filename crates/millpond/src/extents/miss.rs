@@ -38,7 +38,7 @@ impl Miss<'_> {
         let mut rules = rules.clone();
         // Each plan in vain leaves one dormant mapping less, or makes no stream wait any more.
         loop {
-            let plan = Planner { map, rules: &rules, mapper, donors, request }.plan(origin)?;
+            let plan = Planner::new((map, &rules, mapper), donors, request).plan(origin)?;
             tracing::trace!(%plan, "a miss");
             let commit = Commit { map, rules: &rules, mapper, shortening, request, is_short };
             match commit.carry_out(&plan)? {

@@ -32,9 +32,25 @@ pub(super) struct Planner<'a> {
     pub(super) mapper: &'a Mapper,
     pub(super) donors: &'a mut Donors,
     pub(super) request: Request<'a>,
+    /// The parked pages that the plan has no step for, the longest last.
+    parked: Vec<PageId>,
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    pub(super) fn new(
+        (map, rules, mapper): (&'a ExtentMap, &'a ReuseRules, &'a Mapper),
+        donors: &'a mut Donors,
+        request: Request<'a>,
+    ) -> Self {
+        let (pages, mut parked) = (&mapper.pages, Vec::new());
+        // Without memory for the list, they stay parked.
+        if parked.try_reserve_exact(pages.parked().len()).is_ok() {
+            parked.extend_from_slice(pages.parked());
+            parked.sort_unstable_by_key(|page| pages.get(*page).base_pages);
+        }
+        Self { map, rules, mapper, donors, request, parked }
+    }
+
     /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones.
     pub(super) fn plan(mut self, origin: PageOrigin) -> Result<Plan, Refusal> {
         let Request { units, stream, .. } = self.request;
@@ -101,7 +117,7 @@ impl Planner<'_> {
         plan.cuts += 2;
         while at < end {
             let room = u32::try_from(end - at).unwrap_or(u32::MAX);
-            let (step, base_pages) = if let Some(page) = self.parked(plan, room) {
+            let (step, base_pages) = if let Some(page) = self.take_parked(room) {
                 (Step::Unpark { page, at }, self.mapper.pages.get(page).base_pages)
             } else if let Some(donor) = self.donors.take_next(room, window) {
                 self.take_from(plan, &donor)?;
@@ -132,13 +148,11 @@ impl Planner<'_> {
         self.take_over(plan, fence)
     }
 
-    /// The longest parked page of at most so many base pages that the plan has no step for.
-    fn parked(&self, plan: &Plan, most: u32) -> Option<PageId> {
-        let pages = &self.mapper.pages;
-        let is_planned =
-            |page| plan.steps.iter().any(|step| matches!(step, Step::Unpark { page: of, .. } if *of == page));
-        let fitting = pages.parked().iter().copied().filter(|page| pages.get(*page).base_pages <= most);
-        fitting.filter(|page| !is_planned(*page)).max_by_key(|page| pages.get(*page).base_pages)
+    /// The longest parked page of at most so many base pages.
+    fn take_parked(&mut self, most: u32) -> Option<PageId> {
+        let fits = |page: &PageId| self.mapper.pages.get(*page).base_pages <= most;
+        let at = self.parked.partition_point(fits).checked_sub(1)?;
+        Some(self.parked.remove(at))
     }
 
     /// The length of a new page that suits the block.
