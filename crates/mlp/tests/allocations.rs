@@ -1,6 +1,5 @@
-//! What a training asks of the pool on a GPU, on a simulated one: no device call after the first epoch, two where the
-//! GPU is far behind, and no wait
-//! between streams in any.
+//! What a training asks of the pool on a GPU, on a simulated one: no device call after the first epoch, and no wait between
+//! streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,6 +196,8 @@ fn eager_steps_need_no_later_device_call_and_no_wait() {
                     format!("{kernel:?}, momentum {momentum}, batches of {batch_size}, reads every {reads}");
                 assert!(calls[0] > 0 && calls[1..].iter().all(|calls| *calls == 0), "{what}: {calls:?}");
                 assert_eq!((stats.stream_waits, stats.retries), (0, 0), "{what}");
+                let most = if batch_size == 1000 { 64 << 20 } else { 34 << 20 };
+                assert!(stats.requested.high < most, "{what}: {}", stats.requested.high);
             }
         }
     }

@@ -5,7 +5,7 @@
 use super::ledger::Balance;
 
 /// Pages enough for a large block: about one is pinned at the ends of a hole, and several blocks share a hole. (A 20th of the
-/// block comes to 1.0097 at 0.59 %, a 22nd to 1.0098 at 0.59 %, a 24th to 1.0096, a 26th to 1.0097, a 28th to 1.0099 at 0.60 %.)
+/// block comes to 1.0097 at 0.59 %, a 22nd to 1.0098 at 0.59 %. A 24th, 26th and 28th come to 1.0096, 1.0097 and 1.0099 at 0.60 %.)
 const PAGES_IN_BLOCK: u64 = 24;
 
 /// Pages that are enough for all that is held, unless the pool saves. (A 96th comes to 1.0101, a 100th,

@@ -21,8 +21,8 @@ pub(crate) const READINGS: usize = 64;
 pub(crate) struct Slack {
     /// How far the allocated bytes may be below their ceiling.
     pub(crate) bytes: i64,
-    /// By how much more than it needs the tally raises a ceiling: requested bytes, allocated bytes, twice the blocks, which are as many as
-    /// a magazine gets from the depot.
+    /// By how much more than it needs the tally raises its ceilings: of requested bytes, of allocated bytes, and of twice the
+    /// blocks. The blocks are as many as a magazine gets from the depot.
     pub(crate) ahead: [i64; 3],
 }
 

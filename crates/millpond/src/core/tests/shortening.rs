@@ -157,7 +157,8 @@ fn a_page_that_work_still_uses_stays() {
     assert!(job.pages() > pages);
 }
 
-/// Shortens while the calls of these kinds with these numbers fail: what was held is held no more than before, or less.
+/// Shortens, and then takes the short pages, while the calls of these kinds with these numbers fail. What was held is held no more
+/// than before, or less. Only a miss maps short pages.
 fn shorten_while_failing(calls: &[(Call, u64)]) {
     let mut job = Job::new();
     job.high_water(800);
