@@ -257,8 +257,8 @@ pub(crate) fn wait_for_calls() {
 }
 
 #[cfg(test)]
-mod tests {
-    use millpond::bindings::Mutex;
+pub(crate) mod tests {
+    use millpond::bindings::{Mutex, MutexGuard};
     use millpond::device::sim::{SimDevice, SimOptions};
     use millpond::{Context, Pool, Stream};
 
@@ -266,10 +266,15 @@ mod tests {
 
     const POOL: *mut PoolHandle = ptr::without_provenance_mut(0x4400_0000_0000_0000);
 
-    /// Runs it on a thread of its own, while no other test's thread has a place.
-    fn on_a_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> R {
+    /// While a test holds it, no other test's thread takes a place or waits for the owner of one.
+    pub(crate) fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
-        let _alone = ALONE.lock();
+        ALONE.lock()
+    }
+
+    /// Runs it on a thread of its own, [alone].
+    fn on_a_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> R {
+        let _alone = alone();
         std::thread::spawn(run).join().unwrap()
     }
 

@@ -284,7 +284,7 @@ mod tests {
     use crate::in_use::this_thread;
     use crate::kind::PoolHandle;
     use crate::memory::{millpond_alloc, millpond_free};
-    use crate::place::Place;
+    use crate::place::{Place, tests::alone};
 
     /// A pool, and a stream of the device that millpond did not make.
     struct Bench {
@@ -340,6 +340,7 @@ mod tests {
 
     #[test]
     fn a_raw_stream_is_fast_while_it_is_registered() {
+        let _alone = alone();
         let bench = Bench::new();
         bench.pairs(3);
         assert!(!bench.is_fast());
@@ -359,6 +360,7 @@ mod tests {
 
     #[test]
     fn threads_use_a_raw_stream_whose_registrations_come_and_go() {
+        let _alone = alone();
         let bench = Bench::new();
         let is_done = AtomicBool::new(false);
         let rounds = if cfg!(miri) { 3 } else { 300 };
