@@ -11,12 +11,10 @@ use super::sparse::Sparse;
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 
-/// Bytes of the first region of small blocks.
-const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
-
-/// Bytes of addresses around the first segment, in which frees find the blocks of all segments without the lock. Drivers
-/// place them near each other. The table of it takes the host's memory only where there are blocks.
-const WINDOW: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 40 };
+/// Bytes of the longest region, unless a block is longer. Also of the addresses around the first segment, in which frees find
+/// the blocks of all segments without the lock. Drivers place them near each other. The table of it takes the host's memory
+/// only where there are blocks.
+const LONGEST: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 40 };
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -121,7 +119,7 @@ impl AddressSpace {
             (first.raw(), bytes)
         } else {
             // Not the null address, which is freed, too.
-            (first.raw().saturating_sub(WINDOW / 2).next_multiple_of(granule).max(granule), WINDOW)
+            (first.raw().saturating_sub(LONGEST / 2).next_multiple_of(granule).max(granule), LONGEST)
         };
         let numbers = RegionMap::numbers(bytes, granule)?;
         let window = RegionMap::new(DevicePtr::new(start), granule, numbers, blank.descriptors.clone());
@@ -130,29 +128,29 @@ impl AddressSpace {
         Some(window)
     }
 
-    /// How many bytes a new region should have. Far more than the device has: address space is free.
-    fn region_bytes(&self, zone: Zone, is_first: bool, is_short: bool) -> u64 {
-        let total = if is_short { 0 } else { self.device.properties().total_memory };
-        let (least, most) = match zone {
-            // Maps of the small zone are long, and most programs have little there.
-            Zone::Small if is_first => (FIRST_SMALL, FIRST_SMALL),
-            Zone::Small => (1 << 36, 1 << 36),
-            Zone::Large => (1 << 36, 1 << 40),
+    /// How many bytes a new region should have. As much as the device has, and far more for large blocks, which lie far apart:
+    /// address space is free.
+    fn region_bytes(&self, zone: Zone, is_short: bool) -> u64 {
+        let total = self.device.properties().total_memory;
+        let wanted = match zone {
+            _ if is_short => 0,
+            Zone::Small => total,
+            Zone::Large => total.saturating_mul(8),
         };
-        total.saturating_mul(8).clamp(least, most)
+        wanted.clamp(LONGEST / 128, LONGEST)
     }
 
-    /// Reserves a region of at least `least` bytes, whole base pages. `is_first` says whether the zone has none,
-    /// `is_short` whether it should be as short as a region is. `records` as for the [descriptors](Self::blank_map).
+    /// Reserves a region of at least `least` bytes, whole base pages. `is_short` says whether it should be as short as a region
+    /// is. `records` as for the [descriptors](Self::blank_map).
     pub(super) fn reserve(
         &mut self,
         zone: Zone,
         least: u64,
-        (is_first, is_short): (bool, bool),
+        is_short: bool,
         records: usize,
     ) -> Result<NewRegion, Refusal> {
         let base_page = self.layout.base_page_bytes;
-        let wanted = self.region_bytes(zone, is_first, is_short).max(least);
+        let wanted = self.region_bytes(zone, is_short).max(least);
         let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
         // A shorter region needs as many.
         self.descriptors(records)?;

@@ -14,6 +14,7 @@ use super::indexes::Indexes;
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
+use super::ranges::Published;
 use super::refusal::Refusal;
 use super::regions::{NewRegion, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
@@ -49,10 +50,10 @@ impl Index<ExtentId> for ExtentMap {
 }
 
 impl ExtentMap {
-    pub(super) fn new(layout: Layout, addresses: AddressSpace) -> Self {
+    pub(super) fn new(layout: Layout, addresses: AddressSpace, published: Published) -> Self {
         Self {
             layout,
-            regions: Regions::default(),
+            regions: Regions::new(published),
             addresses,
             extents: Extents::default(),
             indexes: Indexes::default(),
@@ -95,9 +96,9 @@ impl ExtentMap {
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
-    /// That the host refused memory for extents.
-    pub(super) fn no_room(&self) -> Refusal {
-        Refusal::of_host("a list of blocks", self.host_bytes())
+    /// Refuses a request if the host refused memory for it.
+    pub(super) fn ensure(&self, has_memory: bool) -> Result<(), Refusal> {
+        if has_memory { Ok(()) } else { Err(Refusal::of_host("a list of blocks", self.host_bytes())) }
     }
 
     /// The host's memory for extents.
@@ -138,9 +139,8 @@ impl ExtentMap {
             return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
         }
         let least = base_pages * self.layout.base_page_bytes;
-        let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
         let records = self.extents.capacity();
-        let new = self.addresses.reserve(zone, least, (is_first, is_short), records)?;
+        let new = self.addresses.reserve(zone, least, is_short, records)?;
         Ok(self.enter_region(new, ExtentState::Unmapped))
     }
 
@@ -353,7 +353,7 @@ impl ExtentMap {
     pub(super) fn dormant_at(&self, ptr: DevicePtr, units: u64) -> Option<Option<(ExtentId, PageId)>> {
         let (region, at) = self.regions.find(ptr)?;
         let start = at >> self.layout.unit_shift();
-        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        let first = self.until(self.regions.get(region).head, start + 1).last()?;
         for id in self.until(first, start + units) {
             match self.extents[id].state {
                 ExtentState::Free => {}
@@ -366,7 +366,7 @@ impl ExtentMap {
 
     /// The free extent that holds a range of a region's units.
     pub(super) fn free_over(&self, region: u32, (start, end): (u64, u64)) -> Option<ExtentId> {
-        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        let first = self.until(self.regions.get(region).head, start + 1).last()?;
         (self.is(first, ExtentState::Free) && end <= self.extents[first].end()).then_some(first)
     }
 
@@ -375,7 +375,7 @@ impl ExtentMap {
     pub(super) fn free_at(&mut self, ptr: DevicePtr, units: u64) -> Option<(ExtentId, u64)> {
         let (region, at) = self.regions.find(ptr)?;
         let (start, end) = (at >> self.layout.unit_shift(), (at >> self.layout.unit_shift()) + units);
-        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        let first = self.until(self.regions.get(region).head, start + 1).last()?;
         let (mut last, mut fence) = (first, Fence::empty());
         loop {
             if !self.is(last, ExtentState::Free) || !fence.try_join(&self.extents[last].fence) {

@@ -68,25 +68,16 @@ impl DescriptorRef {
 /// the shortest blocks.
 const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
 
-/// Fewer are not worth having.
-const LEAST_ALLOCATED: usize = 1 << 12;
-
 /// The descriptors of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no
 /// block.
 #[derive(Debug)]
 pub(super) struct Descriptors(Sparse<BlockDescriptor>);
 
 impl Descriptors {
-    /// Room for as many descriptors as the process has addresses for; `None` where those are few.
+    /// Room for as many descriptors as the process has addresses for; `None` where it has none.
     pub(super) fn new() -> Option<Self> {
-        let mut most = MOST_ALLOCATED;
-        while most >= LEAST_ALLOCATED {
-            if let Some(descriptors) = Sparse::new(most) {
-                return Some(Self(descriptors));
-            }
-            most /= 2;
-        }
-        None
+        let halves = std::iter::successors(Some(MOST_ALLOCATED), |most| Some(most / 2));
+        halves.take_while(|most| *most > 0).find_map(Sparse::new).map(Self)
     }
 
     /// Lets the descriptors of blocks with ids below `end` be written; `false` where the host has no memory, or no
@@ -220,10 +211,6 @@ impl RegionMap {
     }
 }
 
-/// Address ranges that can be looked up without the lock. An arena has two as a rule: one for each zone, or one around all
-/// its segments. Blocks in ranges beyond these go to the arena when they are freed.
-const MAP_RANGES: usize = 4;
-
 /// What a look-up needs of one region, in one place.
 #[derive(Debug, Default)]
 struct MapRange {
@@ -239,9 +226,10 @@ struct MapRange {
     map: AtomicPtr<RegionMap>,
 }
 
-/// The maps of a pool's address ranges. Once published they stay, also when the range is given back.
+/// The maps of a pool's address ranges. Once published they stay, also when the range is given back. An arena has two ranges as
+/// a rule: one for each zone, or one around all its segments. Blocks in a fifth one go to the arena when they are freed.
 #[derive(Debug, Default)]
-pub(crate) struct PageMap([MapRange; MAP_RANGES]);
+pub(crate) struct PageMap([MapRange; 4]);
 
 impl PageMap {
     /// Publishes a map, if there is room. Called under the pool's lock.
@@ -340,8 +328,9 @@ impl Drop for PageMap {
 
 #[cfg(test)]
 mod tests {
-    use super::super::block_descriptor::{Place, USES};
+    use super::super::block_descriptor::Place;
     use super::*;
+    use crate::device::ADDRESSES_END;
 
     fn map(base: DevicePtr, bytes: u64, granule: u64) -> Arc<RegionMap> {
         let numbers = RegionMap::numbers(bytes, granule).expect("there are addresses");
@@ -417,7 +406,7 @@ mod tests {
         let ptr = base.offset(512);
         map.open(512, ExtentId(1), 512);
         // What the descriptor holds now, and would hold with uses, read as addresses.
-        for made_up in [Place::BETWEEN.0, ptr.raw() | USES, 0, u64::MAX] {
+        for made_up in [Place::BETWEEN.0, ptr.raw() | ADDRESSES_END, 0, u64::MAX] {
             assert!(page_map.find(DevicePtr::new(made_up)).is_none());
         }
         // Neither does an address within the block.

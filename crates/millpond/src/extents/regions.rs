@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::bin::MOST_REGIONS;
+use super::bin::is_region;
 use super::block_descriptor::BlockDescriptor;
 use super::extent::ExtentId;
 use super::layout::{Layout, Zone};
 use super::page_map::RegionMap;
-use super::ranges::{Owner, Published, Ranges};
+use super::ranges::Published;
 use crate::device::DevicePtr;
 
 /// See the [module](self).
@@ -31,40 +31,26 @@ pub(super) struct NewRegion {
 }
 
 /// All regions of one arena.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Regions {
     list: Vec<Option<Region>>,
-    /// First address and id of each, in the order of the addresses.
-    by_base: Vec<(u64, u32)>,
-    published: Option<Published>,
+    pub(super) published: Published,
 }
 
 impl Regions {
-    /// Publishes the ranges of all regions to come.
-    pub(super) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
-        debug_assert!(self.by_base.is_empty(), "there are regions already");
-        self.published = Some(Published::new(ranges.clone(), owner));
-    }
-
-    /// Whose the address is, of all that are published where these regions are.
-    pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
-        self.published.as_ref()?.owner_of(ptr)
+    pub(super) fn new(published: Published) -> Self {
+        Self { list: Vec::new(), published }
     }
 
     /// Publishes a region.
     pub(super) fn show(&self, id: u32) {
         let Region { base, bytes, .. } = *self.get(id);
-        if let Some(published) = &self.published {
-            published.enter(base, bytes);
-        }
+        self.published.enter(base, bytes, id);
     }
 
     /// Takes back what [`show`](Self::show) published: before the device gets the addresses.
     pub(super) fn hide(&self, id: u32) {
-        let base = self.get(id).base;
-        if let Some(published) = &self.published {
-            published.leave(base);
-        }
+        self.published.leave(self.get(id).base);
     }
 
     /// The host's memory for the list of them.
@@ -74,15 +60,13 @@ impl Regions {
 
     /// Reserves the host's memory for one more region; `false` where it is refused.
     pub(super) fn make_room_for_one(&mut self) -> bool {
-        self.list.try_reserve(1).is_ok()
-            && self.by_base.try_reserve(1).is_ok()
-            && self.published.as_ref().is_none_or(Published::make_room)
+        self.list.try_reserve(1).is_ok() && self.published.make_room()
     }
 
     /// The id of the region that is added next.
     pub(super) fn next_id(&self) -> u32 {
         let at = self.list.iter().position(Option::is_none).unwrap_or(self.list.len());
-        u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions")
+        u32::try_from(at).ok().filter(|id| is_region(*id)).expect("fewer than 2^24 regions")
     }
 
     /// Enters a region. `head` makes its first extent, given the region's id.
@@ -95,18 +79,13 @@ impl Regions {
             Some(vacant) => *vacant = region,
             None => self.list.push(region),
         }
-        let place = self.by_base.partition_point(|(other, _)| *other < base.raw());
-        self.by_base.insert(place, (base.raw(), id));
         self.show(id);
         id
     }
 
-    pub(super) fn remove(&mut self, id: u32) -> Option<Region> {
-        let region = self.list[id as usize].take()?;
-        if let Ok(at) = self.by_base.binary_search_by_key(&region.base.raw(), |(base, _)| *base) {
-            self.by_base.remove(at);
-        }
-        Some(region)
+    /// Forgets a region that is [hidden](Self::hide).
+    pub(super) fn remove(&mut self, id: u32) {
+        self.list[id as usize] = None;
     }
 
     #[inline]
@@ -137,16 +116,9 @@ impl Regions {
         self.get_mut(id).head = head;
     }
 
-    pub(super) fn head(&self, id: u32) -> Option<ExtentId> {
-        Some(self.get(id).head)
-    }
-
     /// The region that holds the address, and how far in it lies, in bytes.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
-        let behind = self.by_base.partition_point(|(base, _)| *base <= ptr.raw());
-        let (base, id) = self.by_base[behind.checked_sub(1)?];
-        let offset = ptr.raw() - base;
-        (offset < self.get(id).bytes).then_some((id, offset))
+        self.published.find(ptr)
     }
 
     pub(super) fn address(&self, region: u32, unit: u64, layout: &Layout) -> DevicePtr {

@@ -52,9 +52,7 @@ fn add(
     let length = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
     // First, since nothing is held yet that would have to be given back.
     let blank = map.make_room_for_segment(zone, bytes)?;
-    if !mapper.make_room_for(0, map.regions.next_id(), (0, base_pages)) {
-        return Err(map.no_room());
-    }
+    map.ensure(mapper.make_room_for(0, map.regions.next_id(), (0, base_pages)))?;
     let (page, base) =
         mapper.pages.take_segment(length, take).map_err(|error| Refusal::of_page(error, bytes))?;
     let id = map.add_segment(base, bytes, zone, blank);
