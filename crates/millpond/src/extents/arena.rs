@@ -152,7 +152,7 @@ impl Arena {
 
     /// Leads from an address to its block without the lock.
     pub(crate) fn page_map(&self) -> &Arc<PageMap> {
-        self.map.page_map()
+        &self.map.page_map
     }
 
     // ---- one allocation --------------------------------------------------------------------------
@@ -344,7 +344,7 @@ impl Arena {
     #[must_use]
     pub(crate) fn record_use(&mut self, id: ExtentId, stream: &Stream) -> bool {
         let is_noted = self.rules.timelines.add_use(self.map.fence_mut(id), stream);
-        if is_noted && let Some(descriptor) = self.map.descriptor_of(id) {
+        if is_noted && let Some(descriptor) = self.map.page_map.of_block(id) {
             descriptor.note_uses();
         }
         is_noted
@@ -363,7 +363,7 @@ impl Arena {
     /// it is not live.
     #[must_use]
     pub(crate) fn free_under_lock(&self, id: ExtentId) -> bool {
-        self.map.descriptor_of(id).is_some_and(BlockDescriptor::note_uses)
+        self.map.page_map.of_block(id).is_some_and(BlockDescriptor::note_uses)
     }
 
     // ---- what there is ---------------------------------------------------------------------------

@@ -29,6 +29,8 @@ pub(crate) struct BlockDescriptor {
     /// Constant while the block is allocated, as is `id`.
     label: AtomicU32,
     id: AtomicU32,
+    /// The number of the next descriptor in the chain of the page map; 0 for none. The map's alone.
+    next: AtomicU32,
 }
 
 /// Where an allocated block is that is not live.
@@ -69,6 +71,7 @@ impl BlockDescriptor {
             tick: AtomicU64::new(0),
             label: AtomicU32::new(0),
             id: AtomicU32::new(0),
+            next: AtomicU32::new(0),
         }
     }
 
@@ -211,6 +214,15 @@ impl BlockDescriptor {
     /// The tick at which a cached block was freed.
     pub(crate) fn tick(&self) -> Tick {
         self.tick.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_next(&self, number: u32) {
+        self.next.store(number, Ordering::Relaxed);
     }
 
     /// The arena's name of an allocated block.

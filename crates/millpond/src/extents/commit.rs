@@ -4,11 +4,9 @@
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::mapper::Mapper;
-use super::page_map::RegionMap;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::refusal::Refusal;
-use super::regions::Region;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request};
 use crate::device::PeerSet;
@@ -89,15 +87,7 @@ impl Commit<'_> {
         let base_pages = (layout.base_page_of(place.start), layout.base_pages_for(place.end));
         let has_room = self.map.make_room_for(plan.cuts, plan.streams)
             && self.mapper.make_room_for(plan.steps.len(), place.region, base_pages);
-        self.map.ensure(has_room)?;
-        // Blocks may start wherever pages will be.
-        let bytes = base_pages.0 * layout.base_page_bytes..base_pages.1 * layout.base_page_bytes;
-        let Region { zone, ref map, .. } = *self.map.regions.get(place.region);
-        if map.back(bytes.clone()) {
-            return Ok(());
-        }
-        let bytes = RegionMap::bytes_of_numbers(bytes.end - bytes.start, layout.granule(zone));
-        Err(Refusal::of_host("memory for where blocks lie", bytes))
+        self.map.ensure(has_room)
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.

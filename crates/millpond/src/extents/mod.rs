@@ -9,12 +9,12 @@
 //! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
-//! a large page, and the page map needs few places for large blocks. Physical pages pass freely between the zones.
+//! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
 //! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), and the `regions` of addresses. Its
-//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block,
-//!   of which `block_descriptor` says what is known. It knows nothing of time.
+//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
+//!   what is known. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
 //! - `mapper`: which page backs which address, now (`page_table`) and before (`old_mappings`). `segments`: memory that never
 //!   moves.

@@ -1,13 +1,10 @@
-//! Regions: ranges of address space, with the tables that lead from an address to its block and its page.
-
-use std::sync::Arc;
+//! Regions: ranges of address space, each cut into extents.
 
 use super::bin::is_region;
-use super::block_descriptor::BlockDescriptor;
 use super::extent::ExtentId;
 use super::layout::{Layout, Zone};
-use super::page_map::RegionMap;
 use super::ranges::Published;
+use super::refusal::Refusal;
 use crate::device::DevicePtr;
 
 /// See the [module](self).
@@ -17,17 +14,6 @@ pub(super) struct Region {
     pub(super) bytes: u64,
     pub(super) zone: Zone,
     pub(super) head: ExtentId,
-    /// Where allocated blocks start.
-    pub(super) map: Arc<RegionMap>,
-}
-
-/// A region to be entered.
-#[derive(Debug)]
-pub(super) struct NewRegion {
-    pub(super) base: DevicePtr,
-    pub(super) bytes: u64,
-    pub(super) zone: Zone,
-    pub(super) map: Arc<RegionMap>,
 }
 
 /// All regions of one arena.
@@ -53,14 +39,11 @@ impl Regions {
         self.published.leave(self.get(id).base);
     }
 
-    /// The host's memory for the list of them.
-    pub(super) fn host_bytes(&self) -> u64 {
-        (self.list.len().max(1) * size_of::<Region>()) as u64
-    }
-
-    /// Reserves the host's memory for one more region; `false` where it is refused.
-    pub(super) fn make_room_for_one(&mut self) -> bool {
-        self.list.try_reserve(1).is_ok() && self.published.make_room()
+    /// Reserves the host's memory for one more region.
+    pub(super) fn make_room_for_one(&mut self) -> Result<(), Refusal> {
+        let has_room = self.list.try_reserve(1).is_ok() && self.published.make_room();
+        let bytes = (self.list.len().max(1) * size_of::<Region>()) as u64;
+        if has_room { Ok(()) } else { Err(Refusal::of_host("a list of regions", bytes)) }
     }
 
     /// The id of the region that is added next.
@@ -69,18 +52,14 @@ impl Regions {
         u32::try_from(at).ok().filter(|id| is_region(*id)).expect("fewer than 2^24 regions")
     }
 
-    /// Enters a region. `head` makes its first extent, given the region's id.
-    pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> ExtentId) -> u32 {
+    /// Enters a region, under the [next id](Self::next_id).
+    pub(super) fn add(&mut self, region: Region) {
         let id = self.next_id();
-        let head = head(id);
-        let NewRegion { base, bytes, zone, map } = new;
-        let region = Some(Region { base, bytes, zone, head, map });
         match self.list.get_mut(id as usize) {
-            Some(vacant) => *vacant = region,
-            None => self.list.push(region),
+            Some(vacant) => *vacant = Some(region),
+            None => self.list.push(Some(region)),
         }
         self.show(id);
-        id
     }
 
     /// Forgets a region that is [hidden](Self::hide).
@@ -123,12 +102,5 @@ impl Regions {
 
     pub(super) fn address(&self, region: u32, unit: u64, layout: &Layout) -> DevicePtr {
         self.get(region).base.offset(unit * layout.unit_bytes)
-    }
-
-    // ---- extents ----------------------------------------------------------------------------------
-
-    /// What is known of the allocated block that starts `bytes` into the region.
-    pub(super) fn allocated_at(&self, region: u32, bytes: u64) -> Option<&BlockDescriptor> {
-        self.get(region).map.allocated_at(bytes)
     }
 }
