@@ -77,6 +77,7 @@ mod host;
 mod kinds;
 pub mod live;
 mod lock;
+mod mapped;
 #[cfg(not(feature = "record"))]
 mod no_record;
 #[cfg(feature = "record")]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::lease::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
 use crate::lock::Mutex;
+use crate::mapped::Mapped;
 use crate::open_file::OpenFile;
 use crate::process::OfProcess;
 
@@ -22,17 +23,6 @@ pub(crate) struct Import {
     stuck: Arc<Stuck>,
     /// Closed last: then the owner may use the pages for something else, and nobody's budget counts them.
     _kept: Kept,
-}
-
-/// Addresses, and the pages that are mapped there.
-#[derive(Debug)]
-struct Mapped {
-    device: Arc<dyn Device>,
-    /// Reserved addresses; of no bytes once they are given back.
-    base: DevicePtr,
-    reserved: u64,
-    /// Address and length of each page that is mapped.
-    pages: Vec<(DevicePtr, u64)>,
 }
 
 /// What could not be unmapped. It is tried again before the next import, and at the end.
@@ -53,16 +43,14 @@ impl Import {
         let granularity = device.properties().granularity;
         let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
         let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
-        let base = device.reserve(reserved)?;
-        let list = Vec::with_capacity(pages.len());
-        let mut mapped = Mapped { device, base, reserved, pages: list };
-        let mut at = base;
+        let mut mapped = Mapped::reserve(&device, reserved)?;
+        let at = mapped.base().offset(offset);
         let all = pages.into_iter().try_for_each(|(page, bytes)| {
-            mapped.map(at, page, bytes)?;
-            at = at.offset(bytes);
-            Ok(())
+            let page = device.import_page(page, bytes)?;
+            // SAFETY: imported for this, and the addresses are as long as all pages.
+            unsafe { mapped.push(page, bytes) }
         });
-        let import = Self { mapped: Some(mapped), at: base.offset(offset), stuck, _kept: kept };
+        let import = Self { mapped: Some(mapped), at, stuck, _kept: kept };
         all.map(|()| import)
     }
 
@@ -71,41 +59,6 @@ impl Import {
     unsafe fn close(&mut self) -> DeviceResult<()> {
         // SAFETY: the caller's promise.
         self.mapped.as_mut().map_or(Ok(()), |mapped| unsafe { mapped.close() })
-    }
-}
-
-impl Mapped {
-    fn map(&mut self, at: DevicePtr, page: PageExport, bytes: u64) -> DeviceResult<()> {
-        let device = &self.device;
-        let page = device.import_page(page, bytes)?;
-        // SAFETY: the page was imported above, and the range is reserved, with nothing mapped there.
-        let mapped = unsafe { device.map(at, bytes, page) };
-        if mapped.is_ok() {
-            self.pages.push((at, bytes));
-        }
-        // SAFETY: nobody else has the handle. A mapping keeps the memory.
-        let released = unsafe { device.release_page(page) };
-        mapped.and(released)?;
-        // SAFETY: it was mapped above.
-        unsafe { self.device.set_access(at, bytes) }
-    }
-
-    /// Unmaps all pages, and gives the addresses back. After an error it can be called again.
-    ///
-    /// # Safety
-    /// No pending or later work uses the memory.
-    unsafe fn close(&mut self) -> DeviceResult<()> {
-        while let Some((at, bytes)) = self.pages.last().copied() {
-            // SAFETY: it was mapped by `map`, and nobody uses it.
-            unsafe { self.device.unmap(at, bytes) }?;
-            self.pages.pop();
-        }
-        if self.reserved > 0 {
-            // SAFETY: it was reserved for this, and nothing is mapped there.
-            unsafe { self.device.unreserve(self.base, self.reserved) }?;
-            self.reserved = 0;
-        }
-        Ok(())
     }
 }
 
@@ -118,15 +71,6 @@ impl Drop for Import {
         if stuck.try_reserve(1).is_ok() {
             tracing::warn!(%error, "memory of another process could not be unmapped; it is tried again");
             stuck.extend(self.mapped.take());
-        }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: as in the import's.
-        if let Err(error) = unsafe { self.close() } {
-            tracing::error!(%error, "memory of another process could not be unmapped: it stays until this process ends");
         }
     }
 }
