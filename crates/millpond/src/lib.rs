@@ -85,6 +85,7 @@ mod nvtx;
 mod open_file;
 mod order;
 mod out_of_memory;
+mod peer;
 mod peers;
 mod physical;
 mod policy;

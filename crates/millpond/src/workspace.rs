@@ -8,6 +8,7 @@ use bytemuck::Pod;
 use crate::buffer::Buffer;
 use crate::device::DevicePtr;
 use crate::order::Stream;
+use crate::policy::options::ALIGNMENT;
 use crate::pool::Pool;
 use crate::{Error, Result};
 
@@ -33,9 +34,6 @@ pub struct Workspace {
     used: std::cell::Cell<u64>,
     high: u64,
 }
-
-/// What a workspace hands out starts at a multiple of so many bytes, whatever the pool's minimum.
-const ALIGNMENT: u64 = 512;
 
 impl fmt::Debug for Workspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,6 +70,7 @@ impl Workspace {
     /// Those of [`Pool::alloc`].
     pub fn new(pool: &Pool, bytes: u64, stream: &Stream) -> Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| Error::SizeOverflow { bytes, count: 1 })?;
+        // Whatever the pool's minimum is.
         let block = Buffer::aligned(pool, len, ALIGNMENT, stream)?;
         Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }

@@ -24,6 +24,7 @@ use crate::peers::{PeerCopies, share_from_the_start};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::Policy;
 use crate::policy::ledger::{self, Ledger};
+use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 #[cfg(feature = "record")]
@@ -84,12 +85,6 @@ impl fmt::Debug for PoolBuilder {
     }
 }
 
-/// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
-const LARGEST_PAGE: u64 = 32 << 20;
-
-/// Alignments that a pool can be built with.
-const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
-
 impl PoolBuilder {
     pub(super) fn new(context: &Context, memory: PoolMemory) -> Self {
         Self {
@@ -106,7 +101,7 @@ impl PoolBuilder {
             #[cfg(feature = "lab")]
             policy: Policy::from_environment(),
             page_sizes: None,
-            min_alignment: 512,
+            min_alignment: ALIGNMENT,
             spare: None,
             budget: None,
             keeps_nothing: false,
@@ -127,7 +122,7 @@ impl PoolBuilder {
         Self {
             keeps_nothing: true,
             live: false,
-            ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0)
+            ..new.min_alignment(*ALIGNMENTS.start()).release_threshold(0)
         }
     }
 
@@ -404,7 +399,7 @@ impl PoolBuilder {
             );
         }
         let unit = self.min_alignment;
-        if !unit.is_power_of_two() || !MIN_ALIGNMENTS.contains(&unit) || unit > smallest {
+        if !unit.is_power_of_two() || !ALIGNMENTS.contains(&unit) || unit > smallest {
             return bad(
                 "min_alignment",
                 format!(

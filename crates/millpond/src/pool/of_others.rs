@@ -60,11 +60,11 @@ pub(crate) fn open_block(
     // What is free, but was in use when it was freed.
     trim(pool, 0)?;
     let granularity = context.device().properties().granularity;
-    let room = token.bytes.next_multiple_of(granularity);
-    let import = Import::open(&known.memory, pages, (token.offset, room), (lease, counted))?;
+    let room = token.byte_len().next_multiple_of(granularity);
+    let import = Import::open(&known.memory, pages, (token.header.offset, room), (lease, counted))?;
     event.wait(stream)?;
-    let ptr = alloc_import(known, import, token.bytes, stream)?;
-    Ok(OpenedBlock { pool: pool.clone(), ptr, bytes: token.bytes, event })
+    let ptr = alloc_import(known, import, token.byte_len(), stream)?;
+    Ok(OpenedBlock { pool: pool.clone(), ptr, bytes: token.byte_len(), event })
 }
 
 #[cfg(all(test, not(miri)))]

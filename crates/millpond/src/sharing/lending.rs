@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::event::{OwnedEvent, SharedEvent};
 use super::lease::Lent;
 use super::socket;
-use super::token::SharedToken;
+use super::token::{Header, SharedToken};
 use crate::close_on_fork::CloseOnFork;
 use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
@@ -139,7 +139,7 @@ pub(crate) fn share(
     let (bytes, PagesUnder { pages, offset }) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
     // From here on the block is kept. If an export fails, its only lease ends here.
     let mut descriptors = Vec::from(lease);
-    let event_descriptor = export.descriptor.is_some();
+    let mut flags = if export.descriptor.is_some() { Header::HAS_EVENT } else { 0 };
     descriptors.extend(export.descriptor.map(CloseOnFork::new));
     let mut positions = Vec::with_capacity(pages.len());
     for (page, _) in &pages {
@@ -157,19 +157,21 @@ pub(crate) fn share(
     let bytes_of_pages = pages.iter().map(|(_, bytes)| bytes).sum();
     let first_page = DevicePtr::new(ptr.raw() - offset);
     let counted = budget.map_or(Ok(None), |budget| budget.lend(first_page, bytes_of_pages))?;
-    let budget_descriptor = counted.is_some();
+    flags |= if counted.is_some() { Header::HAS_BUDGET } else { 0 };
     descriptors.extend(counted.map(CloseOnFork::new));
-    let token = SharedToken {
-        device: identity,
+    let pages: Vec<_> = pages.into_iter().map(|(_, bytes)| bytes).collect();
+    let header = Header {
+        magic: Header::MAGIC,
+        device: identity.0,
         event: export.data,
-        event_descriptor,
-        budget_descriptor,
+        flags,
         element: elements.map_or(1, |(_, element)| element as u32),
         offset,
         bytes,
-        positions,
-        pages: pages.into_iter().map(|(_, bytes)| bytes).collect(),
+        pages: pages.len() as u64,
+        reserved: 0,
     };
+    let token = SharedToken { header, positions, pages };
     Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })
 }
 

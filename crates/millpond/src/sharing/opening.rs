@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 use super::event::{OwnedEvent, SharedEvent};
 use super::imported::{Import, ImportedMemory};
 use super::lease::Borrowed;
-use super::token::SharedToken;
+use super::token::{Header, SharedToken};
 use crate::core::{Core, allocating::hand_out};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::extents::MOST_UNITS;
@@ -19,11 +19,11 @@ use crate::{Error, Result};
 /// Whether this device can map what the token says.
 pub(crate) fn check_token(device: &dyn Device, token: &SharedToken) -> Result<()> {
     let bad = |why| Err(Error::BadToken { why });
-    if !device.reaches(token.device)? {
+    if !device.reaches(token.device())? {
         let here = device.identity()?;
         return bad(format!(
             "it is memory of device {}, which device {here} cannot reach: open it with a context of that one",
-            token.device
+            token.device()
         ));
     }
     let granularity = device.properties().granularity;
@@ -57,7 +57,7 @@ pub(crate) fn alloc_import(of: &OfOthers, import: Import, bytes: u64, stream: &S
 
 /// Keeps the last descriptor's file, without the descriptor, where there is one of a budget.
 pub(crate) fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Option<OpenFile>> {
-    let Some(file) = token.budget_descriptor.then(|| descriptors.pop()).flatten() else { return Ok(None) };
+    let Some(file) = token.has(Header::HAS_BUDGET).then(|| descriptors.pop()).flatten() else { return Ok(None) };
     let kind = rustix::fs::fstat(&file).map(|found| FileType::from_raw_mode(found.st_mode));
     let kept = if kind == Ok(FileType::RegularFile) { OpenFile::keep(&file).ok() } else { None };
     match kept {
@@ -88,14 +88,11 @@ pub(crate) fn open_descriptors(
     let mut descriptors = descriptors.into_iter();
     let mut next = || descriptors.next().ok_or_else(missing);
     let lease = Arc::new(Borrowed::begin(next()?, &next()?)?);
-    let descriptor = match token.event_descriptor {
-        true => Some(next()?),
-        false => None,
-    };
+    let descriptor = if token.has(Header::HAS_EVENT) { Some(next()?) } else { None };
     if lease.owner_is_gone() {
         return Err(Error::OwnerGone);
     }
-    let handle = timelines.device().open_event(EventExport { data: token.event, descriptor })?;
+    let handle = timelines.device().open_event(EventExport { data: token.header.event, descriptor })?;
     let event = Arc::new(OwnedEvent { timelines: timelines.clone(), handle });
     let event = SharedEvent { event, lease: Some(lease.clone()) };
     let exports = descriptors.zip(&token.positions);
