@@ -88,6 +88,7 @@ mod out_of_memory;
 mod peer;
 mod peers;
 mod physical;
+mod pinned;
 mod policy;
 mod pool;
 mod process;

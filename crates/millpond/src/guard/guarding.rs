@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::canaries::{CANARY, Changed, REDZONE, Slot, Staging, changed};
+use super::canaries::{Changed, Fill, REDZONE, Slot, Staging, changed};
 use super::fenced::FencedMemory;
 use super::finding::{Finding, GuardedCall, Mistake};
 use super::options::Guard;
@@ -18,12 +18,10 @@ use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
 use crate::extents::MOST_UNITS;
 use crate::lock::Mutex;
 use crate::order::{Fence, Stream};
+use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 use crate::record::{WantedOfFrees, warn};
 use crate::{Error, Result};
-
-/// Bytes of the shortest block that has pages of its own.
-const FENCED_FROM: u64 = 1 << 20;
 
 /// Findings that are kept.
 const MOST_KEPT: usize = 1000;
@@ -46,8 +44,6 @@ struct Blocks {
     live: FxHashMap<DevicePtr, GuardedBlock>,
     /// In the order of their frees.
     quarantined: VecDeque<Quarantined>,
-    /// How many of those, at the end, have canaries that were not compared.
-    unread: usize,
     /// Bytes of all that are quarantined.
     bytes: u64,
     /// Blocks quarantined so far.
@@ -124,7 +120,7 @@ impl Guarding {
     }
 
     fn fences_block(&self, core: &Core, bytes: u64) -> bool {
-        self.guard.fences() && FencedMemory::may_be_over(core.device()) && bytes >= FENCED_FROM
+        self.guard.fences && FencedMemory::may_be_over(core.device()) && bytes >= EXACT_FROM
     }
 
     /// A block in a segment of its own, with a part at its end: where each starts, and the bytes behind the part. `None` where
@@ -157,14 +153,14 @@ impl Guarding {
 
     /// Fills a block that the program is about to get.
     fn fill(&self, core: &Core, block: &GuardedBlock, stream: StreamHandle) -> DeviceResult<()> {
-        let fill = |Range { start, end }: Range<DevicePtr>, value| {
+        let fill = |Range { start, end }: Range<DevicePtr>, fill: Fill| {
             // SAFETY: the range lies in the block, which was allocated for work on this stream just now.
-            unsafe { core.device().memset(start, value, end.raw() - start.raw(), stream) }
+            unsafe { core.device().memset(start, fill as u8, end.raw() - start.raw(), stream) }
         };
         if self.guard.has_redzones {
-            block.redzones().into_iter().try_for_each(|redzone| fill(redzone, CANARY))?;
+            block.redzones().into_iter().try_for_each(|redzone| fill(redzone, Fill::Canary))?;
         }
-        if self.guard.poisons { fill(block.range(), self.guard.fresh()) } else { Ok(()) }
+        if self.guard.poisons { fill(block.range(), self.guard.poison_of(Fill::Fresh)) } else { Ok(()) }
     }
 
     /// Reads a block's canaries and fills it with poison, behind all work that uses it.
@@ -177,7 +173,7 @@ impl Guarding {
             reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
         if self.guard.poisons {
             // SAFETY: the program freed the block to this stream, which comes after its other work.
-            unsafe { device.memset(block.ptr, self.guard.freed(), block.bytes, handle) }?;
+            unsafe { device.memset(block.ptr, self.guard.poison_of(Fill::Freed) as u8, block.bytes, handle) }?;
         }
         Ok(canaries)
     }
@@ -190,14 +186,13 @@ impl Guarding {
         let delay =
             if self.guard.seed.is_some() { Guard::delay_by(next_random(&mut blocks.random)) } else { 0 };
         let until = blocks.frees + delay;
-        blocks.unread += 1;
         blocks.quarantined.push_back(Quarantined { block, freed, fence, canaries, until });
     }
 
     /// The blocks that it is time for, once their copies are complete; or all of them.
     fn due(&self, core: &Core, all: bool) -> Vec<Quarantined> {
         let mut blocks = self.blocks.lock();
-        let Blocks { quarantined, unread, bytes, frees, .. } = &mut *blocks;
+        let Blocks { quarantined, bytes, frees, .. } = &mut *blocks;
         let mut due = Vec::new();
         let mut at = 0;
         while at < quarantined.len() {
@@ -206,7 +201,6 @@ impl Guarding {
                 break;
             }
             if all || next.until <= *frees && is_complete(core, &next.fence) {
-                *unread -= usize::from(at >= quarantined.len() - *unread);
                 let gone = quarantined.remove(at).expect("one of them");
                 *bytes -= gone.block.bytes;
                 due.push(gone);
@@ -221,14 +215,12 @@ impl Guarding {
     fn look_at_canaries(&self, core: &Core) {
         let mut taken = Vec::new();
         let mut blocks = self.blocks.lock();
-        let Blocks { quarantined, unread, .. } = &mut *blocks;
-        while *unread > 0 {
-            let at = quarantined.len() - *unread;
-            let Quarantined { block, freed, fence, canaries, .. } = &mut quarantined[at];
+        // In the order of their frees, those that were compared come first.
+        let first = blocks.quarantined.partition_point(|quarantined| quarantined.canaries.is_none());
+        for Quarantined { block, freed, fence, canaries, .. } in blocks.quarantined.range_mut(first..) {
             if !is_complete(core, fence) {
                 break;
             }
-            *unread -= 1;
             taken.extend(canaries.take().map(|canaries| (block.clone(), freed.clone(), canaries)));
         }
         drop(blocks);
@@ -238,15 +230,13 @@ impl Guarding {
     }
 
     fn compare_canaries(&self, core: &Core, (block, freed): (&GuardedBlock, &GuardedCall), canaries: Slot) {
-        let (before, behind) = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
-            let (before, behind) = bytes.split_at(REDZONE as usize);
-            (changed(before, CANARY), changed(behind, CANARY))
+        let [before, behind] = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
+            <[_; 2]>::from(bytes.split_at(REDZONE as usize)).map(|redzone| changed(redzone, Fill::Canary))
         });
-        if let Some(changed) = before {
-            self.report(core, finding(core, Mistake::Before, (block, freed), (-(REDZONE as i64), changed)));
-        }
-        if let Some(changed) = behind {
-            self.report(core, finding(core, Mistake::Behind, (block, freed), (block.bytes as i64, changed)));
+        let before = before.map(|changed| (Mistake::Before, (-(REDZONE as i64), changed)));
+        let behind = behind.map(|changed| (Mistake::Behind, (block.bytes as i64, changed)));
+        for (mistake, changed) in before.into_iter().chain(behind) {
+            self.report(core, finding(core, mistake, (block, freed), changed));
         }
     }
 
@@ -260,7 +250,7 @@ impl Guarding {
         if !self.guard.poisons || device.properties().kind == Kind::Sim {
             return;
         }
-        let compared = self.staging.lock().compare(device, block.range(), self.guard.freed());
+        let compared = self.staging.lock().compare(device, block.range(), self.guard.poison_of(Fill::Freed));
         match compared {
             Ok(None) => {}
             Ok(Some(changed)) => {

@@ -2,19 +2,11 @@
 
 use std::str::FromStr;
 
+use super::canaries::Fill;
 use crate::Error;
 
 /// The variable that guards all pools of a process.
 const VARIABLE: &str = "MILLPOND_GUARD";
-
-/// What fresh memory is filled with: a large negative number in most types.
-const FRESH: u8 = 0xFA;
-
-/// What freed memory is filled with.
-const FREED: u8 = 0xFD;
-
-/// In each floating-point type, of whatever length, a number of these bytes is not a number.
-const NAN: u8 = 0xFF;
 
 /// The most frees that a block waits for, where frees are delayed.
 const LONGEST_DELAY: u64 = 16;
@@ -52,7 +44,7 @@ pub struct Guard {
     /// Bytes of freed blocks that stay quarantined.
     pub(super) quarantine: u64,
     pub(super) seed: Option<u64>,
-    fences: bool,
+    pub(crate) fences: bool,
     pub(super) only_counts: bool,
 }
 
@@ -113,10 +105,6 @@ impl Guard {
         Self { fences, ..self }
     }
 
-    pub(crate) fn fences(&self) -> bool {
-        self.fences
-    }
-
     /// Whether findings are only kept, for [`Pool::guard_findings`](crate::Pool::guard_findings). Else the first is written to
     /// the standard error, and the process is aborted.
     pub fn only_count(self, only: bool) -> Self {
@@ -135,12 +123,9 @@ impl Guard {
         }
     }
 
-    pub(super) fn fresh(&self) -> u8 {
-        if self.with_nan { NAN } else { FRESH }
-    }
-
-    pub(super) fn freed(&self) -> u8 {
-        if self.with_nan { NAN } else { FREED }
+    /// What this poison is.
+    pub(super) fn poison_of(&self, fill: Fill) -> Fill {
+        if self.with_nan { Fill::Nan } else { fill }
     }
 
     /// How many frees a block waits for, by a random number.

@@ -281,7 +281,7 @@ impl PoolBuilder {
         let guard = self.guard.or_else(Guard::from_environment);
         #[cfg(feature = "record")]
         let device =
-            if guard.as_ref().is_some_and(Guard::fences) { FencedMemory::over(device) } else { device };
+            if guard.as_ref().is_some_and(|guard| guard.fences) { FencedMemory::over(device) } else { device };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let policy = self.policy;
         let ledger = Ledger::new(policy, most_growth, device.now());

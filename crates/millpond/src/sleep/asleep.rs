@@ -92,21 +92,13 @@ impl Asleep {
         self.pieces.last().map_or(0, |piece| piece.offset + piece.bytes)
     }
 
-    /// Shows `each` the live bytes of those pages that are not kept yet. Bytes side by side are one run.
-    pub(super) fn for_each_run_to_keep(
-        &self,
-        pages: Range<usize>,
-        mut each: impl FnMut(Piece) -> DeviceResult<()>,
-    ) -> DeviceResult<()> {
-        let mut run: Option<Piece> = None;
-        let to_keep = self.pages[pages].iter().filter(|page| !page.is_kept);
-        for piece in to_keep.flat_map(|page| &self.pieces[page.pieces.clone()]) {
-            match &mut run {
-                Some(run) if run.is_followed_by(piece) => run.bytes += piece.bytes,
-                _ => run.replace(*piece).map_or(Ok(()), &mut each)?,
-            }
-        }
-        run.map_or(Ok(()), each)
+    /// The live bytes of these pages. Bytes side by side are one piece.
+    pub(super) fn pieces_of(&self, pages: Range<usize>) -> impl Iterator<Item = Piece> {
+        let pages = &self.pages[pages];
+        let [first, last] = [pages.first(), pages.last()].map(|page| page.map(|page| page.pieces.clone()));
+        let pieces = first.zip(last).map_or(0..0, |(first, last)| first.start..last.end);
+        let runs = self.pieces[pieces].chunk_by(Piece::is_followed_by);
+        runs.map(|run| Piece { bytes: run.iter().map(|piece| piece.bytes).sum(), ..run[0] })
     }
 
     /// Joins pages that follow each other, where `join` has made one page of both.
@@ -131,13 +123,14 @@ impl Asleep {
         self.pages.truncate(kept);
     }
 
-    /// The pages from one on whose bytes are copied at once.
+    /// The pages from one on whose bytes are copied at once: those of as many bytes that are kept, or are not, as the first.
     pub(super) fn batch_from(&self, first: usize) -> Range<usize> {
-        let (mut end, mut bytes) = (first, 0);
-        while end < self.pages.len() && bytes < BATCH {
-            bytes += self.pages[end].page.0.bytes;
-            end += 1;
-        }
-        first..end
+        let mut bytes = 0;
+        let batch = self.pages[first..].iter().take_while(|page| {
+            let is_full = bytes >= BATCH;
+            bytes += page.page.0.bytes;
+            !is_full && page.is_kept == self.pages[first].is_kept
+        });
+        first..first + batch.count()
     }
 }

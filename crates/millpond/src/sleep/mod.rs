@@ -16,7 +16,6 @@ mod asleep;
 mod pages;
 mod staging;
 
-use std::collections::VecDeque;
 #[cfg(any(feature = "cudarc", test))]
 use std::ops::Deref;
 use std::ops::Range;
@@ -30,16 +29,13 @@ use staging::{Copies, Mark, Staging};
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{MOST_ASKED, ask_processes, out_of_memory_awaking, trim_others};
 use crate::core::{Arenas, Core, PoolState};
-use crate::device::{DeviceError, DeviceResult, MemoryKind};
+use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::Refusal;
 use crate::lock::Mutex;
 use crate::physical::{Budget, Shortage};
 use crate::policy::sleeping::PAGE_TO_WAKE;
 use crate::process::OfProcess;
 use crate::{Error, Result};
-
-/// Batches that are given to the device in advance.
-const AHEAD: usize = 2;
 
 /// A pool that is not put to sleep as long as this lives: for memory that somebody's safe code uses without a question to
 /// the pool.
@@ -131,7 +127,7 @@ impl Sleep {
     /// See [`Pool::trim_staging`](crate::Pool::trim_staging).
     pub(crate) fn trim_staging(&self) -> DeviceResult<u64> {
         let mut sleeper = self.0.lock();
-        if sleeper.asleep.is_some() { Ok(0) } else { sleeper.staging.release() }
+        if sleeper.asleep.is_some() { Ok(0) } else { sleeper.staging.0.release() }
     }
 }
 
@@ -228,36 +224,27 @@ impl Sleeper {
 
     fn copy_and_go(&mut self, arenas: &mut Arenas, copies: &Copies) -> DeviceResult<()> {
         let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
-        let mut ahead: VecDeque<(Range<usize>, Mark<'_>)> = VecDeque::new();
-        if ahead.try_reserve_exact(AHEAD + 1).is_err() {
-            let bytes = ((AHEAD + 1) * size_of::<(Range<usize>, Mark<'_>)>()) as u64;
-            return Err(DeviceError::HostMemory { what: "a list of copies", bytes });
-        }
-        let (mut next, mut gone) = (0, Ok(()));
-        while next < asleep.pages.len() || !ahead.is_empty() {
-            if next < asleep.pages.len() {
-                let batch = asleep.batch_from(next);
-                next = batch.end;
-                asleep.for_each_run_to_keep(batch.clone(), |run| {
-                    staging.for_each_part((run.offset, run.bytes), |done, there, bytes| {
-                        // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the
-                        // staging memory.
-                        unsafe { copies.copy(there, run.at.offset(done), bytes) }
-                    })
+        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, Mark<'_>)>, 0, Ok(()));
+        while next < asleep.pages.len() || under_way.is_some() {
+            let batch = asleep.batch_from(next);
+            next = batch.end;
+            if asleep.pages[batch.clone()].iter().all(|page| !page.is_kept) {
+                asleep.pieces_of(batch.clone()).try_for_each(|piece| {
+                    // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the
+                    // staging memory.
+                    staging.for_each_part(piece, |there, here, bytes| unsafe { copies.copy(here, there, bytes) })
                 })?;
-                ahead.push_back((batch, copies.mark()?));
             }
-            if (ahead.len() > AHEAD || next == asleep.pages.len())
-                && let Some((batch, copied)) = ahead.pop_front()
-            {
-                copied.wait()?;
-                for page in &mut asleep.pages[batch] {
-                    page.is_kept = true;
-                    let went = arenas
-                        .named_mut(page.of)
-                        .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &mut page.page));
-                    gone = gone.and(went);
-                }
+            let copied = if batch.is_empty() { None } else { Some((batch, copies.mark()?)) };
+            // This batch is copied while the pages of the one before go.
+            let Some((batch, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
+            copied.wait()?;
+            for page in &mut asleep.pages[batch] {
+                page.is_kept = true;
+                let went = arenas
+                    .named_mut(page.of)
+                    .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &mut page.page));
+                gone = gone.and(went);
             }
         }
         gone
@@ -333,17 +320,16 @@ impl Sleeper {
     /// Maps what is kept, and gives the copies to the device.
     fn bring_back(&mut self, arenas: &mut Arenas, copies: &Copies) -> std::result::Result<(), Refusal> {
         let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
-        for page in asleep.pages.iter_mut().filter(|page| page.is_kept) {
-            let Some(arena) = arenas.named_mut(page.of) else { continue };
+        for at in 0..asleep.pages.len() {
+            let page = &mut asleep.pages[at];
+            let Some(arena) = arenas.named_mut(page.of).filter(|_| page.is_kept) else { continue };
             if !pages::wake(arena, &mut page.page)? {
                 continue;
             }
-            for piece in &asleep.pieces[page.pieces.clone()] {
-                staging.for_each_part((piece.offset, piece.bytes), |done, there, bytes| {
-                    // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The staging memory stays.
-                    unsafe { copies.copy(piece.at.offset(done), there, bytes) }
-                })?;
-            }
+            asleep.pieces_of(at..at + 1).try_for_each(|piece| {
+                // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The staging memory stays.
+                staging.for_each_part(piece, |there, here, bytes| unsafe { copies.copy(there, here, bytes) })
+            })?;
         }
         Ok(())
     }

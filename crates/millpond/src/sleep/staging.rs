@@ -2,79 +2,43 @@
 
 use std::sync::Arc;
 
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, EventHandle, StreamHandle};
+use super::asleep::Piece;
+use crate::device::{Device, DevicePtr, DeviceResult, EventHandle, StreamHandle};
+use crate::pinned::PinnedMemory;
 
-/// What segments of pinned memory are a multiple of, in bytes.
-const UNIT: u64 = 2 << 20;
-
-/// Pinned memory, kept from one sleep to the next: to lock it takes longer than to copy to it.
+/// Pinned memory, kept from one sleep to the next.
 #[derive(Debug, Default)]
-pub(super) struct Staging {
-    /// The pinned memory, as a device, once there was any.
-    pinned: Option<Arc<dyn Device>>,
-    /// First address and bytes of each segment.
-    segments: Vec<(DevicePtr, u64)>,
-}
+pub(super) struct Staging(pub(super) PinnedMemory);
 
 impl Staging {
     /// Makes it at least so many bytes long.
     pub(super) fn lengthen(&mut self, device: &dyn Device, bytes: u64) -> DeviceResult<()> {
-        let lacking = bytes.saturating_sub(self.bytes());
-        if lacking == 0 {
-            return Ok(());
+        match bytes.saturating_sub(self.0.bytes()) {
+            0 => Ok(()),
+            lacking => self.0.add(device, lacking).map(drop),
         }
-        if self.segments.try_reserve(1).is_err() {
-            let bytes = size_of::<(DevicePtr, u64)>() as u64;
-            return Err(DeviceError::HostMemory { what: "a list of segments", bytes });
-        }
-        let pinned = match &self.pinned {
-            Some(pinned) => pinned,
-            None => self.pinned.insert(device.pinned(None)?),
-        };
-        let bytes = lacking.next_multiple_of(UNIT);
-        self.segments.push((pinned.alloc_segment(bytes)?, bytes));
-        Ok(())
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.segments.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// Shows `each` the parts of `bytes` bytes, from `offset` on: how far in, address, length.
+    /// Shows `each` where the parts of a piece lie, there and here, and their bytes.
     pub(super) fn for_each_part(
         &self,
-        (mut offset, bytes): (u64, u64),
-        mut each: impl FnMut(u64, DevicePtr, u64) -> DeviceResult<()>,
+        Piece { at, mut offset, bytes }: Piece,
+        mut each: impl FnMut(DevicePtr, DevicePtr, u64) -> DeviceResult<()>,
     ) -> DeviceResult<()> {
         let mut done = 0;
-        for (at, length) in &self.segments {
+        for (here, length) in &self.0.segments {
             if offset >= *length {
                 offset -= length;
                 continue;
             }
             let part = (length - offset).min(bytes - done);
             if part > 0 {
-                each(done, at.offset(offset), part)?;
+                each(at.offset(done), here.offset(offset), part)?;
             }
             (done, offset) = (done + part, 0);
         }
         debug_assert_eq!(done, bytes, "it is long enough");
         Ok(())
-    }
-
-    /// Gives all of it back to the host. What cannot be given back stays. Returns the bytes given back.
-    pub(super) fn release(&mut self) -> DeviceResult<u64> {
-        let (before, mut done) = (self.bytes(), Ok(()));
-        if let Some(pinned) = &self.pinned {
-            self.segments.retain(|(at, _)| {
-                // SAFETY: the segment is ours, and nobody is told of it. The device waits for copies to and from it.
-                let freed = unsafe { pinned.free_segment(*at) };
-                let stays = freed.is_err();
-                done = std::mem::replace(&mut done, Ok(())).and(freed);
-                stays
-            });
-        }
-        done.map(|()| before - self.bytes())
     }
 }
 
@@ -140,14 +104,6 @@ impl Drop for Mark<'_> {
         // SAFETY: the event is ours, and goes here.
         if let Err(error) = unsafe { self.device.destroy_event(self.event) } {
             tracing::warn!(%error, "an event for copies could not be destroyed");
-        }
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if let Err(error) = self.release() {
-            tracing::warn!(%error, "pinned memory of a pool could not be given back");
         }
     }
 }

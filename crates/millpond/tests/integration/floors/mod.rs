@@ -15,7 +15,7 @@ const FLOORS: [&[&str]; 17] = [
     &["policy/"],
     &["nvtx/"],
     &["device/"],
-    &["mapped.rs", "tenant.rs", "out_of_memory.rs", "error.rs"],
+    &["mapped.rs", "pinned.rs", "tenant.rs", "out_of_memory.rs", "error.rs"],
     &["order/"],
     &["physical/"],
     &["extents/"],
