@@ -119,9 +119,6 @@ pub(crate) fn end_interrupted() -> ! {
 /// While it lives, nobody writes.
 pub(crate) type RwLockReadGuard<'a, T> = sync::RwLockReadGuard<'a, T>;
 
-/// While it lives, nobody else reads or writes.
-pub(crate) type RwLockWriteGuard<'a, T> = sync::RwLockWriteGuard<'a, T>;
-
 /// See [`std::sync::Mutex`].
 #[derive(Debug, Default)]
 pub struct Mutex<T> {
@@ -186,11 +183,6 @@ impl<T> Mutex<T> {
     pub fn get_mut(&mut self) -> &mut T {
         self.lock.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Without the lock, as for [`get_mut`](Self::get_mut).
-    pub fn into_inner(self) -> T {
-        self.lock.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// See [`std::sync::RwLock`].
@@ -211,13 +203,8 @@ impl<T> RwLock<T> {
 
     /// Waits until nobody reads or writes.
     #[inline]
-    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+    pub fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Without the lock: nobody else has a reference.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -239,15 +226,6 @@ impl Condvar {
     /// As [`wait`](Self::wait), for so long at most.
     pub fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, patience: Duration) -> MutexGuard<'a, T> {
         guard.without(|guard| self.0.wait_timeout(guard, patience).unwrap_or_else(PoisonError::into_inner).0)
-    }
-
-    /// As [`wait`](Self::wait), until this is no longer so.
-    pub fn wait_while<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        is_so: impl FnMut(&mut T) -> bool,
-    ) -> MutexGuard<'a, T> {
-        guard.without(|guard| self.0.wait_while(guard, is_so).unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Wakes one who waits.
