@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::pages::{PlacedPage, pages_that_can_sleep};
-use crate::core::ArenaId;
+use crate::core::{ArenaId, Arenas};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
-use crate::extents::{Arena, PageAtHome};
-use crate::policy::sleeping::{BATCH, GAP};
+use crate::extents::Arena;
+use crate::policy::sleeping::{BATCH, GAP, PAGE_TO_WAKE};
 
 /// What becomes of the bytes of a pool that [sleeps](crate::Pool::sleep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -101,11 +101,8 @@ impl Asleep {
         runs.map(|run| Piece { bytes: run.iter().map(|piece| piece.bytes).sum(), ..run[0] })
     }
 
-    /// Joins pages that follow each other, where `join` has made one page of both.
-    pub(super) fn join(
-        &mut self,
-        mut join: impl FnMut(Option<ArenaId>, &mut PageAtHome, &PageAtHome) -> bool,
-    ) {
+    /// Joins short pages that follow each other, and have gone: the fewer there are, the faster they wake.
+    pub(super) fn join(&mut self, arenas: &mut Arenas) {
         let mut kept = 0;
         for at in 0..self.pages.len() {
             self.pages.swap(kept, at);
@@ -114,7 +111,8 @@ impl Asleep {
             while let [.., first, next] = &mut self.pages[..kept]
                 && first.of == next.of
                 && first.page.1.count() + next.page.1.count() == 0
-                && join(first.of, &mut first.page.0, &next.page.0)
+                && let Some(arena) = arenas.named_mut(first.of)
+                && arena.join_pages(&mut first.page.0, &next.page.0, PAGE_TO_WAKE)
             {
                 first.pieces.end = next.pieces.end;
                 kept -= 1;
