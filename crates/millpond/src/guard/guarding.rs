@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::canaries::{Changed, Fill, REDZONE, Slot, Staging, changed};
 use super::fenced::FencedMemory;
 use super::finding::{Finding, GuardedCall, Mistake};
-use super::options::Guard;
+use super::options::{Guard, LONGEST_DELAY};
 use crate::core::allocating::{alloc_block, check_request, hand_out};
 use crate::core::freeing::{free_block, order_after_uses};
 use crate::core::giving_back::{free_behind, trim};
@@ -173,7 +173,9 @@ impl Guarding {
             reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
         if self.guard.poisons {
             // SAFETY: the program freed the block to this stream, which comes after its other work.
-            unsafe { device.memset(block.ptr, self.guard.poison_of(Fill::Freed) as u8, block.bytes, handle) }?;
+            unsafe {
+                device.memset(block.ptr, self.guard.poison_of(Fill::Freed) as u8, block.bytes, handle)
+            }?;
         }
         Ok(canaries)
     }
@@ -183,8 +185,7 @@ impl Guarding {
         let mut blocks = self.blocks.lock();
         blocks.frees += 1;
         blocks.bytes += block.bytes;
-        let delay =
-            if self.guard.seed.is_some() { Guard::delay_by(next_random(&mut blocks.random)) } else { 0 };
+        let delay = self.guard.seed.map_or(0, |_| next_random(&mut blocks.random) % (LONGEST_DELAY + 1));
         let until = blocks.frees + delay;
         blocks.quarantined.push_back(Quarantined { block, freed, fence, canaries, until });
     }
@@ -279,11 +280,7 @@ impl Guarding {
 
     /// Whether blocks for this stream are not watched: they are a capture's, or its work does not run now.
     fn leaves_alone(core: &Core, stream: &Stream) -> bool {
-        let is_captured = stream.handle_here().and_then(|handle| {
-            // SAFETY: the stream is valid, as `handle_here` says, and stays so while it is held.
-            Ok(unsafe { core.timelines.device().capture_of(handle) }?.is_some())
-        });
-        is_captured.unwrap_or(true) || core.routes.of(stream).is_some()
+        stream.check_not_captured("Guard", "be guarded").is_err() || core.routes.of(stream).is_some()
     }
 
     /// The block that was freed at this address, and is quarantined.

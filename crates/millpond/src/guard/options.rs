@@ -9,7 +9,7 @@ use crate::Error;
 const VARIABLE: &str = "MILLPOND_GUARD";
 
 /// The most frees that a block waits for, where frees are delayed.
-const LONGEST_DELAY: u64 = 16;
+pub(super) const LONGEST_DELAY: u64 = 16;
 
 /// What a pool watches, and what it does with what it finds. For [`PoolBuilder::guard`](crate::PoolBuilder::guard).
 ///
@@ -35,7 +35,7 @@ const LONGEST_DELAY: u64 = 16;
 ///
 /// As a text (`MILLPOND_GUARD`, [`FromStr`]) it is `all`, or some of `redzones`, `poison`, `nan`, `quarantine`, `delay`,
 /// `delay=SEED`, `pages` and `count`, with commas between them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use = "options do nothing until a pool is given them"]
 pub struct Guard {
     pub(super) has_redzones: bool,
@@ -51,15 +51,7 @@ pub struct Guard {
 impl Guard {
     /// Watches nothing yet.
     pub fn none() -> Self {
-        Self {
-            has_redzones: false,
-            poisons: false,
-            with_nan: false,
-            quarantine: 0,
-            seed: None,
-            fences: false,
-            only_counts: false,
-        }
+        Self::default()
     }
 
     /// Redzones, poison, a quarantine of 256 MiB, and delay by seed 0. Not [pages](Self::pages), which take the most time and
@@ -127,11 +119,6 @@ impl Guard {
     pub(super) fn poison_of(&self, fill: Fill) -> Fill {
         if self.with_nan { Fill::Nan } else { fill }
     }
-
-    /// How many frees a block waits for, by a random number.
-    pub(super) fn delay_by(random: u64) -> u64 {
-        random % (LONGEST_DELAY + 1)
-    }
 }
 
 impl FromStr for Guard {
@@ -142,8 +129,8 @@ impl FromStr for Guard {
         for word in text.split(',').map(str::trim) {
             guard = match (word, word.strip_prefix("delay=").map(str::parse)) {
                 ("all", _) => {
-                    let Self { quarantine, seed, .. } = Self::all();
-                    guard.redzones(true).poison(true).quarantine(quarantine).delay(seed)
+                    let Self { with_nan, fences, only_counts, .. } = guard;
+                    Self { with_nan, fences, only_counts, ..Self::all() }
                 }
                 ("redzones", _) => guard.redzones(true),
                 ("poison", _) => guard.poison(true),
