@@ -6,7 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
@@ -15,13 +15,11 @@ use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
 use crate::peer::{own_users_process, send_all};
-use crate::process::{OfProcess, PerProcess, Process};
+use crate::policy::other_processes::PATIENCE;
+use crate::process::{OfProcess, PerProcess};
 
 /// The variable that hides all pools of a process.
 const VARIABLE: &str = "MILLPOND_LIVE";
-
-/// How long a reader may take to send its line, and to read each part of the answer.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Whether no pool is shown any more.
 static HIDDEN: AtomicBool = AtomicBool::new(false);
@@ -47,7 +45,6 @@ pub(super) fn prefix() -> String {
 pub(crate) struct LiveSocket {
     inside: Arc<Inside>,
     thread: Option<JoinHandle<()>>,
-    process: Process,
 }
 
 /// What the thread has, too.
@@ -116,7 +113,7 @@ impl LiveSocket {
         let of_thread = inside.clone();
         let builder = std::thread::Builder::new().name("millpond-live".to_owned());
         let thread = builder.spawn(move || of_thread.answer_all())?;
-        Ok(Self { inside, thread: Some(thread), process: Process::here() })
+        Ok(Self { inside, thread: Some(thread) })
     }
 
     fn is_thread(&self, thread: ThreadId) -> bool {
@@ -126,15 +123,14 @@ impl LiveSocket {
 
 impl Drop for LiveSocket {
     fn drop(&mut self) {
-        if !self.process.is_here() {
+        let Some(socket) = self.inside.listener.here() else {
             // The thread is the parent's. Its handle would detach one that may be another's by now.
             std::mem::forget(self.thread.take());
             return;
-        }
-        let woken = self.inside.listener.here().map(|socket| shutdown(socket, Shutdown::Both));
+        };
         // The last pool may end on the thread itself, where an answer had it. So that a program which ends its pools has no
         // thread of ours left, it is waited for: an answer takes some microseconds, unless its reader stops.
-        if let Some(Ok(())) = woken
+        if shutdown(socket, Shutdown::Both).is_ok()
             && !self.is_thread(std::thread::current().id())
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()

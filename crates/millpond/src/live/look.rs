@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use std::{fs, str};
 
-use rustix::io::Errno;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };

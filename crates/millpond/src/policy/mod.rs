@@ -11,6 +11,7 @@ pub(crate) mod fit;
 pub(crate) mod ledger;
 mod mechanisms;
 pub(crate) mod options;
+pub(crate) mod other_processes;
 pub(crate) mod page_length;
 pub(crate) mod peaks;
 pub(crate) mod shortening;

@@ -14,13 +14,13 @@ use crate::cache::{Caches, Locked, Sizes};
 use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
-use crate::device::Device;
+use crate::device::{Device, PeerSet};
 use crate::extents::{Arena, Layout, Owner};
 #[cfg(feature = "record")]
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
-use crate::peers::{PeerCopies, share_from_the_start};
+use crate::peers::{PeerCopies, allow_access, share_all};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::Policy;
 use crate::policy::ledger::{self, Ledger};
@@ -117,8 +117,8 @@ impl PoolBuilder {
     }
 
     /// Of memory of other processes, which is gone once it is free.
-    pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>, name: &str) -> Self {
-        let new = Self::new(context, PoolMemory::new(memory)).name(name);
+    pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>) -> Self {
+        let new = Self::new(context, PoolMemory::new(memory)).name("shared");
         Self {
             keeps_nothing: true,
             live: false,
@@ -280,8 +280,11 @@ impl PoolBuilder {
         #[cfg(feature = "record")]
         let guard = self.guard.or_else(Guard::from_environment);
         #[cfg(feature = "record")]
-        let device =
-            if guard.as_ref().is_some_and(|guard| guard.fences) { FencedMemory::over(device) } else { device };
+        let device = if guard.as_ref().is_some_and(|guard| guard.fences) {
+            FencedMemory::over(device)
+        } else {
+            device
+        };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let policy = self.policy;
         let ledger = Ledger::new(policy, most_growth, device.now());
@@ -348,8 +351,10 @@ impl PoolBuilder {
             has_said_freed_twice: AtomicBool::new(false),
             beside,
         });
-        let peers = self.peers.as_ref();
-        share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
+        match &self.peers {
+            Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.timelines()))?,
+            None => share_all(&inner, PeerSet::ALL)?,
+        }
         #[cfg(feature = "record")]
         start_checking(&inner);
         #[cfg(feature = "record")]
@@ -384,28 +389,24 @@ impl PoolBuilder {
         let granularity = self.memory.device.properties().granularity;
         let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
         if !smallest.is_power_of_two() || smallest < granularity {
+            let least = format!("at least {granularity} (the device's granularity)");
             return bad(
                 "page_sizes",
-                format!(
-                    "the smallest page is {smallest} bytes: use a power of two, at least {granularity} (the device's granularity)"
-                ),
+                format!("the smallest page is {smallest} bytes: use a power of two, {least}"),
             );
         }
         let most = smallest.saturating_mul(1 << 20);
-        if !largest.is_power_of_two() || largest < smallest || largest > most {
+        if !largest.is_power_of_two() || !(smallest..=most).contains(&largest) {
+            let range = format!("from {smallest} to {most}");
             return bad(
                 "page_sizes",
-                format!("the largest page is {largest} bytes: use a power of two from {smallest} to {most}"),
+                format!("the largest page is {largest} bytes: use a power of two {range}"),
             );
         }
         let unit = self.min_alignment;
         if !unit.is_power_of_two() || !ALIGNMENTS.contains(&unit) || unit > smallest {
-            return bad(
-                "min_alignment",
-                format!(
-                    "{unit} bytes: use a power of two from 256 bytes to 2 MiB, at most the smallest page ({smallest})"
-                ),
-            );
+            let range = format!("from 256 bytes to 2 MiB, at most the smallest page ({smallest})");
+            return bad("min_alignment", format!("{unit} bytes: use a power of two {range}"));
         }
         Ok(Layout::new(unit, smallest, largest, EXACT_FROM).with_policy(self.policy))
     }

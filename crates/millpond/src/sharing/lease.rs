@@ -9,7 +9,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
@@ -20,11 +20,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::close_on_fork::CloseOnFork;
 use crate::device::{DeviceResult, SharedNumber, system};
 use crate::peer::credentials;
+use crate::policy::other_processes::AFTER_DEATH;
 use crate::process::Process;
 use crate::{Error, Result};
-
-/// How long kernels of a process may run on after it died.
-const AFTER_DEATH: Duration = Duration::from_millis(200);
 
 /// The owner's end.
 #[derive(Debug)]
@@ -229,7 +227,8 @@ mod tests {
             || {
                 let (from, to) = UnixStream::pair().unwrap();
                 // Of three descriptors, since there is one page.
-                let header = Header { magic: Header::MAGIC, element: 1, bytes: 1, pages: 1, ..Header::zeroed() };
+                let header =
+                    Header { magic: Header::MAGIC, element: 1, bytes: 1, pages: 1, ..Header::zeroed() };
                 let token = SharedToken { header, positions: vec![0], pages: vec![1] };
                 in_child(|| {
                     let (lent, [end, users]) = Lent::new().unwrap();

@@ -32,12 +32,16 @@ unsafe impl Pod for Header {}
 
 impl Header {
     pub(super) const MAGIC: [u8; 8] = *b"mpshare2";
+}
 
-    /// In `flags`: the event has a descriptor, too.
-    pub(super) const HAS_EVENT: u32 = 1;
-
-    /// In `flags`: it is memory under a named budget. The last descriptor is to be kept as long as it is open.
-    pub(super) const HAS_BUDGET: u32 = 2;
+/// What else there is a descriptor for.
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+pub(super) enum Flag {
+    /// The event.
+    Event = 1,
+    /// A named budget. Its descriptor is the last, and is to be kept as long as it is open.
+    Budget = 2,
 }
 
 /// Where shared memory lies, for the process that [opens](crate::Context::open_shared) it. It means nothing without the
@@ -90,8 +94,8 @@ impl SharedToken {
         2 + self.header.flags.count_ones() as usize + self.pages.len()
     }
 
-    pub(super) fn has(&self, flag: u32) -> bool {
-        self.header.flags & flag != 0
+    pub(super) fn has(&self, flag: Flag) -> bool {
+        self.header.flags & flag as u32 != 0
     }
 
     /// Bytes of the longest: of more pages, no process could have the descriptors.
@@ -118,7 +122,7 @@ impl SharedToken {
         if header.magic != Header::MAGIC {
             return bad("it is no token of this version of millpond: both processes need the same");
         }
-        if header.flags > (Header::HAS_EVENT | Header::HAS_BUDGET) || header.reserved != 0 {
+        if header.flags > Flag::Event as u32 | Flag::Budget as u32 || header.reserved != 0 {
             return bad("it has flags that this version of millpond does not know");
         }
         let length = header.pages.checked_mul(2 * size_of::<u64>() as u64);
@@ -156,7 +160,7 @@ mod tests {
             magic: Header::MAGIC,
             device: [7; 16],
             event: [9; 64],
-            flags: Header::HAS_EVENT | Header::HAS_BUDGET,
+            flags: Flag::Event as u32 | Flag::Budget as u32,
             element: 4,
             offset: 512,
             bytes: 4 << 20,

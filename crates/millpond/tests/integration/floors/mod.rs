@@ -11,7 +11,16 @@ use source::Uses;
 
 /// The floors of this crate, from the ground up: files and folders of `src/`. Each may use those before it.
 const FLOORS: [&[&str]; 17] = [
-    &["host.rs", "lock.rs", "process.rs", "close_on_fork.rs", "open_file.rs", "peer.rs", "stats.rs", "counters.rs"],
+    &[
+        "host.rs",
+        "lock.rs",
+        "process.rs",
+        "close_on_fork.rs",
+        "open_file.rs",
+        "peer.rs",
+        "stats.rs",
+        "counters.rs",
+    ],
     &["policy/"],
     &["nvtx/"],
     &["device/"],
