@@ -124,19 +124,11 @@ struct CheckedBlock {
     until: Until,
 }
 
-struct OfTool(Option<Blocks>);
-
-impl Default for OfTool {
-    fn default() -> Self {
-        Self(Calls::of_tool().map(Blocks::new))
-    }
-}
-
-static OF_TOOL: PerProcess<OfTool> = PerProcess::new();
+static OF_TOOL: PerProcess<Option<Blocks>> = PerProcess::with(|| Calls::of_tool().map(Blocks::new));
 
 /// Where blocks are told of, if the tool that watches this process checks memory. Called once CUDA is initialized.
 pub(crate) fn blocks() -> Option<&'static Blocks> {
-    OF_TOOL.get().0.as_ref()
+    OF_TOOL.get().as_ref()
 }
 
 impl Calls {

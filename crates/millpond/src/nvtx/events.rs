@@ -103,8 +103,11 @@ impl Mark<'_> {
         type Tell = unsafe extern "C" fn(*mut c_void, *const Attributes);
         let Some((tool, tell)) = tool().zip(DomainFunction::Mark.get()) else { return };
         let text = without_zeros(self.text);
-        let attributes =
-            Attributes { payload_type: PayloadType::UnsignedInt64, payload: self.figure, ..Attributes::new(&text) };
+        let attributes = Attributes {
+            payload_type: PayloadType::UnsignedInt64,
+            payload: self.figure,
+            ..Attributes::new(&text)
+        };
         // SAFETY: the function of this number has this type by NVTX. It reads the attributes during the call.
         unsafe { transmute::<NonNull<c_void>, Tell>(tell)(tool.domain, &attributes) };
     }

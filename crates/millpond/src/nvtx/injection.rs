@@ -87,20 +87,12 @@ unsafe impl Send for Tool {}
 // SAFETY: likewise.
 unsafe impl Sync for Tool {}
 
-struct Loaded(Option<Tool>);
-
-impl Default for Loaded {
-    fn default() -> Self {
-        Self(load())
-    }
-}
-
-static LOADED: PerProcess<Loaded> = PerProcess::new();
+static TOOL: PerProcess<Option<Tool>> = PerProcess::with(load);
 
 /// The tool, if there is one. It has heard of us then, and filled in [`DOMAINS`].
 #[inline]
 pub(super) fn tool() -> Option<&'static Tool> {
-    LOADED.get().0.as_ref()
+    TOOL.get().as_ref()
 }
 
 fn load() -> Option<Tool> {
