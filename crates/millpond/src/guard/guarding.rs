@@ -1,10 +1,11 @@
 //! The guard of one pool: it stands between the program and the pool's blocks.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::ops::Range;
 use std::time::Instant;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use super::canaries::{Changed, Fill, REDZONE, Slot, Staging, changed};
 use super::fenced::FencedMemory;
@@ -48,8 +49,6 @@ struct Blocks {
     bytes: u64,
     /// Blocks quarantined so far.
     frees: u64,
-    /// What the next delay is drawn from.
-    random: u64,
 }
 
 /// A block, a part of which the program has.
@@ -91,11 +90,10 @@ impl GuardedBlock {
 
 impl Guarding {
     pub(crate) fn new(guard: Guard) -> Self {
-        let blocks = Blocks { random: guard.seed.unwrap_or(0), ..Blocks::default() };
         Self {
             guard,
             began: Instant::now(),
-            blocks: OfProcess::new(Mutex::new(blocks)),
+            blocks: OfProcess::default(),
             staging: OfProcess::default(),
             found: OfProcess::default(),
             _wanted: WantedOfFrees::new(),
@@ -185,7 +183,8 @@ impl Guarding {
         let mut blocks = self.blocks.lock();
         blocks.frees += 1;
         blocks.bytes += block.bytes;
-        let delay = self.guard.seed.map_or(0, |_| next_random(&mut blocks.random) % (LONGEST_DELAY + 1));
+        let random = self.guard.seed.map(|seed| FxBuildHasher.hash_one((seed, blocks.frees)));
+        let delay = random.map_or(0, |random| random % (LONGEST_DELAY + 1));
         let until = blocks.frees + delay;
         blocks.quarantined.push_back(Quarantined { block, freed, fence, canaries, until });
     }
@@ -425,13 +424,4 @@ fn finding(
         freed: freed.clone(),
         again: None,
     }
-}
-
-/// The next number of `SplitMix64` (Steele et al., "Fast splittable pseudorandom number generators", 2014).
-fn next_random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut next = *state;
-    next = (next ^ (next >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    next = (next ^ (next >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    next ^ (next >> 31)
 }

@@ -140,7 +140,7 @@ fn write_line<'a>(out: &mut String, word: &str, numbers: impl IntoIterator<Item 
 }
 
 /// One line whatever the name is, and not too long.
-fn tamed(name: &str) -> String {
+pub(super) fn tamed(name: &str) -> String {
     let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     name.trim().chars().map(shown).take(LONGEST_NAME).collect()
 }

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use super::answering::prefix;
-use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes};
+use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes, tamed};
 use crate::peer::{own_users_process, send_all};
 
 /// Bytes of an answer that are read: more than four thousand pools have.
@@ -177,8 +177,7 @@ fn number_in(socket: &str) -> Option<u32> {
 }
 
 fn program(pid: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    tamed(&fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default())
 }
 
 /// A question that was sent.
