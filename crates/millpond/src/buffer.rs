@@ -62,12 +62,6 @@ impl<T: Pod> Buffer<T> {
         Ok(Self::over_block(pool.inner(), ptr, len, stream))
     }
 
-    /// As [`new`](Self::new), at a multiple of `align` bytes, as [`Pool::alloc_aligned`] has it.
-    pub(crate) fn aligned(pool: &Pool, len: usize, align: u64, stream: &Stream) -> Result<Self> {
-        let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align, stream)?;
-        Ok(Self::over_block(pool.inner(), ptr, len, stream))
-    }
-
     /// Over a block of the pool, which nobody else has.
     pub(crate) fn over_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
         let (pool, stream) = (pool.clone(), stream.clone());
@@ -471,10 +465,12 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// [`Error::NotManaged`] for other memory, or the device's own.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        managed::needs_managed(&self.pool, "Buffer::advise")?;
+        let given = managed::advise(&self.pool, "Buffer::advise", self.ptr, &[advice]);
         // Also where it fails, when part of it may hold. Relaxed: who drops the buffer has it alone, and comes after this.
-        self.advised.store(true, Ordering::Relaxed);
-        managed::advise(&self.pool, "Buffer::advise", self.ptr, &[advice])
+        if !matches!(given, Err(Error::NotManaged { .. })) {
+            self.advised.store(true, Ordering::Relaxed);
+        }
+        given
     }
 
     /// Where the buffer's [managed memory](crate::Context::managed) was last prefetched to, maybe by an earlier owner of it, and

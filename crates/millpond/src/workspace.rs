@@ -1,6 +1,5 @@
 //! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
 
-use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
@@ -29,20 +28,11 @@ use crate::{Error, Result};
 /// }
 /// # Ok::<(), millpond::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
     high: u64,
-}
-
-impl fmt::Debug for Workspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Workspace")
-            .field("ptr", &self.block.ptr())
-            .field("used", &self.used())
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Memory of a [`Workspace`], until its next [reset](Workspace::reset). [`Workspace::alloc`] returns it.
@@ -71,7 +61,8 @@ impl Workspace {
     pub fn new(pool: &Pool, bytes: u64, stream: &Stream) -> Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| Error::SizeOverflow { bytes, count: 1 })?;
         // Whatever the pool's minimum is.
-        let block = Buffer::aligned(pool, len, ALIGNMENT, stream)?;
+        let ptr = pool.alloc_aligned(bytes, ALIGNMENT, stream)?;
+        let block = Buffer::over_block(pool.inner(), ptr, len, stream);
         Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }
 

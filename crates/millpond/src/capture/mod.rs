@@ -1,6 +1,5 @@
 //! `capture/`: captures as programs hold them: whose memory it is, and while it is allocated from.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,19 +35,13 @@ use crate::{Error, Result};
 /// assert!(memory.reserved() > 0); // kept for replays of the graph
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct CapturePool {
     claim: Arc<Claim>,
 }
 
-impl fmt::Debug for CapturePool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Claim { pool, id } = &*self.claim;
-        f.debug_struct("CapturePool").field("pool", &pool.name).field("id", &id.0).finish()
-    }
-}
-
 /// The right to find the memory as it was left.
+#[derive(Debug)]
 struct Claim {
     pool: Arc<Core>,
     id: ArenaId,

@@ -8,17 +8,11 @@ use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::order::Stream;
 use crate::{Error, Result};
 
-/// Refuses what is for managed memory where the pool has other.
-pub(crate) fn needs_managed(core: &Core, what: &'static str) -> Result<()> {
-    if core.device().properties().memory == MemoryKind::Managed {
-        return Ok(());
-    }
-    Err(Error::NotManaged { what, pool: core.name_of() })
-}
-
 /// The bytes of a live block of managed memory; `None` for null.
 fn managed_bytes(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<Option<u64>> {
-    needs_managed(core, what)?;
+    if core.device().properties().memory != MemoryKind::Managed {
+        return Err(Error::NotManaged { what, pool: core.name_of() });
+    }
     if ptr.is_null() {
         return Ok(None);
     }

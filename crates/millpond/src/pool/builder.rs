@@ -308,13 +308,14 @@ impl PoolBuilder {
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         #[cfg(feature = "record")]
         let guarding = guard.map(Guarding::new).map(Arc::new);
-        #[cfg_attr(not(feature = "record"), expect(unused_mut))]
-        let mut beside: Vec<Box<dyn Any + Send + Sync>> =
-            vec![Box::new(Sleep::default()), Box::new(PeerCopies::default()), Box::new(socket.clone())];
-        #[cfg(feature = "record")]
-        if let Some(guarding) = &guarding {
-            beside.push(Box::new(guarding.clone()));
-        }
+        #[cfg(not(feature = "record"))]
+        let guarding: Option<Arc<dyn crate::core::Wrapping<Core>>> = None;
+        let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
+            Box::new(Sleep::default()),
+            Box::new(PeerCopies::default()),
+            Box::new(socket.clone()),
+            Box::new(guarding.clone()),
+        ];
         let inner = Arc::new(Core {
             name: self.name,
             number,
@@ -343,10 +344,7 @@ impl PoolBuilder {
             policy,
             gate: Gate::default(),
             holds: Holds::default(),
-            #[cfg(feature = "record")]
-            wrapping: guarding.clone().map(|guarding| guarding as _),
-            #[cfg(not(feature = "record"))]
-            wrapping: None,
+            wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
             has_said_freed_twice: AtomicBool::new(false),
             beside,

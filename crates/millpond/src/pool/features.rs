@@ -68,9 +68,8 @@ impl Pool {
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
     #[cfg(feature = "record")]
     pub fn guard_findings(&self) -> Vec<Finding> {
-        let mut beside = self.inner().beside.iter();
-        let guarding = beside.find_map(|state| state.downcast_ref::<Arc<Guarding>>());
-        guarding.map(|guarding| guarding.findings()).unwrap_or_default()
+        let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
+        guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
     }
 
     // ---- sleep -----------------------------------------------------------------------------------
