@@ -15,7 +15,7 @@ use super::answering::prefix;
 use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes, tamed};
 use crate::peer::{own_users_process, send_all};
 
-/// Bytes of an answer that are read: more than four thousand pools have.
+/// Bytes of an answer that are read: enough for a thousand pools, of which none takes 2 KiB.
 const LONGEST_ANSWER: usize = 2 << 20;
 
 /// The system's list of sockets.
