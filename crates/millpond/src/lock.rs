@@ -66,6 +66,7 @@ impl Holder {
     }
 
     // Relaxed, all: a thread asks for what it wrote itself. What others wrote is not its address.
+    #[inline]
     fn hold(&self) -> Held<'_> {
         if cfg!(debug_assertions) {
             self.0.store(Self::this_thread(), Ordering::Relaxed);
@@ -73,6 +74,7 @@ impl Holder {
         Held(self)
     }
 
+    #[inline]
     fn is_this_thread(&self) -> bool {
         cfg!(debug_assertions) && self.0.load(Ordering::Relaxed) == Self::this_thread()
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use rustix::io::retry_on_intr;
 use rustix::net::{SendFlags, send};
 
 /// Who made or opened the other end, by the system's word: numbers of a process and its user. The former is 0 for one in another
@@ -30,11 +31,8 @@ pub(crate) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
 /// Without a signal where the other end is closed.
 pub(crate) fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        match send(&socket, bytes, SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        let sent = retry_on_intr(|| send(&socket, bytes, SendFlags::NOSIGNAL))?;
+        bytes = &bytes[sent..];
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, str};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };
@@ -205,11 +205,10 @@ impl Asked {
         let mut length = 0;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match recv(&self.socket, &mut answer[length..], RecvFlags::empty()) {
+            match retry_on_intr(|| recv(&self.socket, &mut answer[length..], RecvFlags::empty())) {
                 // Also of one that is too long.
                 Ok((_, 0)) => break,
                 Ok((_, more)) => length += more,
-                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if !left.is_zero() => {
                     let left = left.try_into().ok()?;
                     poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)).ok();

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -99,13 +99,8 @@ impl Drop for Borrowed {
 /// Whether a descriptor is in this state.
 fn is(file: impl AsFd, state: PollFlags) -> bool {
     let mut asked = [PollFd::new(&file, state)];
-    loop {
-        match poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
-            Ok(_) => return asked[0].revents().contains(state),
-        }
-    }
+    let answered = retry_on_intr(|| poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })));
+    answered.is_ok() && asked[0].revents().contains(state)
 }
 
 /// Whether the process that made a pair of sockets has ended. Where the system cannot tell, it has not: it is in another PID

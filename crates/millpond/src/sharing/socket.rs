@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -98,24 +98,19 @@ fn send_some(socket: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> Result<()> 
     let mut control = SendAncillaryBuffer::new(&mut space);
     let has_room = control.push(SendAncillaryMessage::ScmRights(descriptors));
     debug_assert!(has_room, "there is room for as many");
-    loop {
-        match sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => return sent.map(drop).map_err(|error| failed("send", &error.into())),
-        }
-    }
+    retry_on_intr(|| sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL))
+        .map(drop)
+        .map_err(|error| failed("send", &error.into()))
 }
 
 /// Receives a byte, and the descriptors that came with it.
 fn receive_some(socket: &UnixStream, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            received => break received.map_err(|error| failed("receive", &error.into()))?,
-        }
-    };
+    let received = retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })
+    .map_err(|error| failed("receive", &error.into()))?;
     let before = descriptors.len();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
