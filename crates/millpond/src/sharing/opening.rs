@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 
 use super::event::{OwnedEvent, SharedEvent};
-use super::imported::{Import, ImportedMemory};
+use super::imported::ImportedMemory;
 use super::lease::Borrowed;
 use super::socket::Received;
 use super::token::{Flag, SharedToken};
@@ -69,7 +69,7 @@ impl OfOthers {
         trim(core, 0)?;
         let bytes = token.byte_len();
         let room = bytes.next_multiple_of(device.properties().granularity);
-        let import = Import::open(&self.memory, pages, (token.header.offset, room), (lease, counted))?;
+        let import = self.memory.map(pages, (token.header.offset, room), (lease, counted))?;
         event.wait(stream)?;
         let units = core.caches.sizes().units(bytes);
         if units >= MOST_UNITS {
