@@ -92,7 +92,7 @@ impl CapturePool {
         let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
         // In a forked child the pool is the parent's, which has no such memory.
         if pool.is_here() {
-            pool.state.lock().arenas.add(id, &pool.ranges, pool.number);
+            pool.state.lock().arenas.add(id);
         }
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }

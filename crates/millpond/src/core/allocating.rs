@@ -14,7 +14,7 @@ use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_
 use super::pool_core::{Core, PoolState, take_back};
 use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
-use crate::device::DevicePtr;
+use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{Allocation, Arena, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Budget, Live};
@@ -23,9 +23,6 @@ use crate::{Error, Result};
 
 /// What a rung gives: an allocation, or why none can be had.
 type Climb<T> = std::result::Result<T, Refusal>;
-
-/// More than any device can address: sizes beyond it come from arithmetic that overflowed.
-const LARGEST_REQUEST: u64 = 1 << 56;
 
 /// A request under the pool's lock.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +112,8 @@ pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream
     if bytes > 0 && (!align.is_power_of_two() || align > core.largest_align) {
         return Err(Error::BadAlignment { align, largest: core.largest_align });
     }
-    if bytes > LARGEST_REQUEST {
+    // Such sizes come from arithmetic that overflowed.
+    if bytes > ADDRESSES_END {
         return Err(Error::SizeOverflow { bytes, count: 1 });
     }
     Ok(())

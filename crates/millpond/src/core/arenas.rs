@@ -7,10 +7,9 @@
 //! live blocks once they are freed.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{Arena, ExtentId, Owner, Pointer, Ranges};
+use crate::extents::{Arena, ExtentId, Pointer};
 use crate::order::Fence;
 
 /// Names an arena that keeps its pages, among all of this process, for ever.
@@ -46,11 +45,9 @@ impl Arenas {
         Self { own, keeping: BTreeMap::new(), released: Vec::new(), has_loose_pages: false }
     }
 
-    /// Adds one that keeps its pages, for a pool with this number.
-    pub(crate) fn add(&mut self, id: ArenaId, ranges: &Arc<Ranges>, pool: u64) {
-        let mut arena = self.own.that_keeps();
-        arena.publish(ranges, Owner { pool, memory: Some(id.0) });
-        self.keeping.insert(id, Box::new(arena));
+    /// Adds one that keeps its pages.
+    pub(crate) fn add(&mut self, id: ArenaId) {
+        self.keeping.insert(id, Box::new(self.own.that_keeps(id.0)));
         // Here, so that the end of a claim takes no memory.
         self.released.reserve(self.keeping.len() - self.released.len());
     }

@@ -239,7 +239,7 @@ mod tests {
         }
 
         fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
-            self.pool.inner().page_map.find(ptr).expect("an address of the pool")
+            self.pool.inner().page_map.find(ptr).expect("the block is allocated")
         }
 
         /// The calling thread frees a block, and the other one as well, as if it had looked at the same time. The
@@ -261,7 +261,7 @@ mod tests {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
                 pool.free_block(other, stream).unwrap();
-                pool.inner().page_map.find(other).expect("an address of the pool").place()
+                pool.inner().page_map.find(other).expect("the block is allocated").place()
             });
             assert_ne!(mine, theirs);
             self.descriptor(ptr).move_to(theirs);
@@ -351,14 +351,16 @@ mod tests {
             scope(|scope| {
                 let mut bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
+                let page_map = bench.pool.inner().page_map.clone();
+                let descriptor = page_map.find(ptr).expect("the block is allocated");
                 bench.free_twice(ptr, true);
-                let mine = bench.descriptor(ptr).place();
+                let mine = descriptor.place();
                 if !mine_is_last {
                     bench.free_there_last(ptr);
                 }
                 bench.end_other();
                 if is_late {
-                    bench.descriptor(ptr).move_to(mine);
+                    descriptor.move_to(mine);
                 }
                 // Of another length, over where the block was.
                 let long = bench.pool.alloc(500 << 10, &bench.stream).unwrap();
@@ -408,13 +410,12 @@ mod tests {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             let mut state = bench.pool.inner().state.lock();
-            let arena = &mut state.arenas.own;
-            assert!(!arena.take_back(bench.descriptor(ptr), bench.stream.fence()), "the program has it");
-            bench.descriptor(ptr).claim(ptr);
-            assert!(arena.take_back(bench.descriptor(ptr), bench.stream.fence()));
-            assert!(!arena.take_back(bench.descriptor(ptr), bench.stream.fence()));
-            let id = bench.descriptor(ptr).id();
-            assert!(!arena.free(id, bench.stream.fence()));
+            let (arena, descriptor) = (&mut state.arenas.own, bench.descriptor(ptr));
+            assert!(!arena.take_back(descriptor, bench.stream.fence()), "the program has it");
+            descriptor.claim(ptr);
+            assert!(arena.take_back(descriptor, bench.stream.fence()));
+            assert!(!arena.take_back(descriptor, bench.stream.fence()));
+            assert!(!arena.free(descriptor.id(), bench.stream.fence()));
         });
     }
 }

@@ -1,16 +1,14 @@
 //! The gate of a pool's memory: who gives work on it to the device holds it open for that long. It is closed while the pool
 //! sleeps.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
-
-/// Set while the pool sleeps. The other bits count who is inside.
-const CLOSED: u32 = 1 << 31;
 
 /// See the [module](self). Nobody waits for it but the thread that closes it, so that it can be entered with any lock held.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    inside: AtomicU32,
+    /// How many are inside. Less than 0 while the pool sleeps: counted up from the least number then.
+    inside: AtomicI32,
     /// Who uses the pool's memory for long, without entering each time.
     residents: AtomicUsize,
 }
@@ -26,7 +24,7 @@ impl Gate {
     // before the close, which waits for it, or finds the gate closed.
     pub(crate) fn enter(&self) -> Option<Awake<'_>> {
         let entered = Awake(self);
-        (self.inside.fetch_add(1, Ordering::Acquire) & CLOSED == 0).then_some(entered)
+        (self.inside.fetch_add(1, Ordering::Acquire) >= 0).then_some(entered)
     }
 
     /// Until it [moves out](Self::move_out), the pool is not put to sleep. `false` where it sleeps.
@@ -54,21 +52,21 @@ impl Gate {
 
     /// Closes the gate, and waits until nobody is inside: for as long as it takes to give work to the device.
     pub(crate) fn close(&self) {
-        self.inside.fetch_or(CLOSED, Ordering::Relaxed);
+        self.inside.fetch_or(i32::MIN, Ordering::Relaxed);
         // Acquire: pairs with the Release of who leaves.
-        while self.inside.load(Ordering::Acquire) != CLOSED {
+        while self.inside.load(Ordering::Acquire) != i32::MIN {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
 
     pub(crate) fn open(&self) {
         // Release: pairs with `enter`.
-        self.inside.fetch_and(!CLOSED, Ordering::Release);
+        self.inside.fetch_and(i32::MAX, Ordering::Release);
     }
 
     /// Whether the pool sleeps, or is about to. A glance.
     pub(crate) fn is_closed(&self) -> bool {
-        self.inside.load(Ordering::Relaxed) & CLOSED != 0
+        self.inside.load(Ordering::Relaxed) < 0
     }
 }
 

@@ -14,16 +14,14 @@ use super::recorded::keep_account;
 use crate::host::try_box;
 use crate::out_of_memory::{Limit, OutOfMemory};
 use crate::physical::{Budget, Shortage};
+use crate::policy::budgets::ROUNDS;
 use crate::{Error, Result};
-
-/// How often one request asks other processes, as long as its time is not over.
-pub(crate) const MOST_ASKED: usize = 8;
 
 /// The steps from the cheapest to the dearest, for a request that is nested so deep in callbacks.
 pub(super) fn steps(core: &Core, depth: u32) -> impl Iterator<Item = Step> {
     let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
     // More than once: another process may be faster to take what one gave back.
-    let ask = std::iter::repeat_with(|| Step::AskProcesses).take(MOST_ASKED);
+    let ask = std::iter::repeat_with(|| Step::AskProcesses).take(ROUNDS);
     let reclaim = core.reclaimers.each().map(move |reclaimer| Step::Reclaim(reclaimer, depth));
     steps.into_iter().chain(ask).chain(reclaim)
 }

@@ -68,7 +68,7 @@ pub(crate) use inventory::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub use peers::{PeerId, PeerSet};
 pub(crate) use sealed::SharedNumber;
-pub(crate) use types::calling_thread;
+pub(crate) use types::{ADDRESSES_END, calling_thread};
 pub use types::{
     Advice, AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Place,
     Properties, Residency, StreamHandle, StreamId,

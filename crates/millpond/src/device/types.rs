@@ -4,6 +4,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// The addresses of every device are below this.
+pub(crate) const ADDRESSES_END: u64 = 1 << 62;
+
 /// An address in device memory. Null is 0 and is never allocated.
 ///
 /// ```

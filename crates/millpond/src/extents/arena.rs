@@ -7,30 +7,36 @@ use super::address_space::AddressSpace;
 use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
 use super::check;
 use super::coalescing;
+use super::commit::{Commit, Committed};
 use super::donors::Donors;
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
-use super::miss::Miss;
 use super::old_mappings::OldMappings;
 use super::page_map::{DescriptorRef, PageMap};
 use super::page_table::Home;
-use super::planning::PageOrigin;
+use super::planning::{PageOrigin, Planner};
 use super::pointers::{self, Pointer};
-use super::ranges::{Owner, Ranges};
+use super::ranges::{Owner, Published};
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request, Search, find};
 use super::segments;
 use super::shorten;
 use super::trim;
-use crate::counters::Counters;
 use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::{PageId, Pages};
 use crate::policy::ledger::{Balance, Ledger};
 use crate::policy::shortening::Shortening;
+
+#[cfg(test)]
+thread_local! {
+    /// The steps of the last plan that was carried out on this thread, and whether the stream had to wait.
+    pub(super) static CARRIED_OUT: std::cell::Cell<Option<(Vec<super::plan::Step>, bool)>> =
+        const { std::cell::Cell::new(None) };
+}
 
 /// A block that the arena allocates.
 #[derive(Debug, Clone, Copy)]
@@ -86,36 +92,32 @@ pub(crate) struct Arena {
 impl Arena {
     pub(crate) fn new(
         timelines: Arc<Timelines>,
-        counters: Arc<Counters>,
         layout: Layout,
         policies: ReusePolicies,
         pages: Pages,
+        published: Published,
     ) -> Self {
-        let device = pages.device().clone();
+        let counters = pages.counters.clone();
+        let addresses = AddressSpace::new(pages.device().clone(), counters.clone(), layout);
         Self {
-            map: ExtentMap::new(layout, AddressSpace::new(device, counters.clone(), layout)),
+            map: ExtentMap::new(layout, addresses, published),
             rules: ReuseRules::new(timelines, policies, counters.clone()),
-            mapper: Mapper::new(pages, counters),
+            mapper: Mapper::new(pages),
             donors: Donors::default(),
             shortening: Shortening::default(),
         }
     }
 
-    /// Another arena with the same layout, limits and counters, which keeps its pages. Free ones are neither trimmed nor
+    /// The arena of this memory of captures, with the same layout, limits and counters, which keeps its pages. Free ones are neither trimmed nor
     /// exchanged, until it [lets go](Self::let_go). They are mapped at other addresses, too, where what was freed lies apart: a
     /// replay uses both, in the order of the capture. It makes no stream wait, so that what different streams freed stays apart.
-    pub(crate) fn that_keeps(&self) -> Self {
+    pub(crate) fn that_keeps(&self, memory: u64) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
-        let (timelines, layout) = (self.rules.timelines.clone(), self.map.layout);
-        let (pages, counters) = (self.mapper.pages.none_yet(), self.mapper.counters.clone());
-        let mut new = Self::new(timelines, counters, layout, policies, pages);
+        let published = self.map.regions.published.for_memory(memory);
+        let (timelines, pages) = (self.rules.timelines.clone(), self.mapper.pages.none_yet());
+        let mut new = Self::new(timelines, self.map.layout, policies, pages, published);
         new.mapper.old_mappings = OldMappings::that_stay();
         new
-    }
-
-    /// From now on `ranges` says that this arena's addresses are `owner`'s. It has none yet.
-    pub(crate) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
-        self.map.regions.publish(ranges, owner);
     }
 
     /// Where each page was mapped before, and still is, by the page: where old mappings stay.
@@ -125,7 +127,7 @@ impl Arena {
 
     /// Whose an address is, of all that are published where this arena's are.
     pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
-        self.map.regions.owner_of(ptr)
+        self.map.regions.published.owner_of(ptr)
     }
 
     pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
@@ -150,7 +152,7 @@ impl Arena {
 
     /// Leads from an address to its block without the lock.
     pub(crate) fn page_map(&self) -> &Arc<PageMap> {
-        self.map.page_map()
+        &self.map.page_map
     }
 
     // ---- one allocation --------------------------------------------------------------------------
@@ -243,9 +245,8 @@ impl Arena {
         balance: Balance,
     ) -> Result<Request<'a>, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
-        if !self.map.make_room() {
-            return Err(self.map.no_room());
-        }
+        let has_room = self.map.make_room();
+        self.map.ensure(has_room)?;
         let zone = self.map.layout.zone_of(units);
         Ok(Request { zone, units, align: align.max(self.map.layout.unit_bytes), stream, balance })
     }
@@ -255,25 +256,39 @@ impl Arena {
         Search { map: &self.map, rules: &self.rules, request }
     }
 
-    /// Backs a place for the request.
+    /// A miss: no free extent fits. Backs a place for the request, by a plan that is carried out. Returns the free extent there,
+    /// and the unit in it to start at.
     #[cold]
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        let keeps = self.keeps();
+        let is_short = self.keeps();
         let Self { map, rules, mapper, donors, shortening } = self;
         if !mapper.pages.device().properties().virtual_memory {
             return segments::back(map, mapper, request);
         }
-        Miss { map, rules, mapper, donors, shortening, request }.back(origin, keeps)
+        mapper.old_mappings.settle(map, rules, &mut mapper.pages);
+        let mut rules = rules.clone();
+        // Each plan in vain leaves one dormant mapping less, or makes no stream wait any more.
+        loop {
+            let plan = Planner::new((map, &rules, mapper), donors, request).plan(origin)?;
+            tracing::trace!(%plan, "a miss");
+            let commit = Commit { map, rules: &rules, mapper, shortening, request, is_short };
+            match commit.carry_out(&plan)? {
+                Committed::Found(found) => {
+                    #[cfg(test)]
+                    CARRIED_OUT.set(Some((plan.steps, !plan.waits.is_empty())));
+                    return Ok(found);
+                }
+                Committed::NotCleared => {}
+                Committed::NotWaiting => rules.policies.internal_dependencies = false,
+            }
+        }
     }
 
     /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
     #[inline]
     fn make_room_to_carve(&mut self, (id, at): Found) -> Result<(), Refusal> {
-        if self.map[id].start == at || self.map.extents.make_room_to_split(id) {
-            Ok(())
-        } else {
-            Err(self.map.no_room())
-        }
+        let has_room = self.map[id].start == at || self.map.extents.make_room_to_split(id);
+        self.map.ensure(has_room)
     }
 
     /// Cuts `units` out of a free extent, and allocates them. What is left stays free.
@@ -291,7 +306,7 @@ impl Arena {
         let request = self.request((units, 1), stream, Balance::Even).expect("there is host memory");
         let Self { map, rules, mapper, donors, .. } = self;
         mapper.old_mappings.settle(map, rules, &mut mapper.pages);
-        let plan = super::planning::Planner::new((map, rules, mapper), donors, request).plan(PageOrigin::All);
+        let plan = Planner::new((map, rules, mapper), donors, request).plan(PageOrigin::All);
         plan.expect("there is host memory").to_string()
     }
 
@@ -329,7 +344,7 @@ impl Arena {
     #[must_use]
     pub(crate) fn record_use(&mut self, id: ExtentId, stream: &Stream) -> bool {
         let is_noted = self.rules.timelines.add_use(self.map.fence_mut(id), stream);
-        if is_noted && let Some(descriptor) = self.map.descriptor_of(id) {
+        if is_noted && let Some(descriptor) = self.map.page_map.of_block(id) {
             descriptor.note_uses();
         }
         is_noted
@@ -348,7 +363,7 @@ impl Arena {
     /// it is not live.
     #[must_use]
     pub(crate) fn free_under_lock(&self, id: ExtentId) -> bool {
-        self.map.descriptor_of(id).is_some_and(BlockDescriptor::note_uses)
+        self.map.page_map.of_block(id).is_some_and(BlockDescriptor::note_uses)
     }
 
     // ---- what there is ---------------------------------------------------------------------------

@@ -1,20 +1,23 @@
 //! A bin of an index: entries in order, in short sorted runs.
 
 use super::extent::{Extent, ExtentId};
+use crate::policy::fit::LONGEST_RUN;
 
 /// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
 pub(super) type Key = u128;
 
 pub(super) fn key(extent: &Extent) -> Key {
-    debug_assert!(extent.start >> START_BITS == 0 && extent.region < MOST_REGIONS);
+    debug_assert!(extent.start >> START_BITS == 0 && is_region(extent.region));
     first_of(extent.units) | u128::from(extent.region) << START_BITS | u128::from(extent.start)
 }
 
 /// Bits for a start. More than the units of a region: a tebibyte of the shortest, or a single extent.
 const START_BITS: u32 = 40;
 
-/// The bits left name a region. One is as long as all device memory, or a segment.
-pub(super) const MOST_REGIONS: u32 = 1 << (64 - START_BITS);
+/// Whether the bits left can name a region. One is as long as all device memory, or a segment.
+pub(super) fn is_region(id: u32) -> bool {
+    id >> (u64::BITS - START_BITS) == 0
+}
 
 /// The least key of any extent of this length.
 pub(super) fn first_of(units: u64) -> Key {
@@ -58,12 +61,6 @@ impl IndexEntry {
     }
 }
 
-/// Entries from which on a run is cut in two: to move half of them costs about as much as to find the place.
-const LONG: usize = 64;
-
-/// Entries up to which those of a run are moved one by one.
-const SHORT: usize = 8;
-
 /// Extents in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
 /// fast, but costs several times as much to walk.
 #[derive(Debug, Default)]
@@ -96,20 +93,9 @@ impl Bin {
         if run.len() == run.capacity() && run.try_reserve(1).is_err() {
             return false;
         }
-        if run.len() <= SHORT {
-            // Nearly always. Moving a few is faster than searching and then making room.
-            run.push(entry);
-            let mut at = run.len() - 1;
-            while at > 0 && run[at - 1].key > entry.key {
-                run[at] = run[at - 1];
-                at -= 1;
-            }
-            run[at] = entry;
-            return true;
-        }
         let at = place_in(run, entry.key);
         run.insert(at, entry);
-        if run.len() > LONG {
+        if run.len() > LONGEST_RUN {
             self.cut_in_two(number);
         }
         true
@@ -118,11 +104,11 @@ impl Bin {
     /// Cuts a long run in two, if the host has memory for that: else it goes on growing.
     fn cut_in_two(&mut self, number: usize) {
         let mut second = Vec::new();
-        let half = self.run(number).len() - LONG / 2;
+        let half = self.run(number).len() - LONGEST_RUN / 2;
         if self.more.try_reserve(1).is_err() || second.try_reserve(half).is_err() {
             return;
         }
-        second.extend(self.run_mut(number).drain(LONG / 2..));
+        second.extend(self.run_mut(number).drain(LONGEST_RUN / 2..));
         self.more.insert(number, second);
     }
 
@@ -130,22 +116,11 @@ impl Bin {
     pub(super) fn remove(&mut self, key: Key) -> bool {
         let number = self.run_of(key);
         let run = self.run_mut(number);
-        if run.len() <= SHORT {
-            // Two extents do not start at one place: half of a key tells which it is.
-            let Some(at) = run.iter().position(|entry| entry.place_bits() == key as u64) else {
-                return false;
-            };
-            for at in at + 1..run.len() {
-                run[at - 1] = run[at];
-            }
-            run.pop();
-        } else {
-            let at = place_in(run, key);
-            if run.get(at).is_none_or(|entry| entry.key != key) {
-                return false;
-            }
-            run.remove(at);
+        let at = place_in(run, key);
+        if run.get(at).is_none_or(|entry| entry.key != key) {
+            return false;
         }
+        run.remove(at);
         if run.is_empty() && !self.more.is_empty() {
             let next = self.more.remove(number.saturating_sub(1));
             if number == 0 {

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use super::atomics::{AtomicU32, AtomicU64, Ordering};
 use super::extent::ExtentId;
-use crate::device::DevicePtr;
+use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::order::Tick;
 
 /// What is known of an allocated block. On a cache line of its own: threads that own neighbouring
@@ -13,7 +13,7 @@ use crate::order::Tick;
 #[repr(align(64))]
 pub(crate) struct BlockDescriptor {
     /// The address of the live block, so that a free compares it with what it was given and knows all it must. With
-    /// [`USES`] added for a block that other streams use it is no address that a device has ([`Device::reserve`]). For
+    /// [`ADDRESSES_END`] added for a block that other streams use it is no address that a device has ([`Device::reserve`]). For
     /// a block that is not live, the [place](Place) where it is. 0 for no block.
     ///
     /// [`Device::reserve`]: crate::device::Device::reserve
@@ -29,10 +29,9 @@ pub(crate) struct BlockDescriptor {
     /// Constant while the block is allocated, as is `id`.
     label: AtomicU32,
     id: AtomicU32,
+    /// The number of the next descriptor in the chain of the page map; 0 for none. The map's alone.
+    next: AtomicU32,
 }
-
-/// Other streams' uses of the live block are recorded, so the arena must free it.
-pub(super) const USES: u64 = 1 << 62;
 
 /// Where an allocated block is that is not live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,12 +71,13 @@ impl BlockDescriptor {
             tick: AtomicU64::new(0),
             label: AtomicU32::new(0),
             id: AtomicU32::new(0),
+            next: AtomicU32::new(0),
         }
     }
 
     /// A block leaves the arena, and is nobody's for now.
     pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) {
-        debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
+        debug_assert!(ptr.raw() < ADDRESSES_END, "a device has no such address");
         // Relaxed, here and where nothing else is said. A reader to whom the descriptor matters got the block's address
         // from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer)
         // any value seen is one that was there. None of them says more than that.
@@ -161,8 +161,9 @@ impl BlockDescriptor {
         let live = self.start.load(Ordering::Relaxed);
         // A read-modify-write: another thread may free the block meanwhile, which would be a mistake. Where it is not
         // live, or noted already, nothing is to be done.
-        let noted = self.key.compare_exchange(live, live | USES, Ordering::Relaxed, Ordering::Relaxed);
-        noted.is_ok_and(|_| live != 0) || noted == Err(live | USES)
+        let noted =
+            self.key.compare_exchange(live, live | ADDRESSES_END, Ordering::Relaxed, Ordering::Relaxed);
+        noted.is_ok_and(|_| live != 0) || noted == Err(live | ADDRESSES_END)
     }
 
     /// Whether a live block without recorded uses starts at `ptr`, an address for which the descriptor was
@@ -181,7 +182,7 @@ impl BlockDescriptor {
     /// Whether the program holds the block.
     pub(crate) fn is_live(&self) -> bool {
         let start = self.ptr().raw();
-        start != 0 && self.key.load(Ordering::Relaxed) & !USES == start
+        start != 0 && self.key.load(Ordering::Relaxed) & !ADDRESSES_END == start
     }
 
     /// Bytes of a live block that were asked for.
@@ -213,6 +214,15 @@ impl BlockDescriptor {
     /// The tick at which a cached block was freed.
     pub(crate) fn tick(&self) -> Tick {
         self.tick.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_next(&self, number: u32) {
+        self.next.store(number, Ordering::Relaxed);
     }
 
     /// The arena's name of an allocated block.

@@ -11,19 +11,18 @@ impl ExtentMap {
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
     pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
         let extent = &self.extents[id];
-        let (zone, region) = (extent.zone, extent.region);
-        self.blocks[zone as usize] += 1;
+        self.blocks[extent.zone as usize] += 1;
         self.block_units += units;
         if extent.start == at && units < extent.units {
             // Nearly always.
             self.unindex(id);
             let cut = self.cut_front(id, units);
-            let opened = self.open(cut, region);
+            let opened = self.open(cut);
             self.index_front_rest(id);
             return opened;
         }
         let cut = self.cut(id, (at, at + units));
-        self.open(cut, region)
+        self.open(cut)
     }
 
     /// Cuts the first units off a free extent. Both parts are on no index.
@@ -48,13 +47,12 @@ impl ExtentMap {
     /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
     /// shorter the wait when the lock is released.
     #[inline]
-    fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
+    fn open(&mut self, id: ExtentId) -> (DevicePtr, DescriptorRef) {
         let extent = &mut self.extents[id];
         extent.state = ExtentState::Allocated;
         extent.fence = Fence::empty();
-        let (start, bytes) = (extent.start * self.layout.unit_bytes, extent.units * self.layout.unit_bytes);
-        let region = self.regions.get(region);
-        (region.base.offset(start), region.map.open(start, id, bytes))
+        let ptr = self.address_of(id);
+        (ptr, self.page_map.open(ptr, id, self.bytes(id)))
     }
 
     /// Takes back an allocated block: it is free behind what `fence` makes of the fence of its uses, and on no index.
@@ -69,7 +67,7 @@ impl ExtentMap {
         (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
         self.blocks[extent.zone as usize] -= 1;
         self.block_units -= extent.units;
-        self.regions.get(extent.region).map.close(extent.start * self.layout.unit_bytes);
+        self.page_map.close(id);
         true
     }
 
@@ -78,20 +76,15 @@ impl ExtentMap {
         (self.blocks, self.block_units)
     }
 
-    pub(super) fn descriptor_of(&self, id: ExtentId) -> Option<&BlockDescriptor> {
-        let extent = &self.extents[id];
-        self.regions.allocated_at(extent.region, extent.start * self.layout.unit_bytes)
-    }
-
     /// Bytes asked for in a live block.
     pub(super) fn requested(&self, id: ExtentId) -> u64 {
         let bytes = self.bytes(id);
-        self.descriptor_of(id).map_or(bytes, BlockDescriptor::requested)
+        self.page_map.of_block(id).map_or(bytes, BlockDescriptor::requested)
     }
 
     /// Every allocated block: its descriptor.
     pub(super) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
-        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
+        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.page_map.of_block(id)?)))
     }
 
     /// Whether an extent with this name is allocated, and starts there.

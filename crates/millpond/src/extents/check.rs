@@ -93,7 +93,8 @@ impl Check<'_> {
     fn check_block(&self, id: ExtentId, count: &mut Recount) -> Result<(), String> {
         let extent = &self.map[id];
         let zone = extent.zone as usize;
-        let descriptor = self.map.descriptor_of(id).map(|descriptor| (descriptor.id(), descriptor.bytes()));
+        let descriptor =
+            self.map.page_map.of_block(id).map(|descriptor| (descriptor.id(), descriptor.bytes()));
         let expected = (extent.state == ExtentState::Allocated).then_some((id, self.map.bytes(id)));
         ensure!(descriptor == expected, "the descriptor of {id:?} is {descriptor:?}");
         match extent.state {

@@ -4,11 +4,9 @@
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::mapper::Mapper;
-use super::page_map::RegionMap;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::refusal::Refusal;
-use super::regions::Region;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request};
 use crate::device::PeerSet;
@@ -87,19 +85,9 @@ impl Commit<'_> {
     fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
         let layout = self.map.layout;
         let base_pages = (layout.base_page_of(place.start), layout.base_pages_for(place.end));
-        if !self.map.make_room_for(plan.cuts, plan.streams)
-            || !self.mapper.make_room_for(plan.steps.len(), place.region, base_pages)
-        {
-            return Err(self.map.no_room());
-        }
-        // Blocks may start wherever pages will be.
-        let bytes = base_pages.0 * layout.base_page_bytes..base_pages.1 * layout.base_page_bytes;
-        let Region { zone, ref map, .. } = *self.map.regions.get(place.region);
-        if map.back(bytes.clone()) {
-            return Ok(());
-        }
-        let bytes = RegionMap::bytes_of_numbers(bytes.end - bytes.start, layout.granule(zone));
-        Err(Refusal::of_host("memory for where blocks lie", bytes))
+        let has_room = self.map.make_room_for(plan.cuts, plan.streams)
+            && self.mapper.make_room_for(plan.steps.len(), place.region, base_pages);
+        self.map.ensure(has_room)
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.
@@ -126,7 +114,7 @@ impl Commit<'_> {
                 Step::Unpark { page, at } => (page, at, None),
                 Step::Move { page, from, at } => (page, at, Some(from)),
             };
-            self.make_room(arrivals)?;
+            self.map.ensure(arrivals.try_reserve(1).is_ok())?;
             arrivals.push(Arrival { page, at, from, is_new: false, peers: PeerSet::NONE });
         }
         Ok(())
@@ -135,14 +123,14 @@ impl Commit<'_> {
     /// Creates a page for so many base pages; shorter ones where memory is short.
     fn create(&mut self, base_pages: u32, mut at: u64, arrivals: &mut Vec<Arrival>) -> Result<(), Refusal> {
         let base_page_bytes = self.map.layout.base_page_bytes;
-        let reserved = self.mapper.counters.reserved.level();
+        let reserved = self.mapper.pages.counters.reserved.level();
         if reserved.current + u64::from(base_pages) * base_page_bytes > reserved.high {
             self.shortening.note_growth();
         }
         let end = at + u64::from(base_pages);
         let mut length = base_pages;
         while at < end {
-            self.make_room(arrivals)?;
+            self.map.ensure(arrivals.try_reserve(1).is_ok())?;
             match self.mapper.pages.create(length) {
                 Ok(page) => {
                     arrivals.push(Arrival { page, at, from: None, is_new: true, peers: PeerSet::NONE });
@@ -153,10 +141,6 @@ impl Commit<'_> {
             }
         }
         Ok(())
-    }
-
-    fn make_room(&self, arrivals: &mut Vec<Arrival>) -> Result<(), Refusal> {
-        if arrivals.try_reserve(1).is_ok() { Ok(()) } else { Err(self.map.no_room()) }
     }
 
     /// Maps all pages at the place; none if one fails.
@@ -226,7 +210,7 @@ impl Commit<'_> {
                 Some(from) => {
                     let may_come_back = arrival.peers == self.mapper.pages.peers;
                     freed = freed.max(self.mapper.move_out(self.map, (arrival.page, from), may_come_back));
-                    self.mapper.counters.pages_remapped.add(1);
+                    self.mapper.pages.counters.pages_remapped.add(1);
                 }
                 None => {
                     freed = self.map.frees;

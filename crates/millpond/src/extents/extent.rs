@@ -77,10 +77,6 @@ impl Extent {
     }
 }
 
-/// Records that there is room for at first: as much memory as the C library maps by itself, and so gives back. Unused
-/// room is only address space.
-const FIRST_RECORDS: usize = 1 << 11;
-
 /// All extents of one arena.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
@@ -108,9 +104,6 @@ impl Extents {
 
     #[cold]
     fn make_room_slow(&mut self, more: usize) -> bool {
-        if self.records.capacity() == 0 && self.records.try_reserve_exact(FIRST_RECORDS).is_err() {
-            return false;
-        }
         // All records may become vacant.
         self.records.try_reserve(more).is_ok()
             && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
@@ -124,7 +117,7 @@ impl Extents {
             .rposition(|extent| extent.state != ExtentState::Unused)
             .map_or(0, |last| last + 1);
         self.records.truncate(used);
-        shrink(&mut self.records, FIRST_RECORDS);
+        shrink(&mut self.records, 0);
         self.vacant.retain(|id| (id.0 as usize) < used);
         // All records may become vacant.
         shrink(&mut self.vacant, self.records.capacity());
@@ -144,9 +137,6 @@ impl Extents {
 
     #[cold]
     fn new_record_slow(&mut self) -> ExtentId {
-        if self.records.capacity() == 0 {
-            self.records.reserve_exact(FIRST_RECORDS);
-        }
         self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
         ExtentId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 extents"))
     }

@@ -8,14 +8,15 @@
 use std::ops::Index;
 use std::sync::Arc;
 
-use super::address_space::{AddressSpace, BlankMap};
+use super::address_space::AddressSpace;
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::indexes::Indexes;
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
+use super::ranges::Published;
 use super::refusal::Refusal;
-use super::regions::{NewRegion, Regions};
+use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
 use crate::physical::PageId;
@@ -29,6 +30,8 @@ pub(super) struct ExtentMap {
     pub(super) layout: Layout,
     pub(super) regions: Regions,
     addresses: AddressSpace,
+    /// The descriptors of allocated blocks, by id and by address.
+    pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
     pub(super) indexes: Indexes,
     /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
@@ -49,11 +52,12 @@ impl Index<ExtentId> for ExtentMap {
 }
 
 impl ExtentMap {
-    pub(super) fn new(layout: Layout, addresses: AddressSpace) -> Self {
+    pub(super) fn new(layout: Layout, addresses: AddressSpace, published: Published) -> Self {
         Self {
             layout,
-            regions: Regions::default(),
+            regions: Regions::new(published),
             addresses,
+            page_map: Arc::default(),
             extents: Extents::default(),
             indexes: Indexes::default(),
             unmerged: Vec::new(),
@@ -61,10 +65,6 @@ impl ExtentMap {
             blocks: [0; 2],
             block_units: 0,
         }
-    }
-
-    pub(super) fn page_map(&self) -> &Arc<PageMap> {
-        self.addresses.page_map()
     }
 
     // ---- the host's memory -----------------------------------------------------------------------
@@ -91,13 +91,12 @@ impl ExtentMap {
     #[cold]
     fn make_room_for_records(&mut self) -> bool {
         let all = self.extents.capacity();
-        self.addresses.back_descriptors(all)
-            && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
+        self.page_map.back(all) && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
-    /// That the host refused memory for extents.
-    pub(super) fn no_room(&self) -> Refusal {
-        Refusal::of_host("a list of blocks", self.host_bytes())
+    /// Refuses a request if the host refused memory for it.
+    pub(super) fn ensure(&self, has_memory: bool) -> Result<(), Refusal> {
+        if has_memory { Ok(()) } else { Err(Refusal::of_host("a list of blocks", self.host_bytes())) }
     }
 
     /// The host's memory for extents.
@@ -105,23 +104,18 @@ impl ExtentMap {
         (self.extents.capacity() * size_of::<Extent>()) as u64
     }
 
-    /// Gives back the host's memory for extents that are gone, and for where blocks lie wherever nothing is mapped.
+    /// Gives back the host's memory for extents and blocks that are gone.
     pub(super) fn shrink(&mut self) {
-        let records = self.extents.capacity();
         let end = self.extents.shrink();
         // Some are of extents that are gone.
         self.unmerged.retain(|id| id.0 < end.0);
-        for id in Zone::BOTH.iter().flat_map(|zone| self.indexes.unmapped(*zone).at_least(1)) {
-            let extent = &self.extents[id];
-            let bytes = extent.start * self.layout.unit_bytes..extent.end() * self.layout.unit_bytes;
-            self.regions.get(extent.region).map.let_go(bytes);
-        }
         let mut first = 0;
-        for (ExtentId(id), _) in self.in_state(ExtentState::Allocated) {
-            self.addresses.let_go_of_descriptors(first..id as usize);
+        let gaps = self.in_state(ExtentState::Allocated).map(|(ExtentId(id), _)| {
+            let gap = first..id as usize;
             first = id as usize + 1;
-        }
-        self.addresses.let_go_of_descriptors(first..records);
+            gap
+        });
+        self.page_map.shrink(end.0 as usize, gaps);
     }
 
     // ---- regions ---------------------------------------------------------------------------------
@@ -134,40 +128,21 @@ impl ExtentMap {
         base_pages: u64,
         is_short: bool,
     ) -> Result<ExtentId, Refusal> {
-        if !self.regions.make_room_for_one() {
-            return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
-        }
-        let least = base_pages * self.layout.base_page_bytes;
-        let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
-        let records = self.extents.capacity();
-        let new = self.addresses.reserve(zone, least, (is_first, is_short), records)?;
-        Ok(self.enter_region(new, ExtentState::Unmapped))
+        self.regions.make_room_for_one()?;
+        let addresses = self.addresses.reserve(base_pages * self.layout.base_page_bytes, is_short)?;
+        Ok(self.enter_region(addresses, zone, ExtentState::Unmapped))
     }
 
-    /// Reserves the host's memory for a segment, before there is one; returns the map for it.
-    pub(super) fn make_room_for_segment(&mut self, zone: Zone, bytes: u64) -> Result<BlankMap, Refusal> {
-        if !self.regions.make_room_for_one() {
-            return Err(Refusal::of_host("a list of segments", self.regions.host_bytes()));
-        }
-        let map = self.addresses.blank_map(zone, bytes, self.extents.capacity())?;
-        if !map.back(bytes) {
-            return Err(Refusal::of_host("where blocks lie", map.host_bytes(bytes)));
-        }
-        Ok(map)
-    }
-
-    /// Enters a segment; returns the free extent that fills it.
-    pub(super) fn add_segment(&mut self, base: DevicePtr, bytes: u64, zone: Zone, map: BlankMap) -> ExtentId {
-        let map = self.addresses.map_of_segment(base, bytes, map);
-        let new = NewRegion { base, bytes, zone, map };
-        self.enter_region(new, ExtentState::Free)
-    }
-
-    /// Enters a region with one extent.
-    fn enter_region(&mut self, new: NewRegion, state: ExtentState) -> ExtentId {
-        let (zone, units, extents) = (new.zone, new.bytes / self.layout.unit_bytes, &mut self.extents);
-        let region = self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, state)));
-        let head = self.regions.get(region).head;
+    /// Enters a region with one extent, for which there is [room](Regions::make_room_for_one). Returns that.
+    pub(super) fn enter_region(
+        &mut self,
+        (base, bytes): (DevicePtr, u64),
+        zone: Zone,
+        state: ExtentState,
+    ) -> ExtentId {
+        let units = bytes / self.layout.unit_bytes;
+        let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
+        self.regions.add(Region { base, bytes, zone, head });
         self.index(head);
         head
     }
@@ -187,8 +162,6 @@ impl ExtentMap {
             self.regions.show(id);
             return Err(error);
         }
-        // Of a segment, it is a part of a table that stays.
-        self.regions.get(id).map.let_go(0..bytes);
         self.unindex(head);
         self.extents.remove_alone(head);
         self.regions.remove(id);
@@ -290,6 +263,11 @@ impl ExtentMap {
         at
     }
 
+    /// The extent of a region that holds the unit.
+    pub(super) fn extent_at(&self, region: u32, unit: u64) -> ExtentId {
+        self.piece_at(self.regions.get(region).head, unit)
+    }
+
     /// The extents from `first` on that begin before unit `end`.
     pub(super) fn until(&self, first: ExtentId, end: u64) -> impl Iterator<Item = ExtentId> {
         std::iter::successors(Some(first), |id| self.extents[*id].next)
@@ -353,8 +331,7 @@ impl ExtentMap {
     pub(super) fn dormant_at(&self, ptr: DevicePtr, units: u64) -> Option<Option<(ExtentId, PageId)>> {
         let (region, at) = self.regions.find(ptr)?;
         let start = at >> self.layout.unit_shift();
-        let first = self.until(self.regions.head(region)?, start + 1).last()?;
-        for id in self.until(first, start + units) {
+        for id in self.until(self.extent_at(region, start), start + units) {
             match self.extents[id].state {
                 ExtentState::Free => {}
                 ExtentState::Dormant(page) => return Some(Some((id, page))),
@@ -366,7 +343,7 @@ impl ExtentMap {
 
     /// The free extent that holds a range of a region's units.
     pub(super) fn free_over(&self, region: u32, (start, end): (u64, u64)) -> Option<ExtentId> {
-        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        let first = self.extent_at(region, start);
         (self.is(first, ExtentState::Free) && end <= self.extents[first].end()).then_some(first)
     }
 
@@ -375,7 +352,7 @@ impl ExtentMap {
     pub(super) fn free_at(&mut self, ptr: DevicePtr, units: u64) -> Option<(ExtentId, u64)> {
         let (region, at) = self.regions.find(ptr)?;
         let (start, end) = (at >> self.layout.unit_shift(), (at >> self.layout.unit_shift()) + units);
-        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        let first = self.extent_at(region, start);
         let (mut last, mut fence) = (first, Fence::empty());
         loop {
             if !self.is(last, ExtentState::Free) || !fence.try_join(&self.extents[last].fence) {
@@ -513,14 +490,9 @@ impl ExtentMap {
 
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes that an extent on no index is an old mapping of the page, to be removed.
-    pub(super) fn make_pending_unmap(&mut self, id: ExtentId, page: PageId) {
-        self.extents[id].state = ExtentState::PendingUnmap(page);
-    }
-
-    /// Notes that an extent on no index is an old mapping of the page, to stay for now.
-    pub(super) fn make_dormant(&mut self, id: ExtentId, page: PageId) {
-        self.extents[id].state = ExtentState::Dormant(page);
+    /// Notes that an extent on no index is an old mapping, dormant or pending unmap.
+    pub(super) fn make_old_mapping(&mut self, id: ExtentId, state: ExtentState) {
+        self.extents[id].state = state;
     }
 
     /// Notes that an extent on no index is backed: it is free for all since that count of frees, and indexed.

@@ -47,9 +47,6 @@ impl<'a> Rising<'a> {
     }
 }
 
-/// Bins for every length of an address space, which has less than 2^48 units.
-const BINS: usize = u64::BITS as usize;
-
 /// The bin of extents of this length.
 #[inline]
 fn bin_of(units: u64) -> usize {
@@ -59,7 +56,8 @@ fn bin_of(units: u64) -> usize {
 /// The extents of a zone that are free, or that are unmapped, by length.
 #[derive(Debug)]
 pub(super) struct ExtentIndex {
-    bins: Box<[Bin; BINS]>,
+    /// One for each number of bits.
+    bins: Box<[Bin; u64::BITS as usize]>,
     /// A bit for each bin that is not empty.
     filled: u64,
     len: usize,
@@ -145,7 +143,7 @@ impl ExtentIndex {
 
     /// The bins that are not empty, from below `end` down.
     fn filled_below(&self, end: usize) -> impl Iterator<Item = usize> + '_ {
-        let mut left = self.filled & u64::MAX.checked_shr((BINS - end) as u32).unwrap_or(0);
+        let mut left = self.filled & u64::MAX.checked_shr((self.bins.len() - end) as u32).unwrap_or(0);
         std::iter::from_fn(move || {
             let last = left.checked_ilog2()?;
             left &= !(1 << last);
@@ -155,7 +153,7 @@ impl ExtentIndex {
 
     /// The length of the longest extent, in units.
     pub(super) fn longest(&self) -> u64 {
-        let bin = self.filled_below(BINS).next();
+        let bin = self.filled_below(self.bins.len()).next();
         let last = bin.and_then(|bin| self.bins[bin].before(Key::MAX).next_back());
         last.map_or(0, |entry| entry.units())
     }

@@ -1,8 +1,6 @@
 //! The sizes that an arena is built with: lengths in bytes, units and base pages, and the zone of a block.
 //!
-//! Small blocks and large ones lie in different zones, mainly for the [page map](super::page_map). Blocks of the large
-//! zone start at least 1 MiB apart, so few places say which block starts there. With one zone, recorded jobs were
-//! replayed at less than half the speed (docs/lab/mechanisms.md).
+//! Small blocks and large ones lie in different zones: a small block that lives long pins a page of the smallest length only.
 
 use crate::policy::Policy;
 
@@ -79,14 +77,6 @@ impl Layout {
     /// Base pages that so many units need; also the first base page that starts at or behind a unit.
     pub(super) fn base_pages_for(&self, units: u64) -> u64 {
         (units + self.units_per_base_page() - 1) >> self.base_page_shift()
-    }
-
-    /// Bytes that blocks of the zone start apart, at least.
-    pub(super) fn granule(&self, zone: Zone) -> u64 {
-        match zone {
-            Zone::Small => self.unit_bytes,
-            Zone::Large => self.small_below.max(self.unit_bytes),
-        }
     }
 
     pub(super) fn zone_of(&self, units: u64) -> Zone {

@@ -1,12 +1,9 @@
 //! The mapper: which physical page backs which address, and where pages were mapped before.
 
-use std::sync::Arc;
-
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
 use super::old_mappings::OldMappings;
 use super::page_table::{Home, PageTable};
-use crate::counters::Counters;
 use crate::device::{DeviceError, PeerSet};
 use crate::physical::{PageId, Pages};
 
@@ -16,17 +13,16 @@ pub(super) struct Mapper {
     pub(super) pages: Pages,
     pub(super) table: PageTable,
     pub(super) old_mappings: OldMappings,
-    pub(super) counters: Arc<Counters>,
 }
 
 impl Mapper {
-    pub(super) fn new(pages: Pages, counters: Arc<Counters>) -> Self {
-        Self { pages, table: PageTable::default(), old_mappings: OldMappings::default(), counters }
+    pub(super) fn new(pages: Pages) -> Self {
+        Self { pages, table: PageTable::default(), old_mappings: OldMappings::default() }
     }
 
     /// Bytes that are reserved, by all that count together with this one.
     pub(super) fn reserved(&self) -> u64 {
-        self.counters.reserved.current()
+        self.pages.counters.reserved.current()
     }
 
     // ---- old mappings ----------------------------------------------------------------------------

@@ -9,17 +9,17 @@
 //! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
-//! a large page, and the page map needs few places for large blocks. Physical pages pass freely between the zones.
+//! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
 //! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), and the `regions` of addresses. Its
-//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block,
-//!   of which `block_descriptor` says what is known. It knows nothing of time.
+//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
+//!   what is known. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
 //! - `mapper`: which page backs which address, now (`page_table`) and before (`old_mappings`). `segments`: memory that never
 //!   moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
-//! - `miss`, `shorten` and `trim`: what takes pages, exchanges them and gives them back.
+//! - `shorten` and `trim`: what exchanges pages, and gives them back.
 //! - `arena`: composes all of them.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
@@ -27,7 +27,7 @@
 //!    the device is asked (*opportunistic*). Where the best fit leaves much over, the lowest address is taken.
 //! 2. The same by making the stream wait (*internal dependencies*).
 //! 3. The same after joining neighbours that were kept apart because different streams freed them.
-//! 4. A *miss* (`miss`) is planned first (`planning`). The place is the one that the fewest pages have to be mapped at
+//! 4. A *miss* is planned first (`planning`). The place is the one that the fewest pages have to be mapped at
 //!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
 //!    give (`donors`), and only then new ones.
 //! 5. The plan is carried out (`commit`). The host's memory for it is ensured. Then come the device calls; if one fails, those
@@ -60,7 +60,6 @@ mod index;
 mod indexes;
 mod layout;
 mod mapper;
-mod miss;
 #[cfg(all(test, loom))]
 mod models;
 mod old_mappings;
@@ -92,5 +91,5 @@ pub(crate) use page_map::{DescriptorRef, PageMap};
 #[cfg(test)]
 pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;
-pub(crate) use ranges::{Owner, Ranges};
+pub(crate) use ranges::{Owner, Published, Ranges};
 pub(crate) use refusal::Refusal;

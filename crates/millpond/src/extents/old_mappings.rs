@@ -70,13 +70,13 @@ impl OldMappings {
 
     /// Lists an old mapping that a page may come back to.
     pub(super) fn push_dormant(&mut self, map: &mut ExtentMap, id: ExtentId, page: PageId) {
-        map.make_dormant(id, page);
+        map.make_old_mapping(id, ExtentState::Dormant(page));
         self.staying.as_mut().unwrap_or(&mut self.pending).push(id);
     }
 
     /// Lists an old mapping that is to be removed.
     pub(super) fn push_leaving(&mut self, map: &mut ExtentMap, id: ExtentId, page: PageId) {
-        map.make_pending_unmap(id, page);
+        map.make_old_mapping(id, ExtentState::PendingUnmap(page));
         self.pending.push(id);
     }
 
@@ -115,7 +115,7 @@ impl OldMappings {
         self.remove_idle(map, pages, self.idle.len());
         for &id in &self.pending {
             if let ExtentState::Dormant(page) = map[id].state {
-                map.make_pending_unmap(id, page);
+                map.make_old_mapping(id, ExtentState::PendingUnmap(page));
             }
         }
     }

@@ -1,9 +1,11 @@
 //! The page map: from an address to the descriptor of its block, without the pool's lock.
 //!
-//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those numbers,
-//! one for each granule. A granule is a unit in the small zone, and the shortest block in the large zone. [`PageMap`]
-//! publishes them, so that a free finds its block with a comparison, a shift and two loads. Both are [sparse](Sparse):
-//! they take the host's memory only where there are blocks. A number has 4 bytes, and a descriptor 64.
+//! Each allocated block has a [`BlockDescriptor`], under its number. A hash table leads from the block's address to it: a chain
+//! of descriptors for each hash. So a free finds its block with a multiplication, a shift and two loads. Both are
+//! [sparse](Sparse): they never move, and take the host's memory only where there are blocks.
+//!
+//! **Who may look.** Chains change only under the pool's lock. Whoever looks without it may be led into another chain, and find
+//! nothing. Then it takes the lock, and looks again. It never finds a wrong descriptor: that of a block says where this starts.
 //!
 //! An allocated block is *live* while the program holds it and *cached* while it lies in a thread's magazine. Whoever
 //! has it writes its descriptor, without an atomic read-modify-write. The arena allocates blocks and takes them back
@@ -23,8 +25,8 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::block_descriptor::BlockDescriptor;
 use super::extent::ExtentId;
@@ -58,312 +60,219 @@ impl DescriptorRef {
     /// The block is allocated, and its arena is alive; or the descriptor is static.
     #[inline]
     pub(crate) unsafe fn get<'a>(self) -> &'a BlockDescriptor {
-        // SAFETY: descriptors never move, and are kept as long as any region's map. An arena drops a map only when no
-        // block of the region is allocated. The caller promises the rest.
+        // SAFETY: descriptors never move, and are kept as long as the arena. The caller promises the rest.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// Blocks that one arena may have allocated: as many as 4 GiB of the host's addresses have numbers. That is 32 GiB of
-/// the shortest blocks.
+/// Blocks that one arena may have allocated, where the process has addresses for so many: 4 GiB for descriptors.
 const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
 
-/// Fewer are not worth having.
-const LEAST_ALLOCATED: usize = 1 << 12;
-
-/// The descriptors of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no
-/// block.
 #[derive(Debug)]
-pub(super) struct Descriptors(Sparse<BlockDescriptor>);
+struct Tables {
+    /// By number: one more than a block's id, so that number 0 is that of no block.
+    descriptors: Sparse<BlockDescriptor>,
+    /// By hash: the number of the first descriptor in its chain; 0 for none. There are four for each descriptor.
+    chains: Sparse<AtomicU32>,
+}
 
-impl Descriptors {
-    /// Room for as many descriptors as the process has addresses for; `None` where those are few.
-    pub(super) fn new() -> Option<Self> {
-        let mut most = MOST_ALLOCATED;
-        while most >= LEAST_ALLOCATED {
-            if let Some(descriptors) = Sparse::new(most) {
-                return Some(Self(descriptors));
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct PageMap {
+    /// Reserved once they are needed.
+    tables: OnceLock<Tables>,
+    /// Bits that a hash has too many. Written under the pool's lock.
+    shift: AtomicU32,
+}
+
+impl Default for PageMap {
+    fn default() -> Self {
+        Self { tables: OnceLock::new(), shift: AtomicU32::new(u64::BITS - 1) }
+    }
+}
+
+impl Tables {
+    /// As many as the process has addresses for; `None` where it has none.
+    fn new() -> Option<Self> {
+        let halves = std::iter::successors(Some(MOST_ALLOCATED), |most| Some(most / 2));
+        halves.take_while(|most| *most > 0).find_map(|most| {
+            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(4 * most)?);
+            Some(Self { descriptors, chains })
+        })
+    }
+
+    /// The number of the first descriptor in an address's chain. The hash is Fibonacci's (Knuth, TAOCP 6.4): blocks in a row
+    /// have different ones.
+    #[inline(always)]
+    fn first(&self, ptr: DevicePtr, shift: &AtomicU32) -> &AtomicU32 {
+        // Relaxed: whatever shift there ever was leads into the table.
+        let hash = ptr.raw().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift.load(Ordering::Relaxed);
+        // SAFETY: the table was as long whenever the shift was set. The system has read access to all of it.
+        unsafe { self.chains.first().add(hash as usize).as_ref() }
+    }
+
+    /// The descriptor whose number this is, which was read from the tables.
+    #[inline(always)]
+    fn descriptor(&self, number: u32) -> &BlockDescriptor {
+        // SAFETY: only numbers of descriptors are written there, and there is a descriptor of no block, which is number 0.
+        unsafe { self.descriptors.first().add(number as usize).as_ref() }
+    }
+}
+
+impl PageMap {
+    /// Sees to it that blocks with ids below `end` can be allocated; `false` where the host has no memory, or no addresses, for
+    /// them. Under the pool's lock, like all that changes.
+    pub(super) fn back(&self, end: usize) -> bool {
+        if self.tables.get().is_none()
+            && let Some(new) = Tables::new()
+        {
+            _ = self.tables.set(new);
+        }
+        let backed = |tables: &&Tables| tables.descriptors.back(0..end + 1) && tables.chains.back(0..2);
+        let Some(tables) = self.tables.get().filter(backed) else { return false };
+        let wanted = chains_for(end).min(tables.chains.len());
+        // With fewer chains than wanted, they are longer.
+        if wanted > self.chains() && tables.chains.back(0..wanted) {
+            self.chain_anew(tables, wanted, end);
+        }
+        true
+    }
+
+    /// Gives back the host's memory for blocks with ids from `end` on, and in the `gaps` below. None of them is allocated.
+    pub(super) fn shrink(&self, end: usize, gaps: impl Iterator<Item = Range<usize>>) {
+        let Some(tables) = self.tables.get() else { return };
+        let all = tables.descriptors.len();
+        for gap in gaps.chain(std::iter::once(end..all)) {
+            tables.descriptors.let_go((gap.start + 1).min(all)..(gap.end + 1).min(all));
+        }
+        let (before, wanted) = (self.chains(), chains_for(end));
+        if wanted < before {
+            self.chain_anew(tables, wanted, end);
+            tables.chains.let_go(wanted..before);
+        }
+    }
+
+    /// How many chains there are.
+    fn chains(&self) -> usize {
+        1 << (u64::BITS - self.shift.load(Ordering::Relaxed))
+    }
+
+    /// From now on there are so many chains. Blocks have ids below `end`.
+    fn chain_anew(&self, tables: &Tables, chains: usize, end: usize) {
+        let old = (0..self.chains()).filter_map(|at| tables.chains.get(at));
+        old.for_each(|first| first.store(0, Ordering::Relaxed));
+        self.shift.store(u64::BITS - chains.ilog2(), Ordering::Relaxed);
+        for number in 1..=end as u32 {
+            if !tables.descriptor(number).ptr().is_null() {
+                self.chain(tables, number);
             }
-            most /= 2;
+        }
+    }
+
+    /// Puts an allocated block into its chain.
+    fn chain(&self, tables: &Tables, number: u32) {
+        let descriptor = tables.descriptor(number);
+        let first = tables.first(descriptor.ptr(), &self.shift);
+        descriptor.set_next(first.load(Ordering::Relaxed));
+        // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
+        first.store(number, Ordering::Relaxed);
+    }
+
+    /// Allocates the block, for whose id there is [memory](Self::back).
+    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) -> DescriptorRef {
+        let tables = self.tables.get().expect("descriptors are backed before a block gets an id");
+        let number = id.0 + 1;
+        debug_assert!(tables.descriptors.is_backed(number as usize));
+        let descriptor = tables.descriptor(number);
+        descriptor.open(ptr, id, bytes);
+        self.chain(tables, number);
+        DescriptorRef::new(descriptor)
+    }
+
+    /// Takes back the allocated block with this id.
+    pub(super) fn close(&self, id: ExtentId) {
+        let Some(tables) = self.tables.get() else { return };
+        let (number, gone) = (id.0 + 1, tables.descriptor(id.0 + 1));
+        let first = tables.first(gone.ptr(), &self.shift);
+        if first.load(Ordering::Relaxed) == number {
+            first.store(gone.next(), Ordering::Relaxed);
+        } else {
+            let mut before = tables.descriptor(first.load(Ordering::Relaxed));
+            while before.next() != number {
+                before = tables.descriptor(before.next());
+            }
+            before.set_next(gone.next());
+        }
+        gone.close();
+    }
+
+    /// The descriptor of the allocated block with this id.
+    pub(super) fn of_block(&self, id: ExtentId) -> Option<&BlockDescriptor> {
+        let descriptor = self.tables.get()?.descriptors.get(id.0 as usize + 1)?;
+        (!descriptor.ptr().is_null()).then_some(descriptor)
+    }
+
+    /// The descriptor of the allocated block that starts here.
+    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+        let tables = self.tables.get().filter(|_| !ptr.is_null())?;
+        let mut number = tables.first(ptr, &self.shift).load(Ordering::Relaxed);
+        while number != 0 {
+            let descriptor = tables.descriptor(number);
+            if descriptor.starts_at(ptr) {
+                return Some(descriptor);
+            }
+            number = descriptor.next();
         }
         None
     }
 
-    /// Lets the descriptors of blocks with ids below `end` be written; `false` where the host has no memory, or no
-    /// addresses, for them. Under the pool's lock.
-    pub(super) fn back(&self, end: usize) -> bool {
-        self.0.back(0..end + 1)
-    }
-
-    /// Gives back the host's memory of blocks with these ids, none of which is allocated. Under the pool's lock.
-    pub(super) fn let_go(&self, ids: Range<usize>) {
-        let end = (ids.end + 1).min(self.0.len());
-        if ids.start + 1 < end {
-            self.0.let_go(ids.start + 1..end);
-        }
-    }
-}
-
-/// Where allocated blocks start in one region.
-#[derive(Debug)]
-pub(crate) struct RegionMap {
-    base: DevicePtr,
-    granule_shift: u32,
-    numbers: Numbers,
-    /// Which of them is that of the region's first granule.
-    first: usize,
-    descriptors: Arc<Descriptors>,
-}
-
-/// By granule: the number of the allocated block there; 0 for none.
-#[derive(Debug)]
-enum Numbers {
-    Own(Sparse<AtomicU32>),
-    /// Those of a longer range, which the segments in it share.
-    Of(Arc<RegionMap>),
-}
-
-impl RegionMap {
-    fn numbers_here(&self) -> &Sparse<AtomicU32> {
-        match &self.numbers {
-            Numbers::Own(numbers) => numbers,
-            Numbers::Of(range) => range.numbers_here(),
-        }
-    }
-
-    /// Numbers for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
-    /// where the process has not enough addresses left.
-    pub(super) fn numbers(bytes: u64, granule: u64) -> Option<Sparse<AtomicU32>> {
-        Sparse::new(usize::try_from(bytes.div_ceil(granule)).ok()?)
-    }
-
-    /// The host's memory that such numbers may take.
-    pub(super) fn bytes_of_numbers(bytes: u64, granule: u64) -> u64 {
-        bytes.div_ceil(granule).saturating_mul(size_of::<AtomicU32>() as u64)
-    }
-
-    /// A map of these numbers, for the region at `base`, of blocks with these descriptors.
-    pub(super) fn new(
-        base: DevicePtr,
-        granule: u64,
-        numbers: Sparse<AtomicU32>,
-        descriptors: Arc<Descriptors>,
-    ) -> Self {
-        Self { base, granule_shift: granule.ilog2(), numbers: Numbers::Own(numbers), first: 0, descriptors }
-    }
-
-    /// The map of a region that lies within this one, with the same numbers; `None` where it does not.
-    pub(super) fn part(self: &Arc<Self>, base: DevicePtr, bytes: u64) -> Option<Self> {
-        let start = base.raw().checked_sub(self.base.raw())?;
-        let is_granule = start.trailing_zeros() >= self.granule_shift;
-        let first = self.granule_of(start);
-        let end = self.granule_of(start.checked_add(bytes)?);
-        let (numbers, descriptors) = (Numbers::Of(self.clone()), self.descriptors.clone());
-        let part = Self { base, granule_shift: self.granule_shift, numbers, first, descriptors };
-        (is_granule && end <= self.numbers_here().len()).then_some(part)
-    }
-
-    /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
-    /// the pool's lock.
-    pub(super) fn back(&self, bytes: Range<u64>) -> bool {
-        self.numbers_here().back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
-    }
-
-    /// Gives back what these bytes of the region take of the host's memory. No block in them is allocated. Under the
-    /// pool's lock.
-    pub(super) fn let_go(&self, bytes: Range<u64>) {
-        let mask = (1 << self.granule_shift) - 1;
-        let (first, end) = (self.granule_of(bytes.start + mask), self.granule_of(bytes.end));
-        if first < end {
-            self.numbers_here().let_go(first..end);
-        }
-    }
-
-    /// The granule that byte `at` of the region lies in.
-    fn granule_of(&self, at: u64) -> usize {
-        self.first + (at >> self.granule_shift) as usize
-    }
-
-    /// Where the number of the block that starts at byte `at` is, and its descriptor, or that of no block.
-    fn number_and_descriptor(&self, at: u64) -> Option<(&AtomicU32, &BlockDescriptor)> {
-        let number = self.numbers_here().get(self.granule_of(at))?;
-        // Relaxed: under the pool's lock.
-        Some((number, self.descriptors.0.get(number.load(Ordering::Relaxed) as usize)?))
-    }
-
-    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose descriptor
-    /// may be [written](Descriptors::back). Under the pool's lock.
-    pub(super) fn open(&self, at: u64, id: ExtentId, bytes: u64) -> DescriptorRef {
-        let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
-        debug_assert!(self.numbers_here().is_backed(granule) && self.descriptors.0.is_backed(number));
-        let place = self.numbers_here().get(granule).expect("the block lies in the region");
-        let descriptor =
-            self.descriptors.0.get(number).expect("descriptors are backed before a block gets an id");
-        // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
-        place.store(number as u32, Ordering::Relaxed);
-        descriptor.open(self.base.offset(at), id, bytes);
-        DescriptorRef::new(descriptor)
-    }
-
-    /// Takes back the allocated block that starts at byte `at`.
-    pub(super) fn close(&self, at: u64) {
-        if let Some((number, descriptor)) = self.number_and_descriptor(at) {
-            descriptor.close();
-            number.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// The allocated block that starts at byte `at`.
-    pub(super) fn allocated_at(&self, at: u64) -> Option<&BlockDescriptor> {
-        let (_, descriptor) = self.number_and_descriptor(at)?;
-        descriptor.starts_at(self.base.offset(at)).then_some(descriptor)
-    }
-}
-
-/// Address ranges that can be looked up without the lock. An arena has two as a rule: one for each zone, or one around all
-/// its segments. Blocks in ranges beyond these go to the arena when they are freed.
-const MAP_RANGES: usize = 4;
-
-/// What a look-up needs of one region, in one place.
-#[derive(Debug, Default)]
-struct MapRange {
-    base: AtomicU64,
-    /// 0 until the range is published.
-    bytes: AtomicU64,
-    granule_shift: AtomicU8,
-    /// Where the number for address 0 would be, if there were one. From there an address leads to its number without a
-    /// subtraction. The free of a block that was just allocated would wait for that.
-    zero: AtomicPtr<AtomicU32>,
-    descriptors: AtomicPtr<BlockDescriptor>,
-    /// Keeps the map.
-    map: AtomicPtr<RegionMap>,
-}
-
-/// The maps of a pool's address ranges. Once published they stay, also when the range is given back.
-#[derive(Debug, Default)]
-pub(crate) struct PageMap([MapRange; MAP_RANGES]);
-
-impl PageMap {
-    /// Publishes a map, if there is room. Called under the pool's lock.
-    pub(super) fn publish(&self, base: DevicePtr, bytes: u64, map: &Arc<RegionMap>) {
-        // Relaxed: only the holder of the lock writes.
-        let Some(range) = self.0.iter().find(|range| range.bytes.load(Ordering::Relaxed) == 0) else {
-            return;
-        };
-        let granule_shift = map.granule_shift;
-        let granules = bytes.div_ceil(1 << granule_shift);
-        assert!(
-            map.first == 0 && granules <= map.numbers_here().len() as u64,
-            "a map has a number for each granule"
-        );
-        assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
-        range.base.store(base.raw(), Ordering::Relaxed);
-        range.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
-        let zero = map.numbers_here().first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
-        range.zero.store(zero, Ordering::Relaxed);
-        range.descriptors.store(map.descriptors.0.first().as_ptr(), Ordering::Relaxed);
-        range.map.store(Arc::into_raw(map.clone()).cast_mut(), Ordering::Relaxed);
-        // Release: who sees the length sees the rest, too.
-        range.bytes.store(bytes, Ordering::Release);
-    }
-
-    /// The descriptor of the block that starts in the granule in which an address lies, or of no block; `None`
-    /// outside of the ranges.
-    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
-        self.0.iter().find_map(|range| range.find(ptr))
-    }
-
-    /// As [`find`](Self::find), in the first two ranges only, where nearly all addresses lie. It has no loop and no
-    /// call, for which the fast path would have to save its registers.
+    /// As [`find`](Self::find), of the first two in a chain only, where nearly all are. It has no loop and no call, for which the
+    /// fast path would have to save its registers.
     #[inline(always)]
     pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
-        let [first, second, ..] = &self.0;
-        let mut range = first;
-        if !range.contains(ptr) {
-            range = second;
-            if !range.contains(ptr) {
+        let tables = self.tables.get().filter(|_| !ptr.is_null())?;
+        let mut descriptor = tables.descriptor(tables.first(ptr, &self.shift).load(Ordering::Relaxed));
+        if !descriptor.starts_at(ptr) {
+            descriptor = tables.descriptor(descriptor.next());
+            if !descriptor.starts_at(ptr) {
                 std::hint::cold_path();
                 return None;
             }
         }
-        // SAFETY: just asked.
-        Some(unsafe { range.descriptor(ptr) })
+        Some(descriptor)
     }
 }
 
-impl MapRange {
-    fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
-        // SAFETY: asked for.
-        self.contains(ptr).then(|| unsafe { self.descriptor(ptr) })
-    }
-
-    #[inline(always)]
-    fn contains(&self, ptr: DevicePtr) -> bool {
-        // Acquire: see `publish`.
-        let bytes = self.bytes.load(Ordering::Acquire);
-        ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed)) < bytes
-    }
-
-    /// The descriptor of the block that starts in the granule in which an address lies, or of no block.
-    ///
-    /// # Safety
-    /// The range [contains](Self::contains) it.
-    #[inline(always)]
-    unsafe fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
-        let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
-        let number = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
-        // SAFETY: the range begins at a granule. So this is as many numbers behind the first as the address is granules
-        // behind the range's start. The map is kept by the range until the page map is dropped, and has
-        // numbers for the whole range. Each is 0 or that of a descriptor, which the map keeps. (That none lies at 0
-        // the compiler would not know.)
-        unsafe {
-            // Relaxed: see `RegionMap::open`. Whoever frees what is not his may see any number that was there.
-            let descriptor =
-                self.descriptors.load(Ordering::Relaxed).add((*number).load(Ordering::Relaxed) as usize);
-            std::hint::assert_unchecked(!descriptor.is_null());
-            &*descriptor
-        }
-    }
-}
-
-impl Drop for PageMap {
-    fn drop(&mut self) {
-        for range in &mut self.0 {
-            let map = *range.map.get_mut();
-            if !map.is_null() {
-                // SAFETY: the pointer came from `Arc::into_raw` in `publish`, and is given up here only.
-                drop(unsafe { Arc::from_raw(map.cast_const()) });
-            }
-        }
-    }
+/// How many chains blocks with ids below `end` have.
+fn chains_for(end: usize) -> usize {
+    (4 * end).next_power_of_two().max(2)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::block_descriptor::{Place, USES};
+    use super::super::block_descriptor::Place;
     use super::*;
+    use crate::device::ADDRESSES_END;
 
-    fn map(base: DevicePtr, bytes: u64, granule: u64) -> Arc<RegionMap> {
-        let numbers = RegionMap::numbers(bytes, granule).expect("there are addresses");
-        let descriptors = Arc::new(Descriptors::new().expect("there are addresses"));
-        assert!(descriptors.back(64));
-        let map = RegionMap::new(base, granule, numbers, descriptors);
-        assert!(map.back(0..bytes));
-        Arc::new(map)
+    const BASE: DevicePtr = DevicePtr::new(7 << 40);
+
+    fn map_of(end: usize) -> PageMap {
+        let map = PageMap::default();
+        assert!(map.find(BASE).is_none() && map.back(end));
+        map
     }
 
     #[test]
     fn a_descriptor_is_found_only_at_its_blocks_first_byte() {
-        let base = DevicePtr::new(7 << 40);
-        let map = map(base, 1 << 30, 1 << 20);
-        let page_map = PageMap::default();
-        page_map.publish(base, 1 << 30, &map);
-        let ptr = base.offset((5 << 20) + 512);
-        assert!(map.allocated_at(5 << 20).is_none());
-        map.open((5 << 20) + 512, ExtentId(7), 2 << 20);
-        assert!(map.allocated_at(5 << 20).is_none());
-        assert!(map.allocated_at((5 << 20) + 1024).is_none());
-        let descriptor = map.allocated_at((5 << 20) + 512).expect("the block is allocated");
+        let map = map_of(64);
+        let ptr = BASE.offset((5 << 20) + 512);
+        assert!(map.find(ptr).is_none() && map.of_block(ExtentId(7)).is_none());
+        map.open(ptr, ExtentId(7), 2 << 20);
+        for other in [BASE.offset(5 << 20), ptr.offset(1), ptr.offset(512), DevicePtr::NULL] {
+            assert!(map.find(other).is_none() && map.find_soon(other).is_none());
+        }
+        let descriptor = map.find(ptr).expect("the block is allocated");
+        assert!(std::ptr::eq(map.of_block(ExtentId(7)).expect("it is allocated"), descriptor));
         assert_eq!(
             (descriptor.id(), descriptor.bytes(), descriptor.is_live()),
             (ExtentId(7), 2 << 20, false)
@@ -371,18 +280,44 @@ mod tests {
         assert!(!descriptor.is_plain(ptr));
         descriptor.make_live(ptr, 300);
         assert_eq!((descriptor.is_live(), descriptor.requested()), (true, 300));
-        let found = page_map.find(ptr).expect("the address lies in the range");
+        let found = map.find_soon(ptr).expect("it is the only one");
         assert!(found.is_plain(ptr) && std::ptr::eq(found, descriptor));
-        assert!(!descriptor.is_plain(base.offset(5 << 20)));
+        assert!(!descriptor.is_plain(BASE.offset(5 << 20)));
         descriptor.note_uses();
         assert!(descriptor.is_live() && !descriptor.is_plain(ptr));
         descriptor.set_label(9);
         let here = Place::of(&descriptor);
         descriptor.make_cached(here, 3);
         assert_eq!((descriptor.id(), descriptor.label(), descriptor.tick()), (ExtentId(7), 9, 3));
-        assert!(!descriptor.is_live() && map.allocated_at((5 << 20) + 512).is_some());
-        map.close((5 << 20) + 512);
-        assert!(map.allocated_at((5 << 20) + 512).is_none());
+        assert!(!descriptor.is_live() && map.find(ptr).is_some());
+        map.close(ExtentId(7));
+        assert!(map.find(ptr).is_none() && map.of_block(ExtentId(7)).is_none());
+    }
+
+    #[test]
+    fn every_block_is_found_however_many_come_and_go() {
+        let map = map_of(4);
+        let at = |id: u32| BASE.offset(u64::from(id) * 512);
+        let ids = |map: &PageMap| (0..1000).filter(|id| map.find(at(*id)).is_some()).collect::<Vec<_>>();
+        // With two chains at first, and with thousands later.
+        for id in 0..1000_u32 {
+            assert!(id % 100 != 4 || map.back(id as usize + 100));
+            map.open(at(id), ExtentId(id), 512);
+            assert_eq!(map.find(at(id)).map(BlockDescriptor::id), Some(ExtentId(id)));
+        }
+        assert_eq!(ids(&map), (0..1000).collect::<Vec<_>>());
+        let soon = (0..1000).filter(|id| map.find_soon(at(*id)).is_some()).count();
+        assert!(soon > 990, "{soon} of a thousand are the first or second of their chains");
+        (0..1000).filter(|id| id % 7 != 3).for_each(|id| map.close(ExtentId(id)));
+        let left: Vec<_> = (0..1000).filter(|id| id % 7 == 3).collect();
+        assert_eq!(ids(&map), left);
+        map.shrink(1000, std::iter::empty());
+        assert_eq!(ids(&map), left);
+        (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
+        map.shrink(8, [0..3, 4..8].into_iter());
+        assert_eq!((ids(&map), map.chains()), (vec![3], 32));
+        map.close(ExtentId(3));
+        assert_eq!(ids(&map), []);
     }
 
     #[test]
@@ -410,36 +345,16 @@ mod tests {
 
     #[test]
     fn no_address_matches_a_cached_block_or_one_with_uses() {
-        let base = DevicePtr::new(7 << 40);
-        let map = map(base, 1 << 30, 512);
-        let page_map = PageMap::default();
-        page_map.publish(base, 1 << 30, &map);
-        let ptr = base.offset(512);
-        map.open(512, ExtentId(1), 512);
+        let map = map_of(4);
+        let ptr = BASE.offset(512);
+        map.open(ptr, ExtentId(1), 512);
         // What the descriptor holds now, and would hold with uses, read as addresses.
-        for made_up in [Place::BETWEEN.0, ptr.raw() | USES, 0, u64::MAX] {
-            assert!(page_map.find(DevicePtr::new(made_up)).is_none());
+        for made_up in [Place::BETWEEN.0, ptr.raw() | ADDRESSES_END, 0, u64::MAX] {
+            assert!(map.find(DevicePtr::new(made_up)).is_none());
         }
-        // Neither does an address within the block.
-        assert!(!page_map.find(ptr).expect("in the range").is_plain(ptr));
-        page_map.find(ptr).expect("in the range").make_live(ptr, 512);
-        assert!(!page_map.find(ptr.offset(1)).expect("in the range").is_plain(ptr.offset(1)));
-    }
-
-    #[test]
-    fn a_part_of_a_range_has_the_ranges_numbers() {
-        let (start, page_map) = (DevicePtr::new(7 << 40), PageMap::default());
-        let window = map(start, 1 << 30, 512);
-        page_map.publish(start, 1 << 30, &window);
-        let part = |base: u64, bytes| window.part(start.offset(base), bytes);
-        assert!(part((1 << 30) - 512, 1024).is_none() && part(100, 512).is_none());
-        assert!(window.part(DevicePtr::new((7 << 40) - 512), 1024).is_none());
-        let [low, high] = [0, 1 << 20].map(|base| part(base, 1 << 20).expect("it lies within"));
-        low.open(1024, ExtentId(1), 512);
-        high.open(1024, ExtentId(2), 512);
-        let id = |at: u64| page_map.find(start.offset(at)).expect("in the range").id();
-        assert_eq!([id(1024), id((1 << 20) + 1024)], [ExtentId(1), ExtentId(2)]);
-        low.close(1024);
-        assert!(low.allocated_at(1024).is_none() && high.allocated_at(1024).is_some());
+        let descriptor = map.find(ptr).expect("it is allocated");
+        assert!(!descriptor.is_plain(ptr));
+        descriptor.make_live(ptr, 512);
+        assert!(descriptor.is_plain(ptr) && !descriptor.is_plain(ptr.offset(1)));
     }
 }

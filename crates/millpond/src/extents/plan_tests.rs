@@ -22,7 +22,7 @@ struct Happened {
 
 /// What the last plan that was carried out on this thread promises.
 fn planned() -> Option<Happened> {
-    let (steps, waits) = super::miss::CARRIED_OUT.take()?;
+    let (steps, waits) = super::arena::CARRIED_OUT.take()?;
     let count = |is: fn(&Step) -> bool| steps.iter().filter(|step| is(step)).count() as u64;
     Some(Happened {
         creates: count(|step| matches!(step, Step::Create { .. })),

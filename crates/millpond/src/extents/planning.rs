@@ -101,9 +101,7 @@ impl<'a> Planner<'a> {
                 _ => {}
             }
             let (first, end) = self.map.base_pages_in(id, (place.start, place.end));
-            if holes.try_reserve(1).is_err() {
-                return Err(self.map.no_room());
-            }
+            self.map.ensure(holes.try_reserve(1).is_ok())?;
             match holes.last_mut() {
                 Some(hole) if hole.1 == first => hole.1 = end,
                 _ => holes.push((first, end)),
@@ -135,10 +133,7 @@ impl<'a> Planner<'a> {
     /// The stream is to use what lies behind the fence.
     fn take_over(&self, plan: &mut Plan, fence: &Fence) -> Result<(), Refusal> {
         let is_ready = self.rules.is_ready(fence, self.request.stream);
-        if plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)) {
-            return Ok(());
-        }
-        Err(self.map.no_room())
+        self.map.ensure(plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)))
     }
 
     /// A donor's page leaves its extent.
@@ -171,9 +166,7 @@ impl<'a> Planner<'a> {
     }
 
     fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
-        if plan.steps.try_reserve(1).is_err() {
-            return Err(self.map.no_room());
-        }
+        self.map.ensure(plan.steps.try_reserve(1).is_ok())?;
         // A donor's extent; or what is unmapped, where a mapping could not be undone.
         plan.cuts += 2;
         plan.steps.push(step);

@@ -28,7 +28,7 @@ pub(super) fn look_up(map: &ExtentMap, ptr: DevicePtr) -> Pointer {
     #[cfg(test)]
     LOOKS.with(|looks| looks.set(looks.get() + 1));
     let Some((region, at)) = map.regions.find(ptr) else { return Pointer::Foreign };
-    match map.regions.allocated_at(region, at) {
+    match map.page_map.find(ptr) {
         Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
         Some(_) => Pointer::NotLive,
         None => look_inside(map, region, at >> map.layout.unit_shift()),
@@ -38,10 +38,9 @@ pub(super) fn look_up(map: &ExtentMap, ptr: DevicePtr) -> Pointer {
 /// For errors only: walks the region.
 #[cold]
 fn look_inside(map: &ExtentMap, region: u32, unit: u64) -> Pointer {
-    let head = map.regions.get(region).head;
-    let last = map.until(head, unit + 1).last().filter(|id| unit < map[*id].end());
-    match last.filter(|id| map.descriptor_of(*id).is_some_and(BlockDescriptor::is_live)) {
-        Some(id) => Pointer::Inside(map.address_of(id)),
-        None => Pointer::NotLive,
+    let id = map.extent_at(region, unit);
+    match map.page_map.of_block(id).is_some_and(BlockDescriptor::is_live) {
+        true => Pointer::Inside(map.address_of(id)),
+        false => Pointer::NotLive,
     }
 }

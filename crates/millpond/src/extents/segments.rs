@@ -3,7 +3,7 @@
 //!
 //! A segment is a region of one page, which never moves. It goes back to the driver when all of it is free.
 
-use super::extent::{Extent, ExtentId};
+use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
@@ -51,13 +51,11 @@ fn add(
     let bytes = base_pages * map.layout.base_page_bytes;
     let length = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
     // First, since nothing is held yet that would have to be given back.
-    let blank = map.make_room_for_segment(zone, bytes)?;
-    if !mapper.make_room_for(0, map.regions.next_id(), (0, base_pages)) {
-        return Err(map.no_room());
-    }
+    map.regions.make_room_for_one()?;
+    map.ensure(mapper.make_room_for(0, map.regions.next_id(), (0, base_pages)))?;
     let (page, base) =
         mapper.pages.take_segment(length, take).map_err(|error| Refusal::of_page(error, bytes))?;
-    let id = map.add_segment(base, bytes, zone, blank);
+    let id = map.enter_region((base, bytes), zone, ExtentState::Free);
     mapper.set_home(page, (map[id].region, 0));
     Ok(id)
 }

@@ -16,9 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// What is made writable together, but for the last.
 const PART: usize = 2 << 20;
 
-/// No shorter than a page of the host's.
-const HOST_PAGE: usize = 64 << 10;
-
 /// What an array can be made of.
 ///
 /// # Safety
@@ -44,13 +41,15 @@ unsafe impl<T: Blank> Send for Sparse<T> {}
 unsafe impl<T: Blank> Sync for Sparse<T> {}
 
 impl<T: Blank> Sparse<T> {
-    /// Elements in a part.
-    const IN_PART: usize = PART / size_of::<T>();
+    /// The part that an element lies in.
+    fn part_of(at: usize) -> usize {
+        at / (PART / size_of::<T>())
+    }
 
-    /// So many elements, all zeros. `None` where the process has not enough addresses left.
+    /// So many elements, at least one, all zeros. `None` where the process has not enough addresses left.
     pub(super) fn new(len: usize) -> Option<Self> {
         const { assert!(PART.is_multiple_of(size_of::<T>()) && align_of::<T>() <= 64) };
-        let bytes = len.checked_mul(size_of::<T>())?.checked_next_multiple_of(HOST_PAGE)?;
+        let bytes = len.checked_mul(size_of::<T>())?;
         let memory = Memory::reserve(bytes)?;
         let mut is_writable = Vec::new();
         is_writable.try_reserve_exact(bytes.div_ceil(PART)).ok()?;
@@ -78,7 +77,7 @@ impl<T: Blank> Sparse<T> {
     /// pool's lock.
     pub(super) fn back(&self, range: Range<usize>) -> bool {
         range.end <= self.len
-            && (range.start / Self::IN_PART..range.end.div_ceil(Self::IN_PART)).all(|part| {
+            && (Self::part_of(range.start)..=Self::part_of(range.end - 1)).all(|part| {
                 // Relaxed, here and below: written and read under the lock.
                 self.is_writable[part].load(Ordering::Relaxed) || self.back_slow(part)
             })
@@ -95,7 +94,7 @@ impl<T: Blank> Sparse<T> {
 
     /// Whether the element may be written. Under the pool's lock.
     pub(super) fn is_backed(&self, at: usize) -> bool {
-        self.is_writable.get(at / Self::IN_PART).is_some_and(|part| part.load(Ordering::Relaxed))
+        self.is_writable.get(Self::part_of(at)).is_some_and(|part| part.load(Ordering::Relaxed))
     }
 
     /// Gives back the host's memory of these elements, which nobody needs. Those on pages of their own read as zeros
@@ -116,6 +115,7 @@ mod mapped {
     #[cfg(target_os = "linux")]
     use rustix::mm::{Advice, madvise};
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+    use rustix::param::page_size;
 
     use super::PART;
 
@@ -127,6 +127,7 @@ mod mapped {
 
     impl Memory {
         pub(super) fn reserve(bytes: usize) -> Option<Self> {
+            let bytes = bytes.checked_next_multiple_of(page_size())?;
             // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
             let map = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::PRIVATE) };
             let start = NonNull::new(map.ok()?)?;
@@ -159,7 +160,7 @@ mod mapped {
         /// Gives the memory of whole pages in a range back to the system: they read as zeros.
         #[cfg(target_os = "linux")]
         pub(super) fn let_go(&self, Range { start, end }: Range<usize>) {
-            let page = rustix::param::page_size();
+            let page = page_size();
             let (start, end) = (start.next_multiple_of(page), end.min(self.bytes) / page * page);
             if start < end {
                 // SAFETY: within what was asked for.
@@ -201,7 +202,7 @@ mod allocated {
     impl Memory {
         pub(super) fn reserve(bytes: usize) -> Option<Self> {
             let layout = Layout::from_size_align(bytes, 64).ok()?;
-            // SAFETY: never of no bytes, since parts are not.
+            // SAFETY: never of no bytes, since an array has elements.
             let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
             Some(Self { start, layout })
         }
@@ -231,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    const IN_PART: usize = Sparse::<AtomicU32>::IN_PART;
+    const IN_PART: usize = PART / size_of::<AtomicU32>();
 
     fn of(len: usize) -> Sparse<AtomicU32> {
         Sparse::new(len).expect("there are addresses")

@@ -80,7 +80,7 @@ pub(crate) enum MapFailure {
 #[derive(Debug)]
 pub(crate) struct Pages {
     device: Arc<dyn Device>,
-    counters: Arc<Counters>,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) limits: Limits,
     base_page_bytes: u64,
     table: Vec<Option<Page>>,

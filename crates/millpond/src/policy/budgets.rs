@@ -9,6 +9,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(50);
 /// times: what they free meanwhile, or what comes free without them, is noticed then.
 pub(crate) const ROUND: Duration = Duration::from_millis(4);
 
+/// How often one request asks the other processes, as long as its time is not over.
+pub(crate) const ROUNDS: usize = 8;
+
 /// What takes another process some microseconds takes longer only if that process is stopped, or gone.
 pub(crate) const STEP: Duration = Duration::from_millis(1);
 

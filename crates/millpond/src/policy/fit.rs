@@ -11,6 +11,10 @@ pub(crate) const LOWEST_OF: usize = 1024;
 /// 1.0176, 32 to 1.0116, 64 to 1.0104, 128 to 1.0099, all to 1.0100.)
 pub(crate) const GROWTH_CANDIDATES: usize = 128;
 
+/// Free extents in the longest sorted list: a longer one is cut in two. To move half of them costs about as much as to find the
+/// place of one.
+pub(crate) const LONGEST_RUN: usize = 64;
+
 const _: () = assert!(CANDIDATES <= LOWEST_OF);
 
 /// Whether the best fit is taken for a large block: `rest` units are left over, and a base page has so many. No page of

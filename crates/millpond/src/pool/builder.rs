@@ -15,7 +15,7 @@ use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::{Device, PeerSet};
-use crate::extents::{Arena, Layout, Owner};
+use crate::extents::{Arena, Layout, Owner, Published};
 #[cfg(feature = "record")]
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
@@ -279,11 +279,11 @@ impl PoolBuilder {
         let total = device.properties().total_memory;
         let limits = Limits { hard_limit, headroom, budget: self.budget, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
-        let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        arena.publish(registry.ranges(), Owner { pool: number, memory: None });
+        let published = Published::new(registry.ranges().clone(), Owner { pool: number, memory: None });
+        let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
         let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes

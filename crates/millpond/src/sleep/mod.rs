@@ -27,13 +27,14 @@ pub use asleep::Keep;
 use copies::{Copies, Mark};
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
-use crate::core::making_room::{MOST_ASKED, ask_processes, out_of_memory_awaking, trim_others};
+use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::Refusal;
 use crate::lock::Mutex;
 use crate::physical::{Budget, Shortage};
 use crate::pinned::PinnedMemory;
+use crate::policy::budgets::ROUNDS;
 use crate::process::OfProcess;
 use crate::{Error, Result};
 
@@ -254,7 +255,7 @@ impl Sleeper {
     fn wake(&mut self, core: &Core) -> Result<Option<Shortage>> {
         let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
         let mut short = None;
-        for asked in 0..=MOST_ASKED {
+        for asked in 0..=ROUNDS {
             let Err(refusal) = self.wake_under_lock(core, &mut core.state.lock()) else {
                 core.gate.open();
                 return Ok(None);

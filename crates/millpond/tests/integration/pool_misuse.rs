@@ -134,7 +134,7 @@ fn sizes_that_overflow_are_refused() {
         text,
         "18446744073709551615 bytes are more than an address can hold: check how the size is computed"
     );
-    for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, (1 << 56) + 1] {
+    for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, (1 << 62) + 1] {
         let error = bench.refused(|| bench.pool.alloc(bytes, &bench.stream));
         assert_eq!(error, Error::SizeOverflow { bytes, count: 1 });
         let error = bench.refused(|| bench.pool.alloc_aligned(bytes, 4096, &bench.stream));
