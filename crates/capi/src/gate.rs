@@ -66,8 +66,8 @@ impl Gate {
         }
         let mut state = self.state.lock();
         state.is_shut = true;
-        if INSIDE.get() == 0 {
-            drop(self.left.wait_while(state, |state| state.inside > 0));
+        while INSIDE.get() == 0 && state.inside > 0 {
+            state = self.left.wait(state);
         }
     }
 }

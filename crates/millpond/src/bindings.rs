@@ -109,7 +109,8 @@ pub unsafe fn with_buffer<R>(
     call: impl FnOnce(&mut Buffer<u8>) -> Result<R>,
 ) -> Result<R> {
     // SAFETY: the caller's promise.
-    let mut buffer = ManuallyDrop::new(unsafe { Buffer::of_block(what, (pool, ptr, bytes), stream) }?);
+    let mut buffer =
+        ManuallyDrop::new(unsafe { Buffer::of_block(what, (pool, ptr, bytes as usize), stream) }?);
     let result = call(&mut buffer);
     // Without a free. After a panic, pool and stream just stay.
     ManuallyDrop::into_inner(buffer).into_raw();

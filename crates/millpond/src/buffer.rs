@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Pod;
 
 use crate::core::{Core, freeing};
-use crate::device::{Advice, DeviceError, DevicePtr, MemoryKind, Place, Residency};
+use crate::device::{Advice, DeviceError, DevicePtr, MemoryKind, Place, Residency, StreamHandle};
 use crate::kinds::managed;
 use crate::order::Stream;
 use crate::pool::Pool;
@@ -59,21 +59,10 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
     pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let ptr = pool.alloc(byte_len::<T>(len)?, stream)?;
-        Ok(Self::over(pool, ptr, len, stream))
-    }
-
-    /// As [`new`](Self::new), at a multiple of `align` bytes, as [`Pool::alloc_aligned`] has it.
-    pub(crate) fn aligned(pool: &Pool, len: usize, align: u64, stream: &Stream) -> Result<Self> {
-        let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align, stream)?;
-        Ok(Self::over(pool, ptr, len, stream))
+        Ok(Self::over_block(pool.inner(), ptr, len, stream))
     }
 
     /// Over a block of the pool, which nobody else has.
-    fn over(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
-        Self::over_block(pool.inner(), ptr, len, stream)
-    }
-
-    /// As [`over`](Self::over), of a pool that may have no handle.
     pub(crate) fn over_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
         let (pool, stream) = (pool.clone(), stream.clone());
         let (read_elsewhere, advised) = Default::default();
@@ -142,10 +131,7 @@ impl<T: Pod> Buffer<T> {
     /// The device's own.
     pub fn set_zero(&mut self) -> Result<()> {
         if self.byte_len() > 0 {
-            self.pool.check_process()?;
-            let handle = self.stream.handle_here()?;
-            self.order_after_reads()?;
-            let _awake = self.pool.stay_awake()?;
+            let (handle, _awake) = self.begin_write()?;
             // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
             unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), handle) }?;
         }
@@ -159,13 +145,11 @@ impl<T: Pod> Buffer<T> {
     /// which goes on: a graph would read the slice again at each replay.
     pub fn copy_from_slice(&mut self, from: &[T]) -> Result<()> {
         if from.len() != self.len {
-            return Err(Pool::length_mismatch("Buffer::copy_from_slice", from.len(), self.len));
+            let what = "Buffer::copy_from_slice";
+            return Err(Error::LengthMismatch { what, found: from.len(), expected: self.len });
         }
         if self.byte_len() > 0 {
-            self.pool.check_process()?;
-            let handle = self.stream.handle_here()?;
-            self.order_after_reads()?;
-            let _awake = self.pool.stay_awake()?;
+            let (handle, _awake) = self.begin_write()?;
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
             unsafe {
@@ -182,7 +166,8 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::LengthMismatch`], or the device's own.
     pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
         if to.len() != self.len {
-            return Err(Pool::length_mismatch("Buffer::copy_to_slice", to.len(), self.len));
+            let what = "Buffer::copy_to_slice";
+            return Err(Error::LengthMismatch { what, found: to.len(), expected: self.len });
         }
         if self.byte_len() > 0 {
             self.pool.check_process()?;
@@ -224,7 +209,8 @@ impl<T: Pod> Buffer<T> {
     /// a stream that is being captured; the capture goes on.
     pub fn copy_from(&mut self, from: &Self) -> Result<()> {
         if from.len != self.len {
-            return Err(Pool::length_mismatch("Buffer::copy_from", from.len, self.len));
+            let what = "Buffer::copy_from";
+            return Err(Error::LengthMismatch { what, found: from.len, expected: self.len });
         }
         if self.byte_len() == 0 {
             return Ok(());
@@ -233,9 +219,8 @@ impl<T: Pod> Buffer<T> {
         if from.pool.check_stream(&self.stream).is_err() {
             return self.copy_from_device(from);
         }
-        let handle = self.stream.handle_here()?;
-        self.order_after_reads()?;
-        let _awake = (self.pool.stay_awake()?, from.pool.stay_awake()?);
+        let (handle, _awake) = self.begin_write()?;
+        let _from_awake = from.pool.stay_awake()?;
         let elsewhere = from.stream.id() != self.stream.id();
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
@@ -267,12 +252,11 @@ impl<T: Pod> Buffer<T> {
         let Some((source, own)) = from.pool.device().peer_id().zip(self.pool.device().peer_id()) else {
             return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
         };
-        let handle = self.stream.handle_here()?;
         for stream in [&self.stream, &from.stream] {
             stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;
         }
-        self.order_after_reads()?;
-        let _awake = (self.pool.stay_awake()?, from.pool.stay_awake()?);
+        let (handle, _awake) = self.begin_write()?;
+        let _from_awake = from.pool.stay_awake()?;
         self.stream.wait_for(&from.stream)?;
         let (copying, has_access) = peers::begin_copy_to(&from.pool, from.ptr, own)?;
         let is_on_host = |pool: &Core| pool.device().properties().memory != MemoryKind::Device;
@@ -481,10 +465,12 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// [`Error::NotManaged`] for other memory, or the device's own.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        managed::needs_managed(&self.pool, "Buffer::advise")?;
+        let given = managed::advise(&self.pool, "Buffer::advise", self.ptr, &[advice]);
         // Also where it fails, when part of it may hold. Relaxed: who drops the buffer has it alone, and comes after this.
-        self.advised.store(true, Ordering::Relaxed);
-        managed::advise(&self.pool, "Buffer::advise", self.ptr, &[advice])
+        if !matches!(given, Err(Error::NotManaged { .. })) {
+            self.advised.store(true, Ordering::Relaxed);
+        }
+        given
     }
 
     /// Where the buffer's [managed memory](crate::Context::managed) was last prefetched to, maybe by an earlier owner of it, and
@@ -541,13 +527,17 @@ impl<T: Pod> Buffer<T> {
         Err(Error::NotPinned { what, pool: self.pool.name_of() })
     }
 
-    /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
-    fn order_after_reads(&mut self) -> Result<()> {
-        if *self.read_elsewhere.get_mut() && !self.ptr.is_null() {
+    /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams. Returns the
+    /// stream's handle, and what keeps the pool awake meanwhile.
+    fn begin_write(&self) -> Result<(StreamHandle, impl Sized + use<'_, T>)> {
+        self.pool.check_process()?;
+        let handle = self.stream.handle_here()?;
+        // Relaxed, both: who writes to the buffer has it alone.
+        if self.read_elsewhere.load(Ordering::Relaxed) && !self.ptr.is_null() {
             freeing::order_after_uses(&self.pool, self.ptr, Some(&self.stream))?;
-            *self.read_elsewhere.get_mut() = false;
+            self.read_elsewhere.store(false, Ordering::Relaxed);
         }
-        Ok(())
+        Ok((handle, self.pool.stay_awake()?))
     }
 
     /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].
@@ -555,9 +545,6 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// [`Error::WrongDevice`] for a stream of a device that cannot work together with the buffer's.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
-        if self.ptr.is_null() {
-            return Ok(());
-        }
         peers::record_use(&self.pool, self.ptr, stream)
     }
 
@@ -585,33 +572,27 @@ impl<T: Pod> Buffer<T> {
     /// # Safety
     /// Nobody else frees the block or makes it a buffer, and `stream` is ordered after all work on it.
     pub unsafe fn from_raw(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Result<Self> {
-        let bytes = byte_len::<T>(len)?;
-        let held = pool.size_of(ptr)?;
-        if bytes > held {
-            let fit = held as usize / size_of::<T>().max(1);
-            return Err(Pool::length_mismatch("Buffer::from_raw", len, fit));
-        }
-        pool.inner().check_stream(stream)?;
-        Ok(Self::over(pool, ptr, len, stream))
+        // SAFETY: the caller's promise.
+        unsafe { Self::of_block("Buffer::from_raw", (pool, ptr, len), stream) }
     }
-}
 
-impl Buffer<u8> {
-    /// As [`from_raw`](Self::from_raw), where nobody knows whether copies on other streams read the block.
+    /// As [`from_raw`](Self::from_raw), for the call that is named. Recorded uses need not be ordered before `stream`.
     ///
     /// # Safety
     /// As for [`from_raw`](Self::from_raw), but for copies whose use was recorded.
     pub(crate) unsafe fn of_block(
         what: &'static str,
-        (pool, ptr, bytes): (&Pool, DevicePtr, u64),
+        (pool, ptr, len): (&Pool, DevicePtr, usize),
         stream: &Stream,
     ) -> Result<Self> {
-        let held = pool.size_of(ptr)?;
+        let (bytes, held) = (byte_len::<T>(len)?, pool.size_of(ptr)?);
         if bytes > held {
-            return Err(Pool::length_mismatch(what, bytes as usize, held as usize));
+            let expected = held as usize / size_of::<T>().max(1);
+            return Err(Error::LengthMismatch { what, found: len, expected });
         }
         pool.inner().check_stream(stream)?;
-        let mut buffer = Self::over(pool, ptr, bytes as usize, stream);
+        let mut buffer = Self::over_block(pool.inner(), ptr, len, stream);
+        // Nobody knows whether copies on other streams read it.
         *buffer.read_elsewhere.get_mut() = true;
         Ok(buffer)
     }
@@ -625,7 +606,7 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
         if *self.advised.get_mut()
-            && let Err(error) = managed::take_back_advice(&self.pool, "Buffer", self.ptr)
+            && let Err(error) = managed::advise(&self.pool, "Buffer", self.ptr, &Advice::TAKEN_BACK)
             && error != Error::Forked
         {
             tracing::error!(%error, "advice could not be taken back: the next owner of the memory has it");

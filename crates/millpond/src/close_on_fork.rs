@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use crate::process::{self, OfProcess};
 
-/// Numbers that can be noted: what Linux allows a process by default (`fs.nr_open`).
-const NUMBERS: usize = 1 << 20;
+/// Descriptors of a process, of which each can be noted: what Linux allows by default (`fs.nr_open`).
+pub(crate) const MOST_DESCRIPTORS: usize = 1 << 20;
 
 /// How often a descriptor is opened anew because of forks, a millisecond apart.
 const TURNS: u32 = 1000;
 
 /// Which numbers are noted. Sequentially consistent throughout: all of it is rare.
-static NOTED: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+static NOTED: [AtomicU64; MOST_DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; MOST_DESCRIPTORS / 64];
 
 /// Words of [`NOTED`] that were ever used, from the first on.
 static USED: AtomicUsize = AtomicUsize::new(0);

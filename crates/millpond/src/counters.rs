@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::stats::{DeviceCalls, Level, Stats};
 
-/// A count that only goes up. Written by one thread at a time.
+/// A count that only goes up.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -17,18 +17,8 @@ impl Count {
         self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A count that only goes up, written by any thread.
-#[derive(Debug, Default)]
-pub(crate) struct SharedCount(AtomicU64);
-
-impl SharedCount {
-    pub(crate) fn add(&self, n: u64) {
-        // Relaxed: as for `Count`.
+    /// As [`add`](Self::add), for a count that any thread writes.
+    pub(crate) fn add_without_lock(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
@@ -84,19 +74,23 @@ pub(crate) struct Counted {
     pub(crate) frees: u64,
 }
 
-/// Device calls by kind; see [`DeviceCalls`].
-#[derive(Debug, Default)]
-pub(crate) struct CallCounts {
-    pub(crate) reserve: Count,
-    pub(crate) unreserve: Count,
-    pub(crate) create: Count,
-    pub(crate) map: Count,
-    pub(crate) set_access: Count,
-    pub(crate) unmap: Count,
-    pub(crate) release: Count,
-    pub(crate) alloc: Count,
-    pub(crate) free: Count,
+macro_rules! define_calls {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Device calls by kind; see [`DeviceCalls`].
+        #[derive(Debug, Default)]
+        pub(crate) struct CallCounts {
+            $(pub(crate) $name: Count,)*
+        }
+
+        impl CallCounts {
+            fn get(&self) -> DeviceCalls {
+                DeviceCalls { $($name: self.$name.get(),)* }
+            }
+        }
+    };
 }
+
+crate::list_of_device_calls!(define_calls);
 
 /// See [`Stats`] for what each one means.
 #[derive(Debug, Default)]
@@ -107,7 +101,7 @@ pub(crate) struct Counters {
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
     /// Those that were made without the lock; counted among the others.
-    pub(crate) stream_waits_without_lock: SharedCount,
+    pub(crate) stream_waits_without_lock: Count,
     pub(crate) pages_remapped: Count,
     pub(crate) retries: Count,
     pub(crate) out_of_memory: Count,
@@ -124,7 +118,6 @@ impl Counters {
 
     /// The statistics, with what threads count themselves.
     pub(crate) fn stats(&self, counted: Counted) -> Stats {
-        let calls = &self.calls;
         let misses = self.misses.get();
         Stats {
             requested: counted.requested,
@@ -141,17 +134,7 @@ impl Counters {
             out_of_memory: self.out_of_memory.get(),
             double_frees: 0,
             asleep: self.asleep.current(),
-            calls: DeviceCalls {
-                reserve: calls.reserve.get(),
-                unreserve: calls.unreserve.get(),
-                create: calls.create.get(),
-                map: calls.map.get(),
-                set_access: calls.set_access.get(),
-                unmap: calls.unmap.get(),
-                release: calls.release.get(),
-                alloc: calls.alloc.get(),
-                free: calls.free.get(),
-            },
+            calls: self.calls.get(),
         }
     }
 

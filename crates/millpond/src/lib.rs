@@ -77,6 +77,7 @@ mod host;
 mod kinds;
 pub mod live;
 mod lock;
+mod mapped;
 #[cfg(not(feature = "record"))]
 mod no_record;
 #[cfg(feature = "record")]
@@ -84,8 +85,10 @@ mod nvtx;
 mod open_file;
 mod order;
 mod out_of_memory;
+mod peer;
 mod peers;
 mod physical;
+mod pinned;
 mod policy;
 mod pool;
 mod process;

@@ -11,7 +11,6 @@
 //! interrupted by a signal, whose handler came back here. There the process [ends](end_interrupted) and says why.
 
 use std::ops::{Deref, DerefMut};
-#[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{self, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -20,7 +19,6 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     /// Before the lock: nobody else has it when this goes.
-    #[cfg(debug_assertions)]
     held: Held<'a>,
     guard: sync::MutexGuard<'a, T>,
 }
@@ -47,85 +45,70 @@ impl<'a, T> MutexGuard<'a, T> {
         self,
         wait: impl FnOnce(sync::MutexGuard<'a, T>) -> sync::MutexGuard<'a, T>,
     ) -> MutexGuard<'a, T> {
-        #[cfg(debug_assertions)]
         let holder = self.held.0;
-        #[cfg(debug_assertions)]
         drop(self.held);
         let guard = wait(self.guard);
-        MutexGuard {
-            #[cfg(debug_assertions)]
-            held: holder.hold(),
-            guard,
-        }
+        MutexGuard { held: holder.hold(), guard }
     }
 }
 
-/// The thread that holds a lock, by the address of something of its own; 0 for none.
-#[cfg(debug_assertions)]
+/// The thread that holds a lock, by the address of something of its own; 0 for none, and in release builds.
 #[derive(Debug, Default)]
 struct Holder(AtomicUsize);
 
-#[cfg(debug_assertions)]
 #[derive(Debug)]
 struct Held<'a>(&'a Holder);
 
-#[cfg(debug_assertions)]
 impl Holder {
-    const fn nobody() -> Self {
-        Self(AtomicUsize::new(0))
-    }
-
     fn this_thread() -> usize {
         thread_local!(static OWN: u8 = const { 0 });
         OWN.with(|own| std::ptr::from_ref(own).addr())
     }
 
     // Relaxed, all: a thread asks for what it wrote itself. What others wrote is not its address.
+    #[inline]
     fn hold(&self) -> Held<'_> {
-        self.0.store(Self::this_thread(), Ordering::Relaxed);
+        if cfg!(debug_assertions) {
+            self.0.store(Self::this_thread(), Ordering::Relaxed);
+        }
         Held(self)
     }
 
+    #[inline]
     fn is_this_thread(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == Self::this_thread()
+        cfg!(debug_assertions) && self.0.load(Ordering::Relaxed) == Self::this_thread()
     }
 }
 
-#[cfg(debug_assertions)]
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.0.store(0, Ordering::Relaxed);
+        if cfg!(debug_assertions) {
+            self.0.0.store(0, Ordering::Relaxed);
+        }
     }
 }
 
 /// Says that a signal's handler came back to where the thread was interrupted, and ends the process. Without memory and
 /// locks: the handler may have interrupted anything.
-#[cfg(debug_assertions)]
 #[cold]
 pub(crate) fn end_interrupted() -> ! {
     const WHY: &str = "millpond: a signal handler called the pool while the thread that it interrupted was inside. This is not \
                        allowed: a release build hangs here, or counts wrong. Set a flag in the handler, and allocate or \
                        free after it.\n";
-    #[cfg(unix)]
     // SAFETY: the text is readable for its length.
     unsafe {
         libc::write(libc::STDERR_FILENO, WHY.as_ptr().cast(), WHY.len());
     }
-    #[cfg(not(unix))]
-    eprint!("{WHY}");
     std::process::abort()
 }
 
 /// While it lives, nobody writes.
 pub(crate) type RwLockReadGuard<'a, T> = sync::RwLockReadGuard<'a, T>;
 
-/// While it lives, nobody else reads or writes.
-pub(crate) type RwLockWriteGuard<'a, T> = sync::RwLockWriteGuard<'a, T>;
-
 /// See [`std::sync::Mutex`].
 #[derive(Debug, Default)]
 pub struct Mutex<T> {
-    #[cfg(debug_assertions)]
     holder: Holder,
     lock: sync::Mutex<T>,
 }
@@ -133,25 +116,16 @@ pub struct Mutex<T> {
 impl<T> Mutex<T> {
     /// A lock that nobody holds.
     pub const fn new(value: T) -> Self {
-        Self {
-            #[cfg(debug_assertions)]
-            holder: Holder::nobody(),
-            lock: sync::Mutex::new(value),
-        }
+        Self { holder: Holder(AtomicUsize::new(0)), lock: sync::Mutex::new(value) }
     }
 
     fn guard<'a>(&'a self, guard: sync::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        MutexGuard {
-            #[cfg(debug_assertions)]
-            held: self.holder.hold(),
-            guard,
-        }
+        MutexGuard { held: self.holder.hold(), guard }
     }
 
     /// Waits until nobody holds the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        #[cfg(debug_assertions)]
         if self.holder.is_this_thread() {
             end_interrupted();
         }
@@ -186,11 +160,6 @@ impl<T> Mutex<T> {
     pub fn get_mut(&mut self) -> &mut T {
         self.lock.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Without the lock, as for [`get_mut`](Self::get_mut).
-    pub fn into_inner(self) -> T {
-        self.lock.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// See [`std::sync::RwLock`].
@@ -211,13 +180,8 @@ impl<T> RwLock<T> {
 
     /// Waits until nobody reads or writes.
     #[inline]
-    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+    pub fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Without the lock: nobody else has a reference.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -239,15 +203,6 @@ impl Condvar {
     /// As [`wait`](Self::wait), for so long at most.
     pub fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, patience: Duration) -> MutexGuard<'a, T> {
         guard.without(|guard| self.0.wait_timeout(guard, patience).unwrap_or_else(PoisonError::into_inner).0)
-    }
-
-    /// As [`wait`](Self::wait), until this is no longer so.
-    pub fn wait_while<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        is_so: impl FnMut(&mut T) -> bool,
-    ) -> MutexGuard<'a, T> {
-        guard.without(|guard| self.0.wait_while(guard, is_so).unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Wakes one who waits.

@@ -117,34 +117,30 @@ impl OutOfMemory {
 
     /// What was requested, and what stood in the way, by the name of the setting.
     fn cause(&self) -> String {
-        let (requested, owner) = (self.requested, self.owner());
+        let (requested, owner) = (HumanBytes(self.requested), self.owner());
         let (what, limit) = match self.limit {
             Limit::HardLimit(limit) => ("hard_limit is", limit),
-            Limit::Budget { limit, .. } if requested > limit => ("the budget is", limit),
-            Limit::Budget { limit, held } => {
+            Limit::Budget { limit, held } if self.requested <= limit => {
                 let (held, limit) = (HumanBytes(held), HumanBytes(limit));
-                let requested = HumanBytes(requested);
                 return format!("{requested} requested, but the pools of its budget hold {held} of {limit}");
             }
+            Limit::Budget { limit, .. } => ("the budget is", limit),
             Limit::Headroom(headroom) => {
-                let (requested, headroom) = (HumanBytes(requested), HumanBytes(headroom));
+                let headroom = HumanBytes(headroom);
                 return format!("{requested} requested, but headroom keeps {headroom} of the {owner} free");
             }
-            Limit::Device if requested > self.device_total => (
-                if owner == "host" { "the whole host has" } else { "the whole device has" },
-                self.device_total,
-            ),
-            Limit::Device => {
-                let (requested, free) = (HumanBytes(requested), HumanBytes(self.device_free));
+            Limit::Device if self.requested <= self.device_total => {
+                let free = HumanBytes(self.device_free);
                 return format!("{requested} requested, but the {owner} has {free} free");
             }
+            Limit::Device if owner == "host" => ("the whole host has", self.device_total),
+            Limit::Device => ("the whole device has", self.device_total),
         };
-        let texts = [requested, limit].map(|bytes| HumanBytes(bytes).to_string());
         // Two figures that read the same would not say why.
-        if texts[0] == texts[1] {
-            return format!("{requested} bytes requested, but {what} {limit} bytes");
+        if requested.to_string() == HumanBytes(limit).to_string() {
+            return format!("{} bytes requested, but {what} {limit} bytes", self.requested);
         }
-        format!("{} requested, but {what} {}", texts[0], texts[1])
+        format!("{requested} requested, but {what} {}", HumanBytes(limit))
     }
 
     /// How much to free in the pool; `None` where nothing is live.

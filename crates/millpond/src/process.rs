@@ -193,6 +193,7 @@ impl Listeners {
 /// the parent may be locked by a thread that is gone, or half written. What the parent had stays in memory.
 #[derive(Debug)]
 pub struct PerProcess<T> {
+    make: fn() -> T,
     /// Leaked.
     present: AtomicPtr<Made<T>>,
 }
@@ -205,20 +206,27 @@ struct Made<T> {
     _before: *mut Made<T>,
 }
 
-impl<T> PerProcess<T> {
+impl<T: Default> PerProcess<T> {
     /// One that nobody asked for yet.
     pub const fn new() -> Self {
-        Self { present: AtomicPtr::new(ptr::null_mut()) }
+        Self::with(T::default)
     }
 }
 
-impl<T> Default for PerProcess<T> {
+impl<T: Default> Default for PerProcess<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+impl<T> PerProcess<T> {
+    /// One that nobody asked for yet, made by this.
+    pub(crate) const fn with(make: fn() -> T) -> Self {
+        Self { make, present: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+impl<T: Send + Sync + 'static> PerProcess<T> {
     /// The present process's.
     #[inline]
     pub fn get(&self) -> &'static T {
@@ -238,7 +246,7 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
         if let Some(made) = unsafe { before.as_ref() }.filter(|made| made.process == process) {
             return &made.value;
         }
-        let new = Box::into_raw(Box::new(Made { process, value: T::default(), _before: before }));
+        let new = Box::into_raw(Box::new(Made { process, value: (self.make)(), _before: before }));
         // Release: whoever sees it sees what is in it. Acquire: so does this thread, where another one was first. No lock:
         // a fork may come in between.
         match self.present.compare_exchange(before, new, Ordering::Release, Ordering::Acquire) {

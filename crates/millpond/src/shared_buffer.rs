@@ -1,9 +1,11 @@
 //! Buffers that several processes use.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 
 use crate::order::Stream;
-use crate::pool::{Context, OpenedBlock, open_block};
+use crate::pool::Context;
 use crate::sharing::{Received, Shared, SharedEvent};
 use crate::{Buffer, Error, Result};
 
@@ -50,18 +52,19 @@ impl Context {
     /// what no [`Buffer::share`] made. [`Error::OwnerGone`] where the process that shared it is gone, or has ended the sharing
     /// before this process began. [`Error::WrongDevice`] for a stream of another context. Else the device's own.
     pub fn open_shared<T: Pod>(&self, received: Received, stream: &Stream) -> Result<Opened<T>> {
-        let here = size_of::<T>();
-        let OpenedBlock { pool, ptr, bytes, event } = open_block(self, received, stream, |token| {
-            let shared = token.element_size();
-            // Bytes are elements of any size, and the other way round.
-            let fits = here > 0 && token.byte_len().is_multiple_of(here as u64);
-            if here == shared || fits && (here == 1 || shared == 1) {
-                return Ok(());
-            }
+        let (here, others) = (size_of::<T>(), self.of_others()?);
+        if !Arc::ptr_eq(stream.timelines(), self.timelines()) {
+            return Err(Error::WrongDevice { what: "stream", pool: others.pool.name_of() });
+        }
+        let (shared, bytes) = (received.token().element_size(), received.token().byte_len());
+        // Bytes are elements of any size, and the other way round.
+        let fits = here > 0 && bytes.is_multiple_of(here as u64) && (here == 1 || shared == 1);
+        if here != shared && !fits {
             let why = format!("its elements have {shared} bytes, and those asked for {here}");
-            Err(Error::BadToken { why })
-        })?;
-        let buffer = Buffer::over_block(&pool, ptr, bytes as usize / here, stream);
+            return Err(Error::BadToken { why });
+        }
+        let (ptr, event) = others.open(received, stream)?;
+        let buffer = Buffer::over_block(&others.pool, ptr, bytes as usize / here, stream);
         Ok(Opened { buffer, event })
     }
 }

@@ -1,6 +1,5 @@
 //! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
 
-use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
@@ -8,6 +7,7 @@ use bytemuck::Pod;
 use crate::buffer::Buffer;
 use crate::device::DevicePtr;
 use crate::order::Stream;
+use crate::policy::options::ALIGNMENT;
 use crate::pool::Pool;
 use crate::{Error, Result};
 
@@ -28,23 +28,11 @@ use crate::{Error, Result};
 /// }
 /// # Ok::<(), millpond::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
     high: u64,
-}
-
-/// What a workspace hands out starts at a multiple of so many bytes, whatever the pool's minimum.
-const ALIGNMENT: u64 = 512;
-
-impl fmt::Debug for Workspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Workspace")
-            .field("ptr", &self.block.ptr())
-            .field("used", &self.used())
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Memory of a [`Workspace`], until its next [reset](Workspace::reset). [`Workspace::alloc`] returns it.
@@ -72,7 +60,9 @@ impl Workspace {
     /// Those of [`Pool::alloc`].
     pub fn new(pool: &Pool, bytes: u64, stream: &Stream) -> Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| Error::SizeOverflow { bytes, count: 1 })?;
-        let block = Buffer::aligned(pool, len, ALIGNMENT, stream)?;
+        // Whatever the pool's minimum is.
+        let ptr = pool.alloc_aligned(bytes, ALIGNMENT, stream)?;
+        let block = Buffer::over_block(pool.inner(), ptr, len, stream);
         Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }
 

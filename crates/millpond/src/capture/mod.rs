@@ -1,6 +1,5 @@
 //! `capture/`: captures as programs hold them: whose memory it is, and while it is allocated from.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,19 +35,13 @@ use crate::{Error, Result};
 /// assert!(memory.reserved() > 0); // kept for replays of the graph
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct CapturePool {
     claim: Arc<Claim>,
 }
 
-impl fmt::Debug for CapturePool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Claim { pool, id } = &*self.claim;
-        f.debug_struct("CapturePool").field("pool", &pool.name).field("id", &id.0).finish()
-    }
-}
-
 /// The right to find the memory as it was left.
+#[derive(Debug)]
 struct Claim {
     pool: Arc<Core>,
     id: ArenaId,
@@ -137,17 +130,18 @@ impl CapturePool {
     /// # Errors
     /// Those of [`begin`](Self::begin).
     pub fn begin_where(&self, takes: impl Fn(&Stream) -> bool + Send + Sync + 'static) -> Result<Capturing> {
-        self.begin_filtered(Arc::new(takes))
-    }
-
-    fn begin_filtered(&self, takes: Arc<Filter>) -> Result<Capturing> {
         let Claim { pool, id } = &*self.claim;
         pool.check_process()?;
         pool.check_not_destroyed(&pool.state.lock())?;
         let under_way = UnderWay::begin(pool);
-        if !begin_route(pool, *id, &takes) {
+        let takes: Arc<Filter> = Arc::new(takes);
+        let mut state = pool.state.lock();
+        if !pool.routes.add(*id, &takes) {
+            drop(state);
             return Err(Error::CaptureUnderWay { pool: pool.name_of() });
         }
+        pool.pause_caches(&mut state);
+        drop(state);
         Ok(Capturing { memory: self.clone(), _under_way: under_way })
     }
 
@@ -210,28 +204,12 @@ impl Drop for Capturing {
         if !pool.is_here() {
             return;
         }
-        if let Some(route) = end_route(pool, *id) {
-            route.close_ticks();
-        }
+        let mut state = pool.state.lock();
+        let route = pool.routes.remove(*id);
+        pool.resume_caches(&mut state);
+        drop(state);
+        route.iter().for_each(Route::close_ticks);
     }
-}
-
-/// Sends allocations that `takes` speaks for to the memory; `false` where some go there already.
-fn begin_route(core: &Core, to: ArenaId, takes: &Arc<Filter>) -> bool {
-    let mut state = core.state.lock();
-    let is_added = core.routes.add(to, takes);
-    if is_added {
-        core.pause_caches(&mut state);
-    }
-    is_added
-}
-
-/// Undoes [`begin_route`].
-fn end_route(core: &Core, to: ArenaId) -> Option<Route> {
-    let mut state = core.state.lock();
-    let route = core.routes.remove(to);
-    core.resume_caches(&mut state);
-    route
 }
 
 #[cfg(test)]

@@ -185,7 +185,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
     let seen = core.caches.find_of_other_stream(bytes, stream)?;
     match core.timelines.admit(&Fence::at(seen.0, seen.1), stream.timeline(), core.reuse.get()) {
         Ok(Admission::Ready) => {}
-        Ok(Admission::Waits) => core.counters.stream_waits_without_lock.add(1),
+        Ok(Admission::Waits) => core.counters.stream_waits_without_lock.add_without_lock(1),
         Ok(Admission::Refused) => return None,
         Err(error) => {
             tracing::warn!(%error, "a stream could not be ordered after another");

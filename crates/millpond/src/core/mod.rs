@@ -42,5 +42,4 @@ pub(crate) use limits::others;
 pub(crate) use pool_core::{Core, PoolState};
 pub(crate) use registry::{Registered, Registry};
 pub(crate) use routes::{Filter, Route, Routes};
-#[cfg(feature = "record")]
 pub(crate) use wrapping::Wrapping;

@@ -2,25 +2,33 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
+use crate::pinned::PinnedMemory;
 
-/// What canaries are made of.
-pub(super) const CANARY: u8 = 0xCA;
+/// What memory is filled with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Fill {
+    /// Redzones.
+    Canary = 0xCA,
+    /// Fresh memory: a large negative number in most types.
+    Fresh = 0xFA,
+    /// Freed memory.
+    Freed = 0xFD,
+    /// Either, if so asked. In each floating-point type, of whatever length, a number of these bytes is not a number.
+    Nan = 0xFF,
+}
 
 /// Bytes of a redzone, at most: a page may end before.
 pub(super) const REDZONE: u64 = 512;
 
-/// Bytes of pinned memory that are taken at once, and that poison is read in.
-const SEGMENT: u64 = 1 << 20;
+/// The canaries of one block.
+type Canaries = [u8; 2 * REDZONE as usize];
 
-/// Room for the canaries of one block.
-const SLOT: u64 = 2 * REDZONE;
-
-/// Pinned memory for the canaries of one block, which a copy may be writing to.
+/// Pinned memory for canaries, which a copy may be writing to.
 #[derive(Debug)]
-pub(super) struct Slot(NonNull<u8>);
+pub(super) struct Slot(NonNull<Canaries>);
 
 // SAFETY: an address, which one owner has.
 unsafe impl Send for Slot {}
@@ -28,18 +36,18 @@ unsafe impl Send for Slot {}
 /// Pinned memory, and a stream that reads poison.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
-    pinned: Option<Arc<dyn Device>>,
-    segments: Vec<DevicePtr>,
+    pinned: PinnedMemory,
     free: Vec<Slot>,
-    /// Where poison is read to.
-    window: Option<(StreamHandle, DevicePtr)>,
+    /// Where poison is read to, and its bytes.
+    window: Option<(StreamHandle, (DevicePtr, u64))>,
 }
 
 /// Bytes that are not as they should be: the first of them, how many, and what they are.
 pub(super) type Changed = (u64, u64, Vec<u8>);
 
 /// What differs from `expected`.
-pub(super) fn changed(bytes: &[u8], expected: u8) -> Option<Changed> {
+pub(super) fn changed(bytes: &[u8], expected: Fill) -> Option<Changed> {
+    let expected = expected as u8;
     // The same as a comparison of each byte, and many times as fast.
     let (first, rest) = bytes.split_first()?;
     if *first == expected && rest == &bytes[..rest.len()] {
@@ -52,16 +60,6 @@ pub(super) fn changed(bytes: &[u8], expected: u8) -> Option<Changed> {
 }
 
 impl Staging {
-    fn segment(&mut self, device: &dyn Device) -> DeviceResult<DevicePtr> {
-        let pinned = match &self.pinned {
-            Some(pinned) => pinned,
-            None => self.pinned.insert(device.pinned(None)?),
-        };
-        let segment = pinned.alloc_segment(SEGMENT)?;
-        self.segments.push(segment);
-        Ok(segment)
-    }
-
     /// Copies these ranges of device memory, each of at most a redzone, in stream order.
     pub(super) fn copy(
         &mut self,
@@ -70,19 +68,18 @@ impl Staging {
         stream: StreamHandle,
     ) -> DeviceResult<Slot> {
         if self.free.is_empty() {
-            let segment = self.segment(device)?.raw();
-            let slots = (0..SEGMENT / SLOT).filter_map(|slot| {
-                NonNull::new(std::ptr::with_exposed_provenance_mut((segment + slot * SLOT) as usize))
-            });
+            let (segment, bytes) = self.pinned.add(device, 1)?;
+            let slots = (0..bytes).step_by(size_of::<Canaries>()).map(|at| segment.offset(at).raw() as usize);
+            let slots = slots.filter_map(|at| NonNull::new(std::ptr::with_exposed_provenance_mut(at)));
             self.free.extend(slots.map(Slot));
         }
         let slot = self.free.pop().expect("there are some now");
         let mut at = 0;
         for Range { start, end } in ranges {
             let bytes = end.raw() - start.raw();
-            debug_assert!(at + bytes <= SLOT);
+            debug_assert!(at + bytes <= 2 * REDZONE);
             // SAFETY: within the slot.
-            let to = unsafe { slot.0.add(at as usize) }.as_ptr();
+            let to = unsafe { slot.0.cast::<u8>().add(at as usize) }.as_ptr();
             // SAFETY: the slot is ours until it is given back, which is after the copy. The block was the caller's until now, and
             // its redzones are its own. After an error, the slot is not used again: the first copy may be under way.
             unsafe { device.copy_to_host(to, start, bytes, stream) }?;
@@ -94,7 +91,7 @@ impl Staging {
     /// Shows `look` so many bytes of a slot, whose copies are complete, and takes it back.
     pub(super) fn read<R>(&mut self, slot: Slot, bytes: u64, look: impl FnOnce(&[u8]) -> R) -> R {
         // SAFETY: the copies wrote so many bytes, and are complete.
-        let result = look(unsafe { std::slice::from_raw_parts(slot.0.as_ptr(), bytes as usize) });
+        let result = look(unsafe { std::slice::from_raw_parts(slot.0.as_ptr().cast(), bytes as usize) });
         self.free.push(slot);
         result
     }
@@ -104,23 +101,23 @@ impl Staging {
         &mut self,
         device: &dyn Device,
         Range { start, end }: Range<DevicePtr>,
-        expected: u8,
+        expected: Fill,
     ) -> DeviceResult<Option<Changed>> {
-        let (stream, window) = match self.window {
+        let (stream, (window, room)) = match self.window {
             Some(window) => window,
             None => {
-                let window = (device.create_stream()?, self.segment(device)?);
+                let window = (device.create_stream()?, self.pinned.add(device, 1)?);
                 *self.window.insert(window)
             }
         };
         // SAFETY: the stream is ours. The range is an allocated block's, which is quarantined.
-        if !unsafe { device.may_differ(start, expected, end.raw() - start.raw(), stream) }? {
+        if !unsafe { device.may_differ(start, expected as u8, end.raw() - start.raw(), stream) }? {
             return Ok(None);
         }
         let to: *mut u8 = std::ptr::with_exposed_provenance_mut(window.raw() as usize);
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {
-            let bytes = SEGMENT.min(end.raw() - at);
+            let bytes = room.min(end.raw() - at);
             // SAFETY: the window and the stream are ours, and waited for. The range is an allocated block's, which is quarantined.
             unsafe { device.copy_to_host(to, DevicePtr::new(at), bytes, stream) }?;
             // SAFETY: as above.
@@ -149,12 +146,7 @@ impl Staging {
             unsafe { device.destroy_stream(stream) }
         });
         self.free.clear();
-        let segments = self.segments.drain(..).map(|segment| {
-            let pinned = self.pinned.as_ref().expect("segments come from there");
-            // SAFETY: the segment is ours, and nobody uses it, as the caller promises.
-            unsafe { pinned.free_segment(segment) }
-        });
-        for error in segments.chain([stream]).filter_map(Result::err) {
+        for error in [stream, self.pinned.release().map(drop)].into_iter().filter_map(Result::err) {
             tracing::warn!(%error, "a guard could not give back its memory");
         }
     }

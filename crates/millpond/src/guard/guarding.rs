@@ -1,15 +1,16 @@
 //! The guard of one pool: it stands between the program and the pool's blocks.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::ops::Range;
 use std::time::Instant;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
-use super::canaries::{CANARY, Changed, REDZONE, Slot, Staging, changed};
+use super::canaries::{Changed, Fill, REDZONE, Slot, Staging, changed};
 use super::fenced::FencedMemory;
 use super::finding::{Finding, GuardedCall, Mistake};
-use super::options::Guard;
+use super::options::{Guard, LONGEST_DELAY};
 use crate::core::allocating::{alloc_block, check_request, hand_out};
 use crate::core::freeing::{free_block, order_after_uses};
 use crate::core::giving_back::{free_behind, trim};
@@ -18,12 +19,10 @@ use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
 use crate::extents::MOST_UNITS;
 use crate::lock::Mutex;
 use crate::order::{Fence, Stream};
+use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 use crate::record::{WantedOfFrees, warn};
 use crate::{Error, Result};
-
-/// Bytes of the shortest block that has pages of its own.
-const FENCED_FROM: u64 = 1 << 20;
 
 /// Findings that are kept.
 const MOST_KEPT: usize = 1000;
@@ -46,14 +45,10 @@ struct Blocks {
     live: FxHashMap<DevicePtr, GuardedBlock>,
     /// In the order of their frees.
     quarantined: VecDeque<Quarantined>,
-    /// How many of those, at the end, have canaries that were not compared.
-    unread: usize,
     /// Bytes of all that are quarantined.
     bytes: u64,
     /// Blocks quarantined so far.
     frees: u64,
-    /// What the next delay is drawn from.
-    random: u64,
 }
 
 /// A block, a part of which the program has.
@@ -95,11 +90,10 @@ impl GuardedBlock {
 
 impl Guarding {
     pub(crate) fn new(guard: Guard) -> Self {
-        let blocks = Blocks { random: guard.seed.unwrap_or(0), ..Blocks::default() };
         Self {
             guard,
             began: Instant::now(),
-            blocks: OfProcess::new(Mutex::new(blocks)),
+            blocks: OfProcess::default(),
             staging: OfProcess::default(),
             found: OfProcess::default(),
             _wanted: WantedOfFrees::new(),
@@ -124,7 +118,7 @@ impl Guarding {
     }
 
     fn fences_block(&self, core: &Core, bytes: u64) -> bool {
-        self.guard.fences() && FencedMemory::may_be_over(core.device()) && bytes >= FENCED_FROM
+        self.guard.fences && FencedMemory::may_be_over(core.device()) && bytes >= EXACT_FROM
     }
 
     /// A block in a segment of its own, with a part at its end: where each starts, and the bytes behind the part. `None` where
@@ -157,14 +151,14 @@ impl Guarding {
 
     /// Fills a block that the program is about to get.
     fn fill(&self, core: &Core, block: &GuardedBlock, stream: StreamHandle) -> DeviceResult<()> {
-        let fill = |Range { start, end }: Range<DevicePtr>, value| {
+        let fill = |Range { start, end }: Range<DevicePtr>, fill: Fill| {
             // SAFETY: the range lies in the block, which was allocated for work on this stream just now.
-            unsafe { core.device().memset(start, value, end.raw() - start.raw(), stream) }
+            unsafe { core.device().memset(start, fill as u8, end.raw() - start.raw(), stream) }
         };
         if self.guard.has_redzones {
-            block.redzones().into_iter().try_for_each(|redzone| fill(redzone, CANARY))?;
+            block.redzones().into_iter().try_for_each(|redzone| fill(redzone, Fill::Canary))?;
         }
-        if self.guard.poisons { fill(block.range(), self.guard.fresh()) } else { Ok(()) }
+        if self.guard.poisons { fill(block.range(), self.guard.poison_of(Fill::Fresh)) } else { Ok(()) }
     }
 
     /// Reads a block's canaries and fills it with poison, behind all work that uses it.
@@ -177,7 +171,9 @@ impl Guarding {
             reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
         if self.guard.poisons {
             // SAFETY: the program freed the block to this stream, which comes after its other work.
-            unsafe { device.memset(block.ptr, self.guard.freed(), block.bytes, handle) }?;
+            unsafe {
+                device.memset(block.ptr, self.guard.poison_of(Fill::Freed) as u8, block.bytes, handle)
+            }?;
         }
         Ok(canaries)
     }
@@ -187,17 +183,16 @@ impl Guarding {
         let mut blocks = self.blocks.lock();
         blocks.frees += 1;
         blocks.bytes += block.bytes;
-        let delay =
-            if self.guard.seed.is_some() { Guard::delay_by(next_random(&mut blocks.random)) } else { 0 };
+        let random = self.guard.seed.map(|seed| FxBuildHasher.hash_one((seed, blocks.frees)));
+        let delay = random.map_or(0, |random| random % (LONGEST_DELAY + 1));
         let until = blocks.frees + delay;
-        blocks.unread += 1;
         blocks.quarantined.push_back(Quarantined { block, freed, fence, canaries, until });
     }
 
     /// The blocks that it is time for, once their copies are complete; or all of them.
     fn due(&self, core: &Core, all: bool) -> Vec<Quarantined> {
         let mut blocks = self.blocks.lock();
-        let Blocks { quarantined, unread, bytes, frees, .. } = &mut *blocks;
+        let Blocks { quarantined, bytes, frees, .. } = &mut *blocks;
         let mut due = Vec::new();
         let mut at = 0;
         while at < quarantined.len() {
@@ -206,7 +201,6 @@ impl Guarding {
                 break;
             }
             if all || next.until <= *frees && is_complete(core, &next.fence) {
-                *unread -= usize::from(at >= quarantined.len() - *unread);
                 let gone = quarantined.remove(at).expect("one of them");
                 *bytes -= gone.block.bytes;
                 due.push(gone);
@@ -221,14 +215,12 @@ impl Guarding {
     fn look_at_canaries(&self, core: &Core) {
         let mut taken = Vec::new();
         let mut blocks = self.blocks.lock();
-        let Blocks { quarantined, unread, .. } = &mut *blocks;
-        while *unread > 0 {
-            let at = quarantined.len() - *unread;
-            let Quarantined { block, freed, fence, canaries, .. } = &mut quarantined[at];
+        // In the order of their frees, those that were compared come first.
+        let first = blocks.quarantined.partition_point(|quarantined| quarantined.canaries.is_none());
+        for Quarantined { block, freed, fence, canaries, .. } in blocks.quarantined.range_mut(first..) {
             if !is_complete(core, fence) {
                 break;
             }
-            *unread -= 1;
             taken.extend(canaries.take().map(|canaries| (block.clone(), freed.clone(), canaries)));
         }
         drop(blocks);
@@ -238,15 +230,13 @@ impl Guarding {
     }
 
     fn compare_canaries(&self, core: &Core, (block, freed): (&GuardedBlock, &GuardedCall), canaries: Slot) {
-        let (before, behind) = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
-            let (before, behind) = bytes.split_at(REDZONE as usize);
-            (changed(before, CANARY), changed(behind, CANARY))
+        let [before, behind] = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
+            <[_; 2]>::from(bytes.split_at(REDZONE as usize)).map(|redzone| changed(redzone, Fill::Canary))
         });
-        if let Some(changed) = before {
-            self.report(core, finding(core, Mistake::Before, (block, freed), (-(REDZONE as i64), changed)));
-        }
-        if let Some(changed) = behind {
-            self.report(core, finding(core, Mistake::Behind, (block, freed), (block.bytes as i64, changed)));
+        let before = before.map(|changed| (Mistake::Before, (-(REDZONE as i64), changed)));
+        let behind = behind.map(|changed| (Mistake::Behind, (block.bytes as i64, changed)));
+        for (mistake, changed) in before.into_iter().chain(behind) {
+            self.report(core, finding(core, mistake, (block, freed), changed));
         }
     }
 
@@ -260,7 +250,7 @@ impl Guarding {
         if !self.guard.poisons || device.properties().kind == Kind::Sim {
             return;
         }
-        let compared = self.staging.lock().compare(device, block.range(), self.guard.freed());
+        let compared = self.staging.lock().compare(device, block.range(), self.guard.poison_of(Fill::Freed));
         match compared {
             Ok(None) => {}
             Ok(Some(changed)) => {
@@ -289,11 +279,7 @@ impl Guarding {
 
     /// Whether blocks for this stream are not watched: they are a capture's, or its work does not run now.
     fn leaves_alone(core: &Core, stream: &Stream) -> bool {
-        let is_captured = stream.handle_here().and_then(|handle| {
-            // SAFETY: the stream is valid, as `handle_here` says, and stays so while it is held.
-            Ok(unsafe { core.timelines.device().capture_of(handle) }?.is_some())
-        });
-        is_captured.unwrap_or(true) || core.routes.of(stream).is_some()
+        stream.check_not_captured("Guard", "be guarded").is_err() || core.routes.of(stream).is_some()
     }
 
     /// The block that was freed at this address, and is quarantined.
@@ -438,13 +424,4 @@ fn finding(
         freed: freed.clone(),
         again: None,
     }
-}
-
-/// The next number of `SplitMix64` (Steele et al., "Fast splittable pseudorandom number generators", 2014).
-fn next_random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut next = *state;
-    next = (next ^ (next >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    next = (next ^ (next >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    next ^ (next >> 31)
 }

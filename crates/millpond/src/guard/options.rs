@@ -2,22 +2,14 @@
 
 use std::str::FromStr;
 
+use super::canaries::Fill;
 use crate::Error;
 
 /// The variable that guards all pools of a process.
 const VARIABLE: &str = "MILLPOND_GUARD";
 
-/// What fresh memory is filled with: a large negative number in most types.
-const FRESH: u8 = 0xFA;
-
-/// What freed memory is filled with.
-const FREED: u8 = 0xFD;
-
-/// In each floating-point type, of whatever length, a number of these bytes is not a number.
-const NAN: u8 = 0xFF;
-
 /// The most frees that a block waits for, where frees are delayed.
-const LONGEST_DELAY: u64 = 16;
+pub(super) const LONGEST_DELAY: u64 = 16;
 
 /// What a pool watches, and what it does with what it finds. For [`PoolBuilder::guard`](crate::PoolBuilder::guard).
 ///
@@ -43,7 +35,7 @@ const LONGEST_DELAY: u64 = 16;
 ///
 /// As a text (`MILLPOND_GUARD`, [`FromStr`]) it is `all`, or some of `redzones`, `poison`, `nan`, `quarantine`, `delay`,
 /// `delay=SEED`, `pages` and `count`, with commas between them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use = "options do nothing until a pool is given them"]
 pub struct Guard {
     pub(super) has_redzones: bool,
@@ -52,22 +44,14 @@ pub struct Guard {
     /// Bytes of freed blocks that stay quarantined.
     pub(super) quarantine: u64,
     pub(super) seed: Option<u64>,
-    fences: bool,
+    pub(crate) fences: bool,
     pub(super) only_counts: bool,
 }
 
 impl Guard {
     /// Watches nothing yet.
     pub fn none() -> Self {
-        Self {
-            has_redzones: false,
-            poisons: false,
-            with_nan: false,
-            quarantine: 0,
-            seed: None,
-            fences: false,
-            only_counts: false,
-        }
+        Self::default()
     }
 
     /// Redzones, poison, a quarantine of 256 MiB, and delay by seed 0. Not [pages](Self::pages), which take the most time and
@@ -113,10 +97,6 @@ impl Guard {
         Self { fences, ..self }
     }
 
-    pub(crate) fn fences(&self) -> bool {
-        self.fences
-    }
-
     /// Whether findings are only kept, for [`Pool::guard_findings`](crate::Pool::guard_findings). Else the first is written to
     /// the standard error, and the process is aborted.
     pub fn only_count(self, only: bool) -> Self {
@@ -135,17 +115,9 @@ impl Guard {
         }
     }
 
-    pub(super) fn fresh(&self) -> u8 {
-        if self.with_nan { NAN } else { FRESH }
-    }
-
-    pub(super) fn freed(&self) -> u8 {
-        if self.with_nan { NAN } else { FREED }
-    }
-
-    /// How many frees a block waits for, by a random number.
-    pub(super) fn delay_by(random: u64) -> u64 {
-        random % (LONGEST_DELAY + 1)
+    /// What this poison is.
+    pub(super) fn poison_of(&self, fill: Fill) -> Fill {
+        if self.with_nan { Fill::Nan } else { fill }
     }
 }
 
@@ -157,8 +129,8 @@ impl FromStr for Guard {
         for word in text.split(',').map(str::trim) {
             guard = match (word, word.strip_prefix("delay=").map(str::parse)) {
                 ("all", _) => {
-                    let Self { quarantine, seed, .. } = Self::all();
-                    guard.redzones(true).poison(true).quarantine(quarantine).delay(seed)
+                    let Self { with_nan, fences, only_counts, .. } = guard;
+                    Self { with_nan, fences, only_counts, ..Self::all() }
                 }
                 ("redzones", _) => guard.redzones(true),
                 ("poison", _) => guard.poison(true),

@@ -4,23 +4,15 @@
 //! these, too: it does not last. Advice lasts, so it is given for the pages that are the block's alone.
 
 use crate::core::{Core, freeing};
-use crate::device::{
-    Advice, DeviceError, DevicePtr, DeviceResult, MemoryKind, Place, Residency, StreamHandle,
-};
+use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::order::Stream;
 use crate::{Error, Result};
 
-/// Refuses what is for managed memory where the pool has other.
-pub(crate) fn needs_managed(core: &Core, what: &'static str) -> Result<()> {
-    if core.device().properties().memory == MemoryKind::Managed {
-        return Ok(());
-    }
-    Err(Error::NotManaged { what, pool: core.name_of() })
-}
-
 /// The bytes of a live block of managed memory; `None` for null.
 fn managed_bytes(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<Option<u64>> {
-    needs_managed(core, what)?;
+    if core.device().properties().memory != MemoryKind::Managed {
+        return Err(Error::NotManaged { what, pool: core.name_of() });
+    }
     if ptr.is_null() {
         return Ok(None);
     }
@@ -38,7 +30,8 @@ pub(crate) fn prefetch(
 ) -> Result<()> {
     let Some(bytes) = managed_bytes(core, what, ptr)? else { return Ok(()) };
     core.check_stream(stream)?;
-    let handle = usable(what, stream)?;
+    stream.check_not_captured(what, "prefetch")?;
+    let handle = stream.handle_here()?;
     // SAFETY: the stream is valid, and in no capture. The block is live, and stays so until the stream has done this: its
     // use is recorded below, before a free.
     unsafe { core.device().prefetch(ptr, bytes, to, handle) }?;
@@ -68,10 +61,6 @@ pub(crate) fn advise(core: &Core, what: &'static str, ptr: DevicePtr, all: &[Adv
     Ok(given?)
 }
 
-pub(crate) fn take_back_advice(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<()> {
-    advise(core, what, ptr, &Advice::TAKEN_BACK)
-}
-
 pub(crate) fn residency(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<Residency> {
     let Some(bytes) = managed_bytes(core, what, ptr)? else { return Ok(Residency::default()) };
     let (at, of) = match whole_pages(ptr, bytes) {
@@ -87,17 +76,6 @@ pub(crate) fn whole_pages(at: DevicePtr, bytes: u64) -> (DevicePtr, u64) {
     let start = at.raw().next_multiple_of(page);
     let end = (at.raw() + bytes) / page * page;
     (DevicePtr::new(start), end.saturating_sub(start))
-}
-
-/// The handle of a stream that may be given a prefetch.
-pub(crate) fn usable(call: &'static str, stream: &Stream) -> DeviceResult<StreamHandle> {
-    let handle = stream.handle_here()?;
-    // SAFETY: the stream is valid, as `handle_here` says.
-    if unsafe { stream.device().capture_of(handle) }?.is_some() {
-        let what = "the stream is being captured, and a graph cannot prefetch: prefetch before the capture";
-        return Err(DeviceError::Invalid { call, what: what.to_owned() });
-    }
-    Ok(handle)
 }
 
 /// Where plain memory of the host lies, and its bytes.

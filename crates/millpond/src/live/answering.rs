@@ -1,34 +1,25 @@
 //! Where a process answers questions about its pools: a socket, and a thread that sleeps until somebody connects.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::net::{RecvFlags, SendFlags, Shutdown, listen, recv, send, shutdown};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
-use super::figures::{write_pool, write_sizes};
-use super::peer::own_users_process;
+use super::figures::{LONGEST_NAME, write_pool, write_sizes};
 use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
-use crate::process::{OfProcess, PerProcess, Process};
+use crate::peer::{own_users_process, send_all};
+use crate::policy::other_processes::PATIENCE;
+use crate::process::{OfProcess, PerProcess};
 
 /// The variable that hides all pools of a process.
 const VARIABLE: &str = "MILLPOND_LIVE";
-
-/// How long a reader may take to send its line, and to read each part of the answer.
-const PATIENCE: Duration = Duration::from_millis(100);
-
-/// Readers that may wait for an answer. Of a process that is stopped, more are told so at once.
-const MOST_WAITING: i32 = 16;
-
-/// Bytes of the longest question.
-const LONGEST_QUESTION: usize = 64;
 
 /// Whether no pool is shown any more.
 static HIDDEN: AtomicBool = AtomicBool::new(false);
@@ -54,7 +45,6 @@ pub(super) fn prefix() -> String {
 pub(crate) struct LiveSocket {
     inside: Arc<Inside>,
     thread: Option<JoinHandle<()>>,
-    process: Process,
 }
 
 /// What the thread has, too.
@@ -62,7 +52,6 @@ pub(crate) struct LiveSocket {
 struct Inside {
     listener: CloseOnFork<UnixListener>,
     pools: OfProcess<Mutex<Vec<Weak<Core>>>>,
-    is_closed: AtomicBool,
 }
 
 /// The process's socket, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
@@ -117,17 +106,14 @@ impl LiveSocket {
             // Relaxed: only uniqueness matters.
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("{}{}-{since:x}-{number}", prefix(), std::process::id());
-            let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-            listen(&listener, MOST_WAITING)?;
-            io::Result::Ok([listener])
+            io::Result::Ok([UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?])
         };
         let [listener] = CloseOnFork::open(make)?;
-        let inside =
-            Arc::new(Inside { listener, pools: OfProcess::default(), is_closed: AtomicBool::new(false) });
+        let inside = Arc::new(Inside { listener, pools: OfProcess::default() });
         let of_thread = inside.clone();
         let builder = std::thread::Builder::new().name("millpond-live".to_owned());
         let thread = builder.spawn(move || of_thread.answer_all())?;
-        Ok(Self { inside, thread: Some(thread), process: Process::here() })
+        Ok(Self { inside, thread: Some(thread) })
     }
 
     fn is_thread(&self, thread: ThreadId) -> bool {
@@ -137,17 +123,14 @@ impl LiveSocket {
 
 impl Drop for LiveSocket {
     fn drop(&mut self) {
-        if !self.process.is_here() {
+        let Some(socket) = self.inside.listener.here() else {
             // The thread is the parent's. Its handle would detach one that may be another's by now.
             std::mem::forget(self.thread.take());
             return;
-        }
-        // Release: pairs with the Acquire of `answer_all`.
-        self.inside.is_closed.store(true, Ordering::Release);
-        let woken = self.inside.listener.here().map(|socket| shutdown(socket, Shutdown::Both));
+        };
         // The last pool may end on the thread itself, where an answer had it. So that a program which ends its pools has no
         // thread of ours left, it is waited for: an answer takes some microseconds, unless its reader stops.
-        if let Some(Ok(())) = woken
+        if shutdown(socket, Shutdown::Both).is_ok()
             && !self.is_thread(std::thread::current().id())
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -161,17 +144,15 @@ impl Inside {
     fn answer_all(&self) {
         block_signals();
         let Some(listener) = self.listener.owner() else { return };
-        // Acquire: pairs with the Release of the drop.
-        while !self.is_closed.load(Ordering::Acquire) {
+        loop {
             match listener.accept() {
                 Ok((socket, _)) => {
                     if let Err(error) = self.answer(&socket) {
                         tracing::debug!(%error, "a question about this process's pools was not answered");
                     }
                 }
-                Err(error) if self.is_closed.load(Ordering::Acquire) => {
-                    tracing::trace!(%error, "closed");
-                }
+                // It was shut down.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
                 // Too many open files, say.
                 Err(_) => std::thread::sleep(PATIENCE),
             }
@@ -182,58 +163,39 @@ impl Inside {
         own_users_process(socket)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
-        let mut question = [0; LONGEST_QUESTION];
+        let mut question = [0; LONGEST_NAME];
         // It comes in one piece: it was sent so.
         let (length, _) = recv(socket, &mut question[..], RecvFlags::empty())?;
         let question = str::from_utf8(&question[..length]).unwrap_or_default();
-        send_all(socket, self.answer_to(question.trim_end()).as_bytes())
+        let answer = self.answer_to(question.trim_end()).unwrap_or_else(|why| format!("error {why}\n"));
+        send_all(socket, answer.as_bytes())
     }
 
-    fn answer_to(&self, question: &str) -> String {
+    fn answer_to(&self, question: &str) -> Result<String, String> {
         let mut words = question.split(' ');
-        let word = words.next();
-        let mut numbers = words.map_while(|word| word.parse::<u64>().ok());
-        let mut out = String::new();
+        let word = words.next().unwrap_or_default();
+        let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
         // As long as an answer has a pool: see `hide`.
         let shown = self.pools.lock();
         // Those of this process's own memory, in the order in which they were built.
         let mut pools: Vec<_> = shown.iter().filter_map(Weak::upgrade).collect();
         pools.sort_by_key(|pool| pool.number);
-        let with = |number| pools.iter().find(|pool| pool.number == number);
-        match (word, numbers.next(), numbers.next()) {
-            (Some("figures"), ..) => {
+        let with = |number| pools.iter().find(|pool| pool.number == number).ok_or("the pool is gone");
+        let mut out = String::new();
+        match (word, &numbers[..]) {
+            ("figures", _) => {
                 out.push_str("millpond 1\n");
                 pools.iter().for_each(|pool| write_pool(pool, &mut out));
             }
-            (Some("sizes"), Some(number), _) => match with(number) {
-                Some(pool) => write_sizes(pool, &mut out),
-                None => out.push_str(NO_POOL),
-            },
-            (Some("trim"), Some(number), Some(keep)) => match with(number) {
-                Some(pool) => match giving_back::trim(pool, keep) {
-                    Ok(bytes) => out = format!("trimmed {bytes}\n"),
-                    Err(error) => out = format!("error {error}\n"),
-                },
-                None => out.push_str(NO_POOL),
-            },
-            _ => out.push_str("error this program's millpond is of another version: use the same in both\n"),
+            ("sizes", [number]) => write_sizes(with(*number)?, &mut out),
+            ("trim", [number, keep]) => {
+                let bytes = giving_back::trim(with(*number)?, *keep).map_err(|error| error.to_string())?;
+                out = format!("trimmed {bytes}\n");
+            }
+            _ => return Err("this program's millpond is of another version: use the same in both".to_owned()),
         }
-        out
+        Ok(out)
     }
-}
-
-const NO_POOL: &str = "error the pool is gone\n";
-
-/// Never ends the program by a signal where the other end is closed.
-pub(super) fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match send(&socket, bytes, SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 /// Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.

@@ -9,13 +9,10 @@ use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
 use crate::stats::{DeviceCalls, Level, Stats};
 
 /// What a figure may be at most: whatever a process says, sums of many do not overflow, and a `f64` holds each exactly.
-const MOST: u64 = 1 << 53;
-
-/// Pools that one process may have.
-const MOST_POOLS: usize = 4096;
+const MOST: u64 = 1 << f64::MANTISSA_DIGITS;
 
 /// Letters of a name.
-const LONGEST_NAME: usize = 128;
+pub(super) const LONGEST_NAME: usize = 128;
 
 /// Cells of a page map.
 const CELLS: usize = 256;
@@ -90,40 +87,26 @@ pub struct SizeRow {
 
 /// A figure, or several that go together, as numbers.
 trait Figures {
-    fn numbers(&self) -> Vec<u64>;
-    fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self;
+    fn numbers(&mut self) -> impl Iterator<Item = &mut u64>;
 }
 
 impl Figures for u64 {
-    fn numbers(&self) -> Vec<u64> {
-        vec![*self]
-    }
-
-    fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self {
-        numbers.next().unwrap_or(0)
+    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
+        std::iter::once(self)
     }
 }
 
 impl Figures for Level {
-    fn numbers(&self) -> Vec<u64> {
-        vec![self.current, self.high]
-    }
-
-    fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self {
-        let mut next = || numbers.next().unwrap_or(0);
-        Self { current: next(), high: next() }
+    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
+        [&mut self.current, &mut self.high].into_iter()
     }
 }
 
 macro_rules! define_calls {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         impl Figures for DeviceCalls {
-            fn numbers(&self) -> Vec<u64> {
-                vec![$(self.$name),*]
-            }
-
-            fn of(numbers: &mut dyn Iterator<Item = u64>) -> Self {
-                Self { $($name: numbers.next().unwrap_or(0),)* }
+            fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
+                [$(&mut self.$name),*].into_iter()
             }
         }
     };
@@ -137,18 +120,10 @@ macro_rules! define_lines {
         methods { $($methods:tt)* }
         later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
     ) => {
-        fn write_stats(stats: &Stats, out: &mut String) {
-            $(write_line(out, stringify!($name), &stats.$name.numbers());)*
-            $(write_line(out, stringify!($later), &stats.$later.numbers());)*
-        }
-
-        /// Notes the figure of this name, if there is one.
-        fn read_stat(stats: &mut Stats, word: &str, numbers: &mut dyn Iterator<Item = u64>) {
-            match word {
-                $(stringify!($name) => stats.$name = Figures::of(numbers),)*
-                $(stringify!($later) => stats.$later = Figures::of(numbers),)*
-                _ => {}
-            }
+        /// Shows `each` the name of each figure, and its numbers.
+        fn for_each_figure(stats: &mut Stats, mut each: impl FnMut(&str, &mut dyn Iterator<Item = &mut u64>)) {
+            $(each(stringify!($name), &mut stats.$name.numbers());)*
+            $(each(stringify!($later), &mut stats.$later.numbers());)*
         }
     };
 }
@@ -157,15 +132,15 @@ crate::list_of_stats!(define_lines);
 
 // ---- writing ---------------------------------------------------------------------------------------
 
-fn write_line(out: &mut String, word: &str, numbers: &[u64]) {
+fn write_line<'a>(out: &mut String, word: &str, numbers: impl IntoIterator<Item = &'a mut u64>) {
     out.push_str(word);
     // Writing to a string does not fail.
-    numbers.iter().for_each(|number| write!(out, " {number}").unwrap_or_default());
+    numbers.into_iter().for_each(|number| write!(out, " {number}").unwrap_or_default());
     out.push('\n');
 }
 
 /// One line whatever the name is, and not too long.
-fn tamed(name: &str) -> String {
+pub(super) fn tamed(name: &str) -> String {
     let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     name.trim().chars().map(shown).take(LONGEST_NAME).collect()
 }
@@ -174,59 +149,49 @@ fn write_name(out: &mut String, word: &str, name: &str) {
     writeln!(out, "{word} {}", tamed(name)).unwrap_or_default();
 }
 
-/// What words stand for the kinds of memory.
-const KINDS: [(&str, MemoryKind); 3] =
-    [("device", MemoryKind::Device), ("pinned", MemoryKind::Pinned), ("managed", MemoryKind::Managed)];
-
 /// Adds the lines of a pool.
 pub(super) fn write_pool(core: &Core, out: &mut String) {
     let about = core.device().properties();
-    write_line(out, "pool", &[core.number]);
+    write_line(out, "pool", [&mut core.number.clone()]);
     write_name(out, "name", &core.name);
     write_name(out, "device", &DeviceName::of(about).to_string());
-    for (word, _) in KINDS.iter().filter(|(_, kind)| *kind == about.memory) {
-        write_name(out, "memory", word);
-    }
+    write_name(out, "memory", &about.memory.to_string());
     if about.memory == MemoryKind::Device
         && let Ok(identity) = core.device().identity()
     {
         write_name(out, "identity", &format!("{:032x}", u128::from_be_bytes(identity.0)));
     }
-    write_stats(&core.stats(), out);
-    write_line(out, "device_nanoseconds", &[core.counters.device_nanoseconds.get()]);
+    for_each_figure(&mut core.stats(), |word, numbers| write_line(out, word, numbers));
+    write_line(out, "device_nanoseconds", [&mut core.counters.device_nanoseconds.get()]);
 }
 
 /// The lines for the live blocks of a pool. Holds its lock for a time that grows with their number.
 pub(super) fn write_sizes(core: &Core, out: &mut String) {
-    #[cfg(feature = "record")]
-    let tracked = crate::core::recorded::live_blocks(core).unwrap_or_default();
-    #[cfg(feature = "record")]
-    let live: Vec<_> = tracked.iter().map(|block| (block.ptr, block.bytes)).collect();
-    #[cfg(not(feature = "record"))]
-    let live = core.live();
-    let backed = core.backed();
-    let mut rows = [(0_u64, 0_u64); 64];
+    let (live, backed) = (core.live(), core.backed());
+    let mut rows = [(0, 0); u64::BITS as usize];
     for (_, bytes) in &live {
         let (blocks, sum) = &mut rows[bytes.max(&1).ilog2() as usize];
         *blocks += 1;
         *sum += bytes;
     }
-    for (class, (blocks, bytes)) in rows.into_iter().enumerate().filter(|(_, (blocks, _))| *blocks > 0) {
-        write_line(out, "size", &[1 << class, blocks, bytes]);
+    for (class, (blocks, bytes)) in rows.iter_mut().enumerate().filter(|(_, (blocks, _))| *blocks > 0) {
+        write_line(out, "size", [&mut (1 << class), blocks, bytes]);
     }
     let mut ranges: Vec<_> = backed.iter().map(|(start, bytes, _)| (start.raw(), *bytes)).collect();
     ranges.sort_unstable();
     let map: String = cells(&ranges, &live).into_iter().map(|eighths| char::from(b'0' + eighths)).collect();
     writeln!(out, "map {map}").unwrap_or_default();
     #[cfg(feature = "record")]
-    write_holders(&tracked, out);
+    write_holders(core, out);
 }
 
 /// A line for each holder of the blocks, with those of its tag and its call stack.
 #[cfg(feature = "record")]
-fn write_holders(blocks: &[crate::record::LiveBlock], out: &mut String) {
-    for holder in crate::record::holders(blocks).iter().take(MOST_HOLDERS) {
-        write_line(out, "holder", &[holder.bytes, holder.blocks, holder.oldest.as_millis() as u64]);
+fn write_holders(core: &Core, out: &mut String) {
+    let blocks = crate::core::recorded::live_blocks(core).unwrap_or_default();
+    for mut holder in crate::record::holders(&blocks).into_iter().take(MOST_HOLDERS) {
+        let mut oldest = holder.oldest.as_millis() as u64;
+        write_line(out, "holder", [&mut holder.bytes, &mut holder.blocks, &mut oldest]);
         write_name(out, "tag", holder.tag.as_deref().unwrap_or_default());
         holder.frames().take(MOST_FRAMES).for_each(|frame| write_name(out, "frame", &frame.to_string()));
     }
@@ -259,23 +224,23 @@ fn cells(ranges: &[(u64, u64)], live: &[(DevicePtr, u64)]) -> Vec<u8> {
 
 // ---- reading ---------------------------------------------------------------------------------------
 
-fn numbers_of(text: &str) -> impl Iterator<Item = u64> {
-    text.split(' ').map(|word| word.parse().unwrap_or(0_u64).min(MOST))
+/// The first numbers of a text; 0 for those that are missing.
+fn numbers_of<const N: usize>(text: &str) -> [u64; N] {
+    let mut numbers = text.split(' ').map(|word| word.parse().unwrap_or(0_u64).min(MOST));
+    [(); N].map(|()| numbers.next().unwrap_or(0))
 }
 
 fn words(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().map(|line| line.split_once(' ').unwrap_or((line, "")))
 }
 
-/// The pools that the lines tell of. Whatever they are, this ends, and what it gives is bounded.
+/// The pools that the lines tell of. Whatever they are, this ends, and what it gives is bounded by their length.
 pub(super) fn read_pools(text: &str) -> Vec<SeenPool> {
     let mut pools: Vec<SeenPool> = Vec::new();
     for (word, rest) in words(text) {
         if word == "pool" {
-            if pools.len() == MOST_POOLS {
-                break;
-            }
-            pools.push(SeenPool { number: numbers_of(rest).next().unwrap_or(0), ..SeenPool::default() });
+            let [number] = numbers_of(rest);
+            pools.push(SeenPool { number, ..SeenPool::default() });
             continue;
         }
         let Some(pool) = pools.last_mut() else { continue };
@@ -283,17 +248,19 @@ pub(super) fn read_pools(text: &str) -> Vec<SeenPool> {
             "name" => pool.name = tamed(rest),
             "device" => pool.device = tamed(rest),
             "memory" => {
-                let known = KINDS.iter().find(|(known, _)| *known == rest);
-                pool.memory = known.map_or(MemoryKind::default(), |(_, kind)| *kind);
+                let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed];
+                pool.memory = kinds.into_iter().find(|kind| kind.to_string() == rest).unwrap_or_default();
             }
             "identity" => {
                 let number = u128::from_str_radix(rest, 16).ok();
                 pool.identity = number.map(|number| DeviceIdentity(number.to_be_bytes()));
             }
-            "device_nanoseconds" => {
-                pool.device_time = Duration::from_nanos(numbers_of(rest).next().unwrap_or(0));
-            }
-            _ => read_stat(&mut pool.stats, word, &mut numbers_of(rest)),
+            "device_nanoseconds" => pool.device_time = Duration::from_nanos(numbers_of::<1>(rest)[0]),
+            _ => for_each_figure(&mut pool.stats, |name, numbers| {
+                if name == word {
+                    numbers.zip(numbers_of::<16>(rest)).for_each(|(figure, number)| *figure = number);
+                }
+            }),
         }
     }
     pools
@@ -303,19 +270,17 @@ pub(super) fn read_sizes(text: &str) -> SeenSizes {
     let mut sizes = SeenSizes::default();
     for (word, rest) in words(text) {
         match word {
-            "size" if sizes.rows.len() < 64 => {
-                let mut numbers = numbers_of(rest);
-                let mut next = || numbers.next().unwrap_or(0);
-                sizes.rows.push(SizeRow { from: next(), blocks: next(), bytes: next() });
+            "size" => {
+                let [from, blocks, bytes] = numbers_of(rest);
+                sizes.rows.push(SizeRow { from, blocks, bytes });
             }
             "map" => {
                 let eighths = rest.bytes().map(|digit| digit.saturating_sub(b'0').min(8));
                 sizes.map = eighths.take(CELLS).collect();
             }
-            "holder" if sizes.holders.len() < MOST_HOLDERS => {
-                let mut numbers = numbers_of(rest);
-                let mut next = || numbers.next().unwrap_or(0);
-                let (bytes, blocks, oldest) = (next(), next(), Duration::from_millis(next()));
+            "holder" => {
+                let [bytes, blocks, oldest] = numbers_of(rest);
+                let oldest = Duration::from_millis(oldest);
                 sizes.holders.push(SeenHolder { bytes, blocks, oldest, ..SeenHolder::default() });
             }
             // Of the last holder.
@@ -327,6 +292,8 @@ pub(super) fn read_sizes(text: &str) -> SeenSizes {
             _ => {}
         }
     }
+    sizes.rows.truncate(u64::BITS as usize);
+    sizes.holders.truncate(MOST_HOLDERS);
     sizes
 }
 
@@ -403,7 +370,6 @@ mod tests {
         let [pool] = &read_pools(&text)[..] else { panic!("{text}") };
         assert_eq!((pool.number, pool.stats.reserved.current, pool.stats.reserved.high), (MOST, MOST, 0));
         assert_eq!(pool.stats.calls.all(), 9 * MOST);
-        assert_eq!(read_pools(&"pool 1\n".repeat(2 * MOST_POOLS)).len(), MOST_POOLS);
         let long = format!("pool 1\nname {}\n", "\u{7}".repeat(1 << 20));
         assert_eq!(read_pools(&long)[0].name, "\u{fffd}".repeat(LONGEST_NAME));
         let sizes = read_sizes(&format!("map {}\n{}", "~".repeat(1000), "size 1 1 1\n".repeat(1000)));

@@ -5,23 +5,18 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use std::{fs, str};
 
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };
 
-use super::answering::{prefix, send_all};
-use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes};
-use super::peer::own_users_process;
+use super::answering::prefix;
+use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes, tamed};
+use crate::peer::{own_users_process, send_all};
 
-/// Bytes of an answer that are read.
-const LONGEST_ANSWER: usize = 8 << 20;
-
-/// Processes that are asked: each takes a descriptor.
-const MOST_PROCESSES: usize = 500;
-
-/// How long the answer of each is waited for at least.
-const LEAST: Duration = Duration::from_millis(10);
+/// Bytes of an answer that are read: enough for a thousand pools, of which none takes 2 KiB.
+const LONGEST_ANSWER: usize = 2 << 20;
 
 /// The system's list of sockets.
 const SOCKETS: &str = "/proc/net/unix";
@@ -146,21 +141,17 @@ pub fn processes(patience: Duration) -> Result<Vec<SeenProcess>, LookError> {
         sockets.into_iter().map(|socket| (Asked::new(&socket, "figures\n"), socket)).collect();
     let mut seen: Vec<_> = asked
         .into_iter()
-        .filter_map(|(asked, socket)| match asked {
-            Ok(asked) => {
-                let (pid, program) = (asked.pid, program(asked.pid));
-                let answer = asked.answer(until);
-                let answers = answer.is_some();
-                let pools = read_pools(&answer.unwrap_or_default());
-                Some(SeenProcess { pid, program, answers, pools, socket })
-            }
-            // Too many wait for an answer.
-            Err(Errno::AGAIN) => {
-                let pid = number_in(&socket)?;
-                Some(SeenProcess { pid, program: program(pid), answers: false, pools: Vec::new(), socket })
-            }
-            // It ended meanwhile, or is another user's.
-            Err(_) => None,
+        .filter_map(|(asked, socket)| {
+            let (pid, answer) = match asked {
+                Ok(asked) => (asked.pid, asked.answer(until)),
+                // Too many wait for an answer.
+                Err(Errno::AGAIN) => (number_in(&socket)?, None),
+                // It ended meanwhile, or is another user's.
+                Err(_) => return None,
+            };
+            let (program, answers) = (program(pid), answer.is_some());
+            let pools = read_pools(&answer.unwrap_or_default());
+            Some(SeenProcess { pid, program, answers, pools, socket })
         })
         .collect();
     seen.sort_by_key(|process| process.pid);
@@ -177,7 +168,7 @@ fn sockets() -> io::Result<Vec<String>> {
         let (flags, name) = (words.nth(3)?, words.nth(3)?);
         (flags == ACCEPTS && name.starts_with(&own)).then(|| name[1..].to_owned())
     };
-    Ok(list.lines().filter_map(of_line).take(MOST_PROCESSES).collect())
+    Ok(list.lines().filter_map(of_line).collect())
 }
 
 /// The process's number, as the name of its socket has it.
@@ -186,8 +177,7 @@ fn number_in(socket: &str) -> Option<u32> {
 }
 
 fn program(pid: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    tamed(&fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default())
 }
 
 /// A question that was sent.
@@ -209,30 +199,24 @@ impl Asked {
         Ok(Self { socket: socket.into(), pid })
     }
 
-    /// All of the answer; `None` where it does not come in time, or is no text.
+    /// All of the answer; `None` where it does not come in time, or is no text. What is there already, comes in time.
     fn answer(self, until: Instant) -> Option<String> {
-        // It may have answered while another one was waited for.
-        let until = until.max(Instant::now() + LEAST);
-        self.socket.set_nonblocking(false).ok()?;
-        let mut answer = vec![0; 1 << 14];
+        let mut answer = vec![0; LONGEST_ANSWER];
         let mut length = 0;
         loop {
-            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            self.socket.set_read_timeout(Some(left)).ok()?;
-            match recv(&self.socket, &mut answer[length..], RecvFlags::empty()) {
+            let left = until.saturating_duration_since(Instant::now());
+            match retry_on_intr(|| recv(&self.socket, &mut answer[length..], RecvFlags::empty())) {
+                // Also of one that is too long.
                 Ok((_, 0)) => break,
                 Ok((_, more)) => length += more,
-                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if !left.is_zero() => {
+                    let left = left.try_into().ok()?;
+                    poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)).ok();
+                }
                 Err(_) => return None,
-            }
-            if length == LONGEST_ANSWER {
-                return None;
-            }
-            if length == answer.len() {
-                answer.resize((length * 2).min(LONGEST_ANSWER), 0);
             }
         }
         answer.truncate(length);
-        String::from_utf8(answer).ok().filter(|answer| !answer.is_empty())
+        String::from_utf8(answer).ok().filter(|answer| !answer.is_empty() && length < LONGEST_ANSWER)
     }
 }

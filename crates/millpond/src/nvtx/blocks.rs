@@ -11,8 +11,7 @@ use std::ffi::c_void;
 use std::mem::transmute;
 use std::ptr::{self, NonNull};
 
-use super::events::domain;
-use super::injection::{MEMORY, MEMORY_COMPATIBILITY, asks_of_memory, function};
+use super::injection::{MEMORY, MEMORY_COMPATIBILITY, asks_of_memory, function, tool};
 use crate::lock::Mutex;
 use crate::process::PerProcess;
 
@@ -41,8 +40,8 @@ struct HeapDescription {
     compatibility: u16,
     size: u16,
     reserved: u32,
-    usage: u32,
-    kind: u32,
+    usage: Usage,
+    kind: By,
     stretch_size: usize,
     stretch: *const Stretch,
     category: u32,
@@ -54,7 +53,7 @@ struct HeapDescription {
 struct RegionsDescription {
     compatibility: u16,
     size: u16,
-    kind: u32,
+    kind: By,
     heap: *mut c_void,
     count: usize,
     each: usize,
@@ -66,16 +65,28 @@ struct RegionsDescription {
 struct EndsDescription {
     compatibility: u16,
     size: u16,
-    kind: u32,
+    kind: By,
     count: usize,
     each: usize,
     starts: *const *const c_void,
 }
 
-/// `NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR`.
-const SUB_ALLOCATOR: u32 = 1;
-/// `NVTX_MEM_TYPE_VIRTUAL_ADDRESS`, and `NVTX_MEM_REGION_REF_TYPE_POINTER`.
-const ADDRESS: u32 = 1;
+/// `NVTX_MEM_HEAP_USAGE_TYPE_…`.
+#[repr(u32)]
+enum Usage {
+    SubAllocator = 1,
+}
+
+/// `NVTX_MEM_TYPE_…` and `NVTX_MEM_REGION_REF_TYPE_…`: what names memory.
+#[repr(u32)]
+enum By {
+    Address = 1,
+}
+
+/// The tool's handle of our domain.
+fn domain() -> *mut c_void {
+    tool().map_or(ptr::null_mut(), |tool| tool.domain)
+}
 
 fn address(at: u64) -> *const c_void {
     ptr::without_provenance(at as usize)
@@ -113,19 +124,11 @@ struct CheckedBlock {
     until: Until,
 }
 
-struct OfTool(Option<Blocks>);
-
-impl Default for OfTool {
-    fn default() -> Self {
-        Self(Calls::of_tool().map(Blocks::new))
-    }
-}
-
-static OF_TOOL: PerProcess<OfTool> = PerProcess::new();
+static OF_TOOL: PerProcess<Option<Blocks>> = PerProcess::with(|| Calls::of_tool().map(Blocks::new));
 
 /// Where blocks are told of, if the tool that watches this process checks memory. Called once CUDA is initialized.
 pub(crate) fn blocks() -> Option<&'static Blocks> {
-    OF_TOOL.get().0.as_ref()
+    OF_TOOL.get().as_ref()
 }
 
 impl Calls {
@@ -152,8 +155,8 @@ impl Calls {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<HeapDescription>() as u16,
             reserved: 0,
-            usage: SUB_ALLOCATOR,
-            kind: ADDRESS,
+            usage: Usage::SubAllocator,
+            kind: By::Address,
             stretch_size: size_of::<Stretch>(),
             stretch: &stretch,
             category: 0,
@@ -174,7 +177,7 @@ impl Calls {
         let regions = RegionsDescription {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<RegionsDescription>() as u16,
-            kind: ADDRESS,
+            kind: By::Address,
             heap: ptr::with_exposed_provenance_mut(heap),
             count: 1,
             each: size_of::<Stretch>(),
@@ -190,7 +193,7 @@ impl Calls {
         let ends = EndsDescription {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<EndsDescription>() as u16,
-            kind: ADDRESS,
+            kind: By::Address,
             count: 1,
             each: size_of::<*const c_void>(),
             starts: &start,

@@ -4,7 +4,7 @@
 //! given the table and fills it in. A pointer that stays null is a function that the tool does not want to hear.
 
 use std::env;
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStringExt;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,6 +16,9 @@ const PATH: &str = "NVTX_INJECTION64_PATH";
 
 /// `off` here leaves the tool alone.
 const SWITCH: &str = "MILLPOND_NVTX";
+
+/// The domain's name, as a profiler shows it and filters by it.
+const DOMAIN: &CStr = c"millpond";
 
 /// The version of NVTX that we speak.
 pub(super) const VERSION: u16 = 3;
@@ -38,9 +41,26 @@ const fn table<const N: usize>(slots: &'static [Slot; N]) -> [Option<&'static Sl
     table
 }
 
-/// The functions with domains (`NVTX_CB_MODULE_CORE2`), numbered as in NVTX.
-pub(super) static DOMAINS: [Slot; 16] = slots();
+/// The functions with domains (`NVTX_CB_MODULE_CORE2`).
+static DOMAINS: [Slot; 16] = slots();
 static DOMAINS_TABLE: [Option<&Slot>; 16] = table(&DOMAINS);
+
+/// Those of them that we call, as NVTX numbers them.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub(super) enum DomainFunction {
+    Mark = 1,
+    Push = 4,
+    Pop = 5,
+    Create = 12,
+}
+
+impl DomainFunction {
+    /// What the tool filled in; `None` where it does not want to hear it.
+    pub(super) fn get(self) -> Option<ptr::NonNull<c_void>> {
+        function(&DOMAINS[self as usize])
+    }
+}
 
 /// Functions of other modules, which we never call.
 static OTHERS: [Slot; 16] = slots();
@@ -55,29 +75,27 @@ pub(super) fn function(slot: &Slot) -> Option<ptr::NonNull<c_void>> {
     ptr::NonNull::new(slot.load(Ordering::Acquire))
 }
 
-/// The library of the tool that watches this process. In a forked child it is asked again.
-struct Library(Option<ptr::NonNull<c_void>>);
+/// The tool that watches this process. In a forked child it is asked again.
+pub(super) struct Tool {
+    library: ptr::NonNull<c_void>,
+    /// Its handle of our domain; null where it has none.
+    pub(super) domain: *mut c_void,
+}
 
-// SAFETY: a handle of the dynamic linker, whose functions any thread may call.
-unsafe impl Send for Library {}
+// SAFETY: handles of the dynamic linker and of the tool, whose functions any thread may call.
+unsafe impl Send for Tool {}
 // SAFETY: likewise.
-unsafe impl Sync for Library {}
+unsafe impl Sync for Tool {}
 
-impl Default for Library {
-    fn default() -> Self {
-        Self(load())
-    }
-}
+static TOOL: PerProcess<Option<Tool>> = PerProcess::with(load);
 
-static LIBRARY: PerProcess<Library> = PerProcess::new();
-
-/// Whether a tool is there. It has heard of us then, and filled in [`DOMAINS`].
+/// The tool, if there is one. It has heard of us then, and filled in [`DOMAINS`].
 #[inline]
-pub(super) fn is_there() -> bool {
-    LIBRARY.get().0.is_some()
+pub(super) fn tool() -> Option<&'static Tool> {
+    TOOL.get().as_ref()
 }
 
-fn load() -> Option<ptr::NonNull<c_void>> {
+fn load() -> Option<Tool> {
     let path = env::var_os(PATH).filter(|path| !path.is_empty())?;
     if env::var_os(SWITCH).is_some_and(|switch| switch == "off") {
         return None;
@@ -94,10 +112,18 @@ fn load() -> Option<ptr::NonNull<c_void>> {
     // SAFETY: a function of this name has this type by NVTX's version 3.
     let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
     // SAFETY: the tables that `export_table` returns live as long as the process.
-    (unsafe { initialize(export_table) } != 0).then_some(library)
+    if unsafe { initialize(export_table) } == 0 {
+        return None;
+    }
+    type Create = unsafe extern "C" fn(*const c_char) -> *mut c_void;
+    let domain = DomainFunction::Create.get().map_or(ptr::null_mut(), |create| {
+        // SAFETY: the function of this number has this type by NVTX, and the name ends in a zero.
+        unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Create>(create)(DOMAIN.as_ptr()) }
+    });
+    Some(Tool { library, domain })
 }
 
-fn symbol(library: ptr::NonNull<c_void>, name: &std::ffi::CStr) -> Option<ptr::NonNull<c_void>> {
+fn symbol(library: ptr::NonNull<c_void>, name: &CStr) -> Option<ptr::NonNull<c_void>> {
     // SAFETY: a library that is never closed, and a name that ends in a zero.
     ptr::NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr().cast::<c_char>()) })
 }
@@ -187,9 +213,9 @@ const MEMORY_ID: u16 = 1;
 /// Lets the tool fill in [`MEMORY`]. compute-sanitizer wants CUDA to be initialized before. `false` where it hears
 /// nothing of memory.
 pub(super) fn asks_of_memory() -> bool {
-    let Some(library) = LIBRARY.get().0 else { return false };
+    let Some(Tool { library, .. }) = tool() else { return false };
     type Initialize = unsafe extern "C" fn(*mut MemoryModule) -> c_int;
-    let Some(initialize) = symbol(library, c"InitializeInjectionNvtxExtension") else { return false };
+    let Some(initialize) = symbol(*library, c"InitializeInjectionNvtxExtension") else { return false };
     // SAFETY: a function of this name has this type by NVTX's version 3.
     let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
     let mut slots = SlotList { id: 1, slots: MEMORY.len(), functions: MEMORY.as_ptr() };

@@ -36,8 +36,11 @@ pub(crate) fn is_accessible_from(core: &Core, ptr: DevicePtr, peer: &Timelines) 
     core.with_live(ptr, |arena, id| is_shared_with(arena, id, PeerSet::of(peer)))
 }
 
-/// Notes that work on a stream uses a live block, also on a stream of another device that works together with the pool's.
+/// Notes that work on a stream uses a live block, or none at null; also on a stream of another device that works together with the pool's.
 pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    if ptr.is_null() {
+        return Ok(());
+    }
     core.check_process()?;
     if core.check_stream(stream).is_ok() {
         return freeing::record_use(core, ptr, stream);
@@ -84,18 +87,8 @@ fn reachable_peer(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
     }
 }
 
-/// Lets these peers use all memory of a new pool; all peers where it is not said which.
-pub(crate) fn share_from_the_start<'a>(
-    core: &Core,
-    peers: Option<impl IntoIterator<Item = &'a Timelines>>,
-) -> Result<()> {
-    match peers {
-        Some(peers) => peers.into_iter().try_for_each(|peer| allow_access(core, peer)),
-        None => share_all(core, PeerSet::ALL),
-    }
-}
-
-fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
+/// Lets these devices use all memory of the pool, what there is and what comes.
+pub(crate) fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
     let mut state = core.state.lock();
     // First: also after an error, the pool is for these peers from now on.
     state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages().peers.with(peers)));

@@ -10,6 +10,8 @@ pub(crate) mod donating;
 pub(crate) mod fit;
 pub(crate) mod ledger;
 mod mechanisms;
+pub(crate) mod options;
+pub(crate) mod other_processes;
 pub(crate) mod page_length;
 pub(crate) mod peaks;
 pub(crate) mod shortening;

@@ -14,16 +14,17 @@ use crate::cache::{Caches, Locked, Sizes};
 use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
-use crate::device::Device;
+use crate::device::{Device, PeerSet};
 use crate::extents::{Arena, Layout, Owner, Published};
 #[cfg(feature = "record")]
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
-use crate::peers::{PeerCopies, share_from_the_start};
+use crate::peers::{PeerCopies, allow_access, share_all};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::Policy;
 use crate::policy::ledger::{self, Ledger};
+use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 #[cfg(feature = "record")]
@@ -84,12 +85,6 @@ impl fmt::Debug for PoolBuilder {
     }
 }
 
-/// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
-const LARGEST_PAGE: u64 = 32 << 20;
-
-/// Alignments that a pool can be built with.
-const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
-
 impl PoolBuilder {
     pub(super) fn new(context: &Context, memory: PoolMemory) -> Self {
         Self {
@@ -106,7 +101,7 @@ impl PoolBuilder {
             #[cfg(feature = "lab")]
             policy: Policy::from_environment(),
             page_sizes: None,
-            min_alignment: 512,
+            min_alignment: ALIGNMENT,
             spare: None,
             budget: None,
             keeps_nothing: false,
@@ -122,67 +117,59 @@ impl PoolBuilder {
     }
 
     /// Of memory of other processes, which is gone once it is free.
-    pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>, name: &str) -> Self {
-        let new = Self::new(context, PoolMemory::new(memory)).name(name);
+    pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>) -> Self {
+        let new = Self::new(context, PoolMemory::new(memory)).name("shared");
         Self {
             keeps_nothing: true,
             live: false,
-            ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0)
+            ..new.min_alignment(*ALIGNMENTS.start()).release_threshold(0)
         }
     }
 
     /// A name for errors and reports. "pool" by default, and "pinned" or "managed" for one of such memory.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     /// Physical bytes that the pool may hold. No limit by default.
-    pub fn hard_limit(mut self, bytes: u64) -> Self {
-        self.hard_limit = bytes;
-        self
+    pub fn hard_limit(self, bytes: u64) -> Self {
+        Self { hard_limit: bytes, ..self }
     }
 
     /// Physical bytes that the pool keeps when the program synchronises a stream, an event or the device through
     /// millpond. What is free above that goes back to the device. By default, the pool keeps everything.
-    pub fn release_threshold(mut self, bytes: u64) -> Self {
-        self.release_threshold = bytes;
-        self
+    pub fn release_threshold(self, bytes: u64) -> Self {
+        Self { release_threshold: bytes, ..self }
     }
 
     /// Bytes of the device that the pool always leaves free for others. 0 by default. More costs a memory-information
     /// call each time the pool grows.
-    pub fn headroom(mut self, bytes: u64) -> Self {
-        self.headroom = bytes;
-        self
+    pub fn headroom(self, bytes: u64) -> Self {
+        Self { headroom: bytes, ..self }
     }
 
     /// How memory may pass from stream to stream. All three policies by default.
-    pub fn reuse(mut self, policies: ReusePolicies) -> Self {
-        self.reuse = policies;
-        self
+    pub fn reuse(self, policies: ReusePolicies) -> Self {
+        Self { reuse: policies, ..self }
     }
 
     /// The smallest and the largest physical page, in bytes. Both are powers of two, and the smallest is at least the
     /// device's granularity. The defaults are the granularity and 32 MiB.
-    pub fn page_sizes(mut self, smallest: u64, largest: u64) -> Self {
-        self.page_sizes = Some((smallest, largest));
-        self
+    pub fn page_sizes(self, smallest: u64, largest: u64) -> Self {
+        Self { page_sizes: Some((smallest, largest)), ..self }
     }
 
     /// Every address is a multiple of this, and sizes are rounded up to it. It is a power of two from 256 bytes to 2
     /// MiB, by default 512 bytes.
-    pub fn min_alignment(mut self, bytes: u64) -> Self {
-        self.min_alignment = bytes;
-        self
+    pub fn min_alignment(self, bytes: u64) -> Self {
+        Self { min_alignment: bytes, ..self }
     }
 
     /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
     /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, 8 GiB
     /// at most. With 0, the pool never trades memory for time.
-    pub fn spare(mut self, bytes: u64) -> Self {
-        self.spare = Some(bytes);
-        self
+    pub fn spare(self, bytes: u64) -> Self {
+        Self { spare: Some(bytes), ..self }
     }
 
     /// Each block has pages of its own, so that a process which a block is [shared](crate::Buffer::share) with reaches no
@@ -194,9 +181,8 @@ impl PoolBuilder {
     }
 
     /// A limit that the pool shares with others.
-    pub fn budget(mut self, budget: &Budget) -> Self {
-        self.budget = Some(budget.clone());
-        self
+    pub fn budget(self, budget: &Budget) -> Self {
+        Self { budget: Some(budget.clone()), ..self }
     }
 
     /// Lets the GPUs of these contexts use all memory of the pool at its addresses, as [`Pool::allow_access`] does. By
@@ -213,16 +199,14 @@ impl PoolBuilder {
     /// let pool = Pool::builder(&first).accessible_from([&second]).build()?;
     /// # Ok::<(), millpond::Error>(())
     /// ```
-    pub fn accessible_from<'a>(mut self, peers: impl IntoIterator<Item = &'a Context>) -> Self {
-        self.peers = Some(peers.into_iter().cloned().collect());
-        self
+    pub fn accessible_from<'a>(self, peers: impl IntoIterator<Item = &'a Context>) -> Self {
+        Self { peers: Some(peers.into_iter().cloned().collect()), ..self }
     }
 
     /// As [`accessible_from`](Self::accessible_from), for all GPUs that take memory in this process, also later, as far as they
     /// reach this one's. So the pool's memory is used as that of `cudaMalloc` is after `cudaDeviceEnablePeerAccess`.
-    pub fn accessible_from_all(mut self) -> Self {
-        self.peers = None;
-        self
+    pub fn accessible_from_all(self) -> Self {
+        Self { peers: None, ..self }
     }
 
     /// Whether `millpond top` and other programs of this user [see](crate::live) the pool: its figures, its name, and what its
@@ -231,36 +215,32 @@ impl PoolBuilder {
     /// is gone before its last block may end in that thread, some microseconds later.
     ///
     /// `MILLPOND_LIVE=off` in the environment hides all pools of a process.
-    pub fn live(mut self, seen: bool) -> Self {
-        self.live = seen;
-        self
+    pub fn live(self, seen: bool) -> Self {
+        Self { live: seen, ..self }
     }
 
     /// Records what the pool does to a file, from the start. See [`Pool::start_recording`]. Without this option, the
     /// environment variable `MILLPOND_RECORD` names the file, for all pools of the process. With
     /// `MILLPOND_RECORD_CALL_SITES=1`, it has call sites.
     #[cfg(feature = "record")]
-    pub fn record(mut self, to: impl Into<record::Options>) -> Self {
-        self.record = Some(to.into());
-        self
+    pub fn record(self, to: impl Into<record::Options>) -> Self {
+        Self { record: Some(to.into()), ..self }
     }
 
     /// Tracks who holds the pool's memory, from the start. See [`record::Tracking`]. Without this option, the environment
     /// says for all pools of the process what is tracked: `MILLPOND_TRACK=sampled` or `all`, `MILLPOND_LEAKS=1`, and
     /// `MILLPOND_OOM_DUMP=PATH`.
     #[cfg(feature = "record")]
-    pub fn track(mut self, tracking: record::Tracking) -> Self {
-        self.track = Some(tracking);
-        self
+    pub fn track(self, tracking: record::Tracking) -> Self {
+        Self { track: Some(tracking), ..self }
     }
 
     /// Watches what the program does to the pool's memory, from the start. See [`Guard`]. Without this option, `MILLPOND_GUARD`
     /// in the environment guards all pools of the process. A pool without a guard is as fast as before. With one, each request
     /// takes the slow path, each block a KiB more, and no block can be [shared](Pool::share) with other processes.
     #[cfg(feature = "record")]
-    pub fn guard(mut self, guard: Guard) -> Self {
-        self.guard = Some(guard);
-        self
+    pub fn guard(self, guard: Guard) -> Self {
+        Self { guard: Some(guard), ..self }
     }
 
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
@@ -285,8 +265,11 @@ impl PoolBuilder {
         #[cfg(feature = "record")]
         let guard = self.guard.or_else(Guard::from_environment);
         #[cfg(feature = "record")]
-        let device =
-            if guard.as_ref().is_some_and(Guard::fences) { FencedMemory::over(device) } else { device };
+        let device = if guard.as_ref().is_some_and(|guard| guard.fences) {
+            FencedMemory::over(device)
+        } else {
+            device
+        };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let policy = self.policy;
         let ledger = Ledger::new(policy, most_growth, device.now());
@@ -310,13 +293,14 @@ impl PoolBuilder {
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         #[cfg(feature = "record")]
         let guarding = guard.map(Guarding::new).map(Arc::new);
-        #[cfg_attr(not(feature = "record"), expect(unused_mut))]
-        let mut beside: Vec<Box<dyn Any + Send + Sync>> =
-            vec![Box::new(Sleep::default()), Box::new(PeerCopies::default()), Box::new(socket.clone())];
-        #[cfg(feature = "record")]
-        if let Some(guarding) = &guarding {
-            beside.push(Box::new(guarding.clone()));
-        }
+        #[cfg(not(feature = "record"))]
+        let guarding: Option<Arc<dyn crate::core::Wrapping<Core>>> = None;
+        let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
+            Box::new(Sleep::default()),
+            Box::new(PeerCopies::default()),
+            Box::new(socket.clone()),
+            Box::new(guarding.clone()),
+        ];
         let inner = Arc::new(Core {
             name: self.name,
             number,
@@ -345,16 +329,15 @@ impl PoolBuilder {
             policy,
             gate: Gate::default(),
             holds: Holds::default(),
-            #[cfg(feature = "record")]
-            wrapping: guarding.clone().map(|guarding| guarding as _),
-            #[cfg(not(feature = "record"))]
-            wrapping: None,
+            wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
             has_said_freed_twice: AtomicBool::new(false),
             beside,
         });
-        let peers = self.peers.as_ref();
-        share_from_the_start(&inner, peers.map(|peers| peers.iter().map(|peer| &**peer.timelines())))?;
+        match &self.peers {
+            Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.timelines()))?,
+            None => share_all(&inner, PeerSet::ALL)?,
+        }
         #[cfg(feature = "record")]
         start_checking(&inner);
         #[cfg(feature = "record")]
@@ -389,28 +372,24 @@ impl PoolBuilder {
         let granularity = self.memory.device.properties().granularity;
         let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
         if !smallest.is_power_of_two() || smallest < granularity {
+            let least = format!("at least {granularity} (the device's granularity)");
             return bad(
                 "page_sizes",
-                format!(
-                    "the smallest page is {smallest} bytes: use a power of two, at least {granularity} (the device's granularity)"
-                ),
+                format!("the smallest page is {smallest} bytes: use a power of two, {least}"),
             );
         }
         let most = smallest.saturating_mul(1 << 20);
-        if !largest.is_power_of_two() || largest < smallest || largest > most {
+        if !largest.is_power_of_two() || !(smallest..=most).contains(&largest) {
+            let range = format!("from {smallest} to {most}");
             return bad(
                 "page_sizes",
-                format!("the largest page is {largest} bytes: use a power of two from {smallest} to {most}"),
+                format!("the largest page is {largest} bytes: use a power of two {range}"),
             );
         }
         let unit = self.min_alignment;
-        if !unit.is_power_of_two() || !MIN_ALIGNMENTS.contains(&unit) || unit > smallest {
-            return bad(
-                "min_alignment",
-                format!(
-                    "{unit} bytes: use a power of two from 256 bytes to 2 MiB, at most the smallest page ({smallest})"
-                ),
-            );
+        if !unit.is_power_of_two() || !ALIGNMENTS.contains(&unit) || unit > smallest {
+            let range = format!("from 256 bytes to 2 MiB, at most the smallest page ({smallest})");
+            return bad("min_alignment", format!("{unit} bytes: use a power of two {range}"));
         }
         Ok(Layout::new(unit, smallest, largest, EXACT_FROM).with_policy(self.policy))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::lock::Mutex;
 
@@ -12,7 +12,7 @@ use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, Place
 use crate::kinds::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
 use crate::process::{OfProcess, PerProcess};
-use crate::sharing::OfOthers;
+use crate::sharing::{ImportedMemory, OfOthers};
 use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
@@ -72,8 +72,8 @@ struct ContextInner {
     other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
     registry: Arc<Registry<Core>>,
     /// What other processes shared, once there is any.
-    of_others: OfProcess<Mutex<Option<OfOthers>>>,
-    default: OfProcess<Mutex<Option<Pool>>>,
+    of_others: OfProcess<OnceLock<OfOthers>>,
+    default: OfProcess<OnceLock<Pool>>,
     current: OfProcess<Mutex<Option<Pool>>>,
 }
 
@@ -100,17 +100,7 @@ impl Context {
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        type ByOrdinal = Mutex<Vec<(usize, Weak<ContextInner>)>>;
-        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
-        let mut contexts = CONTEXTS.get().lock();
-        contexts.retain(|(_, context)| context.strong_count() > 0);
-        let known = contexts.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
-        if let Some(inner) = known {
-            return Ok(Self { inner });
-        }
-        let context = Self::new(device::cuda::CudaDevice::new(ordinal)?);
-        contexts.push((ordinal, Arc::downgrade(&context.inner)));
-        Ok(context)
+        Self::shared(Some(ordinal), || Ok(device::cuda::CudaDevice::new(ordinal)?))
     }
 
     /// The CPU as a device. The same context for every caller, as long as one of them holds it.
@@ -118,13 +108,21 @@ impl Context {
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
     pub fn host() -> Result<Self> {
-        static CONTEXT: PerProcess<Mutex<Weak<ContextInner>>> = PerProcess::new();
-        let mut known = CONTEXT.get().lock();
-        if let Some(inner) = known.upgrade() {
+        Self::shared(None, || Ok(device::host::HostDevice::new()?))
+    }
+
+    /// The context of the GPU with this ordinal, or of the CPU, as long as somebody holds it.
+    fn shared(of: Option<usize>, make: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Self> {
+        type ByOrdinal = Mutex<Vec<(Option<usize>, Weak<ContextInner>)>>;
+        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
+        let mut contexts = CONTEXTS.get().lock();
+        contexts.retain(|(_, context)| context.strong_count() > 0);
+        let known = contexts.iter().find(|(other, _)| *other == of).and_then(|(_, known)| known.upgrade());
+        if let Some(inner) = known {
             return Ok(Self { inner });
         }
-        let context = Self::new(device::host::HostDevice::new()?);
-        *known = Arc::downgrade(&context.inner);
+        let context = Self::new(make()?);
+        contexts.push((of, Arc::downgrade(&context.inner)));
         Ok(context)
     }
 
@@ -234,19 +232,12 @@ impl Context {
     /// Those of building a pool.
     pub fn default_pool(&self) -> Result<Pool> {
         self.inner.timelines.check_process()?;
-        if let Some(pool) = &*self.inner.default.lock() {
+        if let Some(pool) = self.inner.default.get() {
             return Ok(pool.clone());
         }
-        // Without the lock. Of two that race, the first stays, and the other goes without the lock, too.
+        // Of two that race, the first stays.
         let built = Pool::builder(self).name("default").build()?;
-        let (default, _other) = {
-            let default = &mut *self.inner.default.lock();
-            match default {
-                Some(first) => (first.clone(), Some(built)),
-                None => (default.insert(built).clone(), None),
-            }
-        };
-        Ok(default)
+        Ok(self.inner.default.get_or_init(|| built).clone())
     }
 
     pub(super) fn other_memory(&self, which: OtherMemory) -> Result<PoolMemory> {
@@ -261,6 +252,18 @@ impl Context {
         });
         known.push((which, memory.clone()));
         Ok(memory)
+    }
+
+    /// What other processes shared with this one.
+    pub(crate) fn of_others(&self) -> Result<&OfOthers> {
+        self.inner.timelines.check_process()?;
+        if let Some(known) = self.inner.of_others.get() {
+            return Ok(known);
+        }
+        let memory = Arc::new(ImportedMemory::new(self.device().clone()));
+        let pool = Pool::of_others(self, memory.clone())?;
+        // Of two that race, the first stays.
+        Ok(self.inner.of_others.get_or_init(|| OfOthers { memory, pool }))
     }
 
     /// The pool that code without a preference should use: the one last [set](Self::set_current_pool), else
@@ -359,7 +362,8 @@ impl Context {
             let what = "the stream is of another context: use one of this context's".to_owned();
             return Err(DeviceError::Invalid { call: CALL, what });
         }
-        let handle = managed::usable(CALL, stream)?;
+        stream.check_not_captured(CALL, "prefetch")?;
+        let handle = stream.handle_here()?;
         let (at, bytes) = managed::range_of(memory);
         // SAFETY: the stream is valid, and in no capture. The rest is the caller's promise.
         unsafe { self.device().prefetch(at, bytes, to, handle) }
@@ -393,10 +397,6 @@ impl Context {
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {
         &self.inner.timelines
-    }
-
-    pub(super) fn of_others(&self) -> &Mutex<Option<OfOthers>> {
-        &self.inner.of_others
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry<Core>> {

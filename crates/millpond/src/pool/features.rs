@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use super::context::OtherMemory;
-use super::tagged::Tags;
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, Place, Residency};
 #[cfg(feature = "record")]
@@ -69,9 +68,8 @@ impl Pool {
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
     #[cfg(feature = "record")]
     pub fn guard_findings(&self) -> Vec<Finding> {
-        let mut beside = self.inner().beside.iter();
-        let guarding = beside.find_map(|state| state.downcast_ref::<Arc<Guarding>>());
-        guarding.map(|guarding| guarding.findings()).unwrap_or_default()
+        let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
+        guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
     }
 
     // ---- sleep -----------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ impl Pool {
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
         let mut given_back = self.sleep_state().sleep(self.inner(), keep)?;
-        for of_tag in self.of_tags() {
+        for (_, of_tag) in self.tagged_pools() {
             given_back += of_tag.sleep(keep)?;
         }
         Ok(given_back)
@@ -130,7 +128,7 @@ impl Pool {
     /// the device's own.
     pub fn wake(&self) -> Result<()> {
         self.sleep_state().wake(self.inner())?;
-        self.of_tags().iter().try_for_each(Self::wake)
+        self.tagged_pools().iter().try_for_each(|(_, of_tag)| of_tag.wake())
     }
 
     /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
@@ -146,7 +144,7 @@ impl Pool {
     pub fn trim_staging(&self) -> Result<u64> {
         self.inner().check_process()?;
         let mut given_back = self.sleep_state().trim_staging()?;
-        for of_tag in self.of_tags() {
+        for (_, of_tag) in self.tagged_pools() {
             given_back += of_tag.trim_staging()?;
         }
         Ok(given_back)
@@ -266,7 +264,7 @@ impl Pool {
     /// # Errors
     /// As for [`prefetch`](Self::prefetch).
     pub fn take_back_advice(&self, ptr: DevicePtr) -> Result<()> {
-        managed::take_back_advice(self.inner(), "Pool::take_back_advice", ptr)
+        managed::advise(self.inner(), "Pool::take_back_advice", ptr, &Advice::TAKEN_BACK)
     }
 
     /// What was said of a live block, as [`Buffer::residency`](crate::Buffer::residency).
@@ -294,7 +292,7 @@ impl Pool {
     /// As for [`size_of`](Self::size_of).
     pub fn is_shared(&self, ptr: DevicePtr) -> Result<bool> {
         self.size_of(ptr)?;
-        Ok(sharing::is_shared(self.inner(), ptr))
+        Ok(self.inner().is_here() && self.inner().holds.has(ptr))
     }
 
     // ---- tags ------------------------------------------------------------------------------------
@@ -325,13 +323,12 @@ impl Pool {
     /// Those of [`PoolBuilder::build`], and [`Error::PoolDestroyed`](crate::Error::PoolDestroyed).
     pub fn tagged(&self, tag: &str) -> Result<Self> {
         self.inner().check_process()?;
-        let Tags { options, pools } = &self.handle.tags;
-        let mut pools = pools.lock();
+        let mut pools = self.handle.tags.lock();
         if let Some((_, known)) = pools.iter().find(|(name, _)| name == tag) {
             return Ok(known.clone());
         }
         self.inner().check_not_destroyed(&self.inner().state.lock())?;
-        let Some(options) = options.clone() else {
+        let Some(options) = self.handle.options.clone() else {
             return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
         };
         let hard_limit = self.inner().limits.hard_limit.clone();
@@ -343,25 +340,14 @@ impl Pool {
 
     /// The tags that were named so far, in that order.
     pub fn tags(&self) -> Vec<String> {
-        if !self.inner().is_here() {
-            return Vec::new();
-        }
-        self.handle.tags.pools.lock().iter().map(|(tag, _)| tag.clone()).collect()
+        self.tagged_pools().into_iter().map(|(tag, _)| tag).collect()
     }
 
-    /// The pools of all tags.
-    pub(super) fn of_tags(&self) -> Vec<Self> {
-        if !self.inner().is_here() {
-            return Vec::new();
-        }
-        self.handle.tags.pools.lock().iter().map(|(_, pool)| pool.clone()).collect()
+    /// All tags, and their pools.
+    pub(super) fn tagged_pools(&self) -> Vec<(String, Self)> {
+        if self.inner().is_here() { self.handle.tags.lock().clone() } else { Vec::new() }
     }
 }
-
-/// How a pool of pinned memory is called by default.
-const PINNED: &str = "pinned";
-/// Likewise of managed memory.
-const MANAGED: &str = "managed";
 
 impl Context {
     /// Starts building a pool of pinned host memory: page-locked memory of the host, near the device. The device copies to
@@ -390,7 +376,7 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
     /// device's own.
     pub fn pinned(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(None))?).name(PINNED))
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(None))?).name("pinned"))
     }
 
     /// As [`pinned`](Self::pinned), of the NUMA node with this number.
@@ -404,7 +390,7 @@ impl Context {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(Some(node)))?).name(PINNED))
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(Some(node)))?).name("pinned"))
     }
 
     /// Starts building a pool of managed memory: it moves to where it is used, a page at a time, and the CPU reads and writes
@@ -432,6 +418,6 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or none
     /// that the CPU may use at the same time; else the device's own.
     pub fn managed(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Managed)?).name(MANAGED))
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Managed)?).name("managed"))
     }
 }

@@ -13,8 +13,6 @@
 mod builder;
 mod context;
 mod features;
-mod of_others;
-mod tagged;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,8 +20,6 @@ use std::sync::atomic::Ordering;
 
 pub use builder::PoolBuilder;
 pub use context::Context;
-pub(crate) use of_others::{OpenedBlock, open_block};
-use tagged::Tags;
 
 use crate::capture::CapturePool;
 use crate::core::Core;
@@ -33,11 +29,13 @@ use crate::core::{
     ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving,
 };
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
+use crate::lock::Mutex;
 use crate::order::{ReusePolicies, Stream, Timelines};
+use crate::process::OfProcess;
 #[cfg(feature = "record")]
 use crate::record;
 use crate::stats::{Level, Stats};
-use crate::{Error, OutOfMemory, Result, live, peers};
+use crate::{OutOfMemory, Result, live, peers};
 
 /// A memory pool of one device. Clones are the same pool.
 ///
@@ -91,7 +89,10 @@ impl fmt::Debug for Pool {
 #[derive(Debug)]
 struct Handle {
     inner: Arc<Core>,
-    tags: Tags,
+    /// What the pool was built with; `None` for one that is destroyed from the start.
+    options: Option<PoolBuilder>,
+    /// The parts of its memory that sleep on their own: a pool for each tag, under the same limits.
+    tags: OfProcess<Mutex<Vec<(String, Pool)>>>,
 }
 
 impl Drop for Handle {
@@ -121,8 +122,13 @@ impl Pool {
 
     /// `options` are those that it was built with; `None` for one that is destroyed.
     fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
-        let handle = Arc::new(Handle { inner: inner.clone(), tags: Tags::new(options) });
-        Self { inner, handle }
+        let handle = Handle { inner: inner.clone(), options, tags: OfProcess::default() };
+        Self { inner, handle: Arc::new(handle) }
+    }
+
+    /// One of memory of other processes. Its only handle goes here, so that it is destroyed.
+    fn of_others(context: &Context, memory: Arc<dyn Device>) -> Result<Arc<Core>> {
+        Ok(PoolBuilder::of_others(context, memory).build()?.inner.clone())
     }
 
     /// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment. Zero bytes give the
@@ -215,9 +221,6 @@ impl Pool {
     /// # Errors
     /// As for [`free`](Self::free), and [`Error::WrongDevice`] for a stream of a device that cannot work together with the pool's.
     pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if ptr.is_null() {
-            return Ok(());
-        }
         peers::record_use(&self.inner, ptr, stream)
     }
 
@@ -442,7 +445,7 @@ impl Pool {
     /// goes back when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
         let mut done = giving_back::close(&self.inner);
-        for of_tag in self.of_tags() {
+        for (_, of_tag) in self.tagged_pools() {
             done = done.and(of_tag.destroy());
         }
         done
@@ -480,10 +483,5 @@ impl Pool {
 
     pub(crate) fn inner(&self) -> &Arc<Core> {
         &self.inner
-    }
-
-    /// The error for a length that does not match.
-    pub(crate) fn length_mismatch(what: &'static str, found: usize, expected: usize) -> Error {
-        Error::LengthMismatch { what, found, expected }
     }
 }

@@ -66,9 +66,8 @@ impl SharedEvent {
     /// [`Error::OwnerGone`] where the process that made it is gone. [`DeviceError::Invalid`] for a stream of another context
     /// or one that is being captured. Else the device's own.
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        const CALL: &str = "SharedEvent::record";
         let timelines = &self.event.timelines;
-        let handle = self.usable(CALL, stream)?;
+        let handle = self.usable("SharedEvent::record", stream)?;
         // SAFETY: the event lives as long as this, and the stream is valid.
         Ok(unsafe { timelines.device().record_event(self.event.handle, handle) }?)
     }
@@ -78,9 +77,8 @@ impl SharedEvent {
     /// # Errors
     /// As for [`record`](Self::record).
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        const CALL: &str = "SharedEvent::wait";
         let timelines = &self.event.timelines;
-        let handle = self.usable(CALL, stream)?;
+        let handle = self.usable("SharedEvent::wait", stream)?;
         // SAFETY: as in `record`.
         Ok(unsafe { timelines.device().wait_event(handle, self.event.handle) }?)
     }
@@ -96,17 +94,13 @@ impl SharedEvent {
     }
 
     fn usable(&self, call: &'static str, stream: &Stream) -> Result<StreamHandle> {
-        let invalid = |what: &str| Err(DeviceError::Invalid { call, what: what.to_owned() }.into());
         self.check_owner()?;
         if !Arc::ptr_eq(stream.timelines(), &self.event.timelines) {
-            return invalid("the stream belongs to another device: use one of the event's own context");
+            let what = "the stream belongs to another device: use one of the event's own context".to_owned();
+            return Err(DeviceError::Invalid { call, what }.into());
         }
-        let handle = stream.handle_here()?;
-        // SAFETY: the stream is valid, as `handle_here` says.
-        if unsafe { stream.device().capture_of(handle) }?.is_some() {
-            return invalid("the stream is being captured, and a graph has no events of other processes");
-        }
-        Ok(handle)
+        stream.check_not_captured(call, "have events of other processes")?;
+        Ok(stream.handle_here()?)
     }
 
     /// Once its maker has destroyed an event, to use it is undefined (`cuIpcGetEventHandle`).

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::lease::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
 use crate::lock::Mutex;
+use crate::mapped::Mapped;
 use crate::open_file::OpenFile;
 use crate::process::OfProcess;
 
@@ -14,121 +15,12 @@ type Kept = (Arc<Borrowed>, Option<OpenFile>);
 
 /// Pages of another process, mapped one behind the other.
 #[derive(Debug)]
-pub(crate) struct Import {
-    /// Until it is dropped.
-    mapped: Option<Mapped>,
+pub(super) struct Import {
+    mapped: Mapped,
     /// Where the memory begins, on the first page.
     at: DevicePtr,
-    stuck: Arc<Stuck>,
     /// Closed last: then the owner may use the pages for something else, and nobody's budget counts them.
     _kept: Kept,
-}
-
-/// Addresses, and the pages that are mapped there.
-#[derive(Debug)]
-struct Mapped {
-    device: Arc<dyn Device>,
-    /// Reserved addresses; of no bytes once they are given back.
-    base: DevicePtr,
-    reserved: u64,
-    /// Address and length of each page that is mapped.
-    pages: Vec<(DevicePtr, u64)>,
-}
-
-/// What could not be unmapped. It is tried again before the next import, and at the end.
-type Stuck = OfProcess<Mutex<Vec<Mapped>>>;
-
-impl Import {
-    /// Maps pages, given with their lengths, for the device. Behind the offset there are at least `room` bytes of
-    /// address space. Nothing is left of what fails half way.
-    pub(crate) fn open(
-        memory: &ImportedMemory,
-        pages: Vec<(PageExport, u64)>,
-        (offset, room): (u64, u64),
-        kept: Kept,
-    ) -> DeviceResult<Self> {
-        let (device, stuck) = (memory.below.clone(), memory.stuck.clone());
-        // SAFETY: nobody was told of these addresses, or they are used no more.
-        stuck.lock().retain_mut(|mapped| unsafe { mapped.close() }.is_err());
-        let granularity = device.properties().granularity;
-        let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
-        let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
-        let base = device.reserve(reserved)?;
-        let list = Vec::with_capacity(pages.len());
-        let mut mapped = Mapped { device, base, reserved, pages: list };
-        let mut at = base;
-        let all = pages.into_iter().try_for_each(|(page, bytes)| {
-            mapped.map(at, page, bytes)?;
-            at = at.offset(bytes);
-            Ok(())
-        });
-        let import = Self { mapped: Some(mapped), at: base.offset(offset), stuck, _kept: kept };
-        all.map(|()| import)
-    }
-
-    /// # Safety
-    /// As for [`Mapped::close`].
-    unsafe fn close(&mut self) -> DeviceResult<()> {
-        // SAFETY: the caller's promise.
-        self.mapped.as_mut().map_or(Ok(()), |mapped| unsafe { mapped.close() })
-    }
-}
-
-impl Mapped {
-    fn map(&mut self, at: DevicePtr, page: PageExport, bytes: u64) -> DeviceResult<()> {
-        let device = &self.device;
-        let page = device.import_page(page, bytes)?;
-        // SAFETY: the page was imported above, and the range is reserved, with nothing mapped there.
-        let mapped = unsafe { device.map(at, bytes, page) };
-        if mapped.is_ok() {
-            self.pages.push((at, bytes));
-        }
-        // SAFETY: nobody else has the handle. A mapping keeps the memory.
-        let released = unsafe { device.release_page(page) };
-        mapped.and(released)?;
-        // SAFETY: it was mapped above.
-        unsafe { self.device.set_access(at, bytes) }
-    }
-
-    /// Unmaps all pages, and gives the addresses back. After an error it can be called again.
-    ///
-    /// # Safety
-    /// No pending or later work uses the memory.
-    unsafe fn close(&mut self) -> DeviceResult<()> {
-        while let Some((at, bytes)) = self.pages.last().copied() {
-            // SAFETY: it was mapped by `map`, and nobody uses it.
-            unsafe { self.device.unmap(at, bytes) }?;
-            self.pages.pop();
-        }
-        if self.reserved > 0 {
-            // SAFETY: it was reserved for this, and nothing is mapped there.
-            unsafe { self.device.unreserve(self.base, self.reserved) }?;
-            self.reserved = 0;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Import {
-    fn drop(&mut self) {
-        // SAFETY: nobody has the addresses: either it was never given out, or it was closed before.
-        let Err(error) = (unsafe { self.close() }) else { return };
-        let mut stuck = self.stuck.lock();
-        // Else it is tried once more, now.
-        if stuck.try_reserve(1).is_ok() {
-            tracing::warn!(%error, "memory of another process could not be unmapped; it is tried again");
-            stuck.extend(self.mapped.take());
-        }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: as in the import's.
-        if let Err(error) = unsafe { self.close() } {
-            tracing::error!(%error, "memory of another process could not be unmapped: it stays until this process ends");
-        }
-    }
 }
 
 /// See the [module](self). Everything else is the device's below.
@@ -138,18 +30,49 @@ pub(crate) struct ImportedMemory {
     properties: Properties,
     /// By address.
     open: OfProcess<Mutex<HashMap<DevicePtr, Import>>>,
-    stuck: Arc<Stuck>,
+    /// What could not be unmapped. It is tried again before the next import, and at the end.
+    stuck: OfProcess<Mutex<Vec<Mapped>>>,
 }
 
 impl ImportedMemory {
     pub(crate) fn new(below: Arc<dyn Device>) -> Self {
         let properties =
             Properties { virtual_memory: false, memory_pools: false, ..below.properties().clone() };
-        Self { below, properties, open: OfProcess::default(), stuck: Arc::default() }
+        Self { below, properties, open: OfProcess::default(), stuck: OfProcess::default() }
+    }
+
+    /// Maps pages, given with their lengths. Behind the offset there are at least `room` bytes of address space. Nothing is left
+    /// of what fails half way.
+    pub(super) fn map(
+        &self,
+        pages: Vec<(PageExport, u64)>,
+        (offset, room): (u64, u64),
+        kept: Kept,
+    ) -> DeviceResult<Import> {
+        // SAFETY: nobody was told of these addresses.
+        self.stuck.lock().retain_mut(|mapped| unsafe { mapped.close() }.is_err());
+        let granularity = self.properties.granularity;
+        let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
+        let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
+        let mut mapped = Mapped::reserve(&self.below, reserved)?;
+        let all = pages.into_iter().try_for_each(|(page, bytes)| {
+            let page = self.below.import_page(page, bytes)?;
+            // SAFETY: imported for this, and the addresses are as long as all pages.
+            unsafe { mapped.push(page, bytes) }
+        });
+        let Err(error) = all else {
+            return Ok(Import { at: mapped.base().offset(offset), mapped, _kept: kept });
+        };
+        // SAFETY: as above.
+        if let Err(error) = unsafe { mapped.close() } {
+            tracing::warn!(%error, "memory of another process could not be unmapped; it is tried again");
+            self.stuck.lock().push(mapped);
+        }
+        Err(error)
     }
 
     /// Makes an import a segment; returns where it begins.
-    pub(crate) fn enter(&self, import: Import) -> DevicePtr {
+    pub(super) fn enter(&self, import: Import) -> DevicePtr {
         let at = import.at;
         self.open.lock().insert(at, import);
         at
@@ -178,7 +101,7 @@ unsafe impl Forward for ImportedMemory {
             return Err(DeviceError::Invalid { call: "free_segment", what });
         };
         // SAFETY: the caller's promise.
-        let closed = unsafe { import.close() };
+        let closed = unsafe { import.mapped.close() };
         if closed.is_err() {
             self.open.lock().insert(at, import);
         }

@@ -7,26 +7,22 @@
 //! The owner is gone when its end is closed, or its process has ended. Forked children close the owner's end. The process
 //! is asked, too, because a raw `clone` and a child that is about to become another program keep it.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::close_on_fork::CloseOnFork;
 use crate::device::{DeviceResult, SharedNumber, system};
+use crate::peer::credentials;
+use crate::policy::other_processes::AFTER_DEATH;
 use crate::process::Process;
 use crate::{Error, Result};
-
-/// How long kernels of a process may run on after it died.
-const AFTER_DEATH: Duration = Duration::from_millis(200);
-
-/// Of `getsockopt`, since Linux 6.5: a descriptor of the process at the other end. The same on all CPUs that CUDA is for.
-const SO_PEERPIDFD: libc::c_int = 77;
 
 /// The owner's end.
 #[derive(Debug)]
@@ -103,50 +99,19 @@ impl Drop for Borrowed {
 /// Whether a descriptor is in this state.
 fn is(file: impl AsFd, state: PollFlags) -> bool {
     let mut asked = [PollFd::new(&file, state)];
-    loop {
-        match poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
-            Ok(_) => return asked[0].revents().contains(state),
-        }
-    }
+    let answered = retry_on_intr(|| poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })));
+    answered.is_ok() && asked[0].revents().contains(state)
 }
 
-/// Whether the process that made a pair of sockets has ended. Where the system cannot tell, it has not.
+/// Whether the process that made a pair of sockets has ended. Where the system cannot tell, it has not: it is in another PID
+/// namespace, or its number is another one's by now.
 fn peer_has_ended(end: &OwnedFd) -> bool {
-    match pidfd_of_peer(end) {
+    let number = credentials(end).ok().and_then(|peer| Pid::from_raw(peer.pid));
+    number.is_some_and(|number| match pidfd_open(number, PidfdFlags::empty()) {
         Ok(process) => is(process, PollFlags::IN),
         // Nobody has the number, or it is that of a thread by now.
         Err(error) => matches!(error, Errno::SRCH | Errno::INVAL),
-    }
-}
-
-fn pidfd_of_peer(end: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    match peer_option(end, SO_PEERPIDFD, -1) {
-        // SAFETY: the system opened it for this call.
-        Ok(process) => Ok(unsafe { OwnedFd::from_raw_fd(process) }),
-        Err(Errno::NOPROTOOPT) => pidfd_by_number(end),
-        Err(error) => Err(error),
-    }
-}
-
-/// Before Linux 6.5. If the number is another process's by now, the owner counts as alive until its end is closed.
-fn pidfd_by_number(end: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    let peer = peer_option(end, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })?;
-    // A process of another PID namespace has none here.
-    let pid = Pid::from_raw(peer.pid).ok_or(Errno::NOSYS)?;
-    pidfd_open(pid, PidfdFlags::empty())
-}
-
-/// What a socket says of its other end.
-fn peer_option<T: Copy>(end: &OwnedFd, option: libc::c_int, mut found: T) -> rustix::io::Result<T> {
-    let mut length = size_of::<T>() as libc::socklen_t;
-    let to = (&raw mut found).cast();
-    // SAFETY: `found` may be written for as many bytes, and is numbers, of which any are valid.
-    match unsafe { libc::getsockopt(end.as_raw_fd(), libc::SOL_SOCKET, option, to, &raw mut length) } {
-        0 => Ok(found),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
+    })
 }
 
 #[cfg(all(test, not(miri)))]
@@ -155,10 +120,12 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::ptr;
 
+    use bytemuck::Zeroable;
+
     use super::*;
-    use crate::device::DeviceIdentity;
     use crate::fixtures::{alone, nobody_begins};
     use crate::sharing::socket::send;
+    use crate::sharing::token::Header;
     use crate::sharing::{Received, SharedToken};
 
     /// A lease, and what a process gets that it was sent to.
@@ -255,17 +222,9 @@ mod tests {
             || {
                 let (from, to) = UnixStream::pair().unwrap();
                 // Of three descriptors, since there is one page.
-                let token = SharedToken {
-                    device: DeviceIdentity([7; 16]),
-                    event: [0; 64],
-                    budget_descriptor: false,
-                    event_descriptor: false,
-                    element: 1,
-                    offset: 0,
-                    bytes: 1,
-                    positions: vec![0],
-                    pages: vec![1],
-                };
+                let header =
+                    Header { magic: Header::MAGIC, element: 1, bytes: 1, pages: 1, ..Header::zeroed() };
+                let token = SharedToken { header, positions: vec![0], pages: vec![1] };
                 in_child(|| {
                     let (lent, [end, users]) = Lent::new().unwrap();
                     let all = [&end, &users, &lent.end].map(|file| file.here().unwrap());
@@ -273,11 +232,10 @@ mod tests {
                 });
                 let received = Received::receive(&to).unwrap().into_descriptors();
                 let [end, users, _the_owners] = received.try_into().unwrap();
-                assert_eq!(pidfd_by_number(&end).map(drop), Err(Errno::SRCH));
                 assert!(!is(&end, PollFlags::HUP) && peer_has_ended(&end));
                 assert!(Borrowed::begin(end, &users).unwrap().owner_is_gone());
                 let (_lent, [end, _]) = lease();
-                assert!(!is(pidfd_by_number(&end).unwrap(), PollFlags::IN) && !peer_has_ended(&end));
+                assert!(!peer_has_ended(&end));
             },
         );
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::event::{OwnedEvent, SharedEvent};
 use super::lease::Lent;
 use super::socket;
-use super::token::SharedToken;
+use super::token::{Flag, Header, SharedToken};
 use crate::close_on_fork::CloseOnFork;
 use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
@@ -136,10 +136,10 @@ pub(crate) fn share(
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };
-    let (bytes, PagesUnder { pages, offset }) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
+    let (bytes, (pages, offset)) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
     // From here on the block is kept. If an export fails, its only lease ends here.
     let mut descriptors = Vec::from(lease);
-    let event_descriptor = export.descriptor.is_some();
+    let mut flags = export.descriptor.as_ref().map_or(0, |_| Flag::Event as u32);
     descriptors.extend(export.descriptor.map(CloseOnFork::new));
     let mut positions = Vec::with_capacity(pages.len());
     for (page, _) in &pages {
@@ -157,32 +157,28 @@ pub(crate) fn share(
     let bytes_of_pages = pages.iter().map(|(_, bytes)| bytes).sum();
     let first_page = DevicePtr::new(ptr.raw() - offset);
     let counted = budget.map_or(Ok(None), |budget| budget.lend(first_page, bytes_of_pages))?;
-    let budget_descriptor = counted.is_some();
+    flags |= counted.as_ref().map_or(0, |_| Flag::Budget as u32);
     descriptors.extend(counted.map(CloseOnFork::new));
-    let token = SharedToken {
-        device: identity,
+    let pages: Vec<_> = pages.into_iter().map(|(_, bytes)| bytes).collect();
+    let header = Header {
+        magic: Header::MAGIC,
+        device: identity.0,
         event: export.data,
-        event_descriptor,
-        budget_descriptor,
+        flags,
         element: elements.map_or(1, |(_, element)| element as u32),
         offset,
         bytes,
-        positions,
-        pages: pages.into_iter().map(|(_, bytes)| bytes).collect(),
+        pages: pages.len() as u64,
+        reserved: 0,
     };
+    let token = SharedToken { header, positions, pages };
     Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })
 }
 
-/// What a block lies on.
-#[derive(Debug)]
-struct PagesUnder {
-    /// Each page, and its bytes.
-    pages: Vec<(PageHandle, u64)>,
-    /// Where on the first of them the block begins.
-    offset: u64,
-}
+/// Pages with their bytes, and where on the first of them a block begins.
+type PagesUnder = (Vec<(PageHandle, u64)>, u64);
 
-/// The pages that the first `bytes` of a live block lie on; `None` in a segment.
+/// What the first `bytes` of a live block lie on; `None` in a segment.
 fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> {
     let first = arena.page_at(ptr).filter(|page| !arena.pages().is_segment(page.id))?;
     let next = |page: &PageAtHome| {
@@ -190,7 +186,7 @@ fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> 
         arena.page_at(behind).filter(|_| behind < ptr.offset(bytes))
     };
     let pages = std::iter::successors(Some(first), next).map(|page| arena.pages().handle(page.id)).collect();
-    Some(PagesUnder { pages, offset: ptr.raw() - first.at.raw() })
+    Some((pages, ptr.raw() - first.at.raw()))
 }
 
 /// Notes the loan of a live block. Returns its bytes, and what they lie on.
@@ -217,9 +213,4 @@ fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(
         return Err(core.misuse(ptr, Pointer::NotLive));
     }
     Ok((bytes, under))
-}
-
-/// Whether another process may use the block that starts here, so that its pages must stay where they are.
-pub(crate) fn is_shared(core: &Core, ptr: DevicePtr) -> bool {
-    core.is_here() && core.holds.has(ptr)
 }

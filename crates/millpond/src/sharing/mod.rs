@@ -16,9 +16,9 @@ mod socket;
 mod token;
 
 pub use event::SharedEvent;
-pub(crate) use imported::{Import, ImportedMemory};
+pub(crate) use imported::ImportedMemory;
 pub use lending::Shared;
-pub(crate) use lending::{is_shared, share};
-pub(crate) use opening::{OfOthers, alloc_import, check_token, keep_budget, open_descriptors};
+pub(crate) use lending::share;
+pub(crate) use opening::OfOthers;
 pub use socket::Received;
 pub use token::SharedToken;

@@ -1,27 +1,25 @@
 //! Tokens and descriptors over Unix sockets.
 //!
-//! First come eight bytes: the length of the token, and how many descriptors there are. The descriptors travel with them and
-//! with single bytes behind them, a few at a time: the system takes at most 253 at once. The token comes last.
+//! First comes the length of the token, in four bytes. Then the token, which says how many descriptors there are. They follow,
+//! with single bytes, as many at a time as the system takes.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use super::SharedToken;
+use crate::peer::send_all;
 use crate::{Error, Result};
 
-/// Descriptors that travel at once.
-const AT_ONCE: usize = 64;
-
-/// A longer token cannot be.
-const LONGEST_TOKEN: usize = 32 << 20;
+/// Descriptors that travel at once at most, as Linux has it (include/net/scm.h).
+const SCM_MAX_FD: usize = 253;
 
 /// What another process shared: a token and its descriptors, to be [opened](crate::Context::open_shared).
 ///
@@ -39,27 +37,21 @@ impl Received {
     /// # Errors
     /// [`Error::Socket`] where nothing can be received. [`Error::BadToken`] for what is no token.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
-        let mut descriptors = Vec::new();
-        let mut header = [0; 8];
-        let mut filled = 0;
-        while filled < header.len() {
-            filled += receive(socket, &mut header[filled..], &mut descriptors)?;
-        }
-        let [length, count] = [&header[..4], &header[4..]]
-            .map(|field| u32::from_le_bytes(field.try_into().expect("four bytes")) as usize);
-        if length > LONGEST_TOKEN || count > SharedToken::most_descriptors(length) {
+        let read = |bytes: &mut [u8]| (&*socket).read_exact(bytes).map_err(|error| failed("receive", &error));
+        let mut length = [0; 4];
+        read(&mut length)?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > SharedToken::longest() {
             return Err(Error::BadToken { why: "what came over the socket is no token".to_owned() });
         }
-        while descriptors.len() < count {
-            let before = descriptors.len();
-            receive(socket, &mut [0], &mut descriptors)?;
-            if descriptors.len() == before {
-                return Err(Error::BadToken { why: "descriptors are missing".to_owned() });
-            }
-        }
         let mut token = vec![0; length];
-        (&*socket).read_exact(&mut token).map_err(|error| failed("receive", &error))?;
-        Self::new(SharedToken::from_bytes(&token)?, descriptors)
+        read(&mut token)?;
+        let token = SharedToken::from_bytes(&token)?;
+        let mut descriptors = Vec::new();
+        while descriptors.len() < token.descriptors() {
+            receive_some(socket, &mut descriptors)?;
+        }
+        Self::new(token, descriptors)
     }
 
     /// What came by other means: a token, and its [descriptors](crate::Shared::descriptors) in their order.
@@ -93,40 +85,33 @@ impl Received {
 /// Sends a token and its descriptors.
 pub(crate) fn send(socket: &UnixStream, token: &SharedToken, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     let token = token.to_bytes();
-    let numbers = [token.len(), descriptors.len()].map(|number| (number as u32).to_le_bytes());
-    let mut with_them = numbers.concat();
-    for some in descriptors.chunks(AT_ONCE) {
-        send_some(socket, &with_them, some)?;
-        with_them = vec![0];
-    }
-    (&*socket).write_all(&token).map_err(|error| failed("send", &error))
+    let length = (token.len() as u32).to_le_bytes();
+    [&length[..], &token]
+        .into_iter()
+        .try_for_each(|bytes| send_all(socket, bytes))
+        .map_err(|error| failed("send", &error))?;
+    descriptors.chunks(SCM_MAX_FD).try_for_each(|some| send_some(socket, some))
 }
 
-fn send_some(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
+fn send_some(socket: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let has_room = control.push(SendAncillaryMessage::ScmRights(descriptors));
     debug_assert!(has_room, "there is room for as many");
-    let sent = loop {
-        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => break sent.map_err(|error| failed("send", &error.into()))?,
-        }
-    };
-    // The descriptors went with the first byte.
-    (&*socket).write_all(&bytes[sent..]).map_err(|error| failed("send", &error))
+    retry_on_intr(|| sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL))
+        .map(drop)
+        .map_err(|error| failed("send", &error.into()))
 }
 
-/// Receives at least one byte, and the descriptors that came with it.
-fn receive(socket: &UnixStream, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
+/// Receives a byte, and the descriptors that came with it.
+fn receive_some(socket: &UnixStream, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            received => break received.map_err(|error| failed("receive", &error.into()))?,
-        }
-    };
+    let received = retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })
+    .map_err(|error| failed("receive", &error.into()))?;
+    let before = descriptors.len();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             descriptors.extend(rights);
@@ -136,9 +121,9 @@ fn receive(socket: &UnixStream, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>
         let error = io::Error::other("descriptors were lost: raise the limit of open files (ulimit -n)");
         return Err(failed("receive", &error));
     }
-    match received.bytes {
-        0 => Err(failed("receive", &io::ErrorKind::UnexpectedEof.into())),
-        some => Ok(some),
+    match descriptors.len() - before {
+        0 => Err(Error::BadToken { why: "descriptors are missing".to_owned() }),
+        _ => Ok(()),
     }
 }
 

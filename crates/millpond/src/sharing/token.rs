@@ -1,22 +1,48 @@
 //! The token: what is said of shared memory, beside its descriptors.
 
+use bytemuck::{Pod, Zeroable};
+
+use crate::close_on_fork::MOST_DESCRIPTORS;
 use crate::device::DeviceIdentity;
+use crate::policy::options::ALIGNMENTS;
 use crate::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"mpshare2";
+/// What comes before the positions and the lengths of the pages. Numbers begin with their least byte, as on all CPUs that CUDA
+/// is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(super) magic: [u8; 8],
+    pub(super) device: [u8; 16],
+    pub(super) event: [u8; 64],
+    pub(super) flags: u32,
+    /// Bytes of an element.
+    pub(super) element: u32,
+    /// Where on the first page the memory begins.
+    pub(crate) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) pages: u64,
+    pub(super) reserved: u64,
+}
 
-/// Bytes before what is said of the pages.
-const HEADER: usize = 128;
+// SAFETY: numbers only, for which zeros are valid.
+unsafe impl Zeroable for Header {}
+// SAFETY: numbers only, in an order that leaves no space between them.
+unsafe impl Pod for Header {}
 
-/// Descriptors of the lease.
-const LEASE: usize = 2;
+impl Header {
+    pub(super) const MAGIC: [u8; 8] = *b"mpshare2";
+}
 
-/// More than any device has of either.
-const MOST_PAGES: usize = 1 << 20;
-const MOST_BYTES: u64 = 1 << 56;
-
-/// What every block's address is a multiple of, at least.
-const LEAST_ALIGNMENT: u64 = 256;
+/// What else there is a descriptor for.
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+pub(super) enum Flag {
+    /// The event.
+    Event = 1,
+    /// A named budget. Its descriptor is the last, and is to be kept as long as it is open.
+    Budget = 2,
+}
 
 /// Where shared memory lies, for the process that [opens](crate::Context::open_shared) it. It means nothing without the
 /// [descriptors](crate::Shared::descriptors).
@@ -35,32 +61,22 @@ const LEAST_ALIGNMENT: u64 = 256;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedToken {
-    pub(crate) device: DeviceIdentity,
-    pub(crate) event: [u8; 64],
-    /// Whether the event has a descriptor, too.
-    pub(crate) event_descriptor: bool,
-    /// Whether it is memory under a named budget: the last descriptor is to be kept as long as it is open.
-    pub(crate) budget_descriptor: bool,
-    /// Bytes of an element.
-    pub(crate) element: u32,
-    /// Where on the first page the memory begins.
-    pub(crate) offset: u64,
-    pub(crate) bytes: u64,
+    pub(crate) header: Header,
     /// Where each page begins in what its descriptor stands for, in bytes.
-    pub(crate) positions: Vec<u64>,
+    pub(super) positions: Vec<u64>,
     /// The length of each page, in bytes.
-    pub(crate) pages: Vec<u64>,
+    pub(super) pages: Vec<u64>,
 }
 
 impl SharedToken {
     /// Bytes of the memory that is shared.
     pub fn byte_len(&self) -> u64 {
-        self.bytes
+        self.header.bytes
     }
 
     /// Bytes of each element.
     pub fn element_size(&self) -> usize {
-        self.element as usize
+        self.header.element as usize
     }
 
     /// Bytes of the pages that the memory lies on. Other processes can reach all of them.
@@ -70,35 +86,27 @@ impl SharedToken {
 
     /// The device that the memory is of.
     pub fn device(&self) -> DeviceIdentity {
-        self.device
+        DeviceIdentity(self.header.device)
     }
 
-    /// How many descriptors belong to it.
+    /// How many descriptors belong to it: two of the lease, and one each of what it has besides.
     pub fn descriptors(&self) -> usize {
-        LEASE + usize::from(self.event_descriptor) + usize::from(self.budget_descriptor) + self.pages.len()
+        2 + self.header.flags.count_ones() as usize + self.pages.len()
     }
 
-    /// The most descriptors that belong to a token of so many bytes.
-    pub(super) fn most_descriptors(bytes: usize) -> usize {
-        LEASE + 2 + bytes.saturating_sub(HEADER) / 16
+    pub(super) fn has(&self, flag: Flag) -> bool {
+        self.header.flags & flag as u32 != 0
+    }
+
+    /// Bytes of the longest: of more pages, no process could have the descriptors.
+    pub(super) fn longest() -> usize {
+        size_of::<Header>() + MOST_DESCRIPTORS * 2 * size_of::<u64>()
     }
 
     /// The token as bytes, of the same format in each version whose token begins the same.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER + 16 * self.pages.len());
-        bytes.extend(MAGIC);
-        bytes.extend(self.device.0);
-        bytes.extend(self.event);
-        let flags = u32::from(self.event_descriptor) | u32::from(self.budget_descriptor) << 1;
-        bytes.extend(flags.to_le_bytes());
-        bytes.extend(self.element.to_le_bytes());
-        bytes.extend(self.offset.to_le_bytes());
-        bytes.extend(self.bytes.to_le_bytes());
-        bytes.extend((self.pages.len() as u64).to_le_bytes());
-        bytes.extend([0; 8]);
-        debug_assert_eq!(bytes.len(), HEADER);
-        bytes.extend(self.positions.iter().chain(&self.pages).flat_map(|number| number.to_le_bytes()));
-        bytes
+        let [positions, pages] = [&self.positions, &self.pages].map(|list| bytemuck::cast_slice(list));
+        [bytemuck::bytes_of(&self.header), positions, pages].concat()
     }
 
     /// The token of these bytes. All of them are checked: they may be anybody's.
@@ -106,63 +114,40 @@ impl SharedToken {
     /// # Errors
     /// [`Error::BadToken`], which says what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bad = |why: &str| Error::BadToken { why: why.to_owned() };
-        let Some((header, pages)) = bytes.split_at_checked(HEADER) else {
-            return Err(bad("it is too short"));
+        let bad = |why: &str| Err(Error::BadToken { why: why.to_owned() });
+        let Some((header, rest)) = bytes.split_at_checked(size_of::<Header>()) else {
+            return bad("it is too short");
         };
-        let mut fields = Fields(header);
-        if &fields.take::<8>() != MAGIC {
-            return Err(bad("it is no token of this version of millpond: both processes need the same"));
+        let header: Header = bytemuck::pod_read_unaligned(header);
+        if header.magic != Header::MAGIC {
+            return bad("it is no token of this version of millpond: both processes need the same");
         }
-        let (device, event) = (DeviceIdentity(fields.take()), fields.take());
-        let (flags, element) = (u32::from_le_bytes(fields.take()), u32::from_le_bytes(fields.take()));
-        let [offset, length, count, reserved] = [(); 4].map(|()| u64::from_le_bytes(fields.take()));
-        if flags > 3 || reserved != 0 {
-            return Err(bad("it has flags that this version of millpond does not know"));
+        if header.flags > Flag::Event as u32 | Flag::Budget as u32 || header.reserved != 0 {
+            return bad("it has flags that this version of millpond does not know");
         }
-        if !(1..=MOST_PAGES as u64).contains(&count) || pages.len() as u64 != 16 * count {
-            return Err(bad("its number of pages is not its length"));
+        let length = header.pages.checked_mul(2 * size_of::<u64>() as u64);
+        if header.pages == 0 || length != Some(rest.len() as u64) {
+            return bad("its number of pages is not its length");
         }
-        let numbers = pages.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number));
-        let mut positions: Vec<u64> = numbers.collect();
-        let pages = positions.split_off(count as usize);
+        let mut positions: Vec<u64> = bytemuck::pod_collect_to_vec(rest);
+        let pages = positions.split_off(header.pages as usize);
         let total = pages.iter().try_fold(0_u64, |sum, page| sum.checked_add(*page));
-        let Some(total) = total.filter(|total| *total <= MOST_BYTES && !pages.contains(&0)) else {
-            return Err(bad("no page can have such a length"));
+        // No address range is longer.
+        let Some(total) = total.filter(|total| *total <= isize::MAX as u64 && !pages.contains(&0)) else {
+            return bad("no page can have such a length");
         };
-        let end = offset.checked_add(length).filter(|end| *end <= total);
-        if length == 0 || offset >= pages[0] || end.is_none_or(|end| end <= total - pages[pages.len() - 1]) {
-            return Err(bad("the memory does not lie on its pages"));
+        let Header { offset, bytes, element, .. } = header;
+        let end = offset.checked_add(bytes).filter(|end| *end <= total);
+        if bytes == 0 || offset >= pages[0] || end.is_none_or(|end| end <= total - pages[pages.len() - 1]) {
+            return bad("the memory does not lie on its pages");
         }
-        if !offset.is_multiple_of(LEAST_ALIGNMENT) {
-            return Err(bad("the memory begins where no block does"));
+        if !offset.is_multiple_of(*ALIGNMENTS.start()) {
+            return bad("the memory begins where no block does");
         }
-        if element == 0 || !length.is_multiple_of(u64::from(element)) {
-            return Err(bad("its length is no whole number of elements"));
+        if element == 0 || !bytes.is_multiple_of(u64::from(element)) {
+            return bad("its length is no whole number of elements");
         }
-        let [event_descriptor, budget_descriptor] = [1, 2].map(|flag| flags & flag != 0);
-        Ok(Self {
-            device,
-            event,
-            event_descriptor,
-            budget_descriptor,
-            element,
-            offset,
-            bytes: length,
-            positions,
-            pages,
-        })
-    }
-}
-
-/// What is left of the header.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (field, rest) = self.0.split_first_chunk().expect("the header is as long as its fields");
-        self.0 = rest;
-        *field
+        Ok(Self { header, positions, pages })
     }
 }
 
@@ -171,17 +156,18 @@ mod tests {
     use super::*;
 
     fn token() -> SharedToken {
-        SharedToken {
-            device: DeviceIdentity([7; 16]),
+        let header = Header {
+            magic: Header::MAGIC,
+            device: [7; 16],
             event: [9; 64],
-            event_descriptor: true,
-            budget_descriptor: true,
+            flags: Flag::Event as u32 | Flag::Budget as u32,
             element: 4,
             offset: 512,
             bytes: 4 << 20,
-            positions: vec![6 << 20, 0, 0],
-            pages: vec![2 << 20, 2 << 20, 2 << 20],
-        }
+            pages: 3,
+            reserved: 0,
+        };
+        SharedToken { header, positions: vec![6 << 20, 0, 0], pages: vec![2 << 20, 2 << 20, 2 << 20] }
     }
 
     #[test]
@@ -197,17 +183,17 @@ mod tests {
             change(&mut changed);
             cases.push((name, changed));
         };
-        case("no pages", |token| token.pages.clear());
+        case("no pages", |token| token.header.pages = 0);
         case("an empty page", |token| token.pages[1] = 0);
         case("pages beyond all memory", |token| token.pages[1] = u64::MAX);
-        case("too many bytes", |token| token.bytes = 6 << 20);
-        case("a length that overflows", |token| token.bytes = u64::MAX - 3);
-        case("no bytes", |token| token.bytes = 0);
-        case("a page that is not used", |token| token.bytes = 1 << 20);
-        case("an offset beyond the first page", |token| token.offset = 2 << 20);
-        case("an offset between blocks", |token| token.offset = 4);
-        case("elements of no bytes", |token| token.element = 0);
-        case("half an element", |token| token.element = 3);
+        case("too many bytes", |token| token.header.bytes = 6 << 20);
+        case("a length that overflows", |token| token.header.bytes = u64::MAX - 3);
+        case("no bytes", |token| token.header.bytes = 0);
+        case("a page that is not used", |token| token.header.bytes = 1 << 20);
+        case("an offset beyond the first page", |token| token.header.offset = 2 << 20);
+        case("an offset between blocks", |token| token.header.offset = 4);
+        case("elements of no bytes", |token| token.header.element = 0);
+        case("half an element", |token| token.header.element = 3);
         for (name, token) in cases {
             assert!(
                 matches!(SharedToken::from_bytes(&token.to_bytes()), Err(Error::BadToken { .. })),

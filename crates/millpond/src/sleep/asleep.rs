@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::pages::{PlacedPage, pages_that_can_sleep};
-use crate::core::ArenaId;
+use crate::core::{ArenaId, Arenas};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
-use crate::extents::{Arena, PageAtHome};
-use crate::policy::sleeping::{BATCH, GAP};
+use crate::extents::Arena;
+use crate::policy::sleeping::{BATCH, GAP, PAGE_TO_WAKE};
 
 /// What becomes of the bytes of a pool that [sleeps](crate::Pool::sleep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -92,28 +92,17 @@ impl Asleep {
         self.pieces.last().map_or(0, |piece| piece.offset + piece.bytes)
     }
 
-    /// Shows `each` the live bytes of those pages that are not kept yet. Bytes side by side are one run.
-    pub(super) fn for_each_run_to_keep(
-        &self,
-        pages: Range<usize>,
-        mut each: impl FnMut(Piece) -> DeviceResult<()>,
-    ) -> DeviceResult<()> {
-        let mut run: Option<Piece> = None;
-        let to_keep = self.pages[pages].iter().filter(|page| !page.is_kept);
-        for piece in to_keep.flat_map(|page| &self.pieces[page.pieces.clone()]) {
-            match &mut run {
-                Some(run) if run.is_followed_by(piece) => run.bytes += piece.bytes,
-                _ => run.replace(*piece).map_or(Ok(()), &mut each)?,
-            }
-        }
-        run.map_or(Ok(()), each)
+    /// The live bytes of these pages. Bytes side by side are one piece.
+    pub(super) fn pieces_of(&self, pages: Range<usize>) -> impl Iterator<Item = Piece> {
+        let pages = &self.pages[pages];
+        let [first, last] = [pages.first(), pages.last()].map(|page| page.map(|page| page.pieces.clone()));
+        let pieces = first.zip(last).map_or(0..0, |(first, last)| first.start..last.end);
+        let runs = self.pieces[pieces].chunk_by(Piece::is_followed_by);
+        runs.map(|run| Piece { bytes: run.iter().map(|piece| piece.bytes).sum(), ..run[0] })
     }
 
-    /// Joins pages that follow each other, where `join` has made one page of both.
-    pub(super) fn join(
-        &mut self,
-        mut join: impl FnMut(Option<ArenaId>, &mut PageAtHome, &PageAtHome) -> bool,
-    ) {
+    /// Joins short pages that follow each other, and have gone: the fewer there are, the faster they wake.
+    pub(super) fn join(&mut self, arenas: &mut Arenas) {
         let mut kept = 0;
         for at in 0..self.pages.len() {
             self.pages.swap(kept, at);
@@ -122,7 +111,8 @@ impl Asleep {
             while let [.., first, next] = &mut self.pages[..kept]
                 && first.of == next.of
                 && first.page.1.count() + next.page.1.count() == 0
-                && join(first.of, &mut first.page.0, &next.page.0)
+                && let Some(arena) = arenas.named_mut(first.of)
+                && arena.join_pages(&mut first.page.0, &next.page.0, PAGE_TO_WAKE)
             {
                 first.pieces.end = next.pieces.end;
                 kept -= 1;
@@ -131,13 +121,14 @@ impl Asleep {
         self.pages.truncate(kept);
     }
 
-    /// The pages from one on whose bytes are copied at once.
+    /// The pages from one on whose bytes are copied at once: those of as many bytes that are kept, or are not, as the first.
     pub(super) fn batch_from(&self, first: usize) -> Range<usize> {
-        let (mut end, mut bytes) = (first, 0);
-        while end < self.pages.len() && bytes < BATCH {
-            bytes += self.pages[end].page.0.bytes;
-            end += 1;
-        }
-        first..end
+        let mut bytes = 0;
+        let batch = self.pages[first..].iter().take_while(|page| {
+            let is_full = bytes >= BATCH;
+            bytes += page.page.0.bytes;
+            !is_full && page.is_kept == self.pages[first].is_kept
+        });
+        first..first + batch.count()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! **How a pool falls asleep.** Nobody may give work on its memory to the device any more (the core's gate), and the host waits
 //! for the device. Under the pool's lock, the caches are emptied, and what is free goes back. Then page by page: the live
-//! bytes are copied to pinned memory (`staging`), and the page goes back once its copies are complete. The copies of later
+//! bytes are copied to pinned memory (`copies`), and the page goes back once its copies are complete. The copies of later
 //! pages run meanwhile. Extents and the places of pages stay as they are.
 //!
 //! **How it wakes.** Pages that hold no live byte any more are forgotten. Each of the others gets memory, is mapped where it
@@ -13,10 +13,9 @@
 //! pool sleeps, some of its pages do not, and each call can be made again.
 
 mod asleep;
+mod copies;
 mod pages;
-mod staging;
 
-use std::collections::VecDeque;
 #[cfg(any(feature = "cudarc", test))]
 use std::ops::Deref;
 use std::ops::Range;
@@ -25,22 +24,19 @@ use std::sync::Arc;
 
 use asleep::Asleep;
 pub use asleep::Keep;
-use staging::{Copies, Mark, Staging};
+use copies::{Copies, Mark};
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
 use crate::core::{Arenas, Core, PoolState};
-use crate::device::{DeviceError, DeviceResult, MemoryKind};
+use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::Refusal;
 use crate::lock::Mutex;
 use crate::physical::{Budget, Shortage};
+use crate::pinned::PinnedMemory;
 use crate::policy::budgets::ROUNDS;
-use crate::policy::sleeping::PAGE_TO_WAKE;
 use crate::process::OfProcess;
 use crate::{Error, Result};
-
-/// Batches that are given to the device in advance.
-const AHEAD: usize = 2;
 
 /// A pool that is not put to sleep as long as this lives: for memory that somebody's safe code uses without a question to
 /// the pool.
@@ -98,9 +94,10 @@ pub(crate) struct Sleep(OfProcess<Mutex<Sleeper>>);
 #[derive(Debug, Default)]
 struct Sleeper {
     asleep: Option<Asleep>,
-    staging: Staging,
-    /// Copies that could not be waited for. Later ones go to the same stream, behind them.
-    pending: Option<Copies>,
+    /// Kept from one sleep to the next.
+    staging: PinnedMemory,
+    /// Their stream, once there were any: each copy comes behind all earlier ones.
+    copies: Option<Copies>,
 }
 
 impl Sleep {
@@ -203,62 +200,50 @@ impl Sleeper {
         for (id, arena) in arenas.iter_mut() {
             asleep.add(arena, id, keep)?;
         }
-        self.staging.lengthen(core.timelines.device().as_ref(), asleep.bytes())?;
+        let lacking = asleep.bytes().saturating_sub(self.staging.bytes());
+        if lacking > 0 {
+            self.staging.add(core.timelines.device().as_ref(), lacking)?;
+        }
         Ok(asleep)
     }
 
     /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
     /// keep the others.
     fn put_pages_to_sleep(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let copies = self.copies(core)?;
-        let slept = self.copy_and_go(arenas, &copies);
+        let slept = self.copy_and_go(core, arenas);
         // Copies may be under way, and their pages may be used again.
-        if slept.is_err()
-            && let Err(error) = copies.wait()
-        {
-            self.pending = Some(copies);
-            return Err(error);
+        if slept.is_err() {
+            self.wait_for_copies()?;
         }
         slept
     }
 
-    /// A stream for copies, which come after all earlier ones.
-    fn copies(&mut self, core: &Core) -> DeviceResult<Copies> {
-        self.pending.take().map_or_else(|| Copies::new(core.timelines.device()), Ok)
+    fn wait_for_copies(&self) -> DeviceResult<()> {
+        self.copies.as_ref().map_or(Ok(()), Copies::wait)
     }
 
-    fn copy_and_go(&mut self, arenas: &mut Arenas, copies: &Copies) -> DeviceResult<()> {
-        let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
-        let mut ahead: VecDeque<(Range<usize>, Mark<'_>)> = VecDeque::new();
-        if ahead.try_reserve_exact(AHEAD + 1).is_err() {
-            let bytes = ((AHEAD + 1) * size_of::<(Range<usize>, Mark<'_>)>()) as u64;
-            return Err(DeviceError::HostMemory { what: "a list of copies", bytes });
-        }
-        let (mut next, mut gone) = (0, Ok(()));
-        while next < asleep.pages.len() || !ahead.is_empty() {
-            if next < asleep.pages.len() {
-                let batch = asleep.batch_from(next);
-                next = batch.end;
-                asleep.for_each_run_to_keep(batch.clone(), |run| {
-                    staging.for_each_part((run.offset, run.bytes), |done, there, bytes| {
-                        // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the
-                        // staging memory.
-                        unsafe { copies.copy(there, run.at.offset(done), bytes) }
-                    })
-                })?;
-                ahead.push_back((batch, copies.mark()?));
+    fn copy_and_go(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
+        let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
+        let copies = Copies::of(copies, core.timelines.device())?;
+        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, Mark<'_>)>, 0, Ok(()));
+        while next < asleep.pages.len() || under_way.is_some() {
+            let batch = asleep.batch_from(next);
+            next = batch.end;
+            if asleep.pages[batch.clone()].iter().all(|page| !page.is_kept) {
+                // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the pinned memory.
+                let copy = |piece| unsafe { copies.copy(staging, piece, false) };
+                asleep.pieces_of(batch.clone()).try_for_each(copy)?;
             }
-            if (ahead.len() > AHEAD || next == asleep.pages.len())
-                && let Some((batch, copied)) = ahead.pop_front()
-            {
-                copied.wait()?;
-                for page in &mut asleep.pages[batch] {
-                    page.is_kept = true;
-                    let went = arenas
-                        .named_mut(page.of)
-                        .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &mut page.page));
-                    gone = gone.and(went);
-                }
+            let copied = if batch.is_empty() { None } else { Some((batch, copies.mark()?)) };
+            // This batch is copied while the pages of the one before go.
+            let Some((batch, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
+            copied.wait()?;
+            for page in &mut asleep.pages[batch] {
+                page.is_kept = true;
+                let went = arenas
+                    .named_mut(page.of)
+                    .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &mut page.page));
+                gone = gone.and(went);
             }
         }
         gone
@@ -293,26 +278,17 @@ impl Sleeper {
             return Ok(());
         }
         state.arenas.forget_gone();
-        self.join_pages(&mut state.arenas);
+        self.asleep.iter_mut().for_each(|asleep| asleep.join(&mut state.arenas));
         self.wake_pages(core, &mut state.arenas)?;
         self.end(core, state);
         Ok(())
     }
 
-    /// Joins short pages that have gone: the fewer there are, the faster they wake.
-    fn join_pages(&mut self, arenas: &mut Arenas) {
-        let Some(asleep) = &mut self.asleep else { return };
-        asleep.join(|of, first, next| {
-            arenas.named_mut(of).is_some_and(|arena| arena.join_pages(first, next, PAGE_TO_WAKE))
-        });
-    }
-
     /// Wakes all pages that are kept. If that fails, they sleep again, as far as they can.
     fn wake_pages(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
-        let copies = self.copies(core)?;
-        let woken = self.bring_back(arenas, &copies);
+        let woken = self.bring_back(core, arenas);
         // Also after an error: copies may be under way.
-        let copied = copies.wait();
+        let copied = self.wait_for_copies();
         if woken.is_ok() && copied.is_ok() {
             return Ok(());
         }
@@ -325,26 +301,23 @@ impl Sleeper {
                     tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
                 }
             }
-        } else {
-            self.pending = Some(copies);
         }
         woken.and(copied.map_err(Refusal::from))
     }
 
     /// Maps what is kept, and gives the copies to the device.
-    fn bring_back(&mut self, arenas: &mut Arenas, copies: &Copies) -> std::result::Result<(), Refusal> {
-        let Self { asleep: Some(asleep), staging, .. } = self else { return Ok(()) };
-        for page in asleep.pages.iter_mut().filter(|page| page.is_kept) {
-            let Some(arena) = arenas.named_mut(page.of) else { continue };
+    fn bring_back(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
+        let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
+        let copies = Copies::of(copies, core.timelines.device())?;
+        for at in 0..asleep.pages.len() {
+            let page = &mut asleep.pages[at];
+            let Some(arena) = arenas.named_mut(page.of).filter(|_| page.is_kept) else { continue };
             if !pages::wake(arena, &mut page.page)? {
                 continue;
             }
-            for piece in &asleep.pieces[page.pieces.clone()] {
-                staging.for_each_part((piece.offset, piece.bytes), |done, there, bytes| {
-                    // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The staging memory stays.
-                    unsafe { copies.copy(piece.at.offset(done), there, bytes) }
-                })?;
-            }
+            // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The pinned memory stays.
+            let copy = |piece| unsafe { copies.copy(staging, piece, true) };
+            asleep.pieces_of(at..at + 1).try_for_each(copy)?;
         }
         Ok(())
     }

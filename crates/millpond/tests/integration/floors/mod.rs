@@ -11,11 +11,20 @@ use source::Uses;
 
 /// The floors of this crate, from the ground up: files and folders of `src/`. Each may use those before it.
 const FLOORS: [&[&str]; 17] = [
-    &["host.rs", "lock.rs", "process.rs", "close_on_fork.rs", "open_file.rs", "stats.rs", "counters.rs"],
+    &[
+        "host.rs",
+        "lock.rs",
+        "process.rs",
+        "close_on_fork.rs",
+        "open_file.rs",
+        "peer.rs",
+        "stats.rs",
+        "counters.rs",
+    ],
     &["policy/"],
     &["nvtx/"],
     &["device/"],
-    &["tenant.rs", "out_of_memory.rs", "error.rs"],
+    &["mapped.rs", "pinned.rs", "tenant.rs", "out_of_memory.rs", "error.rs"],
     &["order/"],
     &["physical/"],
     &["extents/"],

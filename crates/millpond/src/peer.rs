@@ -1,11 +1,14 @@
-//! Who is at the other end of a socket, by the system's word.
+//! A socket to another process of this machine: who is at the other end, and what never ends the program.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The number of the process at the other end, which must be of this user. `None` where this process cannot know the number: the
-/// other one is in another PID namespace.
-pub(super) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
+use rustix::io::retry_on_intr;
+use rustix::net::{SendFlags, send};
+
+/// Who made or opened the other end, by the system's word: numbers of a process and its user. The former is 0 for one in another
+/// PID namespace.
+pub(crate) fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     // Not rustix's: its type has no place for a process without a number.
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -13,13 +16,25 @@ pub(super) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
     // SAFETY: the place has the length, and any bytes are a `ucred`.
     let said =
         unsafe { libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_PEERCRED, at.cast(), &raw mut length) };
-    if said != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    if said == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The number of the process at the other end, which must be of this user. `None` where this process cannot know the number.
+pub(crate) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
+    let peer = credentials(socket)?;
     if peer.uid != rustix::process::geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(u32::try_from(peer.pid).ok().filter(|pid| *pid != 0))
+}
+
+/// Without a signal where the other end is closed.
+pub(crate) fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let sent = retry_on_intr(|| send(&socket, bytes, SendFlags::NOSIGNAL))?;
+        bytes = &bytes[sent..];
+    }
+    Ok(())
 }
 
 #[cfg(all(test, not(miri)))]

@@ -1,0 +1,60 @@
+//! Pinned memory of the host that a feature keeps for its copies: to lock it takes longer than to copy to it.
+
+use std::sync::Arc;
+
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult};
+
+/// See the [module](self). Dropped, it goes back to the host.
+#[derive(Debug, Default)]
+pub(crate) struct PinnedMemory {
+    /// The pinned memory, as a device, once there was any.
+    device: Option<Arc<dyn Device>>,
+    /// First address and bytes of each.
+    pub(crate) segments: Vec<(DevicePtr, u64)>,
+}
+
+impl PinnedMemory {
+    /// Takes a segment of at least so many bytes, for copies of this device. Returns where it begins, and its bytes.
+    pub(crate) fn add(&mut self, of: &dyn Device, bytes: u64) -> DeviceResult<(DevicePtr, u64)> {
+        if self.segments.try_reserve(1).is_err() {
+            let bytes = size_of::<(DevicePtr, u64)>() as u64;
+            return Err(DeviceError::HostMemory { what: "a list of segments", bytes });
+        }
+        let pinned = match &self.device {
+            Some(pinned) => pinned,
+            None => self.device.insert(of.pinned(None)?),
+        };
+        let bytes = bytes.next_multiple_of(pinned.properties().granularity);
+        let at = pinned.alloc_segment(bytes)?;
+        self.segments.push((at, bytes));
+        Ok((at, bytes))
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.segments.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Gives all of it back to the host, which waits for copies to and from it. What cannot be given back stays. Returns the bytes
+    /// given back.
+    pub(crate) fn release(&mut self) -> DeviceResult<u64> {
+        let (before, mut done) = (self.bytes(), Ok(()));
+        if let Some(pinned) = &self.device {
+            self.segments.retain(|(at, _)| {
+                // SAFETY: the segment is ours, and nobody is told of it. The device waits for copies to and from it.
+                let freed = unsafe { pinned.free_segment(*at) };
+                let stays = freed.is_err();
+                done = std::mem::replace(&mut done, Ok(())).and(freed);
+                stays
+            });
+        }
+        done.map(|()| before - self.bytes())
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if let Err(error) = self.release() {
+            tracing::warn!(%error, "pinned memory of a pool could not be given back");
+        }
+    }
+}
