@@ -33,8 +33,9 @@ use crate::policy::shortening::Shortening;
 
 #[cfg(test)]
 thread_local! {
-    /// The steps of the last plan that was carried out on this thread, and whether the stream had to wait.
-    pub(super) static CARRIED_OUT: std::cell::Cell<Option<(Vec<super::plan::Step>, bool)>> =
+    /// The steps of the last plan that was carried out on this thread, whether the stream had to wait, and how many mappings had
+    /// been removed when it was made.
+    pub(super) static CARRIED_OUT: std::cell::Cell<Option<(Vec<super::plan::Step>, bool, u64)>> =
         const { std::cell::Cell::new(None) };
 }
 
@@ -266,6 +267,8 @@ impl Arena {
             return segments::back(map, mapper, request);
         }
         mapper.old_mappings.settle(map, rules, &mut mapper.pages);
+        #[cfg(test)]
+        let unmapped = mapper.pages.counters.calls.unmap.get();
         let mut rules = rules.clone();
         // Each plan in vain leaves one dormant mapping less, or makes no stream wait any more.
         loop {
@@ -275,7 +278,7 @@ impl Arena {
             match commit.carry_out(&plan)? {
                 Committed::Found(found) => {
                     #[cfg(test)]
-                    CARRIED_OUT.set(Some((plan.steps, !plan.waits.is_empty())));
+                    CARRIED_OUT.set(Some((plan.steps, !plan.waits.is_empty(), unmapped)));
                     return Ok(found);
                 }
                 Committed::NotCleared => {}
