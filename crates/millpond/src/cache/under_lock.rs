@@ -12,7 +12,7 @@ use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use crate::counters::Counted;
 use crate::extents::{Allocation, BlockDescriptor, Place};
-use crate::order::{Marking, Stream, Tick};
+use crate::order::{Stream, Tick};
 use crate::policy::caching::room;
 
 impl Caches {
@@ -42,7 +42,7 @@ impl Caches {
         stream: &Stream,
         each: &mut impl FnMut(Cached),
     ) -> Option<(&ThreadCache, &mut Magazines)> {
-        if stream.timeline().marking != Marking::WhenNeeded {
+        if stream.timeline().is_marked_at_once() {
             return None;
         }
         let cache = self.join_slow(lock)?;

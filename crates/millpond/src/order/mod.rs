@@ -21,12 +21,12 @@
 //! stays until that mark is complete. Then every tick of it counts as reached. Timelines are named by slot and
 //! generation, and streams by the driver's id, so a recycled handle is never taken for the old stream.
 //!
-//! **Streams of others** are kept by promises of different lengths (`alive::Promise`). A [`RegisteredStream`] is valid
+//! **Streams of others** are kept by promises of different lengths (`timeline::Promise`). A [`RegisteredStream`] is valid
 //! until its owner ends the registration; that is when its last tick is closed. A stream without a promise is marked
-//! with each tick ([`Marking::AtOnce`]).
+//! with each tick ([`Timeline::is_marked_at_once`]).
 
-mod alive;
 mod event;
+mod events;
 mod fence;
 mod questions;
 mod readiness;
@@ -46,7 +46,7 @@ pub(crate) use readiness::ReadinessQuery;
 pub use registered::RegisteredStream;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;
-pub(crate) use timeline::{Marking, Timeline};
+pub(crate) use timeline::Timeline;
 pub(crate) use timelines::{AfterSync, Timelines};
 
 /// How memory that one stream freed may pass to another, as for CUDA's own pools (`CU_MEMPOOL_ATTR_REUSE_…`).
