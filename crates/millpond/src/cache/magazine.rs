@@ -1,10 +1,11 @@
 //! A magazine: a stack of blocks of about one size.
 
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
 
+use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
 
@@ -45,6 +46,18 @@ impl Item {
     #[inline]
     pub(super) fn leave(&self, place: Place) -> bool {
         self.descriptor().leave(place, self.ptr)
+    }
+
+    /// Gives `each` the block, which leaves its place. A copy that is a stray there is dropped, and noted.
+    #[inline]
+    pub(super) fn leave_or_note(self, place: Place, totals: &Totals, each: impl FnOnce(Self)) {
+        if self.leave(place) {
+            each(self);
+        } else {
+            // A block that was handed out again meanwhile has its new length.
+            let (requested, bytes) = self.descriptor().last_counted();
+            totals.note_stray([requested as i64, bytes as i64, 2]);
+        }
     }
 
     pub(super) fn out(&self) -> Allocation {
@@ -170,34 +183,40 @@ impl Magazine {
     }
 
     /// What the descriptors of its blocks say: that they are here. Where one says something else, the block was freed twice at
-    /// once, and its copy here is a *stray* (see `strays`).
+    /// once, and its copy here is a *stray* (see [totals](super::totals)).
     #[inline]
     pub(super) fn place(&self) -> Place {
         Place::of(self)
     }
 }
 
-/// Where the blocks of a magazine lie, and how many may. The magazine's `top` lies in it.
+/// Where the blocks of a magazine lie. The magazine's `top` lies in it.
+///
+/// The lower end, then places, as many as the magazine may hold blocks, then the upper end. Empty for [`NO_ROOM`].
 #[derive(Debug)]
-pub(super) struct Buffer {
-    /// The lower end, then `room` places, then the upper end. [`NO_ROOM`], or the buffer's own.
-    start: NonNull<ItemSlot>,
-    /// Places that were allocated, both ends among them; 0 for [`NO_ROOM`].
-    capacity: usize,
-    /// Blocks that the magazine may hold.
-    room: usize,
-}
+pub(super) struct Buffer(Vec<ItemSlot>);
 
 // SAFETY: a buffer owns its places, of which nothing is bound to a thread.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    pub(super) const NEW: Self = Self { start: NO_START, capacity: 0, room: 0 };
+    pub(super) const NEW: Self = Self(Vec::new());
+
+    /// One for so many blocks; `None` where the host has no memory for them.
+    fn with_room(room: usize) -> Option<Self> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(room + 2).ok()?;
+        slots.push(ItemSlot::END);
+        slots.resize(room + 1, ItemSlot::FREE);
+        slots.push(ItemSlot::END);
+        Some(Self(slots))
+    }
 
     /// Where the first block lies.
     fn first(&self) -> NonNull<ItemSlot> {
+        let own = NonNull::new(self.0.as_ptr().cast_mut()).filter(|_| !self.0.is_empty());
         // SAFETY: a buffer has two ends at least.
-        unsafe { self.start.add(1) }
+        unsafe { own.unwrap_or(NO_START).add(1) }
     }
 
     /// The blocks of the magazine whose buffer it is, the youngest last.
@@ -210,15 +229,6 @@ impl Buffer {
         unsafe {
             let len = magazine.top.offset_from_unsigned(first);
             slice::from_raw_parts(first.cast().as_ptr(), len)
-        }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if self.capacity > 0 {
-            // SAFETY: the parts are those of a vector (`with_room`), and are used no more.
-            drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) });
         }
     }
 }
@@ -264,7 +274,7 @@ impl<'a> BufferedMagazine<'a> {
 
     /// Blocks that it may hold.
     pub(super) fn room(&self) -> usize {
-        self.buffer.room
+        self.buffer.0.len().saturating_sub(2)
     }
 
     /// The lowest `len` places have items, and the magazine those.
@@ -276,25 +286,13 @@ impl<'a> BufferedMagazine<'a> {
     /// Lets an empty magazine hold so many blocks. `false`, and nothing done, where the host has no memory for them.
     pub(super) fn set_room(&mut self, room: usize) -> bool {
         assert!(self.is_empty(), "a magazine with blocks keeps its room");
-        let buffer = if room == 0 { Some(Buffer::NEW) } else { Self::with_room(room) };
+        let buffer = if room == 0 { Some(Buffer::NEW) } else { Buffer::with_room(room) };
         let is_there = buffer.is_some();
         if let Some(buffer) = buffer {
             *self.buffer = buffer;
             self.set_len(0);
         }
         is_there
-    }
-
-    /// An empty buffer for so many blocks.
-    fn with_room(room: usize) -> Option<Buffer> {
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(room + 2).ok()?;
-        slots.push(ItemSlot::END);
-        slots.resize(room + 1, ItemSlot::FREE);
-        slots.push(ItemSlot::END);
-        let mut slots = ManuallyDrop::new(slots);
-        let start = NonNull::new(slots.as_mut_ptr())?;
-        Some(Buffer { start, capacity: slots.capacity(), room })
     }
 
     /// The blocks above the lowest `count`.

@@ -35,7 +35,6 @@ mod magazine;
 mod models;
 mod shortcut;
 mod sizes;
-mod strays;
 mod stream_cache;
 mod sync;
 mod tally;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::asymmetric_lock::Guarded;
 use super::magazine::{Buffer, BufferedMagazine, Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
-use super::strays::Strays;
+use super::totals::Totals;
 use crate::extents::Place;
 use crate::host::try_box;
 use crate::order::{StreamKey, Timeline, TimelineId};
-use crate::policy::borrowing::Borrowing;
+use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
 
 /// The magazines of a stream cache.
 ///
@@ -26,6 +26,8 @@ pub(super) struct Magazines {
     records: Vec<MagazineRecord>,
     /// One more than the place of each magazine's record; 0 for none.
     record_of: [u16; MAGAZINES],
+    /// How often a block was borrowed here, or refused.
+    borrowed: u64,
 }
 
 /// What else there is to know of a magazine.
@@ -33,15 +35,6 @@ pub(super) struct Magazines {
 struct MagazineRecord {
     number: usize,
     buffer: Buffer,
-    borrowing: Borrowing,
-}
-
-/// A magazine with all that is known of it.
-#[derive(Debug)]
-pub(super) struct Known<'a> {
-    /// Itself.
-    pub(super) magazine: BufferedMagazine<'a>,
-    pub(super) borrowing: &'a mut Borrowing,
 }
 
 /// The serial number of [`Magazines::closed`].
@@ -62,8 +55,13 @@ impl Guarded for Magazines {
 impl Magazines {
     /// Of no stream, and without room. A constant, since it is long: a computed value would be built elsewhere and
     /// copied.
-    const NEW: Self =
-        Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new(), record_of: [0; _] };
+    const NEW: Self = Self {
+        serial: 0,
+        all: [const { Magazine::NEW }; _],
+        records: Vec::new(),
+        record_of: [0; _],
+        borrowed: 0,
+    };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
@@ -78,9 +76,9 @@ impl Magazines {
         unsafe { start.byte_add(index.place()).as_mut() }
     }
 
-    /// The magazine with all that is known of it; `None` where the host has no memory to note that.
+    /// The magazine with its buffer; `None` where the host has no memory to note that.
     #[inline]
-    pub(super) fn known(&mut self, index: MagazineIndex) -> Option<Known<'_>> {
+    pub(super) fn buffered(&mut self, index: MagazineIndex) -> Option<BufferedMagazine<'_>> {
         let number = index.number();
         let place = match self.record_of[number] {
             0 => self.add_record_slow(number)?,
@@ -92,13 +90,21 @@ impl Magazines {
     #[cold]
     fn add_record_slow(&mut self, number: usize) -> Option<usize> {
         self.records.try_reserve(1).ok()?;
-        self.records.push(MagazineRecord::new(number));
+        self.records.push(MagazineRecord { number, buffer: Buffer::NEW });
         self.record_of[number] = self.records.len() as u16;
         Some(self.records.len() - 1)
     }
 
+    /// A block of one of the next longer classes, unless this class is to get one of its own: it wastes less than another
+    /// block would take, and neighbouring classes seldom run out together.
+    pub(super) fn borrow(&mut self, index: MagazineIndex) -> Option<Item> {
+        self.borrowed += 1;
+        let classes = if may_borrow(self.borrowed) { CLASSES_TO_BORROW_FROM } else { 0 };
+        index.longer().take(classes).find_map(|longer| self.magazine(longer).take_top(|_| true))
+    }
+
     /// Calls `each` with every magazine that was ever asked for.
-    fn for_each(&mut self, mut each: impl FnMut(MagazineIndex, Known<'_>)) {
+    fn for_each(&mut self, mut each: impl FnMut(MagazineIndex, BufferedMagazine<'_>)) {
         for record in &mut self.records {
             each(MagazineIndex::of_number(record.number), record.with(&mut self.all));
         }
@@ -116,15 +122,10 @@ impl Magazines {
 }
 
 impl MagazineRecord {
-    fn new(number: usize) -> Self {
-        Self { number, buffer: Buffer::NEW, borrowing: Borrowing::default() }
-    }
-
-    /// The magazine, one of these, and what is known of it.
-    fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> Known<'a> {
+    /// The magazine, one of these, with its buffer.
+    fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> BufferedMagazine<'a> {
         // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
-        let magazine = unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) };
-        Known { magazine, borrowing: &mut self.borrowing }
+        unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) }
     }
 }
 
@@ -153,14 +154,14 @@ impl StreamCache {
     /// Empties the magazines. Large blocks' lose their room.
     fn drain(
         &mut self,
-        strays: &Strays,
+        totals: &Totals,
         is_large: &impl Fn(MagazineIndex) -> bool,
         mut each: impl FnMut(TimelineId, Item),
     ) {
         let of = self.of;
-        self.magazines().for_each(|number, Known { mut magazine, .. }| {
+        self.magazines().for_each(|number, mut magazine| {
             let place = magazine.place();
-            magazine.give_up(magazine.len(), |item| strays.sort_out(item, place, |item| each(of, item)));
+            magazine.give_up(magazine.len(), |item| item.leave_or_note(place, totals, |item| each(of, item)));
             if magazine.room() > 0 && is_large(number) {
                 magazine.set_room(0);
             }
@@ -188,12 +189,12 @@ impl Drop for StreamCache {
 pub(super) struct StreamCaches {
     /// Sorted by the timelines' slots.
     by_slot: Vec<StreamCache>,
-    strays: Arc<Strays>,
+    totals: Arc<Totals>,
 }
 
 impl StreamCaches {
-    pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { by_slot: Vec::new(), strays }
+    pub(super) fn new(totals: Arc<Totals>) -> Self {
+        Self { by_slot: Vec::new(), totals }
     }
 
     #[inline]
@@ -233,7 +234,7 @@ impl StreamCaches {
             Ok(place) if self.by_slot[place].serial == timeline.serial => place,
             Ok(place) => {
                 let cache = &mut self.by_slot[place];
-                cache.drain(&self.strays, &|_| false, each);
+                cache.drain(&self.totals, &|_| false, each);
                 cache.give_to(timeline);
                 place
             }
@@ -259,8 +260,8 @@ impl StreamCaches {
         is_large: impl Fn(MagazineIndex) -> bool,
         mut each: impl FnMut(TimelineId, Item),
     ) {
-        let Self { by_slot, strays, .. } = self;
-        by_slot.iter_mut().for_each(|cache| cache.drain(strays, &is_large, &mut each));
+        let Self { by_slot, totals } = self;
+        by_slot.iter_mut().for_each(|cache| cache.drain(totals, &is_large, &mut each));
     }
 
     /// Drops all stream caches, which are empty.

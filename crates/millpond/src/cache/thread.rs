@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
-use super::strays::Strays;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
 use super::totals::Totals;
@@ -41,13 +40,13 @@ pub(super) struct Entered<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
-    pub(super) fn new(strays: Arc<Strays>, totals: Arc<Totals>) -> Self {
+    pub(super) fn new(totals: Arc<Totals>) -> Self {
         Self {
             lock: AsymmetricLock::new(),
-            tally: Tally::new(totals),
+            tally: Tally::new(totals.clone()),
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
-            stream_caches: UnsafeCell::new(StreamCaches::new(strays)),
+            stream_caches: UnsafeCell::new(StreamCaches::new(totals)),
         }
     }
 

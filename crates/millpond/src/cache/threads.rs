@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use super::Locked;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use super::thread_index::{Ended, NO_THREAD, thread_index, visit};
+use super::thread_index::{Indices, NO_THREAD, thread_index, visit};
 use crate::host::try_box;
 use crate::policy::caching::MOST_THREADS;
 
@@ -20,7 +20,7 @@ pub(super) struct Threads {
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
     /// Notes of threads that ended, whose caches are still open.
-    ended: Arc<Ended>,
+    ended: Arc<Indices>,
     /// Whether requests may take the fast path. Written under the pool's lock.
     has_lock_entries: AtomicBool,
     /// Whether nothing is cached. Written under the pool's lock.
@@ -39,7 +39,7 @@ fn sentinel() -> *mut ThreadCache {
     if !there.is_null() {
         return there;
     }
-    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default(), Arc::default())));
+    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
     // Release: who reads it sees what it points to. Acquire: another thread may have been first.
     match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
         Ok(_) => fresh,
@@ -103,7 +103,7 @@ impl Threads {
     pub(super) fn join(&self, new: impl FnOnce() -> ThreadCache) -> Option<&ThreadCache> {
         let index = visit(&self.ended)?;
         // What the index's last owner cached is this thread's from now on.
-        self.ended.forget(index);
+        self.ended.remove(index);
         let place = &self.caches[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.sentinel() {

@@ -7,7 +7,7 @@ use super::Locked;
 use super::caches::{Cached, Caches};
 use super::magazine::{BufferedMagazine, Item};
 use super::sizes::MagazineIndex;
-use super::stream_cache::{Known, Magazines, StreamCaches};
+use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use crate::counters::Counted;
@@ -23,7 +23,7 @@ impl Caches {
         }
         let mut mine = self.threads.mine();
         if !mine.is_owned() {
-            mine = self.threads.join(|| ThreadCache::new(self.strays.clone(), self.totals.clone()))?;
+            mine = self.threads.join(|| ThreadCache::new(self.totals.clone()))?;
         }
         // One of a thread that ended may be its own still.
         if !mine.is_owned() {
@@ -66,7 +66,7 @@ impl Caches {
     ) -> Option<Allocation> {
         let (cache, magazines) = self.open_slow(lock, stream, &mut each)?;
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let Known { mut magazine, .. } = magazines.known(at)?;
+        let mut magazine = magazines.buffered(at)?;
         self.give_room(&mut magazine, size);
         self.fetch(&mut magazine, &cache.tally, (stream.timeline().id, Tick::MAX), size);
         let place = magazine.place();
@@ -103,12 +103,12 @@ impl Caches {
         let Some((cache, magazines)) = self.open_slow(lock, stream, &mut each) else { return false };
         let (size, of) = (descriptor.bytes(), stream.timeline().id);
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        let Some(Known { mut magazine, .. }) = magazines.known(at) else { return false };
+        let Some(mut magazine) = magazines.buffered(at) else { return false };
         self.give_room(&mut magazine, size);
         if magazine.is_full() {
             let (place, half) = (magazine.place(), magazine.older_half().len());
-            magazine
-                .give_up(half, |item| self.strays.sort_out(item, place, |item| each(Cached { item, of })));
+            let mut each = |item| each(Cached { item, of });
+            magazine.give_up(half, |item| item.leave_or_note(place, &self.totals, &mut each));
         }
         if magazine.is_full() {
             return false;
@@ -171,7 +171,7 @@ impl Caches {
             self.depot.held() > 0 || !self.threads.all().all(|cache| self.threads.is_mine(cache));
         if must_close {
             self.depot.close(|of, item| {
-                self.strays.sort_out(item, Place::BETWEEN, |item| each(Cached { item, of }));
+                item.leave_or_note(Place::BETWEEN, &self.totals, |item| each(Cached { item, of }));
             });
         }
         must_close
@@ -266,7 +266,7 @@ impl Caches {
     /// What all threads counted.
     pub(crate) fn counted(&self) -> Counted {
         let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others]);
-        sum(tallies, self.strays.counted(), &self.totals)
+        sum(tallies, &self.totals)
     }
 
     // ---- recounting --------------------------------------------------------------------------------------
