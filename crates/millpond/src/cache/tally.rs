@@ -10,7 +10,8 @@ use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
-use crate::policy::peaks::{READINGS, Slack};
+use crate::policy::peaks::Slack;
+use crate::policy::waiting::SPINS;
 use crate::stats::Level;
 
 /// See the [module](self).
@@ -227,7 +228,7 @@ impl Tally {
             (self.moves.load(Ordering::Acquire), self.passages(), self.bytes())
         };
         let mut found = read();
-        for _ in 0..READINGS {
+        for _ in 0..SPINS {
             let next = read();
             if found.0.is_multiple_of(2) && (found.0, found.1) == (next.0, next.1) {
                 break;

@@ -34,11 +34,7 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 }
 
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, slow: SlowPath) {
-    let look = || {
-        let counted = core.counted();
-        let (served, live) = (counted.allocations, counted.allocated.high);
-        Observation { now: core.timelines.device().now(), served, live }
-    };
+    let look = || Observation { now: core.timelines.device().now(), served: core.counted().allocations };
     if state.ledger.note(slow, look) {
         tracing::debug!(
             pool = core.name,

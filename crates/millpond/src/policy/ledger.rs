@@ -18,6 +18,7 @@
 use std::time::Duration;
 
 use super::Policy;
+use super::caching::LEAST_LIMIT;
 
 /// What the ledger answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +42,8 @@ pub(crate) struct Ledger {
     paid: Duration,
     /// Slow paths since the last look.
     slow: Slow,
-    /// When the last look was, and the requests served until then.
-    looked: (Duration, u64),
+    /// At the last look.
+    looked: Observation,
     /// Slow paths of the looks in a row, up to the last, that found much slow-path time.
     row: Slow,
     /// Bytes; 0 unless overdrawn.
@@ -72,8 +73,6 @@ pub(crate) struct Observation {
     pub(crate) now: Duration,
     /// Requests served so far.
     pub(crate) served: u64,
-    /// The most bytes that were ever live.
-    pub(crate) live: u64,
 }
 
 /// What pages may take before anything is earned. Little, since shorter pages do not help what a program takes first.
@@ -84,8 +83,10 @@ const INITIAL_CREDIT: Duration = Duration::from_millis(10);
 /// a program that misses much overspends. See docs/lab/pages.md.
 const EARNED_PART: u32 = 180;
 
-/// Slow-path time from which on the pool looks.
-const LOOK_AFTER: Duration = Duration::from_millis(2);
+/// Time from which on the pool looks: once slow paths took so much since the last look, and once so much is saved that long
+/// pages are searched for. The search takes longer, the more is free. (1, 2, and 8 ms saved come to 1.0099, 1.0100 and 1.0099, 4
+/// to 1.0096. Looks at slow paths after 2 ms and after 4 give the same ratios.)
+pub(super) const LOOK_AFTER: Duration = Duration::from_millis(4);
 
 /// Slow-path time is much if it is more than one part in so many. At one in two, a thousand small blocks replaced at
 /// random stayed just below it on some machines. A step then took two to four times what it takes in throughput mode.
@@ -100,17 +101,8 @@ const MOST_TIME: Duration = Duration::from_millis(50);
 /// little but allocate, which is then served from magazines within its first milliseconds.
 const MOST_PATHS: u32 = 4096;
 
-/// The first growth allowance, as a part of what was live.
-const FIRST_PART: u64 = 16;
-
-/// The first growth allowance at least, in bytes.
-const LEAST_FIRST: u64 = 32 << 20;
-
 /// The most that the growth allowance comes to if the program does not say: this part of the device's memory.
 const MOST_GROWTH_PART: u64 = 32;
-
-/// And no more bytes than this.
-const MOST_GROWTH: u64 = 8 << 30;
 
 /// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it
 /// would cost as much. In throughput mode, a step of such a program saved 520 ns a block on 2 cores of an AMD EPYC. It
@@ -137,7 +129,7 @@ impl SlowPath {
 
 /// What the growth allowance may come to on a device with so many bytes, if the program does not say.
 pub(crate) fn most_growth(total_memory: u64) -> u64 {
-    (total_memory / MOST_GROWTH_PART).min(MOST_GROWTH)
+    total_memory / MOST_GROWTH_PART
 }
 
 impl Ledger {
@@ -148,7 +140,7 @@ impl Ledger {
             opened: now,
             paid: Duration::ZERO,
             slow: Slow::default(),
-            looked: (now, 0),
+            looked: Observation { now, served: 0 },
             row: Slow::default(),
             growth_allowance: 0,
             most_growth,
@@ -201,14 +193,15 @@ impl Ledger {
         if !self.policy.throughput {
             return false;
         }
-        let passed = observed.now.saturating_sub(self.looked.0);
+        let passed = observed.now.saturating_sub(self.looked.now);
         let is_much = |time: Duration| time * MUCH_PART > passed;
         let before = self.growth_allowance;
         if self.is_overdrawn() {
             // Throughput mode removes the slow paths that began it. So it lasts, too, while requests come so fast
             // that they would take much time if each were cut from free memory.
-            let saved = CUT
-                .saturating_mul(observed.served.saturating_sub(self.looked.1).try_into().unwrap_or(u32::MAX));
+            let saved = CUT.saturating_mul(
+                observed.served.saturating_sub(self.looked.served).try_into().unwrap_or(u32::MAX),
+            );
             if is_much(self.slow.time) {
                 self.growth_allowance = self.growth_allowance.saturating_mul(2).min(self.most_growth);
             } else if !is_much(self.slow.time + saved) {
@@ -217,13 +210,13 @@ impl Ledger {
         } else if is_much(self.slow.time) {
             self.row.add(self.slow);
             if self.row.time >= MOST_TIME || self.row.paths >= MOST_PATHS {
-                let first = (observed.live / FIRST_PART).max(LEAST_FIRST);
-                (self.growth_allowance, self.row) = (first.min(self.most_growth), Slow::default());
+                // What one thread may cache, at first.
+                (self.growth_allowance, self.row) = (LEAST_LIMIT.min(self.most_growth), Slow::default());
             }
         } else {
             self.row = Slow::default();
         }
-        (self.looked, self.slow) = ((observed.now, observed.served), Slow::default());
+        (self.looked, self.slow) = (*observed, Slow::default());
         self.growth_allowance != before
     }
 }
@@ -258,7 +251,7 @@ mod tests {
         fn look(&mut self, per: u32, served: u64) -> bool {
             self.now += LOOK * per;
             let now = self.now;
-            self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served, live: 1 << 30 })
+            self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served })
         }
     }
 
@@ -308,7 +301,7 @@ mod tests {
         let Books { mut ledger, mut now } = Books::new(1 << 20);
         let mut note = |_| {
             now += CUT * 2;
-            ledger.note(SlowPath::Cut, || Observation { now, served: 0, live: 0 })
+            ledger.note(SlowPath::Cut, || Observation { now, served: 0 })
         };
         let paths = (0..2 * MOST_PATHS).position(&mut note).expect("it is overdrawn at last");
         assert!(CUT * (paths as u32) < MOST_TIME / 10, "{paths}");
@@ -318,7 +311,7 @@ mod tests {
     fn the_growth_allowance_doubles_while_slow_paths_take_much() {
         let mut books = Books::new(200 << 20);
         (0..IN_A_ROW).for_each(|_| _ = books.spend(1));
-        assert_eq!(books.ledger.growth_allowance(), 64 << 20, "a part of what was live");
+        assert_eq!(books.ledger.growth_allowance(), 64 << 20, "as much as a thread may cache");
         // Little time, which would be much without throughput mode: the allowance is enough.
         let enough = (LOOK * 2 * MUCH_PART).div_duration_f64(CUT) as u64;
         assert!(!books.look(2 * MUCH_PART, enough));
