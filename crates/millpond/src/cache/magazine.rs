@@ -1,6 +1,5 @@
 //! A magazine: a stack of blocks of about one size.
 
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
@@ -12,7 +11,6 @@ use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
 /// found the descriptor in several loads, each of which needs the one before.
 #[derive(Debug, Clone, Copy)]
-#[repr(C)]
 pub(super) struct Item {
     pub(super) ptr: DevicePtr,
     descriptor: DescriptorRef,
@@ -65,39 +63,32 @@ impl Item {
     }
 }
 
-/// A place for an item in a buffer. Laid out as an [`Item`], and one where a block is there, and at the ends.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct ItemSlot {
-    ptr: DevicePtr,
-    descriptor: MaybeUninit<DescriptorRef>,
-}
-
 /// The descriptor of no block.
 static NO_BLOCK: BlockDescriptor = BlockDescriptor::none();
 
-impl ItemSlot {
+impl Item {
     /// Below the first block, and where the last one that may be there would have the next one above it.
-    const END: Self = Self {
-        ptr: DevicePtr::NULL,
-        descriptor: MaybeUninit::new(DescriptorRef::of_static(&raw const NO_BLOCK)),
-    };
+    const END: Self = Self::none(DevicePtr::NULL);
 
     /// A place that is free: any but the ends has an address.
-    const FREE: Self = Self { ptr: DevicePtr::new(1), descriptor: MaybeUninit::uninit() };
+    const FREE: Self = Self::none(DevicePtr::new(1));
+
+    const fn none(ptr: DevicePtr) -> Self {
+        Self { ptr, descriptor: DescriptorRef::of_static(&raw const NO_BLOCK) }
+    }
 }
 
 /// The buffer of all magazines without room.
-struct NoRoom([ItemSlot; 2]);
+struct NoRoom([Item; 2]);
 
 // SAFETY: nobody writes to it.
 unsafe impl Sync for NoRoom {}
 
-static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; _]);
+static NO_ROOM: NoRoom = NoRoom([Item::END; _]);
 
 /// Where [`NO_ROOM`] starts.
-const NO_START: NonNull<ItemSlot> = {
-    let start = NonNull::new((&raw const NO_ROOM.0).cast::<ItemSlot>().cast_mut());
+const NO_START: NonNull<Item> = {
+    let start = NonNull::new((&raw const NO_ROOM.0).cast::<Item>().cast_mut());
     start.expect("a static has an address")
 };
 
@@ -110,7 +101,7 @@ const NO_START: NonNull<ItemSlot> = {
 #[repr(transparent)]
 pub(super) struct Magazine {
     /// Where the next block goes: above the one on top.
-    top: NonNull<ItemSlot>,
+    top: NonNull<Item>,
 }
 
 impl Magazine {
@@ -125,14 +116,14 @@ impl Magazine {
             return None;
         }
         // SAFETY: an item lies below `top`.
-        Some(unsafe { self.top.sub(1).cast().as_ref() })
+        Some(unsafe { self.top.sub(1).as_ref() })
     }
 
     /// The block on top, or an item of no block, which is in no magazine.
     #[inline]
     pub(super) fn top_or_end(&self) -> &Item {
         // SAFETY: an item lies below `top`, also at the lower end.
-        unsafe { self.top.sub(1).cast().as_ref() }
+        unsafe { self.top.sub(1).as_ref() }
     }
 
     /// Takes the block on top, if it is of such a length, and no stray.
@@ -171,7 +162,7 @@ impl Magazine {
         debug_assert!(!item.ptr.is_null(), "a block has an address");
         // SAFETY: the caller's promise: `top` lies below the upper end.
         unsafe {
-            self.top.cast().write(item);
+            self.top.write(item);
             self.top = self.top.add(1);
         }
     }
@@ -194,7 +185,7 @@ impl Magazine {
 ///
 /// The lower end, then places, as many as the magazine may hold blocks, then the upper end. Empty for [`NO_ROOM`].
 #[derive(Debug)]
-pub(super) struct Buffer(Vec<ItemSlot>);
+pub(super) struct Buffer(Vec<Item>);
 
 // SAFETY: a buffer owns its places, of which nothing is bound to a thread.
 unsafe impl Send for Buffer {}
@@ -206,14 +197,14 @@ impl Buffer {
     fn with_room(room: usize) -> Option<Self> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(room + 2).ok()?;
-        slots.push(ItemSlot::END);
-        slots.resize(room + 1, ItemSlot::FREE);
-        slots.push(ItemSlot::END);
+        slots.push(Item::END);
+        slots.resize(room + 1, Item::FREE);
+        slots.push(Item::END);
         Some(Self(slots))
     }
 
     /// Where the first block lies.
-    fn first(&self) -> NonNull<ItemSlot> {
+    fn first(&self) -> NonNull<Item> {
         let own = NonNull::new(self.0.as_ptr().cast_mut()).filter(|_| !self.0.is_empty());
         // SAFETY: a buffer has two ends at least.
         unsafe { own.unwrap_or(NO_START).add(1) }
@@ -228,7 +219,7 @@ impl Buffer {
         // SAFETY: the places from the first one to `top` have items, which are borrowed with both.
         unsafe {
             let len = magazine.top.offset_from_unsigned(first);
-            slice::from_raw_parts(first.cast().as_ptr(), len)
+            slice::from_raw_parts(first.as_ptr(), len)
         }
     }
 }

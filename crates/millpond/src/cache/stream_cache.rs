@@ -22,6 +22,8 @@ pub(super) struct Magazines {
     /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
     serial: u64,
     all: [Magazine; MAGAZINES],
+    /// What the stream's timeline is called.
+    of: TimelineId,
     /// In the order in which they were asked for. A magazine that has none is without room.
     records: Vec<MagazineRecord>,
     /// One more than the place of each magazine's record; 0 for none.
@@ -57,6 +59,7 @@ impl Magazines {
     /// copied.
     const NEW: Self = Self {
         serial: 0,
+        of: TimelineId { slot: 0, generation: 0 },
         all: [const { Magazine::NEW }; _],
         records: Vec::new(),
         record_of: [0; _],
@@ -103,10 +106,22 @@ impl Magazines {
         index.longer().take(classes).find_map(|longer| self.magazine(longer).take_top(|_| true))
     }
 
-    /// Calls `each` with every magazine that was ever asked for.
-    fn for_each(&mut self, mut each: impl FnMut(MagazineIndex, BufferedMagazine<'_>)) {
+    /// Empties the magazines. Large blocks' lose their room.
+    fn drain(
+        &mut self,
+        totals: &Totals,
+        is_large: &impl Fn(MagazineIndex) -> bool,
+        mut each: impl FnMut(TimelineId, Item),
+    ) {
         for record in &mut self.records {
-            each(MagazineIndex::of_number(record.number), record.with(&mut self.all));
+            let (number, mut magazine) = (record.number, record.with(&mut self.all));
+            let place = magazine.place();
+            magazine.give_up(magazine.len(), |item| {
+                item.leave_or_note(place, totals, |item| each(self.of, item));
+            });
+            if magazine.room() > 0 && is_large(MagazineIndex::of_number(number)) {
+                magazine.set_room(0);
+            }
         }
     }
 
@@ -129,50 +144,28 @@ impl MagazineRecord {
     }
 }
 
-/// What one thread caches of one stream: a magazine per size class.
+/// What one thread caches of one stream: magazines of its own. A raw pointer owns them: lock entries have a copy, and a `Box`
+/// would claim to be the only one.
 #[derive(Debug)]
-struct StreamCache {
-    /// The timeline's.
-    slot: usize,
-    /// [`Timeline::serial`] of the stream.
-    serial: u64,
-    /// What the stream's timeline is called.
-    of: TimelineId,
-    /// A raw pointer owns them: lock entries have a copy, and a `Box` would claim to be the only one.
-    magazines: NonNull<Magazines>,
-}
+struct StreamCache(NonNull<Magazines>);
 
 // SAFETY: a stream cache owns its magazines, of which nothing is bound to a thread.
 unsafe impl Send for StreamCache {}
 
 impl StreamCache {
-    fn magazines(&mut self) -> &mut Magazines {
+    fn magazines(&self) -> &Magazines {
         // SAFETY: its own, until it is dropped. Who has the stream cache has them: the lock guards both.
-        unsafe { self.magazines.as_mut() }
+        unsafe { self.0.as_ref() }
     }
 
-    /// Empties the magazines. Large blocks' lose their room.
-    fn drain(
-        &mut self,
-        totals: &Totals,
-        is_large: &impl Fn(MagazineIndex) -> bool,
-        mut each: impl FnMut(TimelineId, Item),
-    ) {
-        let of = self.of;
-        self.magazines().for_each(|number, mut magazine| {
-            let place = magazine.place();
-            magazine.give_up(magazine.len(), |item| item.leave_or_note(place, totals, |item| each(of, item)));
-            if magazine.room() > 0 && is_large(number) {
-                magazine.set_room(0);
-            }
-        });
+    fn magazines_mut(&mut self) -> &mut Magazines {
+        // SAFETY: as above.
+        unsafe { self.0.as_mut() }
     }
 
-    /// Becomes that of another stream, once it is empty.
-    fn give_to(&mut self, timeline: &Timeline) {
-        (self.serial, self.of) = (timeline.serial, timeline.id);
-        // A lock entry may lead to them: that of the calling thread, which is outside.
-        self.magazines().serial = timeline.serial;
+    fn stream(&self) -> StreamKey {
+        let Magazines { serial, of, .. } = self.magazines();
+        StreamKey { serial: *serial, slot: of.slot as usize }
     }
 }
 
@@ -180,7 +173,7 @@ impl Drop for StreamCache {
     fn drop(&mut self) {
         // SAFETY: the pointer came from `try_box` (`add_slow`), and is given up here only. No owner has it: it is outside,
         // and its lock entries are closed, or it is the calling thread.
-        drop(unsafe { Box::from_raw(self.magazines.as_ptr()) });
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
@@ -199,27 +192,19 @@ impl StreamCaches {
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        self.by_slot.binary_search_by_key(&slot, |cache| cache.slot)
+        self.by_slot.binary_search_by_key(&slot, |cache| cache.stream().slot)
     }
 
     /// The magazines of a stream, if it has a stream cache. They stay until that is changed: by
     /// [`of_or_add`](Self::of_or_add) for another stream, or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
         let cache = &self.by_slot[self.place_of(stream.slot).ok()?];
-        (cache.serial == stream.serial).then_some(cache.magazines)
-    }
-
-    /// The same, for the owner.
-    pub(super) fn of(&mut self, stream: StreamKey) -> Option<&mut Magazines> {
-        // SAFETY: as in `StreamCache::magazines`.
-        self.of_stream(stream).map(|mut magazines| unsafe { magazines.as_mut() })
+        (cache.stream() == stream).then_some(cache.0)
     }
 
     /// The magazines of every stream cache, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        self.by_slot
-            .iter()
-            .map(|cache| (StreamKey { serial: cache.serial, slot: cache.slot }, cache.magazines))
+        self.by_slot.iter().map(|cache| (cache.stream(), cache.0))
     }
 
     /// The magazines of a stream, made if need be; `None` where the host has no memory for them. Those of a stream that
@@ -231,26 +216,22 @@ impl StreamCaches {
         each: impl FnMut(TimelineId, Item),
     ) -> Option<&mut Magazines> {
         let place = match self.place_of(timeline.id.slot as usize) {
-            Ok(place) if self.by_slot[place].serial == timeline.serial => place,
-            Ok(place) => {
-                let cache = &mut self.by_slot[place];
-                cache.drain(&self.totals, &|_| false, each);
-                cache.give_to(timeline);
-                place
-            }
-            Err(place) => self.add_slow(place, timeline)?,
+            Ok(place) => place,
+            Err(place) => self.add_slow(place)?,
         };
-        Some(self.by_slot[place].magazines())
+        let magazines = self.by_slot[place].magazines_mut();
+        if magazines.serial != timeline.serial {
+            magazines.drain(&self.totals, &|_| false, each);
+            // A lock entry may lead to them: that of the calling thread, which is outside.
+            (magazines.serial, magazines.of) = (timeline.serial, timeline.id);
+        }
+        Some(magazines)
     }
 
     #[cold]
-    fn add_slow(&mut self, place: usize, timeline: &Timeline) -> Option<usize> {
+    fn add_slow(&mut self, place: usize) -> Option<usize> {
         self.by_slot.try_reserve(1).ok()?;
-        let magazines = try_box(Magazines::NEW)?;
-        let (slot, serial, of) = (timeline.id.slot as usize, timeline.serial, timeline.id);
-        let mut cache = StreamCache { slot, serial, of, magazines };
-        cache.give_to(timeline);
-        self.by_slot.insert(place, cache);
+        self.by_slot.insert(place, StreamCache(try_box(Magazines::NEW)?));
         Some(place)
     }
 
@@ -261,7 +242,7 @@ impl StreamCaches {
         mut each: impl FnMut(TimelineId, Item),
     ) {
         let Self { by_slot, totals } = self;
-        by_slot.iter_mut().for_each(|cache| cache.drain(totals, &is_large, &mut each));
+        by_slot.iter_mut().for_each(|cache| cache.magazines_mut().drain(totals, &is_large, &mut each));
     }
 
     /// Drops all stream caches, which are empty.
@@ -271,7 +252,6 @@ impl StreamCaches {
 
     /// Every block held, and where.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
-        // SAFETY: as in `StreamCache::magazines`.
-        self.by_slot.iter().map(|cache| unsafe { cache.magazines.as_ref() }).flat_map(Magazines::items)
+        self.by_slot.iter().flat_map(|cache| cache.magazines().items())
     }
 }

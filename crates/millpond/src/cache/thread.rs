@@ -1,6 +1,7 @@
 //! The cache of one thread in one pool.
 
 use std::cell::UnsafeCell;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -104,21 +105,11 @@ impl ThreadCache {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the owner use the cache of this stream, by its lock entry too if there are `entries`. Under the pool's lock,
-    /// with the stream caches.
-    pub(super) fn open(&self, stream_caches: &StreamCaches, stream: StreamKey, entries: bool) {
+    /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
+    /// caches.
+    pub(super) fn open(&self, entries: impl IntoIterator<Item = (StreamKey, NonNull<Magazines>)>) {
         self.lock.open();
-        if let Some(magazines) = stream_caches.of_stream(stream).filter(|_| entries) {
-            self.lock.open_entry(stream, magazines);
-        }
-    }
-
-    /// Lets the owner use all its stream caches, as [`open`](Self::open) does with one.
-    pub(super) fn open_all(&self, stream_caches: &StreamCaches, entries: bool) {
-        self.lock.open();
-        if entries {
-            stream_caches.all().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
-        }
+        entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
     }
 
     /// The owner is going. By the owner, under the pool's lock.

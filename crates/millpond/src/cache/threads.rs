@@ -144,7 +144,8 @@ impl Threads {
             cache.let_in();
             if cache.is_owned() && !self.are_closed() {
                 // SAFETY: the lock is held, and owners are kept out until here.
-                cache.open_all(unsafe { cache.stream_caches_under_lock() }, self.have_lock_entries());
+                let entries = unsafe { cache.stream_caches_under_lock() }.all();
+                cache.open(entries.filter(|_| self.have_lock_entries()));
             }
         }
     }

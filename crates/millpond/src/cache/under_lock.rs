@@ -1,6 +1,7 @@
 //! What the caches do under the pool's lock: a request's slow path, between the thread's magazines, the depot and the
 //! arena; taking back what threads cache; counting.
 
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::Locked;
@@ -48,9 +49,10 @@ impl Caches {
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
-        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
-        Some((cache, stream_caches.of(stream.key())?))
+        let magazines = stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
+        cache
+            .open(self.threads.have_lock_entries().then_some((stream.key(), NonNull::from(&mut *magazines))));
+        Some((cache, magazines))
     }
 
     // ---- a request ---------------------------------------------------------------------------------------

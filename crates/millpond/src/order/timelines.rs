@@ -38,6 +38,10 @@ impl Table {
         if slot.generation == id.generation { slot.timeline.as_ref() } else { None }
     }
 
+    fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
+        self.slots.iter().filter_map(|slot| slot.timeline.as_ref())
+    }
+
     /// Removes a timeline of which everything is complete.
     fn remove(&mut self, id: TimelineId) {
         let slot = &mut self.slots[id.slot as usize];
@@ -352,12 +356,6 @@ impl Timelines {
         self.with(id, Arc::clone)
     }
 
-    /// All timelines that there are now, in the order of their slots. No lock is held in between.
-    fn each(&self) -> impl Iterator<Item = Arc<Timeline>> {
-        let all = self.table.read().slots.len();
-        (0..all).filter_map(|slot| self.table.read().slots[slot].timeline.clone())
-    }
-
     // ---- marks -----------------------------------------------------------------------------------
 
     /// The present tick of a foreign stream, closed at once. Where that fails the tick stays open, and is
@@ -383,12 +381,13 @@ impl Timelines {
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
         self.check_process()?;
         let mut turned = Vec::new();
-        let all = self.table.read().slots.len();
-        let bytes = (all * size_of::<(Arc<Timeline>, Tick)>()) as u64;
-        let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
-        turned.try_reserve_exact(all).map_err(no_memory)?;
-        // Of streams that came since nothing is noted.
-        turned.extend(self.each().take(all).map(|timeline| (timeline.turn(), timeline)));
+        {
+            let all = self.all();
+            let bytes = (all.slots.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
+            let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
+            turned.try_reserve_exact(all.slots.len()).map_err(no_memory)?;
+            turned.extend(all.iter().map(|timeline| (timeline.turn(), timeline.clone())));
+        }
         self.device().synchronize()?;
         turned.iter().for_each(|(tick, timeline)| timeline.note_synchronized(*tick));
         Ok(())
@@ -406,7 +405,7 @@ impl Timelines {
             self.events.is_capturing.store(true, Ordering::Relaxed);
         }
         // Who adds a timeline after this look sees the store above, through the table's lock.
-        self.each().for_each(|timeline| timeline.let_calls_end());
+        self.all().iter().for_each(|timeline| timeline.let_calls_end());
     }
 
     /// Whether a capture is under way that a pool was told of.
@@ -502,7 +501,7 @@ mod tests {
     impl Timelines {
         /// Timelines that are not known to be complete, of streams that are there or gone.
         fn count(&self) -> usize {
-            self.each().count()
+            self.all().iter().count()
         }
     }
 
