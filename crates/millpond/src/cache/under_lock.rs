@@ -19,9 +19,6 @@ use crate::policy::caching::room;
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
     fn join_slow(&self, lock: &mut Locked) -> Option<&ThreadCache> {
-        if self.threads.are_closed() {
-            return None;
-        }
         let mut mine = self.threads.mine();
         if !mine.is_owned() {
             mine = self.threads.join(|| ThreadCache::new(self.totals.clone()))?;
@@ -43,7 +40,7 @@ impl Caches {
         stream: &Stream,
         each: &mut impl FnMut(Cached),
     ) -> Option<(&ThreadCache, &mut Magazines)> {
-        if stream.timeline().is_marked_at_once() {
+        if stream.timeline().is_marked_at_once() || self.threads.are_closed() {
             return None;
         }
         let cache = self.join_slow(lock)?;
@@ -128,11 +125,7 @@ impl Caches {
     fn take_back(&self, lock: &mut Locked, all: bool, mut each: impl FnMut(Cached)) {
         let closed = self.close_depot(&mut each);
         self.threads.keep_out(lock, |cache| all || self.threads.is_mine(cache) || cache.tally.may_hold());
-        for cache in self.threads.kept_out() {
-            self.drain(cache, &mut each);
-            // While they are closed, others count in one place for all (`pause`).
-            cache.tally.settle();
-        }
+        self.threads.kept_out().for_each(|cache| _ = self.drain(cache, &mut each));
         self.threads.let_in(lock);
         if closed {
             self.depot.open();
@@ -235,8 +228,7 @@ impl Caches {
         if let Some(cache) = self.join_slow(lock) {
             return &cache.tally;
         }
-        // While all caches are closed, nobody else counts.
-        if !self.threads.are_closed() && !lock.counts_others {
+        if !lock.counts_others {
             lock.counts_others = true;
             self.add_thread(lock);
         }
