@@ -120,14 +120,9 @@ impl Threads {
 
     /// Closes these caches to their owners, and waits until none is inside.
     pub(super) fn keep_out(&self, _lock: &mut Locked, is_concerned: impl Fn(&ThreadCache) -> bool) {
-        self.all().filter(|cache| is_concerned(cache)).for_each(ThreadCache::close);
-        self.wait_for_kept_out();
-    }
-
-    /// Waits until no owner is inside a cache that was closed.
-    fn wait_for_kept_out(&self) {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        if self.kept_out().any(|cache| !self.is_mine(cache)) {
+        let close = |others, cache: &ThreadCache| cache.close() && !self.is_mine(cache) || others;
+        if self.all().filter(|cache| is_concerned(cache)).fold(false, close) {
             heavy_barrier();
             self.kept_out().for_each(ThreadCache::wait_until_left);
         }
@@ -138,15 +133,12 @@ impl Threads {
         self.all().filter(|cache| cache.is_kept_out())
     }
 
-    /// Opens the caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    /// Opens the caches that [`keep_out`](Self::keep_out) closed, and others that are closed, to their owners.
     pub(super) fn let_in(&self, _lock: &mut Locked) {
-        for cache in self.kept_out() {
-            cache.let_in();
-            if cache.is_owned() && !self.are_closed() {
-                // SAFETY: the lock is held, and owners are kept out until here.
-                let entries = unsafe { cache.stream_caches_under_lock() }.all();
-                cache.open(entries.filter(|_| self.have_lock_entries()));
-            }
+        for cache in self.kept_out().filter(|_| !self.are_closed()) {
+            // SAFETY: the lock is held, and owners are kept out until here.
+            let entries = unsafe { cache.stream_caches_under_lock() }.all();
+            cache.open(entries.filter(|_| self.have_lock_entries()));
         }
     }
 
@@ -159,16 +151,15 @@ impl Threads {
             // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
             if cache != self.sentinel() {
                 // SAFETY: as in `mine`.
-                unsafe { &*cache }.close();
+                let cache = unsafe { &*cache };
+                cache.close();
+                // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+                heavy_barrier();
+                cache.wait_until_left();
+                each(cache);
+                cache.disown();
             }
         });
-        // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-        self.wait_for_kept_out();
-        for cache in self.kept_out() {
-            each(cache);
-            cache.disown();
-            cache.let_in();
-        }
     }
 
     /// Whether threads ended whose caches were not collected. A glance.
