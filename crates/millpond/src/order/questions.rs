@@ -64,9 +64,6 @@ impl Timelines {
 
     /// Drops from `fence` what is complete, as far as these policies look. That stays true when the policies change.
     pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
-        if fence.is_empty() {
-            return;
-        }
         let all = self.all();
         fence.retain(|id, tick| all.get(id).is_some_and(|other| other.ready_up_to(policies) < tick));
     }
@@ -91,15 +88,10 @@ impl Timelines {
 
     /// Adds to `fence` the streams that a block's uses were recorded on, at their present ticks. Work given to them
     /// since may use the block, too. Leaves garbage in `uses`. Takes no host memory for a fence of one stream.
-    #[inline]
     pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &mut Fence) {
-        if !uses.is_empty() {
-            self.add_uses_slow(fence, uses);
+        if uses.is_empty() {
+            return;
         }
-    }
-
-    #[cold]
-    fn add_uses_slow(&self, fence: &mut Fence, uses: &mut Fence) {
         uses.update(|id, tick| self.with(id, |timeline| timeline.last_tick(tick)));
         fence.iter().for_each(|(id, tick)| uses.raise(id, tick));
         std::mem::swap(fence, uses);

@@ -1,6 +1,6 @@
 //! When a class that has no block borrows one of a longer class, in throughput mode.
 
-use super::caching::MOST_BLOCKS;
+use super::ledger::MOST_PATHS;
 
 /// Longer classes in which a request looks for a block in throughput mode, where its own has none. There are eight
 /// classes a doubling. So the block is less than half as long again as the request, or three units longer in the
@@ -13,7 +13,8 @@ use super::caching::MOST_BLOCKS;
 pub(crate) const CLASSES_TO_BORROW_FROM: usize = 3;
 
 /// Whether a class may borrow, where a thread does so for the `nth` time. Now and then a class gets a block of its own: a loop
-/// would borrow for ever, since a borrowed block goes back to its own class.
+/// would borrow for ever, since a borrowed block goes back to its own class. (Once in 64 times, each such block was a miss, and
+/// sizes that never repeat came to rest only after many.)
 pub(crate) fn may_borrow(nth: u64) -> bool {
-    !nth.is_multiple_of(MOST_BLOCKS)
+    !nth.is_multiple_of(u64::from(MOST_PATHS))
 }

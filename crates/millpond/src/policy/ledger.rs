@@ -99,7 +99,7 @@ const MOST_TIME: Duration = Duration::from_millis(50);
 
 /// Or as many slow paths. Those of training are fewer and longer. So many short ones come from a program that does
 /// little but allocate, which is then served from magazines within its first milliseconds.
-const MOST_PATHS: u32 = 4096;
+pub(super) const MOST_PATHS: u32 = 4096;
 
 /// The most that the growth allowance comes to if the program does not say: this part of the device's memory.
 const MOST_GROWTH_PART: u64 = 32;
@@ -107,25 +107,7 @@ const MOST_GROWTH_PART: u64 = 32;
 /// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it
 /// would cost as much. In throughput mode, a step of such a program saved 520 ns a block on 2 cores of an AMD EPYC. It
 /// saved 1,100 ns on a busy machine with an H200.
-const CUT: Duration = Duration::from_nanos(600);
-
-/// What a request on the slow path did, as far as more memory would have saved it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SlowPath {
-    /// Cut a block from free memory, or grew.
-    Cut,
-    /// Emptied caches, moved pages, or waited for another thread: as long as this.
-    Moved(Duration),
-}
-
-impl SlowPath {
-    fn time(self) -> Duration {
-        match self {
-            Self::Cut => CUT,
-            Self::Moved(took) => took,
-        }
-    }
-}
+pub(crate) const CUT: Duration = Duration::from_nanos(600);
 
 /// What the growth allowance may come to on a device with so many bytes, if the program does not say.
 pub(crate) fn most_growth(total_memory: u64) -> u64 {
@@ -181,10 +163,10 @@ impl Ledger {
         self.paid += time;
     }
 
-    /// Notes a slow path, and has the pool `look` if they took much by now. Returns whether the growth allowance has
-    /// changed.
-    pub(crate) fn note(&mut self, slow: SlowPath, look: impl FnOnce() -> Observation) -> bool {
-        self.slow.add(Slow { time: slow.time(), paths: 1 });
+    /// Notes a slow path that more memory would have saved, and the time that it took: [`CUT`] where it cut a block from free
+    /// memory, or grew. Has the pool `look` if they took much by now. Returns whether the growth allowance has changed.
+    pub(crate) fn note(&mut self, time: Duration, look: impl FnOnce() -> Observation) -> bool {
+        self.slow.add(Slow { time, paths: 1 });
         self.slow.time >= LOOK_AFTER && self.look_slow(&look())
     }
 
@@ -251,7 +233,7 @@ mod tests {
         fn look(&mut self, per: u32, served: u64) -> bool {
             self.now += LOOK * per;
             let now = self.now;
-            self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served })
+            self.ledger.note(LOOK, || Observation { now, served })
         }
     }
 
@@ -290,7 +272,7 @@ mod tests {
             assert!(books.spend(1));
             assert_eq!((books.ledger.is_overdrawn(), books.ledger.growth_allowance()), (true, 1 << 20));
             let look = || unreachable!("too little to look");
-            assert!(!books.ledger.note(SlowPath::Moved(LOOK / 2), look));
+            assert!(!books.ledger.note(LOOK / 2, look));
             assert!(books.spend(2 * MUCH_PART));
             assert!(!books.ledger.is_overdrawn());
         }
@@ -301,7 +283,7 @@ mod tests {
         let Books { mut ledger, mut now } = Books::new(1 << 20);
         let mut note = |_| {
             now += CUT * 2;
-            ledger.note(SlowPath::Cut, || Observation { now, served: 0 })
+            ledger.note(CUT, || Observation { now, served: 0 })
         };
         let paths = (0..2 * MOST_PATHS).position(&mut note).expect("it is overdrawn at last");
         assert!(CUT * (paths as u32) < MOST_TIME / 10, "{paths}");
