@@ -177,7 +177,6 @@ impl<T: Guarded> AsymmetricLock<T> {
     }
 
     /// Whether it is open. Under the pool's lock.
-    #[cfg(not(loom))]
     pub(super) fn is_open(&self) -> bool {
         // Relaxed: written under the lock, too.
         self.is_open.load(Ordering::Relaxed)

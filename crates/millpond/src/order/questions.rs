@@ -92,7 +92,8 @@ impl Timelines {
         if uses.is_empty() {
             return;
         }
-        uses.update(|id, tick| self.with(id, |timeline| timeline.last_tick(tick)));
+        let all = self.all();
+        uses.update(|id, tick| all.get(id).map(|timeline| timeline.last_tick(tick)));
         fence.iter().for_each(|(id, tick)| uses.raise(id, tick));
         std::mem::swap(fence, uses);
     }

@@ -230,11 +230,7 @@ impl Stream {
     #[inline]
     pub(crate) fn tick(&self) -> Tick {
         let timeline = &self.inner.timeline;
-        if timeline.is_marked_at_once() {
-            self.inner.timelines.close_tick_slow(timeline)
-        } else {
-            timeline.now()
-        }
+        if timeline.is_marked_at_once() { timeline.close_tick_slow() } else { timeline.now() }
     }
 
     /// The fence of the work given to the stream so far.

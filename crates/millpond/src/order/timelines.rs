@@ -347,32 +347,9 @@ impl Timelines {
         self.table.read()
     }
 
-    /// What `look` says of the timeline, or `None` where it is gone: then all of it is reached.
-    pub(super) fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
-        self.all().get(id).map(look)
-    }
-
+    /// A timeline, or `None` where it is gone: then all of it is reached.
     pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
-        self.with(id, Arc::clone)
-    }
-
-    // ---- marks -----------------------------------------------------------------------------------
-
-    /// The present tick of a foreign stream, closed at once. Where that fails the tick stays open, and is
-    /// reached only when the device is synchronised: late, but safe.
-    #[cold]
-    pub(super) fn close_tick_slow(&self, timeline: &Timeline) -> Tick {
-        let tick = timeline.now();
-        let closed = timeline.close(tick, true);
-        match &closed {
-            Ok(true) => return tick,
-            Ok(false) if timeline.is_captured(true) == Ok(Some(true)) => {}
-            Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
-            Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
-        }
-        // No mark closes the tick that is handed out. The counter goes past it, so that a retired timeline
-        // is not taken for complete by what was seen before.
-        timeline.turn()
+        self.all().get(id).cloned()
     }
 
     // ---- waiting for the device --------------------------------------------------------------------
@@ -435,9 +412,8 @@ impl Timelines {
 
     /// Notes that the host has waited for everything in `clock`.
     pub(crate) fn note_synchronized(&self, clock: &Fence) {
-        for (id, tick) in clock.iter() {
-            self.with(id, |timeline| timeline.note_synchronized(tick));
-        }
+        let all = self.all();
+        clock.iter().for_each(|(id, tick)| _ = all.get(id).map(|timeline| timeline.note_synchronized(tick)));
     }
 
     // ---- listeners ---------------------------------------------------------------------------------
