@@ -2,7 +2,7 @@
 
 use super::magazine::Magazine;
 use crate::extents::MOST_UNITS;
-use crate::policy::size_classes::{EXACT_FROM, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded};
+use crate::policy::size_classes::{CLASS_BITS, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded};
 
 /// How a pool rounds sizes. See the [module](super).
 #[derive(Debug, Clone, Copy)]
@@ -10,6 +10,10 @@ pub(crate) struct Sizes {
     unit_shift: u32,
     /// Requests of at most so many bytes are rounded to a class.
     rounded_to: u64,
+    /// Where the magazine of another request is looked up, and by which bits of its size. The last bits do not matter,
+    /// since classes are wide there.
+    exact_places: &'static Places,
+    exact_shift: u32,
 }
 
 /// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
@@ -22,7 +26,7 @@ pub(super) struct MagazineIndex(usize);
 
 const _: () = assert!(
     MAGAZINES * size_of::<Magazine>() < 1 << u16::BITS,
-    "places are looked up in a table of that width"
+    "places are looked up in tables of that width"
 );
 
 impl MagazineIndex {
@@ -76,8 +80,12 @@ impl Sizes {
     /// For units of `unit_bytes` (a power of two); blocks of `exact_from` bytes and more are not rounded.
     pub(crate) fn new(unit_bytes: u64, exact_from: u64) -> Self {
         // A block of `exact_from` bytes is not rounded, nor is what becomes one in whole units.
-        let rounded_to = exact_from.min(PLACES.len() as u64 * unit_bytes).saturating_sub(unit_bytes);
-        Self { unit_shift: unit_bytes.ilog2(), rounded_to }
+        let rounded_to = exact_from.min(LOOKED_UP as u64 * unit_bytes).saturating_sub(unit_bytes);
+        let unit_shift = unit_bytes.ilog2();
+        // From the next length on, classes are at least so wide.
+        let ignored_bits = ((rounded_to >> unit_shift) + 1).ilog2().saturating_sub(CLASS_BITS);
+        let exact_places = &PLACES[ignored_bits as usize];
+        Self { unit_shift, rounded_to, exact_places, exact_shift: unit_shift + ignored_bits }
     }
 
     /// Whether a request of this size is rounded to a class: any block of its magazine will do.
@@ -120,15 +128,15 @@ impl Sizes {
         debug_assert!(self.is_rounded(bytes));
         let units_less_one = ((bytes - 1) >> self.unit_shift) as usize;
         // SAFETY: `new` has no more rounded than the table has, and this request is.
-        MagazineIndex(usize::from(unsafe { *PLACES.get_unchecked(units_less_one) }))
+        MagazineIndex(usize::from(unsafe { *PLACES[0].get_unchecked(units_less_one) }))
     }
 
-    /// The magazine with blocks for a request that is not rounded; not for 0 bytes, nor for more than any block has.
+    /// The magazine with blocks for a request that is not rounded, if the table has it; not for 0 bytes.
     #[inline]
     pub(super) fn magazine_for_exact(self, bytes: u64) -> Option<MagazineIndex> {
         // Zero bytes wrap around.
-        let units_less_one = bytes.wrapping_sub(1) >> self.unit_shift;
-        (units_less_one + 1 < MOST_UNITS).then(|| MagazineIndex(usize::from(place_of(units_less_one + 1))))
+        let place = self.exact_places.get((bytes.wrapping_sub(1) >> self.exact_shift) as usize)?;
+        Some(MagazineIndex(usize::from(*place)))
     }
 
     /// Whether a magazine may have blocks of exact sizes.
@@ -162,14 +170,26 @@ const fn place_of(units: u64) -> u16 {
     ((class_of(units) + 1) * size_of::<Magazine>()) as u16
 }
 
-/// Places of the magazines for lengths that are rounded, by the length less one. To look a place up costs less than to find a
-/// leading bit, on some processors. A unit has 256 bytes at least.
-static PLACES: [u16; EXACT_FROM as usize >> 8] = {
-    let mut all = [0; _];
-    let mut at = 0;
-    while at < all.len() {
-        all[at] = place_of(at as u64 + 1);
-        at += 1;
+/// Places of the magazines for so many lengths.
+type Places = [u16; LOOKED_UP];
+
+const LOOKED_UP: usize = 4096;
+
+/// By how many bits of a length do not matter; then by the others, of the length less one. To look a place up costs less
+/// than to find a leading bit, on some processors.
+///
+/// Classes of lengths that are not rounded are at first as wide as the last table's places, at most.
+static PLACES: [Places; (LOOKED_UP.ilog2() - CLASS_BITS) as usize + 1] = {
+    let mut all = [[0; LOOKED_UP]; _];
+    let mut ignored = 0;
+    while ignored < all.len() {
+        let mut at = 0;
+        while at < LOOKED_UP {
+            // The longest of those lengths: the first class of any use may begin among them.
+            all[ignored][at] = place_of(((at + 1) as u64) << ignored);
+            at += 1;
+        }
+        ignored += 1;
     }
     all
 };
@@ -207,14 +227,14 @@ mod tests {
 
     #[test]
     fn looking_a_class_up_finds_the_class_of_the_block() {
-        // What a unit has, and from where on sizes are exact.
-        for (unit, exact_from) in [
-            (512, 1 << 20),
-            (512, 32 << 10),
-            (512, 48 << 10),
-            (256, 3000),
-            (4096, 32 << 20),
-            (2 << 20, 1 << 20),
+        // Bytes of the longest length in the table, by what a unit has and from where on sizes are exact.
+        for (unit, exact_from, longest) in [
+            (512, 1 << 20, 512 << 20),
+            (512, 32 << 10, 16 << 20),
+            (512, 48 << 10, 16 << 20),
+            (256, 3000, 1 << 20),
+            (4096, 32 << 20, 8 << 30),
+            (2 << 20, 1 << 20, 8 << 30),
         ] {
             let sizes = Sizes::new(unit, exact_from);
             let around = |at: u64| [at - 1, at, at + 1, at + unit];
@@ -229,7 +249,8 @@ mod tests {
                     let found = unsafe { sizes.magazine_for_rounded(bytes) };
                     assert_eq!(found, expected, "{bytes} of {sizes:?}");
                 } else {
-                    assert_eq!(sizes.magazine_for_exact(bytes), Some(expected), "{bytes} of {sizes:?}");
+                    let expected = (bytes <= longest).then_some(expected);
+                    assert_eq!(sizes.magazine_for_exact(bytes), expected, "{bytes} of {sizes:?}");
                 }
             }
             assert_eq!(sizes.magazine_for_exact(0), None);
