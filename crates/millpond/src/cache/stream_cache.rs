@@ -207,14 +207,14 @@ impl StreamCaches {
         self.by_slot.iter().map(|cache| (cache.stream(), cache.0))
     }
 
-    /// The magazines of a stream, made if need be; `None` where the host has no memory for them. Those of a stream that
-    /// is gone and had the same slot are emptied: the blocks are given to `each`.
+    /// The magazines of a stream, made if need be, as [`of_stream`](Self::of_stream) gives them; `None` where the host has no
+    /// memory for them. Those of a stream that is gone and had the same slot are emptied: the blocks are given to `each`.
     #[inline]
     pub(super) fn of_or_add(
         &mut self,
         timeline: &Timeline,
         each: impl FnMut(TimelineId, Item),
-    ) -> Option<&mut Magazines> {
+    ) -> Option<NonNull<Magazines>> {
         let place = match self.place_of(timeline.id.slot as usize) {
             Ok(place) => place,
             Err(place) => self.add_slow(place)?,
@@ -225,7 +225,7 @@ impl StreamCaches {
             // A lock entry may lead to them: that of the calling thread, which is outside.
             (magazines.serial, magazines.of) = (timeline.serial, timeline.id);
         }
-        Some(magazines)
+        Some(self.by_slot[place].0)
     }
 
     #[cold]

@@ -147,7 +147,8 @@ impl Tally {
         [0, ALLOCATED].map(|figure| self.ceiling(figure).wrapping_sub(self.room_with(figure, 0)))
     }
 
-    fn passages(&self) -> (u64, u64) {
+    /// How many blocks were counted, that the owner got and that it brought back.
+    pub(super) fn passages(&self) -> (u64, u64) {
         (self.to_alloc.passages(), self.to_free.passages())
     }
 

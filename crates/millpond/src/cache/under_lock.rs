@@ -1,7 +1,6 @@
 //! What the caches do under the pool's lock: a request's slow path, between the thread's magazines, the depot and the
 //! arena; taking back what threads cache; counting.
 
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::Locked;
@@ -46,10 +45,11 @@ impl Caches {
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        let magazines = stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
-        cache
-            .open(self.threads.have_lock_entries().then_some((stream.key(), NonNull::from(&mut *magazines))));
-        Some((cache, magazines))
+        let mut magazines =
+            stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
+        cache.open(self.threads.have_lock_entries().then_some((stream.key(), magazines)));
+        // SAFETY: as above; the stream caches own them.
+        Some((cache, unsafe { magazines.as_mut() }))
     }
 
     // ---- a request ---------------------------------------------------------------------------------------
@@ -228,8 +228,7 @@ impl Caches {
         if let Some(cache) = self.join_slow(lock) {
             return &cache.tally;
         }
-        if !lock.counts_others {
-            lock.counts_others = true;
+        if self.others.passages() == (0, 0) {
             self.add_thread(lock);
         }
         &self.others

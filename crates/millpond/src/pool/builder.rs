@@ -332,7 +332,7 @@ impl PoolBuilder {
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arenas: Arenas::new(arena),
-                locked: Locked::default(),
+                locked: Locked,
                 ledger,
                 destroyed: false,
                 is_asleep: false,
