@@ -10,7 +10,7 @@
 //! before those ticks are reached. Joining two fences takes the later tick per stream.
 //!
 //! **How one request passes through.** A free takes the stream's present tick ([`Stream::tick`]): a load, no device
-//! call. An allocation on stream *S* asks [`Timelines::is_ready`]: yes where the fence names only *S*, or what the host
+//! call. An allocation on stream *S* asks [`Timelines::readiness`]: yes where the fence names only *S*, or what the host
 //! or *S* has waited for. Each stream carries a vector clock of the ticks that it is ordered after. Clocks are joined
 //! along event dependencies, as Fidge's and Mattern's are. Else the caller may look ([`Timelines::poll`], the
 //! *opportunistic* policy), make *S* wait ([`Timelines::make_wait`], *internal dependencies*), or make the host wait

@@ -48,7 +48,7 @@ impl Mark {
 #[derive(Debug)]
 struct TimelineState {
     /// `None` once the timeline is retired: the stream may be gone. Before that it is *valid*: for whoever holds this
-    /// lock, and under [`Marking::AtOnce`] only for who presents the stream.
+    /// lock, and by [`Promise::InCalls`] only for who presents the stream.
     handle: Option<StreamHandle>,
     /// Marks not yet seen complete, in the order of their ticks. Each keeps its event.
     marks: VecDeque<Mark>,
