@@ -1,7 +1,6 @@
 //! Memory of the host's that may be refused: what the standard library would end the process for.
 
 use std::alloc::{Layout, alloc};
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -58,26 +57,9 @@ impl<T> Shared<T> {
         try_box(Held { holders: AtomicUsize::new(1), value }).map(Self)
     }
 
-    /// The value, for the last holder.
-    pub(crate) fn into_inner(self) -> Option<T> {
-        ManuallyDrop::new(self).give_up().map(|held| held.value)
-    }
-
     fn held(&self) -> &Held<T> {
         // SAFETY: made by `try_box`, and freed by the last holder only.
         unsafe { self.0.as_ref() }
-    }
-
-    /// Gives up this holder's share. Called once.
-    fn give_up(&self) -> Option<Held<T>> {
-        // Release: what this holder did with the value comes before its end.
-        if self.held().holders.fetch_sub(1, Ordering::Release) > 1 {
-            return None;
-        }
-        // Acquire: pairs with the Release of the others.
-        fence(Ordering::Acquire);
-        // SAFETY: made by `try_box`, and nobody else holds it.
-        Some(*unsafe { Box::from_raw(self.0.as_ptr()) })
     }
 }
 
@@ -100,7 +82,13 @@ impl<T> Deref for Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        drop(self.give_up());
+        // Release: what this holder did with the value comes before its end.
+        if self.held().holders.fetch_sub(1, Ordering::Release) == 1 {
+            // Acquire: pairs with the Release of the others.
+            fence(Ordering::Acquire);
+            // SAFETY: made by `try_box`, and nobody else holds it.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
     }
 }
 
@@ -111,18 +99,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_holder_has_the_value() {
+    fn the_last_holder_drops_the_value() {
         let value = Arc::new(7);
         let first = Shared::try_new(value.clone()).unwrap();
         let second = first.clone();
         assert_eq!((**first, **second), (7, 7));
-        assert!(first.into_inner().is_none());
+        drop(first);
         let third = second.clone();
         let other = std::thread::spawn(move || drop(third));
         other.join().unwrap();
         assert_eq!(Arc::strong_count(&value), 2);
-        assert!(second.into_inner().is_some_and(|last| Arc::ptr_eq(&last, &value)));
-        drop(Shared::try_new(value.clone()));
+        drop(second);
         assert_eq!(Arc::strong_count(&value), 1);
     }
 }

@@ -176,6 +176,12 @@ impl<T: Guarded> AsymmetricLock<T> {
         epochs.into_iter().for_each(|epoch| sync::wait_while(|| epoch.is_inside()));
     }
 
+    /// Whether it is open. Under the pool's lock.
+    pub(super) fn is_open(&self) -> bool {
+        // Relaxed: written under the lock, too.
+        self.is_open.load(Ordering::Relaxed)
+    }
+
     /// Lets the owner enter without an entry.
     pub(super) fn open(&self) {
         // Release: see `enter_without_entry`.

@@ -8,8 +8,7 @@ use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
 use super::magazine::{BufferedMagazine, Item};
 use super::sizes::{MagazineIndex, Sizes};
-use super::strays::Strays;
-use super::stream_cache::{Known, Magazines};
+use super::stream_cache::Magazines;
 use super::tally::Tally;
 use super::thread::{Entered, ThreadCache};
 use super::threads::Threads;
@@ -17,7 +16,6 @@ use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
-use crate::policy::borrowing::CLASSES_TO_BORROW_FROM;
 use crate::policy::caching::{LEAST_LIMIT, limits};
 
 /// See the [module](super).
@@ -39,7 +37,6 @@ pub(crate) struct Caches {
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
     pub(super) totals: Arc<Totals>,
-    pub(super) strays: Arc<Strays>,
 }
 
 /// A block that a cache gave up: the arena's to take back.
@@ -74,7 +71,6 @@ impl Caches {
             most_slack: AtomicU64::new(sizes.bytes(1)),
             in_throughput_mode: AtomicBool::new(false),
             others: Tally::new(totals.clone()),
-            strays: Arc::new(Strays::new(totals.clone())),
             totals,
         }
     }
@@ -168,7 +164,7 @@ impl Caches {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        let Known { mut magazine, borrowing } = magazines.known(index)?;
+        let mut magazine = magazines.buffered(index)?;
         self.drop_strays_on_top(&mut magazine);
         // Relaxed: a setting.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
@@ -178,12 +174,8 @@ impl Caches {
             self.fetch(&mut magazine, tally, (stream.timeline().id, Tick::MAX), size);
             found = magazine.take_top(fits);
         }
-        if found.is_none()
-            && self.in_throughput_mode()
-            && self.sizes.is_rounded_in_throughput_mode(bytes)
-            && borrowing.may_borrow(tally.to_alloc().passages())
-        {
-            found = Self::borrow(magazines, index);
+        if found.is_none() && self.in_throughput_mode() && self.sizes.is_rounded_in_throughput_mode(bytes) {
+            found = magazines.borrow(index);
         }
         let item = found?;
         tally.rise_slow(bytes, item.bytes());
@@ -222,7 +214,7 @@ impl Caches {
         let Entered { magazines, tally: _, passage: _passage } =
             self.enter::<true>(Tally::to_alloc, stream)?;
         let (index, bytes) = self.class_of(bytes);
-        if magazines.known(index)?.magazine.restock_by() == 0 {
+        if magazines.buffered(index)?.restock_by() == 0 {
             return None;
         }
         self.depot.other_with(stream.timeline().id, bytes)
@@ -238,7 +230,7 @@ impl Caches {
     ) -> Option<DevicePtr> {
         let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let (index, size) = self.class_of(bytes);
-        let Known { mut magazine, .. } = magazines.known(index)?;
+        let mut magazine = magazines.buffered(index)?;
         let before = magazine.len();
         self.fetch(&mut magazine, tally, seen, size);
         let now = stream.timeline().now();
@@ -252,13 +244,6 @@ impl Caches {
         let item = magazine.take_top(|found| found == size)?;
         tally.rise_slow(bytes, size);
         Some(Self::hand_out(item, bytes, passage))
-    }
-
-    /// A block of one of the next longer classes: it wastes less than another block would take, and neighbouring classes
-    /// seldom run out together.
-    fn borrow(magazines: &mut Magazines, index: MagazineIndex) -> Option<Item> {
-        let mut longer = index.longer().take(CLASSES_TO_BORROW_FROM);
-        longer.find_map(|longer| magazines.magazine(longer).take_top(|_| true))
     }
 
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
@@ -293,7 +278,7 @@ impl Caches {
             // Nearly always, of large blocks.
             return false;
         }
-        let Some(Known { mut magazine, .. }) = magazines.known(index) else { return false };
+        let Some(mut magazine) = magazines.buffered(index) else { return false };
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2 || half.iter().any(|item| item.bytes() != bytes) {
@@ -317,7 +302,7 @@ impl Caches {
         let place = magazine.place();
         let is_stray = |item: &Item| !item.is_in(place);
         while let Some(item) = magazine.top().copied().filter(is_stray) {
-            self.strays.sort_out(item, place, |_| ());
+            item.leave_or_note(place, &self.totals, |_| ());
             // SAFETY: there is one on top.
             unsafe { magazine.drop_top() };
         }
@@ -439,7 +424,7 @@ impl Caches {
 
     /// Blocks that were found to have been freed twice at once.
     pub(crate) fn freed_twice(&self) -> u64 {
-        self.strays.count()
+        self.totals.strays()[2] as u64 / 2
     }
 }
 

@@ -29,14 +29,7 @@ pub(super) struct Depot {
 struct Shard(Mutex<Shelves>);
 
 /// By the blocks' length in bytes and stream. The youngest block of a shelf is its last; no shelf is empty.
-type Shelves = FxHashMap<(u64, TimelineId), Vec<Shelved>>;
-
-/// A block, and the tick at which it was freed: in its descriptor, too, but that lies in another processor's cache.
-#[derive(Debug, Clone, Copy)]
-struct Shelved {
-    item: Item,
-    tick: Tick,
-}
+type Shelves = FxHashMap<(u64, TimelineId), Vec<Item>>;
 
 impl Depot {
     /// Bytes held. A glance.
@@ -80,8 +73,7 @@ impl Depot {
             shelves.retain(|_, shelf| !shelf.is_empty());
             return false;
         }
-        let shelved = items.iter().map(|&item| Shelved { item, tick: item.descriptor().tick() });
-        shelf.extend(shelved);
+        shelf.extend_from_slice(items);
         // Relaxed: a sum.
         self.held.fetch_add(more, Ordering::Relaxed);
         true
@@ -97,7 +89,7 @@ impl Depot {
         (first..first + DEPOT_LOCKS).find_map(|shard| {
             let shelves = self.shelves(shard % DEPOT_LOCKS)?;
             let mut others = shelves.iter().filter(|((length, other), _)| *length == bytes && *other != of);
-            others.find_map(|((_, other), shelf)| Some((*other, shelf.last()?.tick)))
+            others.find_map(|((_, other), shelf)| Some((*other, shelf.last()?.descriptor().tick())))
         })
     }
 
@@ -108,19 +100,19 @@ impl Depot {
         (of, tick): (TimelineId, Tick),
         bytes: u64,
         most: usize,
-        mut each: impl FnMut(Item),
+        each: impl FnMut(Item),
     ) {
         if self.held() == 0 {
             return;
         }
         let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return };
         let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return };
-        let is_early = |shelved: &Shelved| shelved.tick <= tick;
+        let is_early = |item: &Item| tick == Tick::MAX || item.descriptor().tick() <= tick;
         let end = shelf.iter().rposition(is_early).map_or(0, |last| last + 1);
-        let count = shelf[..end].iter().rev().take(most).take_while(|&shelved| is_early(shelved)).count();
+        let count = shelf[..end].iter().rev().take(most).take_while(|item| is_early(item)).count();
         // Release: see `held`.
         self.held.fetch_sub(bytes * count as u64, Ordering::Release);
-        shelf.drain(end - count..end).for_each(|shelved| each(shelved.item));
+        shelf.drain(end - count..end).for_each(each);
         if shelf.is_empty() {
             shelves.remove(&(bytes, of));
         }
@@ -135,7 +127,7 @@ impl Depot {
             for ((bytes, of), shelf) in shard.0.lock().drain() {
                 // Release: see `held`.
                 self.held.fetch_sub(bytes * shelf.len() as u64, Ordering::Release);
-                shelf.into_iter().for_each(|shelved| each(of, shelved.item));
+                shelf.into_iter().for_each(|item| each(of, item));
             }
         }
     }
@@ -155,8 +147,7 @@ impl Depot {
 
     /// What it holds.
     pub(super) fn items(&self) -> Vec<Item> {
-        let items =
-            |shard: &Shard| shard.0.lock().values().flatten().map(|shelved| shelved.item).collect::<Vec<_>>();
+        let items = |shard: &Shard| shard.0.lock().values().flatten().copied().collect::<Vec<_>>();
         self.shards.iter().flat_map(items).collect()
     }
 }
@@ -167,9 +158,7 @@ impl Depot {
     pub(super) fn shelves_are_sorted(&self) -> bool {
         self.shards.iter().all(|shard| {
             let shelves = shard.0.lock();
-            shelves
-                .iter()
-                .all(|((bytes, _), shelf)| shelf.iter().all(|shelved| shelved.item.bytes() == *bytes))
+            shelves.iter().all(|((bytes, _), shelf)| shelf.iter().all(|item| item.bytes() == *bytes))
         })
     }
 }

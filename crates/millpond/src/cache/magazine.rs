@@ -1,17 +1,16 @@
 //! A magazine: a stack of blocks of about one size.
 
-use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
 
+use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
 
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
 /// found the descriptor in several loads, each of which needs the one before.
 #[derive(Debug, Clone, Copy)]
-#[repr(C)]
 pub(super) struct Item {
     pub(super) ptr: DevicePtr,
     descriptor: DescriptorRef,
@@ -47,44 +46,49 @@ impl Item {
         self.descriptor().leave(place, self.ptr)
     }
 
+    /// Gives `each` the block, which leaves its place. A copy that is a stray there is dropped, and noted.
+    #[inline]
+    pub(super) fn leave_or_note(self, place: Place, totals: &Totals, each: impl FnOnce(Self)) {
+        if self.leave(place) {
+            each(self);
+        } else {
+            // A block that was handed out again meanwhile has its new length.
+            let (requested, bytes) = self.descriptor().last_counted();
+            totals.note_stray([requested as i64, bytes as i64, 2]);
+        }
+    }
+
     pub(super) fn out(&self) -> Allocation {
         Allocation { ptr: self.ptr, descriptor: self.descriptor, bytes: self.bytes(), misses: 0 }
     }
 }
 
-/// A place for an item in a buffer. Laid out as an [`Item`], and one where a block is there, and at the ends.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct ItemSlot {
-    ptr: DevicePtr,
-    descriptor: MaybeUninit<DescriptorRef>,
-}
-
 /// The descriptor of no block.
 static NO_BLOCK: BlockDescriptor = BlockDescriptor::none();
 
-impl ItemSlot {
+impl Item {
     /// Below the first block, and where the last one that may be there would have the next one above it.
-    const END: Self = Self {
-        ptr: DevicePtr::NULL,
-        descriptor: MaybeUninit::new(DescriptorRef::of_static(&raw const NO_BLOCK)),
-    };
+    const END: Self = Self::none(DevicePtr::NULL);
 
     /// A place that is free: any but the ends has an address.
-    const FREE: Self = Self { ptr: DevicePtr::new(1), descriptor: MaybeUninit::uninit() };
+    const FREE: Self = Self::none(DevicePtr::new(1));
+
+    const fn none(ptr: DevicePtr) -> Self {
+        Self { ptr, descriptor: DescriptorRef::of_static(&raw const NO_BLOCK) }
+    }
 }
 
 /// The buffer of all magazines without room.
-struct NoRoom([ItemSlot; 2]);
+struct NoRoom([Item; 2]);
 
 // SAFETY: nobody writes to it.
 unsafe impl Sync for NoRoom {}
 
-static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; _]);
+static NO_ROOM: NoRoom = NoRoom([Item::END; _]);
 
 /// Where [`NO_ROOM`] starts.
-const NO_START: NonNull<ItemSlot> = {
-    let start = NonNull::new((&raw const NO_ROOM.0).cast::<ItemSlot>().cast_mut());
+const NO_START: NonNull<Item> = {
+    let start = NonNull::new((&raw const NO_ROOM.0).cast::<Item>().cast_mut());
     start.expect("a static has an address")
 };
 
@@ -97,7 +101,7 @@ const NO_START: NonNull<ItemSlot> = {
 #[repr(transparent)]
 pub(super) struct Magazine {
     /// Where the next block goes: above the one on top.
-    top: NonNull<ItemSlot>,
+    top: NonNull<Item>,
 }
 
 impl Magazine {
@@ -112,14 +116,14 @@ impl Magazine {
             return None;
         }
         // SAFETY: an item lies below `top`.
-        Some(unsafe { self.top.sub(1).cast().as_ref() })
+        Some(unsafe { self.top.sub(1).as_ref() })
     }
 
     /// The block on top, or an item of no block, which is in no magazine.
     #[inline]
     pub(super) fn top_or_end(&self) -> &Item {
         // SAFETY: an item lies below `top`, also at the lower end.
-        unsafe { self.top.sub(1).cast().as_ref() }
+        unsafe { self.top.sub(1).as_ref() }
     }
 
     /// Takes the block on top, if it is of such a length, and no stray.
@@ -158,7 +162,7 @@ impl Magazine {
         debug_assert!(!item.ptr.is_null(), "a block has an address");
         // SAFETY: the caller's promise: `top` lies below the upper end.
         unsafe {
-            self.top.cast().write(item);
+            self.top.write(item);
             self.top = self.top.add(1);
         }
     }
@@ -170,34 +174,40 @@ impl Magazine {
     }
 
     /// What the descriptors of its blocks say: that they are here. Where one says something else, the block was freed twice at
-    /// once, and its copy here is a *stray* (see `strays`).
+    /// once, and its copy here is a *stray* (see [totals](super::totals)).
     #[inline]
     pub(super) fn place(&self) -> Place {
         Place::of(self)
     }
 }
 
-/// Where the blocks of a magazine lie, and how many may. The magazine's `top` lies in it.
+/// Where the blocks of a magazine lie. The magazine's `top` lies in it.
+///
+/// The lower end, then places, as many as the magazine may hold blocks, then the upper end. Empty for [`NO_ROOM`].
 #[derive(Debug)]
-pub(super) struct Buffer {
-    /// The lower end, then `room` places, then the upper end. [`NO_ROOM`], or the buffer's own.
-    start: NonNull<ItemSlot>,
-    /// Places that were allocated, both ends among them; 0 for [`NO_ROOM`].
-    capacity: usize,
-    /// Blocks that the magazine may hold.
-    room: usize,
-}
+pub(super) struct Buffer(Vec<Item>);
 
 // SAFETY: a buffer owns its places, of which nothing is bound to a thread.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    pub(super) const NEW: Self = Self { start: NO_START, capacity: 0, room: 0 };
+    pub(super) const NEW: Self = Self(Vec::new());
+
+    /// One for so many blocks; `None` where the host has no memory for them.
+    fn with_room(room: usize) -> Option<Self> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(room + 2).ok()?;
+        slots.push(Item::END);
+        slots.resize(room + 1, Item::FREE);
+        slots.push(Item::END);
+        Some(Self(slots))
+    }
 
     /// Where the first block lies.
-    fn first(&self) -> NonNull<ItemSlot> {
+    fn first(&self) -> NonNull<Item> {
+        let own = NonNull::new(self.0.as_ptr().cast_mut()).filter(|_| !self.0.is_empty());
         // SAFETY: a buffer has two ends at least.
-        unsafe { self.start.add(1) }
+        unsafe { own.unwrap_or(NO_START).add(1) }
     }
 
     /// The blocks of the magazine whose buffer it is, the youngest last.
@@ -209,16 +219,7 @@ impl Buffer {
         // SAFETY: the places from the first one to `top` have items, which are borrowed with both.
         unsafe {
             let len = magazine.top.offset_from_unsigned(first);
-            slice::from_raw_parts(first.cast().as_ptr(), len)
-        }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if self.capacity > 0 {
-            // SAFETY: the parts are those of a vector (`with_room`), and are used no more.
-            drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) });
+            slice::from_raw_parts(first.as_ptr(), len)
         }
     }
 }
@@ -264,7 +265,7 @@ impl<'a> BufferedMagazine<'a> {
 
     /// Blocks that it may hold.
     pub(super) fn room(&self) -> usize {
-        self.buffer.room
+        self.buffer.0.len().saturating_sub(2)
     }
 
     /// The lowest `len` places have items, and the magazine those.
@@ -276,25 +277,13 @@ impl<'a> BufferedMagazine<'a> {
     /// Lets an empty magazine hold so many blocks. `false`, and nothing done, where the host has no memory for them.
     pub(super) fn set_room(&mut self, room: usize) -> bool {
         assert!(self.is_empty(), "a magazine with blocks keeps its room");
-        let buffer = if room == 0 { Some(Buffer::NEW) } else { Self::with_room(room) };
+        let buffer = if room == 0 { Some(Buffer::NEW) } else { Buffer::with_room(room) };
         let is_there = buffer.is_some();
         if let Some(buffer) = buffer {
             *self.buffer = buffer;
             self.set_len(0);
         }
         is_there
-    }
-
-    /// An empty buffer for so many blocks.
-    fn with_room(room: usize) -> Option<Buffer> {
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(room + 2).ok()?;
-        slots.push(ItemSlot::END);
-        slots.resize(room + 1, ItemSlot::FREE);
-        slots.push(ItemSlot::END);
-        let mut slots = ManuallyDrop::new(slots);
-        let start = NonNull::new(slots.as_mut_ptr())?;
-        Some(Buffer { start, capacity: slots.capacity(), room })
     }
 
     /// The blocks above the lowest `count`.

@@ -35,7 +35,6 @@ mod magazine;
 mod models;
 mod shortcut;
 mod sizes;
-mod strays;
 mod stream_cache;
 mod sync;
 mod tally;
@@ -54,7 +53,4 @@ pub(crate) use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Locked {
-    /// Whether threads without a cache count, too.
-    counts_others: bool,
-}
+pub(crate) struct Locked;

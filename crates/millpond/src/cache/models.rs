@@ -82,7 +82,7 @@ struct ModelCache {
     to_alloc: Epoch,
     to_free: Epoch,
     owned: AtomicBool,
-    /// `Ended`: whether its thread ended since this was looked at.
+    /// `Threads::ended`: whether its thread ended since this was looked at.
     ended: AtomicBool,
     /// In a box, as a stream cache is: it stays where it is.
     magazines: Box<ModelMagazines>,
@@ -162,7 +162,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     fn join_locked(&self, index: usize) {
         let cache = &self.caches[index];
         if !cache.owned.swap(true, Ordering::Relaxed) {
-            // `Ended::forget`.
+            // `Threads::join`.
             cache.ended.store(false, Ordering::Relaxed);
         }
         cache.open();
@@ -252,7 +252,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         }
     }
 
-    /// The end of a thread, which takes no lock of the pool's: `Ended::note`, and the index is given back.
+    /// The end of a thread, which takes no lock of the pool's: `Indices::add`, and the index is given back.
     fn end(&self, index: usize) {
         self.caches[index].ended.store(true, Ordering::Release);
         self.indices.lock().unwrap().push(index);

@@ -10,7 +10,8 @@ use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
 use crate::counters::Counted;
-use crate::policy::peaks::{READINGS, Slack};
+use crate::policy::peaks::Slack;
+use crate::policy::waiting::SPINS;
 use crate::stats::Level;
 
 /// See the [module](self).
@@ -146,7 +147,8 @@ impl Tally {
         [0, ALLOCATED].map(|figure| self.ceiling(figure).wrapping_sub(self.room_with(figure, 0)))
     }
 
-    fn passages(&self) -> (u64, u64) {
+    /// How many blocks were counted, that the owner got and that it brought back.
+    pub(super) fn passages(&self) -> (u64, u64) {
         (self.to_alloc.passages(), self.to_free.passages())
     }
 
@@ -227,7 +229,7 @@ impl Tally {
             (self.moves.load(Ordering::Acquire), self.passages(), self.bytes())
         };
         let mut found = read();
-        for _ in 0..READINGS {
+        for _ in 0..SPINS {
             let next = read();
             if found.0.is_multiple_of(2) && (found.0, found.1) == (next.0, next.1) {
                 break;
@@ -238,12 +240,9 @@ impl Tally {
     }
 }
 
-/// What all tallies say together, with what is [missing](super::strays) in them, and the high-water marks of the totals.
-pub(super) fn sum<'a>(
-    tallies: impl Iterator<Item = &'a Tally>,
-    missing: Figures,
-    totals: &Totals,
-) -> Counted {
+/// What all tallies and the totals say together.
+pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Counted {
+    let missing = totals.strays();
     let (mut allocations, mut frees) = (0_u64, (missing[2] as u64 / 2).wrapping_neg());
     let mut bytes = [missing[0], missing[ALLOCATED]];
     for tally in tallies {
@@ -284,14 +283,14 @@ mod tests {
         tally.count_alloc_outside(100, 512);
         tally.count_alloc_outside(1000, 1024);
         tally.count_free_outside(100, 512);
-        let counted = sum([&tally].into_iter(), [0; 3], &totals);
+        let counted = sum([&tally].into_iter(), &totals);
         assert_eq!(counted.requested, Level { current: 1000, high: 1100 });
         assert_eq!(counted.allocated, Level { current: 1024, high: 1536 });
         assert_eq!(counted.blocks, Level { current: 1, high: 2 });
         assert_eq!((counted.allocations, counted.frees), (2, 1));
         tally.settle();
         totals.reset();
-        assert_eq!(sum([&tally].into_iter(), [0; 3], &totals).requested, Level { current: 1000, high: 1000 });
+        assert_eq!(sum([&tally].into_iter(), &totals).requested, Level { current: 1000, high: 1000 });
     }
 
     const MIB: u64 = 1 << 20;
@@ -304,7 +303,7 @@ mod tests {
             (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB));
             (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB));
         }
-        let counted = sum([&giver, &taker].into_iter(), [0; 3], &totals);
+        let counted = sum([&giver, &taker].into_iter(), &totals);
         for (level, one) in [(counted.requested, MIB - 1), (counted.allocated, MIB), (counted.blocks, 1)] {
             let peak = one * BLOCKS;
             assert_eq!(level.current, 0);

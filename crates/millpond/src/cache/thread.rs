@@ -1,11 +1,11 @@
 //! The cache of one thread in one pool.
 
 use std::cell::UnsafeCell;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
-use super::strays::Strays;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
 use super::totals::Totals;
@@ -19,8 +19,6 @@ pub(super) struct ThreadCache {
     pub(super) tally: Tally,
     /// Whether a living thread has it. Written under the pool's lock.
     owned: AtomicBool,
-    /// Whether whoever holds the pool's lock keeps its owner out.
-    is_kept_out: AtomicBool,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
@@ -41,13 +39,12 @@ pub(super) struct Entered<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
-    pub(super) fn new(strays: Arc<Strays>, totals: Arc<Totals>) -> Self {
+    pub(super) fn new(totals: Arc<Totals>) -> Self {
         Self {
             lock: AsymmetricLock::new(),
-            tally: Tally::new(totals),
+            tally: Tally::new(totals.clone()),
             owned: AtomicBool::new(false),
-            is_kept_out: AtomicBool::new(false),
-            stream_caches: UnsafeCell::new(StreamCaches::new(strays)),
+            stream_caches: UnsafeCell::new(StreamCaches::new(totals)),
         }
     }
 
@@ -77,7 +74,7 @@ impl ThreadCache {
             crate::lock::end_interrupted();
         }
         // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
-        // owner has left (`Caches::for_all`). That is not before `passage` is dropped with the returned reference. So
+        // owner has left (`Threads::keep_out`). That is not before `passage` is dropped with the returned reference. So
         // long the magazines stay, too: see `asymmetric_lock`.
         let magazines = unsafe { magazines.as_mut() };
         Some(Entered { magazines, tally: &self.tally, passage })
@@ -105,44 +102,28 @@ impl ThreadCache {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the owner use the cache of this stream, by its lock entry too if there are `entries`. Under the pool's lock,
-    /// with the stream caches.
-    pub(super) fn open(&self, stream_caches: &StreamCaches, stream: StreamKey, entries: bool) {
+    /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
+    /// caches.
+    pub(super) fn open(&self, entries: impl IntoIterator<Item = (StreamKey, NonNull<Magazines>)>) {
         self.lock.open();
-        if let Some(magazines) = stream_caches.of_stream(stream).filter(|_| entries) {
-            self.lock.open_entry(stream, magazines);
-        }
+        entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
     }
 
-    /// Lets the owner use all its stream caches, as [`open`](Self::open) does with one.
-    pub(super) fn open_all(&self, stream_caches: &StreamCaches, entries: bool) {
-        self.lock.open();
-        if entries {
-            stream_caches.all().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
-        }
-    }
-
-    /// The owner is going. By the owner, under the pool's lock.
+    /// The owner is gone, and the cache closed. Under the pool's lock.
     pub(super) fn disown(&self) {
         self.owned.store(false, Ordering::Relaxed);
+    }
+
+    /// Closes the cache; returns whether it was open. Under the pool's lock.
+    pub(super) fn close(&self) -> bool {
+        let was_open = self.lock.is_open();
         self.lock.close();
+        was_open
     }
 
-    /// Closes the cache, and notes that: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.
-    pub(super) fn close(&self) {
-        // Relaxed: read under the lock, too.
-        self.is_kept_out.store(true, Ordering::Relaxed);
-        self.lock.close();
-    }
-
-    /// Notes that the owner may come in again, by what is opened from now on. Under the pool's lock.
-    pub(super) fn let_in(&self) {
-        self.is_kept_out.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether it was closed, and the owner not let in since. Under the pool's lock.
+    /// Whether its owner is kept out, once it [has left](Self::wait_until_left). Under the pool's lock.
     pub(super) fn is_kept_out(&self) -> bool {
-        self.is_kept_out.load(Ordering::Relaxed)
+        self.is_owned() && !self.lock.is_open()
     }
 
     /// Waits until the owner of a closed cache has left.

@@ -2,7 +2,7 @@
 //!
 //! A thread's end takes no lock, since it may come at any time. `exit` ends the calling thread. It may come in a signal
 //! handler that interrupts a lock's holder, or in a forked child that lacks the holder. So the end only leaves notes
-//! ([`Ended`]), which each pool finds when it next takes its lock.
+//! ([`visit`]), which each pool finds when it next takes its lock.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -41,9 +41,16 @@ pub(crate) fn thread_index() -> usize {
     INDEX.get()
 }
 
-/// A set of indices, without a lock.
+/// A set of indices, without a lock: those in use, or for one pool those whose threads ended. Such a thread will not come back.
+/// Another one may get its index, and go on where it left.
 #[derive(Debug)]
-struct Indices([AtomicU64; MOST_THREADS / 64 + 1]);
+pub(super) struct Indices([AtomicU64; MOST_THREADS / 64 + 1]);
+
+impl Default for Indices {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Indices {
     const fn new() -> Self {
@@ -65,13 +72,21 @@ impl Indices {
         self.0[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
     }
 
-    fn remove(&self, index: usize) {
+    pub(super) fn remove(&self, index: usize) {
         // Release: see `add_lowest`.
         self.0[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Release);
     }
 
-    /// Empties it, and calls `each` with what was in it.
-    fn take(&self, mut each: impl FnMut(usize)) {
+    /// Whether any is in it. A glance.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        // Relaxed: `take` looks again.
+        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Empties it, and calls `each` with what was in it. What is added from now on is seen another time.
+    #[cold]
+    pub(super) fn take(&self, mut each: impl FnMut(usize)) {
         for (at, word) in self.0.iter().enumerate() {
             // Acquire: pairs with the Release of `add`.
             let mut bits = word.swap(0, Ordering::Acquire);
@@ -83,57 +98,15 @@ impl Indices {
     }
 }
 
-/// Notes for one pool of threads that ended, by their indices.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    indices: Indices,
-    any: AtomicBool,
-}
-
-impl Default for Ended {
-    fn default() -> Self {
-        Self { indices: Indices::new(), any: AtomicBool::new(false) }
-    }
-}
-
-impl Ended {
-    /// The thread with this index will not come back; another may get its index, and go on where it left.
-    fn note(&self, index: usize) {
-        self.indices.add(index);
-        // Release: who sees this finds the index.
-        self.any.store(true, Ordering::Release);
-    }
-
-    /// Whether there is any note. A glance.
-    #[inline]
-    pub(super) fn any(&self) -> bool {
-        // Relaxed: `take` looks again.
-        self.any.load(Ordering::Relaxed)
-    }
-
-    /// Takes all notes.
-    #[cold]
-    pub(super) fn take(&self, each: impl FnMut(usize)) {
-        // Acquire: pairs with the Release of `note`. Notes that come from now on are seen another time.
-        self.any.swap(false, Ordering::Acquire);
-        self.indices.take(each);
-    }
-
-    /// The index has an owner again.
-    pub(super) fn forget(&self, index: usize) {
-        self.indices.remove(index);
-    }
-}
-
 /// The pools that the calling thread used, to be told of its end.
 struct Visits {
-    pools: Vec<Weak<Ended>>,
+    pools: Vec<Weak<Indices>>,
 }
 
 /// Sees to it that the pool finds a note when the calling thread has ended. Returns the thread's index; `None` where there
 /// is none left, the thread is ending already, or the host has no memory for it.
 #[cold]
-pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
+pub(super) fn visit(pool: &Arc<Indices>) -> Option<usize> {
     VISITS
         .try_with(|visits| {
             let mut visits = visits.try_borrow_mut().ok()?;
@@ -183,7 +156,7 @@ impl Drop for Visits {
         TOLD.each(|tell| tell());
         for pool in std::mem::take(&mut self.pools) {
             if let Some(ended) = pool.upgrade() {
-                ended.note(index);
+                ended.add(index);
             }
         }
         INDICES.remove(index);
@@ -210,7 +183,7 @@ mod tests {
             assert!(!IS_TOLD.replace(true), "once");
             TIMES.fetch_add(usize::from(IS_MINE.get()), Ordering::Relaxed);
         });
-        let ended = Arc::new(Ended::default());
+        let ended = Arc::new(Indices::default());
         let pool = ended.clone();
         let visited = move || {
             IS_MINE.set(true);
@@ -222,7 +195,7 @@ mod tests {
 
     #[test]
     fn ten_thousand_threads_in_turn_use_few_indices() {
-        let ended = Arc::new(Ended::default());
+        let ended = Arc::new(Indices::default());
         let count = if cfg!(miri) { 20 } else { 10_000 };
         for _ in 0..count {
             let pool = ended.clone();
@@ -245,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_asks_again_and_again_notes_a_pool_once() {
-        let ended = Arc::new(Ended::default());
+        let ended = Arc::new(Indices::default());
         let pool = ended.clone();
         let noted = std::thread::spawn(move || {
             (0..100).for_each(|_| _ = visit(&pool));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use super::Locked;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use super::thread_index::{Ended, NO_THREAD, thread_index, visit};
+use super::thread_index::{Indices, NO_THREAD, thread_index, visit};
 use crate::host::try_box;
 use crate::policy::caching::MOST_THREADS;
 
@@ -20,7 +20,7 @@ pub(super) struct Threads {
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
     /// Notes of threads that ended, whose caches are still open.
-    ended: Arc<Ended>,
+    ended: Arc<Indices>,
     /// Whether requests may take the fast path. Written under the pool's lock.
     has_lock_entries: AtomicBool,
     /// Whether nothing is cached. Written under the pool's lock.
@@ -39,7 +39,7 @@ fn sentinel() -> *mut ThreadCache {
     if !there.is_null() {
         return there;
     }
-    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default(), Arc::default())));
+    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
     // Release: who reads it sees what it points to. Acquire: another thread may have been first.
     match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
         Ok(_) => fresh,
@@ -103,7 +103,7 @@ impl Threads {
     pub(super) fn join(&self, new: impl FnOnce() -> ThreadCache) -> Option<&ThreadCache> {
         let index = visit(&self.ended)?;
         // What the index's last owner cached is this thread's from now on.
-        self.ended.forget(index);
+        self.ended.remove(index);
         let place = &self.caches[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.sentinel() {
@@ -120,14 +120,9 @@ impl Threads {
 
     /// Closes these caches to their owners, and waits until none is inside.
     pub(super) fn keep_out(&self, _lock: &mut Locked, is_concerned: impl Fn(&ThreadCache) -> bool) {
-        self.all().filter(|cache| is_concerned(cache)).for_each(ThreadCache::close);
-        self.wait_for_kept_out();
-    }
-
-    /// Waits until no owner is inside a cache that was closed.
-    fn wait_for_kept_out(&self) {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        if self.kept_out().any(|cache| !self.is_mine(cache)) {
+        let close = |others, cache: &ThreadCache| cache.close() && !self.is_mine(cache) || others;
+        if self.all().filter(|cache| is_concerned(cache)).fold(false, close) {
             heavy_barrier();
             self.kept_out().for_each(ThreadCache::wait_until_left);
         }
@@ -138,14 +133,12 @@ impl Threads {
         self.all().filter(|cache| cache.is_kept_out())
     }
 
-    /// Opens the caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    /// Opens the caches that [`keep_out`](Self::keep_out) closed, and others that are closed, to their owners.
     pub(super) fn let_in(&self, _lock: &mut Locked) {
-        for cache in self.kept_out() {
-            cache.let_in();
-            if cache.is_owned() && !self.are_closed() {
-                // SAFETY: the lock is held, and owners are kept out until here.
-                cache.open_all(unsafe { cache.stream_caches_under_lock() }, self.have_lock_entries());
-            }
+        for cache in self.kept_out().filter(|_| !self.are_closed()) {
+            // SAFETY: the lock is held, and owners are kept out until here.
+            let entries = unsafe { cache.stream_caches_under_lock() }.all();
+            cache.open(entries.filter(|_| self.have_lock_entries()));
         }
     }
 
@@ -158,16 +151,15 @@ impl Threads {
             // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
             if cache != self.sentinel() {
                 // SAFETY: as in `mine`.
-                unsafe { &*cache }.close();
+                let cache = unsafe { &*cache };
+                cache.close();
+                // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+                heavy_barrier();
+                cache.wait_until_left();
+                each(cache);
+                cache.disown();
             }
         });
-        // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-        self.wait_for_kept_out();
-        for cache in self.kept_out() {
-            each(cache);
-            cache.disown();
-            cache.let_in();
-        }
     }
 
     /// Whether threads ended whose caches were not collected. A glance.

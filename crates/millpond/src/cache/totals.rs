@@ -14,6 +14,9 @@
 //!   They are a 128th of R (`policy/peaks.rs`). The other figures follow, as far as they move with the bytes.
 //! - Where one thread alone allocates and frees, its ceilings are its own peaks: R is P.
 //!
+//! **Strays.** A stray is the second copy of a block that two threads freed at once: it was counted as a free, too. Whichever
+//! thread finds one drops it, and notes that here. See `extents/page_map.rs`.
+//!
 //! In throughput mode, slacks are wider, and a thread raises its ceilings by a little more than it needs.
 
 use super::sync::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
@@ -43,12 +46,14 @@ pub(super) struct Totals {
 struct Total {
     ceilings: AtomicI64,
     peak: AtomicI64,
+    /// What was counted as freed for strays that were dropped.
+    strays: AtomicI64,
 }
 
 impl Totals {
     /// Raises a ceiling that a thread is about to pass, or lowers one that it is below.
     pub(super) fn add(&self, figure: usize, by: i64) {
-        let Total { ceilings, peak } = &self.figures[figure];
+        let Total { ceilings, peak, .. } = &self.figures[figure];
         // AcqRel: what a thread freed before it lowered its ceiling comes before what is handed out after a raise that sees
         // this.
         let now = ceilings.fetch_add(by, Ordering::AcqRel) + by;
@@ -77,9 +82,24 @@ impl Totals {
         self.figures.each_ref().map(|total| total.peak.load(Ordering::Acquire))
     }
 
+    /// Notes a stray that was dropped. It is reported later: whoever comes upon it may be inside a cache.
+    #[cold]
+    pub(super) fn note_stray(&self, counted: Figures) {
+        for (figure, more) in counted.into_iter().enumerate() {
+            self.add(figure, more);
+            // Relaxed, here and below: a count.
+            self.figures[figure].strays.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// What was counted as freed for strays: to be added to what the threads counted.
+    pub(super) fn strays(&self) -> Figures {
+        self.figures.each_ref().map(|total| total.strays.load(Ordering::Relaxed))
+    }
+
     /// The marks start again from the present ceilings. Nobody raises one meanwhile.
     pub(super) fn reset(&self) {
-        for Total { ceilings, peak } in &self.figures {
+        for Total { ceilings, peak, .. } in &self.figures {
             peak.store(ceilings.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }

@@ -103,7 +103,7 @@ impl CountingPool {
     /// Allocated bytes: now, and the mark.
     fn level(&self) -> (u64, u64) {
         let Level { current, high } =
-            sum(self.caches.iter().map(|cache| &cache.tally), [0; 3], &self.totals).allocated;
+            sum(self.caches.iter().map(|cache| &cache.tally), &self.totals).allocated;
         (current / BLOCK, high / BLOCK)
     }
 }

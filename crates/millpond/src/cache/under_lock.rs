@@ -7,23 +7,20 @@ use super::Locked;
 use super::caches::{Cached, Caches};
 use super::magazine::{BufferedMagazine, Item};
 use super::sizes::MagazineIndex;
-use super::stream_cache::{Known, Magazines, StreamCaches};
+use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use crate::counters::Counted;
 use crate::extents::{Allocation, BlockDescriptor, Place};
-use crate::order::{Marking, Stream, Tick};
+use crate::order::{Stream, Tick};
 use crate::policy::caching::room;
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
     fn join_slow(&self, lock: &mut Locked) -> Option<&ThreadCache> {
-        if self.threads.are_closed() {
-            return None;
-        }
         let mut mine = self.threads.mine();
         if !mine.is_owned() {
-            mine = self.threads.join(|| ThreadCache::new(self.strays.clone(), self.totals.clone()))?;
+            mine = self.threads.join(|| ThreadCache::new(self.totals.clone()))?;
         }
         // One of a thread that ended may be its own still.
         if !mine.is_owned() {
@@ -42,15 +39,17 @@ impl Caches {
         stream: &Stream,
         each: &mut impl FnMut(Cached),
     ) -> Option<(&ThreadCache, &mut Magazines)> {
-        if stream.timeline().marking != Marking::WhenNeeded {
+        if stream.timeline().is_marked_at_once() || self.threads.are_closed() {
             return None;
         }
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
-        cache.open(stream_caches, stream.key(), self.threads.have_lock_entries());
-        Some((cache, stream_caches.of(stream.key())?))
+        let mut magazines =
+            stream_caches.of_or_add(stream.timeline(), |of, item| each(Cached { item, of }))?;
+        cache.open(self.threads.have_lock_entries().then_some((stream.key(), magazines)));
+        // SAFETY: as above; the stream caches own them.
+        Some((cache, unsafe { magazines.as_mut() }))
     }
 
     // ---- a request ---------------------------------------------------------------------------------------
@@ -66,7 +65,7 @@ impl Caches {
     ) -> Option<Allocation> {
         let (cache, magazines) = self.open_slow(lock, stream, &mut each)?;
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let Known { mut magazine, .. } = magazines.known(at)?;
+        let mut magazine = magazines.buffered(at)?;
         self.give_room(&mut magazine, size);
         self.fetch(&mut magazine, &cache.tally, (stream.timeline().id, Tick::MAX), size);
         let place = magazine.place();
@@ -103,12 +102,12 @@ impl Caches {
         let Some((cache, magazines)) = self.open_slow(lock, stream, &mut each) else { return false };
         let (size, of) = (descriptor.bytes(), stream.timeline().id);
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        let Some(Known { mut magazine, .. }) = magazines.known(at) else { return false };
+        let Some(mut magazine) = magazines.buffered(at) else { return false };
         self.give_room(&mut magazine, size);
         if magazine.is_full() {
             let (place, half) = (magazine.place(), magazine.older_half().len());
-            magazine
-                .give_up(half, |item| self.strays.sort_out(item, place, |item| each(Cached { item, of })));
+            let mut each = |item| each(Cached { item, of });
+            magazine.give_up(half, |item| item.leave_or_note(place, &self.totals, &mut each));
         }
         if magazine.is_full() {
             return false;
@@ -126,11 +125,7 @@ impl Caches {
     fn take_back(&self, lock: &mut Locked, all: bool, mut each: impl FnMut(Cached)) {
         let closed = self.close_depot(&mut each);
         self.threads.keep_out(lock, |cache| all || self.threads.is_mine(cache) || cache.tally.may_hold());
-        for cache in self.threads.kept_out() {
-            self.drain(cache, &mut each);
-            // While they are closed, others count in one place for all (`pause`).
-            cache.tally.settle();
-        }
+        self.threads.kept_out().for_each(|cache| _ = self.drain(cache, &mut each));
         self.threads.let_in(lock);
         if closed {
             self.depot.open();
@@ -171,7 +166,7 @@ impl Caches {
             self.depot.held() > 0 || !self.threads.all().all(|cache| self.threads.is_mine(cache));
         if must_close {
             self.depot.close(|of, item| {
-                self.strays.sort_out(item, Place::BETWEEN, |item| each(Cached { item, of }));
+                item.leave_or_note(Place::BETWEEN, &self.totals, |item| each(Cached { item, of }));
             });
         }
         must_close
@@ -233,9 +228,7 @@ impl Caches {
         if let Some(cache) = self.join_slow(lock) {
             return &cache.tally;
         }
-        // While all caches are closed, nobody else counts.
-        if !self.threads.are_closed() && !lock.counts_others {
-            lock.counts_others = true;
+        if self.others.passages() == (0, 0) {
             self.add_thread(lock);
         }
         &self.others
@@ -266,7 +259,7 @@ impl Caches {
     /// What all threads counted.
     pub(crate) fn counted(&self) -> Counted {
         let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others]);
-        sum(tallies, self.strays.counted(), &self.totals)
+        sum(tallies, &self.totals)
     }
 
     // ---- recounting --------------------------------------------------------------------------------------

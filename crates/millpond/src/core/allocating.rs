@@ -18,7 +18,7 @@ use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{Allocation, Arena, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Budget, Live};
-use crate::policy::ledger::{Ledger, SlowPath};
+use crate::policy::ledger::{CUT, Ledger};
 use crate::{Error, Result};
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -261,7 +261,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     let took = device.now().saturating_sub(began);
     core.counters.note_device_time(took);
     if any {
-        note_slow_path(core, state, SlowPath::Moved(took));
+        note_slow_path(core, state, took);
     }
 }
 
@@ -273,7 +273,7 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
     if ready.is_some() {
-        note_slow_path(core, state, SlowPath::Cut);
+        note_slow_path(core, state, CUT);
     }
     Ok(ready)
 }
@@ -322,7 +322,7 @@ fn empty_caches_and_map(
     let found = alloc_mapping(core, &mut arenas.own, ledger, request);
     let took = device.now().saturating_sub(began);
     let is_saved = revoked || pages_moved(core) > moved;
-    note_slow_path(core, state, if is_saved { SlowPath::Moved(took) } else { SlowPath::Cut });
+    note_slow_path(core, state, if is_saved { took } else { CUT });
     let found = found?;
     adapt(core, state);
     Ok(found)

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::lock::Mutex;
 
 use super::arenas::ArenaId;
-use crate::order::{Marking, Stream};
+use crate::order::Stream;
 
 /// Says of a stream whether allocations for work on it belong to a capture.
 pub(crate) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;
@@ -89,7 +89,7 @@ impl Routes {
             Some(route)
         });
         let route = routes.find(|route| (route.takes)(stream))?;
-        if stream.timeline().marking == Marking::AtOnce {
+        if stream.timeline().is_marked_at_once() {
             let mut seen = route.seen.lock();
             // Without memory for it, what is freed on it can be had after a wait for the device.
             if seen.iter().all(|known| known.key() != stream.key()) && seen.try_reserve(1).is_ok() {

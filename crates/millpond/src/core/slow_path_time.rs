@@ -1,9 +1,11 @@
 //! What a pool tells its ledger of slow paths, and what the threads' caches may hold by its answer.
 
+use std::time::Duration;
+
 use crate::lock::MutexGuard;
 
 use super::pool_core::{Core, PoolState};
-use crate::policy::ledger::{Observation, SlowPath};
+use crate::policy::ledger::Observation;
 
 /// Pages that were taken from one place for another so far, or given back for others.
 pub(super) fn pages_moved(core: &Core) -> u64 {
@@ -28,18 +30,14 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
     let waited = device.now().saturating_sub(began);
     // More memory would not have spared the wait for a sleep.
     if !state.is_asleep {
-        note_slow_path(core, &mut state, SlowPath::Moved(waited));
+        note_slow_path(core, &mut state, waited);
     }
     state
 }
 
-pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, slow: SlowPath) {
-    let look = || {
-        let counted = core.counted();
-        let (served, live) = (counted.allocations, counted.allocated.high);
-        Observation { now: core.timelines.device().now(), served, live }
-    };
-    if state.ledger.note(slow, look) {
+pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
+    let look = || Observation { now: core.timelines.device().now(), served: core.counted().allocations };
+    if state.ledger.note(took, look) {
         tracing::debug!(
             pool = core.name,
             growth_allowance = state.ledger.growth_allowance(),

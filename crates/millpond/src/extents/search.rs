@@ -12,7 +12,7 @@ use super::layout::Zone;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use crate::order::{Fence, ReadinessQuery, Stream};
-use crate::policy::fit::{CANDIDATES, LOWEST_OF, is_snug};
+use crate::policy::fit::{CANDIDATES, is_snug};
 use crate::policy::ledger::Balance;
 
 /// What an allocation needs.
@@ -111,7 +111,7 @@ impl<'a> Search<'a> {
     /// `others`. So blocks come to lie together, and free space too.
     fn lowest_ready(&self, found: Found, others: Rising<'_>, query: &mut ReadinessQuery<'_>) -> Found {
         let (mut lowest, mut place) = (found, IndexEntry::new(&self.map[found.0], found.0).place_bits());
-        for entry in others.take(LOWEST_OF) {
+        for entry in others.take(CANDIDATES) {
             if entry.place_bits() < place
                 && let Some(at) = self.fitting(entry)
                 && query.covers(&self.map[entry.id].fence)

@@ -43,7 +43,7 @@ pub(super) fn shorten(
             let is_long = mapper.pages.get(page).base_pages > SHORT_PAGE
                 && mapper.pages.mappings(page) == 1
                 && !mapper.pages.is_segment(page);
-            exchanged += usize::from(goes_on && is_long);
+            exchanged += u64::from(goes_on && is_long);
             goes_on.then_some(is_long)
         };
         if let Err(error) = mapper.trim_extent(map, id, goes) {

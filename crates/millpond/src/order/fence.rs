@@ -1,6 +1,6 @@
 //! Fences: for each stream, the tick to reach. Also used as a stream's vector clock.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::policy::streams::NAMED_INLINE;
 
@@ -22,23 +22,7 @@ impl Clone for Fence {
     #[inline]
     fn clone(&self) -> Self {
         // What `SmallVec` derives pushes one by one.
-        Self(match self.0[..] {
-            [] => SmallVec::new(),
-            [one] => SmallVec::from_buf_and_len([one; NAMED_INLINE], 1),
-            ref several => SmallVec::from_slice(several),
-        })
-    }
-
-    #[inline]
-    fn clone_from(&mut self, other: &Self) {
-        match (&mut self.0[..], &other.0[..]) {
-            // Nearly always.
-            ([mine], [theirs]) => *mine = *theirs,
-            _ => {
-                self.0.clear();
-                self.0.extend_from_slice(&other.0);
-            }
-        }
+        Self(SmallVec::from_slice(&self.0))
     }
 }
 
@@ -50,9 +34,7 @@ impl Fence {
 
     /// The fence of one stream's tick.
     pub(crate) fn at(timeline: TimelineId, tick: Tick) -> Self {
-        let mut entries = SmallVec::new();
-        entries.push((timeline, tick));
-        Self(entries)
+        Self(smallvec![(timeline, tick)])
     }
 
     #[inline]
@@ -97,7 +79,6 @@ impl Fence {
     pub(crate) fn join(&mut self, other: &Self) {
         match (&mut self.0[..], &other.0[..]) {
             // Nearly always.
-            ([mine], [theirs]) if mine.0 == theirs.0 => mine.1 = mine.1.max(theirs.1),
             (mine, theirs) if same_streams(mine, theirs) => {
                 mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
@@ -178,11 +159,7 @@ impl Fence {
     /// Whether both name the same streams, at whatever ticks.
     #[inline]
     pub(crate) fn same_streams(&self, other: &Self) -> bool {
-        match (&self.0[..], &other.0[..]) {
-            // Nearly always.
-            ([mine], [theirs]) => mine.0 == theirs.0,
-            (mine, theirs) => same_streams(mine, theirs),
-        }
+        same_streams(&self.0, &other.0)
     }
 
     /// Keeps only the entries for which `keep` holds.

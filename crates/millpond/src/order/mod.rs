@@ -10,7 +10,7 @@
 //! before those ticks are reached. Joining two fences takes the later tick per stream.
 //!
 //! **How one request passes through.** A free takes the stream's present tick ([`Stream::tick`]): a load, no device
-//! call. An allocation on stream *S* asks [`Timelines::is_ready`]: yes where the fence names only *S*, or what the host
+//! call. An allocation on stream *S* asks [`Timelines::readiness`]: yes where the fence names only *S*, or what the host
 //! or *S* has waited for. Each stream carries a vector clock of the ticks that it is ordered after. Clocks are joined
 //! along event dependencies, as Fidge's and Mattern's are. Else the caller may look ([`Timelines::poll`], the
 //! *opportunistic* policy), make *S* wait ([`Timelines::make_wait`], *internal dependencies*), or make the host wait
@@ -21,12 +21,12 @@
 //! stays until that mark is complete. Then every tick of it counts as reached. Timelines are named by slot and
 //! generation, and streams by the driver's id, so a recycled handle is never taken for the old stream.
 //!
-//! **Streams of others** are kept by promises of different lengths (`alive::Promise`). A [`RegisteredStream`] is valid
+//! **Streams of others** are kept by promises of different lengths (`timeline::Promise`). A [`RegisteredStream`] is valid
 //! until its owner ends the registration; that is when its last tick is closed. A stream without a promise is marked
-//! with each tick ([`Marking::AtOnce`]).
+//! with each tick ([`Timeline::is_marked_at_once`]).
 
-mod alive;
 mod event;
+mod events;
 mod fence;
 mod questions;
 mod readiness;
@@ -46,7 +46,7 @@ pub(crate) use readiness::ReadinessQuery;
 pub use registered::RegisteredStream;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;
-pub(crate) use timeline::{Marking, Timeline};
+pub(crate) use timeline::Timeline;
 pub(crate) use timelines::{AfterSync, Timelines};
 
 /// How memory that one stream freed may pass to another, as for CUDA's own pools (`CU_MEMPOOL_ATTR_REUSE_…`).

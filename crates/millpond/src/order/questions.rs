@@ -2,7 +2,7 @@
 
 use super::{Fence, ReadinessQuery, ReusePolicies, Stream, Timeline, Timelines};
 use crate::device::{DeviceResult, EventHandle};
-use crate::policy::streams::FEW_STREAMS;
+use crate::policy::streams::MANY;
 
 /// Whether a stream may use what is behind a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,10 +54,9 @@ impl Timelines {
     /// be waited for, until the capture has ended.
     #[cold]
     pub(crate) fn can_be_reached(&self, fence: &Fence) -> bool {
-        let device = self.device().as_ref();
         fence.iter().all(|(id, tick)| {
             self.get(id).is_none_or(|timeline| {
-                let can_be_marked = || timeline.is_captured(device, false) == Ok(Some(false));
+                let can_be_marked = || timeline.is_captured(false) == Ok(Some(false));
                 timeline.observed() >= tick || timeline.has_mark_for(tick) || can_be_marked()
             })
         })
@@ -65,9 +64,6 @@ impl Timelines {
 
     /// Drops from `fence` what is complete, as far as these policies look. That stays true when the policies change.
     pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
-        if fence.is_empty() {
-            return;
-        }
         let all = self.all();
         fence.retain(|id, tick| all.get(id).is_some_and(|other| other.ready_up_to(policies) < tick));
     }
@@ -81,7 +77,7 @@ impl Timelines {
             return false;
         }
         uses.raise(stream.timeline().id, stream.tick());
-        if uses.len() >= FEW_STREAMS && uses.len().is_power_of_two() {
+        if uses.len() >= MANY && uses.len().is_power_of_two() {
             let all = self.all();
             uses.retain(|id, tick| {
                 all.get(id).is_some_and(|timeline| timeline.synchronized() < timeline.last_tick(tick))
@@ -92,16 +88,12 @@ impl Timelines {
 
     /// Adds to `fence` the streams that a block's uses were recorded on, at their present ticks. Work given to them
     /// since may use the block, too. Leaves garbage in `uses`. Takes no host memory for a fence of one stream.
-    #[inline]
     pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &mut Fence) {
-        if !uses.is_empty() {
-            self.add_uses_slow(fence, uses);
+        if uses.is_empty() {
+            return;
         }
-    }
-
-    #[cold]
-    fn add_uses_slow(&self, fence: &mut Fence, uses: &mut Fence) {
-        uses.update(|id, tick| self.with(id, |timeline| timeline.last_tick(tick)));
+        let all = self.all();
+        uses.update(|id, tick| all.get(id).map(|timeline| timeline.last_tick(tick)));
         fence.iter().for_each(|(id, tick)| uses.raise(id, tick));
         std::mem::swap(fence, uses);
     }
@@ -109,24 +101,10 @@ impl Timelines {
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
     /// look can tell, unless the stream is far behind. Returns whether anything new was learned.
     pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
-        if fence.is_empty() {
-            return Ok(false);
-        }
-        let device = self.device().as_ref();
-        let mut learned = false;
-        let mut all = self.all();
+        let (all, mut learned) = (self.all(), false);
         for (id, tick) in fence.iter() {
-            let Some(timeline) = all.get(id) else { continue };
-            let looked = timeline.look(device, tick, || self.is_capturing(), |event| self.let_go(event))?;
-            learned |= looked.learned;
-            if looked.wants_mark {
-                let timeline = timeline.clone();
-                drop(all);
-                if self.close(&timeline, tick, false)? && self.is_capturing() {
-                    // The stream could not be asked, but this can.
-                    learned |= timeline.poll(device, |event| self.let_go(event))?;
-                }
-                all = self.all();
+            if let Some(timeline) = all.get(id) {
+                learned |= timeline.look(tick)?;
             }
         }
         Ok(learned)
@@ -143,7 +121,7 @@ impl Timelines {
         after: &Fence,
     ) -> DeviceResult<()> {
         // SAFETY: the caller's promise.
-        if unsafe { stream.wait(self.device().as_ref(), event, after) }? {
+        if unsafe { stream.wait(event, after) }? {
             let all = self.all();
             // Of those that are gone, and of what the host has waited for, everything is reached anyway.
             stream
@@ -164,15 +142,13 @@ impl Timelines {
             if other.synchronized() >= tick {
                 continue;
             }
-            if !asked && stream.is_captured(self.device().as_ref(), true)? != Some(false) {
+            if !asked && stream.is_captured(true)? != Some(false) {
                 return Ok(false);
             }
             asked = true;
-            let Some(mark) = self.mark(&other, tick, false)? else { return Ok(false) };
+            let Some(mark) = other.mark(tick, false)? else { return Ok(false) };
             // SAFETY: the mark keeps its event.
-            let waited = unsafe { self.wait(stream, *mark.event, &mark.clock) };
-            self.let_go(mark.event);
-            waited?;
+            unsafe { self.wait(stream, mark.event(), &mark.clock) }?;
         }
         Ok(true)
     }
@@ -185,15 +161,13 @@ impl Timelines {
             if timeline.synchronized() >= tick {
                 continue;
             }
-            match self.mark(&timeline, tick, false)? {
+            match timeline.mark(tick, false)? {
                 Some(mark) => {
                     // SAFETY: the mark keeps its event.
-                    let waited = unsafe { self.device().synchronize_event(*mark.event) };
-                    self.let_go(mark.event);
-                    waited?;
+                    unsafe { self.device().synchronize_event(mark.event()) }?;
                     self.note_synchronized(&mark.clock);
                 }
-                None if timeline.is_captured(self.device().as_ref(), false)? == Some(true) => {}
+                None if timeline.is_captured(false)? == Some(true) => {}
                 None => _ = self.synchronize_device_unless_capturing()?,
             }
         }
@@ -209,7 +183,6 @@ mod tests {
     use crate::device::Device;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::order::Stream;
-    use crate::policy::streams::MOST_MARKS;
     use crate::testing::capturing::CapturingDevice;
 
     #[test]
@@ -236,12 +209,12 @@ mod tests {
         let timelines = Timelines::new(sim.clone());
         let busy = Stream::create(&timelines).unwrap();
         let hold = sim.hold(busy.handle()).unwrap();
-        let looks = if cfg!(miri) { 2 } else { 100 } * MOST_MARKS as u64;
+        let looks = if cfg!(miri) { 2 } else { 100 } * MANY as u64;
         for _ in 0..looks {
             assert!(!timelines.poll(&busy.fence()).unwrap());
         }
         let calls = sim.calls();
-        assert_eq!(calls[Call::RecordEvent], MOST_MARKS as u64);
+        assert_eq!(calls[Call::RecordEvent], MANY as u64);
         assert_eq!(calls[Call::StreamIsIdle], 1, "it had no mark then");
         assert_eq!(calls[Call::QueryEvent], looks - 1, "one for each look");
         let last = busy.fence();
@@ -272,7 +245,7 @@ mod tests {
             assert!(timelines.make_wait(&first.fence(), second.timeline()).unwrap());
         }
         assert_eq!(sim.calls()[Call::WaitEvent], 1000, "each waited for what came since");
-        assert!(sim.calls()[Call::CreateEvent] <= MOST_MARKS as u64 + 1);
+        assert!(sim.calls()[Call::CreateEvent] <= MANY as u64 + 1);
     }
 
     /// A stream of a device with captures, which is asked about while another thread begins to capture it.

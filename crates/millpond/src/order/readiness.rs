@@ -13,13 +13,11 @@ pub(crate) struct ReadinessQuery<'a> {
     policies: ReusePolicies,
     /// All timelines, locked at the first look.
     all: Option<RwLockReadGuard<'a, Table>>,
-    /// What the stream has waited for, read when needed.
-    ordered_after: Option<Fence>,
 }
 
 impl<'a> ReadinessQuery<'a> {
     pub(super) fn new(timelines: &'a Timelines, stream: &'a Timeline, policies: ReusePolicies) -> Self {
-        Self { timelines, stream, policies, all: None, ordered_after: None }
+        Self { timelines, stream, policies, all: None }
     }
 
     /// Whether later work on the stream may use memory behind `fence`.
@@ -36,16 +34,6 @@ impl<'a> ReadinessQuery<'a> {
     fn is_reached(&mut self, id: TimelineId, tick: Tick) -> bool {
         let all = self.all.get_or_insert_with(|| self.timelines.all());
         let ready = all.get(id).map_or(Tick::MAX, |timeline| timeline.ready_up_to(self.policies));
-        ready >= tick || (self.policies.follows() && self.is_ordered_after(id, tick))
-    }
-
-    fn is_ordered_after(&mut self, id: TimelineId, tick: Tick) -> bool {
-        if self.ordered_after.is_none() {
-            self.ordered_after = self.stream.ordered_after();
-        }
-        match &self.ordered_after {
-            Some(known) => known.tick_of(id) >= tick,
-            None => self.stream.is_ordered_after(id, tick),
-        }
+        ready >= tick || (self.policies.follows() && self.stream.is_ordered_after(id, tick))
     }
 }

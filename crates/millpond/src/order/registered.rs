@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::alive::Promise;
+use super::timeline::Promise;
 use super::{Stream, Timelines};
 use crate::device::{DeviceResult, StreamHandle};
 

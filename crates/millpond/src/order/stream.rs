@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::alive::Promise;
+use super::timeline::Promise;
 use super::timelines::HeldTimeline;
-use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
+use super::{Event, Fence, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
@@ -60,7 +60,7 @@ impl Stream {
 
     /// Creates a stream of our own.
     pub(crate) fn create(timelines: &Arc<Timelines>) -> DeviceResult<Self> {
-        timelines.create(Marking::WhenNeeded).map(Self::new)
+        timelines.create(Promise::Stays).map(Self::new)
     }
 
     /// The stream behind a handle that somebody else made and keeps.
@@ -73,7 +73,7 @@ impl Stream {
     }
 
     /// The stream behind a handle that somebody else made and may destroy at any time: a registered one, or one whose
-    /// ticks are closed [at once](Marking::AtOnce).
+    /// ticks are closed [at once](Timeline::is_marked_at_once).
     ///
     /// # Safety
     /// The handle is valid now and in each later call that is given the returned stream.
@@ -109,8 +109,7 @@ impl Stream {
     /// one that is [registered](super::RegisteredStream) no longer; or the device's own.
     #[inline]
     pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
-        self.inner.timeline.check_presented(self.device().as_ref(), self.inner.handle)?;
-        Ok(self.inner.handle)
+        self.inner.timeline.check_presented(self.inner.handle).map(|()| self.inner.handle)
     }
 
     /// The stream's identity, which the device never gives to another.
@@ -134,7 +133,7 @@ impl Stream {
         let device = timelines.device();
         let handle = device.create_event()?;
         // SAFETY: the event was created above, by this device.
-        match unsafe { self.inner.timeline.record(device.as_ref(), handle) } {
+        match unsafe { self.inner.timeline.record(handle) } {
             Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
             Err(error) => {
                 // SAFETY: nobody else knows the event.
@@ -227,13 +226,11 @@ impl Stream {
     }
 
     /// The tick of the work given to the stream so far, for the fence of a free. A load; on a foreign stream
-    /// (see [`Marking::AtOnce`]) also a mark.
+    /// ([marked at once](Timeline::is_marked_at_once)) also a mark.
     #[inline]
     pub(crate) fn tick(&self) -> Tick {
-        match self.inner.timeline.marking {
-            Marking::WhenNeeded => self.inner.timeline.now(),
-            Marking::AtOnce => self.inner.timelines.close_tick_slow(&self.inner.timeline),
-        }
+        let timeline = &self.inner.timeline;
+        if timeline.is_marked_at_once() { timeline.close_tick_slow() } else { timeline.now() }
     }
 
     /// The fence of the work given to the stream so far.
@@ -244,7 +241,7 @@ impl Stream {
 
     /// Whether the stream is [registered](super::RegisteredStream), now.
     pub(crate) fn is_registered(&self) -> bool {
-        self.timelines().is_registered(&self.inner)
+        self.inner.is_registered()
     }
 
     /// A stream of `timelines`, which is ordered after all work that this one was given so far: it stands for this one where
@@ -262,7 +259,7 @@ impl Stream {
             Some(held) => held,
             None => {
                 // Each tick is closed by an event. Whether a stream that only waits is idle, a driver need not know.
-                let made = timelines.create(Marking::AtOnce)?;
+                let made = timelines.create(Promise::InCalls)?;
                 // Of two threads that come here at once, each adds one, and both are right.
                 self.inner.stand_ins.lock().push(made.clone());
                 made

@@ -1,41 +1,54 @@
 //! One stream's timeline: its counter, its marks, what is known to be complete, and what it has waited for.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::host::Shared;
 use crate::lock::Mutex;
 
 use super::ReusePolicies;
+use super::events::{Events, MarkEvent};
 use super::fence::{Fence, Tick, TimelineId};
-use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
-use crate::policy::streams::{FEW_STREAMS, MOST_MARKS};
+use crate::device::{DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
+use crate::policy::streams::MANY;
 
-/// How marks can be recorded on a stream.
+/// How long the handle of a stream is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Marking {
-    /// At any time: the stream's handle is valid until the timeline is retired.
-    WhenNeeded,
-    /// Only in the call that presents the stream: its owner may destroy it at any time afterwards, or it is
-    /// a thread's own default stream. Each tick taken is closed at once.
-    AtOnce,
+pub(super) enum Promise {
+    /// While anybody holds the stream: either we destroy it, or nobody does.
+    Stays,
+    /// Until its [registrations](super::RegisteredStream) have ended. Against its owner's promise, it may be another stream's
+    /// by then.
+    WhileRegistered,
+    /// Until the last clone of what was returned for it is gone.
+    UntilDropped,
+    /// In each call that presents it: its owner may destroy it at any time afterwards, or it is a thread's own default
+    /// stream. So each tick taken is closed at once. The others' are marked when that is needed.
+    InCalls,
 }
 
 /// An event recorded on the stream, the tick that it closes, and the stream's clock there.
 ///
 /// The event is shared with whoever is about to wait for it. So it is neither destroyed nor recorded anew meanwhile.
-/// The last holder gives it back (`Timelines::let_go`).
 #[derive(Debug, Clone)]
-pub(crate) struct Mark {
-    pub(crate) tick: Tick,
-    pub(crate) event: Shared<EventHandle>,
-    pub(crate) clock: Fence,
+pub(super) struct Mark {
+    tick: Tick,
+    event: Shared<MarkEvent>,
+    pub(super) clock: Fence,
+}
+
+impl Mark {
+    /// Valid as long as the mark lives.
+    pub(super) fn event(&self) -> EventHandle {
+        self.event.handle
+    }
 }
 
 #[derive(Debug)]
 struct TimelineState {
     /// `None` once the timeline is retired: the stream may be gone. Before that it is *valid*: for whoever holds this
-    /// lock, and under [`Marking::AtOnce`] only for who presents the stream.
+    /// lock, and by [`Promise::InCalls`] only for who presents the stream.
     handle: Option<StreamHandle>,
     /// Marks not yet seen complete, in the order of their ticks. Each keeps its event.
     marks: VecDeque<Mark>,
@@ -59,15 +72,6 @@ fn no_memory(count: usize) -> DeviceError {
     }
 }
 
-/// What a [look](Timeline::look) found.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct LookResult {
-    /// Whether anything new was learned.
-    pub(super) learned: bool,
-    /// Whether a mark should close the tick, so that a later look can tell.
-    pub(super) wants_mark: bool,
-}
-
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Timeline {
@@ -75,9 +79,7 @@ pub(crate) struct Timeline {
     /// Unlike any other timeline's, of any device, for the life of the process. Never 0.
     pub(crate) serial: u64,
     pub(crate) stream: StreamId,
-    pub(crate) marking: Marking,
-    /// Whether its handle may be another stream's by now, although nobody should have destroyed it.
-    is_registered: bool,
+    pub(super) promise: Promise,
     /// The thread whose default stream it is: to others, its handle means a stream of their own.
     of_thread: Option<u64>,
     /// The tick that work given now belongs to.
@@ -87,14 +89,16 @@ pub(crate) struct Timeline {
     /// The highest tick that the host has waited for.
     synchronized: AtomicU64,
     state: Mutex<TimelineState>,
+    events: Arc<Events>,
 }
 
 impl Timeline {
-    pub(crate) fn new(
+    pub(super) fn new(
         id: TimelineId,
         handle: StreamHandle,
         stream: StreamId,
-        (marking, is_registered): (Marking, bool),
+        promise: Promise,
+        events: Arc<Events>,
     ) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -102,8 +106,7 @@ impl Timeline {
             // Relaxed: only uniqueness matters.
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             stream,
-            marking,
-            is_registered,
+            promise,
             of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
@@ -112,8 +115,9 @@ impl Timeline {
                 handle: Some(handle),
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
-                most_named: FEW_STREAMS,
+                most_named: MANY,
             }),
+            events,
         }
     }
 
@@ -127,15 +131,20 @@ impl Timeline {
         self.now.load(Ordering::Relaxed)
     }
 
+    /// Whether the stream can be marked only by who presents it.
+    #[inline]
+    pub(crate) fn is_marked_at_once(&self) -> bool {
+        self.promise == Promise::InCalls
+    }
+
     /// The last tick that work using a block may belong to, if the use was recorded at `recorded`. That is the present
     /// one while marks can be recorded, else the last closed one.
     pub(crate) fn last_tick(&self, recorded: Tick) -> Tick {
-        let state = self.state.lock();
-        match (self.marking, state.handle) {
-            (Marking::WhenNeeded, Some(_)) => self.now(),
+        match self.state.lock().handle {
+            _ if self.is_marked_at_once() => recorded,
+            Some(_) => self.now(),
             // What was recorded since is closed by no mark.
-            (Marking::WhenNeeded, None) => recorded.max(self.now() - 1),
-            (Marking::AtOnce, _) => recorded,
+            None => recorded.max(self.now() - 1),
         }
     }
 
@@ -190,15 +199,19 @@ impl Timeline {
     /// Whether the stream is being captured: then work given to it does not run, so that no event on it says
     /// anything about ticks, and it must not wait for work outside of the capture. `presented` as for [`mark`](Self::mark);
     /// `None` for a stream that cannot be asked.
-    pub(crate) fn is_captured(&self, device: &dyn Device, presented: bool) -> DeviceResult<Option<bool>> {
-        if self.marking == Marking::AtOnce && !presented {
-            return Ok(None);
-        }
-        match self.usable_handle(device, &self.state.lock()) {
-            // SAFETY: valid, within the lock; who does not present the stream was sent away above.
-            Ok(handle) => Ok(Some(unsafe { device.capture_of(handle) }?.is_some())),
-            Err(_) => Ok(None),
-        }
+    pub(crate) fn is_captured(&self, presented: bool) -> DeviceResult<Option<bool>> {
+        self.if_usable(&self.state.lock(), presented).map(|handle| self.captures(handle)).transpose()
+    }
+
+    /// Whether this stream is being captured, whose handle is [usable](Self::usable_handle).
+    fn captures(&self, handle: StreamHandle) -> DeviceResult<bool> {
+        // SAFETY: the stream is valid, since `usable_handle` said so within the lock.
+        Ok(unsafe { self.events.device.capture_of(handle) }?.is_some())
+    }
+
+    /// The stream's handle, if it can be used by a caller that has the stream in hand or not.
+    fn if_usable(&self, state: &TimelineState, presented: bool) -> Option<StreamHandle> {
+        if self.is_marked_at_once() && !presented { None } else { self.usable_handle(state).ok() }
     }
 
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
@@ -206,23 +219,35 @@ impl Timeline {
     ///
     /// # Safety
     /// The event is valid on this device.
-    pub(crate) unsafe fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
+    pub(super) unsafe fn record(&self, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
-        let handle = self.usable_handle(device, &state)?;
-        // SAFETY: the stream is valid, since `usable_handle` says so within the lock.
-        if unsafe { device.capture_of(handle) }?.is_some() {
-            // SAFETY: as above; the event is the caller's promise.
-            unsafe { device.record_event(event, handle) }?;
+        let handle = self.usable_handle(&state)?;
+        if self.captures(handle)? {
+            // SAFETY: the stream is valid, as `usable_handle` says within the lock. The event is the caller's promise.
+            unsafe { self.events.device.record_event(event, handle) }?;
             return Ok(Fence::empty());
         }
-        let Some(mut clock) = state.ordered_after.try_clone_to_raise() else {
-            return Err(no_memory(state.ordered_after.len()));
-        };
+        // SAFETY: as above.
+        unsafe { self.close_tick(&state, event, handle) }
+    }
+
+    /// Records the event, and returns the stream's clock there, with the tick that the event closes.
+    ///
+    /// # Safety
+    /// Stream and event are valid.
+    unsafe fn close_tick(
+        &self,
+        state: &TimelineState,
+        event: EventHandle,
+        handle: StreamHandle,
+    ) -> DeviceResult<Fence> {
+        let clock = state.ordered_after.try_clone_to_raise();
+        let mut clock = clock.ok_or_else(|| no_memory(state.ordered_after.len()))?;
         // The raise comes before the record: see `now`. If the record fails the tick is not closed, and a
         // later mark closes it too.
         let tick = self.turn();
-        // SAFETY: as above.
-        unsafe { device.record_event(event, handle) }?;
+        // SAFETY: the caller's promise.
+        unsafe { self.events.device.record_event(event, handle) }?;
         clock.raise(self.id, tick);
         Ok(clock)
     }
@@ -232,19 +257,14 @@ impl Timeline {
     ///
     /// # Safety
     /// The event is valid on this device.
-    pub(super) unsafe fn wait(
-        &self,
-        device: &dyn Device,
-        event: EventHandle,
-        after: &Fence,
-    ) -> DeviceResult<bool> {
+    pub(super) unsafe fn wait(&self, event: EventHandle, after: &Fence) -> DeviceResult<bool> {
         let mut state = self.state.lock();
-        let handle = self.usable_handle(device, &state)?;
+        let handle = self.usable_handle(&state)?;
         if !state.ordered_after.make_room_to_join(after) {
             return Err(no_memory(after.len()));
         }
         // SAFETY: the stream is valid, as in `record`; the event is the caller's promise.
-        unsafe { device.wait_event(handle, event) }?;
+        unsafe { self.events.device.wait_event(handle, event) }?;
         state.ordered_after.join(after);
         Ok(state.ordered_after.len() > state.most_named)
     }
@@ -254,153 +274,137 @@ impl Timeline {
         let mut state = self.state.lock();
         state.ordered_after.retain(|id, tick| id != self.id && matters(id, tick));
         // Twice what is left: so pruning costs each wait a constant.
-        state.most_named = (2 * state.ordered_after.len()).max(FEW_STREAMS);
+        state.most_named = (2 * state.ordered_after.len()).max(MANY);
     }
 
     /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is
     /// none and the stream cannot be marked: it is gone, or it is being captured. `presented` says that the caller
     /// has the stream in hand, so that it is alive.
-    pub(crate) fn mark(
-        &self,
-        device: &dyn Device,
-        spare: impl FnOnce() -> DeviceResult<EventHandle>,
-        tick: Tick,
-        presented: bool,
-    ) -> DeviceResult<Option<Mark>> {
+    pub(super) fn mark(&self, tick: Tick, presented: bool) -> DeviceResult<Option<Mark>> {
         let mut state = self.state.lock();
-        if state.marks.back().is_none_or(|mark| mark.tick < tick) {
-            if self.marking == Marking::AtOnce && !presented {
-                return Ok(None);
-            }
-            let Ok(handle) = self.usable_handle(device, &state) else { return Ok(None) };
-            // The mark would be a node of the graph, and whoever waited for it part of the capture.
-            // SAFETY: valid, as in `record`.
-            if unsafe { device.capture_of(handle) }?.is_some() {
-                return Ok(None);
-            }
-            let refused = no_memory(state.marks.len().max(state.ordered_after.len()));
-            let Some(mut clock) = state.ordered_after.try_clone_to_raise() else { return Err(refused) };
-            if state.marks.try_reserve(1).is_err() {
-                return Err(refused);
-            }
-            let event = spare()?;
-            let Some(shared) = Shared::try_new(event) else {
-                // SAFETY: the event was taken for this mark and nobody else knows it.
-                unsafe { device.destroy_event(event) }.ok();
-                return Err(refused);
-            };
-            let closed = self.turn();
-            // SAFETY: the stream is valid, as in `record`, and the event this mark's alone.
-            let recorded = unsafe { device.record_event(event, handle) };
-            // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
-            // that does not hurt, but to ask or to wait for it would.
-            // SAFETY: valid, as in `record`.
-            let is_captured = !presented && !matches!(unsafe { device.capture_of(handle) }, Ok(None));
-            if recorded.is_err() || is_captured {
-                // SAFETY: the event was taken for this mark and nobody else knows it.
-                unsafe { device.destroy_event(event) }.ok();
-                return if is_captured { Ok(None) } else { recorded.map(|()| None) };
-            }
-            clock.raise(self.id, closed);
-            state.marks.push_back(Mark { tick: closed, event: shared, clock });
-        }
+        let closed = self.close_in(&mut state, tick, presented)?;
         let at = state.marks.partition_point(|mark| mark.tick < tick);
-        Ok(Some(state.marks[at].clone()))
+        Ok(closed.then(|| state.marks[at].clone()))
     }
 
-    /// Takes the marks that are complete off the front, gives their events to `let_go`, and returns whether
-    /// anything new was learned.
-    pub(crate) fn poll(
-        &self,
-        device: &dyn Device,
-        mut let_go: impl FnMut(Shared<EventHandle>),
-    ) -> DeviceResult<bool> {
-        self.take_complete(&mut self.state.lock(), device, &mut let_go)
+    /// Makes sure that a mark closes `tick`; `false` where the stream cannot be marked.
+    pub(super) fn close(&self, tick: Tick, presented: bool) -> DeviceResult<bool> {
+        self.close_in(&mut self.state.lock(), tick, presented)
     }
 
-    fn take_complete(
-        &self,
-        state: &mut TimelineState,
-        device: &dyn Device,
-        let_go: &mut impl FnMut(Shared<EventHandle>),
-    ) -> DeviceResult<bool> {
+    fn close_in(&self, state: &mut TimelineState, tick: Tick, presented: bool) -> DeviceResult<bool> {
+        // A program that only waits never looks.
+        if state.marks.len() >= MANY
+            && let Err(error) = self.take_complete(state)
+        {
+            tracing::warn!(%error, "a stream's events could not be queried");
+        }
+        if state.has_mark_for(tick) {
+            return Ok(true);
+        }
+        let Some(handle) = self.if_usable(state, presented) else { return Ok(false) };
+        // The mark would be a node of the graph, and whoever waited for it part of the capture.
+        if self.captures(handle)? {
+            return Ok(false);
+        }
+        let refused = no_memory(state.marks.len());
+        if state.marks.try_reserve(1).is_err() {
+            return Err(refused);
+        }
+        let event = Shared::try_new(self.events.spare()?).ok_or(refused)?;
+        // SAFETY: the stream is valid, as `usable_handle` says within the lock, and the event this mark's alone.
+        let recorded = unsafe { self.close_tick(state, event.handle, handle) };
+        // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
+        // that does not hurt, but to ask or to wait for it would.
+        if !presented && !matches!(self.captures(handle), Ok(false)) {
+            return Ok(false);
+        }
+        let clock = recorded?;
+        state.marks.push_back(Mark { tick: clock.tick_of(self.id), event, clock });
+        Ok(true)
+    }
+
+    /// The present tick of a foreign stream, closed at once. Where that fails the tick stays open, and is
+    /// reached only when the device is synchronised: late, but safe.
+    #[cold]
+    pub(super) fn close_tick_slow(&self) -> Tick {
+        let tick = self.now();
+        let closed = self.close(tick, true);
+        match &closed {
+            Ok(true) => return tick,
+            Ok(false) if self.is_captured(true) == Ok(Some(true)) => {}
+            Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
+            Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
+        }
+        // No mark closes the tick that is handed out. The counter goes past it, so that a retired timeline
+        // is not taken for complete by what was seen before.
+        self.turn()
+    }
+
+    /// Takes the marks that are complete off the front. Returns whether anything new was learned.
+    pub(super) fn poll(&self) -> DeviceResult<bool> {
+        self.take_complete(&mut self.state.lock())
+    }
+
+    fn take_complete(&self, state: &mut TimelineState) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
             // SAFETY: the mark keeps its event.
-            if mark.tick > self.synchronized() && !unsafe { device.query_event(*mark.event) }? {
+            if mark.tick > self.synchronized() && !unsafe { self.events.device.query_event(mark.event()) }? {
                 break;
             }
             self.note_observed(mark.tick);
             learned = true;
-            if let Some(mark) = state.marks.pop_front() {
-                let_go(mark.event);
-            }
+            state.marks.pop_front();
         }
         Ok(learned)
     }
 
-    /// Looks whether `tick` is complete: at the marks, and where there are none at the stream itself. As
-    /// [`poll`](Self::poll) otherwise.
-    pub(super) fn look(
-        &self,
-        device: &dyn Device,
-        tick: Tick,
-        is_capturing: impl FnOnce() -> bool,
-        mut let_go: impl FnMut(Shared<EventHandle>),
-    ) -> DeviceResult<LookResult> {
+    /// Looks whether `tick` is complete: at the marks, and where there are none at the stream itself. Records a mark where
+    /// there is none, so that a later look can tell, unless the stream is far behind. Returns whether anything new was learned.
+    pub(super) fn look(&self, tick: Tick) -> DeviceResult<bool> {
         if self.observed() >= tick {
-            return Ok(LookResult::default());
+            return Ok(false);
         }
         let mut state = self.state.lock();
-        let learned = self.take_complete(&mut state, device, &mut let_go)?;
+        let mut learned = self.take_complete(&mut state)?;
         if self.observed() >= tick || state.has_mark_for(tick) {
-            return Ok(LookResult { learned, wants_mark: false });
+            return Ok(learned);
         }
         // A stream with a mark that is pending is not idle.
-        if state.marks.is_empty() && self.is_idle(&state, device, is_capturing)? {
-            return Ok(LookResult { learned: true, wants_mark: false });
+        if state.marks.is_empty() && self.is_idle(&state)? {
+            return Ok(true);
         }
-        Ok(LookResult { learned, wants_mark: state.marks.len() < MOST_MARKS })
-    }
-
-    /// Whether complete marks should be collected before another is recorded: a program that only waits never looks.
-    pub(super) fn has_many_marks(&self) -> bool {
-        self.state.lock().marks.len() >= MOST_MARKS
+        if state.marks.len() < MANY && self.close_in(&mut state, tick, false)? && self.events.is_capturing() {
+            // The stream could not be asked, but this can.
+            learned |= self.take_complete(&mut state)?;
+        }
+        Ok(learned)
     }
 
     /// Whether a recorded mark, complete or not, closes `tick`.
-    pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
+    pub(super) fn has_mark_for(&self, tick: Tick) -> bool {
         self.state.lock().has_mark_for(tick)
     }
 
     /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far. While a
     /// capture is known of, one may begin on any stream at any time. Then the stream is not asked, which would end its
     /// capture. An event tells instead.
-    fn is_idle(
-        &self,
-        state: &TimelineState,
-        device: &dyn Device,
-        is_capturing: impl FnOnce() -> bool,
-    ) -> DeviceResult<bool> {
-        if self.marking == Marking::AtOnce {
-            return Ok(false);
-        }
-        let Ok(handle) = self.usable_handle(device, state) else { return Ok(false) };
+    fn is_idle(&self, state: &TimelineState) -> DeviceResult<bool> {
+        let Some(handle) = self.if_usable(state, false) else { return Ok(false) };
         // Within the lock: see `let_calls_end`.
-        // SAFETY: valid, as in `record`, here and below.
-        if is_capturing() || unsafe { device.capture_of(handle) }?.is_some() {
+        if self.events.is_capturing() || self.captures(handle)? {
             return Ok(false);
         }
         let tick = self.turn();
-        // SAFETY: as above.
-        match unsafe { device.stream_is_idle(handle) } {
+        // SAFETY: valid, as in `close_in`.
+        match unsafe { self.events.device.stream_is_idle(handle) } {
             Ok(true) => {
                 self.note_observed(tick);
                 Ok(true)
             }
             // It began since, and nobody told the pools before.
-            // SAFETY: as above.
-            Err(error) if matches!(unsafe { device.capture_of(handle) }, Ok(Some(_))) => {
+            Err(error) if self.captures(handle) == Ok(true) => {
                 tracing::warn!(%error, "a capture was ended by a question to its stream; tell the pool before it begins");
                 Ok(false)
             }
@@ -425,31 +429,24 @@ impl Timeline {
         self.state.lock().handle.is_none()
     }
 
-    /// Gives up all marks, for a timeline that is complete or a device that is going away.
-    pub(super) fn give_up_marks(&self, let_go: impl FnMut(Shared<EventHandle>)) {
-        self.state.lock().marks.drain(..).map(|mark| mark.event).for_each(let_go);
-    }
-
     /// The stream's handle, if it is still this stream's and the calling thread may use it.
-    fn usable_handle(&self, device: &dyn Device, state: &TimelineState) -> DeviceResult<StreamHandle> {
+    fn usable_handle(&self, state: &TimelineState) -> DeviceResult<StreamHandle> {
         let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
-        self.check_usable(device, handle)?;
-        Ok(handle)
+        self.check_usable(handle).map(|()| handle)
     }
 
     /// As `usable_handle`, for who presents the stream.
     #[inline]
-    pub(super) fn check_presented(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
-        if self.is_registered {
-            self.usable_handle(device, &self.state.lock()).map(drop)
-        } else {
-            self.check_usable(device, handle)
+    pub(super) fn check_presented(&self, handle: StreamHandle) -> DeviceResult<()> {
+        match self.promise {
+            Promise::WhileRegistered => self.usable_handle(&self.state.lock()).map(drop),
+            _ => self.check_usable(handle),
         }
     }
 
     /// Refuses a handle that means another stream to the calling thread. Every call that gives the device the stream's
     /// handle asks here first: else its ticks would be another stream's.
-    fn check_usable(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
+    fn check_usable(&self, handle: StreamHandle) -> DeviceResult<()> {
         if let Some(thread) = self.of_thread {
             return if thread == calling_thread() {
                 Ok(())
@@ -463,10 +460,10 @@ impl Timeline {
         // between. So may registered ones, against their owner's promise; their calls to the device are few. (One that
         // was met in a capture is kept by the capture's route until its end, and is known by its handle. So is one that
         // is being captured now, which the driver does not identify.)
-        let may_be_recycled = self.marking == Marking::AtOnce || self.is_registered;
+        let may_be_recycled = matches!(self.promise, Promise::InCalls | Promise::WhileRegistered);
         if may_be_recycled && !self.stream.is_in_capture() {
             // SAFETY: presented by the caller or registered, so valid by promise.
-            let id = unsafe { device.stream_id(handle) }?;
+            let id = unsafe { self.events.device.stream_id(handle) }?;
             if id != self.stream && !id.is_in_capture() {
                 return Err(gone("the handle is another stream's now"));
             }
@@ -476,8 +473,8 @@ impl Timeline {
 }
 
 #[cold]
-fn gone(what: &str) -> crate::device::DeviceError {
-    crate::device::DeviceError::Invalid { call: "stream", what: what.to_owned() }
+fn gone(what: &str) -> DeviceError {
+    DeviceError::Invalid { call: "stream", what: what.to_owned() }
 }
 
 #[cfg(test)]

@@ -1,17 +1,15 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::host::Shared;
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
-use super::alive::{Alive, Promise};
-use super::timeline::{Mark, Marking};
+use super::events::Events;
+use super::timeline::Promise;
 use super::{Fence, Tick, Timeline, TimelineId};
-use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId};
-use crate::policy::streams::{MOST_MARKS, MOST_PENDING};
+use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 use crate::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -40,6 +38,10 @@ impl Table {
         if slot.generation == id.generation { slot.timeline.as_ref() } else { None }
     }
 
+    fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
+        self.slots.iter().filter_map(|slot| slot.timeline.as_ref())
+    }
+
     /// Removes a timeline of which everything is complete.
     fn remove(&mut self, id: TimelineId) {
         let slot = &mut self.slots[id.slot as usize];
@@ -58,9 +60,10 @@ pub(super) struct HeldTimeline {
     pub(super) timelines: Arc<Timelines>,
     pub(super) timeline: Arc<Timeline>,
     pub(super) handle: StreamHandle,
-    promise: Promise,
     /// Whether the stream is ours to destroy.
     owned: bool,
+    /// How often the stream is registered. Written with the lock of those alive.
+    registrations: AtomicUsize,
     /// Whether somebody held the stream when its registration ended.
     is_left_over: AtomicBool,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
@@ -70,60 +73,87 @@ pub(super) struct HeldTimeline {
     pub(super) stand_ins: Mutex<Vec<Arc<HeldTimeline>>>,
 }
 
+impl HeldTimeline {
+    /// Whether whoever presents the handle is given the stream, because its owner registered it.
+    pub(super) fn is_registered(&self) -> bool {
+        // Relaxed: it may end at any time.
+        self.registrations.load(Ordering::Relaxed) > 0
+    }
+}
+
 impl Drop for HeldTimeline {
     fn drop(&mut self) {
         self.timelines.retire(self);
     }
 }
 
+/// Streams that somebody holds, by who they are and by the promise that they are held by.
+type Alive = HashMap<(StreamId, Promise), Weak<HeldTimeline>>;
+
+/// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
+fn find(alive: &Alive, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<HeldTimeline>> {
+    let suffice: &[_] = match promise {
+        Promise::Stays => &[Promise::Stays],
+        Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
+        Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
+        Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
+    };
+    let known = suffice.iter().find_map(|by| alive.get(&(id, *by))?.upgrade());
+    let found = known.or_else(|| {
+        // The driver does not identify it. Its handle does, where somebody promised that it stays.
+        let stays = |by: &Promise| *by != Promise::InCalls && suffice.contains(by);
+        let held = || alive.iter().filter(|((_, by), _)| stays(by)).filter_map(|(_, held)| held.upgrade());
+        if id.is_in_capture() { held().find(|held| held.handle == handle) } else { None }
+    })?;
+    if promise == Promise::WhileRegistered {
+        // Relaxed: under the lock.
+        found.registrations.fetch_add(1, Ordering::Relaxed);
+    }
+    Some(found)
+}
+
 /// See the [module](super).
 pub(crate) struct Timelines {
-    device: Arc<dyn Device>,
+    events: Arc<Events>,
     process: Process,
     table: OfProcess<RwLock<Table>>,
     /// Retired timelines that are not known to be complete. Those at the back were asked last.
     retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
     /// Streams alive now, so that one stream has one timeline however often it is presented. By different promises, it
     /// may have several: each promise has its own end.
-    alive: OfProcess<Mutex<Alive<HeldTimeline>>>,
-    /// Events that stand for nothing, ready to be recorded.
-    spare_events: OfProcess<Mutex<Vec<EventHandle>>>,
+    alive: OfProcess<Mutex<Alive>>,
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
     /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
     /// which would end a capture.
     captures: Mutex<usize>,
-    /// Whether there are any.
-    is_capturing: AtomicBool,
 }
 
 impl std::fmt::Debug for Timelines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Timelines").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Timelines").field("device", self.device()).finish_non_exhaustive()
     }
 }
 
 impl Timelines {
     pub(crate) fn new(device: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self {
-            device,
+            events: Events::new(device),
             process: Process::here(),
             table: OfProcess::default(),
             retired: OfProcess::default(),
             alive: OfProcess::default(),
-            spare_events: OfProcess::default(),
             listeners: OfProcess::default(),
             captures: Mutex::default(),
-            is_capturing: AtomicBool::new(false),
         })
     }
 
     pub(crate) fn device(&self) -> &Arc<dyn Device> {
-        &self.device
+        &self.events.device
     }
 
     /// Whether streams of both may wait for each other's events.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        let ids = self.device.peer_id().zip(other.device.peer_id());
+        let ids = self.device().peer_id().zip(other.device().peer_id());
         ids.is_some_and(|(one, other)| one.is_beside(other))
     }
 
@@ -141,23 +171,21 @@ impl Timelines {
 
     // ---- streams ---------------------------------------------------------------------------------
 
-    /// See [`create_stream`](Self::create_stream).
-    pub(super) fn create(self: &Arc<Self>, marking: Marking) -> DeviceResult<Arc<HeldTimeline>> {
+    /// A stream of our own. With [`Promise::InCalls`], each of its ticks is closed at once.
+    pub(super) fn create(self: &Arc<Self>, promise: Promise) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
-        let handle = self.device.create_stream()?;
+        let handle = self.device().create_stream()?;
         // SAFETY: the stream was created above.
-        match unsafe { self.device.stream_id(handle) } {
-            Ok(id) => self.enter(handle, id, (Promise::Stays, marking), true),
-            Err(error) => Err(error),
-        }
-        // SAFETY: the stream was created above and nobody else knows it.
-        .inspect_err(|_| _ = unsafe { self.device.destroy_stream(handle) })
+        let id = unsafe { self.device().stream_id(handle) };
+        id.and_then(|id| self.enter(handle, id, promise, true))
+            // SAFETY: the stream was created above and nobody else knows it.
+            .inspect_err(|_| _ = unsafe { self.device().destroy_stream(handle) })
     }
 
-    /// See [`adopt_stream`](Self::adopt_stream).
+    /// The stream behind a handle that somebody else made.
     ///
     /// # Safety
-    /// As there.
+    /// The handle is valid for as long as the promise says.
     pub(super) unsafe fn adopt(
         self: &Arc<Self>,
         handle: StreamHandle,
@@ -170,23 +198,20 @@ impl Timelines {
             _ => promise,
         };
         // SAFETY: the caller's promise.
-        let id = unsafe { self.device.stream_id(handle) }?;
+        let id = unsafe { self.device().stream_id(handle) }?;
         if promise == Promise::WhileRegistered && id.is_in_capture() {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
         }
-        let found = self.alive.lock().find(handle, id, promise);
-        match found {
-            Some(held) => Ok(held),
-            None => self.enter(handle, id, (promise, promise.marking()), false),
-        }
+        let found = find(&self.alive.lock(), handle, id, promise);
+        found.map_or_else(|| self.enter(handle, id, promise, false), Ok)
     }
 
     fn enter(
         self: &Arc<Self>,
         handle: StreamHandle,
         id: StreamId,
-        (promise, marking): (Promise, Marking),
+        promise: Promise,
         owned: bool,
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.sweep_retired();
@@ -202,8 +227,7 @@ impl Timelines {
             });
             let entry = &mut table.slots[slot as usize];
             let name = TimelineId { slot, generation: entry.generation };
-            let is_registered = promise == Promise::WhileRegistered;
-            let timeline = Arc::new(Timeline::new(name, handle, id, (marking, is_registered)));
+            let timeline = Arc::new(Timeline::new(name, handle, id, promise, self.events.clone()));
             entry.timeline = Some(timeline.clone());
             timeline
         };
@@ -211,20 +235,20 @@ impl Timelines {
             timelines: self.clone(),
             timeline,
             handle,
-            promise,
             owned,
+            registrations: AtomicUsize::new(usize::from(promise == Promise::WhileRegistered)),
             is_left_over: AtomicBool::new(false),
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
         });
         let mut alive = self.alive.lock();
-        if let Some(other) = alive.find(handle, id, promise) {
+        if let Some(other) = find(&alive, handle, id, promise) {
             // Another thread was faster. Without the lock, which the end of this one takes.
             drop(alive);
             return Ok(other);
         }
-        alive.insert(handle, id, promise, &held);
+        alive.insert((id, promise), Arc::downgrade(&held));
         Ok(held)
     }
 
@@ -239,15 +263,15 @@ impl Timelines {
             && self.alive.lock().try_reserve(1).is_ok()
     }
 
-    /// Whether a stream is registered, so that whoever presents its handle is given it.
-    pub(super) fn is_registered(&self, held: &HeldTimeline) -> bool {
-        self.alive.lock().is_registered(held.timeline.stream, held.promise, held)
-    }
-
     /// One registration ends. With the last one, who presents the handle is given the stream no more. Returns whether
     /// the promise that the handle is valid has ended, too.
     pub(super) fn unregister(&self, held: &HeldTimeline) -> bool {
-        self.alive.lock().unregister(held.timeline.stream, held.promise, held)
+        let (mut alive, promise) = (self.alive.lock(), held.timeline.promise);
+        // Relaxed: under the lock.
+        let is_last = held.registrations.fetch_sub(1, Ordering::Relaxed) == 1;
+        is_last
+            && promise == Promise::WhileRegistered
+            && alive.remove(&(held.timeline.stream, promise)).is_some()
     }
 
     /// What comes after the last registration [ended](Self::unregister): the owner may destroy the stream after this
@@ -260,13 +284,8 @@ impl Timelines {
     }
 
     /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call.
-    fn close_last(&self, timeline: &Arc<Timeline>) {
-        let (device, now) = (self.device.as_ref(), timeline.now());
-        let looked = timeline.look(device, now, || self.is_capturing(), |event| self.let_go(event));
-        let closed = match looked {
-            Ok(_) if timeline.observed() >= now => Ok(true),
-            _ => self.close(timeline, now, false),
-        };
+    fn close_last(&self, timeline: &Timeline) {
+        let closed = timeline.close(timeline.now(), false);
         if let Err(error) = &closed {
             tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
         }
@@ -286,17 +305,23 @@ impl Timelines {
             return;
         }
         let timeline = &held.timeline;
-        self.alive.lock().forget_ended(timeline.stream, held.promise);
+        {
+            let (mut alive, key) = (self.alive.lock(), (timeline.stream, timeline.promise));
+            // It may have been presented again since: then the entry is the newcomer's.
+            if alive.get(&key).is_some_and(|known| known.strong_count() == 0) {
+                alive.remove(&key);
+            }
+        }
         if held.is_left_over.load(Ordering::Relaxed) {
             // As in `close_last`.
             timeline.turn();
-        } else if timeline.marking == Marking::WhenNeeded && !timeline.is_retired() {
+        } else if !timeline.is_marked_at_once() && !timeline.is_retired() {
             self.close_last(timeline);
         }
         timeline.retire();
         if held.owned {
             // SAFETY: the stream is ours, and this was the last clone.
-            if let Err(error) = unsafe { self.device.destroy_stream(held.handle) } {
+            if let Err(error) = unsafe { self.device().destroy_stream(held.handle) } {
                 tracing::warn!(%error, "a stream could not be destroyed");
             }
         }
@@ -304,22 +329,16 @@ impl Timelines {
         self.sweep_retired();
     }
 
-    /// Frees the slots of retired timelines that are complete. Stops after a constant number of pending ones. No lock
-    /// is held meanwhile.
+    /// Frees the slots of retired timelines that are complete, up to one that is pending: so as many are looked at as came. No
+    /// lock is held meanwhile.
     fn sweep_retired(&self) {
-        let mut pending = 0;
-        while pending < MOST_PENDING {
+        loop {
             let Some(timeline) = self.retired.lock().pop_front() else { return };
-            let polled = timeline.poll(self.device.as_ref(), |event| self.let_go(event));
             // The turn at retirement closed every tick below `now`.
-            if polled.is_ok() && timeline.observed() + 1 >= timeline.now() {
-                // It may be complete only since the poll: by another thread's wait.
-                timeline.give_up_marks(|event| self.let_go(event));
-                self.table.write().remove(timeline.id);
-            } else {
-                self.retired.lock().push_back(timeline);
-                pending += 1;
+            if timeline.poll().is_err() || timeline.observed() + 1 < timeline.now() {
+                return self.retired.lock().push_back(timeline);
             }
+            self.table.write().remove(timeline.id);
         }
     }
 
@@ -328,86 +347,9 @@ impl Timelines {
         self.table.read()
     }
 
-    /// What `look` says of the timeline, or `None` where it is gone: then all of it is reached.
-    pub(super) fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
-        self.all().get(id).map(look)
-    }
-
+    /// A timeline, or `None` where it is gone: then all of it is reached.
     pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
-        self.with(id, Arc::clone)
-    }
-
-    /// All timelines that there are now, in the order of their slots. No lock is held in between.
-    fn each(&self) -> impl Iterator<Item = Arc<Timeline>> {
-        let all = self.table.read().slots.len();
-        (0..all).filter_map(|slot| self.table.read().slots[slot].timeline.clone())
-    }
-
-    // ---- marks -----------------------------------------------------------------------------------
-
-    fn spare_event(&self) -> DeviceResult<EventHandle> {
-        if let Some(event) = self.spare_events.lock().pop() {
-            return Ok(event);
-        }
-        self.device.create_event()
-    }
-
-    /// Gives up a share in a mark's event; the last share makes it spare.
-    pub(super) fn let_go(&self, event: Shared<EventHandle>) {
-        let Some(event) = event.into_inner() else { return };
-        let mut spare = self.spare_events.lock();
-        if spare.len() < 2 * MOST_MARKS && spare.try_reserve(1).is_ok() {
-            spare.push(event);
-        } else {
-            // SAFETY: the mark that used the event is gone.
-            unsafe { self.device.destroy_event(event) }.ok();
-        }
-    }
-
-    /// The mark that closes `tick`, recorded now if need be; `None` where the stream can no longer be marked.
-    pub(super) fn mark(
-        &self,
-        timeline: &Timeline,
-        tick: Tick,
-        presented: bool,
-    ) -> DeviceResult<Option<Mark>> {
-        if timeline.has_many_marks()
-            && let Err(error) = timeline.poll(self.device.as_ref(), |event| self.let_go(event))
-        {
-            tracing::warn!(%error, "a stream's events could not be queried");
-        }
-        timeline.mark(self.device.as_ref(), || self.spare_event(), tick, presented)
-    }
-
-    /// Makes sure that a mark closes `tick`; `false` where the stream can no longer be marked.
-    pub(super) fn close(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<bool> {
-        let mark = self.mark(timeline, tick, presented)?;
-        let closed = mark.is_some();
-        mark.into_iter().for_each(|mark| self.let_go(mark.event));
-        Ok(closed)
-    }
-
-    /// The present tick of a foreign stream, closed at once. Where that fails the tick stays open, and is
-    /// reached only when the device is synchronised: late, but safe.
-    #[cold]
-    pub(super) fn close_tick_slow(&self, timeline: &Timeline) -> Tick {
-        let tick = timeline.now();
-        if let Err(error) = timeline.poll(self.device.as_ref(), |event| self.let_go(event)) {
-            tracing::warn!(%error, "a stream's events could not be queried");
-        }
-        let closed = self.close(timeline, tick, true);
-        match &closed {
-            Ok(true) => {}
-            Ok(false) if timeline.is_captured(self.device.as_ref(), true) == Ok(Some(true)) => {}
-            Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
-            Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
-        }
-        if !matches!(closed, Ok(true)) {
-            // No mark closes the tick that is handed out. The counter goes past it, so that a retired timeline
-            // is not taken for complete by what was seen before.
-            timeline.turn();
-        }
-        tick
+        self.all().get(id).cloned()
     }
 
     // ---- waiting for the device --------------------------------------------------------------------
@@ -416,13 +358,14 @@ impl Timelines {
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
         self.check_process()?;
         let mut turned = Vec::new();
-        let all = self.table.read().slots.len();
-        let bytes = (all * size_of::<(Arc<Timeline>, Tick)>()) as u64;
-        let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
-        turned.try_reserve_exact(all).map_err(no_memory)?;
-        // Of streams that came since nothing is noted.
-        turned.extend(self.each().take(all).map(|timeline| (timeline.turn(), timeline)));
-        self.device.synchronize()?;
+        {
+            let all = self.all();
+            let bytes = (all.slots.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
+            let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
+            turned.try_reserve_exact(all.slots.len()).map_err(no_memory)?;
+            turned.extend(all.iter().map(|timeline| (timeline.turn(), timeline.clone())));
+        }
+        self.device().synchronize()?;
         turned.iter().for_each(|(tick, timeline)| timeline.note_synchronized(*tick));
         Ok(())
     }
@@ -436,18 +379,16 @@ impl Timelines {
             let mut captures = self.captures.lock();
             *captures += 1;
             // Relaxed: as for `is_capturing`.
-            self.is_capturing.store(true, Ordering::Relaxed);
+            self.events.is_capturing.store(true, Ordering::Relaxed);
         }
         // Who adds a timeline after this look sees the store above, through the table's lock.
-        self.each().for_each(|timeline| timeline.let_calls_end());
+        self.all().iter().for_each(|timeline| timeline.let_calls_end());
     }
 
     /// Whether a capture is under way that a pool was told of.
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
-        // Relaxed: whoever gives something to a stream that is being captured knows that the capture began. Who asks
-        // a stream of another thread's looks within the timeline's lock, through which it sees the store.
-        self.is_capturing.load(Ordering::Relaxed)
+        self.events.is_capturing()
     }
 
     /// A capture that [began](Self::begin_capture) has ended; whether it was the last.
@@ -455,7 +396,7 @@ impl Timelines {
         let mut captures = self.captures.lock();
         *captures -= 1;
         // Relaxed: as for `is_capturing`.
-        self.is_capturing.store(*captures > 0, Ordering::Relaxed);
+        self.events.is_capturing.store(*captures > 0, Ordering::Relaxed);
         *captures == 0
     }
 
@@ -471,9 +412,8 @@ impl Timelines {
 
     /// Notes that the host has waited for everything in `clock`.
     pub(crate) fn note_synchronized(&self, clock: &Fence) {
-        for (id, tick) in clock.iter() {
-            self.with(id, |timeline| timeline.note_synchronized(tick));
-        }
+        let all = self.all();
+        clock.iter().for_each(|(id, tick)| _ = all.get(id).map(|timeline| timeline.note_synchronized(tick)));
     }
 
     // ---- listeners ---------------------------------------------------------------------------------
@@ -508,28 +448,11 @@ fn is_legacy(handle: StreamHandle) -> bool {
     handle.raw() <= StreamHandle::LEGACY.raw()
 }
 
-impl Drop for Timelines {
-    fn drop(&mut self) {
-        if !self.is_here() {
-            // The events are the parent's.
-            return;
-        }
-        // Streams hold this table, so none is left: every timeline is retired.
-        for timeline in self.each() {
-            timeline.give_up_marks(|event| self.let_go(event));
-        }
-        for event in self.spare_events.get_mut().drain(..) {
-            // SAFETY: no timeline is left that could use the event.
-            unsafe { self.device.destroy_event(event) }.ok();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::device::sim::{Call, SimDevice, SimOptions};
-    use crate::device::{DeviceError, Forward};
+    use crate::device::{DeviceError, EventHandle, Forward};
     use crate::order::{RegisteredStream, ReusePolicies, Stream};
 
     fn sim() -> (Arc<SimDevice>, Arc<Timelines>) {
@@ -554,7 +477,7 @@ mod tests {
     impl Timelines {
         /// Timelines that are not known to be complete, of streams that are there or gone.
         fn count(&self) -> usize {
-            self.each().count()
+            self.all().iter().count()
         }
     }
 
@@ -571,8 +494,8 @@ mod tests {
             }
             asked.push(sim.calls()[Call::QueryEvent] - before);
         }
-        assert!(asked[2] <= 200 * 2 * MOST_PENDING as u64, "{asked:?}");
-        assert!(asked[2] <= asked[1] + 2 * MOST_PENDING as u64, "as many for as many: {asked:?}");
+        assert!(asked[2] <= 200 * 2, "{asked:?}");
+        assert!(asked[2] <= asked[1] + 2, "as many for as many: {asked:?}");
         assert_eq!(timelines.count(), 600);
         sim.release(hold);
         drop(Stream::create(&timelines).unwrap());
@@ -638,7 +561,7 @@ mod tests {
             let handle = sim.create_stream().unwrap();
             present(&timelines, handle).tick();
         }
-        assert!(timelines.count() <= 1 + MOST_PENDING, "{}", timelines.count());
+        assert!(timelines.count() <= 3, "{}", timelines.count());
         sim.release(hold);
     }
 
@@ -652,7 +575,7 @@ mod tests {
             let request = Stream::create(&timelines).unwrap();
             long.wait_for(&request).unwrap();
         }
-        // It is pruned when it names more than eight, or twice as many as were left the last time.
+        // It is pruned when it names more than 16, or twice as many as were left the last time.
         let known = long.timeline().ordered_after().unwrap().len();
         assert!(known < 32, "{known}");
         assert!(long.timeline().is_ordered_after(other.timeline().id, tick), "it is still there");
@@ -683,7 +606,7 @@ mod tests {
         let handle = sim.create_stream().unwrap();
         let kept = adopt(&timelines, handle);
         let foreign = present(&timelines, handle);
-        assert_eq!(foreign.timeline().marking, Marking::AtOnce);
+        assert!(foreign.timeline().is_marked_at_once());
         let again = adopt(&timelines, handle);
         assert_eq!(again.key(), kept.key(), "the same promise, the same timeline");
         let fence = foreign.fence();
@@ -757,7 +680,7 @@ mod tests {
         drop(ours);
         presented.synchronize().expect("it lives as long as anybody holds it");
         let default = present(&timelines, legacy);
-        assert_eq!(default.timeline().marking, Marking::WhenNeeded, "it is always there");
+        assert!(!default.timeline().is_marked_at_once(), "it is always there");
         drop(presented);
         assert_eq!(sim.calls()[Call::DestroyStream], 1);
     }

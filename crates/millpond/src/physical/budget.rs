@@ -139,30 +139,29 @@ impl Budget {
 
     /// The limit in bytes.
     pub fn limit(&self) -> u64 {
-        match &self.inner {
-            // Relaxed: a setting; nothing is concluded from when it is seen.
-            Inner::Private(private) => private.limit.load(Ordering::Relaxed),
-            Inner::Named(tenancy) => tenancy.limit(),
-        }
+        // Relaxed: a setting; nothing is concluded from when it is seen.
+        self.of_either(|private| private.limit.load(Ordering::Relaxed), Tenancy::limit)
     }
 
     /// Changes the limit, for what the pools take from now on. What they hold beyond it stays theirs until they
     /// give it back. That of a named budget changes for all processes. They then give back at once what is free beyond it.
     pub fn set_limit(&self, bytes: u64) {
-        match &self.inner {
-            // Relaxed: as for `limit`.
-            Inner::Private(private) => private.limit.store(bytes, Ordering::Relaxed),
-            Inner::Named(tenancy) => tenancy.set_limit(bytes),
-        }
+        // Relaxed: as for `limit`.
+        let store = |private: &Private| private.limit.store(bytes, Ordering::Relaxed);
+        self.of_either(store, |tenancy| tenancy.set_limit(bytes));
     }
 
     /// Bytes that the pools hold now; with a named budget, those of all processes that have not ended, and what is still in use of
     /// those that have. For that it asks the system about each process, some tenths of a microsecond.
     pub fn held(&self) -> u64 {
+        // Relaxed: a figure to read; nothing is concluded from it.
+        self.of_either(|private| private.held.load(Ordering::Relaxed), Tenancy::held)
+    }
+
+    fn of_either<T>(&self, private: impl FnOnce(&Private) -> T, named: impl FnOnce(&Tenancy) -> T) -> T {
         match &self.inner {
-            // Relaxed: a figure to read; nothing is concluded from it.
-            Inner::Private(private) => private.held.load(Ordering::Relaxed),
-            Inner::Named(tenancy) => tenancy.held(),
+            Inner::Private(inner) => private(inner),
+            Inner::Named(tenancy) => named(tenancy),
         }
     }
 
@@ -174,10 +173,7 @@ impl Budget {
     // ---- a named budget ----------------------------------------------------------------------------
 
     fn tenancy(&self) -> Option<&Tenancy> {
-        match &self.inner {
-            Inner::Named(tenancy) => Some(tenancy),
-            Inner::Private(_) => None,
-        }
+        if let Inner::Named(tenancy) = &self.inner { Some(tenancy) } else { None }
     }
 
     fn of_processes(&self, option: &'static str) -> Result<&Tenancy> {
@@ -281,21 +277,18 @@ impl Budget {
 
     /// Takes `bytes` of what is left, or nothing.
     pub(super) fn take(&self, bytes: u64) -> bool {
-        let private = match &self.inner {
-            Inner::Private(private) => private,
-            Inner::Named(tenancy) => return tenancy.take(bytes),
+        let take = |private: &Private| {
+            let most = private.limit.load(Ordering::Relaxed);
+            let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= most);
+            // Relaxed: the counter guards nothing but itself; read-modify-writes never lose an update.
+            private.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
         };
-        let limit = self.limit();
-        let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
-        // Relaxed: the counter guards nothing but itself; read-modify-writes never lose an update.
-        private.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+        self.of_either(take, |tenancy| tenancy.take(bytes))
     }
 
     pub(super) fn give_back(&self, bytes: u64) {
-        match &self.inner {
-            // Relaxed: as for `take`.
-            Inner::Private(private) => _ = private.held.fetch_sub(bytes, Ordering::Relaxed),
-            Inner::Named(tenancy) => tenancy.give_back(bytes),
-        }
+        // Relaxed: as for `take`.
+        let give_back = |private: &Private| _ = private.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.of_either(give_back, |tenancy| tenancy.give_back(bytes));
     }
 }

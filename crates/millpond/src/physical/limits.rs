@@ -104,26 +104,17 @@ impl Limits {
         if !self.hard_limit.take(bytes) {
             return Err(Shortage::HardLimit);
         }
-        let admitted = self.admit_beside(bytes, device);
-        if admitted.is_err() {
-            self.hard_limit.give_back(bytes);
-        }
-        admitted
-    }
-
-    /// All limits but the hard limit.
-    fn admit_beside(&self, bytes: u64, device: &dyn Device) -> Result<(), Shortage> {
-        if self.headroom > 0 {
-            // A device that cannot say how much is free is asked for the memory itself.
-            let free = device.memory_info().map_or(u64::MAX, |info| info.free);
-            if free < bytes.saturating_add(self.headroom) {
-                return Err(Shortage::Headroom);
-            }
-        }
-        if self.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
-            return Err(Shortage::Budget);
-        }
-        Ok(())
+        // A device that cannot say how much is free is asked for the memory itself.
+        let free = || device.memory_info().map_or(u64::MAX, |info| info.free);
+        let short = if self.headroom > 0 && free() < bytes.saturating_add(self.headroom) {
+            Shortage::Headroom
+        } else if self.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
+            Shortage::Budget
+        } else {
+            return Ok(());
+        };
+        self.hard_limit.give_back(bytes);
+        Err(short)
     }
 
     /// Counts what was admitted and given.

@@ -167,9 +167,13 @@ impl Pages {
 
     /// Creates a page of `base_pages`, mapped nowhere: map or park it.
     pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
-        let id = self.add(base_pages, |device, bytes| device.create_page(bytes).map(Backing::Handle))?;
+        let id = self.add(base_pages, Self::create_page)?;
         self.counters.calls.create.add(1);
         Ok(id)
+    }
+
+    fn create_page(device: &dyn Device, bytes: u64) -> DeviceResult<Backing> {
+        device.create_page(bytes).map(Backing::Handle)
     }
 
     /// Has `take` take a segment of `base_pages`, which is a page that never moves: it is mapped where it lies from the start,
@@ -270,29 +274,25 @@ impl Pages {
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<PeerSet, MapFailure> {
-        let (handle, bytes) = self.handle(id);
-        // SAFETY: the page is in the table, so not released; the range is the caller's promise.
-        unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
-        self.counters.calls.map.add(1);
-        self.get_mut(id).mappings += 1;
-        // A new mapping has no peers.
-        let before = std::mem::take(&mut self.get_mut(id).peers);
-        // SAFETY: just this range was mapped above.
-        let accessible = unsafe { self.device.set_access(at, bytes) }
-            // SAFETY: likewise, and it has access now.
-            .and_then(|()| unsafe { self.set_peer_access(id, at, self.peers, true) });
-        if let Err(error) = accessible {
-            // The mapping in use is still the one before.
-            self.get_mut(id).peers = before;
-            // SAFETY: the mapping was made above, and nobody was told of it.
-            return Err(match unsafe { self.unmap(id, at) } {
-                Ok(()) => MapFailure::Clean(error),
-                Err(_) => MapFailure::Stuck(error),
-            });
-        }
-        self.counters.calls.set_access.add(1);
-        self.tell(at, bytes, true);
-        Ok(before)
+        // A new mapping has the usual peers.
+        let usual = self.peers;
+        let before = std::mem::replace(&mut self.get_mut(id).peers, usual);
+        let mut there = Presence::Unmapped;
+        // SAFETY: the caller's promise.
+        let Err(error) = (unsafe { self.bring_back(id, at, &mut there) }) else {
+            self.get_mut(id).mappings += 1;
+            return Ok(before);
+        };
+        // The mapping in use is still the one before.
+        self.get_mut(id).peers = before;
+        // SAFETY: nobody was told of the mapping, if there is one.
+        Err(match unsafe { self.take_away(id, at, &mut there) } {
+            Ok(()) => MapFailure::Clean(error),
+            Err(_) => {
+                self.get_mut(id).mappings += 1;
+                MapFailure::Stuck(error)
+            }
+        })
     }
 
     /// Lets other devices use the page through the mapping in use, which is at `at`, or no longer. Those that have what is
@@ -350,21 +350,9 @@ impl Pages {
     /// # Safety
     /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
     pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        if self.get(id).presence > Presence::Unmapped {
-            self.tell(at, self.bytes_of(id), false);
-        }
+        let mut there = self.get(id).presence;
         // SAFETY: the caller's promise.
-        unsafe { self.unmap_untold(id, at) }
-    }
-
-    /// # Safety
-    /// As for [`unmap`](Self::unmap).
-    unsafe fn unmap_untold(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        if self.get(id).presence > Presence::Unmapped {
-            // SAFETY: the caller's promise is the device's condition.
-            unsafe { self.device.unmap(at, self.bytes_of(id)) }?;
-            self.counters.calls.unmap.add(1);
-        }
+        unsafe { self.take_away(id, at, &mut there) }?;
         self.get_mut(id).mappings -= 1;
         Ok(())
     }
@@ -388,8 +376,11 @@ impl Pages {
     /// # Safety
     /// As for [`unmap`](Self::unmap).
     pub(crate) unsafe fn unmap_laid_aside(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+        let mut there = self.get(id).presence.min(Presence::WithoutAccess);
         // SAFETY: the caller's promise.
-        unsafe { self.unmap_untold(id, at) }.inspect_err(|_| self.take_up(id, at))
+        unsafe { self.take_away(id, at, &mut there) }.inspect_err(|_| self.take_up(id, at))?;
+        self.get_mut(id).mappings -= 1;
+        Ok(())
     }
 
     /// Gives a page that is mapped nowhere and in nobody's hands back to the device. On an error it is

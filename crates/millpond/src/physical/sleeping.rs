@@ -2,17 +2,17 @@
 //!
 //! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
 
-use super::{Backing, NoPage, PageId, Pages, Shortage};
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PeerSet};
+use super::{NoPage, PageId, Pages, Shortage};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
 
-/// How much of a page is there. Less than all of it only while its pool sleeps.
+/// How much of a page is there, at one of its addresses. Less than all of it only while its pool sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Presence {
     /// Its memory is the device's again. The handle names nothing.
     Gone,
-    /// It has memory, and is mapped nowhere.
+    /// It has memory, and is not mapped there.
     Unmapped,
-    /// It is mapped at home, and the device may not use it there.
+    /// It is mapped there, and the device may not use it.
     WithoutAccess,
     /// All of it.
     Whole,
@@ -20,50 +20,87 @@ pub(super) enum Presence {
 
 /// Where else than at home a page is mapped, for graphs that were captured. While the page sleeps, these mappings are away.
 #[derive(Debug, Default)]
-pub(crate) struct OtherMappings {
-    at: Vec<DevicePtr>,
-    /// How many are away, the first ones.
-    away: usize,
-    /// Whether the last one that is away is mapped, and the device may not use it there.
-    lacks_access: bool,
-}
+pub(crate) struct OtherMappings(Vec<(DevicePtr, Presence)>);
 
 impl OtherMappings {
     /// Adds one. `false` where the host has no memory for it.
     pub(crate) fn add(&mut self, at: DevicePtr) -> bool {
-        let has_room = self.at.try_reserve(1).is_ok();
+        let has_room = self.0.try_reserve(1).is_ok();
         if has_room {
-            self.at.push(at);
+            self.0.push((at, Presence::Whole));
         }
         has_room
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.at.len()
+        self.0.len()
     }
 }
 
 impl Pages {
+    /// Removes a mapping of a page, as far as it is there.
+    ///
+    /// # Safety
+    /// The page is mapped at `at`, as far as `there` says, and no pending or later work uses the range.
+    pub(super) unsafe fn take_away(
+        &self,
+        id: PageId,
+        at: DevicePtr,
+        there: &mut Presence,
+    ) -> DeviceResult<()> {
+        let bytes = self.bytes_of(id);
+        if *there == Presence::Whole {
+            self.tell(at, bytes, false);
+        }
+        if *there > Presence::Unmapped {
+            // SAFETY: the caller's promise.
+            let unmapped = unsafe { self.device.unmap(at, bytes) };
+            unmapped.inspect_err(|_| self.tell(at, bytes, *there == Presence::Whole))?;
+            self.counters.calls.unmap.add(1);
+            *there = Presence::Unmapped;
+        }
+        Ok(())
+    }
+
+    /// Maps a page that has memory, and lets the device and the page's peers use it there, as far as that was not done.
+    ///
+    /// # Safety
+    /// The range is the page's, reserved from this device. Nothing is mapped there but what `there` says.
+    pub(super) unsafe fn bring_back(
+        &self,
+        id: PageId,
+        at: DevicePtr,
+        there: &mut Presence,
+    ) -> DeviceResult<()> {
+        let ((handle, bytes), peers) = (self.handle(id), self.get(id).peers);
+        if *there == Presence::Unmapped {
+            // SAFETY: the page is in the table, so not released. The range is the caller's promise.
+            unsafe { self.device.map(at, bytes, handle) }?;
+            self.counters.calls.map.add(1);
+            *there = Presence::WithoutAccess;
+        }
+        if *there == Presence::WithoutAccess {
+            // SAFETY: just this range is mapped.
+            unsafe { self.device.set_access(at, bytes) }?;
+            self.counters.calls.set_access.add(1);
+            if peers != PeerSet::NONE {
+                // SAFETY: likewise, and it has access now.
+                unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
+                self.counters.calls.set_access.add(1);
+            }
+            *there = Presence::Whole;
+            self.tell(at, bytes, true);
+        }
+        Ok(())
+    }
+
     /// Removes the other mappings of a page that is to sleep. After an error it can be called again, as its counterpart can.
     ///
     /// # Safety
     /// The page is mapped there, and no work uses it until it is awake.
     pub(crate) unsafe fn lay_down(&mut self, id: PageId, others: &mut OtherMappings) -> DeviceResult<()> {
-        let bytes = self.bytes_of(id);
-        if others.lacks_access {
-            // SAFETY: it is mapped there; the rest is the caller's promise.
-            unsafe { self.device.unmap(others.at[others.away - 1], bytes) }?;
-            self.counters.calls.unmap.add(1);
-            others.lacks_access = false;
-        }
-        while let Some(&at) = others.at.get(others.away) {
-            self.tell(at, bytes, false);
-            // SAFETY: likewise.
-            unsafe { self.device.unmap(at, bytes) }.inspect_err(|_| self.tell(at, bytes, true))?;
-            self.counters.calls.unmap.add(1);
-            others.away += 1;
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        others.0.iter_mut().try_for_each(|(at, there)| unsafe { self.take_away(id, *at, there) })
     }
 
     /// Undoes [`lay_down`](Self::lay_down), once the page is awake at home.
@@ -71,38 +108,8 @@ impl Pages {
     /// # Safety
     /// The page has been mapped there, and nothing else has since.
     pub(crate) unsafe fn get_up(&mut self, id: PageId, others: &mut OtherMappings) -> DeviceResult<()> {
-        let bytes = self.bytes_of(id);
-        while others.away > 0 {
-            let at = others.at[others.away - 1];
-            if !others.lacks_access {
-                // SAFETY: the page has memory. The addresses are its own, and empty while it is away.
-                unsafe { self.device.map(at, bytes, self.handle(id).0) }?;
-                self.counters.calls.map.add(1);
-                others.lacks_access = true;
-            }
-            // SAFETY: just this range is mapped.
-            unsafe { self.give_access(id, at) }?;
-            (others.away, others.lacks_access) = (others.away - 1, false);
-            self.tell(at, bytes, true);
-        }
-        Ok(())
-    }
-
-    /// Lets the device, and those that may use the page, use a mapping of it.
-    ///
-    /// # Safety
-    /// The page is mapped at `at`.
-    unsafe fn give_access(&self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        let (bytes, peers) = (self.bytes_of(id), self.get(id).peers);
-        // SAFETY: the caller's promise.
-        unsafe { self.device.set_access(at, bytes) }?;
-        self.counters.calls.set_access.add(1);
-        if peers != PeerSet::NONE {
-            // SAFETY: likewise, and it has access now.
-            unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
-            self.counters.calls.set_access.add(1);
-        }
-        Ok(())
+        // SAFETY: the page has memory. The addresses are its own, and empty while it is away.
+        others.0.iter_mut().try_for_each(|(at, there)| unsafe { self.bring_back(id, *at, there) })
     }
 
     /// Whether there is a page with this id.
@@ -140,15 +147,12 @@ impl Pages {
     /// # Safety
     /// The page is mapped at `at`, and elsewhere only where [others](OtherMappings) say so, and no work uses the range until it is awake.
     pub(crate) unsafe fn put_to_sleep(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        let bytes = self.bytes_of(id);
-        if self.get(id).presence > Presence::Unmapped {
-            self.tell(at, bytes, false);
-            // SAFETY: it is mapped there; the rest is the caller's promise.
-            unsafe { self.device.unmap(at, bytes) }?;
-            self.counters.calls.unmap.add(1);
-            self.get_mut(id).presence = Presence::Unmapped;
-        }
-        if self.get(id).presence == Presence::Unmapped {
+        let (bytes, mut there) = (self.bytes_of(id), self.get(id).presence);
+        // SAFETY: the caller's promise.
+        let unmapped = unsafe { self.take_away(id, at, &mut there) };
+        self.get_mut(id).presence = there;
+        unmapped?;
+        if there == Presence::Unmapped {
             // SAFETY: the handle is forgotten below.
             unsafe { self.device.release_page(self.handle(id).0) }?;
             self.counters.calls.release.add(1);
@@ -164,28 +168,19 @@ impl Pages {
     /// # Safety
     /// The page's home is `at`.
     pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), NoPage> {
-        let bytes = self.bytes_of(id);
         if self.get(id).presence == Presence::Gone {
-            let create = |device: &dyn Device, bytes| device.create_page(bytes).map(Backing::Handle);
-            let backing = self.take_memory(bytes, create)?;
+            let bytes = self.bytes_of(id);
+            let backing = self.take_memory(bytes, Self::create_page)?;
             self.counters.calls.create.add(1);
             self.counters.asleep.lower(bytes);
             let page = self.get_mut(id);
             (page.backing, page.presence) = (backing, Presence::Unmapped);
         }
-        if self.get(id).presence == Presence::Unmapped {
-            // SAFETY: the page has memory and is mapped nowhere. Its home is reserved, and empty while it is away.
-            unsafe { self.device.map(at, bytes, self.handle(id).0) }?;
-            self.counters.calls.map.add(1);
-            self.get_mut(id).presence = Presence::WithoutAccess;
-        }
-        if self.get(id).presence == Presence::WithoutAccess {
-            // SAFETY: just this range is mapped.
-            unsafe { self.give_access(id, at) }?;
-            self.get_mut(id).presence = Presence::Whole;
-            self.tell(at, bytes, true);
-        }
-        Ok(())
+        let mut there = self.get(id).presence;
+        // SAFETY: the page has memory. Its home is reserved, and empty while it is away.
+        let mapped = unsafe { self.bring_back(id, at, &mut there) };
+        self.get_mut(id).presence = there;
+        Ok(mapped?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! When a class that has no block borrows one of a longer class, in throughput mode.
 
-use super::caching::MOST_BLOCKS;
+use super::ledger::MOST_PATHS;
 
 /// Longer classes in which a request looks for a block in throughput mode, where its own has none. There are eight
 /// classes a doubling. So the block is less than half as long again as the request, or three units longer in the
@@ -12,38 +12,9 @@ use super::caching::MOST_BLOCKS;
 /// 22 to 35 (docs/lab/mechanisms.md).
 pub(crate) const CLASSES_TO_BORROW_FROM: usize = 3;
 
-/// Allocations of any size by which two are apart at most to be in a row.
-const IN_A_ROW: u64 = 4;
-
-/// What a magazine remembers of blocks that were borrowed for it.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Borrowing {
-    /// Blocks borrowed in a row.
-    in_a_row: u64,
-    /// What the thread had allocated by the last of them.
-    last: u64,
-}
-
-impl Borrowing {
-    /// The class has no block, after so many allocations by the thread. Whether it may borrow one. After a magazine full in a
-    /// row it gets one of its own: a loop would borrow for ever, since a borrowed block goes back to its own class.
-    pub(crate) fn may_borrow(&mut self, allocations: u64) -> bool {
-        let follows = allocations - self.last <= IN_A_ROW;
-        self.in_a_row = if follows { self.in_a_row + 1 } else { 1 };
-        self.last = allocations;
-        self.in_a_row <= MOST_BLOCKS
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_class_borrows_sometimes_but_not_in_a_loop() {
-        let mut borrowing = Borrowing::default();
-        assert!((1..1000).all(|step| borrowing.may_borrow(step * 100)));
-        let mut in_a_loop = (100_000..).map(|allocations| borrowing.may_borrow(allocations));
-        assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BLOCKS as usize));
-    }
+/// Whether a class may borrow, where a thread does so for the `nth` time. Now and then a class gets a block of its own: a loop
+/// would borrow for ever, since a borrowed block goes back to its own class. (Once in 64 times, each such block was a miss, and
+/// sizes that never repeat came to rest only after many.)
+pub(crate) fn may_borrow(nth: u64) -> bool {
+    !nth.is_multiple_of(u64::from(MOST_PATHS))
 }

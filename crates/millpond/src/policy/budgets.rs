@@ -6,17 +6,12 @@ use std::time::Duration;
 pub(crate) const PATIENCE: Duration = Duration::from_millis(50);
 
 /// How long a request waits for answers at first. Then the others are asked again, and then after twice as long, up to eight
-/// times: what they free meanwhile, or what comes free without them, is noticed then.
+/// times: what they free meanwhile, or what comes free without them, is noticed then. What takes another process some
+/// microseconds takes so long only if that process is stopped, or gone.
 pub(crate) const ROUND: Duration = Duration::from_millis(4);
 
 /// How often one request asks the other processes, as long as its time is not over.
 pub(crate) const ROUNDS: usize = 8;
 
-/// What takes another process some microseconds takes longer only if that process is stopped, or gone.
-pub(crate) const STEP: Duration = Duration::from_millis(1);
-
 /// How long the lock of a register is waited for: it is held for less than a microsecond, unless its holder is stopped.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How often the system is asked what is open of one process. A process whose memory lies in more places counts in full.
-pub(crate) const MOST_ASKED: usize = 1 << 12;

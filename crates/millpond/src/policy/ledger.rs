@@ -18,6 +18,7 @@
 use std::time::Duration;
 
 use super::Policy;
+use super::caching::LEAST_LIMIT;
 
 /// What the ledger answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +42,8 @@ pub(crate) struct Ledger {
     paid: Duration,
     /// Slow paths since the last look.
     slow: Slow,
-    /// When the last look was, and the requests served until then.
-    looked: (Duration, u64),
+    /// At the last look.
+    looked: Observation,
     /// Slow paths of the looks in a row, up to the last, that found much slow-path time.
     row: Slow,
     /// Bytes; 0 unless overdrawn.
@@ -72,8 +73,6 @@ pub(crate) struct Observation {
     pub(crate) now: Duration,
     /// Requests served so far.
     pub(crate) served: u64,
-    /// The most bytes that were ever live.
-    pub(crate) live: u64,
 }
 
 /// What pages may take before anything is earned. Little, since shorter pages do not help what a program takes first.
@@ -84,8 +83,10 @@ const INITIAL_CREDIT: Duration = Duration::from_millis(10);
 /// a program that misses much overspends. See docs/lab/pages.md.
 const EARNED_PART: u32 = 180;
 
-/// Slow-path time from which on the pool looks.
-const LOOK_AFTER: Duration = Duration::from_millis(2);
+/// Time from which on the pool looks: once slow paths took so much since the last look, and once so much is saved that long
+/// pages are searched for. The search takes longer, the more is free. (1, 2, and 8 ms saved come to 1.0099, 1.0100 and 1.0099, 4
+/// to 1.0096. Looks at slow paths after 2 ms and after 4 give the same ratios.)
+pub(super) const LOOK_AFTER: Duration = Duration::from_millis(4);
 
 /// Slow-path time is much if it is more than one part in so many. At one in two, a thousand small blocks replaced at
 /// random stayed just below it on some machines. A step then took two to four times what it takes in throughput mode.
@@ -98,46 +99,19 @@ const MOST_TIME: Duration = Duration::from_millis(50);
 
 /// Or as many slow paths. Those of training are fewer and longer. So many short ones come from a program that does
 /// little but allocate, which is then served from magazines within its first milliseconds.
-const MOST_PATHS: u32 = 4096;
-
-/// The first growth allowance, as a part of what was live.
-const FIRST_PART: u64 = 16;
-
-/// The first growth allowance at least, in bytes.
-const LEAST_FIRST: u64 = 32 << 20;
+pub(super) const MOST_PATHS: u32 = 4096;
 
 /// The most that the growth allowance comes to if the program does not say: this part of the device's memory.
 const MOST_GROWTH_PART: u64 = 32;
 
-/// And no more bytes than this.
-const MOST_GROWTH: u64 = 8 << 30;
-
 /// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it
 /// would cost as much. In throughput mode, a step of such a program saved 520 ns a block on 2 cores of an AMD EPYC. It
 /// saved 1,100 ns on a busy machine with an H200.
-const CUT: Duration = Duration::from_nanos(600);
-
-/// What a request on the slow path did, as far as more memory would have saved it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SlowPath {
-    /// Cut a block from free memory, or grew.
-    Cut,
-    /// Emptied caches, moved pages, or waited for another thread: as long as this.
-    Moved(Duration),
-}
-
-impl SlowPath {
-    fn time(self) -> Duration {
-        match self {
-            Self::Cut => CUT,
-            Self::Moved(took) => took,
-        }
-    }
-}
+pub(crate) const CUT: Duration = Duration::from_nanos(600);
 
 /// What the growth allowance may come to on a device with so many bytes, if the program does not say.
 pub(crate) fn most_growth(total_memory: u64) -> u64 {
-    (total_memory / MOST_GROWTH_PART).min(MOST_GROWTH)
+    total_memory / MOST_GROWTH_PART
 }
 
 impl Ledger {
@@ -148,7 +122,7 @@ impl Ledger {
             opened: now,
             paid: Duration::ZERO,
             slow: Slow::default(),
-            looked: (now, 0),
+            looked: Observation { now, served: 0 },
             row: Slow::default(),
             growth_allowance: 0,
             most_growth,
@@ -189,10 +163,10 @@ impl Ledger {
         self.paid += time;
     }
 
-    /// Notes a slow path, and has the pool `look` if they took much by now. Returns whether the growth allowance has
-    /// changed.
-    pub(crate) fn note(&mut self, slow: SlowPath, look: impl FnOnce() -> Observation) -> bool {
-        self.slow.add(Slow { time: slow.time(), paths: 1 });
+    /// Notes a slow path that more memory would have saved, and the time that it took: [`CUT`] where it cut a block from free
+    /// memory, or grew. Has the pool `look` if they took much by now. Returns whether the growth allowance has changed.
+    pub(crate) fn note(&mut self, time: Duration, look: impl FnOnce() -> Observation) -> bool {
+        self.slow.add(Slow { time, paths: 1 });
         self.slow.time >= LOOK_AFTER && self.look_slow(&look())
     }
 
@@ -201,14 +175,15 @@ impl Ledger {
         if !self.policy.throughput {
             return false;
         }
-        let passed = observed.now.saturating_sub(self.looked.0);
+        let passed = observed.now.saturating_sub(self.looked.now);
         let is_much = |time: Duration| time * MUCH_PART > passed;
         let before = self.growth_allowance;
         if self.is_overdrawn() {
             // Throughput mode removes the slow paths that began it. So it lasts, too, while requests come so fast
             // that they would take much time if each were cut from free memory.
-            let saved = CUT
-                .saturating_mul(observed.served.saturating_sub(self.looked.1).try_into().unwrap_or(u32::MAX));
+            let saved = CUT.saturating_mul(
+                observed.served.saturating_sub(self.looked.served).try_into().unwrap_or(u32::MAX),
+            );
             if is_much(self.slow.time) {
                 self.growth_allowance = self.growth_allowance.saturating_mul(2).min(self.most_growth);
             } else if !is_much(self.slow.time + saved) {
@@ -217,13 +192,13 @@ impl Ledger {
         } else if is_much(self.slow.time) {
             self.row.add(self.slow);
             if self.row.time >= MOST_TIME || self.row.paths >= MOST_PATHS {
-                let first = (observed.live / FIRST_PART).max(LEAST_FIRST);
-                (self.growth_allowance, self.row) = (first.min(self.most_growth), Slow::default());
+                // What one thread may cache, at first.
+                (self.growth_allowance, self.row) = (LEAST_LIMIT.min(self.most_growth), Slow::default());
             }
         } else {
             self.row = Slow::default();
         }
-        (self.looked, self.slow) = ((observed.now, observed.served), Slow::default());
+        (self.looked, self.slow) = (*observed, Slow::default());
         self.growth_allowance != before
     }
 }
@@ -258,7 +233,7 @@ mod tests {
         fn look(&mut self, per: u32, served: u64) -> bool {
             self.now += LOOK * per;
             let now = self.now;
-            self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served, live: 1 << 30 })
+            self.ledger.note(LOOK, || Observation { now, served })
         }
     }
 
@@ -297,7 +272,7 @@ mod tests {
             assert!(books.spend(1));
             assert_eq!((books.ledger.is_overdrawn(), books.ledger.growth_allowance()), (true, 1 << 20));
             let look = || unreachable!("too little to look");
-            assert!(!books.ledger.note(SlowPath::Moved(LOOK / 2), look));
+            assert!(!books.ledger.note(LOOK / 2, look));
             assert!(books.spend(2 * MUCH_PART));
             assert!(!books.ledger.is_overdrawn());
         }
@@ -308,7 +283,7 @@ mod tests {
         let Books { mut ledger, mut now } = Books::new(1 << 20);
         let mut note = |_| {
             now += CUT * 2;
-            ledger.note(SlowPath::Cut, || Observation { now, served: 0, live: 0 })
+            ledger.note(CUT, || Observation { now, served: 0 })
         };
         let paths = (0..2 * MOST_PATHS).position(&mut note).expect("it is overdrawn at last");
         assert!(CUT * (paths as u32) < MOST_TIME / 10, "{paths}");
@@ -318,7 +293,7 @@ mod tests {
     fn the_growth_allowance_doubles_while_slow_paths_take_much() {
         let mut books = Books::new(200 << 20);
         (0..IN_A_ROW).for_each(|_| _ = books.spend(1));
-        assert_eq!(books.ledger.growth_allowance(), 64 << 20, "a part of what was live");
+        assert_eq!(books.ledger.growth_allowance(), 64 << 20, "as much as a thread may cache");
         // Little time, which would be much without throughput mode: the allowance is enough.
         let enough = (LOOK * 2 * MUCH_PART).div_duration_f64(CUT) as u64;
         assert!(!books.look(2 * MUCH_PART, enough));

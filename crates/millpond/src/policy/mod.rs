@@ -18,7 +18,6 @@ pub(crate) mod shortening;
 pub(crate) mod size_classes;
 pub(crate) mod sleeping;
 pub(crate) mod streams;
-#[cfg(not(loom))]
 pub(crate) mod waiting;
 
 pub(crate) use mechanisms::Policy;

@@ -1,6 +1,6 @@
 //! How exact high-water marks are while several threads count: see `cache/totals.rs`.
 
-use super::caching::MOST_BLOCKS;
+use super::caching::{LEAST_LIMIT, MOST_BLOCKS};
 
 /// The part of a peak by which all threads together may be below their ceilings.
 pub(crate) const TOLERANCE: i64 = 128;
@@ -8,13 +8,9 @@ pub(crate) const TOLERANCE: i64 = 128;
 /// Bytes that each may be below, in any pool: threads that only allocate and free a few small blocks should not meet.
 pub(crate) const LEAST_SLACK: i64 = 1 << 20;
 
-/// In throughput mode, time counts for more: the part of a peak, and the bytes of a few large blocks. (With the slack of
+/// In throughput mode, time counts for more: the part of a peak, and half of what a thread may cache. (With the slack of
 /// other modes, threads that allocate and free blocks of 16 MiB did two thirds of their pairs.)
 const TOLERANCE_IN_THROUGHPUT_MODE: i64 = 4;
-const LEAST_SLACK_IN_THROUGHPUT_MODE: i64 = 32 << 20;
-
-/// Readings of a thread's figures while it counts: it is seldom faster twice.
-pub(crate) const READINGS: usize = 64;
 
 /// What a tally goes by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +28,7 @@ pub(crate) fn slack(peak: i64, threads: i64, in_throughput_mode: bool) -> Slack 
         // Its ceilings are its own peaks.
         Slack { bytes: i64::MAX, ahead: [0; 3] }
     } else if in_throughput_mode {
-        let bytes = (peak / (TOLERANCE_IN_THROUGHPUT_MODE * threads)).max(LEAST_SLACK_IN_THROUGHPUT_MODE);
+        let bytes = (peak / (TOLERANCE_IN_THROUGHPUT_MODE * threads)).max(LEAST_LIMIT as i64 / 2);
         Slack { bytes, ahead: [bytes / 2, bytes / 2, MOST_BLOCKS as i64] }
     } else {
         Slack { bytes: (peak / (TOLERANCE * threads)).max(LEAST_SLACK), ahead: [0; 3] }

@@ -4,23 +4,15 @@
 //! long pages are shortened as they become free, and the ledger pays, out of its savings. That ends when no long page is
 //! found, until the pool grows again. docs/lab/pages.md, "How long should a page be?", has what was measured.
 
-use std::time::Duration;
-
-use super::ledger::Balance;
+use super::ledger::{Balance, LOOK_AFTER};
 
 /// Base pages in a short page. (Pages of 2 MiB come to 1.0165 at 0.61 %, of 4 to 1.0096 at 0.60 %, of 8 to 1.0105 at 0.57 %, of 16
 /// to 1.0122 at 0.53 %.)
 pub(crate) const SHORT_PAGE: u32 = 2;
 
-/// Pages that are exchanged at once, at most. (16 come to 1.0104, 32 to 1.0098, 128 to 1.0096, as 64 do.)
-pub(crate) const AT_ONCE: usize = 64;
-
-/// Savings needed before a search for long pages, and spent then. The search takes longer, the more is free. (1 ms comes to
-/// 1.0099, 2 to 1.0100, 4 to 1.0096, 8 to 1.0099.)
-const BATCH: Duration = Duration::from_millis(4);
-
-/// Frees until the next search for long pages that became free.
-const LOOK_AFTER: u64 = 16;
+/// Pages that are exchanged at once, at most, and frees until the next search for long pages that became free. (16 pages at once
+/// come to 1.0104, 32 to 1.0098, 128 and any number to 1.0096. 16 frees come to 1.0095, 64 to 1.0096.)
+pub(crate) const AT_ONCE: u64 = 64;
 
 const _: () = assert!(SHORT_PAGE.is_power_of_two());
 
@@ -47,8 +39,8 @@ impl Shortening {
 
     /// Whether there is time for a search, which is about to begin. The next one comes later.
     pub(crate) fn begin(&mut self, frees: u64, balance: Balance) -> bool {
-        self.due = frees + LOOK_AFTER;
-        matches!(balance, Balance::Saving(saved) if saved >= BATCH)
+        self.due = frees + AT_ONCE;
+        matches!(balance, Balance::Saving(saved) if saved >= LOOK_AFTER)
     }
 
     /// Notes that a search found no long page.
@@ -64,6 +56,8 @@ pub(crate) fn goes_on(balance: Balance) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const fn saved(millis: u64) -> Balance {
@@ -85,8 +79,8 @@ mod tests {
         let mut shortening = Shortening::default();
         shortening.note_growth();
         assert!(!shortening.begin(100, saved(3)), "too little is saved");
-        assert!(!shortening.is_due(115) && shortening.is_due(116));
-        assert!(shortening.begin(116, saved(4)));
+        assert!(!shortening.is_due(163) && shortening.is_due(164));
+        assert!(shortening.begin(164, saved(4)));
     }
 
     #[test]

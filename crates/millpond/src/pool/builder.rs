@@ -166,8 +166,8 @@ impl PoolBuilder {
     }
 
     /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
-    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, 8 GiB
-    /// at most. With 0, the pool never trades memory for time.
+    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory.
+    /// With 0, the pool never trades memory for time.
     pub fn spare(self, bytes: u64) -> Self {
         Self { spare: Some(bytes), ..self }
     }
@@ -316,7 +316,7 @@ impl PoolBuilder {
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arenas: Arenas::new(arena),
-                locked: Locked::default(),
+                locked: Locked,
                 ledger,
                 destroyed: false,
                 is_asleep: false,

@@ -55,7 +55,7 @@ impl Watched {
     #[inline]
     pub(super) fn alloc(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
         if let Some(blocks) = self.blocks {
-            let is_captured = stream.timeline().is_captured(stream.device().as_ref(), true);
+            let is_captured = stream.timeline().is_captured(true);
             let until = if is_captured == Ok(Some(true)) { Until::SegmentEnds } else { Until::Freed };
             blocks.begin(ptr.raw(), bytes, Moment::now().ticks(), until);
         }

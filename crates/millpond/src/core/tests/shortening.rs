@@ -46,9 +46,9 @@ impl Job {
         self.free(stay.into_iter().chain([long]));
     }
 
-    /// Asks for blocks while nothing else is out.
+    /// Asks for blocks while nothing else is out, so often that long pages are searched for.
     fn low_water(&mut self) {
-        for at in 0..20 {
+        for at in 0..80 {
             // No two in a row near each other, or they would seem to grow.
             let short = self.alloc(2 + at % 3);
             self.free([short]);

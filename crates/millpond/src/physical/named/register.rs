@@ -21,7 +21,7 @@ use super::mapped::Mapped;
 use super::modelled::{Patience, SLOTS};
 use super::seat::{self, Claim, Seat};
 use super::table::{ORDER, Slot, Table};
-use crate::policy::budgets::{LOCK_PATIENCE, STEP};
+use crate::policy::budgets::{LOCK_PATIENCE, ROUND};
 
 /// The table that processes share, and who has which of its slots.
 #[derive(Debug)]
@@ -216,9 +216,9 @@ impl Register {
         let mut seen = self.lock.load(ORDER);
         loop {
             // Each taking has a number of its own: who looked at an earlier one cannot take this one over.
-            let free = (seen & !HOLDER).wrapping_add(HOLDER + 1);
+            let free = (seen | holder(u64::MAX)).wrapping_add(1);
             let waited = patience.waited();
-            if seen & HOLDER == 0 || waited.is_some_and(|waited| self.is_left_behind(seen, waited)) {
+            if holder(seen) == 0 || waited.is_some_and(|waited| self.is_left_behind(seen, waited)) {
                 match self.lock.compare_exchange(seen, free | (mine as u64 + 1), ORDER, ORDER) {
                     Ok(_) => return Some(Locked { register: self, free }),
                     Err(other) => seen = other,
@@ -226,7 +226,7 @@ impl Register {
                 continue;
             }
             if waited.is_some_and(|waited| waited >= LOCK_PATIENCE) {
-                tracing::warn!(slot = seen & HOLDER, "the lock of a budget does not come free");
+                tracing::warn!(slot = holder(seen), "the lock of a budget does not come free");
                 return None;
             }
             patience.wait();
@@ -236,17 +236,19 @@ impl Register {
 
     /// Whether nobody goes on with the lock: the holder's seat is free, or only its children have that.
     fn is_left_behind(&self, lock: u64, waited: Duration) -> bool {
-        let at = (lock & HOLDER) as usize - 1;
+        let at = holder(lock) as usize - 1;
         let owner = self.slots[at].owner();
         // To look for it in `/proc` takes some microseconds.
-        let runs = |owner: Lease| waited < STEP || owner.is_alive();
+        let runs = |owner: Lease| waited < ROUND || owner.is_alive();
         !seat::is_taken(self.0.file(), at) || !owner.is_some_and(runs)
     }
 }
 
-/// The bits of the lock that say who has it.
-const HOLDER: u64 = 63;
-const _: () = assert!(SLOTS as u64 <= HOLDER);
+/// Who has the lock: a slot, counted from 1, or 0.
+fn holder(lock: u64) -> u64 {
+    const { assert!((SLOTS + 1).is_power_of_two(), "the lowest bits say it") };
+    lock & SLOTS as u64
+}
 
 /// As long as it lives, nobody else takes memory, or joins.
 pub(super) struct Locked<'a> {
@@ -439,7 +441,7 @@ mod tests {
             register.lock.load(ORDER)
         };
         let (first, second) = (taken(), taken());
-        assert_eq!((first & HOLDER, second & HOLDER), (1, 1));
+        assert_eq!((holder(first), holder(second)), (1, 1));
         assert_ne!(first, second, "the same slot, and another taking");
         assert!(before != register.lock.load(ORDER));
     }

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use crate::open_file::OpenFile;
-use crate::policy::budgets::{MOST_ASKED, STEP};
+use crate::policy::budgets::ROUND;
 
 /// Addresses that one process can share: no device has more.
 const WINDOW: u64 = 1 << 56;
@@ -82,7 +82,7 @@ pub(super) fn is_taken(register: &File, slot: usize) -> bool {
     loop {
         match first_lock(register, byte(slot)) {
             Ok(None) => return false,
-            Ok(Some((libc::F_WRLCK, _))) if began.elapsed() < STEP => std::thread::yield_now(),
+            Ok(Some((libc::F_WRLCK, _))) if began.elapsed() < ROUND => std::thread::yield_now(),
             // If the system cannot say, nobody is taken for gone.
             _ => return true,
         }
@@ -107,8 +107,7 @@ pub(super) fn lend(register: &File, slot: usize, addresses: Range<u64>) -> io::R
 pub(super) fn lent_bytes(register: &File, slot: usize) -> u64 {
     let mut bytes = 0;
     let mut parts = vec![window(slot)];
-    for _ in 0..MOST_ASKED {
-        let Some(part) = parts.pop() else { return bytes };
+    while let Some(part) = parts.pop() {
         match first_lock(register, part.clone()) {
             Ok(None) => {}
             Ok(Some((_, found))) => {
@@ -120,7 +119,7 @@ pub(super) fn lent_bytes(register: &File, slot: usize) -> u64 {
             Err(_) => return u64::MAX,
         }
     }
-    u64::MAX
+    bytes
 }
 
 /// The register's file, opened anew: what others lock is not locked by this.
@@ -234,13 +233,12 @@ mod tests {
         assert!(is_taken(&file, 7));
         assert_eq!((lent_bytes(&file, 0), lent_bytes(&file, 62)), (WINDOW, WINDOW));
         drop(other);
-        // More pieces than are looked at.
         let other = reopen(&file, false).unwrap();
         for piece in 0..3000_u64 {
             let at = window(1).start + piece * 16;
             lock(&other, libc::F_RDLCK, at..at + 1).unwrap();
         }
-        assert_eq!(lent_bytes(&file, 1), u64::MAX);
+        assert_eq!(lent_bytes(&file, 1), 3000);
         assert_eq!(lent_bytes(&file, 2), 0);
     }
 
