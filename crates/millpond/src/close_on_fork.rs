@@ -1,6 +1,6 @@
 //! `close_on_fork`: descriptors that forked children do not keep. POSIX 2024 has a flag for that (`FD_CLOFORK`), Linux does not.
 //!
-//! Uses `process`; every floor may use it.
+//! Uses `process` and `policy/`; every floor may use it.
 //!
 //! A copy in a child keeps a socket open and a file locked after the parent was killed. So the numbers of such descriptors
 //! are noted here, one bit each, and a child closes them before `fork` returns there. No lock, as in [`process`]: a fork
@@ -13,13 +13,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::policy::waiting::OPENED_ANEW;
 use crate::process::{self, OfProcess};
 
 /// Descriptors of a process, of which each can be noted: what Linux allows by default (`fs.nr_open`).
 pub(crate) const MOST_DESCRIPTORS: usize = 1 << 20;
-
-/// How often a descriptor is opened anew because of forks, a millisecond apart.
-const TURNS: u32 = 1000;
 
 /// Which numbers are noted. Sequentially consistent throughout: all of it is rare.
 static NOTED: [AtomicU64; MOST_DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; MOST_DESCRIPTORS / 64];
@@ -71,7 +69,7 @@ impl<F: AsFd> CloseOnFork<F> {
     pub(crate) fn open<const N: usize, E>(
         mut open: impl FnMut() -> Result<[F; N], E>,
     ) -> Result<[Self; N], E> {
-        let mut turns = TURNS;
+        let mut turns = OPENED_ANEW;
         loop {
             let (opened, no_fork) = process::watch_forks(|| Ok(open()?.map(Self::new)));
             if no_fork || opened.is_err() || turns == 0 {

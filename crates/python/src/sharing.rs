@@ -26,7 +26,7 @@ pub(crate) struct Shared {
 }
 
 enum Side {
-    Own(millpond::Shared),
+    Own(Box<millpond::Shared>),
     Opened(SharedEvent),
 }
 
@@ -45,7 +45,7 @@ impl Shared {
     }
 
     pub(crate) fn own(shared: millpond::Shared, context: &Context) -> Self {
-        Self::new(Side::Own(shared), context.clone())
+        Self::new(Side::Own(Box::new(shared)), context.clone())
     }
 
     fn with<R>(&self, call: impl FnOnce(&Side) -> Result<R>) -> Result<R> {

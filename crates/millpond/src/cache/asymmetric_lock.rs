@@ -34,13 +34,7 @@ use std::ptr::NonNull;
 
 use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::order::StreamKey;
-
-/// Entries of a lock: as many as a byte tells apart, so that finding a stream's takes no instruction.
-#[cfg(not(loom))]
-pub(super) const ENTRIES: usize = if cfg!(miri) { 4 } else { 256 };
-/// A model tries what may happen at one of them.
-#[cfg(loom)]
-pub(super) const ENTRIES: usize = 1;
+use crate::policy::caching::ENTRIES;
 
 /// What an entry leads to.
 pub(super) trait Guarded: Sized {

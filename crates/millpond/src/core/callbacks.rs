@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 use crate::out_of_memory::OutOfMemory;
+use crate::policy::waiting::MOST_NESTED;
 
 /// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim), which has an example. For its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,10 +30,6 @@ pub(crate) struct Callbacks<F: ?Sized> {
     /// How deep each thread is nested that is inside of one now.
     under_way: Mutex<Vec<u32>>,
 }
-
-/// Most callbacks nested on threads of their own. On one thread callbacks do not nest; whether a callback waits for
-/// another thread cannot be told.
-const MOST_NESTED: u32 = 4;
 
 thread_local! {
     /// The callbacks that this thread is inside of, by where they are kept.

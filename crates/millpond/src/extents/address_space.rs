@@ -6,9 +6,7 @@ use super::layout::Layout;
 use super::refusal::Refusal;
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
-
-/// Bytes of the longest region, unless a block is longer.
-const LONGEST: u64 = 1 << 40;
+use crate::policy::addresses::LONGEST_REGION;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -28,7 +26,7 @@ impl AddressSpace {
     pub(super) fn reserve(&self, least: u64, is_short: bool) -> Result<(DevicePtr, u64), Refusal> {
         let base_page = self.layout.base_page_bytes;
         let total = if is_short { 0 } else { self.device.properties().total_memory };
-        let wanted = total.saturating_mul(8).clamp(LONGEST / 32, LONGEST).max(least);
+        let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
         let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
         let base = loop {
             match self.device.reserve(bytes) {

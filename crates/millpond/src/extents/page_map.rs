@@ -32,6 +32,7 @@ use super::block_descriptor::BlockDescriptor;
 use super::extent::ExtentId;
 use super::sparse::{Blank, Sparse};
 use crate::device::DevicePtr;
+use crate::policy::addresses::MOST_ALLOCATED;
 
 // SAFETY: it is made of atomics, and zeros are the descriptor of no block.
 unsafe impl Blank for BlockDescriptor {}
@@ -64,9 +65,6 @@ impl DescriptorRef {
         unsafe { self.0.as_ref() }
     }
 }
-
-/// Blocks that one arena may have allocated, where the process has addresses for so many: 4 GiB for descriptors.
-const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
 
 #[derive(Debug)]
 struct Tables {

@@ -13,8 +13,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is made writable together, but for the last.
-const PART: usize = 2 << 20;
+use crate::policy::addresses::PART;
 
 /// What an array can be made of.
 ///

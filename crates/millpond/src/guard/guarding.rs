@@ -10,7 +10,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use super::canaries::{Changed, Fill, REDZONE, Slot, Staging, changed};
 use super::fenced::FencedMemory;
 use super::finding::{Finding, GuardedCall, Mistake};
-use super::options::{Guard, LONGEST_DELAY};
+use super::options::Guard;
 use crate::core::allocating::{alloc_block, check_request, hand_out};
 use crate::core::freeing::{free_block, order_after_uses};
 use crate::core::giving_back::{free_behind, trim};
@@ -20,12 +20,10 @@ use crate::extents::MOST_UNITS;
 use crate::lock::Mutex;
 use crate::order::{Fence, Stream};
 use crate::policy::size_classes::EXACT_FROM;
+use crate::policy::watching::{LONGEST_DELAY, MOST_FINDINGS};
 use crate::process::OfProcess;
 use crate::record::{WantedOfFrees, warn};
 use crate::{Error, Result};
-
-/// Findings that are kept.
-const MOST_KEPT: usize = 1000;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -272,7 +270,7 @@ impl Guarding {
         }
         warn(&format!("guard: {text}"));
         let mut found = self.found.lock();
-        if found.len() < MOST_KEPT {
+        if found.len() < MOST_FINDINGS {
             found.push(finding);
         }
     }

@@ -8,9 +8,6 @@ use crate::Error;
 /// The variable that guards all pools of a process.
 const VARIABLE: &str = "MILLPOND_GUARD";
 
-/// The most frees that a block waits for, where frees are delayed.
-pub(super) const LONGEST_DELAY: u64 = 16;
-
 /// What a pool watches, and what it does with what it finds. For [`PoolBuilder::guard`](crate::PoolBuilder::guard).
 ///
 /// ```

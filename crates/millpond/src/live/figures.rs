@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::core::Core;
 use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
+use crate::policy::watching::{CELLS, MOST_FRAMES, MOST_HOLDERS};
 use crate::stats::{DeviceCalls, Level, Stats};
 
 /// What a figure may be at most: whatever a process says, sums of many do not overflow, and a `f64` holds each exactly.
@@ -13,13 +14,6 @@ const MOST: u64 = 1 << f64::MANTISSA_DIGITS;
 
 /// Letters of a name.
 pub(super) const LONGEST_NAME: usize = 128;
-
-/// Cells of a page map.
-const CELLS: usize = 256;
-
-/// Holders that are told of, and frames of each.
-const MOST_HOLDERS: usize = 20;
-const MOST_FRAMES: usize = 8;
 
 /// What a pool of another process holds and did. The module [`live`](crate::live) has an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

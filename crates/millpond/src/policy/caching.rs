@@ -5,6 +5,14 @@
 /// Threads that can have caches at the same time: a pool has a pointer for each. The others allocate under its lock.
 pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
 
+/// Entries of a thread's lock, by which it finds a stream's magazines: as many as a byte tells apart, so that finding one takes no
+/// instruction. A model tries what may happen at one of them.
+pub(crate) const ENTRIES: usize = match (cfg!(loom), cfg!(miri)) {
+    (true, _) => 1,
+    (_, true) => 4,
+    _ => 256,
+};
+
 /// Locks that the shelves of a depot are spread over: about as many as threads meet there.
 pub(crate) const DEPOT_LOCKS: usize = 16;
 

@@ -3,6 +3,7 @@
 //! A decision takes observations and returns an answer. It knows no pool, and is tested without one. The mechanisms
 //! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
+pub(crate) mod addresses;
 pub(crate) mod borrowing;
 pub(crate) mod budgets;
 pub(crate) mod caching;
@@ -19,5 +20,6 @@ pub(crate) mod size_classes;
 pub(crate) mod sleeping;
 pub(crate) mod streams;
 pub(crate) mod waiting;
+pub(crate) mod watching;
 
 pub(crate) use mechanisms::Policy;

@@ -1,5 +1,5 @@
-//! How long a thread is waited for: that is inside its cache, or that moves its ceilings while another one reads them. Both take
-//! a few instructions, unless it was suspended.
+//! How long this process's own threads are waited for. One that is inside its cache, or moves its ceilings while another one reads
+//! them, takes a few instructions, unless it was suspended.
 
 #[cfg(not(loom))]
 use std::time::Duration;
@@ -10,3 +10,10 @@ pub(crate) const SPINS: u64 = 64;
 /// The pause between later looks: shorter than what it takes the system to wake a thread, some 50 us.
 #[cfg(not(loom))]
 pub(crate) const NAP: Duration = Duration::from_micros(10);
+
+/// How often a descriptor is opened anew because of forks, a millisecond apart.
+pub(crate) const OPENED_ANEW: u32 = 1000;
+
+/// Most callbacks nested on threads of their own. On one thread callbacks do not nest; whether a callback waits for
+/// another thread cannot be told.
+pub(crate) const MOST_NESTED: u32 = 4;

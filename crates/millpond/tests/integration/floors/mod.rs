@@ -11,6 +11,7 @@ use source::Uses;
 
 /// The floors of this crate, from the ground up: files and folders of `src/`. Each may use those before it.
 const FLOORS: [&[&str]; 17] = [
+    &["policy/"],
     &[
         "host.rs",
         "lock.rs",
@@ -21,7 +22,6 @@ const FLOORS: [&[&str]; 17] = [
         "stats.rs",
         "counters.rs",
     ],
-    &["policy/"],
     &["nvtx/"],
     &["device/"],
     &["mapped.rs", "pinned.rs", "tenant.rs", "out_of_memory.rs", "error.rs"],

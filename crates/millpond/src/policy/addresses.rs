@@ -1,0 +1,11 @@
+//! How many addresses a pool reserves, of the device and of the host. They are free: memory is taken only where something lies.
+
+/// Bytes of the longest region, unless a block is longer. That is several times what a device has, so that blocks which grow find
+/// room beside what is free.
+pub(crate) const LONGEST_REGION: u64 = 1 << 40;
+
+/// Blocks that one arena may have allocated, where the process has addresses for so many: 4 GiB for descriptors.
+pub(crate) const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
+
+/// What of a sparse array is made writable together, but for the last.
+pub(crate) const PART: usize = 2 << 20;
