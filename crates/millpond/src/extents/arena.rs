@@ -148,7 +148,7 @@ impl Arena {
 
     /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
     pub(crate) fn has_loose_pages(&self) -> bool {
-        !self.mapper.pages.parked().is_empty() || !self.mapper.old_mappings.is_empty()
+        !self.mapper.pages.parked.is_empty() || !self.mapper.old_mappings.is_empty()
     }
 
     /// Leads from an address to its block without the lock.
@@ -533,7 +533,7 @@ impl Arena {
         if keeps {
             // No graph uses what is mapped nowhere.
             mapper.old_mappings.reap(map, rules, &mut mapper.pages);
-            mapper.release_parked(keep)?;
+            mapper.pages.release_parked(keep)?;
         } else {
             trim::trim(map, rules, mapper, keep)?;
         }

@@ -53,7 +53,7 @@ pub(super) fn check(map: &ExtentMap, mapper: &Mapper, reserved: u64) -> Result<(
     ensure!(count.units == units, "allocated units: recount {}", count.units);
     let pages = &mapper.pages;
     let base_pages = pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
-    ensure!(base_pages == pages.base_pages(), "base pages: recount {base_pages}");
+    ensure!(base_pages == pages.base_pages, "base pages: recount {base_pages}");
     let recount = pages.recount_bytes();
     ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
     for (what, indexed, counted) in [
@@ -123,7 +123,7 @@ impl Check<'_> {
                 count.old_mappings += 1;
                 ensure!(self.old_mappings.contains(&id), "old mapping {id:?} is not listed");
                 ensure!(
-                    self.mapper.pages.mappings(page) > 0,
+                    self.mapper.pages.get(page).mappings > 0,
                     "old mapping {id:?} is of a page mapped nowhere"
                 );
                 let bytes = self.mapper.pages.bytes_of(page);
@@ -178,11 +178,14 @@ impl Check<'_> {
                     || self.map.is(**extent, ExtentState::Dormant(id))
             };
             let old = self.old_mappings.iter().filter(is_of).count() as u32;
-            let parked = self.mapper.pages.parked().contains(&id);
+            let parked = self.mapper.pages.parked.contains(&id);
             let home = self.mapper.table.home(id);
             ensure!(parked != home.is_some(), "{id:?} is parked and at home, or neither");
             let mappings = old + u32::from(home.is_some());
-            ensure!(self.mapper.pages.mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
+            ensure!(
+                self.mapper.pages.get(id).mappings == mappings,
+                "{id:?}: {mappings} mappings were counted"
+            );
             if let Some(home) = home {
                 let there = self.mapper.table.page_at(home.region, home.span().0);
                 ensure!(there == Some((id, home)), "where {id:?} lies there is {there:?}");

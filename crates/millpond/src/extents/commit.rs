@@ -177,7 +177,7 @@ impl Commit<'_> {
                 tracing::warn!(%error, %address, "a mapping could not be removed; it is tried again");
                 self.note_stuck(place, arrival);
             }
-            self.mapper.pages.set_peers_of(arrival.page, arrival.peers);
+            self.mapper.pages.get_mut(arrival.page).peers = arrival.peers;
         }
     }
 
@@ -194,7 +194,7 @@ impl Commit<'_> {
     #[cold]
     fn give_back(&mut self, arrivals: &[Arrival]) {
         for Arrival { page, .. } in arrivals.iter().filter(|arrival| arrival.is_new) {
-            if self.mapper.pages.mappings(*page) > 0 {
+            if self.mapper.pages.get(*page).mappings > 0 {
                 self.mapper.pages.park(*page);
             } else if let Err(error) = self.mapper.pages.release(*page) {
                 tracing::warn!(%error, "a page for a request that failed could not be given back");

@@ -77,7 +77,7 @@ impl Mapper {
     /// Notes that a page came back to a dormant mapping, which is free now.
     pub(super) fn come_back(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId), freed: u64) {
         self.old_mappings.take_up(map, &self.pages, (id, page));
-        self.pages.set_peers_of(page, self.pages.peers);
+        self.pages.get_mut(page).peers = self.pages.peers;
         self.set_home(page, (map[id].region, map.base_pages_within(id).0));
         map.make_backed(id, freed);
     }
@@ -89,23 +89,6 @@ impl Mapper {
     }
 
     // ---- giving back -----------------------------------------------------------------------------
-
-    /// Releases parked pages until at most `keep` bytes are reserved.
-    pub(super) fn release_parked(&mut self, keep: u64) -> Result<(), DeviceError> {
-        let mut at = self.pages.parked().len();
-        let mut result = Ok(());
-        while result.is_ok() && at > 0 && self.reserved() > keep {
-            at -= 1;
-            let page = self.pages.parked()[at];
-            if self.pages.mappings(page) == 0 {
-                self.pages.unpark_at(at);
-                result = self.pages.release(page).map(drop);
-            }
-        }
-        // Those that were looked at last are the last to be used again.
-        self.pages.reverse_parked(at);
-        result
-    }
 
     /// Gives back the pages that lie wholly in a free and complete extent and for which `goes` is true; ends when it is
     /// `None`.
@@ -150,7 +133,7 @@ impl Mapper {
         let (start, end) = map.layout.units_of(home.span());
         let unmapped = map.cut(id, (start, end));
         map.make_unmapped(unmapped);
-        if self.pages.mappings(page) > 0 {
+        if self.pages.get(page).mappings > 0 {
             // An older mapping is still waiting for its work; the page goes when that has gone.
             self.pages.park(page);
             return Ok(());

@@ -319,6 +319,39 @@ mod tests {
     }
 
     #[test]
+    fn a_look_without_the_lock_finds_the_block_or_nothing() {
+        let rounds = if cfg!(miri) { 2 } else { 200 };
+        let map = map_of(4);
+        let at = |id: u32| BASE.offset(u64::from(id) * 512);
+        (0..4).for_each(|id| _ = map.open(at(id), ExtentId(id), 512));
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let looks = || {
+                let mut found = 0;
+                while !is_done.load(Ordering::Relaxed) || found == 0 {
+                    for id in 0..4 {
+                        let known = [map.find(at(id)), map.find_soon(at(id))].into_iter().flatten();
+                        assert!(known.inspect(|_| found += 1).all(|block| block.id() == ExtentId(id)));
+                    }
+                    assert!(map.find_soon(DevicePtr::NULL).is_none());
+                }
+            };
+            scope.spawn(looks);
+            // Others come and go, at the same addresses under other ids, and the table with them.
+            for round in 0..rounds {
+                assert!(map.back(64));
+                for id in 4..64 {
+                    map.open(at(id + round % 7), ExtentId(id), 512);
+                }
+                (4..64).rev().for_each(|id| map.close(ExtentId(id)));
+                map.shrink(4, std::iter::empty());
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert!((0..4).all(|id| map.find(at(id)).is_some()));
+    }
+
+    #[test]
     fn a_block_leaves_one_place_once() {
         let ptr = DevicePtr::new(7 << 40);
         let (descriptor, magazines) = (BlockDescriptor::for_test(ptr, 512), [1_u64, 2]);

@@ -44,8 +44,8 @@ impl<'a> Planner<'a> {
     ) -> Self {
         let (pages, mut parked) = (&mapper.pages, Vec::new());
         // Without memory for the list, they stay parked.
-        if parked.try_reserve_exact(pages.parked().len()).is_ok() {
-            parked.extend_from_slice(pages.parked());
+        if parked.try_reserve_exact(pages.parked.len()).is_ok() {
+            parked.extend_from_slice(&pages.parked);
             parked.sort_unstable_by_key(|page| pages.get(*page).base_pages);
         }
         Self { map, rules, mapper, donors, request, parked }

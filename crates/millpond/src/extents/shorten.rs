@@ -41,7 +41,7 @@ pub(super) fn shorten(
             ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)));
             let goes_on = exchanged < AT_ONCE && goes_on(ledger.balance(now));
             let is_long = mapper.pages.get(page).base_pages > SHORT_PAGE
-                && mapper.pages.mappings(page) == 1
+                && mapper.pages.get(page).mappings == 1
                 && !mapper.pages.is_segment(page);
             exchanged += u64::from(goes_on && is_long);
             goes_on.then_some(is_long)

@@ -33,7 +33,7 @@ pub(super) fn trim(
     join_unmerged(map, rules);
     join_complete(map, rules);
     // One failure is no reason to keep the rest.
-    let parked = mapper.release_parked(keep);
+    let parked = mapper.pages.release_parked(keep);
     let pages = trim_pages(map, rules, mapper, keep);
     if mapper.reserved() < before {
         map.shrink();

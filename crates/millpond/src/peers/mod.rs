@@ -105,7 +105,7 @@ fn pages_of(arena: &Arena, id: ExtentId) -> impl Iterator<Item = PageAtHome> {
 
 /// Whether these devices may use a live block.
 fn is_shared_with(arena: &Arena, id: ExtentId, peers: PeerSet) -> bool {
-    pages_of(arena, id).all(|page| peers.without(arena.pages().peers_of(page.id)).is_empty())
+    pages_of(arena, id).all(|page| peers.without(arena.pages().get(page.id).peers).is_empty())
 }
 
 /// Lets devices use a live block, and what else lies on its pages.

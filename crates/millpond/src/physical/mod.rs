@@ -49,10 +49,10 @@ pub(crate) struct Page {
     /// Length in base pages.
     pub(crate) base_pages: u32,
     /// Mappings, the one in use and old ones. A page that sleeps has one, too.
-    mappings: u32,
+    pub(crate) mappings: u32,
     presence: Presence,
     /// The other devices that may use it, through the mapping in use.
-    peers: PeerSet,
+    pub(crate) peers: PeerSet,
 }
 
 /// Why there is no page.
@@ -85,9 +85,10 @@ pub(crate) struct Pages {
     base_page_bytes: u64,
     table: Vec<Option<Page>>,
     vacant: Vec<u32>,
-    parked: Vec<PageId>,
+    /// Pages mapped nowhere.
+    pub(crate) parked: Vec<PageId>,
     /// Base pages of all pages.
-    base_pages: u64,
+    pub(crate) base_pages: u64,
     /// The other devices that may use every page, as soon as it is mapped.
     pub(crate) peers: PeerSet,
 }
@@ -131,11 +132,6 @@ impl Pages {
         self.table[id.0 as usize].as_mut().expect("a page id in use names a page")
     }
 
-    /// Base pages of all pages that are held.
-    pub(crate) fn base_pages(&self) -> u64 {
-        self.base_pages
-    }
-
     /// Every page that is held, for recounts.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
@@ -149,11 +145,6 @@ impl Pages {
     /// Pages that were ever held at once, at most.
     pub(crate) fn records(&self) -> usize {
         self.table.len()
-    }
-
-    /// Pages mapped nowhere.
-    pub(crate) fn parked(&self) -> &[PageId] {
-        &self.parked
     }
 
     fn bytes(&self, base_pages: u32) -> u64 {
@@ -412,14 +403,21 @@ impl Pages {
         at.map(|at| self.parked.remove(at)).is_some()
     }
 
-    /// Takes the parked page at this place in the list.
-    pub(crate) fn unpark_at(&mut self, at: usize) {
-        self.parked.remove(at);
-    }
-
-    /// Reverses the order of the parked pages from this one on.
-    pub(crate) fn reverse_parked(&mut self, from: usize) {
-        self.parked[from..].reverse();
+    /// Releases parked pages until at most `keep` bytes are reserved.
+    pub(crate) fn release_parked(&mut self, keep: u64) -> DeviceResult<()> {
+        let mut at = self.parked.len();
+        let mut result = Ok(());
+        while result.is_ok() && at > 0 && self.counters.reserved.current() > keep {
+            at -= 1;
+            let page = self.parked[at];
+            if self.get(page).mappings == 0 {
+                self.parked.remove(at);
+                result = self.release(page).map(drop);
+            }
+        }
+        // Those that were looked at last are the last to be used again.
+        self.parked[at..].reverse();
+        result
     }
 
     /// Whether the page is a segment.
@@ -433,23 +431,9 @@ impl Pages {
         (handle, self.bytes_of(id))
     }
 
-    /// The other devices that may use a page, through the mapping in use.
-    pub(crate) fn peers_of(&self, id: PageId) -> PeerSet {
-        self.get(id).peers
-    }
-
     /// Whether the devices that may use a page, through the mapping in use, are those that may use every page.
     pub(crate) fn has_usual_peers(&self, id: PageId) -> bool {
         self.get(id).peers == self.peers
-    }
-
-    /// Notes that the mapping in use is another one now, through which these devices may use the page.
-    pub(crate) fn set_peers_of(&mut self, id: PageId, peers: PeerSet) {
-        self.get_mut(id).peers = peers;
-    }
-
-    pub(crate) fn mappings(&self, id: PageId) -> u32 {
-        self.get(id).mappings
     }
 
     /// The memory held in pages, in bytes, by recount.

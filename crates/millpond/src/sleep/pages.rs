@@ -31,7 +31,7 @@ pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<Placed
             return Err(no_memory());
         }
     }
-    found.retain(|(page, others)| pages.mappings(page.id) as usize == 1 + others.count());
+    found.retain(|(page, others)| pages.get(page.id).mappings as usize == 1 + others.count());
     found.sort_unstable_by_key(|(page, _)| page.at);
     Ok(found)
 }
