@@ -126,11 +126,11 @@ impl PageMap {
         {
             _ = self.tables.set(new);
         }
-        let backed = |tables: &&Tables| tables.descriptors.back(0..end + 1) && tables.chains.back(0..2);
+        let backed = |tables: &&Tables| tables.descriptors.back(end + 1) && tables.chains.back(2);
         let Some(tables) = self.tables.get().filter(backed) else { return false };
         let wanted = chains_for(end).min(tables.chains.len());
         // With fewer chains than wanted, they are longer.
-        if wanted > self.chains() && tables.chains.back(0..wanted) {
+        if wanted > self.chains() && tables.chains.back(wanted) {
             self.chain_anew(tables, wanted, end);
         }
         true

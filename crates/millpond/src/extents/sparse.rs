@@ -11,9 +11,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use crate::policy::addresses::PART;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What an array can be made of.
 ///
@@ -29,8 +27,8 @@ unsafe impl Blank for std::sync::atomic::AtomicU32 {}
 pub(super) struct Sparse<T> {
     memory: Memory,
     len: usize,
-    /// Whether each part may be written. Written under the pool's lock.
-    is_writable: Box<[AtomicBool]>,
+    /// How many may be written, from the first on. Written under the pool's lock.
+    backed: AtomicUsize,
     elements: PhantomData<T>,
 }
 
@@ -40,20 +38,11 @@ unsafe impl<T: Blank> Send for Sparse<T> {}
 unsafe impl<T: Blank> Sync for Sparse<T> {}
 
 impl<T: Blank> Sparse<T> {
-    /// The part that an element lies in.
-    fn part_of(at: usize) -> usize {
-        at / (PART / size_of::<T>())
-    }
-
     /// So many elements, at least one, all zeros. `None` where the process has not enough addresses left.
     pub(super) fn new(len: usize) -> Option<Self> {
-        const { assert!(PART.is_multiple_of(size_of::<T>()) && align_of::<T>() <= 64) };
-        let bytes = len.checked_mul(size_of::<T>())?;
-        let memory = Memory::reserve(bytes)?;
-        let mut is_writable = Vec::new();
-        is_writable.try_reserve_exact(bytes.div_ceil(PART)).ok()?;
-        is_writable.extend(std::iter::repeat_with(AtomicBool::default).take(bytes.div_ceil(PART)));
-        Some(Self { memory, len, is_writable: is_writable.into_boxed_slice(), elements: PhantomData })
+        const { assert!(align_of::<T>() <= 64) };
+        let memory = Memory::reserve(len.checked_mul(size_of::<T>())?)?;
+        Some(Self { memory, len, backed: AtomicUsize::new(0), elements: PhantomData })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -72,28 +61,22 @@ impl<T: Blank> Sparse<T> {
         (at < self.len).then(|| unsafe { self.first().add(at).as_ref() })
     }
 
-    /// Lets these elements be written; `false` where the host has no memory for them, or there are fewer. Under the
+    /// Lets the elements below `end` be written; `false` where the host has no memory for them, or there are fewer. Under the
     /// pool's lock.
-    pub(super) fn back(&self, range: Range<usize>) -> bool {
-        range.end <= self.len
-            && (Self::part_of(range.start)..=Self::part_of(range.end - 1)).all(|part| {
-                // Relaxed, here and below: written and read under the lock.
-                self.is_writable[part].load(Ordering::Relaxed) || self.back_slow(part)
-            })
-    }
-
-    #[cold]
-    fn back_slow(&self, part: usize) -> bool {
-        let backed = self.memory.back(part);
-        if backed {
-            self.is_writable[part].store(true, Ordering::Relaxed);
+    pub(super) fn back(&self, end: usize) -> bool {
+        // Relaxed, here and below: written and read under the lock.
+        let backed = self.backed.load(Ordering::Relaxed);
+        let is_backed = end <= backed
+            || end <= self.len && self.memory.back(backed * size_of::<T>()..end * size_of::<T>());
+        if is_backed {
+            self.backed.store(end.max(backed), Ordering::Relaxed);
         }
-        backed
+        is_backed
     }
 
     /// Whether the element may be written. Under the pool's lock.
     pub(super) fn is_backed(&self, at: usize) -> bool {
-        self.is_writable.get(Self::part_of(at)).is_some_and(|part| part.load(Ordering::Relaxed))
+        at < self.backed.load(Ordering::Relaxed)
     }
 
     /// Gives back the host's memory of these elements, which nobody needs. Those on pages of their own read as zeros
@@ -115,8 +98,6 @@ mod mapped {
     use rustix::mm::{Advice, madvise};
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     use rustix::param::page_size;
-
-    use super::PART;
 
     #[derive(Debug)]
     pub(super) struct Memory {
@@ -143,14 +124,13 @@ mod mapped {
             self.start
         }
 
-        /// Makes a part writable; `false` where the system has no memory to promise for it.
-        pub(super) fn back(&self, part: usize) -> bool {
-            let at = part * PART;
-            let bytes = PART.min(self.bytes - at);
-            // SAFETY: parts lie within what was asked for.
-            let start = unsafe { self.start.add(at) }.as_ptr().cast();
+        /// Makes the pages of a range writable; `false` where the system has no memory to promise for them.
+        pub(super) fn back(&self, Range { start, end }: Range<usize>) -> bool {
+            let start = start / page_size() * page_size();
+            // SAFETY: the range lies within what was asked for.
+            let at = unsafe { self.start.add(start) }.as_ptr().cast();
             // SAFETY: the pages are this mapping's, and what is read there stays as it is.
-            unsafe { mprotect(start, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
+            unsafe { mprotect(at, end - start, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
         }
 
         #[cfg(not(target_os = "linux"))]
@@ -210,7 +190,7 @@ mod allocated {
             self.start
         }
 
-        pub(super) fn back(&self, _: usize) -> bool {
+        pub(super) fn back(&self, _: std::ops::Range<usize>) -> bool {
             true
         }
 
@@ -231,8 +211,6 @@ mod tests {
 
     use super::*;
 
-    const IN_PART: usize = PART / size_of::<AtomicU32>();
-
     fn of(len: usize) -> Sparse<AtomicU32> {
         Sparse::new(len).expect("there are addresses")
     }
@@ -242,7 +220,7 @@ mod tests {
     }
 
     fn set(array: &Sparse<AtomicU32>, at: usize, to: u32) {
-        assert!(array.back(at..at + 1) && array.is_backed(at));
+        assert!(array.back(at + 1) && array.is_backed(at));
         array.get(at).expect("there are so many").store(to, Ordering::Relaxed);
     }
 
@@ -251,25 +229,26 @@ mod tests {
         let len = if cfg!(miri) { 1 << 21 } else { 1 << 28 };
         let array = of(len);
         assert_eq!((value(&array, 0), value(&array, len - 1)), (0, 0));
-        for at in [0, len / 2, len - 1] {
+        for at in [0, 5, len / 4] {
             set(&array, at, 7);
             assert_eq!(value(&array, at), 7);
         }
-        assert_eq!(value(&array, len / 4), 0);
-        assert!(!array.is_backed(len / 4));
-        assert!(array.get(len).is_none() && !array.back(len - 1..len + 1));
+        assert_eq!(value(&array, len / 2), 0);
+        assert!(array.is_backed(len / 8) && !array.is_backed(len / 2));
+        assert!(array.get(len).is_none() && !array.back(len + 1));
+        set(&array, len - 1, 7);
     }
 
     #[test]
     fn elements_let_go_read_as_zeros_and_can_be_reused() {
-        let array = of(2 * IN_PART);
-        let last = IN_PART + 64 * 1024;
-        for at in [0, IN_PART - 1, IN_PART, last] {
+        let array = of(1 << 20);
+        let (half, last) = (1 << 19, (1 << 19) + (64 << 10));
+        for at in [last, 0, half - 1, half] {
             set(&array, at, 7);
         }
         array.let_go(0..last);
         let is_given_back = cfg!(all(target_os = "linux", not(miri)));
-        for at in [0, IN_PART - 1, IN_PART] {
+        for at in [0, half - 1, half] {
             assert_eq!(value(&array, at) == 0, is_given_back, "{at}");
         }
         assert_eq!(value(&array, last), 7);

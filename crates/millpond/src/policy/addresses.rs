@@ -6,6 +6,3 @@ pub(crate) const LONGEST_REGION: u64 = 1 << 40;
 
 /// Blocks that one arena may have allocated, where the process has addresses for so many: 4 GiB for descriptors.
 pub(crate) const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
-
-/// What of a sparse array is made writable together, but for the last.
-pub(crate) const PART: usize = 2 << 20;

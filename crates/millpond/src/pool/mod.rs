@@ -21,6 +21,8 @@ use std::sync::atomic::Ordering;
 pub use builder::PoolBuilder;
 pub use context::Context;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::capture::CapturePool;
 use crate::core::Core;
 #[cfg(feature = "record")]
