@@ -94,7 +94,9 @@ impl Tables {
     fn new() -> Option<Self> {
         let halves = std::iter::successors(Some(MOST_ALLOCATED), |most| Some(most / 2));
         halves.take_while(|most| *most > 0).find_map(|most| {
-            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(4 * most)?);
+            // Some pages more: where the two lie a power of two apart, processors take lines of one for lines of the other
+            // (AMD's way predictor), and a pair takes twice as long.
+            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(4 * most + (5 << 10))?);
             Some(Self { descriptors, chains })
         })
     }
@@ -128,7 +130,7 @@ impl PageMap {
         }
         let backed = |tables: &&Tables| tables.descriptors.back(end + 1) && tables.chains.back(2);
         let Some(tables) = self.tables.get().filter(backed) else { return false };
-        let wanted = chains_for(end).min(tables.chains.len());
+        let wanted = chains_for(end).min(4 * tables.descriptors.len());
         // With fewer chains than wanted, they are longer.
         if wanted > self.chains() && tables.chains.back(wanted) {
             self.chain_anew(tables, wanted, end);
