@@ -1,8 +1,8 @@
 //! The page map: from an address to the descriptor of its block, without the pool's lock.
 //!
 //! Each allocated block has a [`BlockDescriptor`], under its number. A hash table leads from the block's address to it: a chain
-//! of descriptors for each hash. So a free finds its block with a multiplication, a shift and two loads. Both are
-//! [sparse](Sparse): they never move, and take the host's memory only where there are blocks.
+//! of descriptors for each hash. So a free finds its block with a multiplication, a shift and two loads. Descriptors and chains
+//! are [sparse](Sparse): they never move, and take the host's memory only where there are blocks.
 //!
 //! **Who may look.** Chains change only under the pool's lock. Whoever looks without it may be led into another chain, and find
 //! nothing. Then it takes the lock, and looks again. It never finds a wrong descriptor: that of a block says where this starts.
@@ -66,27 +66,20 @@ impl DescriptorRef {
     }
 }
 
+/// See the [module](self). Its tables are reserved once they are needed. On cache lines of its own, as all that threads read on the
+/// fast path: somebody writes to what would lie beside it. (Processors fetch lines in pairs.)
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct PageMap(OnceLock<Tables>);
+
 #[derive(Debug)]
 struct Tables {
     /// By number: one more than a block's id, so that number 0 is that of no block.
     descriptors: Sparse<BlockDescriptor>,
     /// By hash: the number of the first descriptor in its chain; 0 for none. There are four for each descriptor.
     chains: Sparse<AtomicU32>,
-}
-
-/// See the [module](self).
-#[derive(Debug)]
-pub(crate) struct PageMap {
-    /// Reserved once they are needed.
-    tables: OnceLock<Tables>,
     /// Bits that a hash has too many. Written under the pool's lock.
     shift: AtomicU32,
-}
-
-impl Default for PageMap {
-    fn default() -> Self {
-        Self { tables: OnceLock::new(), shift: AtomicU32::new(u64::BITS - 1) }
-    }
 }
 
 impl Tables {
@@ -95,18 +88,18 @@ impl Tables {
         let halves = std::iter::successors(Some(MOST_ALLOCATED), |most| Some(most / 2));
         halves.take_while(|most| *most > 0).find_map(|most| {
             // Some pages more: where the two lie a power of two apart, processors take lines of one for lines of the other
-            // (AMD's way predictor), and a pair takes twice as long.
+            // (AMD's way predictor), and a pair takes twice as long (docs/lab/mechanisms.md, "tables by place").
             let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(4 * most + (5 << 10))?);
-            Some(Self { descriptors, chains })
+            Some(Self { descriptors, chains, shift: AtomicU32::new(u64::BITS - 1) })
         })
     }
 
     /// The number of the first descriptor in an address's chain. The hash is Fibonacci's (Knuth, TAOCP 6.4): blocks in a row
     /// have different ones.
     #[inline(always)]
-    fn first(&self, ptr: DevicePtr, shift: &AtomicU32) -> &AtomicU32 {
+    fn first(&self, ptr: DevicePtr) -> &AtomicU32 {
         // Relaxed: whatever shift there ever was leads into the table.
-        let hash = ptr.raw().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift.load(Ordering::Relaxed);
+        let hash = ptr.raw().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift.load(Ordering::Relaxed);
         // SAFETY: the table was as long whenever the shift was set. The system has read access to all of it.
         unsafe { self.chains.first().add(hash as usize).as_ref() }
     }
@@ -117,40 +110,6 @@ impl Tables {
         // SAFETY: only numbers of descriptors are written there, and there is a descriptor of no block, which is number 0.
         unsafe { self.descriptors.first().add(number as usize).as_ref() }
     }
-}
-
-impl PageMap {
-    /// Sees to it that blocks with ids below `end` can be allocated; `false` where the host has no memory, or no addresses, for
-    /// them. Under the pool's lock, like all that changes.
-    pub(super) fn back(&self, end: usize) -> bool {
-        if self.tables.get().is_none()
-            && let Some(new) = Tables::new()
-        {
-            _ = self.tables.set(new);
-        }
-        let backed = |tables: &&Tables| tables.descriptors.back(end + 1) && tables.chains.back(2);
-        let Some(tables) = self.tables.get().filter(backed) else { return false };
-        let wanted = chains_for(end).min(4 * tables.descriptors.len());
-        // With fewer chains than wanted, they are longer.
-        if wanted > self.chains() && tables.chains.back(wanted) {
-            self.chain_anew(tables, wanted, end);
-        }
-        true
-    }
-
-    /// Gives back the host's memory for blocks with ids from `end` on, and in the `gaps` below. None of them is allocated.
-    pub(super) fn shrink(&self, end: usize, gaps: impl Iterator<Item = Range<usize>>) {
-        let Some(tables) = self.tables.get() else { return };
-        let all = tables.descriptors.len();
-        for gap in gaps.chain(std::iter::once(end..all)) {
-            tables.descriptors.let_go((gap.start + 1).min(all)..(gap.end + 1).min(all));
-        }
-        let (before, wanted) = (self.chains(), chains_for(end));
-        if wanted < before {
-            self.chain_anew(tables, wanted, end);
-            tables.chains.let_go(wanted..before);
-        }
-    }
 
     /// How many chains there are.
     fn chains(&self) -> usize {
@@ -158,42 +117,73 @@ impl PageMap {
     }
 
     /// From now on there are so many chains. Blocks have ids below `end`.
-    fn chain_anew(&self, tables: &Tables, chains: usize, end: usize) {
-        let old = (0..self.chains()).filter_map(|at| tables.chains.get(at));
+    fn chain_anew(&self, chains: usize, end: usize) {
+        let old = (0..self.chains()).filter_map(|at| self.chains.get(at));
         old.for_each(|first| first.store(0, Ordering::Relaxed));
         self.shift.store(u64::BITS - chains.ilog2(), Ordering::Relaxed);
-        for number in 1..=end as u32 {
-            if !tables.descriptor(number).ptr().is_null() {
-                self.chain(tables, number);
-            }
-        }
+        let is_block = |number: &u32| !self.descriptor(*number).ptr().is_null();
+        (1..=end as u32).filter(is_block).for_each(|number| self.chain(number));
     }
 
     /// Puts an allocated block into its chain.
-    fn chain(&self, tables: &Tables, number: u32) {
-        let descriptor = tables.descriptor(number);
-        let first = tables.first(descriptor.ptr(), &self.shift);
+    fn chain(&self, number: u32) {
+        let descriptor = self.descriptor(number);
+        let first = self.first(descriptor.ptr());
         descriptor.set_next(first.load(Ordering::Relaxed));
         // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
         first.store(number, Ordering::Relaxed);
     }
+}
+
+impl PageMap {
+    /// Sees to it that blocks with ids below `end` can be allocated; `false` where the host has no memory, or no addresses, for
+    /// them. Under the pool's lock, like all that changes.
+    pub(super) fn back(&self, end: usize) -> bool {
+        if self.0.get().is_none()
+            && let Some(new) = Tables::new()
+        {
+            _ = self.0.set(new);
+        }
+        let backed = |tables: &&Tables| tables.descriptors.back(end + 1) && tables.chains.back(2);
+        let Some(tables) = self.0.get().filter(backed) else { return false };
+        let wanted = chains_for(end).min(4 * tables.descriptors.len());
+        // With fewer chains than wanted, they are longer.
+        if wanted > tables.chains() && tables.chains.back(wanted) {
+            tables.chain_anew(wanted, end);
+        }
+        true
+    }
+
+    /// Gives back the host's memory for blocks with ids from `end` on, and in the `gaps` below. None of them is allocated.
+    pub(super) fn shrink(&self, end: usize, gaps: impl Iterator<Item = Range<usize>>) {
+        let Some(tables) = self.0.get() else { return };
+        let all = tables.descriptors.len();
+        for gap in gaps.chain(std::iter::once(end..all)) {
+            tables.descriptors.let_go((gap.start + 1).min(all)..(gap.end + 1).min(all));
+        }
+        let (before, wanted) = (tables.chains(), chains_for(end));
+        if wanted < before {
+            tables.chain_anew(wanted, end);
+            tables.chains.let_go(wanted..before);
+        }
+    }
 
     /// Allocates the block, for whose id there is [memory](Self::back).
     pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) -> DescriptorRef {
-        let tables = self.tables.get().expect("descriptors are backed before a block gets an id");
+        let tables = self.0.get().expect("descriptors are backed before a block gets an id");
         let number = id.0 + 1;
         debug_assert!(tables.descriptors.is_backed(number as usize));
         let descriptor = tables.descriptor(number);
         descriptor.open(ptr, id, bytes);
-        self.chain(tables, number);
+        tables.chain(number);
         DescriptorRef::new(descriptor)
     }
 
     /// Takes back the allocated block with this id.
     pub(super) fn close(&self, id: ExtentId) {
-        let Some(tables) = self.tables.get() else { return };
+        let Some(tables) = self.0.get() else { return };
         let (number, gone) = (id.0 + 1, tables.descriptor(id.0 + 1));
-        let first = tables.first(gone.ptr(), &self.shift);
+        let first = tables.first(gone.ptr());
         if first.load(Ordering::Relaxed) == number {
             first.store(gone.next(), Ordering::Relaxed);
         } else {
@@ -208,14 +198,15 @@ impl PageMap {
 
     /// The descriptor of the allocated block with this id.
     pub(super) fn of_block(&self, id: ExtentId) -> Option<&BlockDescriptor> {
-        let descriptor = self.tables.get()?.descriptors.get(id.0 as usize + 1)?;
+        let descriptor = self.0.get()?.descriptors.get(id.0 as usize + 1)?;
         (!descriptor.ptr().is_null()).then_some(descriptor)
     }
 
     /// The descriptor of the allocated block that starts here.
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
-        let tables = self.tables.get().filter(|_| !ptr.is_null())?;
-        let mut number = tables.first(ptr, &self.shift).load(Ordering::Relaxed);
+        // Null is no block's, and is where one starts that is gone.
+        let tables = self.0.get().filter(|_| !ptr.is_null())?;
+        let mut number = tables.first(ptr).load(Ordering::Relaxed);
         while number != 0 {
             let descriptor = tables.descriptor(number);
             if descriptor.starts_at(ptr) {
@@ -230,8 +221,8 @@ impl PageMap {
     /// fast path would have to save its registers.
     #[inline(always)]
     pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
-        let tables = self.tables.get().filter(|_| !ptr.is_null())?;
-        let mut descriptor = tables.descriptor(tables.first(ptr, &self.shift).load(Ordering::Relaxed));
+        let tables = self.0.get().filter(|_| !ptr.is_null())?;
+        let mut descriptor = tables.descriptor(tables.first(ptr).load(Ordering::Relaxed));
         if !descriptor.starts_at(ptr) {
             descriptor = tables.descriptor(descriptor.next());
             if !descriptor.starts_at(ptr) {
@@ -315,7 +306,7 @@ mod tests {
         assert_eq!(ids(&map), left);
         (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
         map.shrink(8, [0..3, 4..8].into_iter());
-        assert_eq!((ids(&map), map.chains()), (vec![3], 32));
+        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(32)));
         map.close(ExtentId(3));
         assert_eq!(ids(&map), []);
     }

@@ -6,8 +6,8 @@
 
 use super::ledger::{Balance, LOOK_AFTER};
 
-/// Base pages in a short page. (Pages of 2 MiB come to 1.0165 at 0.61 %, of 4 to 1.0096 at 0.60 %, of 8 to 1.0105 at 0.57 %, of 16
-/// to 1.0122 at 0.53 %.)
+/// Base pages in a short page. (Pages of 2 MiB come to 1.0165 at 0.61 %, and of 4 to 1.0096 at 0.60 %. Those of 8 come to 1.0105 at
+/// 0.57 %, and of 16 to 1.0122 at 0.53 %.)
 pub(crate) const SHORT_PAGE: u32 = 2;
 
 /// Pages that are exchanged at once, at most, and frees until the next search for long pages that became free. (16 pages at once
