@@ -165,7 +165,7 @@ macro_rules! define_stats {
         /// That of `reserved` is exact. The others are never too low, and exact while one thread uses the pool. While several
         /// do, that of allocated bytes is at most 1/128 too high, or 1 MiB for each thread in a small pool. Those of
         /// requested bytes and of blocks are as exact, as far as they move with it. Where threads do little but allocate
-        /// and free, it may be a quarter too high, or 32 MiB for each thread.
+        /// and free, it may be a quarter too high, or 64 MiB for each thread.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Stats {

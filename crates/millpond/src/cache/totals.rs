@@ -29,34 +29,33 @@ pub(super) type Figures = [i64; 3];
 /// Which of them the allocated bytes are.
 pub(super) const ALLOCATED: usize = 1;
 
-/// See the [module](self). On cache lines of its own: several threads write it. Whoever changes one figure often changes
-/// all.
+/// See the [module](self).
 #[derive(Debug, Default)]
-#[repr(align(128))]
 pub(super) struct Totals {
-    figures: [Total; 3],
+    ceilings: Ceilings,
+    /// The most that each sum was since the last reset.
+    peaks: [AtomicI64; 3],
+    /// What was counted as freed for strays that were dropped.
+    strays: [AtomicI64; 3],
     /// Threads that count for themselves. Written under the pool's lock.
     threads: AtomicUsize,
     /// Whether slacks are wide, as in throughput mode.
     are_wide: AtomicBool,
 }
 
-/// The sum of all threads' ceilings, and the most that it was since the last reset.
+/// The sums of all threads' ceilings. On cache lines of their own: all threads write them, often all three. What else there is
+/// is seldom written, and read each time.
 #[derive(Debug, Default)]
-struct Total {
-    ceilings: AtomicI64,
-    peak: AtomicI64,
-    /// What was counted as freed for strays that were dropped.
-    strays: AtomicI64,
-}
+#[repr(align(128))]
+struct Ceilings([AtomicI64; 3]);
 
 impl Totals {
     /// Raises a ceiling that a thread is about to pass, or lowers one that it is below.
     pub(super) fn add(&self, figure: usize, by: i64) {
-        let Total { ceilings, peak, .. } = &self.figures[figure];
+        let (Ceilings(ceilings), peak) = (&self.ceilings, &self.peaks[figure]);
         // AcqRel: what a thread freed before it lowered its ceiling comes before what is handed out after a raise that sees
         // this.
-        let now = ceilings.fetch_add(by, Ordering::AcqRel) + by;
+        let now = ceilings[figure].fetch_add(by, Ordering::AcqRel) + by;
         if now > peak.load(Ordering::Relaxed) {
             // Release: who reads the mark sees what led to it.
             peak.fetch_max(now, Ordering::Release);
@@ -66,7 +65,7 @@ impl Totals {
     /// What each thread's tally goes by now.
     pub(super) fn slack(&self) -> Slack {
         // Relaxed, all: settings.
-        let peak = self.figures[ALLOCATED].peak.load(Ordering::Relaxed);
+        let peak = self.peaks[ALLOCATED].load(Ordering::Relaxed);
         let threads = self.threads.load(Ordering::Relaxed) as i64;
         slack(peak, threads, self.are_wide.load(Ordering::Relaxed))
     }
@@ -79,7 +78,7 @@ impl Totals {
     /// The most that all had together since the last reset, or a little more.
     pub(super) fn peaks(&self) -> Figures {
         // Acquire: see `add`.
-        self.figures.each_ref().map(|total| total.peak.load(Ordering::Acquire))
+        self.peaks.each_ref().map(|peak| peak.load(Ordering::Acquire))
     }
 
     /// Notes a stray that was dropped. It is reported later: whoever comes upon it may be inside a cache.
@@ -88,18 +87,18 @@ impl Totals {
         for (figure, more) in counted.into_iter().enumerate() {
             self.add(figure, more);
             // Relaxed, here and below: a count.
-            self.figures[figure].strays.fetch_add(more, Ordering::Relaxed);
+            self.strays[figure].fetch_add(more, Ordering::Relaxed);
         }
     }
 
     /// What was counted as freed for strays: to be added to what the threads counted.
     pub(super) fn strays(&self) -> Figures {
-        self.figures.each_ref().map(|total| total.strays.load(Ordering::Relaxed))
+        self.strays.each_ref().map(|strays| strays.load(Ordering::Relaxed))
     }
 
     /// The marks start again from the present ceilings. Nobody raises one meanwhile.
     pub(super) fn reset(&self) {
-        for Total { ceilings, peak, .. } in &self.figures {
+        for (ceilings, peak) in self.ceilings.0.iter().zip(&self.peaks) {
             peak.store(ceilings.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
