@@ -14,7 +14,7 @@ use super::thread::{Entered, ThreadCache};
 use super::threads::Threads;
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{BlockDescriptor, PageMap};
+use crate::extents::{BlockDescriptor, PageMap, Plain};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::caching::{LEAST_LIMIT, limits};
 
@@ -320,8 +320,7 @@ impl Caches {
     /// were asked for.
     #[cold]
     pub(crate) fn free_without_entry(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
-        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr))?;
-        if !self.caches_now(plain.bytes()) {
+        if !self.caches_now(self.page_map.find_plain(ptr)?.bytes) {
             return None;
         }
         // SAFETY: the cache is this thread's.
@@ -344,14 +343,15 @@ impl Caches {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
         let Entered { magazines, tally, passage } =
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
-        let descriptor = if WITHOUT_ENTRY { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
-        let bytes = descriptor.bytes_of_live();
-        if !descriptor.is_plain(ptr) || !(WITHOUT_ENTRY || tally.may_fall(bytes)) {
+        let found = if WITHOUT_ENTRY { self.page_map.find_plain(ptr) } else { self.page_map.find_soon(ptr) }?;
+        let Plain { descriptor, class, bytes } = found;
+        let room = tally.room_after(bytes);
+        if !(WITHOUT_ENTRY || tally.is_within_slack(room)) {
             cold_path();
             return None;
         }
-        // SAFETY: a block that is live was labelled when it left the arena (`label`).
-        let index = unsafe { MagazineIndex::from_label(descriptor.label()) };
+        // SAFETY: the class is an allocated block's.
+        let index = unsafe { MagazineIndex::of_class(class) };
         if magazines.magazine(index).is_full()
             && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, timeline().id))
         {
@@ -363,9 +363,9 @@ impl Caches {
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
         if WITHOUT_ENTRY {
-            tally.fall_slow(requested, bytes);
+            tally.fall_slow(requested, room);
         } else {
-            tally.fall(requested, bytes);
+            tally.fall(requested, room);
         }
         passage.complete();
         Some(requested)

@@ -17,7 +17,7 @@ pub(crate) struct Sizes {
 }
 
 /// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
-pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
+pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) as usize + 1;
 
 /// Names a magazine of a stream cache, by its distance in bytes from the start of the magazines: it is added as it is.
 /// The first stride is taken. At most `MAGAZINES` strides.
@@ -37,31 +37,26 @@ impl MagazineIndex {
         Self(usize::from(place_of(units)))
     }
 
-    /// The magazine with this label, which came from [`label`](Self::label).
-    ///
-    /// # Safety
-    /// It did.
-    #[inline]
-    pub(super) unsafe fn from_label(label: u32) -> Self {
-        debug_assert!(
-            (size_of::<Magazine>()..=MAGAZINES * size_of::<Magazine>()).contains(&(label as usize))
-        );
-        Self(label as usize)
-    }
-
     /// The magazine with so many before it.
     pub(super) fn of_number(number: usize) -> Self {
         assert!(number < MAGAZINES, "there are no more");
-        Self((number + 1) * size_of::<Magazine>())
+        // SAFETY: just asked.
+        unsafe { Self::of_class(number as u32) }
+    }
+
+    /// The magazine for blocks of a class.
+    ///
+    /// # Safety
+    /// It is the class of a block.
+    #[inline]
+    pub(super) unsafe fn of_class(class: u32) -> Self {
+        debug_assert!((class as usize) < MAGAZINES);
+        Self((class as usize + 1) * size_of::<Magazine>())
     }
 
     /// The magazines for longer blocks, from the next one on.
     pub(super) fn longer(self) -> impl Iterator<Item = Self> {
         (self.number() + 1..MAGAZINES).map(Self::of_number)
-    }
-
-    pub(super) fn label(self) -> u32 {
-        self.0 as u32
     }
 
     /// Its distance from the start of the magazines, in bytes.
@@ -167,7 +162,7 @@ impl Sizes {
 
 /// The place of the class's magazine: see [`MagazineIndex`].
 const fn place_of(units: u64) -> u16 {
-    ((class_of(units) + 1) * size_of::<Magazine>()) as u16
+    ((class_of(units) as usize + 1) * size_of::<Magazine>()) as u16
 }
 
 /// Places of the magazines for so many lengths.

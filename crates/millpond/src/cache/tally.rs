@@ -24,8 +24,6 @@ pub(super) struct Tally {
     /// it.
     to_alloc: Epoch,
     to_free: Epoch,
-    /// What `to_alloc` may be at most while the owner is inside, by the ceiling of blocks. It goes up with each free.
-    last_alloc: AtomicI64,
     /// The ceilings themselves: less than nothing, maybe, for a thread that frees what others allocate.
     ceilings: [AtomicI64; 3],
     /// Room of allocated bytes from which on the ceilings come down. That of the other figures is looked at then, too.
@@ -43,7 +41,6 @@ impl Tally {
             room: Default::default(),
             to_alloc: Epoch::default(),
             to_free: Epoch::default(),
-            last_alloc: AtomicI64::new(-1),
             ceilings: Default::default(),
             slack: AtomicI64::default(),
             emptied: AtomicU64::default(),
@@ -87,8 +84,9 @@ impl Tally {
     #[inline(always)]
     pub(super) fn rise(&self, requested: u64, bytes: u64) -> bool {
         let (requested, allocated) = (self.room_with(0, requested), self.room_with(ALLOCATED, bytes));
-        let allocs = self.to_alloc.value() as i64;
-        if requested < 0 || allocated < 0 || allocs > self.last_alloc.load(Ordering::Relaxed) {
+        // Once the owner leaves, its epoch is one more.
+        let blocks = self.to_alloc.value().wrapping_sub(self.to_free.value()) as i64;
+        if requested < 0 || allocated < 0 || blocks >= self.ceiling(2) {
             return false;
         }
         self.set_room(0, requested);
@@ -103,24 +101,29 @@ impl Tally {
         self.adjust(1);
     }
 
-    /// Whether a thread that frees so many bytes stays within its slack.
+    /// The room of allocated bytes once so many more are freed.
     #[inline(always)]
-    pub(super) fn may_fall(&self, bytes: u64) -> bool {
-        self.room_with(ALLOCATED, bytes.wrapping_neg()) <= self.slack.load(Ordering::Relaxed)
+    pub(super) fn room_after(&self, bytes: u64) -> i64 {
+        self.room_with(ALLOCATED, bytes.wrapping_neg())
     }
 
-    /// Counts a block that the program freed, where the thread [may fall](Self::may_fall) so far. The block itself is counted
+    /// Whether a thread with so much room is within its slack.
+    #[inline(always)]
+    pub(super) fn is_within_slack(&self, room: i64) -> bool {
+        room <= self.slack.load(Ordering::Relaxed)
+    }
+
+    /// Counts a block that the program freed, after which so much room [is left](Self::room_after). The block itself is counted
     /// once the owner leaves.
     #[inline(always)]
-    pub(super) fn fall(&self, requested: u64, bytes: u64) {
+    pub(super) fn fall(&self, requested: u64, room: i64) {
         self.set_room(0, self.room_with(0, requested.wrapping_neg()));
-        self.set_room(ALLOCATED, self.room_with(ALLOCATED, bytes.wrapping_neg()));
-        self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
+        self.set_room(ALLOCATED, room);
     }
 
     /// As [`fall`](Self::fall), and lowers the ceilings if need be.
-    pub(super) fn fall_slow(&self, requested: u64, bytes: u64) {
-        self.fall(requested, bytes);
+    pub(super) fn fall_slow(&self, requested: u64, room: i64) {
+        self.fall(requested, room);
         self.adjust(-1);
     }
 
@@ -133,11 +136,12 @@ impl Tally {
 
     /// As [`fall_slow`](Self::fall_slow), by an owner that is not inside, or by who else counts here; counts the block too.
     pub(super) fn count_free_outside(&self, requested: u64, bytes: u64) {
-        self.fall(requested, bytes);
+        self.fall(requested, self.room_after(bytes));
         self.to_free.count();
         self.adjust(0);
     }
 
+    #[inline(always)]
     fn ceiling(&self, figure: usize) -> i64 {
         self.ceilings[figure].load(Ordering::Relaxed)
     }
@@ -193,7 +197,6 @@ impl Tally {
         fence(Ordering::Release);
         self.ceilings.iter().zip(to).for_each(|(ceiling, to)| ceiling.store(to, Ordering::Relaxed));
         [0, ALLOCATED].into_iter().for_each(|figure| self.set_room(figure, to[figure] - now[figure]));
-        self.last_alloc.store(self.last_alloc.load(Ordering::Relaxed) + by[2], Ordering::Relaxed);
         // Release: who sees the even number sees all that was written.
         self.moves.store(moves + 2, Ordering::Release);
     }

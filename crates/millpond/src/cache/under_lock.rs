@@ -83,12 +83,6 @@ impl Caches {
         }
     }
 
-    /// Labels a block of so many bytes that has just left the arena with its magazine. Its descriptor is only written: to read
-    /// it is to wait for it.
-    pub(crate) fn label(&self, _lock: &mut Locked, descriptor: &BlockDescriptor, bytes: u64) {
-        descriptor.set_label(MagazineIndex::of(self.sizes.exact_units(bytes)).label());
-    }
-
     /// Takes a block that the program has just freed, without recorded uses, into the thread's magazines, and makes
     /// room for it. The older half of a full magazine goes to `each`. `false`, and nothing done, where the thread can
     /// have no magazine for it.

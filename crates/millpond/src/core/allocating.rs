@@ -362,7 +362,6 @@ fn alloc_mapping(
 pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, bytes: u64) -> DevicePtr {
     // SAFETY: the block is allocated, and the arena is this pool's.
     let descriptor = unsafe { found.descriptor.get() };
-    core.caches.label(&mut state.locked, descriptor, found.bytes);
     descriptor.make_live(found.ptr, bytes);
     core.caches.count_alloc(&mut state.locked, bytes, found.bytes);
     core.counters.misses.add(found.misses);

@@ -26,11 +26,19 @@ pub(crate) struct BlockDescriptor {
     start: AtomicU64,
     /// The stream's tick when the block was last freed to a magazine.
     tick: AtomicU64,
-    /// Constant while the block is allocated, as is `id`.
-    label: AtomicU32,
+    /// The [class](crate::policy::size_classes) of its length. Constant while the block is allocated, as is `id`.
+    class: AtomicU32,
     id: AtomicU32,
     /// The number of the next descriptor in the chain of the page map; 0 for none. The map's alone.
     next: AtomicU32,
+}
+
+/// A live block without recorded uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plain<'a> {
+    pub(crate) descriptor: &'a BlockDescriptor,
+    pub(crate) class: u32,
+    pub(crate) bytes: u64,
 }
 
 /// Where an allocated block is that is not live.
@@ -69,19 +77,20 @@ impl BlockDescriptor {
             bytes: AtomicU64::new(0),
             start: AtomicU64::new(0),
             tick: AtomicU64::new(0),
-            label: AtomicU32::new(0),
+            class: AtomicU32::new(0),
             id: AtomicU32::new(0),
             next: AtomicU32::new(0),
         }
     }
 
     /// A block leaves the arena, and is nobody's for now.
-    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) {
+    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) {
         debug_assert!(ptr.raw() < ADDRESSES_END, "a device has no such address");
         // Relaxed, here and where nothing else is said. A reader to whom the descriptor matters got the block's address
         // from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer)
         // any value seen is one that was there. None of them says more than that.
         self.id.store(id.0, Ordering::Relaxed);
+        self.class.store(class, Ordering::Relaxed);
         self.start.store(ptr.raw(), Ordering::Relaxed);
         self.key.store(Place::BETWEEN.0, Ordering::Relaxed);
         // Release: who reads this length with Acquire sees what comes before it (`bytes_of_live`).
@@ -99,7 +108,7 @@ impl BlockDescriptor {
     pub(crate) fn make_live(&self, ptr: DevicePtr, requested: u64) {
         self.requested.store(requested, Ordering::Relaxed);
         // Release: pairs with the Acquire in `is_plain`. A thread that got the pointer, by whatever way, so sees the
-        // label and the lengths of this life of the block.
+        // class and the lengths of this life of the block.
         self.key.store(ptr.raw(), Ordering::Release);
     }
 
@@ -197,6 +206,13 @@ impl BlockDescriptor {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// The block, if it is live, without recorded uses, of this class, and starts at `ptr`.
+    #[inline(always)]
+    pub(super) fn plain(&self, ptr: DevicePtr, class: u32) -> Option<Plain<'_>> {
+        let bytes = self.bytes_of_live();
+        (self.is_plain(ptr) && self.class() == class).then_some(Plain { descriptor: self, class, bytes })
+    }
+
     /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked. If that answers yes, the length is
     /// the block's, even if the block goes back to the arena meanwhile.
     #[inline]
@@ -230,15 +246,10 @@ impl BlockDescriptor {
         ExtentId(self.id.load(Ordering::Relaxed))
     }
 
-    /// A number that the owner of an allocated block may store. 0 at first.
+    /// The class of the length of the block that is, or was last, allocated.
     #[inline]
-    pub(crate) fn label(&self) -> u32 {
-        self.label.load(Ordering::Relaxed)
-    }
-
-    /// Puts the number down. Under the pool's lock.
-    pub(crate) fn set_label(&self, label: u32) {
-        self.label.store(label, Ordering::Relaxed);
+    pub(crate) fn class(&self) -> u32 {
+        self.class.load(Ordering::Relaxed)
     }
 }
 
@@ -252,7 +263,7 @@ impl BlockDescriptor {
     /// The descriptor of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
         let descriptor = Self::none();
-        descriptor.open(ptr, ExtentId(0), bytes);
+        descriptor.open(ptr, ExtentId(0), bytes, 0);
         descriptor
     }
 }

@@ -6,6 +6,7 @@ use super::extent_map::ExtentMap;
 use super::page_map::DescriptorRef;
 use crate::device::DevicePtr;
 use crate::order::Fence;
+use crate::policy::size_classes::class_of;
 
 impl ExtentMap {
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
@@ -52,7 +53,7 @@ impl ExtentMap {
         extent.state = ExtentState::Allocated;
         extent.fence = Fence::empty();
         let ptr = self.address_of(id);
-        (ptr, self.page_map.open(ptr, id, self.bytes(id)))
+        (ptr, self.page_map.open(ptr, id, self.bytes(id), class_of(self.extents[id].units)))
     }
 
     /// Takes back an allocated block: it is free behind what `fence` makes of the fence of its uses, and on no index.

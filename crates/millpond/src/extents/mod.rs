@@ -84,7 +84,7 @@ mod tests;
 mod trim;
 
 pub(crate) use arena::{Allocation, Arena, Effort, PageAtHome};
-pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
+pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};

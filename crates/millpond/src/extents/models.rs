@@ -25,19 +25,18 @@ const HERE: DevicePtr = DevicePtr::new(7 << 40);
 const ELSEWHERE: DevicePtr = DevicePtr::new(8 << 40);
 
 #[test]
-fn a_live_block_is_seen_with_its_lengths_and_label() {
+fn a_live_block_is_seen_with_its_lengths_and_class() {
     loom::model(|| {
         let descriptor = Arc::new(BlockDescriptor::modelled());
         let owner = thread::spawn({
             let descriptor = descriptor.clone();
             move || {
-                descriptor.open(HERE, ExtentId(5), 1024);
-                descriptor.set_label(3);
+                descriptor.open(HERE, ExtentId(5), 1024, 3);
                 descriptor.make_live(HERE, 1000);
             }
         });
         if descriptor.is_plain(HERE) {
-            let known = (descriptor.requested(), descriptor.bytes(), descriptor.label(), descriptor.id());
+            let known = (descriptor.requested(), descriptor.bytes(), descriptor.class(), descriptor.id());
             assert_eq!(known, (1000, 1024, 3, ExtentId(5)));
         }
         owner.join().unwrap();
@@ -48,20 +47,19 @@ fn a_live_block_is_seen_with_its_lengths_and_label() {
 fn a_length_is_never_that_of_the_next_block() {
     loom::model(|| {
         let descriptor = Arc::new(BlockDescriptor::modelled());
-        descriptor.open(HERE, ExtentId(5), 1024);
+        descriptor.open(HERE, ExtentId(5), 1024, 0);
         descriptor.make_live(HERE, 1000);
         let owner = thread::spawn({
             let descriptor = descriptor.clone();
             move || {
                 descriptor.make_cached(Place::BETWEEN, 1);
                 descriptor.close();
-                descriptor.open(ELSEWHERE, ExtentId(5), 4096);
+                descriptor.open(ELSEWHERE, ExtentId(5), 4096, 2);
             }
         });
         // Freed twice: by the owner, and here.
-        let bytes = descriptor.bytes_of_live();
-        if descriptor.is_plain(HERE) {
-            assert_eq!(bytes, 1024);
+        if let Some(found) = descriptor.plain(HERE, 0) {
+            assert_eq!((found.bytes, found.class), (1024, 0));
         }
         owner.join().unwrap();
     });
@@ -71,7 +69,7 @@ fn a_length_is_never_that_of_the_next_block() {
 fn of_two_magazines_one_has_a_block_that_was_freed_twice() {
     loom::model(|| {
         let descriptor = Arc::new(BlockDescriptor::modelled());
-        descriptor.open(HERE, ExtentId(5), 1024);
+        descriptor.open(HERE, ExtentId(5), 1024, 0);
         descriptor.make_live(HERE, 1000);
         let magazines = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let free = |at: usize| {

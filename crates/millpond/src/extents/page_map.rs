@@ -26,9 +26,9 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::block_descriptor::BlockDescriptor;
+use super::block_descriptor::{BlockDescriptor, Plain};
 use super::extent::ExtentId;
 use super::sparse::{Blank, Sparse};
 use crate::device::DevicePtr;
@@ -66,6 +66,27 @@ impl DescriptorRef {
     }
 }
 
+/// The first descriptor of a chain: its number, 0 for none, and above that the class of its block. So a free finds the block's
+/// magazine while it still waits for the descriptor, which then says whether both belong together.
+#[derive(Debug)]
+struct First(AtomicU64);
+
+// SAFETY: it is made of atomics, and zeros are a chain without descriptors.
+unsafe impl Blank for First {}
+
+impl First {
+    #[inline(always)]
+    fn get(&self) -> (u32, u32) {
+        let both = self.0.load(Ordering::Relaxed);
+        (both as u32, (both >> u32::BITS) as u32)
+    }
+
+    fn set(&self, number: u32, class: u32) {
+        // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
+        self.0.store(u64::from(class) << u32::BITS | u64::from(number), Ordering::Relaxed);
+    }
+}
+
 /// See the [module](self). Its tables are reserved once they are needed. On cache lines of its own, as all that threads read on the
 /// fast path: somebody writes to what would lie beside it. (Processors fetch lines in pairs.)
 #[derive(Debug, Default)]
@@ -76,8 +97,8 @@ pub(crate) struct PageMap(OnceLock<Tables>);
 struct Tables {
     /// By number: one more than a block's id, so that number 0 is that of no block.
     descriptors: Sparse<BlockDescriptor>,
-    /// By hash: the number of the first descriptor in its chain; 0 for none. There are [several](chains_for) for each descriptor.
-    chains: Sparse<AtomicU32>,
+    /// By hash: where its chain begins. There are [several](chains_for) chains for each descriptor.
+    chains: Sparse<First>,
     /// Bits that a hash has too many. Written under the pool's lock.
     shift: AtomicU32,
 }
@@ -89,15 +110,15 @@ impl Tables {
         halves.take_while(|most| *most > 0).find_map(|most| {
             // Some pages more: where the two lie a power of two apart, processors take lines of one for lines of the other
             // (AMD's way predictor), and a pair takes twice as long (docs/lab/mechanisms.md, "tables by place").
-            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(chains_for(most) + (5 << 10))?);
+            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(chains_for(most) + (5 << 9))?);
             Some(Self { descriptors, chains, shift: AtomicU32::new(u64::BITS - 1) })
         })
     }
 
-    /// The number of the first descriptor in an address's chain. The hash is Fibonacci's (Knuth, TAOCP 6.4): blocks in a row
+    /// Where an address's chain begins. The hash is Fibonacci's (Knuth, TAOCP 6.4): blocks in a row
     /// have different ones.
     #[inline(always)]
-    fn first(&self, ptr: DevicePtr) -> &AtomicU32 {
+    fn first(&self, ptr: DevicePtr) -> &First {
         // Relaxed: whatever shift there ever was leads into the table.
         let hash = ptr.raw().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift.load(Ordering::Relaxed);
         // SAFETY: the table was as long whenever the shift was set. The system has read access to all of it.
@@ -119,7 +140,7 @@ impl Tables {
     /// From now on there are so many chains. Blocks have ids below `end`.
     fn chain_anew(&self, chains: usize, end: usize) {
         let old = (0..self.chains()).filter_map(|at| self.chains.get(at));
-        old.for_each(|first| first.store(0, Ordering::Relaxed));
+        old.for_each(|first| first.set(0, 0));
         self.shift.store(u64::BITS - chains.ilog2(), Ordering::Relaxed);
         let is_block = |number: &u32| !self.descriptor(*number).ptr().is_null();
         (1..=end as u32).filter(is_block).for_each(|number| self.chain(number));
@@ -129,9 +150,8 @@ impl Tables {
     fn chain(&self, number: u32) {
         let descriptor = self.descriptor(number);
         let first = self.first(descriptor.ptr());
-        descriptor.set_next(first.load(Ordering::Relaxed));
-        // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
-        first.store(number, Ordering::Relaxed);
+        descriptor.set_next(first.get().0);
+        first.set(number, descriptor.class());
     }
 }
 
@@ -169,12 +189,12 @@ impl PageMap {
     }
 
     /// Allocates the block, for whose id there is [memory](Self::back).
-    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) -> DescriptorRef {
+    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) -> DescriptorRef {
         let tables = self.0.get().expect("descriptors are backed before a block gets an id");
         let number = id.0 + 1;
         debug_assert!(tables.descriptors.is_backed(number as usize));
         let descriptor = tables.descriptor(number);
-        descriptor.open(ptr, id, bytes);
+        descriptor.open(ptr, id, bytes, class);
         tables.chain(number);
         DescriptorRef::new(descriptor)
     }
@@ -184,10 +204,10 @@ impl PageMap {
         let Some(tables) = self.0.get() else { return };
         let (number, gone) = (id.0 + 1, tables.descriptor(id.0 + 1));
         let first = tables.first(gone.ptr());
-        if first.load(Ordering::Relaxed) == number {
-            first.store(gone.next(), Ordering::Relaxed);
+        if first.get().0 == number {
+            first.set(gone.next(), tables.descriptor(gone.next()).class());
         } else {
-            let mut before = tables.descriptor(first.load(Ordering::Relaxed));
+            let mut before = tables.descriptor(first.get().0);
             while before.next() != number {
                 before = tables.descriptor(before.next());
             }
@@ -206,7 +226,7 @@ impl PageMap {
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
         // Null is no block's, and is where one starts that is gone.
         let tables = self.0.get().filter(|_| !ptr.is_null())?;
-        let mut number = tables.first(ptr).load(Ordering::Relaxed);
+        let mut number = tables.first(ptr).get().0;
         while number != 0 {
             let descriptor = tables.descriptor(number);
             if descriptor.starts_at(ptr) {
@@ -217,27 +237,32 @@ impl PageMap {
         None
     }
 
-    /// As [`find`](Self::find), of the first two in a chain only, where nearly all are. It has no loop and no call, for which the
-    /// fast path would have to save its registers.
+    /// The live block without recorded uses that starts here.
+    pub(crate) fn find_plain(&self, ptr: DevicePtr) -> Option<Plain<'_>> {
+        let descriptor = self.find(ptr)?;
+        descriptor.plain(ptr, descriptor.class())
+    }
+
+    /// As [`find_plain`](Self::find_plain), if it is the first or second in its chain, as nearly all are. It has no loop and no
+    /// call, for which the fast path would have to save its registers.
     #[inline(always)]
-    pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+    pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<Plain<'_>> {
         let tables = self.0.get().filter(|_| !ptr.is_null())?;
-        let mut descriptor = tables.descriptor(tables.first(ptr).load(Ordering::Relaxed));
-        if !descriptor.starts_at(ptr) {
-            descriptor = tables.descriptor(descriptor.next());
-            if !descriptor.starts_at(ptr) {
-                std::hint::cold_path();
-                return None;
-            }
+        let (number, class) = tables.first(ptr).get();
+        let first = tables.descriptor(number);
+        let found = first.plain(ptr, class);
+        if found.is_some() {
+            return found;
         }
-        Some(descriptor)
+        let second = tables.descriptor(first.next());
+        second.plain(ptr, second.class())
     }
 }
 
-/// How many chains blocks with ids below `end` have: so many that few blocks come second in theirs. (With a quarter of them, two
-/// threads with mixed sizes took 24 ns a pair, not 20: docs/lab/mechanisms.md, "tables by place".)
+/// How many chains blocks with ids below `end` have: so many that few blocks come second in theirs. (With half as many, two
+/// threads with mixed sizes took 24 ns a pair, not 22: docs/lab/mechanisms.md, "tables by place".)
 fn chains_for(end: usize) -> usize {
-    (16 * end).next_power_of_two().max(2)
+    (8 * end).next_power_of_two().max(2)
 }
 
 #[cfg(test)]
@@ -259,7 +284,7 @@ mod tests {
         let map = map_of(64);
         let ptr = BASE.offset((5 << 20) + 512);
         assert!(map.find(ptr).is_none() && map.of_block(ExtentId(7)).is_none());
-        map.open(ptr, ExtentId(7), 2 << 20);
+        map.open(ptr, ExtentId(7), 2 << 20, 9);
         for other in [BASE.offset(5 << 20), ptr.offset(1), ptr.offset(512), DevicePtr::NULL] {
             assert!(map.find(other).is_none() && map.find_soon(other).is_none());
         }
@@ -269,18 +294,19 @@ mod tests {
             (descriptor.id(), descriptor.bytes(), descriptor.is_live()),
             (ExtentId(7), 2 << 20, false)
         );
-        assert!(!descriptor.is_plain(ptr));
+        assert!(!descriptor.is_plain(ptr) && map.find_soon(ptr).is_none() && map.find_plain(ptr).is_none());
         descriptor.make_live(ptr, 300);
         assert_eq!((descriptor.is_live(), descriptor.requested()), (true, 300));
-        let found = map.find_soon(ptr).expect("it is the only one");
-        assert!(found.is_plain(ptr) && std::ptr::eq(found, descriptor));
+        for found in [map.find_soon(ptr), map.find_plain(ptr)] {
+            let Plain { descriptor: found, class, bytes } = found.expect("it is live");
+            assert!(std::ptr::eq(found, descriptor) && (class, bytes) == (9, 2 << 20));
+        }
         assert!(!descriptor.is_plain(BASE.offset(5 << 20)));
         descriptor.note_uses();
-        assert!(descriptor.is_live() && !descriptor.is_plain(ptr));
-        descriptor.set_label(9);
+        assert!(descriptor.is_live() && !descriptor.is_plain(ptr) && map.find_soon(ptr).is_none());
         let here = Place::of(&descriptor);
         descriptor.make_cached(here, 3);
-        assert_eq!((descriptor.id(), descriptor.label(), descriptor.tick()), (ExtentId(7), 9, 3));
+        assert_eq!((descriptor.id(), descriptor.class(), descriptor.tick()), (ExtentId(7), 9, 3));
         assert!(!descriptor.is_live() && map.find(ptr).is_some());
         map.close(ExtentId(7));
         assert!(map.find(ptr).is_none() && map.of_block(ExtentId(7)).is_none());
@@ -294,7 +320,8 @@ mod tests {
         // With some chains at first, and with thousands later.
         for id in 0..1000_u32 {
             assert!(id % 100 != 4 || map.back(id as usize + 100));
-            map.open(at(id), ExtentId(id), 512);
+            // SAFETY: the block is allocated.
+            unsafe { map.open(at(id), ExtentId(id), 512, 0).get() }.make_live(at(id), 512);
             assert_eq!(map.find(at(id)).map(BlockDescriptor::id), Some(ExtentId(id)));
         }
         assert_eq!(ids(&map), (0..1000).collect::<Vec<_>>());
@@ -307,7 +334,7 @@ mod tests {
         assert_eq!(ids(&map), left);
         (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
         map.shrink(8, [0..3, 4..8].into_iter());
-        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(128)));
+        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(64)));
         map.close(ExtentId(3));
         map.shrink(0, std::iter::empty());
         assert_eq!(ids(&map), []);
@@ -318,14 +345,17 @@ mod tests {
         let rounds = if cfg!(miri) { 2 } else { 200 };
         let map = map_of(4);
         let at = |id: u32| BASE.offset(u64::from(id) * 512);
-        (0..4).for_each(|id| _ = map.open(at(id), ExtentId(id), 512));
+        // SAFETY: the block is allocated.
+        let live = |id| unsafe { map.open(at(id), ExtentId(id), 512, 0).get() }.make_live(at(id), 512);
+        (0..4).for_each(live);
         let is_done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let looks = || {
                 let mut found = 0;
                 while !is_done.load(Ordering::Relaxed) || found == 0 {
                     for id in 0..4 {
-                        let known = [map.find(at(id)), map.find_soon(at(id))].into_iter().flatten();
+                        let soon = map.find_soon(at(id)).map(|plain| plain.descriptor);
+                        let known = [map.find(at(id)), soon].into_iter().flatten();
                         assert!(known.inspect(|_| found += 1).all(|block| block.id() == ExtentId(id)));
                     }
                     assert!(map.find_soon(DevicePtr::NULL).is_none());
@@ -336,7 +366,7 @@ mod tests {
             for round in 0..rounds {
                 assert!(map.back(64));
                 for id in 4..64 {
-                    map.open(at(id + round % 7), ExtentId(id), 512);
+                    map.open(at(id + round % 7), ExtentId(id), 512, 0);
                 }
                 (4..64).rev().for_each(|id| map.close(ExtentId(id)));
                 map.shrink(4, std::iter::empty());
@@ -364,7 +394,7 @@ mod tests {
         assert!(!descriptor.leave(here, ptr) && !descriptor.is_live());
         assert_eq!(descriptor.last_counted(), (300, 512));
         // The descriptor is another block's, in the same magazine.
-        descriptor.open(ptr.offset(512), ExtentId(0), 512);
+        descriptor.open(ptr.offset(512), ExtentId(0), 512, 0);
         descriptor.make_cached(here, 1);
         assert!(!descriptor.leave(here, ptr) && descriptor.leave(here, ptr.offset(512)));
     }
@@ -373,7 +403,7 @@ mod tests {
     fn no_address_matches_a_cached_block_or_one_with_uses() {
         let map = map_of(4);
         let ptr = BASE.offset(512);
-        map.open(ptr, ExtentId(1), 512);
+        map.open(ptr, ExtentId(1), 512, 0);
         // What the descriptor holds now, and would hold with uses, read as addresses.
         for made_up in [Place::BETWEEN.0, ptr.raw() | ADDRESSES_END, 0, u64::MAX] {
             assert!(map.find(DevicePtr::new(made_up)).is_none());

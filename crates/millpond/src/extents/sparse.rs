@@ -19,9 +19,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// It is made of atomics only, and zeros are a value.
 pub(super) unsafe trait Blank {}
 
-// SAFETY: an atomic.
-unsafe impl Blank for std::sync::atomic::AtomicU32 {}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Sparse<T> {
@@ -210,6 +207,9 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
+
+    // SAFETY: an atomic.
+    unsafe impl Blank for AtomicU32 {}
 
     fn of(len: usize) -> Sparse<AtomicU32> {
         Sparse::new(len).expect("there are addresses")

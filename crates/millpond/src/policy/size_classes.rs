@@ -15,14 +15,14 @@ pub(crate) const EXACT_FROM: u64 = 1 << 20;
 pub(crate) const LONGEST_IN_THROUGHPUT_MODE: u64 = 1 << 30;
 
 /// The class of a length.
-pub(crate) const fn class_of(units: u64) -> usize {
+pub(crate) const fn class_of(units: u64) -> u32 {
     let last = units - 1;
     // Before the first doubling.
     if last >> CLASS_BITS == 0 {
-        return last as usize;
+        return last as u32;
     }
     let doublings = last.ilog2() - CLASS_BITS;
-    ((doublings as usize) << CLASS_BITS) + (last >> doublings) as usize
+    (doublings << CLASS_BITS) + (last >> doublings) as u32
 }
 
 /// The longest length of the class.
