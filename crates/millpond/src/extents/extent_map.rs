@@ -1,8 +1,8 @@
-//! The extent map: every extent of a pool's address space, and the indexes of free and unmapped ones. It also leads
+//! The extent map: every extent of a pool's address space, and the index of free and unmapped ones. It also leads
 //! from an address to its block.
 //!
 //! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
-//! fences in it. Each change leaves every free and unmapped extent in its index, but for the extents that a method says
+//! fences in it. Each change leaves every free and unmapped extent in the index, but for the extents that a method says
 //! are *on no index*.
 
 use std::ops::Index;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::address_space::AddressSpace;
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
-use super::indexes::Indexes;
+use super::index::{ExtentIndex, Kind};
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
@@ -33,7 +33,7 @@ pub(super) struct ExtentMap {
     /// The descriptors of allocated blocks, by id and by address.
     pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
-    pub(super) indexes: Indexes,
+    pub(super) index: ExtentIndex,
     /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
     unmerged: Vec<ExtentId>,
     /// Counts frees, to tell old free extents from young ones.
@@ -59,7 +59,7 @@ impl ExtentMap {
             addresses,
             page_map: Arc::default(),
             extents: Extents::default(),
-            indexes: Indexes::default(),
+            index: ExtentIndex::default(),
             unmerged: Vec::new(),
             frees: 0,
             blocks: [0; 2],
@@ -76,8 +76,8 @@ impl ExtentMap {
     pub(super) fn make_room(&mut self) -> bool {
         // Nearly always true.
         self.extents.make_room(ROOM)
-            && (self.unmerged.capacity() >= self.extents.capacity() && !self.indexes.lack()
-                || self.make_room_for_records() && self.indexes.complete(&self.extents))
+            && (self.unmerged.capacity() >= self.extents.capacity() && !self.index.lacks()
+                || self.make_room_for_records() && self.index.complete(&self.extents))
     }
 
     /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
@@ -276,16 +276,16 @@ impl ExtentMap {
 
     // ---- cutting and joining ---------------------------------------------------------------------
 
-    /// Puts a free or unmapped extent on its index.
+    /// Puts a free or unmapped extent on the index.
     #[inline]
     pub(super) fn index(&mut self, id: ExtentId) {
-        self.indexes.insert(&self.extents[id], id);
+        self.index.insert(&self.extents[id], id);
     }
 
-    /// Takes a free or unmapped extent off its index.
+    /// Takes a free or unmapped extent off the index.
     #[inline]
     pub(super) fn unindex(&mut self, id: ExtentId) {
-        self.indexes.remove(&self.extents[id]);
+        self.index.remove(&self.extents[id], id);
     }
 
     /// Cuts a range out of a free or unmapped extent, to be on no index; what is left on either side stays as it was.
@@ -403,14 +403,16 @@ impl ExtentMap {
 
     // ---- free extents ----------------------------------------------------------------------------
 
-    pub(super) fn free_ids(&self) -> impl Iterator<Item = ExtentId> {
-        Zone::BOTH.iter().flat_map(|zone| self.indexes.free(*zone).at_least(0))
+    /// The free extents of both zones that have at least so many units.
+    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
+        let of_zone = move |zone| self.index.at_least(Kind::free(zone), units);
+        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
     }
 
     /// A list that has room for every free extent; or the host refuses it.
     pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
         let mut list = Vec::new();
-        let most = Zone::BOTH.map(|zone| self.indexes.free(zone).len()).iter().sum();
+        let most = self.index.len();
         match list.try_reserve_exact(most) {
             Ok(()) => Ok(list),
             Err(_) => Err(DeviceError::HostMemory {
@@ -422,8 +424,8 @@ impl ExtentMap {
 
     /// Bytes of the longest free extent.
     pub(super) fn largest_free(&self) -> u64 {
-        Zone::BOTH.map(|zone| self.indexes.free(zone).longest()).into_iter().max().unwrap_or(0)
-            * self.layout.unit_bytes
+        let longest = Zone::BOTH.map(|zone| self.index.longest(Kind::free(zone)));
+        longest.into_iter().max().unwrap_or(0) * self.layout.unit_bytes
     }
 
     /// Free extents with free neighbours. See the field.
@@ -455,7 +457,8 @@ impl ExtentMap {
 
     /// The shortest unmapped extent of a zone that has so many base pages.
     pub(super) fn unmapped_with(&self, zone: Zone, base_pages: u64) -> Option<ExtentId> {
-        self.indexes.unmapped(zone).at_least(base_pages << self.layout.base_page_shift()).next()
+        let units = base_pages << self.layout.base_page_shift();
+        self.index.at_least(Kind::unmapped(zone), units).next().map(|entry| entry.id)
     }
 
     /// The base pages of an extent without blocks that a window covers, also in part.

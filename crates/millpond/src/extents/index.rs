@@ -1,86 +1,164 @@
-//! The indexes that answer "which free extent fits best" and "which unmapped one fits best".
+//! The index of free and unmapped extents, which answers "which one fits best".
 //!
-//! Extents are kept in bins by length, one to a power of two, with a bit for each bin that has any. So is the first
-//! level of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", 2004). Unlike there
-//! each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two, as there,
-//! took replays of recorded jobs 1 to 3 % more instructions: docs/lab/replay.md.)
+//! All stand in one order: what is free before what is unmapped, each by zone, then length, then address. Short sorted runs
+//! hold them, so that a search that starts in one goes through a slice. A tree finds a place as fast, but costs several
+//! times as much to walk.
 
-use super::bin::{Bin, IndexEntry, Key, first_of, key};
-use super::extent::{Extent, ExtentId};
+use super::extent::{Extent, ExtentId, ExtentState, Extents};
+use super::layout::Zone;
+use crate::policy::fit::LONGEST_RUN;
 
-/// Entries of extents by rising length.
-#[derive(Debug)]
-pub(super) struct Rising<'a> {
-    index: &'a ExtentIndex,
-    run: std::slice::Iter<'a, IndexEntry>,
-    more: std::slice::Iter<'a, Vec<IndexEntry>>,
-    next_bin: usize,
+/// Kind, length, region and start in one number, which is compared faster than four.
+type Key = u128;
+
+/// Bits for a start. More than the units of a region: a tebibyte of the shortest, or a single extent.
+const START_BITS: u32 = 40;
+
+/// Whether the bits left can name a region. One is as long as all device memory, or a segment.
+pub(super) fn is_region(id: u32) -> bool {
+    id >> (u64::BITS - START_BITS) == 0
 }
 
-impl<'a> Iterator for Rising<'a> {
-    type Item = &'a IndexEntry;
+/// The extents of a zone that are free, or that are unmapped.
+/// A number in the two upper bits: a length is below them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kind(u64);
+
+impl Kind {
+    const BITS: Self = Self(3 << 62);
+
+    pub(super) const fn free(zone: Zone) -> Self {
+        Self((zone as u64) << 62)
+    }
+
+    pub(super) const fn unmapped(zone: Zone) -> Self {
+        Self((2 + zone as u64) << 62)
+    }
+
+    /// The least key of any extent of this length.
+    #[inline]
+    fn first(self, units: u64) -> Key {
+        debug_assert!(units & Self::BITS.0 == 0);
+        u128::from(self.0 | units) << u64::BITS
+    }
+}
+
+/// An extent in the index, and where it lies: its record is elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct IndexEntry {
+    key: Key,
+    pub(super) id: ExtentId,
+}
+
+impl IndexEntry {
+    #[inline]
+    fn new(extent: &Extent, id: ExtentId) -> Self {
+        let Extent { state, zone, region, start, units, .. } = *extent;
+        debug_assert!(start >> START_BITS == 0 && is_region(region));
+        debug_assert!(is_indexed(extent), "{extent:?}");
+        let kind = if state == ExtentState::Free { Kind::free(zone) } else { Kind::unmapped(zone) };
+        Self { key: kind.first(units) | u128::from(region) << START_BITS | u128::from(start), id }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind(self.upper() & Kind::BITS.0)
+    }
 
     #[inline]
-    fn next(&mut self) -> Option<&'a IndexEntry> {
-        match self.run.next() {
-            Some(entry) => Some(entry),
-            None => self.next_run(),
-        }
+    fn upper(&self) -> u64 {
+        (self.key >> u64::BITS) as u64
+    }
+
+    /// The extent's length.
+    #[inline]
+    pub(super) fn units(&self) -> u64 {
+        self.upper() & !Kind::BITS.0
+    }
+
+    /// The extent's region and first unit in one number, which sorts as its address does.
+    #[inline]
+    pub(super) fn place_bits(&self) -> u64 {
+        self.key as u64
+    }
+
+    /// The extent's region and first unit.
+    #[inline]
+    pub(super) fn place(&self) -> (u32, u64) {
+        let place = self.place_bits();
+        ((place >> START_BITS) as u32, place & ((1 << START_BITS) - 1))
     }
 }
 
-impl<'a> Rising<'a> {
-    /// The first entry of the next run, which is not empty.
-    fn next_run(&mut self) -> Option<&'a IndexEntry> {
-        let run = match self.more.next() {
-            Some(run) => run,
-            None => {
-                let bin = self.index.first_filled(self.next_bin)?;
-                self.next_bin = bin + 1;
-                let (first, more) = self.index.bins[bin].all();
-                self.more = more;
-                first
-            }
-        };
-        self.run = run.iter();
-        self.run.next()
-    }
+fn is_indexed(extent: &Extent) -> bool {
+    matches!(extent.state, ExtentState::Free | ExtentState::Unmapped)
 }
 
-/// The bin of extents of this length.
-#[inline]
-fn bin_of(units: u64) -> usize {
-    units.checked_ilog2().map_or(0, |log| log as usize)
-}
-
-/// The extents of a zone that are free, or that are unmapped, by length.
+/// See the [module](self).
 #[derive(Debug)]
 pub(super) struct ExtentIndex {
-    /// One for each number of bits.
-    bins: Box<[Bin; u64::BITS as usize]>,
-    /// A bit for each bin that is not empty.
-    filled: u64,
-    len: usize,
-    /// Whether extents are missing, since the host refused memory: a free must not fail.
+    /// At least one. None is empty if there are several.
+    runs: Vec<Vec<IndexEntry>>,
+    /// Whether extents may be missing, since the host refused memory: a free must not fail.
     lacks: bool,
 }
 
 impl Default for ExtentIndex {
     fn default() -> Self {
-        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: 0, len: 0, lacks: false }
+        Self { runs: vec![Vec::new()], lacks: false }
     }
 }
 
 impl ExtentIndex {
+    /// The number of the run in which the key has its place, and that place.
+    #[inline]
+    fn place_of(&self, key: Key) -> (usize, usize) {
+        let runs = &self.runs[1..];
+        let number = if runs.is_empty() { 0 } else { runs.partition_point(|run| run[0].key <= key) };
+        let run = &self.runs[number];
+        // By the upper half first: that takes no unpredictable branch.
+        let mut at = run.partition_point(|other| other.upper() < (key >> u64::BITS) as u64);
+        while run.get(at).is_some_and(|other| other.key < key) {
+            at += 1;
+        }
+        (number, at)
+    }
+
     /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, extent: &Extent, id: ExtentId) {
-        let bin = bin_of(extent.units);
-        if !self.bins[bin].insert(IndexEntry::new(extent, id)) {
+        let entry = IndexEntry::new(extent, id);
+        let (number, at) = self.place_of(entry.key);
+        let run = &mut self.runs[number];
+        if run.len() == run.capacity() && run.try_reserve(1).is_err() {
             self.lacks = true;
             return;
         }
-        self.filled |= 1 << bin;
-        self.len += 1;
+        run.insert(at, entry);
+        if run.len() > LONGEST_RUN {
+            self.cut_in_two(number);
+        }
+    }
+
+    /// Cuts a long run in two, if the host has memory for that: else it goes on growing.
+    fn cut_in_two(&mut self, number: usize) {
+        let (mut second, half) = (Vec::new(), self.runs[number].len() - LONGEST_RUN / 2);
+        if self.runs.try_reserve(1).is_ok() && second.try_reserve(half).is_ok() {
+            second.extend(self.runs[number].drain(LONGEST_RUN / 2..));
+            self.runs.insert(number + 1, second);
+        }
+    }
+
+    pub(super) fn remove(&mut self, extent: &Extent, id: ExtentId) {
+        let entry = IndexEntry::new(extent, id);
+        let (number, at) = self.place_of(entry.key);
+        let run = &mut self.runs[number];
+        if run.get(at) != Some(&entry) {
+            debug_assert!(self.lacks, "an extent that is removed is there");
+            return;
+        }
+        run.remove(at);
+        if run.is_empty() && self.runs.len() > 1 {
+            self.runs.remove(number);
+        }
     }
 
     /// Whether some extents may be missing.
@@ -89,82 +167,49 @@ impl ExtentIndex {
         self.lacks
     }
 
-    /// Inserts an extent that may be missing.
-    pub(super) fn insert_missing(&mut self, extent: &Extent, id: ExtentId) {
-        if !self.contains(extent, id) {
-            self.insert(extent, id);
+    /// Inserts every extent that is missing, since the host refused memory. `false` where it still does. Called between requests,
+    /// when none is missing for another reason.
+    #[cold]
+    pub(super) fn complete(&mut self, extents: &Extents) -> bool {
+        if std::mem::take(&mut self.lacks) {
+            for (id, extent) in extents.iter().filter(|(_, extent)| is_indexed(extent)) {
+                if !self.contains(extent, id) {
+                    self.insert(extent, id);
+                }
+            }
         }
-    }
-
-    /// All that were missing are about to be [inserted](Self::insert_missing).
-    pub(super) fn complete(&mut self) {
-        self.lacks = false;
-    }
-
-    pub(super) fn remove(&mut self, extent: &Extent) {
-        let bin = bin_of(extent.units);
-        if !self.bins[bin].remove(key(extent)) {
-            debug_assert!(self.lacks, "an extent that is removed is there");
-            return;
-        }
-        if self.bins[bin].is_empty() {
-            self.filled &= !(1 << bin);
-        }
-        self.len -= 1;
+        !self.lacks
     }
 
     /// Extents of at least `units`, the best fit first.
-    pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = ExtentId> + '_ {
-        self.rising(units).map(|entry| entry.id)
-    }
-
-    /// The entries of extents of at least `units`, the best fit first.
     #[inline(always)]
-    pub(super) fn rising(&self, units: u64) -> Rising<'_> {
-        let bin = bin_of(units);
-        let (first, more) = self.bins[bin].from(first_of(units));
-        Rising { index: self, run: first.iter(), more, next_bin: bin + 1 }
+    pub(super) fn at_least(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
+        let (number, at) = self.place_of(kind.first(units));
+        let longer = self.runs[number][at..].iter().chain(self.runs[number + 1..].iter().flatten());
+        longer.take_while(move |entry| entry.kind() == kind)
     }
 
     /// Extents of less than `units`, the longest first.
-    pub(super) fn below(&self, units: u64) -> impl Iterator<Item = ExtentId> + '_ {
-        let last = bin_of(units);
-        let longest = self.bins[last].before(first_of(units)).rev();
-        let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].before(Key::MAX).rev());
-        longest.chain(shorter).map(|entry| entry.id)
+    pub(super) fn below(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
+        let (number, at) = self.place_of(kind.first(units));
+        let shorter = self.runs[..number].iter().flatten().chain(&self.runs[number][..at]).rev();
+        shorter.take_while(move |entry| entry.kind() == kind)
     }
 
-    /// The first bin from `bin` up that is not empty.
-    #[inline]
-    fn first_filled(&self, bin: usize) -> Option<usize> {
-        let from = self.filled.checked_shr(bin as u32)?;
-        (from != 0).then(|| bin + from.trailing_zeros() as usize)
-    }
-
-    /// The bins that are not empty, from below `end` down.
-    fn filled_below(&self, end: usize) -> impl Iterator<Item = usize> + '_ {
-        let mut left = self.filled & u64::MAX.checked_shr((self.bins.len() - end) as u32).unwrap_or(0);
-        std::iter::from_fn(move || {
-            let last = left.checked_ilog2()?;
-            left &= !(1 << last);
-            Some(last as usize)
-        })
-    }
-
-    /// The length of the longest extent, in units.
-    pub(super) fn longest(&self) -> u64 {
-        let bin = self.filled_below(self.bins.len()).next();
-        let last = bin.and_then(|bin| self.bins[bin].before(Key::MAX).next_back());
-        last.map_or(0, |entry| entry.units())
+    /// The length of the longest extent.
+    pub(super) fn longest(&self, kind: Kind) -> u64 {
+        self.below(kind, !Kind::BITS.0).next().map_or(0, IndexEntry::units)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.runs.iter().map(Vec::len).sum()
     }
 
     /// Whether the extent is in it, as it is now.
     pub(super) fn contains(&self, extent: &Extent, id: ExtentId) -> bool {
-        self.bins[bin_of(extent.units)].get(key(extent)) == Some(&IndexEntry::new(extent, id))
+        let entry = IndexEntry::new(extent, id);
+        let (number, at) = self.place_of(entry.key);
+        self.runs[number].get(at) == Some(&entry)
     }
 }
 
@@ -172,9 +217,9 @@ impl ExtentIndex {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::extent::ExtentState;
-    use super::super::layout::Zone;
     use super::*;
+
+    const KIND: Kind = Kind::free(Zone::Large);
 
     fn extent(start: u64, units: u64) -> Extent {
         let mut extent = Extent::whole(0, Zone::Large, units, ExtentState::Free);
@@ -198,15 +243,20 @@ mod tests {
             for which in removed {
                 if !all.is_empty() {
                     let (units, at) = all.swap_remove(which.index(all.len()));
-                    index.remove(&extent(u64::from(at), units));
+                    index.remove(&extent(u64::from(at), units), ExtentId(at));
                 }
             }
             all.sort_unstable();
             prop_assert_eq!(index.len(), all.len());
-            prop_assert_eq!(index.longest(), all.last().map_or(0, |last| last.0));
+            prop_assert_eq!(index.longest(KIND), all.last().map_or(0, |last| last.0));
+            // Of other kinds.
+            for state in [ExtentState::Free, ExtentState::Unmapped] {
+                index.insert(&Extent::whole(0, Zone::Small, 99, state), ExtentId(1000));
+            }
+            index.insert(&Extent::whole(0, Zone::Large, 99, ExtentState::Unmapped), ExtentId(1000));
             for units in wanted {
-                let fitting: Vec<_> = index.at_least(units).map(|id| id.0).collect();
-                let shorter: Vec<_> = index.below(units).map(|id| id.0).collect();
+                let fitting: Vec<_> = index.at_least(KIND, units).map(|entry| entry.id.0).collect();
+                let shorter: Vec<_> = index.below(KIND, units).map(|entry| entry.id.0).collect();
                 let from = all.partition_point(|(length, _)| *length < units);
                 prop_assert_eq!(fitting, all[from..].iter().map(|entry| entry.1).collect::<Vec<_>>());
                 prop_assert_eq!(shorter, all[..from].iter().rev().map(|entry| entry.1).collect::<Vec<_>>());

@@ -12,7 +12,7 @@
 //! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
-//! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), and the `regions` of addresses. Its
+//! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses. Its
 //!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
 //!   what is known. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
@@ -45,9 +45,9 @@
 //! band, since the memory is the device's.
 
 mod address_space;
+mod allocation;
 mod arena;
 mod atomics;
-mod bin;
 mod block_descriptor;
 mod blocks;
 mod check;
@@ -57,9 +57,7 @@ mod donors;
 mod extent;
 mod extent_map;
 mod index;
-mod indexes;
 mod layout;
-mod mapper;
 #[cfg(all(test, loom))]
 mod models;
 mod old_mappings;
@@ -83,8 +81,10 @@ mod sparse;
 mod tests;
 mod trim;
 
-pub(crate) use arena::{Allocation, Arena, Effort, PageAtHome};
+pub(crate) use allocation::{Allocation, Effort};
+pub(crate) use arena::{Arena, PageAtHome};
 pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
+pub(crate) use check::check;
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
@@ -93,3 +93,5 @@ pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;
 pub(crate) use ranges::{Owner, Published, Ranges};
 pub(crate) use refusal::Refusal;
+pub(crate) use shorten::shorten;
+pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

@@ -1,7 +1,7 @@
 //! Regions: ranges of address space, each cut into extents.
 
-use super::bin::is_region;
 use super::extent::ExtentId;
+use super::index::is_region;
 use super::layout::{Layout, Zone};
 use super::ranges::Published;
 use super::refusal::Refusal;

@@ -7,7 +7,7 @@ use crate::device::DeviceError;
 use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
 
 /// See the [module](self).
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct ReuseRules {
     pub(super) timelines: Arc<Timelines>,
     pub(super) policies: ReusePolicies,
@@ -28,11 +28,6 @@ impl ReuseRules {
     #[inline]
     pub(super) fn query<'a>(&'a self, stream: &'a Stream) -> ReadinessQuery<'a> {
         self.timelines.readiness(stream.timeline(), self.policies)
-    }
-
-    /// Whether the stream may use what lies behind the fence now, or could be made to wait for it.
-    pub(super) fn could_be_ready(&self, fence: &Fence, stream: &Stream) -> bool {
-        self.policies.internal_dependencies || self.is_ready(fence, stream)
     }
 
     /// Makes the stream wait for the fence, where that is allowed; returns whether it may use what lies behind it.
