@@ -108,7 +108,7 @@ impl Arena {
             }
             self.bring_back(page, from, id);
             *self.map.fence_mut(id) = fence;
-            self.map.list_if_unmerged(id);
+            self.map.note_if_unmerged(id);
         }
         let found = self.map.make_room().then(|| self.map.free_at(ptr, units))??;
         Some(self.carve(found, units, 0))

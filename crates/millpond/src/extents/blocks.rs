@@ -18,7 +18,7 @@ impl ExtentMap {
             self.unindex(id);
             let cut = self.cut_front(id, units);
             let opened = self.open(cut);
-            self.index_front_rest(id);
+            self.index(id);
             return opened;
         }
         let cut = self.cut(id, (at, at + units));
@@ -33,15 +33,6 @@ impl ExtentMap {
             self.regions.set_head(region, cut);
         }
         cut
-    }
-
-    /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
-    fn index_front_rest(&mut self, id: ExtentId) {
-        self.index(id);
-        // If the two before it were listed as unmerged, it and its next may not be.
-        if self.is_free(self.extents[id].next) {
-            self.list_unmerged(id);
-        }
     }
 
     /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the

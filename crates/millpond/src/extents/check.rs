@@ -71,10 +71,9 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
     match extent.state {
         ExtentState::Free | ExtentState::Unmapped => {
             ensure!(map.index.lacks() || map.index.contains(extent, id), "{id:?} is not indexed");
-            let is_known = |next| [id, next].iter().any(|id| map.unmerged().contains(id));
-            let could_be_one = |next: &ExtentId| map[*next].fence.same_streams(&extent.fence);
-            let known = next.filter(could_be_one).is_none_or(is_known);
-            ensure!(known, "{id:?} ({:?}) and the next could be one", extent.state);
+            let is_known = extent.state == ExtentState::Free && map.has_unmerged;
+            let is_apart = next.is_none_or(|next| !map[next].fence.same_streams(&extent.fence));
+            ensure!(is_apart || is_known, "{id:?} ({:?}) and the next could be one", extent.state);
         }
         ExtentState::PendingUnmap(page) | ExtentState::Dormant(page) => {
             ensure!(arena.old_mappings.ids().any(|other| other == id), "old mapping {id:?} is not listed");

@@ -1,7 +1,7 @@
 //! Free extents are joined with their neighbours.
 //!
 //! An extent that becomes free is joined at once with neighbours that the same streams freed, or whose work is
-//! complete. Others stay apart, listed as unmerged, until a join costs no stream its reuse. So does what a stream
+//! complete. Others stay apart, *unmerged*, until a join costs no stream its reuse. So does what a stream
 //! frees while it is captured: nobody else can use that before the capture ends, nor what it was joined with.
 
 use super::arena::Arena;
@@ -16,7 +16,7 @@ pub(super) fn insert_free(arena: &mut Arena, id: ExtentId) {
     let id = join_if_ready(arena, id, prev);
     let id = join_if_ready(arena, id, next);
     arena.map.index(id);
-    arena.map.list_if_unmerged(id);
+    arena.map.note_if_unmerged(id);
 }
 
 /// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for
@@ -59,11 +59,9 @@ fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentI
 /// As [`join_unmerged`], after asking the device where that matters.
 #[cold]
 pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
-    if arena.rules.policies.opportunistic && !arena.rules.policies.internal_dependencies {
-        let is_free = |id: &ExtentId| arena.map.is(*id, ExtentState::Free);
-        let free = arena.map.unmerged().iter().copied().filter(is_free);
-        let around = free.flat_map(|id| [arena.map[id].prev, Some(id), arena.map[id].next]);
-        arena.rules.poll(&arena.map.fence_of(around.flatten().filter(is_free)));
+    let Arena { map, rules, .. } = &*arena;
+    if rules.policies.opportunistic && !rules.policies.internal_dependencies {
+        rules.poll(&map.fence_of(map.free_of(0).filter(|id| map.has_free_neighbour(*id))));
     }
     join_unmerged(arena)
 }
@@ -71,76 +69,52 @@ pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
 /// Joins free neighbours that were kept apart because different streams freed them, where that costs no stream its
 /// reuse. Those are all of them where the pool may make streams wait, else the complete ones. Returns whether any were
 /// joined.
-pub(super) fn join_unmerged(arena: &mut Arena) -> bool {
+fn join_unmerged(arena: &mut Arena) -> bool {
+    // Without memory for the list, they stay apart for now.
+    let Ok(mut free) = arena.map.list_for_free() else { return false };
+    free.extend(arena.map.free_of(0));
+    arena.map.has_unmerged = false;
     let mut joined = false;
-    let mut kept_apart = Vec::new();
-    while let Some(id) = arena.map.pop_unmerged() {
-        if !arena.map.is(id, ExtentState::Free) {
-            continue;
-        }
-        match join_around(arena, id) {
-            // It has other neighbours now: look again.
-            Some(whole) => {
-                arena.map.list_if_unmerged(whole);
-                joined = true;
-            }
-            None if kept_apart.try_reserve(1).is_ok() => kept_apart.push(id),
-            // Without memory for the list, the others stay apart for now.
-            None => {
-                arena.map.list_unmerged(id);
-                break;
-            }
+    for id in free {
+        // Some are joined with others by now.
+        if arena.map.is(id, ExtentState::Free) {
+            joined |= join_those_behind(arena, id);
+            arena.map.note_if_unmerged(id);
         }
     }
-    kept_apart.into_iter().for_each(|id| arena.map.list_if_unmerged(id));
     joined
 }
 
 /// Joins neighbours whose work is complete, which the policies keep apart, so that pages across them can go.
 pub(super) fn join_complete(arena: &mut Arena) {
-    let is_complete = |arena: &Arena, id| {
-        arena.map.is(id, ExtentState::Free) && arena.rules.is_complete(&arena.map[id].fence)
-    };
-    for at in 0..arena.map.unmerged().len() {
-        let id = arena.map.unmerged()[at];
-        if is_complete(arena, id) {
-            *arena.map.fence_mut(id) = Fence::empty();
-            for neighbour in [arena.map[id].prev, arena.map[id].next].into_iter().flatten() {
-                if is_complete(arena, neighbour) {
-                    *arena.map.fence_mut(neighbour) = Fence::empty();
-                }
-            }
-        }
-    }
+    let Arena { map, rules, .. } = &mut *arena;
+    let Ok(mut free) = map.list_for_free() else { return };
+    free.extend(
+        map.free_of(0).filter(|id| map.has_free_neighbour(*id) && rules.is_complete(&map[*id].fence)),
+    );
+    free.into_iter().for_each(|id| *map.fence_mut(id) = Fence::empty());
     join_unmerged(arena);
 }
 
-/// Joins a free extent with all free neighbours, one after the other, that it may be joined with. `None` where
-/// there are none.
-fn join_around(arena: &mut Arena, id: ExtentId) -> Option<ExtentId> {
-    let (mut whole, mut joined) = (id, false);
-    while let Some(neighbour) = joinable(arena, whole) {
-        if !joined {
-            arena.map.unindex(whole);
+/// Joins a free extent with those behind it that it may be joined with. Returns whether there are any.
+fn join_those_behind(arena: &mut Arena, id: ExtentId) -> bool {
+    let mut joined = false;
+    while let Some(next) = arena.map[id].next
+        && arena.map.is(next, ExtentState::Free)
+        && may_join(arena, id, next)
+    {
+        if !std::mem::replace(&mut joined, true) {
+            arena.map.unindex(id);
         }
-        arena.map.unindex(neighbour);
-        whole = arena.map.extents.join(whole, neighbour);
-        joined = true;
+        arena.map.unindex(next);
+        arena.map.extents.join(id, next);
     }
     if joined {
         // Once for all: with many streams, each join would look at every stream again.
-        arena.rules.prune_several(arena.map.fence_mut(whole));
-        arena.map.index(whole);
+        arena.rules.prune_several(arena.map.fence_mut(id));
+        arena.map.index(id);
     }
-    joined.then_some(whole)
-}
-
-/// A free neighbour that the extent may be joined with.
-fn joinable(arena: &mut Arena, id: ExtentId) -> Option<ExtentId> {
-    let neighbours = [arena.map[id].prev, arena.map[id].next].into_iter().flatten();
-    neighbours
-        .into_iter()
-        .find(|other| arena.map.is(*other, ExtentState::Free) && may_join(arena, id, *other))
+    joined
 }
 
 fn may_join(arena: &mut Arena, a: ExtentId, b: ExtentId) -> bool {

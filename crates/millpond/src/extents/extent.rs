@@ -38,8 +38,6 @@ pub(super) struct Extent {
     pub(super) state: ExtentState,
     pub(super) region: u32,
     pub(super) zone: Zone,
-    /// Whether the id is in the list of unmerged extents. Stays with the id when the extent goes.
-    listed: bool,
     /// First unit, counted from the region's start.
     pub(super) start: u64,
     /// Length in units, never 0.
@@ -57,18 +55,7 @@ const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines
 impl Extent {
     /// The one extent of a new region.
     pub(super) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
-        Self {
-            state,
-            zone,
-            region,
-            start: 0,
-            units,
-            prev: None,
-            next: None,
-            fence: Fence::empty(),
-            freed: 0,
-            listed: false,
-        }
+        Self { state, zone, region, start: 0, units, prev: None, next: None, fence: Fence::empty(), freed: 0 }
     }
 
     #[inline]
@@ -88,10 +75,7 @@ impl Extents {
     /// Enters an extent.
     pub(super) fn add(&mut self, extent: Extent) -> ExtentId {
         let id = self.vacant_record();
-        let record = &mut self[id];
-        let listed = record.listed;
-        *record = extent;
-        record.listed = listed;
+        self[id] = extent;
         id
     }
 
@@ -156,11 +140,6 @@ impl Extents {
     /// Whether the id names an extent in this state now.
     pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
         self[id].state == state
-    }
-
-    /// Notes that the id is listed as unmerged or no longer; returns whether it was.
-    pub(super) fn set_listed(&mut self, id: ExtentId, listed: bool) -> bool {
-        std::mem::replace(&mut self[id].listed, listed)
     }
 
     /// Cuts an extent in two at unit `at`, which lies inside it. The id keeps the left part; the right part,

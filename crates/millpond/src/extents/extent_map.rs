@@ -34,8 +34,10 @@ pub(super) struct ExtentMap {
     pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
     pub(super) index: ExtentIndex,
-    /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
-    unmerged: Vec<ExtentId>,
+    /// Whether there may be free neighbours that were not joined.
+    pub(super) has_unmerged: bool,
+    /// Extents with ids below this have descriptors.
+    described: usize,
     /// Counts frees, to tell old free extents from young ones.
     pub(super) frees: u64,
     /// Allocated blocks, by zone, and their units.
@@ -60,7 +62,8 @@ impl ExtentMap {
             page_map: Arc::default(),
             extents: Extents::default(),
             index: ExtentIndex::default(),
-            unmerged: Vec::new(),
+            has_unmerged: false,
+            described: 0,
             frees: 0,
             blocks: [0; 2],
             block_units: 0,
@@ -69,29 +72,32 @@ impl ExtentMap {
 
     // ---- the host's memory -----------------------------------------------------------------------
 
-    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, room in
-    /// the list of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was
-    /// refused. `false` where it is refused.
+    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, and a descriptor
+    /// for each. And the place in the index that an earlier free was refused. `false` where it is refused.
     #[inline]
     pub(super) fn make_room(&mut self) -> bool {
         // Nearly always true.
         self.extents.make_room(ROOM)
-            && (self.unmerged.capacity() >= self.extents.capacity() && !self.index.lacks()
-                || self.make_room_for_records() && self.index.complete(&self.extents))
+            && (self.described >= self.extents.capacity() && !self.index.lacks()
+                || self.describe() && self.index.complete(&self.extents))
     }
 
     /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
     /// index meanwhile.
     pub(super) fn make_room_for(&mut self, cuts: usize, streams: usize) -> bool {
         self.extents.make_room(cuts + ROOM)
-            && (self.unmerged.capacity() >= self.extents.capacity() || self.make_room_for_records())
+            && self.describe()
             && self.extents.make_room_for_fences(cuts, streams)
     }
 
     #[cold]
-    fn make_room_for_records(&mut self) -> bool {
+    fn describe(&mut self) -> bool {
         let all = self.extents.capacity();
-        self.page_map.back(all) && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
+        let has_room = self.described >= all || self.page_map.back(all);
+        if has_room {
+            self.described = self.described.max(all);
+        }
+        has_room
     }
 
     /// Refuses a request if the host refused memory for it.
@@ -107,8 +113,6 @@ impl ExtentMap {
     /// Gives back the host's memory for extents and blocks that are gone.
     pub(super) fn shrink(&mut self) {
         let end = self.extents.shrink();
-        // Some are of extents that are gone.
-        self.unmerged.retain(|id| id.0 < end.0);
         let mut first = 0;
         let gaps = self.in_state(ExtentState::Allocated).map(|(ExtentId(id), _)| {
             let gap = first..id as usize;
@@ -299,10 +303,6 @@ impl ExtentMap {
         if end < self.extents[cut].end() {
             let rest = self.extents.split(cut, end);
             self.index(rest);
-            // If the extent and its next were listed as unmerged, these two are now.
-            if self.is(rest, ExtentState::Free) && self.is_free(self.extents[rest].next) {
-                self.list_unmerged(rest);
-            }
         }
         cut
     }
@@ -322,7 +322,7 @@ impl ExtentMap {
         *self.fence_mut(whole) = fence;
         self.index(whole);
         // Its neighbours may be free too; whoever needs a longer extent joins them.
-        self.list_if_unmerged(whole);
+        self.note_if_unmerged(whole);
         whole
     }
 
@@ -428,29 +428,14 @@ impl ExtentMap {
         longest.into_iter().max().unwrap_or(0) * self.layout.unit_bytes
     }
 
-    /// Free extents with free neighbours. See the field.
-    pub(super) fn unmerged(&self) -> &[ExtentId] {
-        &self.unmerged
+    #[inline]
+    pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
+        self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next)
     }
 
-    /// Takes the last of them off the list.
-    pub(super) fn pop_unmerged(&mut self) -> Option<ExtentId> {
-        let id = self.unmerged.pop()?;
-        self.extents.set_listed(id, false);
-        Some(id)
-    }
-
-    pub(super) fn list_unmerged(&mut self, id: ExtentId) {
-        if !self.extents.set_listed(id, true) {
-            self.unmerged.push(id);
-        }
-    }
-
-    /// Remembers a free extent that has a free neighbour.
-    pub(super) fn list_if_unmerged(&mut self, id: ExtentId) {
-        if self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next) {
-            self.list_unmerged(id);
-        }
+    /// Remembers that a free extent may have a free neighbour.
+    pub(super) fn note_if_unmerged(&mut self, id: ExtentId) {
+        self.has_unmerged |= self.has_free_neighbour(id);
     }
 
     // ---- unmapped extents ------------------------------------------------------------------------

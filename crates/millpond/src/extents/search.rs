@@ -42,7 +42,7 @@ pub(super) fn find(arena: &mut Arena, request: Request<'_>) -> Result<Option<Fou
     if let found @ Some(_) = now.by_waiting_slow()? {
         return Ok(found);
     }
-    if arena.map.unmerged().is_empty() || !coalescing::join_what_is_complete(arena) {
+    if !arena.map.has_unmerged || !coalescing::join_what_is_complete(arena) {
         return Ok(None);
     }
     let joined = Search { arena, request };

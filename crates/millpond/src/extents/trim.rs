@@ -1,7 +1,7 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
 use super::arena::Arena;
-use super::coalescing::{join_complete, join_unmerged};
+use super::coalescing::join_complete;
 use super::extent::{ExtentId, ExtentState};
 use super::page_table::Home;
 use crate::device::DeviceError;
@@ -38,7 +38,6 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     }
     reap(arena);
     if moves {
-        join_unmerged(arena);
         join_complete(arena);
     }
     // One failure is no reason to keep the rest. What is mapped nowhere no graph uses.
