@@ -118,7 +118,7 @@ impl Arenas {
         if !arena.free(id, fence) {
             return None;
         }
-        let is_last = !arena.keeps() && arena.allocated().0 == 0;
+        let is_last = !arena.keeps() && arena.blocks() == 0;
         if let Some(keeping) = keeping.filter(|_| is_last) {
             self.trim(keeping);
         }
@@ -214,7 +214,7 @@ fn trim(arena: &mut Arena) -> bool {
     if let Err(error) = extents::trim(arena, 0) {
         tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
     }
-    let is_left = |arena: &Arena| arena.keeps() || arena.allocated().0 > 0 || arena.held() > 0;
+    let is_left = |arena: &Arena| arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
     // Only addresses are left else. Where they cannot be given back, that is tried again.
     !is_left(arena) && tear_down(arena)
 }

@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
 use super::coalescing;
 use super::commit::Commit;
-use super::extent::ExtentId;
+use super::extent::{ExtentId, ExtentState};
 use super::page_map::DescriptorRef;
 use super::planning::{PageOrigin, Planner};
 use super::refusal::Refusal;
@@ -12,6 +12,7 @@ use super::search::{Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::order::{Fence, Stream};
+use crate::physical::PageId;
 use crate::policy::ledger::Balance;
 
 #[cfg(test)]
@@ -92,26 +93,51 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
-    /// Allocates the block of `units` at `ptr`, all of which is free, whatever work still uses it. `None`, and nothing
-    /// allocated, where it is not free.
+    /// Allocates the block of `units` at `ptr`, all of which is free, whatever work still uses it. Pages come back to their old
+    /// mappings there. `None`, and nothing allocated, where it is not free; then some may have come back.
     pub(crate) fn alloc_at(&mut self, ptr: DevicePtr, units: u64) -> Option<Allocation> {
-        // Pages come back to their old mappings there, from where they are free. If one of them is not, some have come back.
-        while let Some((id, page)) = self.map.dormant_at(ptr, units)? {
-            let home = self.table.home(page)?;
-            let from = self.map.free_over(home.region, self.map.layout.units_of(home.span()))?;
-            let mut fence = Fence::empty();
-            if !fence.try_join(&self.map[from].fence)
-                || !self.map.make_room_for(2, fence.len())
-                || !self.old_mappings.make_room(1)
-            {
+        let (region, at) = self.map.regions.find(ptr).filter(|_| self.map.make_room())?;
+        let start = at >> self.map.layout.unit_shift;
+        let (first, end) = (self.map.extent_at(region, start), start + units);
+        let (mut last, mut fence) = (first, Fence::empty());
+        loop {
+            if let ExtentState::Dormant(page) = self.map[last].state {
+                self.bring_back_from_outside((page, last), (region, (start, end)))?;
+            }
+            if !self.map.is(last, ExtentState::Free) || !fence.try_join(&self.map[last].fence) {
                 return None;
             }
-            self.bring_back(page, from, id);
-            *self.map.fence_mut(id) = fence;
-            self.map.note_if_unmerged(id);
+            if end <= self.map[last].end() {
+                break;
+            }
+            last = self.map[last].next?;
         }
-        let found = self.map.make_room().then(|| self.map.free_at(ptr, units))??;
-        Some(self.carve(found, units, 0))
+        let whole = self.map.join_free(first, (start, end), fence);
+        self.map.extents.make_room_to_split(whole).then(|| self.carve((whole, start), units, 0))
+    }
+
+    /// Has a page come back to an old mapping of its own from where it is free, outside of a range of a region's units. `None`, and
+    /// nothing done, where that is not so.
+    fn bring_back_from_outside(
+        &mut self,
+        (page, to): (PageId, ExtentId),
+        (region, (start, end)): (u32, (u64, u64)),
+    ) -> Option<()> {
+        let home = self.table.home(page)?;
+        let units = self.map.layout.units_of(home.span());
+        let is_outside = home.region != region || units.1 <= start || end <= units.0;
+        let from = self.map.free_over(home.region, units).filter(|_| is_outside)?;
+        let mut fence = Fence::empty();
+        if !fence.try_join(&self.map[from].fence)
+            || !self.map.make_room_for(2, fence.len())
+            || !self.old_mappings.make_room(1)
+        {
+            return None;
+        }
+        self.bring_back(page, from, to);
+        *self.map.fence_mut(to) = fence;
+        self.map.note_if_unmerged(to);
+        Some(())
     }
 
     /// Makes the request, and reserves the host's memory for it, before anything changes.

@@ -4,7 +4,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::address_space::AddressSpace;
 use super::block_descriptor::BlockDescriptor;
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
@@ -13,7 +12,8 @@ use super::old_mappings::OldMappings;
 use super::page_map::PageMap;
 use super::page_table::{Home, PageTable};
 use super::pointers::{self, Pointer};
-use super::ranges::{Owner, Published};
+use super::ranges::{Owner, Ranges};
+use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
@@ -46,13 +46,11 @@ impl Arena {
         layout: Layout,
         policies: ReusePolicies,
         pages: Pages,
-        published: Published,
+        (ranges, owner): (Arc<Ranges>, Owner),
     ) -> Self {
-        let counters = pages.counters.clone();
-        let addresses = AddressSpace::new(pages.device().clone(), counters.clone(), layout);
         Self {
-            map: ExtentMap::new(layout, addresses, published),
-            rules: ReuseRules::new(timelines, policies, counters.clone()),
+            map: ExtentMap::new(layout, Regions::new(ranges, owner)),
+            rules: ReuseRules::new(timelines, policies, pages.counters.clone()),
             pages,
             table: PageTable::default(),
             old_mappings: OldMappings::default(),
@@ -65,11 +63,11 @@ impl Arena {
     /// replay uses both, in the order of the capture. It makes no stream wait, so that what different streams freed stays apart.
     pub(crate) fn that_keeps(&self, memory: u64) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
-        let published = self.map.regions.published.for_memory(memory);
-        let (timelines, pages) = (self.rules.timelines.clone(), self.pages.none_yet());
-        let mut new = Self::new(timelines, self.map.layout, policies, pages, published);
-        new.old_mappings = OldMappings::that_stay();
-        new
+        let Self { map, rules, pages, .. } = self;
+        let owner = Owner { memory: Some(memory), ..map.regions.owner };
+        let published = (map.regions.ranges.clone(), owner);
+        let new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
+        Self { old_mappings: OldMappings::that_stay(), ..new }
     }
 
     /// Where each page was mapped before, and still is, by the page: where old mappings stay.
@@ -79,7 +77,7 @@ impl Arena {
 
     /// Whose an address is, of all that are published where this arena's are.
     pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
-        self.map.regions.published.owner_of(ptr)
+        self.map.regions.ranges.owner_of(ptr)
     }
 
     pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
@@ -125,10 +123,14 @@ impl Arena {
         self.pages.recount_bytes()
     }
 
-    /// Allocated blocks, and the bytes in them.
-    pub(crate) fn allocated(&self) -> (u64, u64) {
-        let (blocks, units) = self.map.allocated();
-        (blocks.iter().sum(), units * self.map.layout.unit_bytes)
+    /// How many blocks are allocated.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.map.blocks
+    }
+
+    /// Bytes in allocated blocks, by recount.
+    pub(crate) fn used(&self) -> u64 {
+        self.iter_allocated().map(|(id, _)| self.bytes(id)).sum()
     }
 
     /// Bytes asked for in a live block.
@@ -218,11 +220,8 @@ impl Arena {
         let home = self.table.leave(page).expect("the page of a free extent is at home");
         let (start, end) = self.map.layout.units_of(home.span());
         let old = self.map.cut(self.map.piece_at(from, start), (start, end));
-        if self.pages.has_usual_peers(page) || self.old_mappings.stay() {
-            self.old_mappings.push_dormant(&mut self.map, old, page);
-        } else {
-            self.old_mappings.push_leaving(&mut self.map, old, page);
-        }
+        let may_come_back = self.pages.has_usual_peers(page) || self.keeps();
+        self.old_mappings.push(&mut self.map, (old, page), may_come_back);
         self.map[old].freed
     }
 
@@ -260,7 +259,7 @@ impl Arena {
     pub(crate) fn join_pages(&mut self, first: &mut PageAtHome, next: &PageAtHome, most: u32) -> bool {
         let Some((region, at)) = self.map.regions.find(first.at) else { return false };
         let most = u64::from(most.min(self.map.layout.largest_page)) * self.map.layout.base_page_bytes;
-        let may_join = self.map.regions.get(region).zone == Zone::Large
+        let may_join = self.map[self.map.regions.get(region).head].zone == Zone::Large
             && self.map.regions.find(next.at) == Some((region, at + first.bytes))
             && first.bytes == next.bytes
             && first.bytes + next.bytes <= most;

@@ -11,8 +11,7 @@ impl ExtentMap {
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
     pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
         let extent = &self.extents[id];
-        self.blocks[extent.zone as usize] += 1;
-        self.block_units += units;
+        self.blocks += 1;
         if extent.start == at && units < extent.units {
             // Nearly always.
             self.unindex(id);
@@ -56,15 +55,9 @@ impl ExtentMap {
         self.frees += 1;
         let fence = fence(&mut extent.fence);
         (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
-        self.blocks[extent.zone as usize] -= 1;
-        self.block_units -= extent.units;
+        self.blocks -= 1;
         self.page_map.close(id);
         true
-    }
-
-    /// Allocated blocks by zone, and their units.
-    pub(super) fn allocated(&self) -> ([u64; 2], u64) {
-        (self.blocks, self.block_units)
     }
 
     /// Bytes asked for in a live block.

@@ -3,7 +3,6 @@
 use super::arena::Arena;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::layout::Zone;
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -27,10 +26,8 @@ pub(crate) fn check(arena: &Arena, reserved: u64) -> Result<(), String> {
     ensure!(map.index.lacks() || map.index.len() == indexed, "the index has others than the regions");
     let old = count(|extent| page_of(extent.state).is_some());
     ensure!(arena.old_mappings.ids().count() == old, "an old mapping is listed twice, or not there");
-    let blocks = || map.in_state(ExtentState::Allocated).map(|(_, extent)| extent);
-    let in_zone = |zone| blocks().filter(|extent| extent.zone == zone).count() as u64;
-    let allocated = (Zone::BOTH.map(in_zone), blocks().map(|extent| extent.units).sum());
-    ensure!(map.allocated() == allocated, "{:?} allocated, recount {allocated:?}", map.allocated());
+    let blocks = count(|extent| extent.state == ExtentState::Allocated);
+    ensure!(map.blocks == blocks as u64, "{} blocks, recount {blocks}", map.blocks);
     check_pages(arena, reserved)
 }
 
@@ -46,10 +43,10 @@ fn page_of(state: ExtentState) -> Option<crate::physical::PageId> {
 fn check_links(map: &ExtentMap) -> Result<(), String> {
     let mut linked = 0;
     for (id, region) in map.regions.iter() {
-        let (mut unit, mut before) = (0, None);
+        let (mut unit, mut before, zone) = (0, None, map[region.head].zone);
         for extent_id in map.until(region.head, u64::MAX) {
             let extent = &map[extent_id];
-            ensure!(extent.region == id && extent.zone == region.zone, "extent {extent_id:?} is elsewhere");
+            ensure!(extent.region == id && extent.zone == zone, "extent {extent_id:?} is elsewhere");
             ensure!(extent.start == unit && extent.units > 0, "{extent_id:?} leaves a gap or overlaps");
             ensure!(extent.prev == before, "extent {extent_id:?} has another extent before it");
             (unit, before) = (extent.end(), Some(extent_id));

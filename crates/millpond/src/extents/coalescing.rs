@@ -90,7 +90,8 @@ pub(super) fn join_complete(arena: &mut Arena) {
     let Arena { map, rules, .. } = &mut *arena;
     let Ok(mut free) = map.list_for_free() else { return };
     free.extend(
-        map.free_of(0).filter(|id| map.has_free_neighbour(*id) && rules.is_complete(&map[*id].fence)),
+        map.free_of(0)
+            .filter(|id| map.has_free_neighbour(*id) && rules.timelines.is_complete(&map[*id].fence)),
     );
     free.into_iter().for_each(|id| *map.fence_mut(id) = Fence::empty());
     join_unmerged(arena);

@@ -1,6 +1,7 @@
 //! A plan is carried out: all device calls first, each undone if a later one fails. Then it is noted what lies where, which
 //! cannot fail, since the host's memory for it was ensured before.
 
+use super::address_space;
 use super::arena::Arena;
 use super::extent::ExtentState;
 use super::placement::Placement;
@@ -42,16 +43,21 @@ impl Commit<'_, '_> {
 
     fn add_region(&mut self) -> Result<Placement, Refusal> {
         let (Request { zone, units, .. }, is_short) = (*self.request, self.arena.keeps());
-        let missing = self.arena.map.layout.base_pages_for(units);
-        let first = self.arena.map.add_region(zone, missing, is_short)?;
-        Ok(Placement { region: self.arena.map[first].region, start: 0, end: units, first, missing })
+        let Arena { map, pages, .. } = &mut *self.arena;
+        let missing = map.layout.base_pages_for(units);
+        map.regions.make_room_for_one()?;
+        let least = missing * map.layout.base_page_bytes;
+        let addresses = address_space::reserve(pages, &map.layout, least, is_short)?;
+        let first = map.enter_region(addresses, zone, ExtentState::Unmapped);
+        Ok(Placement { region: map[first].region, start: 0, end: units, first, missing })
     }
 
     /// All that is needed to note what lies where, whether the plan succeeds or not.
     fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
         let Arena { map, table, old_mappings, pages, .. } = &mut *self.arena;
         let base_pages = (map.layout.base_page_of(place.start), map.layout.base_pages_for(place.end));
-        let has_room = map.make_room_for(plan.cuts, plan.streams)
+        // A step cuts a donor's extent and a hole; or what is unmapped, where a mapping could not be undone.
+        let has_room = map.make_room_for(4 * plan.steps.len(), plan.fence.len())
             && old_mappings.make_room(plan.steps.len())
             && table.make_room(place.region, base_pages, pages.records());
         map.ensure(has_room)
@@ -131,7 +137,7 @@ impl Commit<'_, '_> {
         let Arena { map, pages, old_mappings, .. } = &mut *self.arena;
         let range = map.layout.units_of((at, at + u64::from(pages.get(page).base_pages)));
         let stuck = map.cut(map.piece_at(place.first, range.0), range);
-        old_mappings.push_leaving(map, stuck, page);
+        old_mappings.push(map, (stuck, page), false);
     }
 
     /// Notes where the pages lie now; returns the free extent that the place became, and the unit to start at.

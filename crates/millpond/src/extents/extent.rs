@@ -137,11 +137,6 @@ impl Extents {
         self.records.get(id.0 as usize)
     }
 
-    /// Whether the id names an extent in this state now.
-    pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
-        self[id].state == state
-    }
-
     /// Cuts an extent in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
     /// with the same state and fence, is returned. Indexes are the caller's.
     pub(super) fn split(&mut self, id: ExtentId, at: u64) -> ExtentId {
@@ -197,10 +192,12 @@ impl Extents {
 
     #[cold]
     fn make_room_for_long_fences(&mut self, records: usize, streams: usize) -> bool {
-        while self.vacant.len() < records {
+        let lacking = records.saturating_sub(self.vacant.len());
+        for _ in 0..lacking {
             let new = self.new_record_slow();
-            self.vacant.insert(0, new);
+            self.vacant.push(new);
         }
+        self.vacant.rotate_right(lacking);
         let next = self.vacant.len() - records;
         (next..next + records).all(|at| {
             let id = self.vacant[at];

@@ -8,18 +8,15 @@
 use std::ops::Index;
 use std::sync::Arc;
 
-use super::address_space::AddressSpace;
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::index::{ExtentIndex, Kind};
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
-use super::ranges::Published;
 use super::refusal::Refusal;
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
-use crate::physical::PageId;
 
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
@@ -29,7 +26,6 @@ const ROOM: usize = 4;
 pub(super) struct ExtentMap {
     pub(super) layout: Layout,
     pub(super) regions: Regions,
-    addresses: AddressSpace,
     /// The descriptors of allocated blocks, by id and by address.
     pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
@@ -40,9 +36,8 @@ pub(super) struct ExtentMap {
     described: usize,
     /// Counts frees, to tell old free extents from young ones.
     pub(super) frees: u64,
-    /// Allocated blocks, by zone, and their units.
-    pub(super) blocks: [u64; 2],
-    pub(super) block_units: u64,
+    /// Allocated blocks.
+    pub(super) blocks: u64,
 }
 
 impl Index<ExtentId> for ExtentMap {
@@ -54,19 +49,17 @@ impl Index<ExtentId> for ExtentMap {
 }
 
 impl ExtentMap {
-    pub(super) fn new(layout: Layout, addresses: AddressSpace, published: Published) -> Self {
+    pub(super) fn new(layout: Layout, regions: Regions) -> Self {
         Self {
             layout,
-            regions: Regions::new(published),
-            addresses,
+            regions,
             page_map: Arc::default(),
             extents: Extents::default(),
             index: ExtentIndex::default(),
             has_unmerged: false,
             described: 0,
             frees: 0,
-            blocks: [0; 2],
-            block_units: 0,
+            blocks: 0,
         }
     }
 
@@ -124,19 +117,6 @@ impl ExtentMap {
 
     // ---- regions ---------------------------------------------------------------------------------
 
-    /// Reserves a region of at least `base_pages`, and no longer than need be if it `is_short`; returns the unmapped
-    /// extent that fills it.
-    pub(super) fn add_region(
-        &mut self,
-        zone: Zone,
-        base_pages: u64,
-        is_short: bool,
-    ) -> Result<ExtentId, Refusal> {
-        self.regions.make_room_for_one()?;
-        let addresses = self.addresses.reserve(base_pages * self.layout.base_page_bytes, is_short)?;
-        Ok(self.enter_region(addresses, zone, ExtentState::Unmapped))
-    }
-
     /// Enters a region with one extent, for which there is [room](Regions::make_room_for_one). Returns that.
     pub(super) fn enter_region(
         &mut self,
@@ -146,7 +126,7 @@ impl ExtentMap {
     ) -> ExtentId {
         let units = bytes / self.layout.unit_bytes;
         let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
-        self.regions.add(Region { base, bytes, zone, head });
+        self.regions.add(Region { base, bytes, head });
         self.index(head);
         head
     }
@@ -156,19 +136,12 @@ impl ExtentMap {
     pub(super) fn remove_region(
         &mut self,
         id: u32,
-        give_back: impl FnOnce(&AddressSpace, DevicePtr, u64) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        let region = self.regions.get(id);
-        let (base, bytes, head) = (region.base, region.bytes, region.head);
-        // First: another pool may get the addresses at once.
-        self.regions.hide(id);
-        if let Err(error) = give_back(&self.addresses, base, bytes) {
-            self.regions.show(id);
-            return Err(error);
-        }
+        give_back: impl FnOnce(&Region) -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
+        let head = self.regions.get(id).head;
+        self.regions.remove(id, give_back)?;
         self.unindex(head);
         self.extents.remove_alone(head);
-        self.regions.remove(id);
         Ok(())
     }
 
@@ -177,7 +150,7 @@ impl ExtentMap {
     /// Whether the id names an extent in this state now.
     #[inline]
     pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
-        self.extents.is(id, state)
+        self.extents[id].state == state
     }
 
     #[inline]
@@ -227,7 +200,7 @@ impl ExtentMap {
 
     /// Where a base page of a region lies.
     pub(super) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
-        self.regions.address(region, base_page << self.layout.base_page_shift(), &self.layout)
+        self.regions.address(region, base_page << self.layout.base_page_shift, &self.layout)
     }
 
     /// Where a page lies.
@@ -249,13 +222,13 @@ impl ExtentMap {
         }
         let base = self.regions.get(region).base.raw();
         let address = (base + unit * self.layout.unit_bytes).next_multiple_of(align);
-        (address - base) >> self.layout.unit_shift()
+        (address - base) >> self.layout.unit_shift
     }
 
     /// The last such unit up to `unit`, if there is one.
     pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
         let up = self.align_up(region, unit, align);
-        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
+        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift) }
     }
 
     /// The piece that holds the unit, of an extent that was cut up and is linked from `first` on.
@@ -326,45 +299,10 @@ impl ExtentMap {
         whole
     }
 
-    /// The first old mapping that a page may come back to, in so many units from an address on. `None` where any of them is
-    /// neither free nor such a mapping.
-    pub(super) fn dormant_at(&self, ptr: DevicePtr, units: u64) -> Option<Option<(ExtentId, PageId)>> {
-        let (region, at) = self.regions.find(ptr)?;
-        let start = at >> self.layout.unit_shift();
-        for id in self.until(self.extent_at(region, start), start + units) {
-            match self.extents[id].state {
-                ExtentState::Free => {}
-                ExtentState::Dormant(page) => return Some(Some((id, page))),
-                _ => return None,
-            }
-        }
-        Some(None)
-    }
-
     /// The free extent that holds a range of a region's units.
     pub(super) fn free_over(&self, region: u32, (start, end): (u64, u64)) -> Option<ExtentId> {
         let first = self.extent_at(region, start);
         (self.is(first, ExtentState::Free) && end <= self.extents[first].end()).then_some(first)
-    }
-
-    /// The free extent that holds so many units from an address on, and the unit where they begin. Free neighbours are
-    /// joined to one, whatever streams freed them. `None`, and nothing changed, where any of it is not free.
-    pub(super) fn free_at(&mut self, ptr: DevicePtr, units: u64) -> Option<(ExtentId, u64)> {
-        let (region, at) = self.regions.find(ptr)?;
-        let (start, end) = (at >> self.layout.unit_shift(), (at >> self.layout.unit_shift()) + units);
-        let first = self.extent_at(region, start);
-        let (mut last, mut fence) = (first, Fence::empty());
-        loop {
-            if !self.is(last, ExtentState::Free) || !fence.try_join(&self.extents[last].fence) {
-                return None;
-            }
-            if end <= self.extents[last].end() {
-                break;
-            }
-            last = self.extents[last].next?;
-        }
-        let whole = self.join_free(first, (start, end), fence);
-        self.extents.make_room_to_split(whole).then_some((whole, start))
     }
 
     /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
@@ -442,7 +380,7 @@ impl ExtentMap {
 
     /// The shortest unmapped extent of a zone that has so many base pages.
     pub(super) fn unmapped_with(&self, zone: Zone, base_pages: u64) -> Option<ExtentId> {
-        let units = base_pages << self.layout.base_page_shift();
+        let units = base_pages << self.layout.base_page_shift;
         self.index.at_least(Kind::unmapped(zone), units).next().map(|entry| entry.id)
     }
 
@@ -458,8 +396,9 @@ impl ExtentMap {
     /// Makes an extent that is on no index unmapped, joins it with the unmapped ones beside it, and indexes it. Returns the
     /// id that keeps the whole.
     pub(super) fn make_unmapped(&mut self, id: ExtentId) -> ExtentId {
+        let extent = &mut self.extents[id];
+        (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
         let mut id = id;
-        self.make_bare(id);
         for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
             if self.is(neighbour, ExtentState::Unmapped) {
                 self.unindex(neighbour);
@@ -470,16 +409,10 @@ impl ExtentMap {
         id
     }
 
-    /// Makes an extent that is on no index unmapped, and leaves it there.
-    pub(super) fn make_bare(&mut self, id: ExtentId) {
-        let extent = &mut self.extents[id];
-        (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
-    }
-
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes that an extent on no index is an old mapping, dormant or pending unmap.
-    pub(super) fn make_old_mapping(&mut self, id: ExtentId, state: ExtentState) {
+    /// Notes what an extent is that is on no index, and is to be on none.
+    pub(super) fn set_state(&mut self, id: ExtentId, state: ExtentState) {
         self.extents[id].state = state;
     }
 

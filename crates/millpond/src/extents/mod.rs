@@ -91,7 +91,7 @@ pub(crate) use page_map::{DescriptorRef, PageMap};
 #[cfg(test)]
 pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;
-pub(crate) use ranges::{Owner, Published, Ranges};
+pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
 pub(crate) use shorten::shorten;
 pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

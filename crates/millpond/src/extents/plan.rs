@@ -33,10 +33,6 @@ pub(super) struct Plan {
     pub(super) waits: Fence,
     /// The work that used the place, or its pages where they were.
     pub(super) fence: Fence,
-    /// Extents that carrying it out may add, at most.
-    pub(super) cuts: usize,
-    /// Streams in the longest fence that such an extent has.
-    pub(super) streams: usize,
 }
 
 impl Plan {

@@ -2,8 +2,8 @@
 //! Nothing changes before the plan is carried out (`commit`).
 
 use super::arena::Arena;
-use super::donors::{DonorPage, Donors, Window};
-use super::extent::ExtentState;
+use super::donors::{Donors, Window};
+use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::placement::{Placement, choose_place};
 use super::plan::{Plan, Step};
@@ -52,7 +52,7 @@ impl<'a> Planner<'a> {
         let layout = &self.arena.map.layout;
         let place = choose_place(self.arena, &self.donors, self.request);
         let (waits, fence) = (Fence::empty(), Fence::empty());
-        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0, streams: 0 };
+        let mut plan = Plan { place, steps: Vec::new(), waits, fence };
         let Some(place) = place else {
             // The number of no region.
             let base_pages = (0, layout.base_pages_for(self.request.units));
@@ -77,12 +77,12 @@ impl<'a> Planner<'a> {
         for id in self.arena.map.until(place.first, place.end) {
             match self.arena.map[id].state {
                 ExtentState::Free => {
-                    self.take_over(plan, &self.arena.map[id].fence)?;
+                    self.take_over(plan, id)?;
                     continue;
                 }
                 ExtentState::Dormant(page) => {
                     if let Some(donor) = self.donors.take(page, window) {
-                        self.take_from(plan, &donor)?;
+                        self.take_over(plan, donor.extent)?;
                         self.push(plan, Step::BringBack { page, from: donor.extent, to: id })?;
                         continue;
                     }
@@ -102,13 +102,12 @@ impl<'a> Planner<'a> {
 
     /// Plans a page for each base page of a hole.
     fn fill(&mut self, plan: &mut Plan, window: Window, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
-        plan.cuts += 2;
         while at < end {
             let room = u32::try_from(end - at).unwrap_or(u32::MAX);
             let (step, base_pages) = if let Some(page) = self.take_parked(room) {
                 (Step::Unpark { page, at }, self.arena.pages.get(page).base_pages)
             } else if let Some(donor) = self.donors.take_next(room, window) {
-                self.take_from(plan, &donor)?;
+                self.take_over(plan, donor.extent)?;
                 (Step::Move { page: donor.page, from: donor.extent, at }, donor.home.base_pages)
             } else {
                 let base_pages = self.length_of_new(room);
@@ -120,17 +119,11 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The stream is to use what lies behind the fence.
-    fn take_over(&self, plan: &mut Plan, fence: &Fence) -> Result<(), Refusal> {
+    /// The stream is to use what lies in a free extent, or pages of it.
+    fn take_over(&self, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
+        let fence = &self.arena.map[id].fence;
         let is_ready = self.arena.rules.is_ready(fence, self.request.stream);
         self.arena.map.ensure(plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)))
-    }
-
-    /// A donor's page leaves its extent.
-    fn take_from(&self, plan: &mut Plan, donor: &DonorPage) -> Result<(), Refusal> {
-        let fence = &self.arena.map[donor.extent].fence;
-        plan.streams = plan.streams.max(fence.len());
-        self.take_over(plan, fence)
     }
 
     /// The longest parked page of at most so many base pages.
@@ -149,7 +142,7 @@ impl<'a> Planner<'a> {
         page_length(PageNeed {
             room,
             longest: self.request.longest,
-            block: self.request.units >> layout.base_page_shift(),
+            block: self.request.units >> layout.base_page_shift,
             held: self.arena.reserved() / layout.base_page_bytes,
             balance: self.request.balance,
         })
@@ -157,8 +150,6 @@ impl<'a> Planner<'a> {
 
     fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
         self.arena.map.ensure(plan.steps.try_reserve(1).is_ok())?;
-        // A donor's extent; or what is unmapped, where a mapping could not be undone.
-        plan.cuts += 2;
         plan.steps.push(step);
         Ok(())
     }

@@ -39,11 +39,6 @@ impl ReuseRules {
         Ok(true)
     }
 
-    /// Whether the fence's work is complete, by what is known.
-    pub(super) fn is_complete(&self, fence: &Fence) -> bool {
-        self.timelines.is_complete(fence)
-    }
-
     /// Asks the device about a fence. An error only means that nothing is learned.
     pub(super) fn poll(&self, fence: &Fence) {
         if let Err(error) = self.timelines.poll(fence) {

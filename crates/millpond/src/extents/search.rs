@@ -35,21 +35,18 @@ pub(super) type Found = (ExtentId, u64);
 
 /// Finds a free extent for the request, and makes the stream wait for it if need be.
 pub(super) fn find(arena: &mut Arena, request: Request<'_>) -> Result<Option<Found>, Refusal> {
-    let now = Search { arena, request };
-    if let found @ Some(_) = now.ready()? {
-        return Ok(found);
+    loop {
+        let now = Search { arena, request };
+        if let found @ Some(_) = now.ready()? {
+            return Ok(found);
+        }
+        if let found @ Some(_) = now.by_waiting_slow()? {
+            return Ok(found);
+        }
+        if !arena.map.has_unmerged || !coalescing::join_what_is_complete(arena) {
+            return Ok(None);
+        }
     }
-    if let found @ Some(_) = now.by_waiting_slow()? {
-        return Ok(found);
-    }
-    if !arena.map.has_unmerged || !coalescing::join_what_is_complete(arena) {
-        return Ok(None);
-    }
-    let joined = Search { arena, request };
-    if let found @ Some(_) = joined.ready()? {
-        return Ok(found);
-    }
-    joined.by_waiting_slow()
 }
 
 /// One look through the free extents.
@@ -101,7 +98,7 @@ impl Search<'_> {
     #[inline(always)]
     fn search(&self, mut is_enough: impl FnMut(&IndexEntry, u64) -> bool) {
         let Self { arena: Arena { map, .. }, request } = *self;
-        let wherever = request.units + (request.align >> map.layout.unit_shift()) - 1;
+        let wherever = request.units + (request.align >> map.layout.unit_shift) - 1;
         for least in [request.units, wherever] {
             for entry in map.index.at_least(Kind::free(request.zone), least).take(CANDIDATES) {
                 let (region, start) = entry.place();

@@ -27,7 +27,7 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
     rules.poll(&map.fence_of(long(map)));
     // Without host memory for the list, a later search finds them.
     let Ok(mut free) = map.list_for_free() else { return false };
-    free.extend(long(map).filter(|id| rules.is_complete(&map[*id].fence)));
+    free.extend(long(map).filter(|id| rules.timelines.is_complete(&map[*id].fence)));
     let held = arena.reserved();
     let mut exchanged = 0;
     for id in free {
@@ -57,7 +57,7 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
 
 /// The free extents that a long page may lie in.
 fn long(map: &ExtentMap) -> impl Iterator<Item = ExtentId> {
-    let units = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift();
+    let units = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift;
     map.index.at_least(Kind::free(Zone::Large), units).map(|entry| entry.id)
 }
 

@@ -1,8 +1,10 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
+use super::address_space::unreserve;
 use super::arena::Arena;
 use super::coalescing::join_complete;
-use super::extent::{ExtentId, ExtentState};
+use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent_map::ExtentMap;
 use super::page_table::Home;
 use crate::device::DeviceError;
 use crate::order::Fence;
@@ -55,7 +57,7 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     let Arena { map, rules, .. } = &*arena;
     let mut idle = map.list_for_free()?;
     let free = map.free_of(map.layout.units_per_base_page());
-    let free = free.filter(|id| rules.is_complete(&map[*id].fence));
+    let free = free.filter(|id| rules.timelines.is_complete(&map[*id].fence));
     idle.extend(free.map(|id| (map[id].freed, id)));
     idle.sort_unstable();
     let mut done = Ok(());
@@ -82,16 +84,20 @@ pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
 /// before. What cannot be given back stays, and [`held`](Arena::held) says so.
 pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
     let mut done = forget_gone(arena).and(trim(arena, 0).map(drop));
-    let map = &mut arena.map;
-    for id in 0..map.regions.ids() {
-        let Some(region) = map.regions.at(id) else { continue };
-        // Nothing is mapped in it.
-        if map.is(region.head, ExtentState::Unmapped) && map.bytes(region.head) == region.bytes {
-            done = done.and(map.remove_region(id, |addresses, base, bytes| {
-                // SAFETY: the region is one unmapped extent, and the map forgets it.
-                unsafe { addresses.unreserve(base, bytes) }
-            }));
-        }
+    let Arena { map, pages, .. } = arena;
+    // Nothing is mapped in a region that is one unmapped extent. From the last on, since a list could be refused.
+    let is_bare = |extent: &Extent| extent.prev.is_none() && extent.next.is_none();
+    let bare = |map: &ExtentMap, end| {
+        let bare = map.in_state(ExtentState::Unmapped).filter(|(_, extent)| is_bare(extent));
+        bare.map(|(_, extent)| extent.region).filter(|id| *id < end).max()
+    };
+    let mut next = bare(map, u32::MAX);
+    while let Some(id) = next {
+        done = done.and(map.remove_region(id, |region| {
+            // SAFETY: nothing is mapped in the region, and the map forgets it.
+            unsafe { unreserve(pages, region.base, region.bytes) }
+        }));
+        next = bare(map, id);
     }
     done
 }
@@ -121,7 +127,7 @@ pub(super) fn trim_extent(
 fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
     let Arena { map, pages, table, .. } = arena;
     if pages.is_segment(page) {
-        map.remove_region(home.region, |_, _, _| {
+        map.remove_region(home.region, |_| {
             // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
             unsafe { pages.free_segment(page) }
         })?;
