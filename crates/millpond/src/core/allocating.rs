@@ -268,7 +268,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
 /// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
     let arena = &state.arenas.own;
-    if core.policy.splitting && arena.is_large(request.units) && arena.is_shortening_due() {
+    if core.policy.splitting && arena.is_shortening_due(request.units) {
         shorten(core, state);
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::block_descriptor::BlockDescriptor;
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
+use super::index::Kind;
 use super::layout::{Layout, Zone};
 use super::old_mappings::OldMappings;
 use super::page_map::PageMap;
@@ -58,8 +59,8 @@ impl Arena {
         }
     }
 
-    /// The arena of this memory of captures, with the same layout, limits and counters, which keeps its pages. Free ones are neither trimmed nor
-    /// exchanged, until it [lets go](Self::let_go). They are mapped at other addresses, too, where what was freed lies apart: a
+    /// The arena of this memory of captures, with the same layout, limits and counters, which keeps its pages. Free ones are
+    /// neither trimmed nor exchanged, until it [lets go](Self::let_go). They are mapped at other addresses, too, where what was freed lies apart: a
     /// replay uses both, in the order of the capture. It makes no stream wait, so that what different streams freed stays apart.
     pub(crate) fn that_keeps(&self, memory: u64) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
@@ -113,11 +114,6 @@ impl Arena {
         self.map.layout.base_pages_for(units) * self.map.layout.units_per_base_page()
     }
 
-    /// Whether blocks of this length lie in the large zone.
-    pub(crate) fn is_large(&self, units: u64) -> bool {
-        self.map.layout.zone_of(units) == Zone::Large
-    }
-
     /// Physical bytes held, by recount.
     pub(crate) fn held(&self) -> u64 {
         self.pages.recount_bytes()
@@ -135,7 +131,7 @@ impl Arena {
 
     /// Bytes asked for in a live block.
     pub(crate) fn requested(&self, id: ExtentId) -> u64 {
-        self.map.requested(id)
+        self.map.page_map.of_block(id).map_or_else(|| self.bytes(id), BlockDescriptor::requested)
     }
 
     /// The addresses of a block.
@@ -156,7 +152,8 @@ impl Arena {
 
     /// Every allocated block: its descriptor.
     pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
-        self.map.iter_allocated()
+        let allocated = self.map.in_state(ExtentState::Allocated);
+        allocated.filter_map(|(id, _)| Some((id, self.map.page_map.of_block(id)?)))
     }
 
     /// Every live block, as its start and the bytes asked for.
@@ -182,7 +179,8 @@ impl Arena {
 
     /// Bytes of the longest free extent: the largest request that needs no page.
     pub(crate) fn largest_free(&self) -> u64 {
-        self.map.largest_free()
+        let longest = Zone::BOTH.map(|zone| self.map.index.longest(Kind::free(zone)));
+        longest.into_iter().max().unwrap_or(0) * self.map.layout.unit_bytes
     }
 
     /// Bytes that are reserved, by all that count together with this one.
@@ -190,10 +188,10 @@ impl Arena {
         self.pages.counters.reserved.current()
     }
 
-    /// Whether long pages should be exchanged for short ones now, if there is time.
+    /// Whether long pages should be exchanged for short ones before a block of so many units is allocated, if there is time.
     #[inline]
-    pub(crate) fn is_shortening_due(&self) -> bool {
-        self.shortening.is_due(self.map.frees) && !self.keeps()
+    pub(crate) fn is_shortening_due(&self, units: u64) -> bool {
+        self.map.layout.zone_of(units) == Zone::Large && self.shortening.is_due(self.map.frees)
     }
 
     // ---- where pages lie -------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 //! Blocks: the extents that are allocated. They are cut out of free ones, and become free again.
 
-use super::block_descriptor::BlockDescriptor;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::page_map::DescriptorRef;
@@ -58,22 +57,5 @@ impl ExtentMap {
         self.blocks -= 1;
         self.page_map.close(id);
         true
-    }
-
-    /// Bytes asked for in a live block.
-    pub(super) fn requested(&self, id: ExtentId) -> u64 {
-        let bytes = self.bytes(id);
-        self.page_map.of_block(id).map_or(bytes, BlockDescriptor::requested)
-    }
-
-    /// Every allocated block: its descriptor.
-    pub(super) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
-        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.page_map.of_block(id)?)))
-    }
-
-    /// Whether an extent with this name is allocated, and starts there.
-    pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
-        self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
-            && self.address_of(id) == ptr
     }
 }

@@ -19,17 +19,12 @@ pub(super) fn insert_free(arena: &mut Arena, id: ExtentId) {
     arena.map.note_if_unmerged(id);
 }
 
-/// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for
-/// anybody.
+/// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
 #[inline]
 fn join_if_ready(arena: &mut Arena, id: ExtentId, neighbour: Option<ExtentId>) -> ExtentId {
-    match neighbour {
-        Some(neighbour) if arena.map.is(neighbour, ExtentState::Free) => join_if_alike(arena, id, neighbour),
-        _ => id,
-    }
-}
-
-fn join_if_alike(arena: &mut Arena, id: ExtentId, neighbour: ExtentId) -> ExtentId {
+    let Some(neighbour) = neighbour.filter(|other| arena.map.is(*other, ExtentState::Free)) else {
+        return id;
+    };
     arena.rules.prune_several(arena.map.fence_mut(neighbour));
     let is_alike = are_alike(arena, id, neighbour) || is_alike_or_complete_slow(arena, id, neighbour);
     if !is_alike || arena.rules.is_one_of_a_capture(&arena.map[id].fence, &arena.map[neighbour].fence) {

@@ -89,8 +89,13 @@ impl Extents {
     #[cold]
     fn make_room_slow(&mut self, more: usize) -> bool {
         // All records may become vacant.
-        self.records.try_reserve(more).is_ok()
-            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
+        let has_room = self.records.try_reserve(more).is_ok()
+            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok();
+        for _ in 0..if has_room { more } else { 0 } {
+            self.vacant.push(ExtentId(u32::try_from(self.records.len()).expect("fewer than 2^32 extents")));
+            self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
+        }
+        has_room
     }
 
     /// Gives back the host's memory behind the last record in use. Returns the first id without a record.
@@ -108,7 +113,7 @@ impl Extents {
         ExtentId(used as u32)
     }
 
-    /// Records that there is room for.
+    /// Ids below this may name extents.
     pub(super) fn capacity(&self) -> usize {
         self.records.capacity()
     }
@@ -116,13 +121,7 @@ impl Extents {
     /// A record that is unused.
     #[inline]
     fn vacant_record(&mut self) -> ExtentId {
-        self.vacant.pop().unwrap_or_else(|| self.new_record_slow())
-    }
-
-    #[cold]
-    fn new_record_slow(&mut self) -> ExtentId {
-        self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
-        ExtentId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 extents"))
+        self.vacant.pop().expect("room is made before an extent is added")
     }
 
     /// Two records at once.
@@ -130,11 +129,6 @@ impl Extents {
     fn both(&mut self, a: ExtentId, b: ExtentId) -> [&mut Extent; 2] {
         let both = self.records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
         both.expect("two extents have two records, and ids in use name records")
-    }
-
-    /// The extent with this name; `None` where it never named an extent.
-    pub(super) fn get(&self, id: ExtentId) -> Option<&Extent> {
-        self.records.get(id.0 as usize)
     }
 
     /// Cuts an extent in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
@@ -192,12 +186,6 @@ impl Extents {
 
     #[cold]
     fn make_room_for_long_fences(&mut self, records: usize, streams: usize) -> bool {
-        let lacking = records.saturating_sub(self.vacant.len());
-        for _ in 0..lacking {
-            let new = self.new_record_slow();
-            self.vacant.push(new);
-        }
-        self.vacant.rotate_right(lacking);
         let next = self.vacant.len() - records;
         (next..next + records).all(|at| {
             let id = self.vacant[at];

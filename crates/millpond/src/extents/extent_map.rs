@@ -360,12 +360,6 @@ impl ExtentMap {
         }
     }
 
-    /// Bytes of the longest free extent.
-    pub(super) fn largest_free(&self) -> u64 {
-        let longest = Zone::BOTH.map(|zone| self.index.longest(Kind::free(zone)));
-        longest.into_iter().max().unwrap_or(0) * self.layout.unit_bytes
-    }
-
     #[inline]
     pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
         self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next)
