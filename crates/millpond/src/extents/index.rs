@@ -1,6 +1,6 @@
 //! The index of free and unmapped extents, which answers "which one fits best".
 //!
-//! All stand in one order: what is free before what is unmapped, each by zone, then length, then address. Short sorted runs
+//! All stand in one order: what is unmapped before what is free, each by zone, then length, then address. Short sorted runs
 //! hold them, so that a search that starts in one goes through a slice. A tree finds a place as fast, but costs several
 //! times as much to walk.
 
@@ -27,11 +27,12 @@ pub(super) struct Kind(u64);
 impl Kind {
     const BITS: Self = Self(3 << 62);
 
-    pub(super) const fn free(zone: Zone) -> Self {
+    pub(super) const fn unmapped(zone: Zone) -> Self {
         Self((zone as u64) << 62)
     }
 
-    pub(super) const fn unmapped(zone: Zone) -> Self {
+    /// These come last: where few extents are free, none has to move for another.
+    pub(super) const fn free(zone: Zone) -> Self {
         Self((2 + zone as u64) << 62)
     }
 
@@ -112,8 +113,11 @@ impl ExtentIndex {
     /// The number of the run in which the key has its place, and that place.
     #[inline]
     fn place_of(&self, key: Key) -> (usize, usize) {
-        let runs = &self.runs[1..];
-        let number = if runs.is_empty() { 0 } else { runs.partition_point(|run| run[0].key <= key) };
+        let number = match &self.runs[..] {
+            // Nearly always.
+            [_] => 0,
+            runs => runs[1..].partition_point(|run| run[0].key <= key),
+        };
         let run = &self.runs[number];
         // By the upper half first: that takes no unpredictable branch.
         let mut at = run.partition_point(|other| other.upper() < (key >> u64::BITS) as u64);
