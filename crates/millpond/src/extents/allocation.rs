@@ -67,8 +67,8 @@ impl Arena {
     ) -> Result<Option<Allocation>, Refusal> {
         let request = self.request((units, align), stream, effort.balance())?;
         let free = match effort {
-            Effort::Ready | Effort::Grow => Search { arena: self, request }.ready()?,
-            Effort::Map(_) | Effort::TakeSegment => find(self, request)?,
+            Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready()?,
+            Effort::Map(_) | Effort::TakeSegment => find(self, &request)?,
         };
         let found = match (free, effort) {
             (Some(found), _) => found,

@@ -34,7 +34,7 @@ pub(super) struct Request<'a> {
 pub(super) type Found = (ExtentId, u64);
 
 /// Finds a free extent for the request, and makes the stream wait for it if need be.
-pub(super) fn find(arena: &mut Arena, request: Request<'_>) -> Result<Option<Found>, Refusal> {
+pub(super) fn find(arena: &mut Arena, request: &Request<'_>) -> Result<Option<Found>, Refusal> {
     loop {
         let now = Search { arena, request };
         if let found @ Some(_) = now.ready()? {
@@ -53,7 +53,7 @@ pub(super) fn find(arena: &mut Arena, request: Request<'_>) -> Result<Option<Fou
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Search<'a> {
     pub(super) arena: &'a Arena,
-    pub(super) request: Request<'a>,
+    pub(super) request: &'a Request<'a>,
 }
 
 impl Search<'_> {
@@ -99,7 +99,8 @@ impl Search<'_> {
     fn search(&self, mut is_enough: impl FnMut(&IndexEntry, u64) -> bool) {
         let Self { arena: Arena { map, .. }, request } = *self;
         let wherever = request.units + (request.align >> map.layout.unit_shift) - 1;
-        for least in [request.units, wherever] {
+        let mut least = request.units;
+        loop {
             for entry in map.index.at_least(Kind::free(request.zone), least).take(CANDIDATES) {
                 let (region, start) = entry.place();
                 let at = map.align_up(region, start, request.align);
@@ -107,7 +108,7 @@ impl Search<'_> {
                     return;
                 }
             }
-            if wherever == request.units {
+            if std::mem::replace(&mut least, wherever) == wherever {
                 return;
             }
         }
