@@ -111,7 +111,7 @@ impl Default for ExtentIndex {
 
 impl ExtentIndex {
     /// The number of the run in which the key has its place, and that place.
-    #[inline]
+    #[inline(always)]
     fn place_of(&self, key: Key) -> (usize, usize) {
         let number = match &self.runs[..] {
             // Nearly always.
