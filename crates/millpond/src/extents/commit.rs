@@ -56,8 +56,7 @@ impl Commit<'_, '_> {
     fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
         let Arena { map, table, old_mappings, pages, .. } = &mut *self.arena;
         let base_pages = (map.layout.base_page_of(place.start), map.layout.base_pages_for(place.end));
-        // A step cuts a donor's extent and a hole; or what is unmapped, where a mapping could not be undone.
-        let has_room = map.make_room_for(4 * plan.steps.len(), plan.fence.len())
+        let has_room = map.make_room_for(plan.cuts, plan.fence.len())
             && old_mappings.make_room(plan.steps.len())
             && table.make_room(place.region, base_pages, pages.records());
         map.ensure(has_room)

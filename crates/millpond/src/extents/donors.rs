@@ -1,7 +1,5 @@
 //! Where pages come from that lie in free extents: they move to another address, or back to one that they had.
 
-use std::cmp::Reverse;
-
 use super::arena::Arena;
 use super::extent::ExtentId;
 use super::page_table::Home;
@@ -18,7 +16,8 @@ pub(super) struct DonorPage {
     pub(super) home: Home,
     /// The least gives first. A donor that the stream may use without waiting comes first, then the one that has been free for
     /// longest, by the count of frees. In a program that repeats its steps, its pages are likely to be free here each time.
-    rank: (Reverse<bool>, u64),
+    /// Of one donor, the last page gives first.
+    rank: (u64, usize),
     is_taken: bool,
 }
 
@@ -35,7 +34,7 @@ impl DonorPage {
 /// The pages that free extents could give to one miss.
 #[derive(Debug, Default)]
 pub(super) struct Donors {
-    /// In the order in which they give: of one extent the last page first.
+    /// In the order in which they give.
     pages: Vec<DonorPage>,
     /// By page id: the place in the list of pages, and 1; 0 where no donor has the page. Empty where no page may come back.
     by_page: Vec<u32>,
@@ -56,11 +55,10 @@ impl Donors {
             }
             let is_ready = query.covers(&map[extent].fence);
             if is_ready || request.may_wait {
-                let rank = (Reverse(is_ready), map[extent].freed);
-                wanted = new.list_pages(arena, (extent, rank), wanted);
+                wanted = new.list_pages(arena, (extent, is_ready), wanted);
             }
         }
-        new.pages.sort_unstable_by_key(|page| (page.rank, page.extent, Reverse(page.home.first)));
+        new.pages.sort_unstable_by_key(|page| page.rank);
         // Where old mappings stay, a miss goes past them.
         let ids = if old_mappings.is_empty() { 0 } else { arena.pages.records() };
         if new.by_page.try_reserve_exact(ids).is_ok() {
@@ -76,12 +74,7 @@ impl Donors {
 
     /// Lists pages of a free extent, from its end; returns how many base pages are wanted still. Where old mappings stay, a page
     /// that was given to a peer by itself stays too: that access belongs to its mapping.
-    fn list_pages(
-        &mut self,
-        arena: &Arena,
-        (extent, rank): (ExtentId, (Reverse<bool>, u64)),
-        mut wanted: u64,
-    ) -> u64 {
+    fn list_pages(&mut self, arena: &Arena, (extent, is_ready): (ExtentId, bool), mut wanted: u64) -> u64 {
         let (start, mut end) = arena.map.base_pages_within(extent);
         while wanted > 0
             && let Some((page, home)) = arena.table.last_whole(arena.map[extent].region, (start, end))
@@ -89,6 +82,7 @@ impl Donors {
             && (!arena.keeps() || arena.pages.has_usual_peers(page))
             && self.pages.try_reserve(1).is_ok()
         {
+            let rank = (u64::from(!is_ready) << 63 | arena.map[extent].freed, self.pages.len());
             self.pages.push(DonorPage { page, extent, home, rank, is_taken: false });
             wanted = wanted.saturating_sub(u64::from(home.base_pages));
             end = home.span().0;

@@ -58,6 +58,10 @@ impl Extent {
         Self { state, zone, region, start: 0, units, prev: None, next: None, fence: Fence::empty(), freed: 0 }
     }
 
+    fn unused() -> Self {
+        Self::whole(0, Zone::Small, 0, ExtentState::Unused)
+    }
+
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.start + self.units
@@ -91,9 +95,12 @@ impl Extents {
         // All records may become vacant.
         let has_room = self.records.try_reserve(more).is_ok()
             && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok();
-        for _ in 0..if has_room { more } else { 0 } {
-            self.vacant.push(ExtentId(u32::try_from(self.records.len()).expect("fewer than 2^32 extents")));
-            self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
+        if has_room {
+            let first = u32::try_from(self.records.len()).expect("fewer than 2^32 extents");
+            self.records.resize_with(self.records.len() + more, Extent::unused);
+            // The lowest are taken first, so that those behind the last in use go back.
+            self.vacant.extend((first..first + more as u32).rev().map(ExtentId));
+            self.vacant.rotate_right(more);
         }
         has_room
     }

@@ -1,15 +1,14 @@
 //! The index of free and unmapped extents, which answers "which one fits best".
 //!
-//! All stand in one order: what is unmapped before what is free, each by zone, then length, then address. Short sorted runs
-//! hold them, so that a search that starts in one goes through a slice. A tree finds a place as fast, but costs several
-//! times as much to walk.
+//! Those of one kind and zone stand in order of their length, then of their address. Short sorted runs hold them, so that a
+//! search that starts in one goes through a slice. A tree finds a place as fast, but costs several times as much to walk.
 
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::layout::Zone;
 use crate::policy::fit::LONGEST_RUN;
 
-/// Kind, length, region and start in one number, which is compared faster than four.
-type Key = u128;
+/// Length, and region and start: sorts by best fit, then by address. Two numbers are compared faster than three.
+type Key = (u64, u64);
 
 /// Bits for a start. More than the units of a region: a tebibyte of the shortest, or a single extent.
 const START_BITS: u32 = 40;
@@ -20,27 +19,23 @@ pub(super) fn is_region(id: u32) -> bool {
 }
 
 /// The extents of a zone that are free, or that are unmapped.
-/// A number in the two upper bits: a length is below them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kind(u64);
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind(usize);
 
 impl Kind {
-    const BITS: Self = Self(3 << 62);
+    pub(super) const fn free(zone: Zone) -> Self {
+        Self(zone as usize)
+    }
 
     pub(super) const fn unmapped(zone: Zone) -> Self {
-        Self((zone as u64) << 62)
+        Self(2 + zone as usize)
     }
 
-    /// These come last: where few extents are free, none has to move for another.
-    pub(super) const fn free(zone: Zone) -> Self {
-        Self((2 + zone as u64) << 62)
-    }
-
-    /// The least key of any extent of this length.
     #[inline]
-    fn first(self, units: u64) -> Key {
-        debug_assert!(units & Self::BITS.0 == 0);
-        u128::from(self.0 | units) << u64::BITS
+    fn of(extent: &Extent) -> Self {
+        debug_assert!(is_indexed(extent), "{extent:?}");
+        let Extent { state, zone, .. } = *extent;
+        if state == ExtentState::Free { Self::free(zone) } else { Self::unmapped(zone) }
     }
 }
 
@@ -54,32 +49,21 @@ pub(super) struct IndexEntry {
 impl IndexEntry {
     #[inline]
     fn new(extent: &Extent, id: ExtentId) -> Self {
-        let Extent { state, zone, region, start, units, .. } = *extent;
+        let Extent { region, start, units, .. } = *extent;
         debug_assert!(start >> START_BITS == 0 && is_region(region));
-        debug_assert!(is_indexed(extent), "{extent:?}");
-        let kind = if state == ExtentState::Free { Kind::free(zone) } else { Kind::unmapped(zone) };
-        Self { key: kind.first(units) | u128::from(region) << START_BITS | u128::from(start), id }
-    }
-
-    fn kind(&self) -> Kind {
-        Kind(self.upper() & Kind::BITS.0)
-    }
-
-    #[inline]
-    fn upper(&self) -> u64 {
-        (self.key >> u64::BITS) as u64
+        Self { key: (units, u64::from(region) << START_BITS | start), id }
     }
 
     /// The extent's length.
     #[inline]
     pub(super) fn units(&self) -> u64 {
-        self.upper() & !Kind::BITS.0
+        self.key.0
     }
 
     /// The extent's region and first unit in one number, which sorts as its address does.
     #[inline]
     pub(super) fn place_bits(&self) -> u64 {
-        self.key as u64
+        self.key.1
     }
 
     /// The extent's region and first unit.
@@ -94,74 +78,70 @@ fn is_indexed(extent: &Extent) -> bool {
     matches!(extent.state, ExtentState::Free | ExtentState::Unmapped)
 }
 
+/// Where in runs a key has its place: the number of the run, and the place there.
+#[inline(always)]
+fn place_of(runs: &[Vec<IndexEntry>], key: Key) -> (usize, usize) {
+    let number = match runs {
+        // Nearly always.
+        [_] => 0,
+        runs => runs[1..].partition_point(|run| run[0].key <= key),
+    };
+    let run = &runs[number];
+    // By the length first: comparing one number takes no unpredictable branch.
+    let mut at = run.partition_point(|other| other.key.0 < key.0);
+    while run.get(at).is_some_and(|other| other.key < key) {
+        at += 1;
+    }
+    (number, at)
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct ExtentIndex {
-    /// At least one. None is empty if there are several.
-    runs: Vec<Vec<IndexEntry>>,
+    /// By kind, at least one. None is empty if there are several.
+    runs: [Vec<Vec<IndexEntry>>; 4],
     /// Whether extents may be missing, since the host refused memory: a free must not fail.
     lacks: bool,
 }
 
 impl Default for ExtentIndex {
     fn default() -> Self {
-        Self { runs: vec![Vec::new()], lacks: false }
+        Self { runs: std::array::from_fn(|_| vec![Vec::new()]), lacks: false }
     }
 }
 
 impl ExtentIndex {
-    /// The number of the run in which the key has its place, and that place.
-    #[inline(always)]
-    fn place_of(&self, key: Key) -> (usize, usize) {
-        let number = match &self.runs[..] {
-            // Nearly always.
-            [_] => 0,
-            runs => runs[1..].partition_point(|run| run[0].key <= key),
-        };
-        let run = &self.runs[number];
-        // By the upper half first: that takes no unpredictable branch.
-        let mut at = run.partition_point(|other| other.upper() < (key >> u64::BITS) as u64);
-        while run.get(at).is_some_and(|other| other.key < key) {
-            at += 1;
-        }
-        (number, at)
-    }
-
     /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, extent: &Extent, id: ExtentId) {
-        let entry = IndexEntry::new(extent, id);
-        let (number, at) = self.place_of(entry.key);
-        let run = &mut self.runs[number];
+        let (entry, runs) = (IndexEntry::new(extent, id), &mut self.runs[Kind::of(extent).0]);
+        let (number, at) = place_of(runs, entry.key);
+        let run = &mut runs[number];
         if run.len() == run.capacity() && run.try_reserve(1).is_err() {
             self.lacks = true;
             return;
         }
         run.insert(at, entry);
         if run.len() > LONGEST_RUN {
-            self.cut_in_two(number);
-        }
-    }
-
-    /// Cuts a long run in two, if the host has memory for that: else it goes on growing.
-    fn cut_in_two(&mut self, number: usize) {
-        let (mut second, half) = (Vec::new(), self.runs[number].len() - LONGEST_RUN / 2);
-        if self.runs.try_reserve(1).is_ok() && second.try_reserve(half).is_ok() {
-            second.extend(self.runs[number].drain(LONGEST_RUN / 2..));
-            self.runs.insert(number + 1, second);
+            // A long run is cut in two, if the host has memory for that: else it goes on growing.
+            let (mut second, half) = (Vec::new(), run.len() - LONGEST_RUN / 2);
+            if second.try_reserve(half).is_ok() && runs.try_reserve(1).is_ok() {
+                second.extend(runs[number].drain(LONGEST_RUN / 2..));
+                runs.insert(number + 1, second);
+            }
         }
     }
 
     pub(super) fn remove(&mut self, extent: &Extent, id: ExtentId) {
-        let entry = IndexEntry::new(extent, id);
-        let (number, at) = self.place_of(entry.key);
-        let run = &mut self.runs[number];
+        let (entry, runs) = (IndexEntry::new(extent, id), &mut self.runs[Kind::of(extent).0]);
+        let (number, at) = place_of(runs, entry.key);
+        let run = &mut runs[number];
         if run.get(at) != Some(&entry) {
             debug_assert!(self.lacks, "an extent that is removed is there");
             return;
         }
         run.remove(at);
-        if run.is_empty() && self.runs.len() > 1 {
-            self.runs.remove(number);
+        if run.is_empty() && runs.len() > 1 {
+            runs.remove(number);
         }
     }
 
@@ -188,32 +168,32 @@ impl ExtentIndex {
     /// Extents of at least `units`, the best fit first.
     #[inline(always)]
     pub(super) fn at_least(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
-        let (number, at) = self.place_of(kind.first(units));
-        let longer = self.runs[number][at..].iter().chain(self.runs[number + 1..].iter().flatten());
-        longer.take_while(move |entry| entry.kind() == kind)
+        let runs = &self.runs[kind.0];
+        let (number, at) = place_of(runs, (units, 0));
+        runs[number][at..].iter().chain(runs[number + 1..].iter().flatten())
     }
 
     /// Extents of less than `units`, the longest first.
     pub(super) fn below(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
-        let (number, at) = self.place_of(kind.first(units));
-        let shorter = self.runs[..number].iter().flatten().chain(&self.runs[number][..at]).rev();
-        shorter.take_while(move |entry| entry.kind() == kind)
+        let runs = &self.runs[kind.0];
+        let (number, at) = place_of(runs, (units, 0));
+        runs[..number].iter().flatten().chain(&runs[number][..at]).rev()
     }
 
     /// The length of the longest extent.
     pub(super) fn longest(&self, kind: Kind) -> u64 {
-        self.below(kind, !Kind::BITS.0).next().map_or(0, IndexEntry::units)
+        self.below(kind, u64::MAX).next().map_or(0, IndexEntry::units)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.runs.iter().map(Vec::len).sum()
+        self.runs.iter().flatten().map(Vec::len).sum()
     }
 
     /// Whether the extent is in it, as it is now.
     pub(super) fn contains(&self, extent: &Extent, id: ExtentId) -> bool {
-        let entry = IndexEntry::new(extent, id);
-        let (number, at) = self.place_of(entry.key);
-        self.runs[number].get(at) == Some(&entry)
+        let (entry, runs) = (IndexEntry::new(extent, id), &self.runs[Kind::of(extent).0]);
+        let (number, at) = place_of(runs, entry.key);
+        runs[number].get(at) == Some(&entry)
     }
 }
 

@@ -52,7 +52,7 @@ impl<'a> Planner<'a> {
         let layout = &self.arena.map.layout;
         let place = choose_place(self.arena, &self.donors, self.request);
         let (waits, fence) = (Fence::empty(), Fence::empty());
-        let mut plan = Plan { place, steps: Vec::new(), waits, fence };
+        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0 };
         let Some(place) = place else {
             // The number of no region.
             let base_pages = (0, layout.base_pages_for(self.request.units));
@@ -102,6 +102,7 @@ impl<'a> Planner<'a> {
 
     /// Plans a page for each base page of a hole.
     fn fill(&mut self, plan: &mut Plan, window: Window, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
+        plan.cuts += 2;
         while at < end {
             let room = u32::try_from(end - at).unwrap_or(u32::MAX);
             let (step, base_pages) = if let Some(page) = self.take_parked(room) {
@@ -150,6 +151,8 @@ impl<'a> Planner<'a> {
 
     fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
         self.arena.map.ensure(plan.steps.try_reserve(1).is_ok())?;
+        // A donor's extent; or what is unmapped, where a mapping could not be undone.
+        plan.cuts += 2;
         plan.steps.push(step);
         Ok(())
     }
