@@ -126,9 +126,12 @@ impl Arena {
         let home = self.table.home(page)?;
         let units = self.map.layout.units_of(home.span());
         let is_outside = home.region != region || units.1 <= start || end <= units.0;
-        let from = self.map.free_over(home.region, units).filter(|_| is_outside)?;
+        let from = self.map.extent_at(home.region, units.0);
+        let is_free = self.map.is(from, ExtentState::Free) && units.1 <= self.map[from].end();
         let mut fence = Fence::empty();
-        if !fence.try_join(&self.map[from].fence)
+        if !is_outside
+            || !is_free
+            || !fence.try_join(&self.map[from].fence)
             || !self.map.make_room_for(2, fence.len())
             || !self.old_mappings.make_room(1)
         {

@@ -153,11 +153,6 @@ impl ExtentMap {
         self.extents[id].state == state
     }
 
-    #[inline]
-    pub(super) fn is_free(&self, neighbour: Option<ExtentId>) -> bool {
-        neighbour.is_some_and(|id| self.is(id, ExtentState::Free))
-    }
-
     /// Every extent that is in use.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.extents.iter()
@@ -299,12 +294,6 @@ impl ExtentMap {
         whole
     }
 
-    /// The free extent that holds a range of a region's units.
-    pub(super) fn free_over(&self, region: u32, (start, end): (u64, u64)) -> Option<ExtentId> {
-        let first = self.extent_at(region, start);
-        (self.is(first, ExtentState::Free) && end <= self.extents[first].end()).then_some(first)
-    }
-
     /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
     /// What it is false for lies between two parts of one range, if it has at most `gap` bytes. What it is `None` for does not.
     pub(super) fn ranges(
@@ -362,7 +351,8 @@ impl ExtentMap {
 
     #[inline]
     pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
-        self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next)
+        let Extent { prev, next, .. } = self.extents[id];
+        [prev, next].into_iter().flatten().any(|other| self.is(other, ExtentState::Free))
     }
 
     /// Remembers that a free extent may have a free neighbour.
@@ -371,12 +361,6 @@ impl ExtentMap {
     }
 
     // ---- unmapped extents ------------------------------------------------------------------------
-
-    /// The shortest unmapped extent of a zone that has so many base pages.
-    pub(super) fn unmapped_with(&self, zone: Zone, base_pages: u64) -> Option<ExtentId> {
-        let units = base_pages << self.layout.base_page_shift;
-        self.index.at_least(Kind::unmapped(zone), units).next().map(|entry| entry.id)
-    }
 
     /// The base pages of an extent without blocks that a window covers, also in part.
     pub(super) fn base_pages_in(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {

@@ -39,7 +39,8 @@ pub(super) fn choose_place(arena: &Arena, donors: &Donors, request: Request<'_>)
         .filter(|grown| grown.missing < base_pages || grown.missing == base_pages && growth.is_ready(grown));
     grown.or_else(|| {
         // One of which all base pages are missing, in the unmapped extent that fits best.
-        let first = map.unmapped_with(request.zone, base_pages)?;
+        let units = base_pages << map.layout.base_page_shift;
+        let first = map.index.at_least(Kind::unmapped(request.zone), units).next()?.id;
         let Extent { region, start, .. } = map[first];
         Some(Placement { region, start, end: start + request.units, first, missing: base_pages })
     })
@@ -62,7 +63,7 @@ impl Growth<'_> {
         let mut best: Option<Placement> = None;
         let longest = map.index.below(Kind::free(self.request.zone), self.request.units);
         for id in longest.take(GROWTH_CANDIDATES).map(|entry| entry.id) {
-            if !self.may_grow(id) || !self.could_be_ready(id) {
+            if !self.could_be_ready(id) {
                 continue;
             }
             // It begins with the extent, or ends with it.
@@ -77,18 +78,6 @@ impl Growth<'_> {
             }
         }
         best
-    }
-
-    /// Whether there is room for pages beside a free extent.
-    fn may_grow(&self, id: ExtentId) -> bool {
-        let is_open = |id| {
-            matches!(
-                self.arena.map[id].state,
-                ExtentState::Unmapped | ExtentState::Dormant(_) | ExtentState::Free
-            )
-        };
-        let extent = &self.arena.map[id];
-        extent.next.is_some_and(is_open) || extent.prev.is_some_and(is_open)
     }
 
     /// The place that starts at a unit of a region, if it lacks at most so many base pages. A free extent lies at one end of it.

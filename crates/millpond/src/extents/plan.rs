@@ -18,7 +18,7 @@ pub(super) enum Step {
     Unpark { page: PageId, at: u64 },
     /// The page is mapped from base page `at` on, and leaves a free extent.
     Move { page: PageId, from: ExtentId, at: u64 },
-    /// A new page of so many base pages is mapped from base page `at` on. Shorter ones where memory is short.
+    /// A new page of so many base pages is mapped from base page `at` on.
     Create { base_pages: u32, at: u64 },
 }
 
