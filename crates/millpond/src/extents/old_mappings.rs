@@ -176,9 +176,9 @@ impl OldMappings {
 /// where it cannot be removed: it is pending unmap.
 fn remove(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<ExtentId> {
     let at = map.address_of(id);
-    // SAFETY: the page was mapped here before it was remapped. The work that used the range is complete. Later work cannot use it,
-    // since the program holds no pointer into it.
     let (page, removed) = match map[id].state {
+        // SAFETY: the page was mapped here before it was remapped. The work that used the range is complete. Later work cannot
+        // use it, since the program holds no pointer into it.
         ExtentState::Dormant(page) => (page, unsafe { pages.unmap_laid_aside(page, at) }),
         // SAFETY: likewise.
         ExtentState::PendingUnmap(page) => (page, unsafe { pages.unmap(page, at) }),

@@ -1,5 +1,5 @@
 //! Splitting long pages: free ones go back to the device, and short ones are created instead. Those are parked, for the next
-//! misses. [`Shortening`] says when.
+//! misses. `policy/shortening.rs` says when.
 //!
 //! A page is given back before short ones are created, so reserved bytes never rise. Its work must be complete by
 //! then; nobody waits for it.
