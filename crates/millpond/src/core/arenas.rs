@@ -294,6 +294,9 @@ mod tests {
         assert!(!memory.alloc_at((long, 16 * MIB), &stream).unwrap());
         pool.check().unwrap();
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        let both = long.raw() + 16 * MIB - blocks[0].raw();
+        assert!(!memory.alloc_at((blocks[0], both), &stream).unwrap(), "a page cannot be at both addresses");
+        pool.check().unwrap();
         assert!(memory.alloc_at((long, 16 * MIB), &stream).unwrap());
         pool.check().unwrap();
     }
