@@ -38,8 +38,6 @@ const MAY_END: &[(&str, usize)] = &[
     ("Pool::start_recording", 20),
     ("Pool::stop_recording", 10),
     ("Pool::alloc and free, recorded", 10),
-    // A recount for tests.
-    ("Pool::check", 7),
     // Lists of what is to be given back at last.
     ("drop of a Pool", 2),
 ];

@@ -174,7 +174,7 @@ impl CapturePool {
 
     /// Bytes in live blocks of the memory.
     pub fn used(&self) -> u64 {
-        self.with(|arena| arena.allocated().1)
+        self.with(Arena::used)
     }
 
     fn with(&self, look: impl FnOnce(&Arena) -> u64) -> u64 {

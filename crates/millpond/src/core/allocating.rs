@@ -15,7 +15,7 @@ use super::pool_core::{Core, PoolState, take_back};
 use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
-use crate::extents::{Allocation, Arena, Effort, MOST_UNITS, Refusal};
+use crate::extents::{self, Allocation, Arena, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Budget, Live};
 use crate::policy::ledger::{CUT, Ledger};
@@ -257,7 +257,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     let device = core.timelines.device();
     let began = device.now();
     let PoolState { arenas, ledger, .. } = &mut *state;
-    let any = arenas.own.shorten(ledger);
+    let any = extents::shorten(&mut arenas.own, ledger);
     let took = device.now().saturating_sub(began);
     core.counters.note_device_time(took);
     if any {
@@ -268,7 +268,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
 /// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
     let arena = &state.arenas.own;
-    if core.policy.splitting && arena.is_large(request.units) && arena.is_shortening_due() {
+    if core.policy.splitting && arena.is_shortening_due(request.units) {
         shorten(core, state);
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{Arena, ExtentId, Pointer};
+use crate::extents::{self, Arena, ExtentId, Pointer};
 use crate::order::Fence;
 
 /// Names an arena that keeps its pages, among all of this process, for ever.
@@ -118,7 +118,7 @@ impl Arenas {
         if !arena.free(id, fence) {
             return None;
         }
-        let is_last = !arena.keeps() && arena.allocated().0 == 0;
+        let is_last = !arena.keeps() && arena.blocks() == 0;
         if let Some(keeping) = keeping.filter(|_| is_last) {
             self.trim(keeping);
         }
@@ -182,9 +182,9 @@ impl Arenas {
 
     /// The work that must be complete before everything free can be given back.
     pub(crate) fn fence_of_all_free(&self) -> Fence {
-        let mut fence = self.own.fence_of_all_free();
+        let mut fence = extents::fence_of_all_free(&self.own);
         for (_, arena) in self.released().filter(|(_, arena)| !arena.keeps()) {
-            _ = fence.try_join(&arena.fence_of_all_free());
+            _ = fence.try_join(&extents::fence_of_all_free(arena));
         }
         fence
     }
@@ -193,7 +193,7 @@ impl Arenas {
     pub(crate) fn forget_gone(&mut self) {
         for (id, arena) in self.iter_mut() {
             if (id.is_none() || !arena.keeps())
-                && let Err(error) = arena.forget_gone()
+                && let Err(error) = extents::forget_gone(arena)
             {
                 tracing::warn!(%error, "memory of a pool that sleeps could not be given back");
             }
@@ -205,23 +205,23 @@ impl Arenas {
         for arena in self.keeping.values_mut().filter(|arena| !arena.keeps()) {
             tear_down(arena);
         }
-        self.own.tear_down()
+        extents::tear_down(&mut self.own)
     }
 }
 
 /// Gives back what is free, and complete. Returns whether nothing is left of memory that was let go.
 fn trim(arena: &mut Arena) -> bool {
-    if let Err(error) = arena.trim(0) {
+    if let Err(error) = extents::trim(arena, 0) {
         tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
     }
-    let is_left = |arena: &Arena| arena.keeps() || arena.allocated().0 > 0 || arena.held() > 0;
+    let is_left = |arena: &Arena| arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
     // Only addresses are left else. Where they cannot be given back, that is tried again.
     !is_left(arena) && tear_down(arena)
 }
 
 /// Gives everything back, of memory without live blocks that nothing uses any more. Returns whether that succeeded.
 fn tear_down(arena: &mut Arena) -> bool {
-    let done = arena.tear_down();
+    let done = extents::tear_down(arena);
     if let Err(error) = &done {
         tracing::warn!(%error, "the memory of a capture could not be given back");
     }
@@ -294,6 +294,9 @@ mod tests {
         assert!(!memory.alloc_at((long, 16 * MIB), &stream).unwrap());
         pool.check().unwrap();
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        let both = long.raw() + 16 * MIB - blocks[0].raw();
+        assert!(!memory.alloc_at((blocks[0], both), &stream).unwrap(), "a page cannot be at both addresses");
+        pool.check().unwrap();
         assert!(memory.alloc_at((long, 16 * MIB), &stream).unwrap());
         pool.check().unwrap();
     }

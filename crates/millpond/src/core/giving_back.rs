@@ -7,7 +7,7 @@ use super::pool_core::{Core, PoolState, take_back};
 use super::registry::Registered;
 use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::Pointer;
+use crate::extents::{self, Pointer};
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
 use crate::{Error, Result};
@@ -44,7 +44,7 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
     core.empty_caches(state);
     let device = core.timelines.device();
     let began = device.now();
-    let released = state.arenas.own.trim(keep);
+    let released = extents::trim(&mut state.arenas.own, keep);
     core.counters.note_device_time(device.now().saturating_sub(began));
     let released = released?;
     core.recording.trim(keep, released);
@@ -200,7 +200,7 @@ fn end(core: &Core) -> Result<()> {
     let left = {
         let mut state = core.state.lock();
         state.arenas.trim_keeping();
-        state.arenas.own.tear_down()?;
+        extents::tear_down(&mut state.arenas.own)?;
         state.arenas.own.held()
     };
     if left > 0 {

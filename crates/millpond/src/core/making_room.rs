@@ -11,6 +11,7 @@ use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, tr
 use super::limits::{has_budget_of, has_memory_of, others, others_live, verdict};
 use super::pool_core::Core;
 use super::recorded::keep_account;
+use crate::extents;
 use crate::host::try_box;
 use crate::out_of_memory::{Limit, OutOfMemory};
 use crate::physical::{Budget, Shortage};
@@ -69,7 +70,7 @@ pub(super) fn take_step(
                 return Ok(let_go);
             }
             core.timelines.wait_on_host(&fence)?;
-            core.state.lock().arenas.own.reap();
+            extents::reap(&mut core.state.lock().arenas.own);
             Ok(true)
         }
         Step::ReleaseSome => {

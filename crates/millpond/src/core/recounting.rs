@@ -1,7 +1,7 @@
 //! Recounts every invariant of a pool, for tests.
 
 use super::pool_core::{Core, PoolState};
-use crate::extents::Arena;
+use crate::extents::{self, Arena};
 
 /// Recounts everything; says what is wrong, if anything is.
 pub(crate) fn check(core: &Core) -> std::result::Result<(), String> {
@@ -9,10 +9,10 @@ pub(crate) fn check(core: &Core) -> std::result::Result<(), String> {
     let PoolState { arenas, locked, .. } = &mut *state;
     let mut own = core.counters.reserved.current();
     for (_, arena) in arenas.iter().filter(|(id, _)| id.is_some()) {
-        arena.check(arena.held())?;
+        extents::check(arena, arena.held())?;
         own -= arena.held();
     }
-    arenas.own.check(own)?;
+    extents::check(&arenas.own, own)?;
     let arenas = arenas.iter().map(|(_, arena)| arena);
     core.caches.check(locked, |cached| check_counts(core, arenas, cached))
 }

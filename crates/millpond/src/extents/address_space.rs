@@ -1,56 +1,45 @@
 //! Address space for regions.
 
-use std::sync::Arc;
-
 use super::layout::Layout;
 use super::refusal::Refusal;
-use crate::counters::Counters;
-use crate::device::{Device, DeviceError, DevicePtr};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
+use crate::physical::Pages;
 use crate::policy::addresses::LONGEST_REGION;
 
-/// See the [module](self).
-#[derive(Debug)]
-pub(super) struct AddressSpace {
-    device: Arc<dyn Device>,
-    counters: Arc<Counters>,
-    layout: Layout,
+/// Reserves at least `least` bytes, whole base pages, as a region: its addresses and its bytes. That is far more than the
+/// device has, since address space is free; but where it `is_short` as little as a region has.
+pub(super) fn reserve(
+    pages: &Pages,
+    layout: &Layout,
+    least: u64,
+    is_short: bool,
+) -> Result<(DevicePtr, u64), Refusal> {
+    let (device, base_page) = (pages.device(), layout.base_page_bytes);
+    let total = if is_short { 0 } else { device.properties().total_memory };
+    let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
+    let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
+    let base = loop {
+        match device.reserve(bytes) {
+            Ok(base) => break base,
+            Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
+            // The process runs out of addresses, not the device.
+            Err(DeviceError::OutOfMemory { call, requested }) => {
+                return Err(Refusal::of_host(call, requested));
+            }
+            Err(other) => return Err(other.into()),
+        }
+    };
+    pages.counters.calls.reserve.add(1);
+    Ok((base, bytes))
 }
 
-impl AddressSpace {
-    pub(super) fn new(device: Arc<dyn Device>, counters: Arc<Counters>, layout: Layout) -> Self {
-        Self { device, counters, layout }
-    }
-
-    /// Reserves at least `least` bytes, whole base pages, as a region: its addresses and its bytes. That is far more than the
-    /// device has, since address space is free; but where it `is_short` as little as a region has.
-    pub(super) fn reserve(&self, least: u64, is_short: bool) -> Result<(DevicePtr, u64), Refusal> {
-        let base_page = self.layout.base_page_bytes;
-        let total = if is_short { 0 } else { self.device.properties().total_memory };
-        let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
-        let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
-        let base = loop {
-            match self.device.reserve(bytes) {
-                Ok(base) => break base,
-                Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
-                // The process runs out of addresses, not the device.
-                Err(DeviceError::OutOfMemory { call, requested }) => {
-                    return Err(Refusal::of_host(call, requested));
-                }
-                Err(other) => return Err(other.into()),
-            }
-        };
-        self.counters.calls.reserve.add(1);
-        Ok((base, bytes))
-    }
-
-    /// Gives the addresses of a region back.
-    ///
-    /// # Safety
-    /// They were [reserved](Self::reserve), nothing is mapped there, and the caller forgets them.
-    pub(super) unsafe fn unreserve(&self, base: DevicePtr, bytes: u64) -> Result<(), DeviceError> {
-        // SAFETY: as the caller promises.
-        unsafe { self.device.unreserve(base, bytes) }?;
-        self.counters.calls.unreserve.add(1);
-        Ok(())
-    }
+/// Gives the addresses of a region back.
+///
+/// # Safety
+/// They were [reserved](reserve), nothing is mapped there, and the caller forgets them.
+pub(super) unsafe fn unreserve(pages: &Pages, base: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    // SAFETY: as the caller promises.
+    unsafe { pages.device().unreserve(base, bytes) }?;
+    pages.counters.calls.unreserve.add(1);
+    Ok(())
 }

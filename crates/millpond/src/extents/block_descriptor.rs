@@ -176,7 +176,7 @@ impl BlockDescriptor {
     }
 
     /// Whether a live block without recorded uses starts at `ptr`, an address for which the descriptor was
-    /// [found](PageMap::find).
+    /// found (`PageMap::find`).
     #[inline]
     pub(crate) fn is_plain(&self, ptr: DevicePtr) -> bool {
         // Acquire: see `make_live`.

@@ -1,6 +1,5 @@
 //! Blocks: the extents that are allocated. They are cut out of free ones, and become free again.
 
-use super::block_descriptor::BlockDescriptor;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::page_map::DescriptorRef;
@@ -12,14 +11,13 @@ impl ExtentMap {
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
     pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
         let extent = &self.extents[id];
-        self.blocks[extent.zone as usize] += 1;
-        self.block_units += units;
+        self.blocks += 1;
         if extent.start == at && units < extent.units {
             // Nearly always.
             self.unindex(id);
             let cut = self.cut_front(id, units);
             let opened = self.open(cut);
-            self.index_front_rest(id);
+            self.index(id);
             return opened;
         }
         let cut = self.cut(id, (at, at + units));
@@ -34,15 +32,6 @@ impl ExtentMap {
             self.regions.set_head(region, cut);
         }
         cut
-    }
-
-    /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
-    fn index_front_rest(&mut self, id: ExtentId) {
-        self.index(id);
-        // If the two before it were listed as unmerged, it and its next may not be.
-        if self.is_free(self.extents[id].next) {
-            self.list_unmerged(id);
-        }
     }
 
     /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
@@ -66,31 +55,8 @@ impl ExtentMap {
         self.frees += 1;
         let fence = fence(&mut extent.fence);
         (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
-        self.blocks[extent.zone as usize] -= 1;
-        self.block_units -= extent.units;
+        self.blocks -= 1;
         self.page_map.close(id);
         true
-    }
-
-    /// Allocated blocks by zone, and their units.
-    pub(super) fn allocated(&self) -> ([u64; 2], u64) {
-        (self.blocks, self.block_units)
-    }
-
-    /// Bytes asked for in a live block.
-    pub(super) fn requested(&self, id: ExtentId) -> u64 {
-        let bytes = self.bytes(id);
-        self.page_map.of_block(id).map_or(bytes, BlockDescriptor::requested)
-    }
-
-    /// Every allocated block: its descriptor.
-    pub(super) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
-        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.page_map.of_block(id)?)))
-    }
-
-    /// Whether an extent with this name is allocated, and starts there.
-    pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
-        self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
-            && self.address_of(id) == ptr
     }
 }

@@ -1,14 +1,9 @@
 //! Where pages come from that lie in free extents: they move to another address, or back to one that they had.
 
-use std::cmp::Reverse;
-
+use super::arena::Arena;
 use super::extent::ExtentId;
-use super::extent_map::ExtentMap;
-use super::layout::Zone;
-use super::mapper::Mapper;
 use super::page_table::Home;
-use super::reuse_rules::ReuseRules;
-use crate::order::Stream;
+use super::search::Request;
 use crate::physical::PageId;
 use crate::policy::donating::enough_base_pages;
 
@@ -19,6 +14,10 @@ pub(super) struct DonorPage {
     /// The free extent that it lies in.
     pub(super) extent: ExtentId,
     pub(super) home: Home,
+    /// The least gives first. A donor that the stream may use without waiting comes first, then the one that has been free for
+    /// longest, by the count of frees. In a program that repeats its steps, its pages are likely to be free here each time.
+    /// Of one donor, the last page gives first.
+    rank: (u64, usize),
     is_taken: bool,
 }
 
@@ -32,84 +31,59 @@ impl DonorPage {
     }
 }
 
-/// A free extent that gives pages.
-#[derive(Debug)]
-struct Donor {
-    /// The least gives first. A donor that the stream may use without waiting comes first, then the one that has been free for
-    /// longest, by the count of frees. In a program that repeats its steps, its pages are likely to be free here each time.
-    rank: (Reverse<bool>, u64),
-    /// Its places in the list of pages. The first of them is its last page.
-    pages: (usize, usize),
-}
-
 /// The pages that free extents could give to one miss.
 #[derive(Debug, Default)]
 pub(super) struct Donors {
-    list: Vec<Donor>,
+    /// In the order in which they give.
     pages: Vec<DonorPage>,
     /// By page id: the place in the list of pages, and 1; 0 where no donor has the page. Empty where no page may come back.
     by_page: Vec<u32>,
-    /// Whether old mappings stay where they are: no place may hold one.
-    pub(super) old_mappings_stay: bool,
+    /// All pages before this one are taken.
+    next: usize,
 }
 
 impl Donors {
-    /// Forgets all of them. Their memory stays for the next miss.
-    pub(super) fn clear(&mut self) {
-        self.list.clear();
-        self.pages.clear();
-        self.by_page.clear();
-    }
-
-    /// Lists what free extents could give to the stream, enough for so many base pages. Where the host has no memory for more,
-    /// what was found so far has to do.
-    pub(super) fn gather(
-        &mut self,
-        (map, mapper): (&ExtentMap, &Mapper),
-        rules: &ReuseRules,
-        (base_pages, stream): (u64, &Stream),
-    ) {
-        self.clear();
-        let ids = mapper.ids_of_dormant();
-        if self.by_page.try_reserve(ids).is_ok() {
-            self.by_page.resize(ids, 0);
-        }
-        let mut wanted = enough_base_pages(base_pages);
-        let mut query = rules.query(stream);
-        let longer_than_a_page = map.layout.units_per_base_page();
-        for extent in Zone::BOTH.iter().flat_map(|zone| map.indexes.free(*zone).at_least(longer_than_a_page))
-        {
+    /// Lists what free extents could give to a request. Where the host has no memory for more, what was found so far has to do.
+    pub(super) fn gather(arena: &Arena, request: &Request<'_>) -> Self {
+        let Arena { map, rules, old_mappings, .. } = arena;
+        let mut new = Self::default();
+        let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
+        let mut query = rules.query(request.stream);
+        for extent in map.free_of(map.layout.units_per_base_page()) {
             if wanted == 0 {
                 break;
             }
             let is_ready = query.covers(&map[extent].fence);
-            if is_ready || rules.policies.internal_dependencies {
-                let first = self.pages.len();
-                wanted = self.list_pages((map, mapper), extent, wanted);
-                if first < self.pages.len() && self.list.try_reserve(1).is_ok() {
-                    let rank = (Reverse(is_ready), map[extent].freed);
-                    self.list.push(Donor { rank, pages: (first, self.pages.len()) });
-                }
+            if is_ready || request.may_wait {
+                wanted = new.list_pages(arena, (extent, is_ready), wanted);
             }
         }
-        self.list.sort_unstable_by_key(|donor| (donor.rank, donor.pages));
+        new.pages.sort_unstable_by_key(|page| page.rank);
+        // Where old mappings stay, a miss goes past them.
+        let ids = if old_mappings.is_empty() { 0 } else { arena.pages.records() };
+        if new.by_page.try_reserve_exact(ids).is_ok() {
+            new.by_page.resize(ids, 0);
+        }
+        for (page, at) in new.pages.iter().zip(1..) {
+            if let Some(place) = new.by_page.get_mut(page.page.0 as usize) {
+                *place = at;
+            }
+        }
+        new
     }
 
     /// Lists pages of a free extent, from its end; returns how many base pages are wanted still. Where old mappings stay, a page
     /// that was given to a peer by itself stays too: that access belongs to its mapping.
-    fn list_pages(&mut self, (map, mapper): (&ExtentMap, &Mapper), extent: ExtentId, mut wanted: u64) -> u64 {
-        let region = map[extent].region;
-        let (start, mut end) = map.base_pages_within(extent);
+    fn list_pages(&mut self, arena: &Arena, (extent, is_ready): (ExtentId, bool), mut wanted: u64) -> u64 {
+        let (start, mut end) = arena.map.base_pages_within(extent);
         while wanted > 0
-            && let Some((page, home)) = mapper.table.last_whole(region, (start, end))
-            && !mapper.pages.is_segment(page)
-            && (!self.old_mappings_stay || mapper.pages.has_usual_peers(page))
+            && let Some((page, home)) = arena.table.last_whole(arena.map[extent].region, (start, end))
+            && !arena.pages.is_segment(page)
+            && (!arena.keeps() || arena.pages.has_usual_peers(page))
             && self.pages.try_reserve(1).is_ok()
         {
-            self.pages.push(DonorPage { page, extent, home, is_taken: false });
-            if let Some(place) = self.by_page.get_mut(page.0 as usize) {
-                *place = self.pages.len() as u32;
-            }
+            let rank = (u64::from(!is_ready) << 63 | arena.map[extent].freed, self.pages.len());
+            self.pages.push(DonorPage { page, extent, home, rank, is_taken: false });
             wanted = wanted.saturating_sub(u64::from(home.base_pages));
             end = home.span().0;
         }
@@ -135,21 +109,13 @@ impl Donors {
 
     /// Takes the next page of at most so many base pages that lies outside of the window.
     pub(super) fn take_next(&mut self, most: u32, window: Window) -> Option<DonorPage> {
-        let Self { list, pages, .. } = self;
-        for donor in list {
-            // Most are taken in their order.
-            while donor.pages.0 < donor.pages.1 && pages[donor.pages.0].is_taken {
-                donor.pages.0 += 1;
-            }
-            let mut left = pages[donor.pages.0..donor.pages.1].iter_mut();
-            let fits = |page: &&mut DonorPage| {
-                !page.is_taken && page.home.base_pages <= most && page.lies_outside(window)
-            };
-            if let Some(found) = left.find(fits) {
-                found.is_taken = true;
-                return Some(*found);
-            }
-        }
-        None
+        // Most are taken in their order.
+        self.next += self.pages[self.next..].iter().take_while(|page| page.is_taken).count();
+        let fits = |page: &&mut DonorPage| {
+            !page.is_taken && page.home.base_pages <= most && page.lies_outside(window)
+        };
+        let found = self.pages[self.next..].iter_mut().find(fits)?;
+        found.is_taken = true;
+        Some(*found)
     }
 }

@@ -38,8 +38,6 @@ pub(super) struct Extent {
     pub(super) state: ExtentState,
     pub(super) region: u32,
     pub(super) zone: Zone,
-    /// Whether the id is in the list of unmerged extents. Stays with the id when the extent goes.
-    listed: bool,
     /// First unit, counted from the region's start.
     pub(super) start: u64,
     /// Length in units, never 0.
@@ -57,18 +55,11 @@ const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines
 impl Extent {
     /// The one extent of a new region.
     pub(super) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
-        Self {
-            state,
-            zone,
-            region,
-            start: 0,
-            units,
-            prev: None,
-            next: None,
-            fence: Fence::empty(),
-            freed: 0,
-            listed: false,
-        }
+        Self { state, zone, region, start: 0, units, prev: None, next: None, fence: Fence::empty(), freed: 0 }
+    }
+
+    fn unused() -> Self {
+        Self::whole(0, Zone::Small, 0, ExtentState::Unused)
     }
 
     #[inline]
@@ -88,10 +79,7 @@ impl Extents {
     /// Enters an extent.
     pub(super) fn add(&mut self, extent: Extent) -> ExtentId {
         let id = self.vacant_record();
-        let record = &mut self[id];
-        let listed = record.listed;
-        *record = extent;
-        record.listed = listed;
+        self[id] = extent;
         id
     }
 
@@ -105,8 +93,16 @@ impl Extents {
     #[cold]
     fn make_room_slow(&mut self, more: usize) -> bool {
         // All records may become vacant.
-        self.records.try_reserve(more).is_ok()
-            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
+        let has_room = self.records.try_reserve(more).is_ok()
+            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok();
+        if has_room {
+            let first = u32::try_from(self.records.len()).expect("fewer than 2^32 extents");
+            self.records.resize_with(self.records.len() + more, Extent::unused);
+            // The lowest are taken first, so that those behind the last in use go back.
+            self.vacant.extend((first..first + more as u32).rev().map(ExtentId));
+            self.vacant.rotate_right(more);
+        }
+        has_room
     }
 
     /// Gives back the host's memory behind the last record in use. Returns the first id without a record.
@@ -124,7 +120,7 @@ impl Extents {
         ExtentId(used as u32)
     }
 
-    /// Records that there is room for.
+    /// Ids below this may name extents.
     pub(super) fn capacity(&self) -> usize {
         self.records.capacity()
     }
@@ -132,13 +128,7 @@ impl Extents {
     /// A record that is unused.
     #[inline]
     fn vacant_record(&mut self) -> ExtentId {
-        self.vacant.pop().unwrap_or_else(|| self.new_record_slow())
-    }
-
-    #[cold]
-    fn new_record_slow(&mut self) -> ExtentId {
-        self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
-        ExtentId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 extents"))
+        self.vacant.pop().expect("room is made before an extent is added")
     }
 
     /// Two records at once.
@@ -146,21 +136,6 @@ impl Extents {
     fn both(&mut self, a: ExtentId, b: ExtentId) -> [&mut Extent; 2] {
         let both = self.records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
         both.expect("two extents have two records, and ids in use name records")
-    }
-
-    /// The extent with this name; `None` where it never named an extent.
-    pub(super) fn get(&self, id: ExtentId) -> Option<&Extent> {
-        self.records.get(id.0 as usize)
-    }
-
-    /// Whether the id names an extent in this state now.
-    pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
-        self[id].state == state
-    }
-
-    /// Notes that the id is listed as unmerged or no longer; returns whether it was.
-    pub(super) fn set_listed(&mut self, id: ExtentId, listed: bool) -> bool {
-        std::mem::replace(&mut self[id].listed, listed)
     }
 
     /// Cuts an extent in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
@@ -218,10 +193,6 @@ impl Extents {
 
     #[cold]
     fn make_room_for_long_fences(&mut self, records: usize, streams: usize) -> bool {
-        while self.vacant.len() < records {
-            let new = self.new_record_slow();
-            self.vacant.insert(0, new);
-        }
         let next = self.vacant.len() - records;
         (next..next + records).all(|at| {
             let id = self.vacant[at];

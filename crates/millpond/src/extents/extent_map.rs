@@ -1,25 +1,22 @@
-//! The extent map: every extent of a pool's address space, and the indexes of free and unmapped ones. It also leads
+//! The extent map: every extent of a pool's address space, and the index of free and unmapped ones. It also leads
 //! from an address to its block.
 //!
 //! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
-//! fences in it. Each change leaves every free and unmapped extent in its index, but for the extents that a method says
+//! fences in it. Each change leaves every free and unmapped extent in the index, but for the extents that a method says
 //! are *on no index*.
 
 use std::ops::Index;
 use std::sync::Arc;
 
-use super::address_space::AddressSpace;
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
-use super::indexes::Indexes;
+use super::index::{ExtentIndex, Kind};
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
-use super::ranges::Published;
 use super::refusal::Refusal;
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
-use crate::physical::PageId;
 
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
@@ -29,18 +26,18 @@ const ROOM: usize = 4;
 pub(super) struct ExtentMap {
     pub(super) layout: Layout,
     pub(super) regions: Regions,
-    addresses: AddressSpace,
     /// The descriptors of allocated blocks, by id and by address.
     pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
-    pub(super) indexes: Indexes,
-    /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
-    unmerged: Vec<ExtentId>,
+    pub(super) index: ExtentIndex,
+    /// Whether there may be free neighbours that were not joined.
+    pub(super) has_unmerged: bool,
+    /// Extents with ids below this have descriptors.
+    described: usize,
     /// Counts frees, to tell old free extents from young ones.
     pub(super) frees: u64,
-    /// Allocated blocks, by zone, and their units.
-    pub(super) blocks: [u64; 2],
-    pub(super) block_units: u64,
+    /// Allocated blocks.
+    pub(super) blocks: u64,
 }
 
 impl Index<ExtentId> for ExtentMap {
@@ -52,46 +49,48 @@ impl Index<ExtentId> for ExtentMap {
 }
 
 impl ExtentMap {
-    pub(super) fn new(layout: Layout, addresses: AddressSpace, published: Published) -> Self {
+    pub(super) fn new(layout: Layout, regions: Regions) -> Self {
         Self {
             layout,
-            regions: Regions::new(published),
-            addresses,
+            regions,
             page_map: Arc::default(),
             extents: Extents::default(),
-            indexes: Indexes::default(),
-            unmerged: Vec::new(),
+            index: ExtentIndex::default(),
+            has_unmerged: false,
+            described: 0,
             frees: 0,
-            blocks: [0; 2],
-            block_units: 0,
+            blocks: 0,
         }
     }
 
     // ---- the host's memory -----------------------------------------------------------------------
 
-    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, room in
-    /// the list of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was
-    /// refused. `false` where it is refused.
+    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, and a descriptor
+    /// for each. And the place in the index that an earlier free was refused. `false` where it is refused.
     #[inline]
     pub(super) fn make_room(&mut self) -> bool {
         // Nearly always true.
         self.extents.make_room(ROOM)
-            && (self.unmerged.capacity() >= self.extents.capacity() && !self.indexes.lack()
-                || self.make_room_for_records() && self.indexes.complete(&self.extents))
+            && (self.described >= self.extents.capacity() && !self.index.lacks()
+                || self.describe() && self.index.complete(&self.extents))
     }
 
     /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
     /// index meanwhile.
     pub(super) fn make_room_for(&mut self, cuts: usize, streams: usize) -> bool {
         self.extents.make_room(cuts + ROOM)
-            && (self.unmerged.capacity() >= self.extents.capacity() || self.make_room_for_records())
+            && self.describe()
             && self.extents.make_room_for_fences(cuts, streams)
     }
 
     #[cold]
-    fn make_room_for_records(&mut self) -> bool {
+    fn describe(&mut self) -> bool {
         let all = self.extents.capacity();
-        self.page_map.back(all) && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
+        let has_room = self.described >= all || self.page_map.back(all);
+        if has_room {
+            self.described = self.described.max(all);
+        }
+        has_room
     }
 
     /// Refuses a request if the host refused memory for it.
@@ -107,8 +106,6 @@ impl ExtentMap {
     /// Gives back the host's memory for extents and blocks that are gone.
     pub(super) fn shrink(&mut self) {
         let end = self.extents.shrink();
-        // Some are of extents that are gone.
-        self.unmerged.retain(|id| id.0 < end.0);
         let mut first = 0;
         let gaps = self.in_state(ExtentState::Allocated).map(|(ExtentId(id), _)| {
             let gap = first..id as usize;
@@ -120,19 +117,6 @@ impl ExtentMap {
 
     // ---- regions ---------------------------------------------------------------------------------
 
-    /// Reserves a region of at least `base_pages`, and no longer than need be if it `is_short`; returns the unmapped
-    /// extent that fills it.
-    pub(super) fn add_region(
-        &mut self,
-        zone: Zone,
-        base_pages: u64,
-        is_short: bool,
-    ) -> Result<ExtentId, Refusal> {
-        self.regions.make_room_for_one()?;
-        let addresses = self.addresses.reserve(base_pages * self.layout.base_page_bytes, is_short)?;
-        Ok(self.enter_region(addresses, zone, ExtentState::Unmapped))
-    }
-
     /// Enters a region with one extent, for which there is [room](Regions::make_room_for_one). Returns that.
     pub(super) fn enter_region(
         &mut self,
@@ -142,7 +126,7 @@ impl ExtentMap {
     ) -> ExtentId {
         let units = bytes / self.layout.unit_bytes;
         let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
-        self.regions.add(Region { base, bytes, zone, head });
+        self.regions.add(Region { base, bytes, head });
         self.index(head);
         head
     }
@@ -152,19 +136,12 @@ impl ExtentMap {
     pub(super) fn remove_region(
         &mut self,
         id: u32,
-        give_back: impl FnOnce(&AddressSpace, DevicePtr, u64) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        let region = self.regions.get(id);
-        let (base, bytes, head) = (region.base, region.bytes, region.head);
-        // First: another pool may get the addresses at once.
-        self.regions.hide(id);
-        if let Err(error) = give_back(&self.addresses, base, bytes) {
-            self.regions.show(id);
-            return Err(error);
-        }
+        give_back: impl FnOnce(&Region) -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
+        let head = self.regions.get(id).head;
+        self.regions.remove(id, give_back)?;
         self.unindex(head);
         self.extents.remove_alone(head);
-        self.regions.remove(id);
         Ok(())
     }
 
@@ -173,12 +150,7 @@ impl ExtentMap {
     /// Whether the id names an extent in this state now.
     #[inline]
     pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
-        self.extents.is(id, state)
-    }
-
-    #[inline]
-    pub(super) fn is_free(&self, neighbour: Option<ExtentId>) -> bool {
-        neighbour.is_some_and(|id| self.is(id, ExtentState::Free))
+        self.extents[id].state == state
     }
 
     /// Every extent that is in use.
@@ -223,7 +195,7 @@ impl ExtentMap {
 
     /// Where a base page of a region lies.
     pub(super) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
-        self.regions.address(region, base_page << self.layout.base_page_shift(), &self.layout)
+        self.regions.address(region, base_page << self.layout.base_page_shift, &self.layout)
     }
 
     /// Where a page lies.
@@ -245,13 +217,13 @@ impl ExtentMap {
         }
         let base = self.regions.get(region).base.raw();
         let address = (base + unit * self.layout.unit_bytes).next_multiple_of(align);
-        (address - base) >> self.layout.unit_shift()
+        (address - base) >> self.layout.unit_shift
     }
 
     /// The last such unit up to `unit`, if there is one.
     pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
         let up = self.align_up(region, unit, align);
-        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
+        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift) }
     }
 
     /// The piece that holds the unit, of an extent that was cut up and is linked from `first` on.
@@ -276,16 +248,16 @@ impl ExtentMap {
 
     // ---- cutting and joining ---------------------------------------------------------------------
 
-    /// Puts a free or unmapped extent on its index.
+    /// Puts a free or unmapped extent on the index.
     #[inline]
     pub(super) fn index(&mut self, id: ExtentId) {
-        self.indexes.insert(&self.extents[id], id);
+        self.index.insert(&self.extents[id], id);
     }
 
-    /// Takes a free or unmapped extent off its index.
+    /// Takes a free or unmapped extent off the index.
     #[inline]
     pub(super) fn unindex(&mut self, id: ExtentId) {
-        self.indexes.remove(&self.extents[id]);
+        self.index.remove(&self.extents[id], id);
     }
 
     /// Cuts a range out of a free or unmapped extent, to be on no index; what is left on either side stays as it was.
@@ -299,10 +271,6 @@ impl ExtentMap {
         if end < self.extents[cut].end() {
             let rest = self.extents.split(cut, end);
             self.index(rest);
-            // If the extent and its next were listed as unmerged, these two are now.
-            if self.is(rest, ExtentState::Free) && self.is_free(self.extents[rest].next) {
-                self.list_unmerged(rest);
-            }
         }
         cut
     }
@@ -322,49 +290,8 @@ impl ExtentMap {
         *self.fence_mut(whole) = fence;
         self.index(whole);
         // Its neighbours may be free too; whoever needs a longer extent joins them.
-        self.list_if_unmerged(whole);
+        self.note_if_unmerged(whole);
         whole
-    }
-
-    /// The first old mapping that a page may come back to, in so many units from an address on. `None` where any of them is
-    /// neither free nor such a mapping.
-    pub(super) fn dormant_at(&self, ptr: DevicePtr, units: u64) -> Option<Option<(ExtentId, PageId)>> {
-        let (region, at) = self.regions.find(ptr)?;
-        let start = at >> self.layout.unit_shift();
-        for id in self.until(self.extent_at(region, start), start + units) {
-            match self.extents[id].state {
-                ExtentState::Free => {}
-                ExtentState::Dormant(page) => return Some(Some((id, page))),
-                _ => return None,
-            }
-        }
-        Some(None)
-    }
-
-    /// The free extent that holds a range of a region's units.
-    pub(super) fn free_over(&self, region: u32, (start, end): (u64, u64)) -> Option<ExtentId> {
-        let first = self.extent_at(region, start);
-        (self.is(first, ExtentState::Free) && end <= self.extents[first].end()).then_some(first)
-    }
-
-    /// The free extent that holds so many units from an address on, and the unit where they begin. Free neighbours are
-    /// joined to one, whatever streams freed them. `None`, and nothing changed, where any of it is not free.
-    pub(super) fn free_at(&mut self, ptr: DevicePtr, units: u64) -> Option<(ExtentId, u64)> {
-        let (region, at) = self.regions.find(ptr)?;
-        let (start, end) = (at >> self.layout.unit_shift(), (at >> self.layout.unit_shift()) + units);
-        let first = self.extent_at(region, start);
-        let (mut last, mut fence) = (first, Fence::empty());
-        loop {
-            if !self.is(last, ExtentState::Free) || !fence.try_join(&self.extents[last].fence) {
-                return None;
-            }
-            if end <= self.extents[last].end() {
-                break;
-            }
-            last = self.extents[last].next?;
-        }
-        let whole = self.join_free(first, (start, end), fence);
-        self.extents.make_room_to_split(whole).then_some((whole, start))
     }
 
     /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
@@ -403,14 +330,16 @@ impl ExtentMap {
 
     // ---- free extents ----------------------------------------------------------------------------
 
-    pub(super) fn free_ids(&self) -> impl Iterator<Item = ExtentId> {
-        Zone::BOTH.iter().flat_map(|zone| self.indexes.free(*zone).at_least(0))
+    /// The free extents of both zones that have at least so many units.
+    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
+        let of_zone = move |zone| self.index.at_least(Kind::free(zone), units);
+        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
     }
 
     /// A list that has room for every free extent; or the host refuses it.
     pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
         let mut list = Vec::new();
-        let most = Zone::BOTH.map(|zone| self.indexes.free(zone).len()).iter().sum();
+        let most = self.index.len();
         match list.try_reserve_exact(most) {
             Ok(()) => Ok(list),
             Err(_) => Err(DeviceError::HostMemory {
@@ -420,43 +349,18 @@ impl ExtentMap {
         }
     }
 
-    /// Bytes of the longest free extent.
-    pub(super) fn largest_free(&self) -> u64 {
-        Zone::BOTH.map(|zone| self.indexes.free(zone).longest()).into_iter().max().unwrap_or(0)
-            * self.layout.unit_bytes
+    #[inline]
+    pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
+        let Extent { prev, next, .. } = self.extents[id];
+        [prev, next].into_iter().flatten().any(|other| self.is(other, ExtentState::Free))
     }
 
-    /// Free extents with free neighbours. See the field.
-    pub(super) fn unmerged(&self) -> &[ExtentId] {
-        &self.unmerged
-    }
-
-    /// Takes the last of them off the list.
-    pub(super) fn pop_unmerged(&mut self) -> Option<ExtentId> {
-        let id = self.unmerged.pop()?;
-        self.extents.set_listed(id, false);
-        Some(id)
-    }
-
-    pub(super) fn list_unmerged(&mut self, id: ExtentId) {
-        if !self.extents.set_listed(id, true) {
-            self.unmerged.push(id);
-        }
-    }
-
-    /// Remembers a free extent that has a free neighbour.
-    pub(super) fn list_if_unmerged(&mut self, id: ExtentId) {
-        if self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next) {
-            self.list_unmerged(id);
-        }
+    /// Remembers that a free extent may have a free neighbour.
+    pub(super) fn note_if_unmerged(&mut self, id: ExtentId) {
+        self.has_unmerged |= self.has_free_neighbour(id);
     }
 
     // ---- unmapped extents ------------------------------------------------------------------------
-
-    /// The shortest unmapped extent of a zone that has so many base pages.
-    pub(super) fn unmapped_with(&self, zone: Zone, base_pages: u64) -> Option<ExtentId> {
-        self.indexes.unmapped(zone).at_least(base_pages << self.layout.base_page_shift()).next()
-    }
 
     /// The base pages of an extent without blocks that a window covers, also in part.
     pub(super) fn base_pages_in(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
@@ -470,8 +374,9 @@ impl ExtentMap {
     /// Makes an extent that is on no index unmapped, joins it with the unmapped ones beside it, and indexes it. Returns the
     /// id that keeps the whole.
     pub(super) fn make_unmapped(&mut self, id: ExtentId) -> ExtentId {
+        let extent = &mut self.extents[id];
+        (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
         let mut id = id;
-        self.make_bare(id);
         for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
             if self.is(neighbour, ExtentState::Unmapped) {
                 self.unindex(neighbour);
@@ -482,16 +387,10 @@ impl ExtentMap {
         id
     }
 
-    /// Makes an extent that is on no index unmapped, and leaves it there.
-    pub(super) fn make_bare(&mut self, id: ExtentId) {
-        let extent = &mut self.extents[id];
-        (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
-    }
-
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes that an extent on no index is an old mapping, dormant or pending unmap.
-    pub(super) fn make_old_mapping(&mut self, id: ExtentId, state: ExtentState) {
+    /// Notes what an extent is that is on no index, and is to be on none.
+    pub(super) fn set_state(&mut self, id: ExtentId, state: ExtentState) {
         self.extents[id].state = state;
     }
 

@@ -1,86 +1,148 @@
-//! The indexes that answer "which free extent fits best" and "which unmapped one fits best".
+//! The index of free and unmapped extents, which answers "which one fits best".
 //!
-//! Extents are kept in bins by length, one to a power of two, with a bit for each bin that has any. So is the first
-//! level of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", 2004). Unlike there
-//! each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two, as there,
-//! took replays of recorded jobs 1 to 3 % more instructions: docs/lab/replay.md.)
+//! Those of one kind and zone stand in order of their length, then of their address. Short sorted runs hold them, so that a
+//! search that starts in one goes through a slice. A tree finds a place as fast, but costs several times as much to walk.
 
-use super::bin::{Bin, IndexEntry, Key, first_of, key};
-use super::extent::{Extent, ExtentId};
+use super::extent::{Extent, ExtentId, ExtentState, Extents};
+use super::layout::Zone;
+use crate::policy::fit::LONGEST_RUN;
 
-/// Entries of extents by rising length.
-#[derive(Debug)]
-pub(super) struct Rising<'a> {
-    index: &'a ExtentIndex,
-    run: std::slice::Iter<'a, IndexEntry>,
-    more: std::slice::Iter<'a, Vec<IndexEntry>>,
-    next_bin: usize,
+/// Length, and region and start: sorts by best fit, then by address. Two numbers are compared faster than three.
+type Key = (u64, u64);
+
+/// Bits for a start. More than the units of a region: a tebibyte of the shortest, or a single extent.
+const START_BITS: u32 = 40;
+
+/// Whether the bits left can name a region. One is as long as all device memory, or a segment.
+pub(super) fn is_region(id: u32) -> bool {
+    id >> (u64::BITS - START_BITS) == 0
 }
 
-impl<'a> Iterator for Rising<'a> {
-    type Item = &'a IndexEntry;
+/// The extents of a zone that are free, or that are unmapped.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind(usize);
+
+impl Kind {
+    pub(super) const fn free(zone: Zone) -> Self {
+        Self(zone as usize)
+    }
+
+    pub(super) const fn unmapped(zone: Zone) -> Self {
+        Self(2 + zone as usize)
+    }
 
     #[inline]
-    fn next(&mut self) -> Option<&'a IndexEntry> {
-        match self.run.next() {
-            Some(entry) => Some(entry),
-            None => self.next_run(),
-        }
+    fn of(extent: &Extent) -> Self {
+        debug_assert!(is_indexed(extent), "{extent:?}");
+        let Extent { state, zone, .. } = *extent;
+        if state == ExtentState::Free { Self::free(zone) } else { Self::unmapped(zone) }
     }
 }
 
-impl<'a> Rising<'a> {
-    /// The first entry of the next run, which is not empty.
-    fn next_run(&mut self) -> Option<&'a IndexEntry> {
-        let run = match self.more.next() {
-            Some(run) => run,
-            None => {
-                let bin = self.index.first_filled(self.next_bin)?;
-                self.next_bin = bin + 1;
-                let (first, more) = self.index.bins[bin].all();
-                self.more = more;
-                first
-            }
-        };
-        self.run = run.iter();
-        self.run.next()
+/// An extent in the index, and where it lies: its record is elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct IndexEntry {
+    key: Key,
+    pub(super) id: ExtentId,
+}
+
+impl IndexEntry {
+    #[inline]
+    fn new(extent: &Extent, id: ExtentId) -> Self {
+        let Extent { region, start, units, .. } = *extent;
+        debug_assert!(start >> START_BITS == 0 && is_region(region));
+        Self { key: (units, u64::from(region) << START_BITS | start), id }
+    }
+
+    /// The extent's length.
+    #[inline]
+    pub(super) fn units(&self) -> u64 {
+        self.key.0
+    }
+
+    /// The extent's region and first unit in one number, which sorts as its address does.
+    #[inline]
+    pub(super) fn place_bits(&self) -> u64 {
+        self.key.1
+    }
+
+    /// The extent's region and first unit.
+    #[inline]
+    pub(super) fn place(&self) -> (u32, u64) {
+        let place = self.place_bits();
+        ((place >> START_BITS) as u32, place & ((1 << START_BITS) - 1))
     }
 }
 
-/// The bin of extents of this length.
-#[inline]
-fn bin_of(units: u64) -> usize {
-    units.checked_ilog2().map_or(0, |log| log as usize)
+fn is_indexed(extent: &Extent) -> bool {
+    matches!(extent.state, ExtentState::Free | ExtentState::Unmapped)
 }
 
-/// The extents of a zone that are free, or that are unmapped, by length.
+/// Where in runs a key has its place: the number of the run, and the place there.
+#[inline(always)]
+fn place_of(runs: &[Vec<IndexEntry>], key: Key) -> (usize, usize) {
+    let number = match runs {
+        // Nearly always.
+        [_] => 0,
+        runs => runs[1..].partition_point(|run| run[0].key <= key),
+    };
+    let run = &runs[number];
+    // By the length first: comparing one number takes no unpredictable branch.
+    let mut at = run.partition_point(|other| other.key.0 < key.0);
+    while run.get(at).is_some_and(|other| other.key < key) {
+        at += 1;
+    }
+    (number, at)
+}
+
+/// See the [module](self).
 #[derive(Debug)]
 pub(super) struct ExtentIndex {
-    /// One for each number of bits.
-    bins: Box<[Bin; u64::BITS as usize]>,
-    /// A bit for each bin that is not empty.
-    filled: u64,
-    len: usize,
-    /// Whether extents are missing, since the host refused memory: a free must not fail.
+    /// By kind, at least one. None is empty if there are several.
+    runs: [Vec<Vec<IndexEntry>>; 4],
+    /// Whether extents may be missing, since the host refused memory: a free must not fail.
     lacks: bool,
 }
 
 impl Default for ExtentIndex {
     fn default() -> Self {
-        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: 0, len: 0, lacks: false }
+        Self { runs: std::array::from_fn(|_| vec![Vec::new()]), lacks: false }
     }
 }
 
 impl ExtentIndex {
     /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, extent: &Extent, id: ExtentId) {
-        let bin = bin_of(extent.units);
-        if !self.bins[bin].insert(IndexEntry::new(extent, id)) {
+        let (entry, runs) = (IndexEntry::new(extent, id), &mut self.runs[Kind::of(extent).0]);
+        let (number, at) = place_of(runs, entry.key);
+        let run = &mut runs[number];
+        if run.len() == run.capacity() && run.try_reserve(1).is_err() {
             self.lacks = true;
             return;
         }
-        self.filled |= 1 << bin;
-        self.len += 1;
+        run.insert(at, entry);
+        if run.len() > LONGEST_RUN {
+            // A long run is cut in two, if the host has memory for that: else it goes on growing.
+            let (mut second, half) = (Vec::new(), run.len() - LONGEST_RUN / 2);
+            if second.try_reserve(half).is_ok() && runs.try_reserve(1).is_ok() {
+                second.extend(runs[number].drain(LONGEST_RUN / 2..));
+                runs.insert(number + 1, second);
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, extent: &Extent, id: ExtentId) {
+        let (entry, runs) = (IndexEntry::new(extent, id), &mut self.runs[Kind::of(extent).0]);
+        let (number, at) = place_of(runs, entry.key);
+        let run = &mut runs[number];
+        if run.get(at) != Some(&entry) {
+            debug_assert!(self.lacks, "an extent that is removed is there");
+            return;
+        }
+        run.remove(at);
+        if run.is_empty() && runs.len() > 1 {
+            runs.remove(number);
+        }
     }
 
     /// Whether some extents may be missing.
@@ -89,82 +151,49 @@ impl ExtentIndex {
         self.lacks
     }
 
-    /// Inserts an extent that may be missing.
-    pub(super) fn insert_missing(&mut self, extent: &Extent, id: ExtentId) {
-        if !self.contains(extent, id) {
-            self.insert(extent, id);
+    /// Inserts every extent that is missing, since the host refused memory. `false` where it still does. Called between requests,
+    /// when none is missing for another reason.
+    #[cold]
+    pub(super) fn complete(&mut self, extents: &Extents) -> bool {
+        if std::mem::take(&mut self.lacks) {
+            for (id, extent) in extents.iter().filter(|(_, extent)| is_indexed(extent)) {
+                if !self.contains(extent, id) {
+                    self.insert(extent, id);
+                }
+            }
         }
-    }
-
-    /// All that were missing are about to be [inserted](Self::insert_missing).
-    pub(super) fn complete(&mut self) {
-        self.lacks = false;
-    }
-
-    pub(super) fn remove(&mut self, extent: &Extent) {
-        let bin = bin_of(extent.units);
-        if !self.bins[bin].remove(key(extent)) {
-            debug_assert!(self.lacks, "an extent that is removed is there");
-            return;
-        }
-        if self.bins[bin].is_empty() {
-            self.filled &= !(1 << bin);
-        }
-        self.len -= 1;
+        !self.lacks
     }
 
     /// Extents of at least `units`, the best fit first.
-    pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = ExtentId> + '_ {
-        self.rising(units).map(|entry| entry.id)
-    }
-
-    /// The entries of extents of at least `units`, the best fit first.
     #[inline(always)]
-    pub(super) fn rising(&self, units: u64) -> Rising<'_> {
-        let bin = bin_of(units);
-        let (first, more) = self.bins[bin].from(first_of(units));
-        Rising { index: self, run: first.iter(), more, next_bin: bin + 1 }
+    pub(super) fn at_least(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
+        let runs = &self.runs[kind.0];
+        let (number, at) = place_of(runs, (units, 0));
+        runs[number][at..].iter().chain(runs[number + 1..].iter().flatten())
     }
 
     /// Extents of less than `units`, the longest first.
-    pub(super) fn below(&self, units: u64) -> impl Iterator<Item = ExtentId> + '_ {
-        let last = bin_of(units);
-        let longest = self.bins[last].before(first_of(units)).rev();
-        let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].before(Key::MAX).rev());
-        longest.chain(shorter).map(|entry| entry.id)
+    pub(super) fn below(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
+        let runs = &self.runs[kind.0];
+        let (number, at) = place_of(runs, (units, 0));
+        runs[..number].iter().flatten().chain(&runs[number][..at]).rev()
     }
 
-    /// The first bin from `bin` up that is not empty.
-    #[inline]
-    fn first_filled(&self, bin: usize) -> Option<usize> {
-        let from = self.filled.checked_shr(bin as u32)?;
-        (from != 0).then(|| bin + from.trailing_zeros() as usize)
-    }
-
-    /// The bins that are not empty, from below `end` down.
-    fn filled_below(&self, end: usize) -> impl Iterator<Item = usize> + '_ {
-        let mut left = self.filled & u64::MAX.checked_shr((self.bins.len() - end) as u32).unwrap_or(0);
-        std::iter::from_fn(move || {
-            let last = left.checked_ilog2()?;
-            left &= !(1 << last);
-            Some(last as usize)
-        })
-    }
-
-    /// The length of the longest extent, in units.
-    pub(super) fn longest(&self) -> u64 {
-        let bin = self.filled_below(self.bins.len()).next();
-        let last = bin.and_then(|bin| self.bins[bin].before(Key::MAX).next_back());
-        last.map_or(0, |entry| entry.units())
+    /// The length of the longest extent.
+    pub(super) fn longest(&self, kind: Kind) -> u64 {
+        self.below(kind, u64::MAX).next().map_or(0, IndexEntry::units)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.runs.iter().flatten().map(Vec::len).sum()
     }
 
     /// Whether the extent is in it, as it is now.
     pub(super) fn contains(&self, extent: &Extent, id: ExtentId) -> bool {
-        self.bins[bin_of(extent.units)].get(key(extent)) == Some(&IndexEntry::new(extent, id))
+        let (entry, runs) = (IndexEntry::new(extent, id), &self.runs[Kind::of(extent).0]);
+        let (number, at) = place_of(runs, entry.key);
+        runs[number].get(at) == Some(&entry)
     }
 }
 
@@ -172,9 +201,9 @@ impl ExtentIndex {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::extent::ExtentState;
-    use super::super::layout::Zone;
     use super::*;
+
+    const KIND: Kind = Kind::free(Zone::Large);
 
     fn extent(start: u64, units: u64) -> Extent {
         let mut extent = Extent::whole(0, Zone::Large, units, ExtentState::Free);
@@ -198,15 +227,20 @@ mod tests {
             for which in removed {
                 if !all.is_empty() {
                     let (units, at) = all.swap_remove(which.index(all.len()));
-                    index.remove(&extent(u64::from(at), units));
+                    index.remove(&extent(u64::from(at), units), ExtentId(at));
                 }
             }
             all.sort_unstable();
             prop_assert_eq!(index.len(), all.len());
-            prop_assert_eq!(index.longest(), all.last().map_or(0, |last| last.0));
+            prop_assert_eq!(index.longest(KIND), all.last().map_or(0, |last| last.0));
+            // Of other kinds.
+            for state in [ExtentState::Free, ExtentState::Unmapped] {
+                index.insert(&Extent::whole(0, Zone::Small, 99, state), ExtentId(1000));
+            }
+            index.insert(&Extent::whole(0, Zone::Large, 99, ExtentState::Unmapped), ExtentId(1000));
             for units in wanted {
-                let fitting: Vec<_> = index.at_least(units).map(|id| id.0).collect();
-                let shorter: Vec<_> = index.below(units).map(|id| id.0).collect();
+                let fitting: Vec<_> = index.at_least(KIND, units).map(|entry| entry.id.0).collect();
+                let shorter: Vec<_> = index.below(KIND, units).map(|entry| entry.id.0).collect();
                 let from = all.partition_point(|(length, _)| *length < units);
                 prop_assert_eq!(fitting, all[from..].iter().map(|entry| entry.1).collect::<Vec<_>>());
                 prop_assert_eq!(shorter, all[..from].iter().rev().map(|entry| entry.1).collect::<Vec<_>>());

@@ -30,8 +30,8 @@ pub(crate) struct Layout {
     pub(super) policy: Policy,
     /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
     /// much less than a division, and a stored one less than a computed one.
-    unit_shift: u32,
-    base_page_shift: u32,
+    pub(super) unit_shift: u32,
+    pub(super) base_page_shift: u32,
 }
 
 impl Layout {
@@ -52,31 +52,23 @@ impl Layout {
         Self { policy, ..self }
     }
 
-    pub(super) fn unit_shift(&self) -> u32 {
-        self.unit_shift
-    }
-
-    pub(super) fn base_page_shift(&self) -> u32 {
-        self.base_page_shift
-    }
-
     pub(crate) fn units_per_base_page(&self) -> u64 {
-        1 << self.base_page_shift()
+        1 << self.base_page_shift
     }
 
     /// The units in a range of base pages: the first, and the first behind them.
     pub(super) fn units_of(&self, (first, end): (u64, u64)) -> (u64, u64) {
-        (first << self.base_page_shift(), end << self.base_page_shift())
+        (first << self.base_page_shift, end << self.base_page_shift)
     }
 
     /// The base page that holds a unit.
     pub(super) fn base_page_of(&self, unit: u64) -> u64 {
-        unit >> self.base_page_shift()
+        unit >> self.base_page_shift
     }
 
     /// Base pages that so many units need; also the first base page that starts at or behind a unit.
     pub(super) fn base_pages_for(&self, units: u64) -> u64 {
-        (units + self.units_per_base_page() - 1) >> self.base_page_shift()
+        (units + self.units_per_base_page() - 1) >> self.base_page_shift
     }
 
     pub(super) fn zone_of(&self, units: u64) -> Zone {

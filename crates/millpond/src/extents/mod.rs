@@ -12,15 +12,16 @@
 //! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
-//! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), and the `regions` of addresses. Its
+//! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses. Its
 //!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
 //!   what is known. It knows nothing of time.
-//! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
-//! - `mapper`: which page backs which address, now (`page_table`) and before (`old_mappings`). `segments`: memory that never
-//!   moves.
+//! - `reuse_rules`: which free memory a stream may use, and when. `page_table` and `old_mappings`: which page backs which
+//!   address, now and before.
+//! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
+//! - `coalescing` joins what is free, and `search` finds it. `segments`: memory that never moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
-//! - `shorten` and `trim`: what exchanges pages, and gives them back.
-//! - `arena`: composes all of them.
+//! - `shorten` and `trim`: what exchanges pages, and gives them back. `check`: what always holds.
+//! - `allocation`: one allocation and one free.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
 //! 1. The best fit among the free extents that the stream may use (`search`). Where a better one might be ready by now,
@@ -30,8 +31,9 @@
 //! 4. A *miss* is planned first (`planning`). The place is the one that the fewest pages have to be mapped at
 //!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
 //!    give (`donors`), and only then new ones.
-//! 5. The plan is carried out (`commit`). The host's memory for it is ensured. Then come the device calls; if one fails, those
-//!    before it are undone. Then it is noted what lies where, which cannot fail.
+//! 5. The plan is carried out (`commit`). The host's memory for it is ensured. New pages are created, and parked. Then come
+//!    the mappings; if one fails, those before it are undone. Then it is noted what lies where, which cannot fail. Where memory
+//!    is too short for long pages, it is planned anew with shorter ones.
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
 //! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
@@ -45,9 +47,9 @@
 //! band, since the memory is the device's.
 
 mod address_space;
+mod allocation;
 mod arena;
 mod atomics;
-mod bin;
 mod block_descriptor;
 mod blocks;
 mod check;
@@ -57,9 +59,7 @@ mod donors;
 mod extent;
 mod extent_map;
 mod index;
-mod indexes;
 mod layout;
-mod mapper;
 #[cfg(all(test, loom))]
 mod models;
 mod old_mappings;
@@ -83,13 +83,17 @@ mod sparse;
 mod tests;
 mod trim;
 
-pub(crate) use arena::{Allocation, Arena, Effort, PageAtHome};
+pub(crate) use allocation::{Allocation, Effort};
+pub(crate) use arena::{Arena, PageAtHome};
 pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
+pub(crate) use check::check;
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
 #[cfg(test)]
 pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;
-pub(crate) use ranges::{Owner, Published, Ranges};
+pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
+pub(crate) use shorten::shorten;
+pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

@@ -68,16 +68,15 @@ impl OldMappings {
         lists.all(|list| list.try_reserve(all - list.len()).is_ok())
     }
 
-    /// Lists an old mapping that a page may come back to.
-    pub(super) fn push_dormant(&mut self, map: &mut ExtentMap, id: ExtentId, page: PageId) {
-        map.make_old_mapping(id, ExtentState::Dormant(page));
-        self.staying.as_mut().unwrap_or(&mut self.pending).push(id);
-    }
-
-    /// Lists an old mapping that is to be removed.
-    pub(super) fn push_leaving(&mut self, map: &mut ExtentMap, id: ExtentId, page: PageId) {
-        map.make_old_mapping(id, ExtentState::PendingUnmap(page));
-        self.pending.push(id);
+    /// Lists an extent, which is on no index: a page may come back to it, or it is to be removed.
+    pub(super) fn push(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId), may_come_back: bool) {
+        if may_come_back {
+            map.set_state(id, ExtentState::Dormant(page));
+            self.staying.as_mut().unwrap_or(&mut self.pending).push(id);
+        } else {
+            map.set_state(id, ExtentState::PendingUnmap(page));
+            self.pending.push(id);
+        }
     }
 
     /// Takes a dormant mapping off the lists; returns whether it was idle.
@@ -115,7 +114,7 @@ impl OldMappings {
         self.remove_idle(map, pages, self.idle.len());
         for &id in &self.pending {
             if let ExtentState::Dormant(page) = map[id].state {
-                map.make_old_mapping(id, ExtentState::PendingUnmap(page));
+                map.set_state(id, ExtentState::PendingUnmap(page));
             }
         }
     }
@@ -130,25 +129,8 @@ impl OldMappings {
 
     /// Removes so many idle ones, the oldest.
     fn remove_idle(&mut self, map: &mut ExtentMap, pages: &mut Pages, count: usize) {
-        self.idle.rotate_left(count);
-        for _ in 0..count {
-            if let Some(id) = self.idle.pop() {
-                self.remove(map, pages, id);
-            }
-        }
-    }
-
-    /// Removes an idle mapping, which is on no list; returns the unmapped extent that its addresses are in now. `None` where it
-    /// cannot be removed: it is pending unmap.
-    fn remove(&mut self, map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<ExtentId> {
-        let ExtentState::Dormant(page) = map[id].state else { return None };
-        // SAFETY: as in `unmap`; the work is complete, since it is idle.
-        if let Err(error) = unsafe { pages.unmap_laid_aside(page, map.address_of(id)) } {
-            tracing::warn!(%error, "an old mapping could not be removed; it is tried again");
-            self.push_leaving(map, id, page);
-            return None;
-        }
-        Some(map.make_unmapped(id))
+        let Self { pending, idle, .. } = self;
+        pending.extend(idle.drain(..count).filter(|id| remove(map, pages, *id).is_none()));
     }
 
     /// Of those whose work is complete, removes what is pending unmap; the dormant ones are idle.
@@ -158,10 +140,10 @@ impl OldMappings {
         }
         rules.poll(&self.fence(map));
         let Self { pending, idle, .. } = self;
-        let (mut complete, mut unmapped) = (None, None);
+        let mut complete = None;
         pending.retain(|&id| {
             // What one donor gave has one fence, and lies side by side.
-            if complete.as_ref() != Some(&map[id].fence) && !rules.is_complete(&map[id].fence) {
+            if complete.as_ref() != Some(&map[id].fence) && !rules.timelines.is_complete(&map[id].fence) {
                 return true;
             }
             complete = Some(std::mem::take(map.fence_mut(id)));
@@ -170,19 +152,8 @@ impl OldMappings {
                 idle.push(id);
                 return false;
             }
-            if !unmap(map, pages, id) {
-                return true;
-            }
-            unmapped = Some(match unmapped.filter(|unmapped| are_neighbours(map, *unmapped, id)) {
-                Some(unmapped) => map.extents.join(unmapped, id),
-                None => {
-                    unmapped.into_iter().for_each(|unmapped| _ = map.make_unmapped(unmapped));
-                    id
-                }
-            });
-            false
+            remove(map, pages, id).is_none()
         });
-        unmapped.into_iter().for_each(|unmapped| _ = map.make_unmapped(unmapped));
     }
 
     /// Removes a dormant mapping, whose addresses are needed. Returns the unmapped extent that they are in now. `None` where
@@ -193,28 +164,30 @@ impl OldMappings {
         pages: &mut Pages,
         (id, page): (ExtentId, PageId),
     ) -> Option<ExtentId> {
-        if self.take(id) {
-            return self.remove(map, pages, id);
+        let unmapped = if self.take(id) { remove(map, pages, id) } else { None };
+        if unmapped.is_none() {
+            self.push(map, (id, page), false);
         }
-        self.push_leaving(map, id, page);
-        None
+        unmapped
     }
 }
 
-fn are_neighbours(map: &ExtentMap, a: ExtentId, b: ExtentId) -> bool {
-    map[a].next == Some(b) || map[a].prev == Some(b)
-}
-
-/// Unmaps an old mapping whose work is complete. It is unmapped then, and on no index.
-fn unmap(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> bool {
-    let ExtentState::PendingUnmap(page) = map[id].state else { return false };
+/// Removes a mapping that is idle, or pending unmap and complete; returns the unmapped extent that its addresses are in now. `None`
+/// where it cannot be removed: it is pending unmap.
+fn remove(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<ExtentId> {
     let at = map.address_of(id);
-    // SAFETY: the page was mapped here when it was remapped. The work that used the range is complete. Later work
-    // cannot use it, since the program holds no pointer into a free extent.
-    if let Err(error) = unsafe { pages.unmap(page, at) } {
+    let (page, removed) = match map[id].state {
+        // SAFETY: the page was mapped here before it was remapped. The work that used the range is complete. Later work cannot
+        // use it, since the program holds no pointer into it.
+        ExtentState::Dormant(page) => (page, unsafe { pages.unmap_laid_aside(page, at) }),
+        // SAFETY: likewise.
+        ExtentState::PendingUnmap(page) => (page, unsafe { pages.unmap(page, at) }),
+        _ => return None,
+    };
+    if let Err(error) = removed {
         tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
-        return false;
+        map.set_state(id, ExtentState::PendingUnmap(page));
+        return None;
     }
-    map.make_bare(id);
-    true
+    Some(map.make_unmapped(id))
 }

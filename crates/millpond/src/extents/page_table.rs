@@ -12,14 +12,9 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// The first base page behind it.
-    fn end(self) -> u64 {
-        u64::from(self.first) + u64::from(self.base_pages)
-    }
-
     /// The first base page, and the first behind it.
     pub(super) fn span(self) -> (u64, u64) {
-        (u64::from(self.first), self.end())
+        (u64::from(self.first), u64::from(self.first) + u64::from(self.base_pages))
     }
 }
 
@@ -37,22 +32,10 @@ impl PageTable {
     /// Reserves the host's memory to note pages behind base pages of a region. There are `pages` in all, and at most one more
     /// for each of these. `false` where the host refuses it.
     pub(super) fn make_room(&mut self, region: u32, (first, end): (u64, u64), pages: usize) -> bool {
-        let (region, end) = (region as usize, end as usize);
-        let homes = pages + end - first as usize;
-        let Self { homes: known, backing } = self;
-        if known.try_reserve(homes.saturating_sub(known.len())).is_err()
-            || backing.try_reserve((region + 1).saturating_sub(backing.len())).is_err()
-        {
-            return false;
-        }
-        known.resize(known.len().max(homes), None);
-        backing.resize_with(backing.len().max(region + 1), Vec::new);
-        let backing = &mut backing[region];
-        let has_room = backing.try_reserve(end.saturating_sub(backing.len())).is_ok();
-        if has_room {
-            backing.resize(backing.len().max(end), 0);
-        }
-        has_room
+        let (region, base_pages) = (region as usize, (end - first) as usize);
+        lengthen(&mut self.homes, pages + base_pages, None)
+            && lengthen(&mut self.backing, region + 1, Vec::new())
+            && lengthen(&mut self.backing[region], end as usize, 0)
     }
 
     /// Notes where a page lies. There is [room](Self::make_room) for it.
@@ -104,4 +87,13 @@ impl PageTable {
     pub(super) fn covered(&self, region: u32) -> u64 {
         self.backing.get(region as usize).map_or(0, |backing| backing.len() as u64)
     }
+}
+
+/// Sees to it that a list has so many entries; `false` where the host has no memory for them.
+fn lengthen<T: Clone>(list: &mut Vec<T>, entries: usize, new: T) -> bool {
+    let has_room = list.try_reserve(entries.saturating_sub(list.len())).is_ok();
+    if has_room {
+        list.resize(entries.max(list.len()), new);
+    }
+    has_room
 }

@@ -1,9 +1,9 @@
 //! Where an allocation goes that no free extent fits: the place in address space that lacks the fewest pages.
 
+use super::arena::Arena;
 use super::donors::Donors;
 use super::extent::{Extent, ExtentId, ExtentState};
-use super::extent_map::ExtentMap;
-use super::reuse_rules::ReuseRules;
+use super::index::Kind;
 use super::search::Request;
 use crate::policy::fit::GROWTH_CANDIDATES;
 
@@ -30,20 +30,17 @@ impl Placement {
 /// The place for the request that the fewest pages have to be mapped at. Pages that `donors` can give back to their old
 /// mappings need not be. At a tie it grows what is free already, unless the stream would have to wait for that. So free space
 /// stays contiguous. `None` where only a new region has room.
-pub(super) fn choose_place(
-    map: &ExtentMap,
-    rules: &ReuseRules,
-    donors: &Donors,
-    request: Request<'_>,
-) -> Option<Placement> {
+pub(super) fn choose_place(arena: &Arena, donors: &Donors, request: Request<'_>) -> Option<Placement> {
+    let map = &arena.map;
     let base_pages = map.layout.base_pages_for(request.units);
-    let growth = Growth { map, rules, donors, request };
+    let growth = Growth { arena, donors, request };
     let grown = growth
         .best()
         .filter(|grown| grown.missing < base_pages || grown.missing == base_pages && growth.is_ready(grown));
     grown.or_else(|| {
         // One of which all base pages are missing, in the unmapped extent that fits best.
-        let first = map.unmapped_with(request.zone, base_pages)?;
+        let units = base_pages << map.layout.base_page_shift;
+        let first = map.index.at_least(Kind::unmapped(request.zone), units).next()?.id;
         let Extent { region, start, .. } = map[first];
         Some(Placement { region, start, end: start + request.units, first, missing: base_pages })
     })
@@ -52,8 +49,7 @@ pub(super) fn choose_place(
 /// The places that begin or end with a free extent.
 #[derive(Debug, Clone, Copy)]
 struct Growth<'a> {
-    map: &'a ExtentMap,
-    rules: &'a ReuseRules,
+    arena: &'a Arena,
     donors: &'a Donors,
     request: Request<'a>,
 }
@@ -63,98 +59,78 @@ impl Growth<'_> {
     /// lack none it is the lowest: so a program that repeats its steps gets the same one each time, and the others keep
     /// their pages.
     fn best(&self) -> Option<Placement> {
+        let (map, align) = (&self.arena.map, self.request.align);
         let mut best: Option<Placement> = None;
-        let longest = self.map.indexes.free(self.request.zone).below(self.request.units);
-        for id in longest.take(GROWTH_CANDIDATES) {
-            if !self.may_grow(id) || !self.could_be_ready(id) {
+        let longest = map.index.below(Kind::free(self.request.zone), self.request.units);
+        for id in longest.take(GROWTH_CANDIDATES).map(|entry| entry.id) {
+            if !self.could_be_ready(id) {
                 continue;
             }
-            for grow in [Self::up, Self::down] {
+            // It begins with the extent, or ends with it.
+            let Extent { region, start, units, .. } = map[id];
+            let up = Some(map.align_up(region, start, align)).filter(|up| *up < start + units);
+            let down = (start + units).checked_sub(self.request.units);
+            let down = down.and_then(|lowest| map.align_down(region, lowest, align));
+            for start in [up, down].into_iter().flatten() {
                 let most = best.map_or(u64::MAX, |best| best.missing);
-                best = grow(self, id, most)
-                    .filter(|grown| best.is_none_or(|best| grown.is_better(&best)))
-                    .or(best);
+                let grown = self.place(id, start, most);
+                best = grown.filter(|grown| best.is_none_or(|best| grown.is_better(&best))).or(best);
             }
         }
         best
     }
 
-    /// Whether there is room for pages beside a free extent.
-    fn may_grow(&self, id: ExtentId) -> bool {
-        let is_open = |id| {
-            matches!(self.map[id].state, ExtentState::Unmapped | ExtentState::Dormant(_) | ExtentState::Free)
+    /// The place that starts at a unit of a region, if it lacks at most so many base pages. A free extent lies at one end of it.
+    fn place(&self, id: ExtentId, start: u64, most: u64) -> Option<Placement> {
+        let map = &self.arena.map;
+        let window = (start, start + self.request.units);
+        let mut missing = 0;
+        let mut add = |id| {
+            missing += self.missing_in(id, window)?;
+            (missing <= most).then_some(id)
         };
-        let extent = &self.map[id];
-        extent.next.is_some_and(is_open) || extent.prev.is_some_and(is_open)
-    }
-
-    /// The place that starts with a free extent, if it lacks at most so many base pages.
-    fn up(&self, id: ExtentId, most: u64) -> Option<Placement> {
-        let Extent { region, start, .. } = self.map[id];
-        let start = self.map.align_up(region, start, self.request.align);
-        let end = start + self.request.units;
-        let mut missing = 0;
-        let mut at = id;
-        while self.map[at].end() < end {
-            at = self.map[at].next?;
-            missing += self.missing_in(at, (start, end))?;
-            if missing > most {
-                return None;
-            }
+        let (mut first, mut last) = (id, id);
+        while map[first].start > window.0 {
+            first = add(map[first].prev?)?;
         }
-        (start < self.map[id].end()).then_some(Placement { region, start, end, first: id, missing })
-    }
-
-    /// The place that ends with a free extent, if it lacks at most so many base pages.
-    fn down(&self, id: ExtentId, most: u64) -> Option<Placement> {
-        let region = self.map[id].region;
-        let lowest = self.map[id].end().checked_sub(self.request.units)?;
-        let start = self.map.align_down(region, lowest, self.request.align)?;
-        let end = start + self.request.units;
-        let mut missing = 0;
-        let mut at = id;
-        while self.map[at].start > start {
-            at = self.map[at].prev?;
-            missing += self.missing_in(at, (start, end))?;
-            if missing > most {
-                return None;
-            }
+        while map[last].end() < window.1 {
+            last = add(map[last].next?)?;
         }
-        Some(Placement { region, start, end, first: at, missing })
+        Some(Placement { region: map[id].region, start, end: window.1, first, missing })
     }
 
     /// Base pages to be mapped in the part of an extent that lies in `window`. `None` where no place may hold the extent.
     fn missing_in(&self, id: ExtentId, window: (u64, u64)) -> Option<u64> {
-        let Extent { state, region, ref fence, .. } = self.map[id];
+        let Extent { state, region, ref fence, .. } = self.arena.map[id];
         let all = || {
-            let (first, end) = self.map.base_pages_in(id, window);
+            let (first, end) = self.arena.map.base_pages_in(id, window);
             end - first
         };
         match state {
             ExtentState::Free => self.could_be_ready(id).then_some(0),
             ExtentState::Unmapped => Some(all()),
             ExtentState::Dormant(page) => {
-                let layout = &self.map.layout;
+                let layout = &self.arena.map.layout;
                 let place = (layout.base_page_of(window.0), layout.base_pages_for(window.1));
                 if self.donors.have(page, (region, place)) {
                     return Some(0);
                 }
-                (fence.is_empty() && !self.donors.old_mappings_stay).then(all)
+                (fence.is_empty() && !self.arena.keeps()).then(all)
             }
             _ => None,
         }
     }
 
     fn could_be_ready(&self, id: ExtentId) -> bool {
-        self.rules.could_be_ready(&self.map[id].fence, self.request.stream)
+        self.request.may_wait || self.arena.rules.is_ready(&self.arena.map[id].fence, self.request.stream)
     }
 
     /// Whether the stream may use what is free in a place, by what is known already.
     fn is_ready(&self, place: &Placement) -> bool {
-        let extents = self.map.until(place.first, place.end).map(|id| &self.map[id]);
+        let extents = self.arena.map.until(place.first, place.end).map(|id| &self.arena.map[id]);
         extents
             .filter(|extent| extent.state == ExtentState::Free)
-            .all(|extent| self.rules.is_ready(&extent.fence, self.request.stream))
+            .all(|extent| self.arena.rules.is_ready(&extent.fence, self.request.stream))
     }
 }
 

@@ -18,12 +18,12 @@ pub(super) enum Step {
     Unpark { page: PageId, at: u64 },
     /// The page is mapped from base page `at` on, and leaves a free extent.
     Move { page: PageId, from: ExtentId, at: u64 },
-    /// A new page of so many base pages is mapped from base page `at` on. Shorter ones where memory is short.
+    /// A new page of so many base pages is mapped from base page `at` on.
     Create { base_pages: u32, at: u64 },
 }
 
-/// See the [module](self). Steps are carried out in this order: all that clear, then the wait, then all that create, then all
-/// that map. Only then is it noted what lies where, which cannot fail.
+/// See the [module](self). Steps are carried out in this order: all that clear, then the wait, then all that create, which
+/// become steps that unpark, then all that map. Only then is it noted what lies where, which cannot fail.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// `None` for the beginning of a new region.
@@ -35,8 +35,16 @@ pub(super) struct Plan {
     pub(super) fence: Fence,
     /// Extents that carrying it out may add, at most.
     pub(super) cuts: usize,
-    /// Streams in the longest fence that such an extent has.
-    pub(super) streams: usize,
+}
+
+impl Plan {
+    /// The pages that are mapped, once none is to be created any more, and the first base page of each.
+    pub(super) fn mapped(&self) -> impl Iterator<Item = (PageId, u64)> {
+        self.steps.iter().filter_map(|step| match *step {
+            Step::Unpark { page, at } | Step::Move { page, at, .. } => Some((page, at)),
+            _ => None,
+        })
+    }
 }
 
 impl fmt::Display for Plan {

@@ -23,7 +23,7 @@ struct Happened {
 /// What the last plan that was carried out on this thread promises, and how many mappings had been removed when it was made:
 /// before, those go whose work is complete by then.
 fn planned() -> Option<(Happened, u64)> {
-    let (steps, waits, unmapped) = super::arena::CARRIED_OUT.take()?;
+    let (steps, waits, unmapped) = super::allocation::CARRIED_OUT.take()?;
     let count = |is: fn(&Step) -> bool| steps.iter().filter(|step| is(step)).count() as u64;
     let planned = Happened {
         creates: count(|step| matches!(step, Step::Create { .. })),

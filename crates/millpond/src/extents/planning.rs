@@ -1,15 +1,13 @@
 //! A miss is planned: no free extent fits, so a place is chosen, and for each of its base pages the page that will back it.
 //! Nothing changes before the plan is carried out (`commit`).
 
-use super::donors::{DonorPage, Donors, Window};
-use super::extent::ExtentState;
-use super::extent_map::ExtentMap;
+use super::arena::Arena;
+use super::donors::{Donors, Window};
+use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
-use super::mapper::Mapper;
 use super::placement::{Placement, choose_place};
 use super::plan::{Plan, Step};
 use super::refusal::Refusal;
-use super::reuse_rules::ReuseRules;
 use super::search::Request;
 use crate::order::Fence;
 use crate::physical::PageId;
@@ -27,48 +25,40 @@ pub(super) enum PageOrigin {
 /// What is read for a plan.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
-    pub(super) map: &'a ExtentMap,
-    pub(super) rules: &'a ReuseRules,
-    pub(super) mapper: &'a Mapper,
-    pub(super) donors: &'a mut Donors,
-    pub(super) request: Request<'a>,
+    arena: &'a Arena,
+    donors: Donors,
+    request: Request<'a>,
     /// The parked pages that the plan has no step for, the longest last.
     parked: Vec<PageId>,
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(
-        (map, rules, mapper): (&'a ExtentMap, &'a ReuseRules, &'a Mapper),
-        donors: &'a mut Donors,
-        request: Request<'a>,
-    ) -> Self {
-        let (pages, mut parked) = (&mapper.pages, Vec::new());
+    pub(super) fn new(arena: &'a Arena, request: Request<'a>, origin: PageOrigin) -> Self {
+        let (pages, mut parked) = (&arena.pages, Vec::new());
         // Without memory for the list, they stay parked.
         if parked.try_reserve_exact(pages.parked.len()).is_ok() {
             parked.extend_from_slice(&pages.parked);
             parked.sort_unstable_by_key(|page| pages.get(*page).base_pages);
         }
-        Self { map, rules, mapper, donors, request, parked }
+        let donors = match origin {
+            PageOrigin::All => Donors::gather(arena, &request),
+            PageOrigin::Growth => Donors::default(),
+        };
+        Self { arena, donors, request, parked }
     }
 
     /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones.
-    pub(super) fn plan(mut self, origin: PageOrigin) -> Result<Plan, Refusal> {
-        let Request { units, stream, .. } = self.request;
-        let base_pages = self.map.layout.base_pages_for(units);
-        self.donors.clear();
-        self.donors.old_mappings_stay = self.mapper.old_mappings.stay();
-        if origin == PageOrigin::All {
-            self.donors.gather((self.map, self.mapper), self.rules, (base_pages, stream));
-        }
-        let place = choose_place(self.map, self.rules, self.donors, self.request);
+    pub(super) fn plan(mut self) -> Result<Plan, Refusal> {
+        let layout = &self.arena.map.layout;
+        let place = choose_place(self.arena, &self.donors, self.request);
         let (waits, fence) = (Fence::empty(), Fence::empty());
-        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0, streams: 0 };
+        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0 };
         let Some(place) = place else {
             // The number of no region.
-            self.fill(&mut plan, (u32::MAX, (0, base_pages)), (0, base_pages))?;
+            let base_pages = (0, layout.base_pages_for(self.request.units));
+            self.fill(&mut plan, (u32::MAX, base_pages), base_pages)?;
             return Ok(plan);
         };
-        let layout = &self.map.layout;
         let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
         for hole in self.bring_back(&mut plan, &place, window)? {
             self.fill(&mut plan, window, hole)?;
@@ -84,15 +74,15 @@ impl<'a> Planner<'a> {
         window: Window,
     ) -> Result<Vec<(u64, u64)>, Refusal> {
         let mut holes: Vec<(u64, u64)> = Vec::new();
-        for id in self.map.until(place.first, place.end) {
-            match self.map[id].state {
+        for id in self.arena.map.until(place.first, place.end) {
+            match self.arena.map[id].state {
                 ExtentState::Free => {
-                    self.take_over(plan, &self.map[id].fence)?;
+                    self.take_over(plan, id)?;
                     continue;
                 }
                 ExtentState::Dormant(page) => {
                     if let Some(donor) = self.donors.take(page, window) {
-                        self.take_from(plan, &donor)?;
+                        self.take_over(plan, donor.extent)?;
                         self.push(plan, Step::BringBack { page, from: donor.extent, to: id })?;
                         continue;
                     }
@@ -100,8 +90,8 @@ impl<'a> Planner<'a> {
                 }
                 _ => {}
             }
-            let (first, end) = self.map.base_pages_in(id, (place.start, place.end));
-            self.map.ensure(holes.try_reserve(1).is_ok())?;
+            let (first, end) = self.arena.map.base_pages_in(id, (place.start, place.end));
+            self.arena.map.ensure(holes.try_reserve(1).is_ok())?;
             match holes.last_mut() {
                 Some(hole) if hole.1 == first => hole.1 = end,
                 _ => holes.push((first, end)),
@@ -116,9 +106,9 @@ impl<'a> Planner<'a> {
         while at < end {
             let room = u32::try_from(end - at).unwrap_or(u32::MAX);
             let (step, base_pages) = if let Some(page) = self.take_parked(room) {
-                (Step::Unpark { page, at }, self.mapper.pages.get(page).base_pages)
+                (Step::Unpark { page, at }, self.arena.pages.get(page).base_pages)
             } else if let Some(donor) = self.donors.take_next(room, window) {
-                self.take_from(plan, &donor)?;
+                self.take_over(plan, donor.extent)?;
                 (Step::Move { page: donor.page, from: donor.extent, at }, donor.home.base_pages)
             } else {
                 let base_pages = self.length_of_new(room);
@@ -130,43 +120,37 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The stream is to use what lies behind the fence.
-    fn take_over(&self, plan: &mut Plan, fence: &Fence) -> Result<(), Refusal> {
-        let is_ready = self.rules.is_ready(fence, self.request.stream);
-        self.map.ensure(plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)))
-    }
-
-    /// A donor's page leaves its extent.
-    fn take_from(&self, plan: &mut Plan, donor: &DonorPage) -> Result<(), Refusal> {
-        let fence = &self.map[donor.extent].fence;
-        plan.streams = plan.streams.max(fence.len());
-        self.take_over(plan, fence)
+    /// The stream is to use what lies in a free extent, or pages of it.
+    fn take_over(&self, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
+        let fence = &self.arena.map[id].fence;
+        let is_ready = self.arena.rules.is_ready(fence, self.request.stream);
+        self.arena.map.ensure(plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)))
     }
 
     /// The longest parked page of at most so many base pages.
     fn take_parked(&mut self, most: u32) -> Option<PageId> {
-        let fits = |page: &PageId| self.mapper.pages.get(*page).base_pages <= most;
+        let fits = |page: &PageId| self.arena.pages.get(*page).base_pages <= most;
         let at = self.parked.partition_point(fits).checked_sub(1)?;
         Some(self.parked.remove(at))
     }
 
     /// The length of a new page that suits the block.
     fn length_of_new(&self, room: u32) -> u32 {
-        let layout = &self.map.layout;
+        let layout = &self.arena.map.layout;
         if self.request.zone == Zone::Small {
             return 1;
         }
         page_length(PageNeed {
             room,
-            longest: layout.largest_page,
-            block: self.request.units >> layout.base_page_shift(),
-            held: self.mapper.reserved() / layout.base_page_bytes,
+            longest: self.request.longest,
+            block: self.request.units >> layout.base_page_shift,
+            held: self.arena.reserved() / layout.base_page_bytes,
             balance: self.request.balance,
         })
     }
 
     fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
-        self.map.ensure(plan.steps.try_reserve(1).is_ok())?;
+        self.arena.map.ensure(plan.steps.try_reserve(1).is_ok())?;
         // A donor's extent; or what is unmapped, where a mapping could not be undone.
         plan.cuts += 2;
         plan.steps.push(step);

@@ -31,7 +31,7 @@ pub(super) fn look_up(map: &ExtentMap, ptr: DevicePtr) -> Pointer {
     match map.page_map.find(ptr) {
         Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
         Some(_) => Pointer::NotLive,
-        None => look_inside(map, region, at >> map.layout.unit_shift()),
+        None => look_inside(map, region, at >> map.layout.unit_shift),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::device::DeviceError;
 use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
 
 /// See the [module](self).
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct ReuseRules {
     pub(super) timelines: Arc<Timelines>,
     pub(super) policies: ReusePolicies,
@@ -30,11 +30,6 @@ impl ReuseRules {
         self.timelines.readiness(stream.timeline(), self.policies)
     }
 
-    /// Whether the stream may use what lies behind the fence now, or could be made to wait for it.
-    pub(super) fn could_be_ready(&self, fence: &Fence, stream: &Stream) -> bool {
-        self.policies.internal_dependencies || self.is_ready(fence, stream)
-    }
-
     /// Makes the stream wait for the fence, where that is allowed; returns whether it may use what lies behind it.
     pub(super) fn wait_for(&self, fence: &Fence, stream: &Stream) -> Result<bool, DeviceError> {
         if !self.policies.internal_dependencies || !self.timelines.make_wait(fence, stream.timeline())? {
@@ -42,11 +37,6 @@ impl ReuseRules {
         }
         self.counters.stream_waits.add(1);
         Ok(true)
-    }
-
-    /// Whether the fence's work is complete, by what is known.
-    pub(super) fn is_complete(&self, fence: &Fence) -> bool {
-        self.timelines.is_complete(fence)
     }
 
     /// Asks the device about a fence. An error only means that nothing is learned.

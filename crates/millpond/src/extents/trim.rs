@@ -1,99 +1,152 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
-use super::coalescing::{join_complete, join_unmerged};
-use super::extent::ExtentState;
+use super::address_space::unreserve;
+use super::arena::Arena;
+use super::coalescing::join_complete;
+use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::mapper::Mapper;
-use super::reuse_rules::ReuseRules;
+use super::page_table::Home;
 use crate::device::DeviceError;
 use crate::order::Fence;
+use crate::physical::PageId;
+
+/// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
+pub(crate) fn reap(arena: &mut Arena) {
+    arena.old_mappings.reap(&mut arena.map, &arena.rules, &mut arena.pages);
+}
 
 /// The work that must be complete before everything free can be given back.
-pub(super) fn fence_of_all_free(map: &ExtentMap, rules: &ReuseRules, mapper: &Mapper) -> Fence {
-    let mut all = map.fence_of(map.free_ids());
+pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
+    let mut all = arena.map.fence_of(arena.map.free_of(0));
     // Host memory may be short, as there.
-    let _ = all.try_join(&mapper.old_mappings.fence(map));
-    rules.prune(&mut all);
+    let _ = all.try_join(&arena.old_mappings.fence(&arena.map));
+    arena.rules.prune(&mut all);
     all
 }
 
 /// Gives memory that holds no live byte, and whose work is complete, back to the device until at most `keep` bytes are
-/// reserved.
-pub(super) fn trim(
-    map: &mut ExtentMap,
-    rules: &ReuseRules,
-    mapper: &mut Mapper,
-    keep: u64,
-) -> Result<(), DeviceError> {
-    let before = mapper.reserved();
-    // Without memory for the indexes, a later trim gets what is missing there.
-    let _ = map.indexes.complete(&map.extents);
-    rules.poll(&fence_of_all_free(map, rules, mapper));
-    mapper.old_mappings.reap(map, rules, &mut mapper.pages);
-    join_unmerged(map, rules);
-    join_complete(map, rules);
-    // One failure is no reason to keep the rest.
-    let parked = mapper.pages.release_parked(keep);
-    let pages = trim_pages(map, rules, mapper, keep);
-    if mapper.reserved() < before {
-        map.shrink();
+/// reserved. Never waits for the device (but on one without virtual memory, where the driver's free does). Returns the bytes
+/// given back.
+pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
+    let before = arena.reserved();
+    if before <= keep {
+        return Ok(0);
     }
-    parked.and(pages)
+    let moves = !arena.keeps();
+    if moves {
+        // Without memory for the index, a later trim gets what is missing there.
+        let _ = arena.map.index.complete(&arena.map.extents);
+        arena.rules.poll(&fence_of_all_free(arena));
+    }
+    reap(arena);
+    if moves {
+        join_complete(arena);
+    }
+    // One failure is no reason to keep the rest. What is mapped nowhere no graph uses.
+    let parked = arena.pages.release_parked(keep);
+    let pages = if moves { trim_pages(arena, keep) } else { Ok(()) };
+    if moves && arena.reserved() < before {
+        arena.map.shrink();
+    }
+    parked.and(pages)?;
+    Ok(before - arena.reserved())
 }
 
 /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
-fn trim_pages(
-    map: &mut ExtentMap,
-    rules: &ReuseRules,
-    mapper: &mut Mapper,
-    keep: u64,
-) -> Result<(), DeviceError> {
+fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
+    let Arena { map, rules, .. } = &*arena;
     let mut idle = map.list_for_free()?;
-    let free = map
-        .free_ids()
-        .filter(|id| map[*id].units >= map.layout.units_per_base_page())
-        .filter(|id| rules.is_complete(&map[*id].fence));
+    let free = map.free_of(map.layout.units_per_base_page());
+    let free = free.filter(|id| rules.timelines.is_complete(&map[*id].fence));
     idle.extend(free.map(|id| (map[id].freed, id)));
     idle.sort_unstable();
-    let mut result = Ok(());
+    let mut done = Ok(());
     for (_, id) in idle {
-        let goes = |mapper: &mut Mapper, _| (mapper.reserved() > keep).then_some(true);
-        result = result.and(mapper.trim_extent(map, id, goes));
+        let goes = |arena: &mut Arena, _| (arena.reserved() > keep).then_some(true);
+        done = done.and(trim_extent(arena, id, goes));
     }
-    result
+    done
 }
 
-/// Forgets the pages that have no memory now, and hold no live byte.
-pub(super) fn forget_gone(map: &mut ExtentMap, mapper: &mut Mapper) -> Result<(), DeviceError> {
-    let mut free = map.list_for_free()?;
-    free.extend(map.free_ids());
+/// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
+pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
+    let mut free = arena.map.list_for_free()?;
+    free.extend(arena.map.free_of(0));
     let mut done = Ok(());
     for id in free {
-        // One failure is no reason to keep the rest.
-        done = done.and(mapper.trim_extent(map, id, |mapper, page| Some(mapper.pages.sleeps(page))));
+        done = done.and(trim_extent(arena, id, |arena, page| Some(arena.pages.sleeps(page))));
     }
     done
 }
 
-/// Gives back the addresses of regions in which nothing is mapped.
-pub(super) fn unreserve_all(map: &mut ExtentMap) -> Result<(), DeviceError> {
+/// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does
+/// not wait, so that it can be called under the pool's lock: wait for [all that is free](fence_of_all_free)
+/// before. What cannot be given back stays, and [`held`](Arena::held) says so.
+pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
+    let mut done = forget_gone(arena).and(trim(arena, 0).map(drop));
+    let Arena { map, pages, .. } = arena;
+    // Nothing is mapped in a region that is one unmapped extent. From the last on, since a list could be refused.
+    let is_bare = |extent: &Extent| extent.prev.is_none() && extent.next.is_none();
+    let bare = |map: &ExtentMap, end| {
+        let bare = map.in_state(ExtentState::Unmapped).filter(|(_, extent)| is_bare(extent));
+        bare.map(|(_, extent)| extent.region).filter(|id| *id < end).max()
+    };
+    let mut next = bare(map, u32::MAX);
+    while let Some(id) = next {
+        done = done.and(map.remove_region(id, |region| {
+            // SAFETY: nothing is mapped in the region, and the map forgets it.
+            unsafe { unreserve(pages, region.base, region.bytes) }
+        }));
+        next = bare(map, id);
+    }
+    done
+}
+
+/// Gives back the pages that lie wholly in a free and complete extent and for which `goes` is true; ends when it is `None`.
+pub(super) fn trim_extent(
+    arena: &mut Arena,
+    id: ExtentId,
+    mut goes: impl FnMut(&mut Arena, PageId) -> Option<bool>,
+) -> Result<(), DeviceError> {
+    let region = arena.map[id].region;
+    let (start, mut end) = arena.map.base_pages_within(id);
     let mut done = Ok(());
-    for id in 0..map.regions.ids() {
-        // One that stays is no reason to keep the others.
-        if is_bare(map, id) {
-            done = done.and(map.remove_region(id, |addresses, base, bytes| {
-                // SAFETY: the region is one unmapped extent: nothing is mapped in it, and the map forgets it.
-                unsafe { addresses.unreserve(base, bytes) }
-            }));
+    // From the end, so that `id` keeps naming the part that is left.
+    while let Some((page, home)) = arena.table.last_whole(region, (start, end))
+        && let Some(goes) = goes(arena, page)
+    {
+        if goes {
+            done = done.and(trim_page(arena, id, (page, home)));
         }
+        end = home.span().0;
     }
     done
 }
 
-fn is_bare(map: &ExtentMap, id: u32) -> bool {
-    map.regions.at(id).is_some_and(|region| {
-        let head = &map[region.head];
-        let is_whole = head.units * map.layout.unit_bytes == region.bytes;
-        is_whole && head.state == ExtentState::Unmapped
-    })
+/// Gives back a page that lies wholly in a free and complete extent.
+fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
+    let Arena { map, pages, table, .. } = arena;
+    if pages.is_segment(page) {
+        map.remove_region(home.region, |_| {
+            // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
+            unsafe { pages.free_segment(page) }
+        })?;
+        table.leave(page);
+        return Ok(());
+    }
+    if !map.make_room_for(2, map[id].fence.len()) {
+        return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: map.host_bytes() });
+    }
+    // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
+    // holds no pointer into it.
+    unsafe { pages.unmap(page, map.address_of_home(home)) }?;
+    table.leave(page);
+    let unmapped = map.cut(id, map.layout.units_of(home.span()));
+    map.make_unmapped(unmapped);
+    if pages.get(page).mappings > 0 {
+        // An older mapping is still waiting for its work; the page goes when that has gone.
+        pages.park(page);
+        return Ok(());
+    }
+    pages.release(page).map(drop)
 }

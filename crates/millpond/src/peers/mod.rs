@@ -91,7 +91,7 @@ fn reachable_peer(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
 pub(crate) fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
     let mut state = core.state.lock();
     // First: also after an error, the pool is for these peers from now on.
-    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages().peers.with(peers)));
+    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages.peers.with(peers)));
     // SAFETY: nothing is taken away.
     Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, true) })?)
 }
@@ -105,7 +105,7 @@ fn pages_of(arena: &Arena, id: ExtentId) -> impl Iterator<Item = PageAtHome> {
 
 /// Whether these devices may use a live block.
 fn is_shared_with(arena: &Arena, id: ExtentId, peers: PeerSet) -> bool {
-    pages_of(arena, id).all(|page| peers.without(arena.pages().get(page.id).peers).is_empty())
+    pages_of(arena, id).all(|page| peers.without(arena.pages.get(page.id).peers).is_empty())
 }
 
 /// Lets devices use a live block, and what else lies on its pages.
@@ -114,7 +114,7 @@ fn share(arena: &mut Arena, id: ExtentId, peers: PeerSet) -> DeviceResult<()> {
     let end = arena.range_of(id).end;
     while let Some(PageAtHome { id, at, bytes }) = next {
         // SAFETY: the page is mapped there.
-        unsafe { arena.pages_mut().set_peer_access(id, at, peers, true) }?;
+        unsafe { arena.pages.set_peer_access(id, at, peers, true) }?;
         let behind = at.offset(bytes);
         next = arena.page_at(behind).filter(|_| behind < end);
     }
@@ -126,17 +126,17 @@ fn share(arena: &mut Arena, id: ExtentId, peers: PeerSet) -> DeviceResult<()> {
 /// # Safety
 /// Where nothing is `allowed`, no work of these devices uses the memory.
 unsafe fn set_access(arena: &mut Arena, peers: PeerSet, allowed: bool) -> DeviceResult<()> {
-    for id in arena.pages().ids() {
+    for id in arena.pages.ids() {
         if let Some(page) = arena.home_of(id)
-            && (allowed || !arena.pages().is_segment(id))
+            && (allowed || !arena.pages.is_segment(id))
         {
             // SAFETY: the page is mapped there. The rest is the caller's promise.
-            unsafe { arena.pages_mut().set_peer_access(id, page.at, peers, allowed) }?;
+            unsafe { arena.pages.set_peer_access(id, page.at, peers, allowed) }?;
         }
     }
     for (id, at) in arena.staying() {
         // SAFETY: likewise.
-        unsafe { arena.pages().set_peer_access_elsewhere(id, at, peers, allowed) }?;
+        unsafe { arena.pages.set_peer_access_elsewhere(id, at, peers, allowed) }?;
     }
     Ok(())
 }
@@ -154,7 +154,7 @@ pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> 
 /// See [`Pool::take_back_access`](crate::Pool::take_back_access).
 pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
     let Some(id) = peer_of(core, peer)? else { return Ok(()) };
-    if core.state.lock().arenas.own.pages().peers == PeerSet::ALL {
+    if core.state.lock().arenas.own.pages.peers == PeerSet::ALL {
         let why = format!(
             "pool '{}' is for all peers: build it with accessible_from, for those that need it",
             core.name
@@ -168,7 +168,7 @@ pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
     }
     let peers = PeerSet::of(id);
     let mut state = core.state.lock();
-    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages().peers.without(peers)));
+    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages.peers.without(peers)));
     // SAFETY: the peer has done all its work. Copies of safe code come later than this, and ask for access again; who
     // launches kernels vouches for the memory that they use.
     Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, false) })?)

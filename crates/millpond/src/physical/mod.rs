@@ -259,23 +259,21 @@ impl Pages {
             && self.parked.try_reserve_exact(all(&self.table, self.parked.len())).is_ok()
     }
 
-    /// Maps the page at `at` and makes it accessible there. Returns the other devices that may use it through the mapping that
-    /// was in use before.
+    /// Maps the page at `at` and makes it accessible there, also to the usual peers. The mapping in use is still the one before.
     ///
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
-    pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<PeerSet, MapFailure> {
-        // A new mapping has the usual peers.
+    pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
         let usual = self.peers;
         let before = std::mem::replace(&mut self.get_mut(id).peers, usual);
         let mut there = Presence::Unmapped;
         // SAFETY: the caller's promise.
-        let Err(error) = (unsafe { self.bring_back(id, at, &mut there) }) else {
-            self.get_mut(id).mappings += 1;
-            return Ok(before);
-        };
-        // The mapping in use is still the one before.
+        let mapped = unsafe { self.bring_back(id, at, &mut there) };
         self.get_mut(id).peers = before;
+        let Err(error) = mapped else {
+            self.get_mut(id).mappings += 1;
+            return Ok(());
+        };
         // SAFETY: nobody was told of the mapping, if there is one.
         Err(match unsafe { self.take_away(id, at, &mut there) } {
             Ok(()) => MapFailure::Clean(error),
@@ -401,6 +399,20 @@ impl Pages {
     pub(crate) fn unpark(&mut self, id: PageId) -> bool {
         let at = self.parked.iter().position(|parked| *parked == id);
         at.map(|at| self.parked.remove(at)).is_some()
+    }
+
+    /// Releases the pages that were parked since there were `first`. One that cannot be released stays parked.
+    #[cold]
+    pub(crate) fn release_parked_since(&mut self, first: usize) {
+        for at in (first..self.parked.len()).rev() {
+            let page = self.parked[at];
+            if self.get(page).mappings == 0 {
+                self.parked.remove(at);
+                if let Err(error) = self.release(page) {
+                    tracing::warn!(%error, "a page for a request that failed could not be given back");
+                }
+            }
+        }
     }
 
     /// Releases parked pages until at most `keep` bytes are reserved.

@@ -15,7 +15,7 @@ use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::{Device, PeerSet};
-use crate::extents::{Arena, Layout, Owner, Published};
+use crate::extents::{Arena, Layout, Owner};
 #[cfg(feature = "record")]
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
@@ -282,7 +282,7 @@ impl PoolBuilder {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let published = Published::new(registry.ranges().clone(), Owner { pool: number, memory: None });
+        let published = (registry.ranges().clone(), Owner { pool: number, memory: None });
         let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
         let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);

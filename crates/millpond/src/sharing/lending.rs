@@ -180,12 +180,12 @@ type PagesUnder = (Vec<(PageHandle, u64)>, u64);
 
 /// What the first `bytes` of a live block lie on; `None` in a segment.
 fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> {
-    let first = arena.page_at(ptr).filter(|page| !arena.pages().is_segment(page.id))?;
+    let first = arena.page_at(ptr).filter(|page| !arena.pages.is_segment(page.id))?;
     let next = |page: &PageAtHome| {
         let behind = page.at.offset(page.bytes);
         arena.page_at(behind).filter(|_| behind < ptr.offset(bytes))
     };
-    let pages = std::iter::successors(Some(first), next).map(|page| arena.pages().handle(page.id)).collect();
+    let pages = std::iter::successors(Some(first), next).map(|page| arena.pages.handle(page.id)).collect();
     Some((pages, ptr.raw() - first.at.raw()))
 }
 

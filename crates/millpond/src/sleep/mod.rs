@@ -30,7 +30,7 @@ use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
-use crate::extents::Refusal;
+use crate::extents::{Refusal, trim};
 use crate::lock::Mutex;
 use crate::physical::{Budget, Shortage};
 use crate::pinned::PinnedMemory;
@@ -195,7 +195,7 @@ impl Sleeper {
     /// Gives back what is free, lists what will sleep, and takes pinned memory for what is to be kept.
     fn prepare(&mut self, core: &Core, arenas: &mut Arenas, keep: Keep) -> DeviceResult<Asleep> {
         arenas.trim_keeping();
-        arenas.own.trim(0)?;
+        trim(&mut arenas.own, 0)?;
         let mut asleep = Asleep { pages: Vec::new(), pieces: Vec::new() };
         for (id, arena) in arenas.iter_mut() {
             asleep.add(arena, id, keep)?;

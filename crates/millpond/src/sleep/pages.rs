@@ -4,7 +4,7 @@
 //! the addresses.
 
 use crate::device::{DeviceError, DeviceResult};
-use crate::extents::{Arena, PageAtHome, Refusal};
+use crate::extents::{Arena, PageAtHome, Refusal, reap};
 use crate::physical::OtherMappings;
 
 /// A page, and where else it is mapped.
@@ -13,8 +13,8 @@ pub(super) type PlacedPage = (PageAtHome, OtherMappings);
 /// The pages that can sleep, in the order of their addresses: those that are mapped at home, and elsewhere only for graphs, and
 /// are no segments. No work may use them: the device is idle.
 pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<PlacedPage>> {
-    arena.reap();
-    let pages = arena.pages();
+    reap(arena);
+    let pages = &arena.pages;
     let no_memory = || DeviceError::HostMemory {
         what: "a list of pages",
         bytes: (pages.records() * size_of::<PlacedPage>()) as u64,
@@ -38,11 +38,11 @@ pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<Placed
 
 /// Gives the page's memory back, but not its place. After an error, it can be called again.
 pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut PlacedPage) -> DeviceResult<()> {
-    if !arena.pages().knows(page.id) {
+    if !arena.pages.knows(page.id) {
         // Forgotten. No id is used again while the arena sleeps.
         return Ok(());
     }
-    let pages = arena.pages_mut();
+    let pages = &mut arena.pages;
     // SAFETY: the page is mapped at home and there only. Who puts an arena to sleep has waited for the device.
     let down = unsafe { pages.lay_down(page.id, others) };
     if down.is_err() {
@@ -58,13 +58,13 @@ pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut PlacedPage) -
 
 /// Undoes [`put_to_sleep`]. `false` where the page was forgotten.
 pub(super) fn wake(arena: &mut Arena, (page, others): &mut PlacedPage) -> Result<bool, Refusal> {
-    if !arena.pages().knows(page.id) {
+    if !arena.pages.knows(page.id) {
         return Ok(false);
     }
     // SAFETY: the page's home is there: nothing moves while the arena sleeps.
-    let woken = unsafe { arena.pages_mut().wake(page.id, page.at) };
+    let woken = unsafe { arena.pages.wake(page.id, page.at) };
     woken.map_err(|error| Refusal::of_page(error, page.bytes))?;
     // SAFETY: the same holds for where else it was mapped.
-    unsafe { arena.pages_mut().get_up(page.id, others) }.map_err(Refusal::from)?;
+    unsafe { arena.pages.get_up(page.id, others) }.map_err(Refusal::from)?;
     Ok(true)
 }
