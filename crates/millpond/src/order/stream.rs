@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::timeline::Promise;
 use super::timelines::HeldTimeline;
-use super::{Event, Fence, Tick, Timeline, Timelines};
+use super::{Event, Fence, OwnedEvent, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
@@ -130,17 +130,10 @@ impl Stream {
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
         timelines.check_process()?;
-        let device = timelines.device();
-        let handle = device.create_event()?;
+        let event = OwnedEvent::create(timelines.device())?;
         // SAFETY: the event was created above, by this device.
-        match unsafe { self.inner.timeline.record(handle) } {
-            Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
-            Err(error) => {
-                // SAFETY: nobody else knows the event.
-                unsafe { device.destroy_event(handle) }.ok();
-                Err(error)
-            }
-        }
+        let clock = unsafe { self.inner.timeline.record(event.handle) }?;
+        Ok(Event { timelines: timelines.clone(), event, clock })
     }
 
     /// Makes later work on this stream wait for `event`. The host does not wait. The event may be of another GPU; pools learn

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::event::{OwnedEvent, SharedEvent};
+use super::event::SharedEvent;
 use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
@@ -15,7 +15,7 @@ use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
 use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
 use crate::extents::{Arena, PageAtHome, Pointer};
-use crate::order::Stream;
+use crate::order::{OwnedEvent, Stream};
 use crate::{Error, Result};
 
 /// A block that other processes may open: its token, and the descriptors that go with it.
@@ -131,8 +131,9 @@ pub(crate) fn share(
     collect_held(core);
     let identity = core.device.identity()?;
     let (handle, export) = core.device.create_shared_event()?;
-    let event = Arc::new(OwnedEvent { timelines: core.timelines.clone(), handle });
-    let event = SharedEvent { event, lease: None };
+    // SAFETY: it was created above.
+    let event = Arc::new(unsafe { OwnedEvent::new(core.timelines.device(), handle) });
+    let event = SharedEvent { event, timelines: core.timelines.clone(), lease: None };
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };

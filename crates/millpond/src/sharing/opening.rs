@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::fs::FileType;
 
-use super::event::{OwnedEvent, SharedEvent};
+use super::event::SharedEvent;
 use super::imported::ImportedMemory;
 use super::lease::Borrowed;
 use super::socket::Received;
@@ -14,7 +14,7 @@ use crate::core::{Core, allocating::hand_out, giving_back::trim};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::extents::MOST_UNITS;
 use crate::open_file::OpenFile;
-use crate::order::{Stream, Timelines};
+use crate::order::{OwnedEvent, Stream, Timelines};
 use crate::{Error, Result};
 
 /// Whether this device can map what the token says.
@@ -108,8 +108,9 @@ fn open_descriptors(
         return Err(Error::OwnerGone);
     }
     let handle = timelines.device().open_event(EventExport { data: token.header.event, descriptor })?;
-    let event = Arc::new(OwnedEvent { timelines: timelines.clone(), handle });
-    let event = SharedEvent { event, lease: Some(lease.clone()) };
+    // SAFETY: it was opened above.
+    let event = Arc::new(unsafe { OwnedEvent::new(timelines.device(), handle) });
+    let event = SharedEvent { event, timelines: timelines.clone(), lease: Some(lease.clone()) };
     let exports = descriptors.zip(&token.positions);
     let exports = exports.map(|(descriptor, position)| PageExport { descriptor, position: *position });
     Ok((event, lease, exports.zip(token.pages.iter().copied()).collect()))

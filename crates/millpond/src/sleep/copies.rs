@@ -3,29 +3,22 @@
 use std::sync::Arc;
 
 use super::asleep::Piece;
-use crate::device::{Device, DeviceResult, EventHandle, StreamHandle};
+use crate::device::DeviceResult;
+use crate::order::{OwnedEvent, Stream, Timelines};
 use crate::pinned::PinnedMemory;
 
 /// A stream for the copies of sleeps and wakes.
 #[derive(Debug)]
 pub(super) struct Copies {
-    device: Arc<dyn Device>,
-    stream: StreamHandle,
-}
-
-/// Stands for the copies given before it was made.
-#[derive(Debug)]
-pub(super) struct Mark<'a> {
-    device: &'a dyn Device,
-    event: EventHandle,
+    stream: Stream,
 }
 
 impl Copies {
     /// Those that there are, or the first.
-    pub(super) fn of<'a>(known: &'a mut Option<Self>, device: &Arc<dyn Device>) -> DeviceResult<&'a Self> {
+    pub(super) fn of<'a>(known: &'a mut Option<Self>, timelines: &Arc<Timelines>) -> DeviceResult<&'a Self> {
         match known {
             Some(known) => Ok(known),
-            none => Ok(none.insert(Self { stream: device.create_stream()?, device: device.clone() })),
+            none => Ok(none.insert(Self { stream: Stream::create(timelines)? })),
         }
     }
 
@@ -41,7 +34,7 @@ impl Copies {
                 let (there, here) = (piece.at.offset(done), start.offset(offset));
                 let (to, from) = if back { (there, here) } else { (here, there) };
                 // SAFETY: the stream is ours; the rest is the caller's promise.
-                unsafe { self.device.copy(to, from, part, self.stream) }?;
+                unsafe { self.stream.device().copy(to, from, part, self.stream.handle()) }?;
             }
             (done, offset) = (done + part, offset.saturating_sub(*length));
         }
@@ -49,42 +42,18 @@ impl Copies {
         Ok(())
     }
 
-    pub(super) fn mark(&self) -> DeviceResult<Mark<'_>> {
-        let mark = Mark { device: &*self.device, event: self.device.create_event()? };
+    /// Stands for the copies given so far.
+    pub(super) fn mark(&self) -> DeviceResult<OwnedEvent> {
+        let mark = OwnedEvent::create(self.stream.device())?;
         // SAFETY: both are ours.
-        unsafe { self.device.record_event(mark.event, self.stream) }?;
+        unsafe { self.stream.device().record_event(mark.handle, self.stream.handle()) }?;
         Ok(mark)
     }
 
     /// Waits for all copies.
     pub(super) fn wait(&self) -> DeviceResult<()> {
+        // No pool is told, as `Stream::synchronize` would: the lock of this one is held.
         // SAFETY: the stream is ours.
-        unsafe { self.device.synchronize_stream(self.stream) }
-    }
-}
-
-impl Mark<'_> {
-    /// Waits for the copies that it stands for.
-    pub(super) fn wait(&self) -> DeviceResult<()> {
-        // SAFETY: the event is ours.
-        unsafe { self.device.synchronize_event(self.event) }
-    }
-}
-
-impl Drop for Copies {
-    fn drop(&mut self) {
-        // SAFETY: the stream is ours, and goes here.
-        if let Err(error) = unsafe { self.device.destroy_stream(self.stream) } {
-            tracing::warn!(%error, "a stream for copies could not be destroyed");
-        }
-    }
-}
-
-impl Drop for Mark<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the event is ours, and goes here.
-        if let Err(error) = unsafe { self.device.destroy_event(self.event) } {
-            tracing::warn!(%error, "an event for copies could not be destroyed");
-        }
+        unsafe { self.stream.device().synchronize_stream(self.stream.handle()) }
     }
 }

@@ -16,15 +16,11 @@ mod asleep;
 mod copies;
 mod pages;
 
-#[cfg(any(feature = "cudarc", test))]
-use std::ops::Deref;
 use std::ops::Range;
-#[cfg(any(feature = "cudarc", test))]
-use std::sync::Arc;
 
 use asleep::Asleep;
 pub use asleep::Keep;
-use copies::{Copies, Mark};
+use copies::Copies;
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
@@ -32,39 +28,12 @@ use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::Refusal;
 use crate::lock::Mutex;
+use crate::order::OwnedEvent;
 use crate::physical::{Budget, Shortage};
 use crate::pinned::PinnedMemory;
 use crate::policy::budgets::ROUNDS;
 use crate::process::OfProcess;
 use crate::{Error, Result};
-
-/// A pool that is not put to sleep as long as this lives: for memory that somebody's safe code uses without a question to
-/// the pool.
-#[cfg(any(feature = "cudarc", test))]
-pub(crate) struct KeptAwake(Arc<Core>);
-
-#[cfg(any(feature = "cudarc", test))]
-impl Deref for KeptAwake {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        &self.0
-    }
-}
-
-#[cfg(any(feature = "cudarc", test))]
-impl Drop for KeptAwake {
-    fn drop(&mut self) {
-        self.0.gate.move_out();
-    }
-}
-
-/// See [`KeptAwake`].
-#[cfg(any(feature = "cudarc", test))]
-pub(crate) fn keep_awake(core: &Arc<Core>) -> Result<KeptAwake> {
-    core.check_process()?;
-    if core.gate.move_in() { Ok(KeptAwake(core.clone())) } else { Err(core.error_asleep()) }
-}
 
 fn check_can_sleep(core: &Core) -> Result<()> {
     let properties = core.device.properties();
@@ -224,8 +193,8 @@ impl Sleeper {
 
     fn copy_and_go(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
         let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
-        let copies = Copies::of(copies, core.timelines.device())?;
-        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, Mark<'_>)>, 0, Ok(()));
+        let copies = Copies::of(copies, &core.timelines)?;
+        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, OwnedEvent)>, 0, Ok(()));
         while next < asleep.pages.len() || under_way.is_some() {
             let batch = asleep.batch_from(next);
             next = batch.end;
@@ -237,7 +206,7 @@ impl Sleeper {
             let copied = if batch.is_empty() { None } else { Some((batch, copies.mark()?)) };
             // This batch is copied while the pages of the one before go.
             let Some((batch, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
-            copied.wait()?;
+            copied.synchronize()?;
             for page in &mut asleep.pages[batch] {
                 page.is_kept = true;
                 let went = arenas
@@ -308,7 +277,7 @@ impl Sleeper {
     /// Maps what is kept, and gives the copies to the device.
     fn bring_back(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
         let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
-        let copies = Copies::of(copies, core.timelines.device())?;
+        let copies = Copies::of(copies, &core.timelines)?;
         for at in 0..asleep.pages.len() {
             let page = &mut asleep.pages[at];
             let Some(arena) = arenas.named_mut(page.of).filter(|_| page.is_kept) else { continue };
@@ -325,29 +294,7 @@ impl Sleeper {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::core::Gate;
-    use crate::fixtures::{Bench, Freeing};
-
-    #[test]
-    fn a_pool_is_not_put_to_sleep_while_it_is_kept_awake() {
-        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
-        let block = pool.alloc(1 << 20, &stream).unwrap();
-        let held = pool.reserved().current;
-        let kept = [keep_awake(pool.inner()).unwrap(), keep_awake(pool.inner()).unwrap()];
-        for kept in kept {
-            let refused = pool.sleep(Keep::Nothing).unwrap_err();
-            assert!(matches!(refused, Error::CannotSleep { why, .. } if why.contains("drop them first")));
-            assert_eq!((pool.is_asleep(), pool.reserved().current), (false, held));
-            assert!(pool.inner().stay_awake().is_ok(), "its memory can be used");
-            drop(kept);
-        }
-        assert_eq!(pool.sleep(Keep::Nothing), Ok(held));
-        assert!(matches!(keep_awake(pool.inner()), Err(Error::Asleep { .. })));
-        pool.wake().unwrap();
-        drop(keep_awake(pool.inner()).unwrap());
-        pool.free_block(block, &stream).unwrap();
-    }
 
     #[test]
     fn who_comes_while_a_sleep_begins_is_refused() {
