@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A figure that moves: its present value, and its highest since the last reset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Level {
     /// Now.
     pub current: u64,
@@ -58,7 +61,8 @@ macro_rules! define_device_calls {
         /// assert_eq!(pool.stats().calls.create, 1); // the first step's
         /// # Ok::<(), millpond::Error>(())
         /// ```
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(default)]
         #[non_exhaustive]
         pub struct DeviceCalls {
             $($(#[$doc])* pub $name: u64,)*
@@ -166,7 +170,8 @@ macro_rules! define_stats {
         /// do, that of allocated bytes is at most 1/128 too high, or 1 MiB for each thread in a small pool. Those of
         /// requested bytes and of blocks are as exact, as far as they move with it. Where threads do little but allocate
         /// and free, it may be a quarter too high, or 32 MiB for each thread.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(default)]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: $type,)*

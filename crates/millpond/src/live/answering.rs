@@ -8,9 +8,10 @@ use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nix::sys::signal::SigSet;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
-use super::figures::{LONGEST_NAME, write_pool, write_sizes};
+use super::figures::{LONGEST_NAME, figures_of, sizes_of};
 use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
@@ -142,7 +143,8 @@ impl Drop for LiveSocket {
 
 impl Inside {
     fn answer_all(&self) {
-        block_signals();
+        // Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.
+        SigSet::all().thread_block().ok();
         let Some(listener) = self.listener.owner() else { return };
         loop {
             match listener.accept() {
@@ -181,30 +183,18 @@ impl Inside {
         let mut pools: Vec<_> = shown.iter().filter_map(Weak::upgrade).collect();
         pools.sort_by_key(|pool| pool.number);
         let with = |number| pools.iter().find(|pool| pool.number == number).ok_or("the pool is gone");
-        let mut out = String::new();
-        match (word, &numbers[..]) {
+        let answer = match (word, &numbers[..]) {
             ("figures", _) => {
-                out.push_str("millpond 1\n");
-                pools.iter().for_each(|pool| write_pool(pool, &mut out));
+                serde_json::to_string(&pools.iter().map(|pool| figures_of(pool)).collect::<Vec<_>>())
             }
-            ("sizes", [number]) => write_sizes(with(*number)?, &mut out),
+            ("sizes", [number]) => serde_json::to_string(&sizes_of(with(*number)?)),
             ("trim", [number, keep]) => {
                 let bytes = giving_back::trim(with(*number)?, *keep).map_err(|error| error.to_string())?;
-                out = format!("trimmed {bytes}\n");
+                serde_json::to_string(&bytes)
             }
             _ => return Err("this program's millpond is of another version: use the same in both".to_owned()),
-        }
-        Ok(out)
-    }
-}
-
-/// Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.
-fn block_signals() {
-    // SAFETY: a set of signals is plain data, which `sigfillset` fills in. The mask is the calling thread's.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+        };
+        answer.map_err(|error| error.to_string())
     }
 }
 
