@@ -64,8 +64,8 @@ pub fn withdraw(registered: &mut RegisteredStream) {
     registered.withdraw();
 }
 
-/// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. It is called
-/// as often as it is named here. It must not lock: see `cache/thread_index.rs`.
+/// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. To name
+/// it again does nothing. It must not lock: see `cache/thread_index.rs`.
 pub fn on_thread_end(tell: fn()) {
     cache::on_thread_end(tell);
 }

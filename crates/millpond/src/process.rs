@@ -19,13 +19,10 @@
 //! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. [`OfProcess`] is for
 //! what must not be dropped in a child, where it may be half written.
 
-use std::alloc::{Layout, handle_alloc_error};
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, transmute};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-
-use crate::host::try_box;
 
 /// A process: how many forks lie between it and the first of its line that used this library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,61 +127,37 @@ extern "C" fn in_child() {
 
 static TOLD: Listeners = Listeners::new();
 
-/// Has `tell` called in each forked child before anything else happens there. It must neither lock nor allocate. As often
-/// as it is named here: whether two functions are the same cannot be told from their addresses.
+/// Has `tell` called in each forked child before anything else happens there. It must neither lock nor allocate. To name
+/// it again does nothing. A process may name 32 of them.
 pub fn on_fork(tell: fn()) {
-    if !try_on_fork(tell) {
-        handle_alloc_error(Layout::new::<Listener>());
-    }
-}
-
-/// As [`on_fork`]; `false`, and nothing done, where the host has no memory for it.
-pub(crate) fn try_on_fork(tell: fn()) -> bool {
-    let is_added = TOLD.add(tell);
+    TOLD.add(tell);
     watch();
-    is_added
 }
 
-/// Functions to be called. A list that only grows, without a lock.
+/// Functions to be called, each once, without a lock. They stay.
 #[derive(Debug)]
-pub(crate) struct Listeners {
-    last: AtomicPtr<Listener>,
-}
-
-#[derive(Debug)]
-struct Listener {
-    tell: fn(),
-    before: *const Listener,
-}
+pub(crate) struct Listeners([AtomicPtr<()>; 32]);
 
 impl Listeners {
     pub(crate) const fn new() -> Self {
-        Self { last: AtomicPtr::new(ptr::null_mut()) }
+        Self([const { AtomicPtr::new(ptr::null_mut()) }; 32])
     }
 
-    /// `false`, and nothing done, where the host has no memory for it.
-    #[must_use]
-    pub(crate) fn add(&self, tell: fn()) -> bool {
-        let Some(mut new) = try_box(Listener { tell, before: ptr::null() }) else { return false };
-        // SAFETY: it was made above, and is leaked.
-        let new = unsafe { new.as_mut() };
-        let last = |before: *mut Listener| {
-            new.before = before;
-            Some(ptr::from_mut(new))
+    pub(crate) fn add(&self, tell: fn()) {
+        let tell = tell as *mut ();
+        // Relaxed: it is all that is told. Two functions at one address are the same.
+        let is_added = |place: &AtomicPtr<()>| {
+            let taken = place.compare_exchange(ptr::null_mut(), tell, Ordering::Relaxed, Ordering::Relaxed);
+            taken.map_or_else(|other| other == tell, |_| true)
         };
-        // Release: whoever sees the listener sees what is in it.
-        let added = self.last.fetch_update(Ordering::Release, Ordering::Relaxed, last);
-        debug_assert!(added.is_ok(), "there is always a new last one");
-        true
+        assert!(self.0.iter().any(is_added), "a process names fewer functions");
     }
 
     pub(crate) fn each(&self, call: impl Fn(fn())) {
-        // Acquire: pairs with the Release of `add`.
-        let mut at: *const Listener = self.last.load(Ordering::Acquire);
-        // SAFETY: listeners are leaked, so that a pointer to one is valid for ever; and none changes once it is here.
-        while let Some(listener) = unsafe { at.as_ref() } {
-            call(listener.tell);
-            at = listener.before;
+        let added = self.0.iter().map(|place| place.load(Ordering::Relaxed));
+        for tell in added.take_while(|tell| !tell.is_null()) {
+            // SAFETY: it was such a function in `add`.
+            call(unsafe { transmute::<*mut (), fn()>(tell) });
         }
     }
 }
@@ -327,15 +300,15 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_called_as_often_as_they_were_added() {
+    fn listeners_are_called_once_each() {
         static CALLS: AtomicU64 = AtomicU64::new(0);
-        fn call() {
-            CALLS.fetch_add(1, Ordering::Relaxed);
-        }
         let listeners = Listeners::new();
-        (0..3).for_each(|_| assert!(listeners.add(call)));
+        for _ in 0..100 {
+            listeners.add(|| _ = CALLS.fetch_add(1, Ordering::Relaxed));
+            listeners.add(|| _ = CALLS.fetch_add(10, Ordering::Relaxed));
+        }
         listeners.each(|tell| tell());
-        assert_eq!(CALLS.load(Ordering::Relaxed), 3);
+        assert_eq!(CALLS.load(Ordering::Relaxed), 11);
     }
 
     #[test]
