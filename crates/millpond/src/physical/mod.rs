@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Live, Shortage};
-pub(crate) use named::GivesBack;
+pub(crate) use named::{GivesBack, Tenancy};
 pub(crate) use sleeping::OtherMappings;
 use sleeping::Presence;
 pub use watch::{Mapping, watch_mappings};

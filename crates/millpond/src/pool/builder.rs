@@ -354,9 +354,9 @@ impl PoolBuilder {
         if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
             start_tracking(&inner, &tracking)?;
         }
-        if let Some(budget) = &inner.limits.budget {
+        if let Some(tenancy) = inner.limits.tenancy() {
             let pool: Arc<dyn GivesBack> = inner.clone();
-            budget.join(Arc::downgrade(&pool))?;
+            tenancy.add_giver(Arc::downgrade(&pool))?;
         }
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();

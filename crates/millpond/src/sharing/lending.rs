@@ -16,6 +16,7 @@ use crate::core::{Core, Hold};
 use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
 use crate::extents::{Arena, PageAtHome, Pointer};
 use crate::order::{OwnedEvent, Stream};
+use crate::physical::Tenancy;
 use crate::{Error, Result};
 
 /// A block that other processes may open: its token, and the descriptors that go with it.
@@ -154,10 +155,10 @@ pub(crate) fn share(
         descriptors.extend(CloseOnFork::open(export)?);
         positions.push(at);
     }
-    let budget = core.limits.budget.as_ref();
-    let bytes_of_pages = pages.iter().map(|(_, bytes)| bytes).sum();
-    let first_page = DevicePtr::new(ptr.raw() - offset);
-    let counted = budget.map_or(Ok(None), |budget| budget.lend(first_page, bytes_of_pages))?;
+    let first_page = ptr.raw() - offset;
+    let bytes_of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
+    let lend = |tenancy: &Tenancy| tenancy.lend(first_page..first_page + bytes_of_pages);
+    let counted = core.limits.tenancy().map(lend).transpose()?;
     flags |= counted.as_ref().map_or(0, |_| Flag::Budget as u32);
     descriptors.extend(counted.map(CloseOnFork::new));
     let pages: Vec<_> = pages.into_iter().map(|(_, bytes)| bytes).collect();

@@ -13,7 +13,7 @@ use super::token::{Flag, SharedToken};
 use crate::core::{Core, allocating::hand_out, giving_back::trim};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::extents::MOST_UNITS;
-use crate::open_file::OpenFile;
+use crate::open_file::{OpenFile, keep_open};
 use crate::order::{OwnedEvent, Stream, Timelines};
 use crate::{Error, Result};
 
@@ -38,7 +38,7 @@ fn check_token(device: &dyn Device, token: &SharedToken) -> Result<()> {
 fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Option<OpenFile>> {
     let Some(file) = token.has(Flag::Budget).then(|| descriptors.pop()).flatten() else { return Ok(None) };
     let kind = rustix::fs::fstat(&file).map(|found| FileType::from_raw_mode(found.st_mode));
-    let kept = if kind == Ok(FileType::RegularFile) { OpenFile::keep(&file).ok() } else { None };
+    let kept = if kind == Ok(FileType::RegularFile) { keep_open(&file).ok() } else { None };
     match kept {
         Some(kept) => Ok(Some(kept)),
         None => {

@@ -29,7 +29,7 @@ use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::Refusal;
 use crate::lock::Mutex;
 use crate::order::OwnedEvent;
-use crate::physical::{Budget, Shortage};
+use crate::physical::{Shortage, Tenancy};
 use crate::pinned::PinnedMemory;
 use crate::policy::budgets::ROUNDS;
 use crate::process::OfProcess;
@@ -222,7 +222,7 @@ impl Sleeper {
 
     /// What is short where there is no memory. Others of this process are asked for it first, then other processes.
     fn wake(&mut self, core: &Core) -> Result<Option<Shortage>> {
-        let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
+        let mut patience = core.limits.tenancy().map(Tenancy::patience);
         let mut short = None;
         for asked in 0..=ROUNDS {
             let Err(refusal) = self.wake_under_lock(core, &mut core.state.lock()) else {

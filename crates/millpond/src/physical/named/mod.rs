@@ -1,7 +1,7 @@
 //! `named/`: one budget for many processes.
 //!
 //! **How one request passes through.** A pool that grows calls [`Tenancy::take`], which looks into the shared
-//! [`Register`](register): one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
+//! [`Register`]: one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
 //! its own, and then calls [`Tenancy::ask`]: the slot says what is wanted, and the other processes are woken. A thread of
 //! each process waits for that. It has the process's pools give free memory back, and says that it did.
 //!
@@ -30,8 +30,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use self::lease::Lease;
-use self::mapped::Mapped;
-use self::register::Register;
+use self::mapped::Register;
 use self::seat::Seat;
 use self::table::{Slot, lower};
 use crate::lock::Mutex;
@@ -54,7 +53,7 @@ pub(crate) trait GivesBack: Send + Sync {
 }
 
 /// What the present process has of a named budget. See the [module](self).
-pub(super) struct Tenancy {
+pub(crate) struct Tenancy {
     pub(super) name: String,
     pub(super) path: PathBuf,
     register: Arc<Register>,
@@ -82,10 +81,10 @@ impl Tenancy {
         let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
         let lease = Lease::mine().map_err(failed)?;
         let mapped = match limit {
-            Some(_) => Some(Mapped::open(&path).map_err(failed)?),
-            None => Mapped::open_existing(&path).map_err(failed)?,
+            Some(_) => Some(Register::open(&path).map_err(failed)?),
+            None => Register::open_existing(&path).map_err(failed)?,
         };
-        let Some(register) = mapped.map(|mapped| Arc::new(Register(mapped))) else { return Ok(None) };
+        let Some(register) = mapped.map(Arc::new) else { return Ok(None) };
         let Some(seat) = register.join(lease, limit).map_err(failed)? else { return Ok(None) };
         let present = register.limit.load(Ordering::SeqCst);
         if limit.is_some_and(|limit| limit != present) {
@@ -193,7 +192,8 @@ impl Tenancy {
         }
     }
 
-    pub(super) fn patience(&self) -> Duration {
+    /// How long a request may wait for other processes.
+    pub(crate) fn patience(&self) -> Duration {
         // Relaxed: a setting.
         Duration::from_nanos(self.patience.load(Ordering::Relaxed))
     }
@@ -204,7 +204,7 @@ impl Tenancy {
     }
 
     /// The processes that have the budget: all, or the others.
-    pub(super) fn tenants(&self, all: bool) -> Vec<Tenant> {
+    pub(crate) fn tenants(&self, all: bool) -> Vec<Tenant> {
         let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
             let words = [&slot.held, &slot.floor, &slot.claim];
             (owner, words.map(|word| word.load(Ordering::SeqCst)))
@@ -221,18 +221,22 @@ impl Tenancy {
         found.into_iter().map(tenant).collect()
     }
 
-    /// A descriptor that keeps a range of the device's addresses counted as long as anybody has it, also after this process.
-    pub(super) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
-        seat::lend(self.register.0.file(), self.at, addresses).map_err(|error| Error::SharedBudget {
+    /// A descriptor for others who open the memory at these addresses: it counts as long as anybody has that descriptor, or the
+    /// file that it stands for, also after this process.
+    pub(crate) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
+        seat::lend(self.register.file(), self.at, addresses).map_err(|error| Error::SharedBudget {
             path: self.path.display().to_string(),
             what: format!("what is shared cannot be locked (F_OFD_SETLK): {error}"),
         })
     }
 
-    pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
+    /// A pool has the budget. An error in a forked child of the process whose budget it is.
+    pub(crate) fn add_giver(&self, giver: Weak<dyn GivesBack>) -> Result<()> {
+        self.check_process()?;
         let mut givers = self.givers.lock();
         givers.retain(|giver| giver.strong_count() > 0);
         givers.push(giver);
+        Ok(())
     }
 
     // ---- asking ------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ impl Tenancy {
     /// Waits until the process may take so many bytes: asks the others, once at least, and again until the time is over.
     /// `false` where they do not hold so much beyond their floors, or did not give it back. The time begins again whenever
     /// something comes: many pages take long.
-    pub(super) fn ask(&self, bytes: u64, patience: Duration) -> bool {
+    pub(crate) fn ask(&self, bytes: u64, patience: Duration) -> bool {
         if !self.process.is_here() {
             return false;
         }
@@ -389,10 +393,7 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.
 fn wait(word: &AtomicU32, seen: u32, patience: Option<Duration>) {
-    let timeout = patience.map(|patience| futex::Timespec {
-        tv_sec: patience.as_secs().cast_signed(),
-        tv_nsec: patience.subsec_nanos().into(),
-    });
+    let timeout = patience.and_then(|patience| futex::Timespec::try_from(patience).ok());
     // Not private: other processes wake it.
     match futex::wait(word, futex::Flags::empty(), seen, timeout.as_ref()) {
         Ok(()) | Err(Errno::AGAIN | Errno::TIMEDOUT | Errno::INTR) => {}

@@ -17,23 +17,11 @@ use std::io;
 use std::time::Duration;
 
 use super::lease::Lease;
-use super::mapped::Mapped;
+use super::mapped::Register;
 use super::modelled::{Patience, SLOTS};
 use super::seat::{self, Claim, Seat};
-use super::table::{ORDER, Slot, Table};
+use super::table::{ORDER, Slot};
 use crate::policy::budgets::{LOCK_PATIENCE, ROUND};
-
-/// The table that processes share, and who has which of its slots.
-#[derive(Debug)]
-pub(super) struct Register(pub(super) Mapped);
-
-impl std::ops::Deref for Register {
-    type Target = Table;
-
-    fn deref(&self) -> &Table {
-        &self.0
-    }
-}
 
 impl Register {
     // ---- slots -------------------------------------------------------------------------------------
@@ -134,7 +122,7 @@ impl Register {
             format!("it cannot be locked (F_OFD_SETLK): {error}: does the system have such locks, and /proc?")
         };
         for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.owner().is_none()) {
-            let Some(claim) = Claim::take(self.0.file(), at).map_err(failed)? else { continue };
+            let Some(claim) = Claim::take(self.file(), at).map_err(failed)? else { continue };
             if slot.owner().is_some() {
                 continue;
             }
@@ -159,7 +147,7 @@ impl Register {
             // As long as the process lives.
             std::mem::forget(seat);
         } else if let Some(owner) = slot.owner() {
-            slot.held.store(seat::lent_bytes(self.0.file(), seat.slot), ORDER);
+            slot.held.store(seat::lent_bytes(self.file(), seat.slot), ORDER);
             slot.settle(owner, u64::MAX);
         }
     }
@@ -172,17 +160,17 @@ impl Register {
 
     fn settle(&self, at: usize) -> bool {
         // The seat of who is there is taken: one call of the system.
-        if seat::is_taken(self.0.file(), at) {
+        if seat::is_taken(self.file(), at) {
             return false;
         }
         // Nobody takes the slot meanwhile. If that fails, somebody else settles it.
-        let Ok(Some(_claim)) = Claim::take(self.0.file(), at) else { return false };
+        let Ok(Some(_claim)) = Claim::take(self.file(), at) else { return false };
         let slot = &self.slots[at];
         // A process that ends may let go of its seat before the driver has its memory back: its threads end at once. One
         // that becomes another program lets go of its seat last.
         let Some(owner) = slot.owner().filter(|owner| !owner.is_ending()) else { return false };
         let before = slot.held.load(ORDER);
-        slot.settle(owner, seat::lent_bytes(self.0.file(), at));
+        slot.settle(owner, seat::lent_bytes(self.file(), at));
         slot.owner().is_none() || slot.held.load(ORDER) < before
     }
 
@@ -240,7 +228,7 @@ impl Register {
         let owner = self.slots[at].owner();
         // To look for it in `/proc` takes some microseconds.
         let runs = |owner: Lease| waited < ROUND || owner.is_alive();
-        !seat::is_taken(self.0.file(), at) || !owner.is_some_and(runs)
+        !seat::is_taken(self.file(), at) || !owner.is_some_and(runs)
     }
 }
 
@@ -275,7 +263,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{begin, nobody_begins};
     use crate::lock::RwLockReadGuard;
-    use crate::open_file::OpenFile;
+    use crate::open_file::keep_open;
 
     const MIB: u64 = 1 << 20;
 
@@ -291,11 +279,11 @@ mod tests {
     }
 
     fn open(path: &Path) -> Register {
-        Register(Mapped::open(path).unwrap())
+        Register::open(path).unwrap()
     }
 
     fn lend(register: &Register, slot: usize, addresses: Range<u64>) -> OwnedFd {
-        seat::lend(register.0.file(), slot, addresses).unwrap()
+        seat::lend(register.file(), slot, addresses).unwrap()
     }
 
     impl Register {
@@ -326,7 +314,7 @@ mod tests {
         }
 
         fn lease(&self) -> Lease {
-            Lease::of(self.0.id()).unwrap()
+            Lease::of_process(self.0.id()).unwrap()
         }
     }
 
@@ -463,7 +451,7 @@ mod tests {
         drop(large);
         assert_eq!(register.settled(), 50);
         // The opener's process has it without a descriptor.
-        let kept = OpenFile::keep(&small).unwrap();
+        let kept = keep_open(&small).unwrap();
         drop(small);
         assert!(!register.settle_all());
         drop(kept);
@@ -486,7 +474,7 @@ mod tests {
         let (_folder, path) = in_folder();
         let register = open(&path);
         let theirs = register.left_by(gone(), 9);
-        let claim = Claim::take(register.0.file(), theirs).unwrap().unwrap();
+        let claim = Claim::take(register.file(), theirs).unwrap().unwrap();
         assert!(!register.settle_all(), "somebody else does");
         assert_eq!(register.joined(10).slot, theirs + 1);
         drop(claim);
