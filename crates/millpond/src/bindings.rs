@@ -14,7 +14,6 @@ use crate::order::{RegisteredStream, Stream};
 pub use crate::physical::{Mapping, watch_mappings};
 use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
-#[cfg(feature = "record")]
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
 use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
 

@@ -57,7 +57,6 @@ impl Process {
     }
 
     /// Unlike that of its parent.
-    #[cfg(any(feature = "cuda", feature = "record"))]
     pub(crate) fn number(self) -> u64 {
         self.0
     }

@@ -120,14 +120,10 @@ pub(super) fn sizes_of(core: &Core) -> SeenSizes {
     SeenSizes {
         rows: rows.into_iter().filter(|row| row.blocks > 0).collect(),
         map: cells(&ranges, &live),
-        #[cfg(feature = "record")]
         holders: holders_of(core),
-        #[cfg(not(feature = "record"))]
-        holders: Vec::new(),
     }
 }
 
-#[cfg(feature = "record")]
 fn holders_of(core: &Core) -> Vec<SeenHolder> {
     let blocks = crate::core::recorded::live_blocks(core).unwrap_or_default();
     let seen = |holder: crate::record::Holder| SeenHolder {
@@ -242,7 +238,6 @@ mod tests {
         assert!(sizes.map.iter().filter(empty).count() >= part(8 * MIB) - 2, "{sizes:?}");
     }
 
-    #[cfg(feature = "record")]
     #[test]
     fn tracked_blocks_are_told_by_holder() {
         use crate::record::{Tracking, tag};

@@ -1,20 +1,17 @@
 //! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags, and who
 //! holds memory.
 
-#[cfg(feature = "record")]
 use std::sync::Arc;
 
 use super::context::OtherMemory;
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, Place, Residency};
-#[cfg(feature = "record")]
 use crate::guard::{Finding, Guarding};
 use crate::kinds::managed;
 use crate::order::Stream;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
 use crate::{Error, Result, peers, sharing};
-#[cfg(feature = "record")]
 use crate::{core, record};
 
 impl Pool {
@@ -25,7 +22,6 @@ impl Pool {
     ///
     /// # Errors
     /// In a forked child only.
-    #[cfg(feature = "record")]
     pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
         core::recorded::start_tracking(self.inner(), &tracking)
     }
@@ -34,7 +30,6 @@ impl Pool {
     ///
     /// # Errors
     /// In a forked child only.
-    #[cfg(feature = "record")]
     pub fn stop_tracking(&self) -> Result<()> {
         core::recorded::stop_tracking(self.inner())
     }
@@ -59,14 +54,12 @@ impl Pool {
     ///
     /// # Errors
     /// In a forked child only.
-    #[cfg(feature = "record")]
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
         core::recorded::live_blocks(self.inner())
     }
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
-    #[cfg(feature = "record")]
     pub fn guard_findings(&self) -> Vec<Finding> {
         let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
         guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
