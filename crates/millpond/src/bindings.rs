@@ -6,6 +6,7 @@
 
 use std::mem::ManuallyDrop;
 
+pub use crate::cache::Shortcut;
 use crate::capture::CapturePool;
 use crate::core::freeing;
 use crate::device::DevicePtr;
@@ -17,38 +18,10 @@ pub use crate::process::{Forked, PerProcess, Process, on_fork};
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
 use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
 
-/// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.
-#[derive(Debug, Clone, Copy)]
-pub struct Shortcut(cache::Shortcut);
-
 impl Shortcut {
     /// The calling thread's; `None` where it has none, as before it first had a block of the pool.
     pub fn new(pool: &Pool, stream: &Stream) -> Option<Self> {
-        cache::Shortcut::new(&pool.inner().caches, stream).map(Self)
-    }
-
-    /// What [`Pool::alloc`] does first: a block that the thread's magazines have ready. `None`, and nothing done,
-    /// where they have none, whatever the reason.
-    ///
-    /// # Safety
-    /// A clone of the pool and one of the stream are alive. This is the thread that made the shortcut, and its
-    /// [end](on_thread_end) was not told.
-    #[inline(always)]
-    pub unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {
-        // SAFETY: the caller's promise. The caches lie in what all clones of the pool share.
-        unsafe { self.0.alloc(bytes) }
-    }
-
-    /// What [`Pool::free`] does first: takes the block into the thread's magazines. `false`, and nothing done, where
-    /// it is not as simple as that.
-    ///
-    /// # Safety
-    /// As for [`alloc`](Self::alloc).
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn free(&self, ptr: DevicePtr) -> bool {
-        // SAFETY: as in `alloc`.
-        unsafe { self.0.free(ptr) }
+        Self::of_thread(&pool.inner().caches, stream)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `process`: which process made something. A child that was forked has its parent's objects, and must leave them alone.
 //!
-//! Uses nothing of ours; every floor may use it.
+//! Uses `lock`; every floor may use it.
 //!
 //! Of the parent's threads only the one that forked lives on in the child. Locks that others held stay locked, and
 //! streams whose threads are gone never go on. Data may be half written, and CUDA does not work at all. So each object
@@ -16,13 +16,16 @@
 //! **What is made while a fork is under way.** The child may have a copy of it, or half of one. Whoever minds asks
 //! [`watch_forks`], and makes it again.
 //!
-//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. [`OfProcess`] is for
+//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. So is [`WhileHeld`], as long as anybody holds it. [`OfProcess`] is for
 //! what must not be dropped in a child, where it may be half written.
 
 use std::mem::{ManuallyDrop, transmute};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use crate::lock::Mutex;
 
 /// A process: how many forks lie between it and the first of its line that used this library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,6 +234,24 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
                 unsafe { &(*first).value }
             }
         }
+    }
+}
+
+/// What all of a process shares by a key, as long as anybody holds it.
+#[derive(Debug, Default)]
+pub(crate) struct WhileHeld<K, T>(PerProcess<Mutex<Vec<(K, Weak<T>)>>>);
+
+impl<K: PartialEq + Send + 'static, T: Send + Sync + 'static> WhileHeld<K, T> {
+    pub(crate) const fn new() -> Self {
+        Self(PerProcess::new())
+    }
+
+    /// The one that somebody holds, or a new one.
+    pub(crate) fn get<E>(&self, key: K, make: impl FnOnce() -> Result<Arc<T>, E>) -> Result<Arc<T>, E> {
+        let mut known = self.0.get().lock();
+        known.retain(|(_, held)| held.strong_count() > 0);
+        let same = known.iter().find(|(of, _)| *of == key).and_then(|(_, held)| held.upgrade());
+        same.map_or_else(|| make().inspect(|made| known.push((key, Arc::downgrade(made)))), Ok)
     }
 }
 

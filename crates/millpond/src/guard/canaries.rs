@@ -1,7 +1,6 @@
 //! What is read of device memory: canaries as they were when a block was freed, and the poison in a block that was.
 
 use std::ops::Range;
-use std::ptr::NonNull;
 
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
 use crate::pinned::PinnedMemory;
@@ -23,15 +22,18 @@ pub(super) enum Fill {
 /// Bytes of a redzone, at most: a page may end before.
 pub(super) const REDZONE: u64 = 512;
 
-/// The canaries of one block.
-type Canaries = [u8; 2 * REDZONE as usize];
-
-/// Pinned memory for canaries, which a copy may be writing to.
+/// Pinned memory for the canaries of one block, which a copy may be writing to.
 #[derive(Debug)]
-pub(super) struct Slot(NonNull<Canaries>);
+pub(super) struct Slot(DevicePtr);
 
-// SAFETY: an address, which one owner has.
-unsafe impl Send for Slot {}
+impl Slot {
+    const BYTES: u64 = 2 * REDZONE;
+}
+
+/// Where the CPU finds pinned memory.
+fn on_host(at: DevicePtr) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(at.raw() as usize)
+}
 
 /// Pinned memory, and a stream that reads poison.
 #[derive(Debug, Default)]
@@ -69,20 +71,16 @@ impl Staging {
     ) -> DeviceResult<Slot> {
         if self.free.is_empty() {
             let (segment, bytes) = self.pinned.add(device, 1)?;
-            let slots = (0..bytes).step_by(size_of::<Canaries>()).map(|at| segment.offset(at).raw() as usize);
-            let slots = slots.filter_map(|at| NonNull::new(std::ptr::with_exposed_provenance_mut(at)));
-            self.free.extend(slots.map(Slot));
+            self.free.extend((0..bytes / Slot::BYTES).map(|at| Slot(segment.offset(at * Slot::BYTES))));
         }
         let slot = self.free.pop().expect("there are some now");
         let mut at = 0;
         for Range { start, end } in ranges {
             let bytes = end.raw() - start.raw();
-            debug_assert!(at + bytes <= 2 * REDZONE);
-            // SAFETY: within the slot.
-            let to = unsafe { slot.0.cast::<u8>().add(at as usize) }.as_ptr();
+            debug_assert!(at + bytes <= Slot::BYTES);
             // SAFETY: the slot is ours until it is given back, which is after the copy. The block was the caller's until now, and
             // its redzones are its own. After an error, the slot is not used again: the first copy may be under way.
-            unsafe { device.copy_to_host(to, start, bytes, stream) }?;
+            unsafe { device.copy_to_host(on_host(slot.0.offset(at)), start, bytes, stream) }?;
             at += bytes;
         }
         Ok(slot)
@@ -91,7 +89,7 @@ impl Staging {
     /// Shows `look` so many bytes of a slot, whose copies are complete, and takes it back.
     pub(super) fn read<R>(&mut self, slot: Slot, bytes: u64, look: impl FnOnce(&[u8]) -> R) -> R {
         // SAFETY: the copies wrote so many bytes, and are complete.
-        let result = look(unsafe { std::slice::from_raw_parts(slot.0.as_ptr().cast(), bytes as usize) });
+        let result = look(unsafe { std::slice::from_raw_parts(on_host(slot.0), bytes as usize) });
         self.free.push(slot);
         result
     }
@@ -114,7 +112,7 @@ impl Staging {
         if !unsafe { device.may_differ(start, expected as u8, end.raw() - start.raw(), stream) }? {
             return Ok(None);
         }
-        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(window.raw() as usize);
+        let to = on_host(window);
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {
             let bytes = room.min(end.raw() - at);

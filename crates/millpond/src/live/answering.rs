@@ -17,7 +17,7 @@ use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
 use crate::peer::{own_users_process, send_all};
 use crate::policy::other_processes::PATIENCE;
-use crate::process::{OfProcess, PerProcess};
+use crate::process::{OfProcess, WhileHeld};
 
 /// The variable that hides all pools of a process.
 const VARIABLE: &str = "MILLPOND_LIVE";
@@ -58,7 +58,7 @@ struct Inside {
 /// The process's socket, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
 /// pool is the same without.
 pub(crate) fn open() -> Option<Arc<LiveSocket>> {
-    static SOCKET: PerProcess<Mutex<Weak<LiveSocket>>> = PerProcess::new();
+    static SOCKET: WhileHeld<(), LiveSocket> = WhileHeld::new();
     // Relaxed: as in `hide_all`.
     if cfg!(miri)
         || HIDDEN.load(Ordering::Relaxed)
@@ -66,21 +66,9 @@ pub(crate) fn open() -> Option<Arc<LiveSocket>> {
     {
         return None;
     }
-    let mut known = SOCKET.get().lock();
-    if let Some(socket) = known.upgrade() {
-        return Some(socket);
-    }
-    match LiveSocket::new() {
-        Ok(new) => {
-            let new = Arc::new(new);
-            *known = Arc::downgrade(&new);
-            Some(new)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "`millpond top` will not see this process's pools");
-            None
-        }
-    }
+    let refused =
+        |error: &io::Error| tracing::warn!(%error, "`millpond top` will not see this process's pools");
+    SOCKET.get((), || LiveSocket::new().map(Arc::new)).inspect_err(refused).ok()
 }
 
 /// Shows a pool to those who ask.

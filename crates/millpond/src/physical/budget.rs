@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::named::Tenancy;
 use crate::device::Device;
-use crate::lock::Mutex;
-use crate::process::PerProcess;
+use crate::process::WhileHeld;
 use crate::tenant::Tenant;
 use crate::{Error, Result};
 
@@ -121,19 +120,14 @@ impl Budget {
     }
 
     fn join_named(name: &str, limit: Option<u64>) -> Result<Option<Self>> {
-        static KNOWN: PerProcess<Mutex<Vec<Weak<Tenancy>>>> = PerProcess::new();
-        let mut known = KNOWN.get().lock();
-        known.retain(|tenancy| tenancy.strong_count() > 0);
-        let same = known.iter().filter_map(Weak::upgrade).find(|tenancy| tenancy.name == name);
-        let tenancy = match same {
-            Some(same) => same,
-            None => {
-                let Some(joined) = Tenancy::join(name, limit)? else { return Ok(None) };
-                known.push(Arc::downgrade(&joined));
-                joined
-            }
-        };
-        Ok(Some(Self { inner: Inner::Named(tenancy) }))
+        static KNOWN: WhileHeld<String, Tenancy> = WhileHeld::new();
+        let nobody_has_it = None;
+        let joined =
+            KNOWN.get(name.to_owned(), || Tenancy::join(name, limit).map_err(Some)?.ok_or(nobody_has_it));
+        match joined {
+            Ok(tenancy) => Ok(Some(Self { inner: Inner::Named(tenancy) })),
+            Err(why) => why.map_or(Ok(None), Err),
+        }
     }
 
     /// The limit in bytes.

@@ -251,10 +251,9 @@ impl PoolBuilder {
         timelines.check_process()?;
         let PoolMemory { device, together } = self.memory;
         let guard = self.guard.or_else(Guard::from_environment);
-        let device = if guard.as_ref().is_some_and(|guard| guard.fences) {
-            FencedMemory::over(device)
-        } else {
-            device
+        let device = match &guard {
+            Some(guard) if guard.fences => FencedMemory::over(device),
+            _ => device,
         };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let policy = self.policy;
@@ -322,14 +321,12 @@ impl PoolBuilder {
             None => share_all(&inner, PeerSet::ALL)?,
         }
         start_checking(&inner);
-        match (self.record, record::Options::from_environment()) {
-            (Some(asked), _) => start_recording(&inner, &asked)?,
-            (None, Some(environment)) => {
-                if let Err(error) = start_recording(&inner, &environment) {
-                    record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
-                }
-            }
-            (None, None) => {}
+        if let Some(asked) = self.record {
+            start_recording(&inner, &asked)?;
+        } else if let Some(environment) = record::Options::from_environment()
+            && let Err(error) = start_recording(&inner, &environment)
+        {
+            record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
         }
         if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
             start_tracking(&inner, &tracking)?;

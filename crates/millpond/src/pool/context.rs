@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 
@@ -11,7 +11,7 @@ use crate::core::{Core, Registry, freeing};
 use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, Place, StreamHandle};
 use crate::kinds::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
-use crate::process::{OfProcess, PerProcess};
+use crate::process::{OfProcess, WhileHeld};
 use crate::sharing::{ImportedMemory, OfOthers};
 use crate::{Error, Result, device};
 
@@ -113,17 +113,8 @@ impl Context {
 
     /// The context of the GPU with this ordinal, or of the CPU, as long as somebody holds it.
     fn shared(of: Option<usize>, make: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Self> {
-        type ByOrdinal = Mutex<Vec<(Option<usize>, Weak<ContextInner>)>>;
-        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
-        let mut contexts = CONTEXTS.get().lock();
-        contexts.retain(|(_, context)| context.strong_count() > 0);
-        let known = contexts.iter().find(|(other, _)| *other == of).and_then(|(_, known)| known.upgrade());
-        if let Some(inner) = known {
-            return Ok(Self { inner });
-        }
-        let context = Self::new(make()?);
-        contexts.push((of, Arc::downgrade(&context.inner)));
-        Ok(context)
+        static CONTEXTS: WhileHeld<Option<usize>, ContextInner> = WhileHeld::new();
+        Ok(Self { inner: CONTEXTS.get(of, || Ok::<_, Error>(Self::new(make()?).inner))? })
     }
 
     /// The device itself.
