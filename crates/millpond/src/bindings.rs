@@ -6,7 +6,7 @@
 
 use std::mem::ManuallyDrop;
 
-pub use crate::cache::Shortcut;
+pub use crate::cache::{Shortcut, on_thread_end};
 use crate::capture::CapturePool;
 use crate::core::freeing;
 use crate::device::DevicePtr;
@@ -16,7 +16,7 @@ pub use crate::physical::{Mapping, watch_mappings};
 use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
-use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
+use crate::{Buffer, Context, Opened, Received, Result, SharedEvent};
 
 impl Shortcut {
     /// The calling thread's; `None` where it has none, as before it first had a block of the pool.
@@ -34,12 +34,6 @@ pub fn is_registered(stream: &Stream) -> bool {
 /// the drop, a binding takes back the shortcuts that it gave out by the stream's handle.
 pub fn withdraw(registered: &mut RegisteredStream) {
     registered.withdraw();
-}
-
-/// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. To name
-/// it again does nothing. It must not lock: see `cache/thread_index.rs`.
-pub fn on_thread_end(tell: fn()) {
-    cache::on_thread_end(tell);
 }
 
 /// What [`Context::open_shared`] opens, as a plain block of bytes: the pool that frees it, its address, its bytes, and the event.

@@ -26,9 +26,9 @@ static INDICES: Indices = Indices::new();
 /// Who is told on each thread that ends, if it had an index.
 static TOLD: Listeners = Listeners::new();
 
-/// Has `tell` called on each thread that ends and had an index, before another one may get that. It must not lock. To
-/// name it again does nothing.
-pub(crate) fn on_thread_end(tell: fn()) {
+/// Has `tell` called on each thread that ends and had an index, which it needs for a [`Shortcut`](super::Shortcut), before
+/// another one may get that. From then on it makes none. It must not lock: see the module. To name it again does nothing.
+pub fn on_thread_end(tell: fn()) {
     TOLD.add(tell);
 }
 

@@ -38,7 +38,7 @@ impl Timelines {
         stream: &'a Timeline,
         policies: ReusePolicies,
     ) -> ReadinessQuery<'a> {
-        ReadinessQuery::new(self, stream, policies)
+        ReadinessQuery { timelines: self, stream, policies, all: None }
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.

@@ -102,8 +102,9 @@ impl Budget {
     /// [`Error::BadOption`] for a name with other characters. [`Error::SharedBudget`] where the file for it cannot be used,
     /// or where too many processes have it.
     pub fn named(name: &str, limit: u64) -> Result<Self> {
-        let joined = Self::join_named(name, Some(limit))?;
-        Ok(joined.expect("who has a limit joins whether or not there are others"))
+        static KNOWN: WhileHeld<String, Tenancy> = WhileHeld::new();
+        let tenancy = KNOWN.get(name.to_owned(), || Tenancy::join(name, limit))?;
+        Ok(Self { inner: Inner::Named(tenancy) })
     }
 
     /// The [named](Self::named) budget, with the limit that it has; `None` where no process has it.
@@ -116,18 +117,7 @@ impl Budget {
     /// # Errors
     /// As for [`named`](Self::named).
     pub fn find(name: &str) -> Result<Option<Self>> {
-        Self::join_named(name, None)
-    }
-
-    fn join_named(name: &str, limit: Option<u64>) -> Result<Option<Self>> {
-        static KNOWN: WhileHeld<String, Tenancy> = WhileHeld::new();
-        let nobody_has_it = None;
-        let joined =
-            KNOWN.get(name.to_owned(), || Tenancy::join(name, limit).map_err(Some)?.ok_or(nobody_has_it));
-        match joined {
-            Ok(tenancy) => Ok(Some(Self { inner: Inner::Named(tenancy) })),
-            Err(why) => why.map_or(Ok(None), Err),
-        }
+        Tenancy::limit_of(name)?.map(|limit| Self::named(name, limit)).transpose()
     }
 
     /// The limit in bytes.

@@ -8,7 +8,7 @@ use crate::lock::Mutex;
 
 use super::Pool;
 use crate::core::{Core, Registry, freeing};
-use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, Place, StreamHandle};
+use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
 use crate::kinds::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
 use crate::process::{OfProcess, WhileHeld};
@@ -56,20 +56,12 @@ impl PoolMemory {
     }
 }
 
-/// Memory of the context's streams that is not the device's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OtherMemory {
-    /// Pinned memory of the host: of this NUMA node, or of one near the device.
-    Pinned(Option<u32>),
-    Managed,
-}
-
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
     memory: PoolMemory,
-    /// What was asked for.
-    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
+    /// What was asked for: pinned memory of the host, of a NUMA node or of one near the device, and managed memory.
+    other_memory: OfProcess<Mutex<Vec<((MemoryKind, Option<u32>), PoolMemory)>>>,
     registry: Arc<Registry<Core>>,
     /// What other processes shared, once there is any.
     of_others: OfProcess<OnceLock<OfOthers>>,
@@ -231,17 +223,17 @@ impl Context {
         Ok(self.inner.default.get_or_init(|| built).clone())
     }
 
-    pub(super) fn other_memory(&self, which: OtherMemory) -> Result<PoolMemory> {
+    /// Memory of the context's streams that is not the device's own, of this NUMA node.
+    pub(super) fn other_memory(&self, kind: MemoryKind, node: Option<u32>) -> Result<PoolMemory> {
         self.inner.timelines.check_process()?;
         let mut known = self.inner.other_memory.lock();
-        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == which) {
+        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == (kind, node)) {
             return Ok(memory.clone());
         }
-        let memory = PoolMemory::new(match which {
-            OtherMemory::Pinned(node) => self.device().pinned(node)?,
-            OtherMemory::Managed => self.device().managed()?,
-        });
-        known.push((which, memory.clone()));
+        let device = self.device();
+        let other = if kind == MemoryKind::Pinned { device.pinned(node) } else { device.managed() };
+        let memory = PoolMemory::new(other?);
+        known.push(((kind, node), memory.clone()));
         Ok(memory)
     }
 

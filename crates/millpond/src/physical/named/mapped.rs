@@ -104,11 +104,9 @@ const ANOTHER: &str = "remove it, or use another name";
 /// Makes the file. It is written under another name first, so that it is whole from its first moment on. Where another
 /// process is faster, its file stays.
 fn create(path: &Path) -> io::Result<()> {
-    let mut content = [0; size_of::<Table>()];
     let [pid, time] = namespaces();
-    for (word, value) in content.chunks_exact_mut(8).zip([MAGIC, VERSION, pid, time]) {
-        word.copy_from_slice(&value.to_ne_bytes());
-    }
+    let mut content = [MAGIC, VERSION, pid, time].map(u64::to_ne_bytes).concat();
+    content.resize(size_of::<Table>(), 0);
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", rustix::thread::gettid().as_raw_nonzero()));
     // Left by a thread with the same id that was killed here.

@@ -18,10 +18,9 @@ mod register;
 mod seat;
 mod table;
 
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -53,6 +52,7 @@ pub(crate) trait GivesBack: Send + Sync {
 }
 
 /// What the present process has of a named budget. See the [module](self).
+#[derive(Debug)]
 pub(crate) struct Tenancy {
     pub(super) name: String,
     pub(super) path: PathBuf,
@@ -67,27 +67,23 @@ pub(crate) struct Tenancy {
     process: Process,
 }
 
-impl fmt::Debug for Tenancy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tenancy").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
 impl Tenancy {
-    /// Joins the processes that have this budget, and starts the thread that answers them. Without a limit, `None` where
-    /// there is no such process.
-    pub(super) fn join(name: &str, limit: Option<u64>) -> Result<Option<Arc<Self>>> {
+    /// The limit of the budget with this name; `None` where no process has it.
+    pub(super) fn limit_of(name: &str) -> Result<Option<u64>> {
         let path = path(name)?;
-        let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
+        let register = Register::open_existing(&path).map_err(|what| refused(&path, what))?;
+        Ok(register.and_then(|register| register.limit_in_use()))
+    }
+
+    /// Joins the processes that have this budget, and starts the thread that answers them.
+    pub(super) fn join(name: &str, limit: u64) -> Result<Arc<Self>> {
+        let path = path(name)?;
+        let failed = |what: String| refused(&path, what);
         let lease = Lease::mine().map_err(failed)?;
-        let mapped = match limit {
-            Some(_) => Some(Register::open(&path).map_err(failed)?),
-            None => Register::open_existing(&path).map_err(failed)?,
-        };
-        let Some(register) = mapped.map(Arc::new) else { return Ok(None) };
-        let Some(seat) = register.join(lease, limit).map_err(failed)? else { return Ok(None) };
+        let register = Arc::new(Register::open(&path).map_err(failed)?);
+        let seat = register.join(lease, limit).map_err(failed)?;
         let present = register.limit.load(Ordering::SeqCst);
-        if limit.is_some_and(|limit| limit != present) {
+        if limit != present {
             tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
         }
         let tenancy = Arc::new(Self {
@@ -107,7 +103,7 @@ impl Tenancy {
             .map_err(|error| {
                 failed(format!("the thread that answers other processes cannot start: {error}"))
             })?;
-        Ok(Some(tenancy))
+        Ok(tenancy)
     }
 
     /// What `read` gives, with the register's lock; a forked child, and who does not get it, read without.
@@ -224,9 +220,8 @@ impl Tenancy {
     /// A descriptor for others who open the memory at these addresses: it counts as long as anybody has that descriptor, or the
     /// file that it stands for, also after this process.
     pub(crate) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
-        seat::lend(self.register.file(), self.at, addresses).map_err(|error| Error::SharedBudget {
-            path: self.path.display().to_string(),
-            what: format!("what is shared cannot be locked (F_OFD_SETLK): {error}"),
+        seat::lend(self.register.file(), self.at, addresses).map_err(|error| {
+            refused(&self.path, format!("what is shared cannot be locked (F_OFD_SETLK): {error}"))
         })
     }
 
@@ -382,9 +377,12 @@ fn path(name: &str) -> Result<PathBuf> {
             why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
         });
     }
-    let failed =
-        |(folder, what): (PathBuf, String)| Error::SharedBudget { path: folder.display().to_string(), what };
-    Ok(folder::of_user().map_err(failed)?.join(name))
+    Ok(folder::of_user().map_err(|(folder, what)| refused(&folder, what))?.join(name))
+}
+
+/// The file or folder cannot be used.
+fn refused(path: &Path, what: String) -> Error {
+    Error::SharedBudget { path: path.display().to_string(), what }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -414,9 +412,9 @@ mod tests {
     #[test]
     fn memory_that_comes_slowly_is_waited_for() {
         let name = format!("slowly-{}", std::process::id());
-        let tenancy = Tenancy::join(&name, Some(10)).unwrap().unwrap();
+        let tenancy = Tenancy::join(&name, 10).unwrap();
         let register = &tenancy.register;
-        let seat = register.join(Lease::mine().unwrap(), None).unwrap().unwrap();
+        let seat = register.join(Lease::mine().unwrap(), 10).unwrap();
         let other = seat.slot;
         assert!(register.take(other, 10));
         let patience = Duration::from_millis(400);

@@ -278,7 +278,7 @@ impl Machine {
     /// A process that has joined.
     fn process(&self, number: u64) -> ModelProcess {
         let lease = Lease::from_bits(number).unwrap();
-        let seat = self.register.join(lease, Some(LIMIT)).unwrap().unwrap();
+        let seat = self.register.join(lease, LIMIT).unwrap();
         ModelProcess { machine: self.clone(), lease, seat: Some(seat), used: 0 }
     }
 
@@ -424,7 +424,7 @@ fn a_process_that_is_killed_while_it_joins_or_leaves_leaves_nothing() {
             move || {
                 let _life = Life::of(words);
                 let lease = Lease::from_bits(1).unwrap();
-                let seat = machine.register.join(lease, Some(LIMIT)).ok().flatten();
+                let seat = machine.register.join(lease, LIMIT).ok();
                 if let Some(seat) = seat {
                     machine.register.leave(seat);
                 }

@@ -94,26 +94,28 @@ impl Register {
 
     // ---- who has which ------------------------------------------------------------------------------
 
-    /// A slot for the process. The first process sets the limit; without one, `None` where there is no other process.
-    pub(super) fn join(&self, me: Lease, limit: Option<u64>) -> Result<Option<Seat>, String> {
+    /// The limit, if a process has the budget.
+    pub(super) fn limit_in_use(&self) -> Option<u64> {
+        self.settle_all();
+        let is_in_use = self.owned().any(|(_, slot, _)| slot.joined.load(ORDER) != 0);
+        is_in_use.then(|| self.limit.load(ORDER))
+    }
+
+    /// A slot for the process. The first process sets the limit.
+    pub(super) fn join(&self, me: Lease, limit: u64) -> Result<Seat, String> {
         self.settle_all();
         let seat = self.take_seat(me)?;
-        let Some(locked) = self.lock(seat.slot) else {
+        let Some(_locked) = self.lock(seat.slot) else {
             self.leave(seat);
             let what =
                 "its lock is held by a process that does not go on: resume that process, or use another name";
             return Err(what.to_owned());
         };
         if self.others(seat.slot).all(|slot| slot.joined.load(ORDER) == 0) {
-            let Some(limit) = limit else {
-                drop(locked);
-                self.leave(seat);
-                return Ok(None);
-            };
             self.limit.store(limit, ORDER);
         }
         self.slots[seat.slot].joined.store(1, ORDER);
-        Ok(Some(seat))
+        Ok(seat)
     }
 
     /// A slot that is nobody's, with its seat.
@@ -288,7 +290,7 @@ mod tests {
 
     impl Register {
         fn joined(&self, limit: u64) -> Seat {
-            self.join(Lease::mine().unwrap(), Some(limit)).unwrap().unwrap()
+            self.join(Lease::mine().unwrap(), limit).unwrap()
         }
 
         fn settled(&self) -> u64 {
@@ -347,7 +349,7 @@ mod tests {
         register.leave(seats.0);
         again.leave(seats.1);
         assert_eq!(register.owned().count(), 0);
-        assert!(register.join(Lease::mine().unwrap(), None).unwrap().is_none());
+        assert_eq!(register.limit_in_use(), None);
         // Nobody is there: who comes sets the limit.
         assert_eq!((register.joined(20).slot, again.limit.load(ORDER)), (0, 20));
     }
@@ -495,7 +497,7 @@ mod tests {
                 1 => slot.claim.store(7, ORDER),
                 _ => slot.ended.store(slot.owner.load(ORDER), ORDER),
             }
-            assert!(register.join(gone(), None).unwrap().is_none(), "nobody has joined");
+            assert_eq!(register.limit_in_use(), None, "nobody has joined");
             assert_eq!(register.owned().count(), 0);
         }
         let seat = register.joined(10);
@@ -531,7 +533,7 @@ mod tests {
         let register = open(&path);
         let mut seats: Vec<_> = (0..SLOTS).map(|_| register.joined(10)).collect();
         assert!(seats.iter().enumerate().all(|(at, seat)| seat.slot == at));
-        let refused = register.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        let refused = register.join(Lease::mine().unwrap(), 10).unwrap_err();
         assert!(refused.starts_with("63 processes have it"), "{refused}");
         register.leave(seats.remove(5));
         assert_eq!(register.joined(10).slot, 5);
@@ -548,7 +550,7 @@ mod tests {
         let mine = register.joined(10);
         let _locked = register.lock(mine.slot).unwrap();
         assert!(!register.take(mine.slot, 1));
-        let refused = register.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        let refused = register.join(Lease::mine().unwrap(), 10).unwrap_err();
         assert!(refused.contains("does not go on"), "{refused}");
         assert_eq!((register.slots[mine.slot].held.load(ORDER), register.owned().count()), (0, 1));
     }
