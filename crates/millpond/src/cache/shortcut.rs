@@ -10,6 +10,22 @@ use crate::device::DevicePtr;
 use crate::order::{Stream, StreamKey, Timeline};
 
 /// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.
+///
+/// ```
+/// use millpond::bindings::Shortcut;
+///
+/// let device = millpond::Context::host()?;
+/// let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let block = pool.alloc(1000, &stream)?;
+/// let shortcut = Shortcut::new(&pool, &stream).expect("the thread had a block");
+/// // SAFETY: nobody else has the block. Pool and stream are alive, and this is the thread.
+/// unsafe {
+///     assert!(shortcut.free(block));
+///     assert_eq!(shortcut.alloc(1000), Some(block));
+///     pool.free(block, &stream)?;
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Shortcut {
     caches: NonNull<Caches>,

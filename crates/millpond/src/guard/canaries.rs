@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use crate::core::Core;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
+use crate::order::Stream;
 use crate::pinned::PinnedMemory;
 
 /// What memory is filled with.
@@ -26,22 +28,18 @@ pub(super) const REDZONE: u64 = 512;
 #[derive(Debug)]
 pub(super) struct Slot(DevicePtr);
 
-impl Slot {
-    const BYTES: u64 = 2 * REDZONE;
-}
-
 /// Where the CPU finds pinned memory.
 fn on_host(at: DevicePtr) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(at.raw() as usize)
 }
 
-/// Pinned memory, and a stream that reads poison.
+/// Pinned memory, and a stream that reads poison. Dropped, all of it goes back, after copies to the memory.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     pinned: PinnedMemory,
     free: Vec<Slot>,
     /// Where poison is read to, and its bytes.
-    window: Option<(StreamHandle, (DevicePtr, u64))>,
+    window: Option<(Stream, (DevicePtr, u64))>,
 }
 
 /// Bytes that are not as they should be: the first of them, how many, and what they are.
@@ -71,13 +69,13 @@ impl Staging {
     ) -> DeviceResult<Slot> {
         if self.free.is_empty() {
             let (segment, bytes) = self.pinned.add(device, 1)?;
-            self.free.extend((0..bytes / Slot::BYTES).map(|at| Slot(segment.offset(at * Slot::BYTES))));
+            self.free.extend((0..bytes).step_by(2 * REDZONE as usize).map(|at| Slot(segment.offset(at))));
         }
         let slot = self.free.pop().expect("there are some now");
         let mut at = 0;
         for Range { start, end } in ranges {
             let bytes = end.raw() - start.raw();
-            debug_assert!(at + bytes <= Slot::BYTES);
+            debug_assert!(at + bytes <= 2 * REDZONE);
             // SAFETY: the slot is ours until it is given back, which is after the copy. The block was the caller's until now, and
             // its redzones are its own. After an error, the slot is not used again: the first copy may be under way.
             unsafe { device.copy_to_host(on_host(slot.0.offset(at)), start, bytes, stream) }?;
@@ -97,25 +95,23 @@ impl Staging {
     /// What differs from `expected` in a range of device memory that nobody uses.
     pub(super) fn compare(
         &mut self,
-        device: &dyn Device,
+        core: &Core,
         Range { start, end }: Range<DevicePtr>,
         expected: Fill,
     ) -> DeviceResult<Option<Changed>> {
-        let (stream, (window, room)) = match self.window {
+        let device = core.device();
+        let (stream, (window, room)) = match &mut self.window {
             Some(window) => window,
-            None => {
-                let window = (device.create_stream()?, self.pinned.add(device, 1)?);
-                *self.window.insert(window)
-            }
+            none => none.insert((Stream::create(&core.timelines)?, self.pinned.add(device, 1)?)),
         };
+        let (stream, to) = (stream.handle(), on_host(*window));
         // SAFETY: the stream is ours. The range is an allocated block's, which is quarantined.
         if !unsafe { device.may_differ(start, expected as u8, end.raw() - start.raw(), stream) }? {
             return Ok(None);
         }
-        let to = on_host(window);
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {
-            let bytes = room.min(end.raw() - at);
+            let bytes = (*room).min(end.raw() - at);
             // SAFETY: the window and the stream are ours, and waited for. The range is an allocated block's, which is quarantined.
             unsafe { device.copy_to_host(to, DevicePtr::new(at), bytes, stream) }?;
             // SAFETY: as above.
@@ -132,20 +128,5 @@ impl Staging {
             at += bytes;
         }
         Ok(all)
-    }
-
-    /// Gives everything back to the device.
-    ///
-    /// # Safety
-    /// All copies are complete, and nobody has a slot.
-    pub(super) unsafe fn release(&mut self, device: &dyn Device) {
-        let stream = self.window.take().map_or(Ok(()), |(stream, _)| {
-            // SAFETY: the stream is ours, and idle.
-            unsafe { device.destroy_stream(stream) }
-        });
-        self.free.clear();
-        for error in [stream, self.pinned.release().map(drop)].into_iter().filter_map(Result::err) {
-            tracing::warn!(%error, "a guard could not give back its memory");
-        }
     }
 }

@@ -71,12 +71,6 @@ struct EndsDescription {
     starts: *const *const c_void,
 }
 
-/// `NVTX_MEM_HEAP_USAGE_TYPE_…`: a pool.
-const SUB_ALLOCATOR: u32 = 1;
-
-/// What names memory: `NVTX_MEM_TYPE_…` and `NVTX_MEM_REGION_REF_TYPE_…`: its address.
-const BY_ADDRESS: u32 = 1;
-
 /// The tool's handle of our domain.
 fn domain() -> *mut c_void {
     tool().map_or(ptr::null_mut(), |tool| tool.domain)
@@ -149,8 +143,9 @@ impl Calls {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<HeapDescription>() as u16,
             reserved: 0,
-            usage: SUB_ALLOCATOR,
-            kind: BY_ADDRESS,
+            // `NVTX_MEM_HEAP_USAGE_TYPE_…`: of a pool. `NVTX_MEM_TYPE_…`: by its address.
+            usage: 1,
+            kind: 1,
             stretch_size: size_of::<Stretch>(),
             stretch: &stretch,
             category: 0,
@@ -171,7 +166,8 @@ impl Calls {
         let regions = RegionsDescription {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<RegionsDescription>() as u16,
-            kind: BY_ADDRESS,
+            // `NVTX_MEM_TYPE_…`: by its address.
+            kind: 1,
             heap: ptr::with_exposed_provenance_mut(heap),
             count: 1,
             each: size_of::<Stretch>(),
@@ -187,7 +183,8 @@ impl Calls {
         let ends = EndsDescription {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<EndsDescription>() as u16,
-            kind: BY_ADDRESS,
+            // `NVTX_MEM_REGION_REF_TYPE_…`: by its address.
+            kind: 1,
             count: 1,
             each: size_of::<*const c_void>(),
             starts: &start,

@@ -37,13 +37,13 @@ impl Register {
         others.map(|(_, slot)| slot).filter(|slot| slot.owner().is_some())
     }
 
-    fn sum<'a>(slots: impl Iterator<Item = &'a Slot>, bytes: impl Fn(&Slot) -> u64) -> u64 {
+    fn sum_of<'a>(slots: impl Iterator<Item = &'a Slot>, bytes: impl Fn(&Slot) -> u64) -> u64 {
         slots.fold(0, |sum, slot| sum.saturating_add(bytes(slot)))
     }
 
     /// Bytes that all processes hold. Without the lock, memory may pass from one to another meanwhile, and count twice.
     pub(super) fn held(&self) -> u64 {
-        Self::sum(self.owned().map(|(_, slot, _)| slot), |slot| slot.held.load(ORDER))
+        Self::sum_of(self.owned().map(|(_, slot, _)| slot), |slot| slot.held.load(ORDER))
     }
 
     /// Bytes that the process with this slot may take now: up to its floor, what nobody holds; beyond it, what is kept for
@@ -52,8 +52,8 @@ impl Register {
         let slot = &self.slots[mine];
         let (held, limit) = (slot.held.load(ORDER), self.limit.load(ORDER));
         let left = |theirs: u64| limit.saturating_sub(theirs).saturating_sub(held);
-        let beyond_floor = left(Self::sum(self.others(mine), Slot::counted));
-        let unheld = left(Self::sum(self.others(mine), |slot| slot.held.load(ORDER)));
+        let beyond_floor = left(Self::sum_of(self.others(mine), Slot::counted));
+        let unheld = left(Self::sum_of(self.others(mine), |slot| slot.held.load(ORDER)));
         let within_floor = unheld.min(slot.floor.load(ORDER).saturating_sub(held));
         beyond_floor.max(within_floor).min(slot.claim.load(ORDER).saturating_sub(held))
     }
@@ -62,18 +62,18 @@ impl Register {
     pub(super) fn may_have(&self, mine: usize) -> u64 {
         let slot = &self.slots[mine];
         let beyond_floor = |slot: &Slot| slot.held.load(ORDER).saturating_sub(slot.floor.load(ORDER));
-        let might = self.room(mine).saturating_add(Self::sum(self.others(mine), beyond_floor));
+        let might = self.room(mine).saturating_add(Self::sum_of(self.others(mine), beyond_floor));
         might.min(slot.claim.load(ORDER).saturating_sub(slot.held.load(ORDER)))
     }
 
     /// Bytes that the others ask for.
     pub(super) fn others_want(&self, mine: usize) -> u64 {
-        Self::sum(self.others(mine).filter(|slot| !slot.has_ended()), |slot| slot.wants.load(ORDER))
+        Self::sum_of(self.others(mine).filter(|slot| !slot.has_ended()), |slot| slot.wants.load(ORDER))
     }
 
     /// Bytes that are kept for the others.
     pub(super) fn others_floors(&self, mine: usize) -> u64 {
-        Self::sum(self.others(mine), |slot| slot.floor.load(ORDER))
+        Self::sum_of(self.others(mine), |slot| slot.floor.load(ORDER))
     }
 
     /// Whether all others that run have answered this request.
