@@ -85,9 +85,10 @@ fn watch() {
     // Acquire: pairs with the Release below. Who made an object after this finds the fork counted in the child.
     if !IS_WATCHED.load(Ordering::Acquire) {
         // Miri neither forks nor knows this function.
-        #[cfg(all(unix, not(miri)))]
-        // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
-        if unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0 {
+        if cfg!(not(miri))
+            // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
+            && unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0
+        {
             tracing::warn!("a forked child would not know that it is one: pthread_atfork failed");
         }
         IS_WATCHED.store(true, Ordering::Release);
@@ -98,12 +99,10 @@ fn watch() {
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
-#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn before_fork() {
     BEGUN.fetch_add(1, Ordering::SeqCst);
 }
 
-#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn after_fork() {
     ENDED.fetch_add(1, Ordering::SeqCst);
 }
@@ -118,7 +117,6 @@ pub(crate) fn watch_forks<T>(make: impl FnOnce() -> T) -> (T, bool) {
 }
 
 /// In the child, on its only thread, before `fork` returns. Takes no lock, and allocates nothing.
-#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn in_child() {
     // Relaxed: see `present`.
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -238,8 +236,10 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
 }
 
 /// What all of a process shares by a key, as long as anybody holds it.
-#[derive(Debug, Default)]
-pub(crate) struct WhileHeld<K, T>(PerProcess<Mutex<Vec<(K, Weak<T>)>>>);
+#[derive(Debug)]
+pub(crate) struct WhileHeld<K, T>(PerProcess<Mutex<Known<K, T>>>);
+
+type Known<K, T> = Vec<(K, Weak<T>)>;
 
 impl<K: PartialEq + Send + 'static, T: Send + Sync + 'static> WhileHeld<K, T> {
     pub(crate) const fn new() -> Self {

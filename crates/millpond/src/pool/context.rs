@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 
-use super::Pool;
+use super::{Pool, PoolBuilder};
 use crate::core::{Core, Registry, freeing};
 use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
 use crate::kinds::managed;
@@ -56,12 +56,15 @@ impl PoolMemory {
     }
 }
 
+/// Which memory of the context's streams it is, that is not the device's own: of this NUMA node, if it is pinned.
+pub(super) type OtherMemory = (MemoryKind, Option<u32>);
+
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
     memory: PoolMemory,
-    /// What was asked for: pinned memory of the host, of a NUMA node or of one near the device, and managed memory.
-    other_memory: OfProcess<Mutex<Vec<((MemoryKind, Option<u32>), PoolMemory)>>>,
+    /// What was asked for.
+    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
     registry: Arc<Registry<Core>>,
     /// What other processes shared, once there is any.
     of_others: OfProcess<OnceLock<OfOthers>>,
@@ -223,17 +226,18 @@ impl Context {
         Ok(self.inner.default.get_or_init(|| built).clone())
     }
 
-    /// Memory of the context's streams that is not the device's own, of this NUMA node.
-    pub(super) fn other_memory(&self, kind: MemoryKind, node: Option<u32>) -> Result<PoolMemory> {
+    pub(super) fn other_memory(&self, which: OtherMemory) -> Result<PoolMemory> {
         self.inner.timelines.check_process()?;
         let mut known = self.inner.other_memory.lock();
-        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == (kind, node)) {
+        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == which) {
             return Ok(memory.clone());
         }
-        let device = self.device();
-        let other = if kind == MemoryKind::Pinned { device.pinned(node) } else { device.managed() };
+        let other = match which {
+            (MemoryKind::Pinned, node) => self.device().pinned(node),
+            _ => self.device().managed(),
+        };
         let memory = PoolMemory::new(other?);
-        known.push(((kind, node), memory.clone()));
+        known.push((which, memory.clone()));
         Ok(memory)
     }
 
@@ -244,7 +248,8 @@ impl Context {
             return Ok(known);
         }
         let memory = Arc::new(ImportedMemory::new(self.device().clone()));
-        let pool = Pool::of_others(self, memory.clone())?;
+        // Its only handle goes here, so that it is destroyed.
+        let pool = PoolBuilder::of_others(self, memory.clone()).build()?.inner().clone();
         // Of two that race, the first stays.
         Ok(self.inner.of_others.get_or_init(|| OfOthers { memory, pool }))
     }

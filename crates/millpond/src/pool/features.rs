@@ -368,7 +368,7 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
     /// device's own.
     pub fn pinned(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(MemoryKind::Pinned, None)?).name("pinned"))
+        Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Pinned, None))?).name("pinned"))
     }
 
     /// As [`pinned`](Self::pinned), of the NUMA node with this number.
@@ -382,7 +382,7 @@ impl Context {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(MemoryKind::Pinned, Some(node))?).name("pinned"))
+        Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Pinned, Some(node)))?).name("pinned"))
     }
 
     /// Starts building a pool of managed memory: it moves to where it is used, a page at a time, and the CPU reads and writes
@@ -410,6 +410,6 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or none
     /// that the CPU may use at the same time; else the device's own.
     pub fn managed(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(MemoryKind::Managed, None)?).name("managed"))
+        Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Managed, None))?).name("managed"))
     }
 }

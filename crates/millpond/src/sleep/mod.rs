@@ -140,7 +140,11 @@ impl Sleeper {
             self.asleep = Some(prepared.inspect_err(|_| core.resume_caches(state))?);
         }
         state.is_asleep = true;
-        let slept = self.put_pages_to_sleep(core, &mut state.arenas);
+        let mut slept = self.copy_and_go(core, &mut state.arenas);
+        if slept.is_err() {
+            // Copies may be under way, and their pages may be used again.
+            slept = self.wait_for_copies().and(slept);
+        }
         let has_unkept = |asleep: &Asleep| asleep.pages.iter().any(|page| !page.is_kept);
         if slept.is_err() && self.asleep.as_ref().is_some_and(has_unkept) {
             // Some bytes are in their pages only. So those that have gone come back.
@@ -176,21 +180,12 @@ impl Sleeper {
         Ok(asleep)
     }
 
-    /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
-    /// keep the others.
-    fn put_pages_to_sleep(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let slept = self.copy_and_go(core, arenas);
-        // Copies may be under way, and their pages may be used again.
-        if slept.is_err() {
-            self.wait_for_copies()?;
-        }
-        slept
-    }
-
     fn wait_for_copies(&self) -> DeviceResult<()> {
         self.copies.as_ref().map_or(Ok(()), Copies::wait)
     }
 
+    /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
+    /// keep the others.
     fn copy_and_go(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
         let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
         let copies = Copies::of(copies, &core.timelines)?;
