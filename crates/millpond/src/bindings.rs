@@ -46,7 +46,7 @@ pub fn open_shared(
     stream: &Stream,
 ) -> Result<(Pool, DevicePtr, u64, SharedEvent)> {
     let Opened { buffer, event, .. } = context.open_shared::<u8>(received, stream)?;
-    let (pool, bytes) = (Pool::of_inner(buffer.pool()), buffer.byte_len());
+    let (pool, bytes) = (Pool::new(buffer.pool().clone(), None), buffer.byte_len());
     Ok((pool, buffer.into_raw(), bytes, event))
 }
 

@@ -53,7 +53,7 @@ impl Gauge {
         Level { current, high: self.high.load(Ordering::Relaxed).max(current) }
     }
 
-    fn reset_high(&self) {
+    pub(crate) fn reset_high(&self) {
         self.high.store(self.current(), Ordering::Relaxed);
     }
 }
@@ -128,9 +128,5 @@ impl Counters {
             asleep: self.asleep.current(),
             calls: self.calls.get(),
         }
-    }
-
-    pub(crate) fn reset_high_water(&self) {
-        self.reserved.reset_high();
     }
 }

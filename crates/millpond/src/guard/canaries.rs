@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::core::Core;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
-use crate::order::Stream;
 use crate::pinned::PinnedMemory;
 
 /// What memory is filled with.
@@ -33,13 +32,13 @@ fn on_host(at: DevicePtr) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(at.raw() as usize)
 }
 
-/// Pinned memory, and a stream that reads poison. Dropped, all of it goes back, after copies to the memory.
+/// Pinned memory, with a stream that reads poison.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     pinned: PinnedMemory,
     free: Vec<Slot>,
     /// Where poison is read to, and its bytes.
-    window: Option<(Stream, (DevicePtr, u64))>,
+    window: Option<(DevicePtr, u64)>,
 }
 
 /// Bytes that are not as they should be: the first of them, how many, and what they are.
@@ -100,18 +99,19 @@ impl Staging {
         expected: Fill,
     ) -> DeviceResult<Option<Changed>> {
         let device = core.device();
-        let (stream, (window, room)) = match &mut self.window {
+        let stream = self.pinned.stream(&core.device)?;
+        let (window, room) = match self.window {
             Some(window) => window,
-            none => none.insert((Stream::create(&core.timelines)?, self.pinned.add(device, 1)?)),
+            None => *self.window.insert(self.pinned.add(device, 1)?),
         };
-        let (stream, to) = (stream.handle(), on_host(*window));
+        let to = on_host(window);
         // SAFETY: the stream is ours. The range is an allocated block's, which is quarantined.
         if !unsafe { device.may_differ(start, expected as u8, end.raw() - start.raw(), stream) }? {
             return Ok(None);
         }
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {
-            let bytes = (*room).min(end.raw() - at);
+            let bytes = room.min(end.raw() - at);
             // SAFETY: the window and the stream are ours, and waited for. The range is an allocated block's, which is quarantined.
             unsafe { device.copy_to_host(to, DevicePtr::new(at), bytes, stream) }?;
             // SAFETY: as above.

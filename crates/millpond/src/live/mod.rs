@@ -38,7 +38,7 @@
 //
 // **Who may ask.** The kernel says which user is at the other end (`SO_PEERCRED`), to both sides. Another user's question is not
 // answered, and another user's answer is not read. A process's own answer may still be wrong: what is read is bounded in bytes,
-// digits and time, and has no control characters.
+// figures and time, and has no control characters.
 //
 // **Forks.** A forked child closes its copy of the socket, and has none until it builds a pool of its own.
 

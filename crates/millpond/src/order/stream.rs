@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::timeline::Promise;
 use super::timelines::HeldTimeline;
@@ -234,7 +235,8 @@ impl Stream {
 
     /// Whether the stream is [registered](super::RegisteredStream), now.
     pub(crate) fn is_registered(&self) -> bool {
-        self.inner.is_registered()
+        // Relaxed: it may end at any time.
+        self.inner.registrations.load(Ordering::Relaxed) > 0
     }
 
     /// A stream of `timelines`, which is ordered after all work that this one was given so far: it stands for this one where

@@ -50,7 +50,7 @@ pub(super) struct HeldTimeline {
     /// Whether the stream is ours to destroy.
     owned: bool,
     /// How often the stream is registered. Written with the lock of those alive.
-    registrations: AtomicUsize,
+    pub(super) registrations: AtomicUsize,
     /// Whether somebody held the stream when its registration ended.
     is_left_over: AtomicBool,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
@@ -58,14 +58,6 @@ pub(super) struct HeldTimeline {
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
     /// The streams of other devices that stand for this one there: see `peers`.
     pub(super) stand_ins: Mutex<Vec<Arc<HeldTimeline>>>,
-}
-
-impl HeldTimeline {
-    /// Whether whoever presents the handle is given the stream, because its owner registered it.
-    pub(super) fn is_registered(&self) -> bool {
-        // Relaxed: it may end at any time.
-        self.registrations.load(Ordering::Relaxed) > 0
-    }
 }
 
 impl Drop for HeldTimeline {

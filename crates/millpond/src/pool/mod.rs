@@ -120,8 +120,8 @@ impl Pool {
         PoolBuilder::new(device, device.memory().clone())
     }
 
-    /// `options` are those that it was built with; `None` for one that is destroyed.
-    fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
+    /// `options` are those that it was built with; `None` for one that is destroyed, as that of other processes' memory is.
+    pub(crate) fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
         let handle = Handle { inner: inner.clone(), options, tags: OfProcess::default() };
         Self { inner, handle: Arc::new(handle) }
     }
@@ -461,11 +461,6 @@ impl Pool {
     pub fn check(&self) -> std::result::Result<(), String> {
         self.inner.check_process().map_err(|error| error.to_string())?;
         recounting::check(&self.inner)
-    }
-
-    /// A handle of a pool that others hold, too: of memory of other processes, which is destroyed from the start.
-    pub(crate) fn of_inner(inner: &Arc<Core>) -> Self {
-        Self::new(inner.clone(), None)
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

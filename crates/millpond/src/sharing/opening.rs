@@ -61,7 +61,7 @@ impl OfOthers {
     pub(crate) fn open(&self, received: Received, stream: &Stream) -> Result<(DevicePtr, SharedEvent)> {
         let core = &*self.pool;
         let device = core.timelines.device();
-        let (token, mut descriptors) = received.into_parts();
+        let Received { token, mut descriptors } = received;
         check_token(device.as_ref(), &token)?;
         let counted = keep_budget(&token, &mut descriptors)?;
         let (event, lease, pages) = open_descriptors(&core.timelines, &token, descriptors)?;

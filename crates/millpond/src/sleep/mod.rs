@@ -20,7 +20,6 @@ use std::ops::Range;
 
 use asleep::Asleep;
 pub use asleep::Keep;
-use copies::Copies;
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
@@ -65,8 +64,6 @@ struct Sleeper {
     asleep: Option<Asleep>,
     /// Kept from one sleep to the next.
     staging: PinnedMemory,
-    /// Their stream, once there were any: each copy comes behind all earlier ones.
-    copies: Option<Copies>,
 }
 
 impl Sleep {
@@ -143,7 +140,7 @@ impl Sleeper {
         let mut slept = self.copy_and_go(core, &mut state.arenas);
         if slept.is_err() {
             // Copies may be under way, and their pages may be used again.
-            slept = self.wait_for_copies().and(slept);
+            slept = self.staging.wait().and(slept);
         }
         let has_unkept = |asleep: &Asleep| asleep.pages.iter().any(|page| !page.is_kept);
         if slept.is_err() && self.asleep.as_ref().is_some_and(has_unkept) {
@@ -180,25 +177,22 @@ impl Sleeper {
         Ok(asleep)
     }
 
-    fn wait_for_copies(&self) -> DeviceResult<()> {
-        self.copies.as_ref().map_or(Ok(()), Copies::wait)
-    }
-
     /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
     /// keep the others.
     fn copy_and_go(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
-        let copies = Copies::of(copies, &core.timelines)?;
+        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let device = core.timelines.device();
+        let stream = staging.stream(device)?;
         let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, OwnedEvent)>, 0, Ok(()));
         while next < asleep.pages.len() || under_way.is_some() {
             let batch = asleep.batch_from(next);
             next = batch.end;
             if asleep.pages[batch.clone()].iter().all(|page| !page.is_kept) {
                 // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the pinned memory.
-                let copy = |piece| unsafe { copies.copy(staging, piece, false) };
+                let copy = |piece| unsafe { copies::copy((device.as_ref(), stream), staging, piece, false) };
                 asleep.pieces_of(batch.clone()).try_for_each(copy)?;
             }
-            let copied = if batch.is_empty() { None } else { Some((batch, copies.mark()?)) };
+            let copied = if batch.is_empty() { None } else { Some((batch, copies::mark(device, stream)?)) };
             // This batch is copied while the pages of the one before go.
             let Some((batch, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
             copied.synchronize()?;
@@ -252,7 +246,7 @@ impl Sleeper {
     fn wake_pages(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
         let woken = self.bring_back(core, arenas);
         // Also after an error: copies may be under way.
-        let copied = self.wait_for_copies();
+        let copied = self.staging.wait();
         if woken.is_ok() && copied.is_ok() {
             return Ok(());
         }
@@ -271,8 +265,9 @@ impl Sleeper {
 
     /// Maps what is kept, and gives the copies to the device.
     fn bring_back(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
-        let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
-        let copies = Copies::of(copies, &core.timelines)?;
+        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let device = core.timelines.device();
+        let stream = staging.stream(device)?;
         for at in 0..asleep.pages.len() {
             let page = &mut asleep.pages[at];
             let Some(arena) = arenas.named_mut(page.of).filter(|_| page.is_kept) else { continue };
@@ -280,7 +275,7 @@ impl Sleeper {
                 continue;
             }
             // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The pinned memory stays.
-            let copy = |piece| unsafe { copies.copy(staging, piece, true) };
+            let copy = |piece| unsafe { copies::copy((device.as_ref(), stream), staging, piece, true) };
             asleep.pieces_of(at..at + 1).try_for_each(copy)?;
         }
         Ok(())

@@ -71,11 +71,6 @@ impl Register {
         Self::sum_of(self.others(mine).filter(|slot| !slot.has_ended()), |slot| slot.wants.load(ORDER))
     }
 
-    /// Bytes that are kept for the others.
-    pub(super) fn others_floors(&self, mine: usize) -> u64 {
-        Self::sum_of(self.others(mine), |slot| slot.floor.load(ORDER))
-    }
-
     /// Whether all others that run have answered this request.
     pub(super) fn others_answered(&self, mine: usize, ask: u32) -> bool {
         self.others(mine).all(|slot| slot.has_answered(ask) || slot.has_ended())
@@ -192,7 +187,8 @@ impl Register {
     /// Keeps `bytes` for the process with this slot, or says how much can be kept.
     pub(super) fn set_floor(&self, mine: usize, bytes: u64) -> Result<(), u64> {
         let Some(_locked) = self.lock(mine) else { return Err(0) };
-        let most = self.limit.load(ORDER).saturating_sub(self.others_floors(mine));
+        let others = Self::sum_of(self.others(mine), |slot| slot.floor.load(ORDER));
+        let most = self.limit.load(ORDER).saturating_sub(others);
         if bytes > most {
             return Err(most);
         }
