@@ -16,8 +16,8 @@
 //! **What is made while a fork is under way.** The child may have a copy of it, or half of one. Whoever minds asks
 //! [`watch_forks`], and makes it again.
 //!
-//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. So is [`WhileHeld`], as long as anybody holds it. [`OfProcess`] is for
-//! what must not be dropped in a child, where it may be half written.
+//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. So is [`WhileHeld`], for what
+//! goes once nobody holds it. [`OfProcess`] is for what must not be dropped in a child, where it may be half written.
 
 use std::mem::{ManuallyDrop, transmute};
 use std::ops::{Deref, DerefMut};

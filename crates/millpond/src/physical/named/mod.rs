@@ -251,7 +251,7 @@ impl Tenancy {
         }
         let wants = &self.slot().wants;
         wants.fetch_add(bytes, Ordering::SeqCst);
-        let mut waiting = Waiting::new();
+        let mut waiting = (Instant::now(), 0);
         let mut round = ROUND;
         let has_room = loop {
             // Who is gone does not answer.
@@ -268,7 +268,7 @@ impl Tenancy {
                 self.register.look_for_ended(self.at);
             }
             let room = self.register.room(self.at);
-            let left = patience.saturating_sub(waiting.time(room));
+            let left = patience_left(patience, room, &mut waiting);
             if bytes <= room || left.is_zero() {
                 break bytes <= room;
             }
@@ -282,14 +282,14 @@ impl Tenancy {
 
     /// Until there is room, or all have answered; `false` where the time was over first.
     fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) -> bool {
-        let mut waiting = Waiting::new();
+        let mut waiting = (Instant::now(), 0);
         loop {
             let answers = self.register.answers.load(Ordering::SeqCst);
             let room = self.register.room(self.at);
             if bytes <= room || self.register.others_answered(self.at, ask) {
                 return true;
             }
-            let left = patience.saturating_sub(waiting.time(room));
+            let left = patience_left(patience, room, &mut waiting);
             if left.is_zero() {
                 return false;
             }
@@ -330,23 +330,12 @@ impl Drop for Tenancy {
     }
 }
 
-/// How long a request has waited since there was more room than ever.
-struct Waiting {
-    since: Instant,
-    most_room: u64,
-}
-
-impl Waiting {
-    fn new() -> Self {
-        Self { since: Instant::now(), most_room: 0 }
+/// What is left of a request's patience. It begins anew whenever there is more room than ever.
+fn patience_left(patience: Duration, room: u64, (since, most_room): &mut (Instant, u64)) -> Duration {
+    if room > *most_room {
+        (*since, *most_room) = (Instant::now(), room);
     }
-
-    fn time(&mut self, room: u64) -> Duration {
-        if room > self.most_room {
-            *self = Self { most_room: room, ..Self::new() };
-        }
-        self.since.elapsed()
-    }
+    patience.saturating_sub(since.elapsed())
 }
 
 /// What the thread does that answers other processes, as long as anybody has the budget.
