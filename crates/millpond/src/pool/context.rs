@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 
-use super::{Pool, PoolBuilder};
+use super::Pool;
 use crate::core::{Core, Registry, freeing};
 use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
 use crate::kinds::managed;
@@ -248,8 +248,7 @@ impl Context {
             return Ok(known);
         }
         let memory = Arc::new(ImportedMemory::new(self.device().clone()));
-        // Its only handle goes here, so that it is destroyed.
-        let pool = PoolBuilder::of_others(self, memory.clone()).build()?.inner().clone();
+        let pool = Pool::of_others(self, memory.clone())?;
         // Of two that race, the first stays.
         Ok(self.inner.of_others.get_or_init(|| OfOthers { memory, pool }))
     }

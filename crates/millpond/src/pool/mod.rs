@@ -126,6 +126,11 @@ impl Pool {
         Self { inner, handle: Arc::new(handle) }
     }
 
+    /// One of memory of other processes. Its only handle goes here, so that it is destroyed.
+    fn of_others(context: &Context, memory: Arc<dyn Device>) -> Result<Arc<Core>> {
+        Ok(PoolBuilder::of_others(context, memory).build()?.inner.clone())
+    }
+
     /// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment. Zero bytes give the
     /// null pointer.
     ///
