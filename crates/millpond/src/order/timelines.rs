@@ -92,6 +92,7 @@ fn find(alive: &Alive, handle: StreamHandle, id: StreamId, promise: Promise) -> 
 }
 
 /// See the [module](super).
+#[derive(Debug)]
 pub(crate) struct Timelines {
     events: Arc<Events>,
     process: Process,
@@ -105,12 +106,6 @@ pub(crate) struct Timelines {
     /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
     /// which would end a capture.
     captures: Mutex<usize>,
-}
-
-impl std::fmt::Debug for Timelines {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Timelines").field("device", self.device()).finish_non_exhaustive()
-    }
 }
 
 impl Timelines {
