@@ -205,37 +205,26 @@ impl Stats {
 /// ```
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let now = |level: Level| HumanBytes(level.current);
-        let most = |level: Level| HumanBytes(level.high);
-        let Self { requested, allocated, reserved, blocks, .. } = *self;
+        let Self { blocks, allocations, frees, misses, stream_waits, pages_remapped, retries, .. } = *self;
+        let human = |level: Level| (HumanBytes(level.current), HumanBytes(level.high));
+        let [(reserved, most), (allocated, most_allocated), (requested, most_requested)] =
+            [self.reserved, self.allocated, self.requested].map(human);
         writeln!(
             f,
-            "reserved {} (at most {}), allocated {} ({}), requested {} ({})",
-            now(reserved),
-            most(reserved),
-            now(allocated),
-            most(allocated),
-            now(requested),
-            most(requested)
+            "reserved {reserved} (at most {most}), allocated {allocated} ({most_allocated}), \
+             requested {requested} ({most_requested})"
         )?;
+        let (Level { current: blocks, high: most }, fragmentation) = (blocks, 100.0 * self.fragmentation());
         writeln!(
             f,
-            "{} blocks (at most {}); {} allocations, {} frees, {} misses; fragmentation {:.1} %",
-            blocks.current,
-            blocks.high,
-            self.allocations,
-            self.frees,
-            self.misses,
-            100.0 * self.fragmentation()
+            "{blocks} blocks (at most {most}); {allocations} allocations, {frees} frees, {misses} misses; \
+             fragmentation {fragmentation:.1} %"
         )?;
+        let (calls, out_of_memory) = (self.calls.all(), self.out_of_memory);
         write!(
             f,
-            "{} device calls, {} stream waits, {} pages remapped, {} retries, {} out of memory",
-            self.calls.all(),
-            self.stream_waits,
-            self.pages_remapped,
-            self.retries,
-            self.out_of_memory
+            "{calls} device calls, {stream_waits} stream waits, {pages_remapped} pages remapped, {retries} retries, \
+             {out_of_memory} out of memory"
         )
     }
 }
