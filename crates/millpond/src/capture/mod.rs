@@ -66,6 +66,13 @@ struct UnderWay {
     pool: Arc<Core>,
 }
 
+impl UnderWay {
+    fn begin(pool: &Arc<Core>) -> Self {
+        pool.timelines.begin_capture();
+        Self { pool: pool.clone() }
+    }
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
         // In a forked child the capture is the parent's, and whoever had the locks is gone.
@@ -126,8 +133,7 @@ impl CapturePool {
         let Claim { pool, id } = &*self.claim;
         pool.check_process()?;
         pool.check_not_destroyed(&pool.state.lock())?;
-        pool.timelines.begin_capture();
-        let under_way = UnderWay { pool: pool.clone() };
+        let under_way = UnderWay::begin(pool);
         let takes: Arc<Filter> = Arc::new(takes);
         let mut state = pool.state.lock();
         if !pool.routes.add(*id, &takes) {
