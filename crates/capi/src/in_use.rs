@@ -75,12 +75,7 @@ fn forget_others() {
 
 #[cold]
 fn take_record_slow() -> &'static Record {
-    static IS_TOLD: AtomicBool = AtomicBool::new(false);
-    // Relaxed: to be told twice does no harm.
-    if !IS_TOLD.load(Ordering::Relaxed) {
-        on_fork(forget_others);
-        IS_TOLD.store(true, Ordering::Relaxed);
-    }
+    on_fork(forget_others);
     let record = records().find(|record| record.take()).unwrap_or_else(new_record);
     // Fails while the thread's variables are being destroyed: destructors of C++ may still free memory then.
     record.until_exit.set(EXIT.try_with(|_| ()).is_ok());

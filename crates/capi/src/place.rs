@@ -125,14 +125,8 @@ impl Place {
         place.owner.compare_exchange(0, pointer, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SeqCst: before any pair is written, in the one order that `all_used` looks in, too.
         USED[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
-        static IS_TOLD: AtomicBool = AtomicBool::new(false);
-        // No `Once`: a fork may come in between. To be told twice does no harm.
-        // Acquire and Release: who finds it done is told, too.
-        if !IS_TOLD.load(Ordering::Acquire) {
-            on_thread_end(Self::leave);
-            on_fork(Self::forget_all);
-            IS_TOLD.store(true, Ordering::Release);
-        }
+        on_thread_end(Self::leave);
+        on_fork(Self::forget_all);
         Some(place)
     }
 

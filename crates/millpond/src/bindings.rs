@@ -6,6 +6,7 @@
 
 use std::mem::ManuallyDrop;
 
+pub use crate::cache::{Shortcut, on_thread_end};
 use crate::capture::CapturePool;
 use crate::core::freeing;
 use crate::device::DevicePtr;
@@ -14,42 +15,13 @@ use crate::order::{RegisteredStream, Stream};
 pub use crate::physical::{Mapping, watch_mappings};
 use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
-#[cfg(feature = "record")]
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
-use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
-
-/// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.
-#[derive(Debug, Clone, Copy)]
-pub struct Shortcut(cache::Shortcut);
+use crate::{Buffer, Context, Opened, Received, Result, SharedEvent};
 
 impl Shortcut {
     /// The calling thread's; `None` where it has none, as before it first had a block of the pool.
     pub fn new(pool: &Pool, stream: &Stream) -> Option<Self> {
-        cache::Shortcut::new(&pool.inner().caches, stream).map(Self)
-    }
-
-    /// What [`Pool::alloc`] does first: a block that the thread's magazines have ready. `None`, and nothing done,
-    /// where they have none, whatever the reason.
-    ///
-    /// # Safety
-    /// A clone of the pool and one of the stream are alive. This is the thread that made the shortcut, and its
-    /// [end](on_thread_end) was not told.
-    #[inline(always)]
-    pub unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {
-        // SAFETY: the caller's promise. The caches lie in what all clones of the pool share.
-        unsafe { self.0.alloc(bytes) }
-    }
-
-    /// What [`Pool::free`] does first: takes the block into the thread's magazines. `false`, and nothing done, where
-    /// it is not as simple as that.
-    ///
-    /// # Safety
-    /// As for [`alloc`](Self::alloc).
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn free(&self, ptr: DevicePtr) -> bool {
-        // SAFETY: as in `alloc`.
-        unsafe { self.0.free(ptr) }
+        Self::of_thread(&pool.inner().caches, stream)
     }
 }
 
@@ -64,12 +36,6 @@ pub fn withdraw(registered: &mut RegisteredStream) {
     registered.withdraw();
 }
 
-/// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. It is called
-/// as often as it is named here. It must not lock: see `cache/thread_index.rs`.
-pub fn on_thread_end(tell: fn()) {
-    cache::on_thread_end(tell);
-}
-
 /// What [`Context::open_shared`] opens, as a plain block of bytes: the pool that frees it, its address, its bytes, and the event.
 ///
 /// # Errors
@@ -80,7 +46,7 @@ pub fn open_shared(
     stream: &Stream,
 ) -> Result<(Pool, DevicePtr, u64, SharedEvent)> {
     let Opened { buffer, event, .. } = context.open_shared::<u8>(received, stream)?;
-    let (pool, bytes) = (Pool::of_inner(buffer.pool()), buffer.byte_len());
+    let (pool, bytes) = (Pool::new(buffer.pool().clone(), None), buffer.byte_len());
     Ok((pool, buffer.into_raw(), bytes, event))
 }
 

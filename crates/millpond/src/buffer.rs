@@ -144,10 +144,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::LengthMismatch`], or the device's own. A GPU's is [`DeviceError::Invalid`] for a stream that is being captured,
     /// which goes on: a graph would read the slice again at each replay.
     pub fn copy_from_slice(&mut self, from: &[T]) -> Result<()> {
-        if from.len() != self.len {
-            let what = "Buffer::copy_from_slice";
-            return Err(Error::LengthMismatch { what, found: from.len(), expected: self.len });
-        }
+        self.check_len("Buffer::copy_from_slice", from.len())?;
         if self.byte_len() > 0 {
             let (handle, _awake) = self.begin_write()?;
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
@@ -165,10 +162,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// [`Error::LengthMismatch`], or the device's own.
     pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
-        if to.len() != self.len {
-            let what = "Buffer::copy_to_slice";
-            return Err(Error::LengthMismatch { what, found: to.len(), expected: self.len });
-        }
+        self.check_len("Buffer::copy_to_slice", to.len())?;
         if self.byte_len() > 0 {
             self.pool.check_process()?;
             let (stream, handle) = (&self.stream, self.stream.handle_here()?);
@@ -208,10 +202,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own. [`DeviceError::Invalid`] for a copy between GPUs on
     /// a stream that is being captured; the capture goes on.
     pub fn copy_from(&mut self, from: &Self) -> Result<()> {
-        if from.len != self.len {
-            let what = "Buffer::copy_from";
-            return Err(Error::LengthMismatch { what, found: from.len, expected: self.len });
-        }
+        self.check_len("Buffer::copy_from", from.len)?;
         if self.byte_len() == 0 {
             return Ok(());
         }
@@ -231,6 +222,14 @@ impl<T: Pod> Buffer<T> {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }
         if elsewhere { self.note_read(from) } else { Ok(()) }
+    }
+
+    fn check_len(&self, what: &'static str, found: usize) -> Result<()> {
+        if found == self.len {
+            Ok(())
+        } else {
+            Err(Error::LengthMismatch { what, found, expected: self.len })
+        }
     }
 
     /// Notes that a copy on this buffer's stream reads the other one.

@@ -10,7 +10,7 @@
 //! A raw `clone` does not tell of itself, and its child keeps all. So does one that becomes another program until then.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::policy::waiting::OPENED_ANEW;
@@ -57,10 +57,7 @@ pub(crate) struct CloseOnFork<F: AsFd = OwnedFd>(OfProcess<F>);
 impl<F: AsFd> CloseOnFork<F> {
     /// Takes a descriptor that a child may have by now.
     pub(crate) fn new(file: F) -> Self {
-        static IS_TOLD: AtomicBool = AtomicBool::new(false);
-        if !IS_TOLD.swap(true, Ordering::SeqCst) {
-            process::on_fork(close_all);
-        }
+        process::on_fork(close_all);
         note(&file, true);
         Self(OfProcess::new(file))
     }

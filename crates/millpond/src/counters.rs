@@ -12,13 +12,7 @@ pub(crate) struct Count(AtomicU64);
 impl Count {
     #[inline]
     pub(crate) fn add(&self, n: u64) {
-        // A load and a store, not a read-modify-write: writers hold the pool's lock. Relaxed throughout:
-        // readers conclude nothing from one count about another.
-        self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
-    }
-
-    /// As [`add`](Self::add), for a count that any thread writes.
-    pub(crate) fn add_without_lock(&self, n: u64) {
+        // Relaxed throughout: readers conclude nothing from one count about another.
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
@@ -59,7 +53,7 @@ impl Gauge {
         Level { current, high: self.high.load(Ordering::Relaxed).max(current) }
     }
 
-    fn reset_high(&self) {
+    pub(crate) fn reset_high(&self) {
         self.high.store(self.current(), Ordering::Relaxed);
     }
 }
@@ -100,8 +94,6 @@ pub(crate) struct Counters {
     pub(crate) asleep: Gauge,
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
-    /// Those that were made without the lock; counted among the others.
-    pub(crate) stream_waits_without_lock: Count,
     pub(crate) pages_remapped: Count,
     pub(crate) retries: Count,
     pub(crate) out_of_memory: Count,
@@ -128,7 +120,7 @@ impl Counters {
             frees: counted.frees,
             hits: counted.allocations.saturating_sub(misses),
             misses,
-            stream_waits: self.stream_waits.get() + self.stream_waits_without_lock.get(),
+            stream_waits: self.stream_waits.get(),
             pages_remapped: self.pages_remapped.get(),
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),
@@ -136,9 +128,5 @@ impl Counters {
             asleep: self.asleep.current(),
             calls: self.calls.get(),
         }
-    }
-
-    pub(crate) fn reset_high_water(&self) {
-        self.reserved.reset_high();
     }
 }

@@ -49,12 +49,11 @@
 //! | `cuda` | yes | the CUDA device. It needs no toolkit to build, and loads the driver when a GPU is opened |
 //! | `cudarc` | yes | the module [`mod@cudarc`]: buffers for cudarc's launches, copies and libraries |
 //! | `cuda-13000` | yes | the CUDA version of cudarc's types; the driver may still be of CUDA 12.0 |
-//! | `record` | yes | the module [`mod@record`], [`Pool::start_recording`], [`Pool::live_blocks`], and the variables `MILLPOND_RECORD`, `MILLPOND_TRACK` |
 //! | `testing` | no | the module `testing`: devices that check how an allocator uses them |
 //! | `lab` | no | for the experiments of this repository only |
 //!
 //! All of a build shares one CUDA version of cudarc's types. A program that uses another one depends on millpond with
-//! `default-features = false, features = ["cudarc", "record"]`, and chooses the version in its own dependency on cudarc.
+//! `default-features = false, features = ["cudarc"]`, and chooses the version in its own dependency on cudarc.
 
 #[doc(hidden)]
 pub mod bindings;
@@ -71,16 +70,12 @@ mod error;
 mod extents;
 #[cfg(test)]
 mod fixtures;
-#[cfg(feature = "record")]
 pub mod guard;
 mod host;
 mod kinds;
 pub mod live;
 mod lock;
 mod mapped;
-#[cfg(not(feature = "record"))]
-mod no_record;
-#[cfg(feature = "record")]
 mod nvtx;
 mod open_file;
 mod order;
@@ -92,7 +87,6 @@ mod pinned;
 mod policy;
 mod pool;
 mod process;
-#[cfg(feature = "record")]
 pub mod record;
 mod shared_buffer;
 mod sharing;
@@ -103,9 +97,6 @@ mod tenant;
 pub mod testing;
 mod workspace;
 
-#[cfg(not(feature = "record"))]
-use no_record as record;
-
 // The examples of the repository's pages are tests. They are not in the packaged crate, whose own tests are in the repository.
 #[cfg(doctest)]
 mod pages {
@@ -113,7 +104,6 @@ mod pages {
     mod budgets {}
     #[doc = include_str!("../../../docs/graphs.md")]
     mod graphs {}
-    #[cfg(feature = "record")]
     #[doc = include_str!("../../../docs/guard.md")]
     mod guard {}
     #[doc = include_str!("../../../docs/memory-kinds.md")]

@@ -162,30 +162,23 @@ impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ours = self.reserved + self.other_pools;
         let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
+        let kind = match self.memory {
+            MemoryKind::Device => "",
+            MemoryKind::Pinned => "pinned host ",
+            MemoryKind::Managed => "managed ",
+        };
+        let Self { pool, blocks, .. } = self;
+        let (cause, advice, owner) = (self.cause(), self.advice(), self.owner());
+        let s = if *blocks == 1 { "" } else { "s" };
+        let [live, cached, reserved, largest] =
+            [self.live, self.cached, self.reserved, self.largest_free].map(HumanBytes);
+        let [free, total, other_pools, others] =
+            [self.device_free, self.device_total, self.other_pools, others].map(HumanBytes);
         write!(
             f,
-            "out of {}memory in pool '{}': {}: {}. The pool has {} live in {} block{}, {} cached, {} \
-             reserved; its longest free range is {}. The {} has {} free of {}; other pools hold {}, other allocators \
-             and processes {}",
-            match self.memory {
-                MemoryKind::Device => "",
-                MemoryKind::Pinned => "pinned host ",
-                MemoryKind::Managed => "managed ",
-            },
-            self.pool,
-            self.cause(),
-            self.advice(),
-            HumanBytes(self.live),
-            self.blocks,
-            if self.blocks == 1 { "" } else { "s" },
-            HumanBytes(self.cached),
-            HumanBytes(self.reserved),
-            HumanBytes(self.largest_free),
-            self.owner(),
-            HumanBytes(self.device_free),
-            HumanBytes(self.device_total),
-            HumanBytes(self.other_pools),
-            HumanBytes(others),
+            "out of {kind}memory in pool '{pool}': {cause}: {advice}. The pool has {live} live in {blocks} block{s}, \
+             {cached} cached, {reserved} reserved; its longest free range is {largest}. The {owner} has {free} free of \
+             {total}; other pools hold {other_pools}, other allocators and processes {others}",
         )?;
         let lists = |at: usize| if at == 0 { ". Under the budget" } else { "," };
         self.tenants.iter().enumerate().try_for_each(|(at, tenant)| write!(f, "{} {tenant}", lists(at)))

@@ -1,31 +1,28 @@
 //! A socket to another process of this machine: who is at the other end, and what never ends the program.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
+use nix::sys::socket::UnixCredentials;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::io::retry_on_intr;
 use rustix::net::{SendFlags, send};
 
 /// Who made or opened the other end, by the system's word: numbers of a process and its user. The former is 0 for one in another
 /// PID namespace.
-pub(crate) fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
+pub(crate) fn credentials(socket: &impl AsFd) -> io::Result<UnixCredentials> {
     // Not rustix's: its type has no place for a process without a number.
-    let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    let (at, number) = (&raw mut peer, socket.as_fd().as_raw_fd());
-    // SAFETY: the place has the length, and any bytes are a `ucred`.
-    let said =
-        unsafe { libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_PEERCRED, at.cast(), &raw mut length) };
-    if said == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
+    Ok(getsockopt(socket, PeerCredentials)?)
 }
 
 /// The number of the process at the other end, which must be of this user. `None` where this process cannot know the number.
 pub(crate) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
     let peer = credentials(socket)?;
-    if peer.uid != rustix::process::geteuid().as_raw() {
+    if peer.uid() != rustix::process::geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Ok(u32::try_from(peer.pid).ok().filter(|pid| *pid != 0))
+    Ok(u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0))
 }
 
 /// Without a signal where the other end is closed.

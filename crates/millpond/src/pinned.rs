@@ -1,8 +1,8 @@
-//! Pinned memory of the host that a feature keeps for its copies: to lock it takes longer than to copy to it.
+//! Pinned memory of the host that a feature keeps for its copies, with a stream: to lock it takes longer than to copy to it.
 
 use std::sync::Arc;
 
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
 
 /// See the [module](self). Dropped, it goes back to the host.
 #[derive(Debug, Default)]
@@ -11,6 +11,8 @@ pub(crate) struct PinnedMemory {
     device: Option<Arc<dyn Device>>,
     /// First address and bytes of each.
     pub(crate) segments: Vec<(DevicePtr, u64)>,
+    /// The stream of the copies, once there were any, and the device that has it.
+    stream: Option<(Arc<dyn Device>, StreamHandle)>,
 }
 
 impl PinnedMemory {
@@ -28,6 +30,22 @@ impl PinnedMemory {
         let at = pinned.alloc_segment(bytes)?;
         self.segments.push((at, bytes));
         Ok((at, bytes))
+    }
+
+    /// The stream of the copies. No pool is ordered by it.
+    pub(crate) fn stream(&mut self, of: &Arc<dyn Device>) -> DeviceResult<StreamHandle> {
+        let (_, stream) = match &self.stream {
+            Some(known) => known,
+            None => self.stream.insert((of.clone(), of.create_stream()?)),
+        };
+        Ok(*stream)
+    }
+
+    /// Waits for all copies on the stream.
+    pub(crate) fn wait(&self) -> DeviceResult<()> {
+        let Some((device, stream)) = &self.stream else { return Ok(()) };
+        // SAFETY: the stream is ours.
+        unsafe { device.synchronize_stream(*stream) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -53,8 +71,12 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if let Err(error) = self.release() {
-            tracing::warn!(%error, "pinned memory of a pool could not be given back");
+        let stream = self.stream.take().map_or(Ok(()), |(device, stream)| {
+            // SAFETY: the stream is ours, and goes here.
+            unsafe { device.destroy_stream(stream) }
+        });
+        if let Err(error) = self.release().and(stream) {
+            tracing::warn!(%error, "pinned memory of a pool, or the stream of its copies, could not be given back");
         }
     }
 }

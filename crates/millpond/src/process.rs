@@ -1,6 +1,6 @@
 //! `process`: which process made something. A child that was forked has its parent's objects, and must leave them alone.
 //!
-//! Uses nothing of ours; every floor may use it.
+//! Uses `lock`; every floor may use it.
 //!
 //! Of the parent's threads only the one that forked lives on in the child. Locks that others held stay locked, and
 //! streams whose threads are gone never go on. Data may be half written, and CUDA does not work at all. So each object
@@ -16,16 +16,16 @@
 //! **What is made while a fork is under way.** The child may have a copy of it, or half of one. Whoever minds asks
 //! [`watch_forks`], and makes it again.
 //!
-//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. [`OfProcess`] is for
-//! what must not be dropped in a child, where it may be half written.
+//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. So is [`WhileHeld`], for what
+//! goes once nobody holds it. [`OfProcess`] is for what must not be dropped in a child, where it may be half written.
 
-use std::alloc::{Layout, handle_alloc_error};
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, transmute};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-use crate::host::try_box;
+use crate::lock::Mutex;
 
 /// A process: how many forks lie between it and the first of its line that used this library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,6 @@ impl Process {
     }
 
     /// Unlike that of its parent.
-    #[cfg(any(feature = "cuda", feature = "record"))]
     pub(crate) fn number(self) -> u64 {
         self.0
     }
@@ -86,9 +85,10 @@ fn watch() {
     // Acquire: pairs with the Release below. Who made an object after this finds the fork counted in the child.
     if !IS_WATCHED.load(Ordering::Acquire) {
         // Miri neither forks nor knows this function.
-        #[cfg(all(unix, not(miri)))]
-        // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
-        if unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0 {
+        if cfg!(not(miri))
+            // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
+            && unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0
+        {
             tracing::warn!("a forked child would not know that it is one: pthread_atfork failed");
         }
         IS_WATCHED.store(true, Ordering::Release);
@@ -99,12 +99,10 @@ fn watch() {
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
-#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn before_fork() {
     BEGUN.fetch_add(1, Ordering::SeqCst);
 }
 
-#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn after_fork() {
     ENDED.fetch_add(1, Ordering::SeqCst);
 }
@@ -119,7 +117,6 @@ pub(crate) fn watch_forks<T>(make: impl FnOnce() -> T) -> (T, bool) {
 }
 
 /// In the child, on its only thread, before `fork` returns. Takes no lock, and allocates nothing.
-#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn in_child() {
     // Relaxed: see `present`.
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -130,61 +127,37 @@ extern "C" fn in_child() {
 
 static TOLD: Listeners = Listeners::new();
 
-/// Has `tell` called in each forked child before anything else happens there. It must neither lock nor allocate. As often
-/// as it is named here: whether two functions are the same cannot be told from their addresses.
+/// Has `tell` called in each forked child before anything else happens there. It must neither lock nor allocate. To name
+/// it again does nothing. A process may name 32 of them.
 pub fn on_fork(tell: fn()) {
-    if !try_on_fork(tell) {
-        handle_alloc_error(Layout::new::<Listener>());
-    }
-}
-
-/// As [`on_fork`]; `false`, and nothing done, where the host has no memory for it.
-pub(crate) fn try_on_fork(tell: fn()) -> bool {
-    let is_added = TOLD.add(tell);
+    TOLD.add(tell);
     watch();
-    is_added
 }
 
-/// Functions to be called. A list that only grows, without a lock.
+/// Functions to be called, each once, without a lock. They stay.
 #[derive(Debug)]
-pub(crate) struct Listeners {
-    last: AtomicPtr<Listener>,
-}
-
-#[derive(Debug)]
-struct Listener {
-    tell: fn(),
-    before: *const Listener,
-}
+pub(crate) struct Listeners([AtomicPtr<()>; 32]);
 
 impl Listeners {
     pub(crate) const fn new() -> Self {
-        Self { last: AtomicPtr::new(ptr::null_mut()) }
+        Self([const { AtomicPtr::new(ptr::null_mut()) }; 32])
     }
 
-    /// `false`, and nothing done, where the host has no memory for it.
-    #[must_use]
-    pub(crate) fn add(&self, tell: fn()) -> bool {
-        let Some(mut new) = try_box(Listener { tell, before: ptr::null() }) else { return false };
-        // SAFETY: it was made above, and is leaked.
-        let new = unsafe { new.as_mut() };
-        let last = |before: *mut Listener| {
-            new.before = before;
-            Some(ptr::from_mut(new))
+    pub(crate) fn add(&self, tell: fn()) {
+        let tell = tell as *mut ();
+        // Relaxed: it is all that is told. Two functions at one address are the same.
+        let is_added = |place: &AtomicPtr<()>| {
+            let taken = place.compare_exchange(ptr::null_mut(), tell, Ordering::Relaxed, Ordering::Relaxed);
+            taken.map_or_else(|other| other == tell, |_| true)
         };
-        // Release: whoever sees the listener sees what is in it.
-        let added = self.last.fetch_update(Ordering::Release, Ordering::Relaxed, last);
-        debug_assert!(added.is_ok(), "there is always a new last one");
-        true
+        assert!(self.0.iter().any(is_added), "a process names fewer functions");
     }
 
     pub(crate) fn each(&self, call: impl Fn(fn())) {
-        // Acquire: pairs with the Release of `add`.
-        let mut at: *const Listener = self.last.load(Ordering::Acquire);
-        // SAFETY: listeners are leaked, so that a pointer to one is valid for ever; and none changes once it is here.
-        while let Some(listener) = unsafe { at.as_ref() } {
-            call(listener.tell);
-            at = listener.before;
+        let added = self.0.iter().map(|place| place.load(Ordering::Relaxed));
+        for tell in added.take_while(|tell| !tell.is_null()) {
+            // SAFETY: it was such a function in `add`.
+            call(unsafe { transmute::<*mut (), fn()>(tell) });
         }
     }
 }
@@ -262,6 +235,26 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     }
 }
 
+/// What all of a process shares by a key, as long as anybody holds it.
+#[derive(Debug)]
+pub(crate) struct WhileHeld<K, T>(PerProcess<Mutex<Known<K, T>>>);
+
+type Known<K, T> = Vec<(K, Weak<T>)>;
+
+impl<K: PartialEq + Send + 'static, T: Send + Sync + 'static> WhileHeld<K, T> {
+    pub(crate) const fn new() -> Self {
+        Self(PerProcess::new())
+    }
+
+    /// The one that somebody holds, or a new one.
+    pub(crate) fn get<E>(&self, key: K, make: impl FnOnce() -> Result<Arc<T>, E>) -> Result<Arc<T>, E> {
+        let mut known = self.0.get().lock();
+        known.retain(|(_, held)| held.strong_count() > 0);
+        let same = known.iter().find(|(of, _)| *of == key).and_then(|(_, held)| held.upgrade());
+        same.map_or_else(|| make().inspect(|made| known.push((key, Arc::downgrade(made)))), Ok)
+    }
+}
+
 /// Something that is dropped in the process that made it only. In a forked child it may be half written.
 #[derive(Debug)]
 pub(crate) struct OfProcess<T> {
@@ -327,15 +320,15 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_called_as_often_as_they_were_added() {
+    fn listeners_are_called_once_each() {
         static CALLS: AtomicU64 = AtomicU64::new(0);
-        fn call() {
-            CALLS.fetch_add(1, Ordering::Relaxed);
-        }
         let listeners = Listeners::new();
-        (0..3).for_each(|_| assert!(listeners.add(call)));
+        for _ in 0..100 {
+            listeners.add(|| _ = CALLS.fetch_add(1, Ordering::Relaxed));
+            listeners.add(|| _ = CALLS.fetch_add(10, Ordering::Relaxed));
+        }
         listeners.each(|tell| tell());
-        assert_eq!(CALLS.load(Ordering::Relaxed), 3);
+        assert_eq!(CALLS.load(Ordering::Relaxed), 11);
     }
 
     #[test]

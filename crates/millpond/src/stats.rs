@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A figure that moves: its present value, and its highest since the last reset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Level {
     /// Now.
     pub current: u64,
@@ -58,7 +61,8 @@ macro_rules! define_device_calls {
         /// assert_eq!(pool.stats().calls.create, 1); // the first step's
         /// # Ok::<(), millpond::Error>(())
         /// ```
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(default)]
         #[non_exhaustive]
         pub struct DeviceCalls {
             $($(#[$doc])* pub $name: u64,)*
@@ -166,7 +170,8 @@ macro_rules! define_stats {
         /// do, that of allocated bytes is at most 1/128 too high, or 1 MiB for each thread in a small pool. Those of
         /// requested bytes and of blocks are as exact, as far as they move with it. Where threads do little but allocate
         /// and free, it may be a quarter too high, or 64 MiB for each thread.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(default)]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: $type,)*
@@ -200,37 +205,26 @@ impl Stats {
 /// ```
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let now = |level: Level| HumanBytes(level.current);
-        let most = |level: Level| HumanBytes(level.high);
-        let Self { requested, allocated, reserved, blocks, .. } = *self;
+        let Self { blocks, allocations, frees, misses, stream_waits, pages_remapped, retries, .. } = *self;
+        let human = |level: Level| (HumanBytes(level.current), HumanBytes(level.high));
+        let [(reserved, most), (allocated, most_allocated), (requested, most_requested)] =
+            [self.reserved, self.allocated, self.requested].map(human);
         writeln!(
             f,
-            "reserved {} (at most {}), allocated {} ({}), requested {} ({})",
-            now(reserved),
-            most(reserved),
-            now(allocated),
-            most(allocated),
-            now(requested),
-            most(requested)
+            "reserved {reserved} (at most {most}), allocated {allocated} ({most_allocated}), \
+             requested {requested} ({most_requested})"
         )?;
+        let (Level { current: blocks, high: most }, fragmentation) = (blocks, 100.0 * self.fragmentation());
         writeln!(
             f,
-            "{} blocks (at most {}); {} allocations, {} frees, {} misses; fragmentation {:.1} %",
-            blocks.current,
-            blocks.high,
-            self.allocations,
-            self.frees,
-            self.misses,
-            100.0 * self.fragmentation()
+            "{blocks} blocks (at most {most}); {allocations} allocations, {frees} frees, {misses} misses; \
+             fragmentation {fragmentation:.1} %"
         )?;
+        let (calls, out_of_memory) = (self.calls.all(), self.out_of_memory);
         write!(
             f,
-            "{} device calls, {} stream waits, {} pages remapped, {} retries, {} out of memory",
-            self.calls.all(),
-            self.stream_waits,
-            self.pages_remapped,
-            self.retries,
-            self.out_of_memory
+            "{calls} device calls, {stream_waits} stream waits, {pages_remapped} pages remapped, {retries} retries, \
+             {out_of_memory} out of memory"
         )
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, byte_len};
 use crate::device::DevicePtr;
 use crate::order::Stream;
 use crate::policy::options::ALIGNMENT;
@@ -71,16 +71,13 @@ impl Workspace {
     /// # Errors
     /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<WorkspaceSlice<'_, T>> {
-        let overflow = || Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(overflow)? as u64;
-        let start = self.used();
-        let end = start.checked_add(bytes).ok_or_else(overflow)?;
-        if end > self.capacity() {
-            let left = self.capacity() - start;
+        let (bytes, start) = (byte_len::<T>(len)?, self.used());
+        let left = self.capacity() - start;
+        if bytes > left {
             return Err(Error::WorkspaceFull { requested: bytes, left, capacity: self.capacity() });
         }
         // The next one's start; beyond the capacity where the block is used up.
-        self.used.set(end.next_multiple_of(ALIGNMENT));
+        self.used.set((start + bytes).next_multiple_of(ALIGNMENT));
         Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
     }
 

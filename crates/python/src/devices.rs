@@ -125,11 +125,7 @@ fn publish(ordinal: usize, device: Device) -> Result<&'static Device> {
     if fraction_of_new() < 1.0 {
         device.set_fraction(fraction_of_new())?;
     }
-    static IS_TOLD: AtomicBool = AtomicBool::new(false);
-    // Relaxed: under the lock.
-    if !IS_TOLD.swap(true, Ordering::Relaxed) {
-        on_fork(forget);
-    }
+    on_fork(forget);
     let device = Box::leak(Box::new(device));
     // Release: whoever sees the device sees what is in it.
     DEVICES[ordinal].store(device, Ordering::Release);

@@ -47,9 +47,9 @@ mod totals_models;
 mod under_lock;
 
 pub(crate) use caches::{Cached, Caches};
-pub(crate) use shortcut::Shortcut;
+pub use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
-pub(crate) use thread_index::on_thread_end;
+pub use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]

@@ -4,9 +4,8 @@
 //! handler that interrupts a lock's holder, or in a forked child that lacks the holder. So the end only leaves notes
 //! ([`visit`]), which each pool finds when it next takes its lock.
 
-use std::alloc::{Layout, handle_alloc_error};
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::policy::caching::MOST_THREADS;
@@ -27,12 +26,10 @@ static INDICES: Indices = Indices::new();
 /// Who is told on each thread that ends, if it had an index.
 static TOLD: Listeners = Listeners::new();
 
-/// Has `tell` called on each thread that ends and had an index, before another one may get that. It must not lock. It is
-/// called as often as it was named here: addresses do not tell whether two functions are the same.
-pub(crate) fn on_thread_end(tell: fn()) {
-    if !TOLD.add(tell) {
-        handle_alloc_error(Layout::new::<fn()>());
-    }
+/// Has `tell` called on each thread that ends and had an index, which it needs for a [`Shortcut`](super::Shortcut), before
+/// another one may get that. From then on it makes none. It must not lock: see the module. To name it again does nothing.
+pub fn on_thread_end(tell: fn()) {
+    TOLD.add(tell);
 }
 
 /// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
@@ -113,9 +110,7 @@ pub(super) fn visit(pool: &Arc<Indices>) -> Option<usize> {
             visits.pools.retain(|pool| pool.strong_count() > 0);
             visits.pools.try_reserve(1).ok()?;
             if INDEX.get() == NO_THREAD {
-                if !forget_at_forks() {
-                    return None;
-                }
+                process::on_fork(forget_indices);
                 INDEX.set(INDICES.add_lowest()?);
             }
             let pool = Arc::downgrade(pool);
@@ -130,20 +125,10 @@ pub(super) fn visit(pool: &Arc<Indices>) -> Option<usize> {
 }
 
 /// Takes the forking thread's index away in a child, where the parent's caches must not be used. So it finds no cache,
-/// and meets the check on the slow path. The other threads are gone, and their indices free. `false` where the host has
-/// no memory for it.
-fn forget_at_forks() -> bool {
-    static IS_TOLD: AtomicBool = AtomicBool::new(false);
-    // Relaxed: to be told twice does no harm.
-    if !IS_TOLD.load(Ordering::Relaxed) {
-        let is_told = process::try_on_fork(|| {
-            INDEX.set(NO_THREAD);
-            INDICES.take(|_| ());
-        });
-        IS_TOLD.store(is_told, Ordering::Relaxed);
-        return is_told;
-    }
-    true
+/// and meets the check on the slow path. The other threads are gone, and their indices free.
+fn forget_indices() {
+    INDEX.set(NO_THREAD);
+    INDICES.take(|_| ());
 }
 
 impl Drop for Visits {

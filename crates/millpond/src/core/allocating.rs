@@ -17,7 +17,7 @@ use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_move
 use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{self, Allocation, Arena, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
-use crate::physical::{Budget, Live};
+use crate::physical::{Live, Tenancy};
 use crate::policy::ledger::{CUT, Ledger};
 use crate::{Error, Result};
 
@@ -138,7 +138,7 @@ fn alloc_under_pressure(
         }
     }
     let request = bytes.next_multiple_of(align);
-    let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
+    let mut patience = core.limits.tenancy().map(Tenancy::patience);
     let mut is_impossible = false;
     for step in steps(core, depths.0) {
         if let Some(limit) = what_forbids_now(core, bytes) {
@@ -185,7 +185,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
     let seen = core.caches.find_of_other_stream(bytes, stream)?;
     match core.timelines.admit(&Fence::at(seen.0, seen.1), stream.timeline(), core.reuse.get()) {
         Ok(Admission::Ready) => {}
-        Ok(Admission::Waits) => core.counters.stream_waits_without_lock.add_without_lock(1),
+        Ok(Admission::Waits) => core.counters.stream_waits.add(1),
         Ok(Admission::Refused) => return None,
         Err(error) => {
             tracing::warn!(%error, "a stream could not be ordered after another");

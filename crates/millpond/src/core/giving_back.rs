@@ -264,7 +264,7 @@ impl Drop for Core {
         }
         self.unwrap_blocks(true);
         if let Some(wrapping) = &self.wrapping {
-            wrapping.end(self);
+            wrapping.end();
         }
         free_behind(self, self.holds.end());
         end_sleep(self);

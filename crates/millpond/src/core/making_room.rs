@@ -14,7 +14,7 @@ use super::recorded::keep_account;
 use crate::extents;
 use crate::host::try_box;
 use crate::out_of_memory::{Limit, OutOfMemory};
-use crate::physical::{Budget, Shortage};
+use crate::physical::Shortage;
 use crate::policy::budgets::ROUNDS;
 use crate::{Error, Result};
 
@@ -112,10 +112,10 @@ pub(crate) fn ask_processes(
     (what, at_once): (Shortage, u64),
     patience: &mut Option<Duration>,
 ) -> bool {
-    let budget = core.limits.budget.as_ref().filter(|_| what == Shortage::Budget);
-    let Some((budget, left)) = budget.zip(*patience) else { return false };
+    let tenancy = core.limits.tenancy().filter(|_| what == Shortage::Budget);
+    let Some((tenancy, left)) = tenancy.zip(*patience) else { return false };
     let began = Instant::now();
-    let has_room = budget.ask(bytes.next_multiple_of(at_once.max(1)), left);
+    let has_room = tenancy.ask(bytes.next_multiple_of(at_once.max(1)), left);
     *patience = has_room.then(|| left.saturating_sub(began.elapsed()));
     has_room
 }
@@ -126,7 +126,7 @@ pub(super) fn out_of_memory(core: &Core, requested: u64, what: Shortage, is_impo
     // Relaxed: a figure to read.
     let all = core.limits.together.load(Ordering::Relaxed);
     let room = limits.room(device.free);
-    let tenants = limits.budget.as_ref().map_or(Vec::new(), Budget::other_tenants);
+    let tenants = limits.tenancy().map_or(Vec::new(), |tenancy| tenancy.tenants(false));
     let mut state = core.state.lock();
     if !is_impossible {
         // For the longest free range. What was not tried leaves everything as it was.

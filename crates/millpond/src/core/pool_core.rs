@@ -311,7 +311,7 @@ impl Core {
             return;
         }
         let mut state = self.state.lock();
-        self.counters.reset_high_water();
+        self.counters.reserved.reset_high();
         self.caches.reset_high_water(&mut state.locked);
     }
 

@@ -1,17 +1,14 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
 use super::pool_core::Core;
-#[cfg(feature = "record")]
 use super::pool_core::PoolState;
 use crate::out_of_memory::OutOfMemory;
-#[cfg(feature = "record")]
 use crate::{
     Result,
     device::{Kind, MemoryKind},
     record::{Failed, Introduction, LiveBlock, Moment, Options, Status, Tracking},
 };
 
-#[cfg(feature = "record")]
 fn introduction(core: &Core) -> Introduction<'_> {
     let device = core.device.as_ref();
     let device_key = match device.properties().kind {
@@ -23,7 +20,6 @@ fn introduction(core: &Core) -> Introduction<'_> {
 }
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
-#[cfg(feature = "record")]
 fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
     // The first one takes 20 ms, and others may need the lock.
     Moment::now();
@@ -35,14 +31,12 @@ fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
 }
 
 /// Closes the fast path of a fresh pool, if a tool checks its blocks, or something stands between: it is to hear of each.
-#[cfg(feature = "record")]
 pub(crate) fn start_checking(core: &Core) {
     if core.closes_fast_path() {
         start(core, |_| ());
     }
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     core.check_process()?;
     start(core, |state| {
@@ -52,14 +46,12 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     })
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
     core.check_process()?;
     start(core, |_| core.recording.start_tracking(options, &introduction(core)));
     Ok(())
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn stop_recording(core: &Core) -> Result<Option<Status>> {
     core.check_process()?;
     let stopped = core.recording.stop();
@@ -67,7 +59,6 @@ pub(crate) fn stop_recording(core: &Core) -> Result<Option<Status>> {
     stopped
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
     core.check_process()?;
     core.recording.stop_tracking();
@@ -75,7 +66,6 @@ pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
     Ok(())
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
     core.check_process()?;
     Ok(core.recording.live_blocks(|| core.live()))
@@ -83,7 +73,6 @@ pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
 
 /// Keeps what is known when a request finds no memory.
 pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
-    #[cfg(feature = "record")]
     if core.recording.is_on() {
         let failed = Failed {
             text: &report.to_string(),
@@ -93,8 +82,6 @@ pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
         };
         core.recording.account(&failed, || core.live());
     }
-    #[cfg(not(feature = "record"))]
-    let _ = (core, report);
 }
 
 /// Opens the fast path again, where recording has ended; another time where the lock is not free now.

@@ -29,5 +29,5 @@ pub(crate) trait Wrapping<C>: fmt::Debug + Send + Sync {
     fn give_back(&self, core: &C, all: bool) -> bool;
 
     /// The pool ends: nothing of it is live.
-    fn end(&self, core: &C);
+    fn end(&self);
 }

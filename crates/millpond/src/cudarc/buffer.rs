@@ -11,12 +11,12 @@ use cudarc::driver::{
     LaunchArgs, PushKernelArg, SyncOnDrop, ValidAsZeroBits,
 };
 
+use super::kept_awake::KeptAwake;
 use super::uses::Uses;
 use super::{Stream, refused};
 use crate::core::freeing;
 use crate::device::StreamHandle;
 use crate::pool::Pool;
-use crate::sleep::{KeptAwake, keep_awake};
 use crate::{Result, device, peers};
 
 /// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
@@ -114,7 +114,7 @@ impl<T: DeviceRepr> Buffer<T> {
     /// A buffer whose first write has yet to be recorded.
     fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let bytes = crate::buffer::byte_len::<T>(len)?;
-        let awake = keep_awake(pool.inner())?;
+        let awake = KeptAwake::new(pool.inner())?;
         // What comes next is given to cudarc's side, which does not know whose default stream it is.
         stream.millpond().handle_here()?;
         let ptr = pool.alloc(bytes, stream.millpond())?;

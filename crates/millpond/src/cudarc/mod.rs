@@ -27,6 +27,7 @@
 // | --- | --- |
 // | `stream` | `Stream`: a stream of cudarc's that a pool knows too |
 // | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
+// | `kept_awake` | a pool that is not put to sleep, since cudarc does not ask it |
 // | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
 //
 // **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side. It takes
@@ -41,6 +42,7 @@
 // memory.
 
 mod buffer;
+mod kept_awake;
 mod stream;
 mod uses;
 

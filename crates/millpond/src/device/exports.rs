@@ -3,6 +3,8 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 
+use serde::{Deserialize, Serialize};
+
 /// Which device of the machine it is, in every process: the UUID of a GPU.
 ///
 /// ```
@@ -12,7 +14,7 @@ use std::os::fd::OwnedFd;
 /// assert_eq!(one.device().identity()?, two.device().identity()?);
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeviceIdentity(pub [u8; 16]);
 
 impl fmt::Display for DeviceIdentity {

@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 /// The addresses of every device are below this.
 pub(crate) const ADDRESSES_END: u64 = 1 << 62;
 
@@ -180,7 +182,7 @@ impl fmt::Display for Kind {
 }
 
 /// What the memory is that a device's pages and segments are of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// The device's own.

@@ -109,7 +109,6 @@ impl Arena {
     // ---- what there is ---------------------------------------------------------------------------
 
     /// The units of the whole base pages that so many need.
-    #[cfg(feature = "record")]
     pub(crate) fn whole_pages(&self, units: u64) -> u64 {
         self.map.layout.base_pages_for(units) * self.map.layout.units_per_base_page()
     }

@@ -337,7 +337,7 @@ mod tests {
         assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(64)));
         map.close(ExtentId(3));
         map.shrink(0, std::iter::empty());
-        assert_eq!(ids(&map), []);
+        assert!(ids(&map).is_empty());
     }
 
     #[test]

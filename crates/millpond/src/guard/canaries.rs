@@ -1,8 +1,8 @@
 //! What is read of device memory: canaries as they were when a block was freed, and the poison in a block that was.
 
 use std::ops::Range;
-use std::ptr::NonNull;
 
+use crate::core::Core;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
 use crate::pinned::PinnedMemory;
 
@@ -23,23 +23,22 @@ pub(super) enum Fill {
 /// Bytes of a redzone, at most: a page may end before.
 pub(super) const REDZONE: u64 = 512;
 
-/// The canaries of one block.
-type Canaries = [u8; 2 * REDZONE as usize];
-
-/// Pinned memory for canaries, which a copy may be writing to.
+/// Pinned memory for the canaries of one block, which a copy may be writing to.
 #[derive(Debug)]
-pub(super) struct Slot(NonNull<Canaries>);
+pub(super) struct Slot(DevicePtr);
 
-// SAFETY: an address, which one owner has.
-unsafe impl Send for Slot {}
+/// Where the CPU finds pinned memory.
+fn on_host(at: DevicePtr) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(at.raw() as usize)
+}
 
-/// Pinned memory, and a stream that reads poison.
+/// Pinned memory, with a stream that reads poison.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     pinned: PinnedMemory,
     free: Vec<Slot>,
     /// Where poison is read to, and its bytes.
-    window: Option<(StreamHandle, (DevicePtr, u64))>,
+    window: Option<(DevicePtr, u64)>,
 }
 
 /// Bytes that are not as they should be: the first of them, how many, and what they are.
@@ -69,20 +68,16 @@ impl Staging {
     ) -> DeviceResult<Slot> {
         if self.free.is_empty() {
             let (segment, bytes) = self.pinned.add(device, 1)?;
-            let slots = (0..bytes).step_by(size_of::<Canaries>()).map(|at| segment.offset(at).raw() as usize);
-            let slots = slots.filter_map(|at| NonNull::new(std::ptr::with_exposed_provenance_mut(at)));
-            self.free.extend(slots.map(Slot));
+            self.free.extend((0..bytes).step_by(2 * REDZONE as usize).map(|at| Slot(segment.offset(at))));
         }
         let slot = self.free.pop().expect("there are some now");
         let mut at = 0;
         for Range { start, end } in ranges {
             let bytes = end.raw() - start.raw();
             debug_assert!(at + bytes <= 2 * REDZONE);
-            // SAFETY: within the slot.
-            let to = unsafe { slot.0.cast::<u8>().add(at as usize) }.as_ptr();
             // SAFETY: the slot is ours until it is given back, which is after the copy. The block was the caller's until now, and
             // its redzones are its own. After an error, the slot is not used again: the first copy may be under way.
-            unsafe { device.copy_to_host(to, start, bytes, stream) }?;
+            unsafe { device.copy_to_host(on_host(slot.0.offset(at)), start, bytes, stream) }?;
             at += bytes;
         }
         Ok(slot)
@@ -91,7 +86,7 @@ impl Staging {
     /// Shows `look` so many bytes of a slot, whose copies are complete, and takes it back.
     pub(super) fn read<R>(&mut self, slot: Slot, bytes: u64, look: impl FnOnce(&[u8]) -> R) -> R {
         // SAFETY: the copies wrote so many bytes, and are complete.
-        let result = look(unsafe { std::slice::from_raw_parts(slot.0.as_ptr().cast(), bytes as usize) });
+        let result = look(unsafe { std::slice::from_raw_parts(on_host(slot.0), bytes as usize) });
         self.free.push(slot);
         result
     }
@@ -99,22 +94,21 @@ impl Staging {
     /// What differs from `expected` in a range of device memory that nobody uses.
     pub(super) fn compare(
         &mut self,
-        device: &dyn Device,
+        core: &Core,
         Range { start, end }: Range<DevicePtr>,
         expected: Fill,
     ) -> DeviceResult<Option<Changed>> {
-        let (stream, (window, room)) = match self.window {
+        let device = core.device();
+        let stream = self.pinned.stream(&core.device)?;
+        let (window, room) = match self.window {
             Some(window) => window,
-            None => {
-                let window = (device.create_stream()?, self.pinned.add(device, 1)?);
-                *self.window.insert(window)
-            }
+            None => *self.window.insert(self.pinned.add(device, 1)?),
         };
+        let to = on_host(window);
         // SAFETY: the stream is ours. The range is an allocated block's, which is quarantined.
         if !unsafe { device.may_differ(start, expected as u8, end.raw() - start.raw(), stream) }? {
             return Ok(None);
         }
-        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(window.raw() as usize);
         let (mut at, mut all): (u64, Option<Changed>) = (start.raw(), None);
         while at < end.raw() {
             let bytes = room.min(end.raw() - at);
@@ -134,20 +128,5 @@ impl Staging {
             at += bytes;
         }
         Ok(all)
-    }
-
-    /// Gives everything back to the device.
-    ///
-    /// # Safety
-    /// All copies are complete, and nobody has a slot.
-    pub(super) unsafe fn release(&mut self, device: &dyn Device) {
-        let stream = self.window.take().map_or(Ok(()), |(stream, _)| {
-            // SAFETY: the stream is ours, and idle.
-            unsafe { device.destroy_stream(stream) }
-        });
-        self.free.clear();
-        for error in [stream, self.pinned.release().map(drop)].into_iter().filter_map(Result::err) {
-            tracing::warn!(%error, "a guard could not give back its memory");
-        }
     }
 }

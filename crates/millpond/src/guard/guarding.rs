@@ -244,11 +244,10 @@ impl Guarding {
         if let Some(canaries) = canaries.take() {
             self.compare_canaries(core, (block, freed), canaries);
         }
-        let device = core.device();
-        if !self.guard.poisons || device.properties().kind == Kind::Sim {
+        if !self.guard.poisons || core.device().properties().kind == Kind::Sim {
             return;
         }
-        let compared = self.staging.lock().compare(device, block.range(), self.guard.poison_of(Fill::Freed));
+        let compared = self.staging.lock().compare(core, block.range(), self.guard.poison_of(Fill::Freed));
         match compared {
             Ok(None) => {}
             Ok(Some(changed)) => {
@@ -391,9 +390,9 @@ impl Wrapping<Core> for Guarding {
         any
     }
 
-    fn end(&self, core: &Core) {
-        // SAFETY: the pool ends: nothing is quarantined any more, and the device waits for copies to pinned memory that goes.
-        unsafe { self.staging.lock().release(core.device()) };
+    fn end(&self) {
+        // Nothing is quarantined any more.
+        *self.staging.lock() = Staging::default();
     }
 }
 

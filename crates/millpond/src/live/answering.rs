@@ -8,15 +8,16 @@ use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nix::sys::signal::SigSet;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
-use super::figures::{LONGEST_NAME, write_pool, write_sizes};
+use super::figures::{LONGEST_NAME, figures_of, sizes_of};
 use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
 use crate::peer::{own_users_process, send_all};
 use crate::policy::other_processes::PATIENCE;
-use crate::process::{OfProcess, PerProcess};
+use crate::process::{OfProcess, WhileHeld};
 
 /// The variable that hides all pools of a process.
 const VARIABLE: &str = "MILLPOND_LIVE";
@@ -57,7 +58,7 @@ struct Inside {
 /// The process's socket, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
 /// pool is the same without.
 pub(crate) fn open() -> Option<Arc<LiveSocket>> {
-    static SOCKET: PerProcess<Mutex<Weak<LiveSocket>>> = PerProcess::new();
+    static SOCKET: WhileHeld<(), LiveSocket> = WhileHeld::new();
     // Relaxed: as in `hide_all`.
     if cfg!(miri)
         || HIDDEN.load(Ordering::Relaxed)
@@ -65,21 +66,9 @@ pub(crate) fn open() -> Option<Arc<LiveSocket>> {
     {
         return None;
     }
-    let mut known = SOCKET.get().lock();
-    if let Some(socket) = known.upgrade() {
-        return Some(socket);
-    }
-    match LiveSocket::new() {
-        Ok(new) => {
-            let new = Arc::new(new);
-            *known = Arc::downgrade(&new);
-            Some(new)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "`millpond top` will not see this process's pools");
-            None
-        }
-    }
+    let refused =
+        |error: &io::Error| tracing::warn!(%error, "`millpond top` will not see this process's pools");
+    SOCKET.get((), || LiveSocket::new().map(Arc::new)).inspect_err(refused).ok()
 }
 
 /// Shows a pool to those who ask.
@@ -142,7 +131,8 @@ impl Drop for LiveSocket {
 
 impl Inside {
     fn answer_all(&self) {
-        block_signals();
+        // Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.
+        SigSet::all().thread_block().ok();
         let Some(listener) = self.listener.owner() else { return };
         loop {
             match listener.accept() {
@@ -181,30 +171,18 @@ impl Inside {
         let mut pools: Vec<_> = shown.iter().filter_map(Weak::upgrade).collect();
         pools.sort_by_key(|pool| pool.number);
         let with = |number| pools.iter().find(|pool| pool.number == number).ok_or("the pool is gone");
-        let mut out = String::new();
-        match (word, &numbers[..]) {
+        let answer = match (word, &numbers[..]) {
             ("figures", _) => {
-                out.push_str("millpond 1\n");
-                pools.iter().for_each(|pool| write_pool(pool, &mut out));
+                serde_json::to_string(&pools.iter().map(|pool| figures_of(pool)).collect::<Vec<_>>())
             }
-            ("sizes", [number]) => write_sizes(with(*number)?, &mut out),
+            ("sizes", [number]) => serde_json::to_string(&sizes_of(with(*number)?)),
             ("trim", [number, keep]) => {
                 let bytes = giving_back::trim(with(*number)?, *keep).map_err(|error| error.to_string())?;
-                out = format!("trimmed {bytes}\n");
+                serde_json::to_string(&bytes)
             }
             _ => return Err("this program's millpond is of another version: use the same in both".to_owned()),
-        }
-        Ok(out)
-    }
-}
-
-/// Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.
-fn block_signals() {
-    // SAFETY: a set of signals is plain data, which `sigfillset` fills in. The mask is the calling thread's.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+        };
+        answer.map_err(|error| error.to_string())
     }
 }
 

@@ -1,13 +1,16 @@
-//! What is said of a pool, as lines of text: a word, then figures or a name. A reader skips words that it does not know, and
-//! takes figures that are missing for 0. So programs and readers need not be of one version.
+//! What is said of a pool, as JSON. A reader skips figures that it does not know, and takes those that are missing for 0. So
+//! programs and readers need not be of one version.
 
-use std::fmt::Write;
 use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::core::Core;
 use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
 use crate::policy::watching::{CELLS, MOST_FRAMES, MOST_HOLDERS};
-use crate::stats::{DeviceCalls, Level, Stats};
+use crate::stats::Stats;
 
 /// What a figure may be at most: whatever a process says, sums of many do not overflow, and a `f64` holds each exactly.
 const MOST: u64 = 1 << f64::MANTISSA_DIGITS;
@@ -16,7 +19,8 @@ const MOST: u64 = 1 << f64::MANTISSA_DIGITS;
 pub(super) const LONGEST_NAME: usize = 128;
 
 /// What a pool of another process holds and did. The module [`live`](crate::live) has an example.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct SeenPool {
     /// Unlike any other pool's of its process.
@@ -36,7 +40,8 @@ pub struct SeenPool {
 }
 
 /// What the live blocks of a pool are, and where they lie. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct SeenSizes {
     /// Live blocks by size, the smallest first.
@@ -50,7 +55,8 @@ pub struct SeenSizes {
 }
 
 /// What one call stack holds under one tag. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct SeenHolder {
     /// The [tags](crate::record::tag), such as `step/forward`; empty without any.
@@ -66,7 +72,8 @@ pub struct SeenHolder {
 }
 
 /// Live blocks of like sizes. [`SeenProcess::sizes`](crate::live::SeenProcess::sizes) has an example.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct SizeRow {
     /// Bytes that each has at least, a power of two. It has less than twice as many.
@@ -77,61 +84,7 @@ pub struct SizeRow {
     pub bytes: u64,
 }
 
-// ---- figures of each kind -------------------------------------------------------------------------
-
-/// A figure, or several that go together, as numbers.
-trait Figures {
-    fn numbers(&mut self) -> impl Iterator<Item = &mut u64>;
-}
-
-impl Figures for u64 {
-    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
-        std::iter::once(self)
-    }
-}
-
-impl Figures for Level {
-    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
-        [&mut self.current, &mut self.high].into_iter()
-    }
-}
-
-macro_rules! define_calls {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        impl Figures for DeviceCalls {
-            fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
-                [$(&mut self.$name),*].into_iter()
-            }
-        }
-    };
-}
-
-crate::list_of_device_calls!(define_calls);
-
-macro_rules! define_lines {
-    (
-        fields { $($(#[$doc:meta])* $name:ident: $type:ident,)* }
-        methods { $($methods:tt)* }
-        later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
-    ) => {
-        /// Shows `each` the name of each figure, and its numbers.
-        fn for_each_figure(stats: &mut Stats, mut each: impl FnMut(&str, &mut dyn Iterator<Item = &mut u64>)) {
-            $(each(stringify!($name), &mut stats.$name.numbers());)*
-            $(each(stringify!($later), &mut stats.$later.numbers());)*
-        }
-    };
-}
-
-crate::list_of_stats!(define_lines);
-
 // ---- writing ---------------------------------------------------------------------------------------
-
-fn write_line<'a>(out: &mut String, word: &str, numbers: impl IntoIterator<Item = &'a mut u64>) {
-    out.push_str(word);
-    // Writing to a string does not fail.
-    numbers.into_iter().for_each(|number| write!(out, " {number}").unwrap_or_default());
-    out.push('\n');
-}
 
 /// One line whatever the name is, and not too long.
 pub(super) fn tamed(name: &str) -> String {
@@ -139,56 +92,48 @@ pub(super) fn tamed(name: &str) -> String {
     name.trim().chars().map(shown).take(LONGEST_NAME).collect()
 }
 
-fn write_name(out: &mut String, word: &str, name: &str) {
-    writeln!(out, "{word} {}", tamed(name)).unwrap_or_default();
-}
-
-/// Adds the lines of a pool.
-pub(super) fn write_pool(core: &Core, out: &mut String) {
+pub(super) fn figures_of(core: &Core) -> SeenPool {
     let about = core.device().properties();
-    write_line(out, "pool", [&mut core.number.clone()]);
-    write_name(out, "name", &core.name);
-    write_name(out, "device", &DeviceName::of(about).to_string());
-    write_name(out, "memory", &about.memory.to_string());
-    if about.memory == MemoryKind::Device
-        && let Ok(identity) = core.device().identity()
-    {
-        write_name(out, "identity", &format!("{:032x}", u128::from_be_bytes(identity.0)));
+    let is_own = about.memory == MemoryKind::Device;
+    SeenPool {
+        number: core.number,
+        name: tamed(&core.name),
+        device: DeviceName::of(about).to_string(),
+        memory: about.memory,
+        identity: if is_own { core.device().identity().ok() } else { None },
+        stats: core.stats(),
+        device_time: Duration::from_nanos(core.counters.device_nanoseconds.get()),
     }
-    for_each_figure(&mut core.stats(), |word, numbers| write_line(out, word, numbers));
-    write_line(out, "device_nanoseconds", [&mut core.counters.device_nanoseconds.get()]);
 }
 
-/// The lines for the live blocks of a pool. Holds its lock for a time that grows with their number.
-pub(super) fn write_sizes(core: &Core, out: &mut String) {
+/// What the live blocks of a pool are. Holds its lock for a time that grows with their number.
+pub(super) fn sizes_of(core: &Core) -> SeenSizes {
     let (live, backed) = (core.live(), core.backed());
-    let mut rows = [(0, 0); u64::BITS as usize];
+    let mut rows = [(); u64::BITS as usize].map(|()| SizeRow::default());
     for (_, bytes) in &live {
-        let (blocks, sum) = &mut rows[bytes.max(&1).ilog2() as usize];
-        *blocks += 1;
-        *sum += bytes;
-    }
-    for (class, (blocks, bytes)) in rows.iter_mut().enumerate().filter(|(_, (blocks, _))| *blocks > 0) {
-        write_line(out, "size", [&mut (1 << class), blocks, bytes]);
+        let class = bytes.max(&1).ilog2();
+        let row = &mut rows[class as usize];
+        *row = SizeRow { from: 1 << class, blocks: row.blocks + 1, bytes: row.bytes + bytes };
     }
     let mut ranges: Vec<_> = backed.iter().map(|(start, bytes, _)| (start.raw(), *bytes)).collect();
     ranges.sort_unstable();
-    let map: String = cells(&ranges, &live).into_iter().map(|eighths| char::from(b'0' + eighths)).collect();
-    writeln!(out, "map {map}").unwrap_or_default();
-    #[cfg(feature = "record")]
-    write_holders(core, out);
+    SeenSizes {
+        rows: rows.into_iter().filter(|row| row.blocks > 0).collect(),
+        map: cells(&ranges, &live),
+        holders: holders_of(core),
+    }
 }
 
-/// A line for each holder of the blocks, with those of its tag and its call stack.
-#[cfg(feature = "record")]
-fn write_holders(core: &Core, out: &mut String) {
+fn holders_of(core: &Core) -> Vec<SeenHolder> {
     let blocks = crate::core::recorded::live_blocks(core).unwrap_or_default();
-    for mut holder in crate::record::holders(&blocks).into_iter().take(MOST_HOLDERS) {
-        let mut oldest = holder.oldest.as_millis() as u64;
-        write_line(out, "holder", [&mut holder.bytes, &mut holder.blocks, &mut oldest]);
-        write_name(out, "tag", holder.tag.as_deref().unwrap_or_default());
-        holder.frames().take(MOST_FRAMES).for_each(|frame| write_name(out, "frame", &frame.to_string()));
-    }
+    let seen = |holder: crate::record::Holder| SeenHolder {
+        tag: tamed(holder.tag.as_deref().unwrap_or_default()),
+        stack: holder.frames().take(MOST_FRAMES).map(|frame| tamed(&frame.to_string())).collect(),
+        bytes: holder.bytes,
+        blocks: holder.blocks,
+        oldest: holder.oldest,
+    };
+    crate::record::holders(&blocks).into_iter().take(MOST_HOLDERS).map(seen).collect()
 }
 
 /// How much of each part of the ranges, which are in order, is in live blocks: in eighths.
@@ -218,76 +163,36 @@ fn cells(ranges: &[(u64, u64)], live: &[(DevicePtr, u64)]) -> Vec<u8> {
 
 // ---- reading ---------------------------------------------------------------------------------------
 
-/// The first numbers of a text; 0 for those that are missing.
-fn numbers_of<const N: usize>(text: &str) -> [u64; N] {
-    let mut numbers = text.split(' ').map(|word| word.parse().unwrap_or(0_u64).min(MOST));
-    [(); N].map(|()| numbers.next().unwrap_or(0))
+/// What a text says; the default where it says nothing of the kind. Whatever it is, this ends, and what it gives is bounded by
+/// its length.
+pub(super) fn read<T: DeserializeOwned + Default>(text: &str) -> T {
+    serde_json::from_str(text).map(bounded).and_then(serde_json::from_value).unwrap_or_default()
 }
 
-fn words(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    text.lines().map(|line| line.split_once(' ').unwrap_or((line, "")))
-}
-
-/// The pools that the lines tell of. Whatever they are, this ends, and what it gives is bounded by their length.
-pub(super) fn read_pools(text: &str) -> Vec<SeenPool> {
-    let mut pools: Vec<SeenPool> = Vec::new();
-    for (word, rest) in words(text) {
-        if word == "pool" {
-            let [number] = numbers_of(rest);
-            pools.push(SeenPool { number, ..SeenPool::default() });
-            continue;
-        }
-        let Some(pool) = pools.last_mut() else { continue };
-        match word {
-            "name" => pool.name = tamed(rest),
-            "device" => pool.device = tamed(rest),
-            "memory" => {
-                let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed];
-                pool.memory = kinds.into_iter().find(|kind| kind.to_string() == rest).unwrap_or_default();
-            }
-            "identity" => {
-                let number = u128::from_str_radix(rest, 16).ok();
-                pool.identity = number.map(|number| DeviceIdentity(number.to_be_bytes()));
-            }
-            "device_nanoseconds" => pool.device_time = Duration::from_nanos(numbers_of::<1>(rest)[0]),
-            _ => for_each_figure(&mut pool.stats, |name, numbers| {
-                if name == word {
-                    numbers.zip(numbers_of::<16>(rest)).for_each(|(figure, number)| *figure = number);
-                }
-            }),
-        }
+/// The same with figures and names that nobody stumbles over.
+fn bounded(value: Value) -> Value {
+    match value {
+        Value::Number(number) => number.as_u64().unwrap_or(0).min(MOST).into(),
+        Value::String(text) => tamed(&text).into(),
+        Value::Array(all) => all.into_iter().map(bounded).collect(),
+        Value::Object(all) => all.into_iter().map(|(name, value)| (name, bounded(value))).collect(),
+        value => value,
     }
-    pools
+}
+
+/// The pools that a text tells of, but for those that it tells in another way.
+pub(super) fn read_pools(text: &str) -> Vec<SeenPool> {
+    let pools: Vec<Value> = read(text);
+    pools.into_iter().filter_map(|pool| serde_json::from_value(pool).ok()).collect()
 }
 
 pub(super) fn read_sizes(text: &str) -> SeenSizes {
-    let mut sizes = SeenSizes::default();
-    for (word, rest) in words(text) {
-        match word {
-            "size" => {
-                let [from, blocks, bytes] = numbers_of(rest);
-                sizes.rows.push(SizeRow { from, blocks, bytes });
-            }
-            "map" => {
-                let eighths = rest.bytes().map(|digit| digit.saturating_sub(b'0').min(8));
-                sizes.map = eighths.take(CELLS).collect();
-            }
-            "holder" => {
-                let [bytes, blocks, oldest] = numbers_of(rest);
-                let oldest = Duration::from_millis(oldest);
-                sizes.holders.push(SeenHolder { bytes, blocks, oldest, ..SeenHolder::default() });
-            }
-            // Of the last holder.
-            "tag" => sizes.holders.last_mut().into_iter().for_each(|last| last.tag = tamed(rest)),
-            "frame" => {
-                let last = sizes.holders.last_mut().filter(|last| last.stack.len() < MOST_FRAMES);
-                last.into_iter().for_each(|last| last.stack.push(tamed(rest)));
-            }
-            _ => {}
-        }
-    }
+    let mut sizes: SeenSizes = read(text);
     sizes.rows.truncate(u64::BITS as usize);
+    sizes.map.truncate(CELLS);
+    sizes.map.iter_mut().for_each(|eighths| *eighths = (*eighths).min(8));
     sizes.holders.truncate(MOST_HOLDERS);
+    sizes.holders.iter_mut().for_each(|holder| holder.stack.truncate(MOST_FRAMES));
     sizes
 }
 
@@ -303,8 +208,7 @@ mod tests {
         let bench = Bench::new(|pool| pool.name("a\tname\nof two lines \u{1b}[2J"));
         let blocks = [5 * MIB, 1000].map(|bytes| bench.pool.alloc(bytes, &bench.stream).unwrap());
         bench.pool.free_block(blocks[1], &bench.stream).unwrap();
-        let mut text = String::new();
-        write_pool(bench.pool.inner(), &mut text);
+        let text = serde_json::to_string(&[figures_of(bench.pool.inner())]).unwrap();
         let [seen] = &read_pools(&text)[..] else { panic!("{text}") };
         assert_eq!(seen.name, "a\u{fffd}name\u{fffd}of two lines \u{fffd}[2J");
         assert_eq!((seen.device.as_str(), seen.memory), ("sim", MemoryKind::Device));
@@ -313,15 +217,17 @@ mod tests {
         assert!(seen.device_time > Duration::ZERO, "{text}");
     }
 
+    fn told_sizes(bench: &Bench) -> SeenSizes {
+        read_sizes(&serde_json::to_string(&sizes_of(bench.pool.inner())).unwrap())
+    }
+
     #[test]
     fn live_blocks_are_told_by_size_and_place() {
         let bench = Bench::new(|pool| pool);
         let blocks =
             [8 * MIB, 8 * MIB, 700, 600].map(|bytes| bench.pool.alloc(bytes, &bench.stream).unwrap());
         bench.pool.free_block(blocks[0], &bench.stream).unwrap();
-        let mut text = String::new();
-        write_sizes(bench.pool.inner(), &mut text);
-        let sizes = read_sizes(&text);
+        let sizes = told_sizes(&bench);
         let row = |from, blocks, bytes| SizeRow { from, blocks, bytes };
         assert_eq!(sizes.rows, [row(512, 2, 1300), row(8 * MIB, 1, 8 * MIB)]);
         let (full, empty) = (|eighths: &&u8| **eighths == 8, |eighths: &&u8| **eighths == 0);
@@ -332,7 +238,6 @@ mod tests {
         assert!(sizes.map.iter().filter(empty).count() >= part(8 * MIB) - 2, "{sizes:?}");
     }
 
-    #[cfg(feature = "record")]
     #[test]
     fn tracked_blocks_are_told_by_holder() {
         use crate::record::{Tracking, tag};
@@ -345,40 +250,39 @@ mod tests {
                 bench.pool.alloc(bytes, &bench.stream).unwrap()
             })
             .collect();
-        let mut text = String::new();
-        write_sizes(bench.pool.inner(), &mut text);
-        let holders = read_sizes(&text).holders;
+        let holders = told_sizes(&bench).holders;
         let seen: Vec<_> = holders.iter().map(|h| (h.tag.as_str(), h.bytes, h.blocks)).collect();
-        assert_eq!(seen, [("step/a\u{fffd}long", 3 * MIB, 1), ("step/short", MIB, 1)], "{text}");
+        assert_eq!(seen, [("step/a\u{fffd}long", 3 * MIB, 1), ("step/short", MIB, 1)]);
         blocks.into_iter().for_each(|block| bench.pool.free_block(block, &bench.stream).unwrap());
-        let mut text = String::new();
-        write_sizes(bench.pool.inner(), &mut text);
-        assert_eq!(read_sizes(&text).holders, []);
+        assert_eq!(told_sizes(&bench).holders, []);
     }
 
     #[test]
     fn a_process_that_lies_is_bounded() {
-        let huge = u64::MAX.to_string();
-        let text =
-            format!("name x\npool {huge}\nreserved {huge} -1\ncalls{}\n", format!(" {huge}").repeat(100));
+        let huge = u64::MAX;
+        let text = format!(
+            r#"[{{"name": "x", "number": {huge}, "stats": {{"reserved": {{"current": {huge}, "high": -1}},
+                "calls": {{"map": {huge}, "free": {huge}}}, "news": [1]}}}}, {{"number": "one"}}]"#
+        );
         let [pool] = &read_pools(&text)[..] else { panic!("{text}") };
         assert_eq!((pool.number, pool.stats.reserved.current, pool.stats.reserved.high), (MOST, MOST, 0));
-        assert_eq!(pool.stats.calls.all(), 9 * MOST);
-        let long = format!("pool 1\nname {}\n", "\u{7}".repeat(1 << 20));
+        assert_eq!(pool.stats.calls.all(), 2 * MOST);
+        let long = format!(r#"[{{"name": "{}"}}]"#, "\\u0007".repeat(1 << 20));
         assert_eq!(read_pools(&long)[0].name, "\u{fffd}".repeat(LONGEST_NAME));
-        let sizes = read_sizes(&format!("map {}\n{}", "~".repeat(1000), "size 1 1 1\n".repeat(1000)));
-        assert_eq!((sizes.map, sizes.rows.len()), (vec![8; CELLS], 64));
-        let holder = format!("holder {huge}\ntag {huge}\n{}", "frame \u{7}\n".repeat(100));
-        let holders = read_sizes(&("frame x\ntag x\n".to_owned() + &holder.repeat(100))).holders;
-        assert_eq!(
-            (holders.len(), holders[19].bytes, holders[19].stack.len()),
-            (MOST_HOLDERS, MOST, MOST_FRAMES)
-        );
+        let row = SizeRow { from: huge, blocks: 1, bytes: 1 };
+        let holder =
+            SeenHolder { stack: vec!["\u{7}".to_owned(); 100], bytes: huge, ..SeenHolder::default() };
+        let sizes = SeenSizes { rows: vec![row; 1000], map: vec![255; 1000], holders: vec![holder; 100] };
+        let sizes = read_sizes(&serde_json::to_string(&sizes).unwrap());
+        assert_eq!((sizes.map, sizes.rows.len(), sizes.rows[0].from), (vec![8; CELLS], 64, MOST));
+        let holders = sizes.holders;
+        assert_eq!((holders.len(), holders[19].bytes), (MOST_HOLDERS, MOST));
+        assert_eq!(holders[19].stack, ["\u{fffd}"; MOST_FRAMES]);
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_without_a_panic(text in "(pool|name|reserved|calls|map|size|holder|tag|frame|memory|identity)?[ \\PC\n]{0,200}") {
+        fn any_text_is_read_without_a_panic(text in r#"[\[{]{0,3}("(number|name|stats|map|rows|holders|memory|identity)": ?)?[ \PC\n]{0,200}"#) {
             for pool in read_pools(&text) {
                 prop_assert!(!pool.name.chars().any(char::is_control));
                 pool.stats.calls.all();

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use super::answering::prefix;
-use super::figures::{SeenPool, SeenSizes, read_pools, read_sizes, tamed};
+use super::figures::{SeenPool, SeenSizes, read, read_pools, read_sizes, tamed};
 use crate::peer::{own_users_process, send_all};
 
 /// Bytes of an answer that are read: enough for a thousand pools, of which none takes 2 KiB.
@@ -107,8 +107,7 @@ impl SeenProcess {
     /// See [`LookError`].
     pub fn trim(&self, pool: u64, bytes_to_keep: u64, patience: Duration) -> Result<u64, LookError> {
         let answer = self.ask(&format!("trim {pool} {bytes_to_keep}\n"), patience)?;
-        let bytes = answer.strip_prefix("trimmed ").and_then(|bytes| bytes.trim_end().parse().ok());
-        bytes.ok_or(LookError::Silent)
+        read::<Option<u64>>(&answer).ok_or(LookError::Silent)
     }
 
     fn ask(&self, question: &str, patience: Duration) -> Result<String, LookError> {

@@ -26,7 +26,7 @@
 //
 // **How one question passes through.** The first pool of a process opens a `LiveSocket` (`answering`): a Unix socket in the
 // abstract namespace, and a thread that sleeps in `accept`. Nothing is written anywhere until somebody asks. A reader finds the
-// names of all such sockets in `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in lines of text
+// names of all such sockets in `/proc/net/unix` (`look`). It connects and sends one line. The thread answers in JSON
 // (`figures`), and closes. `Pool::stats` waits for no lock, so that a look at the figures never stops the program. Only to count
 // live blocks and to trim takes the pool's lock. The socket closes with the process's last pool.
 //
@@ -38,7 +38,7 @@
 //
 // **Who may ask.** The kernel says which user is at the other end (`SO_PEERCRED`), to both sides. Another user's question is not
 // answered, and another user's answer is not read. A process's own answer may still be wrong: what is read is bounded in bytes,
-// digits and time, and has no control characters.
+// figures and time, and has no control characters.
 //
 // **Forks.** A forked child closes its copy of the socket, and has none until it builds a pool of its own.
 

@@ -40,8 +40,8 @@ struct HeapDescription {
     compatibility: u16,
     size: u16,
     reserved: u32,
-    usage: Usage,
-    kind: By,
+    usage: u32,
+    kind: u32,
     stretch_size: usize,
     stretch: *const Stretch,
     category: u32,
@@ -53,7 +53,7 @@ struct HeapDescription {
 struct RegionsDescription {
     compatibility: u16,
     size: u16,
-    kind: By,
+    kind: u32,
     heap: *mut c_void,
     count: usize,
     each: usize,
@@ -65,22 +65,10 @@ struct RegionsDescription {
 struct EndsDescription {
     compatibility: u16,
     size: u16,
-    kind: By,
+    kind: u32,
     count: usize,
     each: usize,
     starts: *const *const c_void,
-}
-
-/// `NVTX_MEM_HEAP_USAGE_TYPE_…`.
-#[repr(u32)]
-enum Usage {
-    SubAllocator = 1,
-}
-
-/// `NVTX_MEM_TYPE_…` and `NVTX_MEM_REGION_REF_TYPE_…`: what names memory.
-#[repr(u32)]
-enum By {
-    Address = 1,
 }
 
 /// The tool's handle of our domain.
@@ -155,8 +143,9 @@ impl Calls {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<HeapDescription>() as u16,
             reserved: 0,
-            usage: Usage::SubAllocator,
-            kind: By::Address,
+            // `NVTX_MEM_HEAP_USAGE_TYPE_…`: of a pool. `NVTX_MEM_TYPE_…`: by its address.
+            usage: 1,
+            kind: 1,
             stretch_size: size_of::<Stretch>(),
             stretch: &stretch,
             category: 0,
@@ -177,7 +166,8 @@ impl Calls {
         let regions = RegionsDescription {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<RegionsDescription>() as u16,
-            kind: By::Address,
+            // `NVTX_MEM_TYPE_…`: by its address.
+            kind: 1,
             heap: ptr::with_exposed_provenance_mut(heap),
             count: 1,
             each: size_of::<Stretch>(),
@@ -193,7 +183,8 @@ impl Calls {
         let ends = EndsDescription {
             compatibility: MEMORY_COMPATIBILITY,
             size: size_of::<EndsDescription>() as u16,
-            kind: By::Address,
+            // `NVTX_MEM_REGION_REF_TYPE_…`: by its address.
+            kind: 1,
             count: 1,
             each: size_of::<*const c_void>(),
             starts: &start,

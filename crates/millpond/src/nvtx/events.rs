@@ -6,19 +6,6 @@ use std::ptr::NonNull;
 
 use super::injection::{DomainFunction, VERSION, tool};
 
-/// What the figure beside a text is.
-#[repr(i32)]
-enum PayloadType {
-    Nothing = 0,
-    UnsignedInt64 = 1,
-}
-
-/// How a text is written.
-#[repr(i32)]
-enum MessageType {
-    Ascii = 1,
-}
-
 /// What a range or a mark says.
 #[repr(C)]
 struct Attributes {
@@ -27,10 +14,12 @@ struct Attributes {
     category: u32,
     color_type: i32,
     color: u32,
-    payload_type: PayloadType,
+    /// What the figure beside the text is: nothing (0), or a `u64` (1).
+    payload_type: i32,
     reserved: i32,
     payload: u64,
-    message_type: MessageType,
+    /// How the text is written: in ASCII (1).
+    message_type: i32,
     message: *const c_char,
 }
 
@@ -42,10 +31,10 @@ impl Attributes {
             category: 0,
             color_type: 0,
             color: 0,
-            payload_type: PayloadType::Nothing,
+            payload_type: 0,
             reserved: 0,
             payload: 0,
-            message_type: MessageType::Ascii,
+            message_type: 1,
             message: message.as_ptr(),
         }
     }
@@ -103,11 +92,7 @@ impl Mark<'_> {
         type Tell = unsafe extern "C" fn(*mut c_void, *const Attributes);
         let Some((tool, tell)) = tool().zip(DomainFunction::Mark.get()) else { return };
         let text = without_zeros(self.text);
-        let attributes = Attributes {
-            payload_type: PayloadType::UnsignedInt64,
-            payload: self.figure,
-            ..Attributes::new(&text)
-        };
+        let attributes = Attributes { payload_type: 1, payload: self.figure, ..Attributes::new(&text) };
         // SAFETY: the function of this number has this type by NVTX. It reads the attributes during the call.
         unsafe { transmute::<NonNull<c_void>, Tell>(tell)(tool.domain, &attributes) };
     }

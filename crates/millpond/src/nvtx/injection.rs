@@ -4,10 +4,12 @@
 //! given the table and fills it in. A pointer that stays null is a function that the tool does not want to hear.
 
 use std::env;
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::{ManuallyDrop, transmute};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libloading::os::unix::{Library, RTLD_LAZY};
 
 use crate::process::PerProcess;
 
@@ -77,7 +79,8 @@ pub(super) fn function(slot: &Slot) -> Option<ptr::NonNull<c_void>> {
 
 /// The tool that watches this process. In a forked child it is asked again.
 pub(super) struct Tool {
-    library: ptr::NonNull<c_void>,
+    /// Never closed: the tool may have taken notice of us.
+    library: ManuallyDrop<Library>,
     /// Its handle of our domain; null where it has none.
     pub(super) domain: *mut c_void,
 }
@@ -100,17 +103,15 @@ fn load() -> Option<Tool> {
     if env::var_os(SWITCH).is_some_and(|switch| switch == "off") {
         return None;
     }
-    let name = CString::new(path.clone().into_vec()).ok()?;
-    // SAFETY: the name ends in a zero. The tool that set the variable answers for what its library does when it is loaded.
-    let library = ptr::NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) });
-    let Some(library) = library else {
-        tracing::warn!(?path, "the library that {PATH} names cannot be loaded; no tool hears of pools");
-        return None;
-    };
+    // SAFETY: the tool that set the variable answers for what its library does when it is loaded.
+    let library = unsafe { Library::open(Some(&path), RTLD_LAZY) };
+    let library = library.inspect_err(|error| {
+        tracing::warn!(?path, %error, "the library that {PATH} names cannot be loaded; no tool hears of pools");
+    });
+    let library = ManuallyDrop::new(library.ok()?);
     type Initialize = unsafe extern "C" fn(extern "C" fn(u32) -> *const c_void) -> c_int;
-    let initialize = symbol(library, c"InitializeInjectionNvtx2")?;
     // SAFETY: a function of this name has this type by NVTX's version 3.
-    let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
+    let initialize = unsafe { library.get::<Initialize>("InitializeInjectionNvtx2") }.ok()?;
     // SAFETY: the tables that `export_table` returns live as long as the process.
     if unsafe { initialize(export_table) } == 0 {
         return None;
@@ -118,14 +119,9 @@ fn load() -> Option<Tool> {
     type Create = unsafe extern "C" fn(*const c_char) -> *mut c_void;
     let domain = DomainFunction::Create.get().map_or(ptr::null_mut(), |create| {
         // SAFETY: the function of this number has this type by NVTX, and the name ends in a zero.
-        unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Create>(create)(DOMAIN.as_ptr()) }
+        unsafe { transmute::<ptr::NonNull<c_void>, Create>(create)(DOMAIN.as_ptr()) }
     });
     Some(Tool { library, domain })
-}
-
-fn symbol(library: ptr::NonNull<c_void>, name: &CStr) -> Option<ptr::NonNull<c_void>> {
-    // SAFETY: a library that is never closed, and a name that ends in a zero.
-    ptr::NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr().cast::<c_char>()) })
 }
 
 // ---- what the tool asks us -----------------------------------------------------------------------
@@ -215,9 +211,9 @@ const MEMORY_ID: u16 = 1;
 pub(super) fn asks_of_memory() -> bool {
     let Some(Tool { library, .. }) = tool() else { return false };
     type Initialize = unsafe extern "C" fn(*mut MemoryModule) -> c_int;
-    let Some(initialize) = symbol(*library, c"InitializeInjectionNvtxExtension") else { return false };
     // SAFETY: a function of this name has this type by NVTX's version 3.
-    let initialize = unsafe { std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize) };
+    let initialize = unsafe { library.get::<Initialize>("InitializeInjectionNvtxExtension") };
+    let Ok(initialize) = initialize else { return false };
     let mut slots = SlotList { id: 1, slots: MEMORY.len(), functions: MEMORY.as_ptr() };
     let mut module = MemoryModule {
         version: VERSION,

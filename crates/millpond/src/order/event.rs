@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Fence, Timelines};
+use super::{Fence, OwnedEvent, Timelines};
 use crate::device::{DeviceResult, EventHandle};
 
 /// A point in a stream's work. Made by [`Stream::record`](super::Stream::record).
@@ -26,7 +26,7 @@ use crate::device::{DeviceResult, EventHandle};
 /// ```
 pub struct Event {
     pub(super) timelines: Arc<Timelines>,
-    handle: EventHandle,
+    pub(super) event: OwnedEvent,
     /// Everything that is complete once the event is.
     pub(super) clock: Fence,
 }
@@ -35,21 +35,17 @@ impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.timelines.device().properties().short();
         f.debug_struct("Event")
-            .field("handle", &self.handle.raw())
+            .field("handle", &self.event.handle.raw())
             .field("device", &device)
             .finish_non_exhaustive()
     }
 }
 
 impl Event {
-    pub(super) fn new(timelines: Arc<Timelines>, handle: EventHandle, clock: Fence) -> Self {
-        Self { timelines, handle, clock }
-    }
-
     /// The driver's handle (`CUevent`), valid as long as this event lives. Pools do not see it if you record it again
     /// by other means.
     pub fn handle(&self) -> EventHandle {
-        self.handle
+        self.event.handle
     }
 
     /// Whether the work before the event is complete. Does not wait.
@@ -58,8 +54,7 @@ impl Event {
     /// The device's own.
     pub fn query(&self) -> DeviceResult<bool> {
         self.timelines.check_process()?;
-        // SAFETY: the event is this object's, and lives as long.
-        let complete = unsafe { self.timelines.device().query_event(self.handle) }?;
+        let complete = self.event.query()?;
         if complete {
             self.timelines.note_synchronized(&self.clock);
         }
@@ -73,24 +68,9 @@ impl Event {
     /// The device's own.
     pub fn synchronize(&self) -> DeviceResult<()> {
         self.timelines.check_process()?;
-        // SAFETY: as in `query`.
-        unsafe { self.timelines.device().synchronize_event(self.handle) }?;
+        self.event.synchronize()?;
         self.timelines.note_synchronized(&self.clock);
         self.timelines.after_sync();
         Ok(())
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if !self.timelines.is_here() {
-            // The event is the parent's.
-            return;
-        }
-        // The handle was handed out by `handle()`, so it is not reused for marks; a pending destroy is fine.
-        // SAFETY: the event is this object's alone and goes with it.
-        if let Err(error) = unsafe { self.timelines.device().destroy_event(self.handle) } {
-            tracing::warn!(%error, "an event could not be destroyed");
-        }
     }
 }

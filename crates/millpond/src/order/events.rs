@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::device::{Device, DeviceResult, EventHandle};
 use crate::lock::Mutex;
 use crate::policy::streams::MANY;
-use crate::process::OfProcess;
+use crate::process::{OfProcess, Process};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Events {
     pub(super) device: Arc<dyn Device>,
     /// Events that stand for nothing, ready to be recorded.
-    spare: OfProcess<Mutex<Vec<EventHandle>>>,
+    spare: OfProcess<Mutex<Vec<OwnedEvent>>>,
     /// Whether pools were told of a capture that is under way.
     pub(super) is_capturing: AtomicBool,
 }
@@ -21,8 +21,61 @@ pub(super) struct Events {
 /// An event for a mark. Once it is dropped, another mark may have it.
 #[derive(Debug)]
 pub(super) struct MarkEvent {
-    pub(super) handle: EventHandle,
+    /// `None` once this is being dropped.
+    event: Option<OwnedEvent>,
     events: Arc<Events>,
+}
+
+impl MarkEvent {
+    pub(super) fn event(&self) -> &OwnedEvent {
+        self.event.as_ref().expect("it is not being dropped")
+    }
+}
+
+/// An event that nobody else may destroy: it goes with this.
+#[derive(Debug)]
+pub(crate) struct OwnedEvent {
+    device: Arc<dyn Device>,
+    pub(crate) handle: EventHandle,
+    process: Process,
+}
+
+impl OwnedEvent {
+    /// # Safety
+    /// The event is the caller's alone, and of this device.
+    pub(crate) unsafe fn new(device: &Arc<dyn Device>, handle: EventHandle) -> Self {
+        Self { device: device.clone(), handle, process: Process::here() }
+    }
+
+    pub(crate) fn create(device: &Arc<dyn Device>) -> DeviceResult<Self> {
+        let handle = device.create_event()?;
+        // SAFETY: it was created above.
+        Ok(unsafe { Self::new(device, handle) })
+    }
+
+    /// Whether the work before it is complete. Does not wait.
+    pub(crate) fn query(&self) -> DeviceResult<bool> {
+        // SAFETY: it lives as long as this.
+        unsafe { self.device.query_event(self.handle) }
+    }
+
+    /// Waits for the work before it.
+    pub(crate) fn synchronize(&self) -> DeviceResult<()> {
+        // SAFETY: as in `query`.
+        unsafe { self.device.synchronize_event(self.handle) }
+    }
+}
+
+impl Drop for OwnedEvent {
+    fn drop(&mut self) {
+        // In a forked child, the event is the parent's.
+        if self.process.is_here()
+            // SAFETY: it is this object's alone, and goes with it. The device keeps it for what waits for it.
+            && let Err(error) = unsafe { self.device.destroy_event(self.handle) }
+        {
+            tracing::warn!(%error, "an event could not be destroyed");
+        }
+    }
 }
 
 impl Events {
@@ -40,8 +93,8 @@ impl Events {
 
     pub(super) fn spare(self: &Arc<Self>) -> DeviceResult<MarkEvent> {
         let spare = self.spare.lock().pop();
-        let handle = spare.map_or_else(|| self.device.create_event(), Ok)?;
-        Ok(MarkEvent { handle, events: self.clone() })
+        let event = spare.map_or_else(|| OwnedEvent::create(&self.device), Ok)?;
+        Ok(MarkEvent { event: Some(event), events: self.clone() })
     }
 }
 
@@ -51,20 +104,7 @@ impl Drop for MarkEvent {
         let Some(spare) = OfProcess::here(&self.events.spare) else { return };
         let mut spare = spare.lock();
         if spare.len() < 2 * MANY && spare.try_reserve(1).is_ok() {
-            spare.push(self.handle);
-        } else {
-            // SAFETY: nobody else uses the event.
-            unsafe { self.events.device.destroy_event(self.handle) }.ok();
-        }
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        let Some(spare) = OfProcess::here(&self.spare) else { return };
-        for event in spare.lock().drain(..) {
-            // SAFETY: no mark is left that could use the event.
-            unsafe { self.device.destroy_event(event) }.ok();
+            spare.extend(self.event.take());
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::policy::streams::NAMED_INLINE;
 /// A point on a timeline. Tick 0 is before everything.
 pub(crate) type Tick = u64;
 
-/// Names a timeline for ever: slots are recycled, (slot, generation) pairs are not.
+/// Names a timeline. Slots are recycled. A generation comes again after 2^32 timelines, when nothing names the first any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TimelineId {
     pub(crate) slot: u32,

@@ -38,6 +38,7 @@ mod timelines;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use event::Event;
+pub(crate) use events::OwnedEvent;
 #[cfg(test)]
 pub(crate) use fence::LOOKS;
 pub(crate) use fence::{Fence, Tick, TimelineId};

@@ -38,7 +38,7 @@ impl Timelines {
         stream: &'a Timeline,
         policies: ReusePolicies,
     ) -> ReadinessQuery<'a> {
-        ReadinessQuery::new(self, stream, policies)
+        ReadinessQuery { timelines: self, stream, policies, all: None }
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
@@ -148,7 +148,7 @@ impl Timelines {
             asked = true;
             let Some(mark) = other.mark(tick, false)? else { return Ok(false) };
             // SAFETY: the mark keeps its event.
-            unsafe { self.wait(stream, mark.event(), &mark.clock) }?;
+            unsafe { self.wait(stream, mark.event().handle, &mark.clock) }?;
         }
         Ok(true)
     }
@@ -163,8 +163,7 @@ impl Timelines {
             }
             match timeline.mark(tick, false)? {
                 Some(mark) => {
-                    // SAFETY: the mark keeps its event.
-                    unsafe { self.device().synchronize_event(mark.event()) }?;
+                    mark.event().synchronize()?;
                     self.note_synchronized(&mark.clock);
                 }
                 None if timeline.is_captured(false)? == Some(true) => {}

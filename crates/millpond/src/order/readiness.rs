@@ -8,18 +8,14 @@ use super::{Fence, ReusePolicies, Tick, Timeline, TimelineId, Timelines};
 
 /// Answers for any fence. Drop it before any other call to the timelines or the device.
 pub(crate) struct ReadinessQuery<'a> {
-    timelines: &'a Timelines,
-    stream: &'a Timeline,
-    policies: ReusePolicies,
+    pub(super) timelines: &'a Timelines,
+    pub(super) stream: &'a Timeline,
+    pub(super) policies: ReusePolicies,
     /// All timelines, locked at the first look.
-    all: Option<RwLockReadGuard<'a, Table>>,
+    pub(super) all: Option<RwLockReadGuard<'a, Table>>,
 }
 
-impl<'a> ReadinessQuery<'a> {
-    pub(super) fn new(timelines: &'a Timelines, stream: &'a Timeline, policies: ReusePolicies) -> Self {
-        Self { timelines, stream, policies, all: None }
-    }
-
+impl ReadinessQuery<'_> {
     /// Whether later work on the stream may use memory behind `fence`.
     #[inline]
     pub(crate) fn covers(&mut self, fence: &Fence) -> bool {

@@ -1,6 +1,5 @@
 //! Streams that their owners registered: whoever presents the handle is given the one timeline.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -35,17 +34,12 @@ use crate::device::{DeviceResult, StreamHandle};
 /// unsafe { device.device().destroy_stream(raw) }?;
 /// # Ok::<(), millpond::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct RegisteredStream {
     stream: Stream,
     /// Once it was withdrawn: whether the promise ends with it that the handle is valid. Else another registration goes
     /// on, or the stream needs none.
     ends: Option<bool>,
-}
-
-impl fmt::Debug for RegisteredStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RegisteredStream").field(&self.stream).finish()
-    }
 }
 
 impl Deref for RegisteredStream {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::timeline::Promise;
 use super::timelines::HeldTimeline;
-use super::{Event, Fence, Tick, Timeline, Timelines};
+use super::{Event, Fence, OwnedEvent, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
@@ -130,17 +131,10 @@ impl Stream {
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
         timelines.check_process()?;
-        let device = timelines.device();
-        let handle = device.create_event()?;
+        let event = OwnedEvent::create(timelines.device())?;
         // SAFETY: the event was created above, by this device.
-        match unsafe { self.inner.timeline.record(handle) } {
-            Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
-            Err(error) => {
-                // SAFETY: nobody else knows the event.
-                unsafe { device.destroy_event(handle) }.ok();
-                Err(error)
-            }
-        }
+        let clock = unsafe { self.inner.timeline.record(event.handle) }?;
+        Ok(Event { timelines: timelines.clone(), event, clock })
     }
 
     /// Makes later work on this stream wait for `event`. The host does not wait. The event may be of another GPU; pools learn
@@ -241,7 +235,8 @@ impl Stream {
 
     /// Whether the stream is [registered](super::RegisteredStream), now.
     pub(crate) fn is_registered(&self) -> bool {
-        self.inner.is_registered()
+        // Relaxed: it may end at any time.
+        self.inner.registrations.load(Ordering::Relaxed) > 0
     }
 
     /// A stream of `timelines`, which is ordered after all work that this one was given so far: it stands for this one where

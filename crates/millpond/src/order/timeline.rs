@@ -8,7 +8,7 @@ use crate::host::Shared;
 use crate::lock::Mutex;
 
 use super::ReusePolicies;
-use super::events::{Events, MarkEvent};
+use super::events::{Events, MarkEvent, OwnedEvent};
 use super::fence::{Fence, Tick, TimelineId};
 use crate::device::{DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
 use crate::policy::streams::MANY;
@@ -40,8 +40,8 @@ pub(super) struct Mark {
 
 impl Mark {
     /// Valid as long as the mark lives.
-    pub(super) fn event(&self) -> EventHandle {
-        self.event.handle
+    pub(super) fn event(&self) -> &OwnedEvent {
+        self.event.event()
     }
 }
 
@@ -94,17 +94,18 @@ pub(crate) struct Timeline {
 
 impl Timeline {
     pub(super) fn new(
-        id: TimelineId,
+        slot: u32,
         handle: StreamHandle,
         stream: StreamId,
         promise: Promise,
         events: Arc<Events>,
     ) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         Self {
-            id,
-            // Relaxed: only uniqueness matters.
-            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            id: TimelineId { slot, generation: serial as u32 },
+            serial,
             stream,
             promise,
             of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
@@ -313,7 +314,7 @@ impl Timeline {
         }
         let event = Shared::try_new(self.events.spare()?).ok_or(refused)?;
         // SAFETY: the stream is valid, as `usable_handle` says within the lock, and the event this mark's alone.
-        let recorded = unsafe { self.close_tick(state, event.handle, handle) };
+        let recorded = unsafe { self.close_tick(state, event.event().handle, handle) };
         // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
         // that does not hurt, but to ask or to wait for it would.
         if !presented && !matches!(self.captures(handle), Ok(false)) {
@@ -349,8 +350,7 @@ impl Timeline {
     fn take_complete(&self, state: &mut TimelineState) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
-            // SAFETY: the mark keeps its event.
-            if mark.tick > self.synchronized() && !unsafe { self.events.device.query_event(mark.event()) }? {
+            if mark.tick > self.synchronized() && !mark.event().query()? {
                 break;
             }
             self.note_observed(mark.tick);

@@ -17,16 +17,9 @@ pub(crate) trait AfterSync: Send + Sync {
     fn after_sync(&self);
 }
 
-/// A slot of the table: the generation of its present or next owner, and the owner.
-#[derive(Debug, Default)]
-struct TableSlot {
-    generation: u32,
-    timeline: Option<Arc<Timeline>>,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    slots: Vec<TableSlot>,
+    slots: Vec<Option<Arc<Timeline>>>,
     free: Vec<u32>,
 }
 
@@ -34,23 +27,17 @@ impl Table {
     /// The timeline, unless it is gone: then all of it is reached.
     #[inline]
     pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
-        let slot = self.slots.get(id.slot as usize)?;
-        if slot.generation == id.generation { slot.timeline.as_ref() } else { None }
+        self.slots.get(id.slot as usize)?.as_ref().filter(|timeline| timeline.id == id)
     }
 
     fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
-        self.slots.iter().filter_map(|slot| slot.timeline.as_ref())
+        self.slots.iter().flatten()
     }
 
     /// Removes a timeline of which everything is complete.
     fn remove(&mut self, id: TimelineId) {
-        let slot = &mut self.slots[id.slot as usize];
-        slot.timeline = None;
-        // Where generations are used up, the slot stays empty: no name is given twice.
-        if let Some(next) = slot.generation.checked_add(1) {
-            slot.generation = next;
-            self.free.push(id.slot);
-        }
+        self.slots[id.slot as usize] = None;
+        self.free.push(id.slot);
     }
 }
 
@@ -63,7 +50,7 @@ pub(super) struct HeldTimeline {
     /// Whether the stream is ours to destroy.
     owned: bool,
     /// How often the stream is registered. Written with the lock of those alive.
-    registrations: AtomicUsize,
+    pub(super) registrations: AtomicUsize,
     /// Whether somebody held the stream when its registration ended.
     is_left_over: AtomicBool,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
@@ -71,14 +58,6 @@ pub(super) struct HeldTimeline {
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
     /// The streams of other devices that stand for this one there: see `peers`.
     pub(super) stand_ins: Mutex<Vec<Arc<HeldTimeline>>>,
-}
-
-impl HeldTimeline {
-    /// Whether whoever presents the handle is given the stream, because its owner registered it.
-    pub(super) fn is_registered(&self) -> bool {
-        // Relaxed: it may end at any time.
-        self.registrations.load(Ordering::Relaxed) > 0
-    }
 }
 
 impl Drop for HeldTimeline {
@@ -113,6 +92,7 @@ fn find(alive: &Alive, handle: StreamHandle, id: StreamId, promise: Promise) -> 
 }
 
 /// See the [module](super).
+#[derive(Debug)]
 pub(crate) struct Timelines {
     events: Arc<Events>,
     process: Process,
@@ -126,12 +106,6 @@ pub(crate) struct Timelines {
     /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
     /// which would end a capture.
     captures: Mutex<usize>,
-}
-
-impl std::fmt::Debug for Timelines {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Timelines").field("device", self.device()).finish_non_exhaustive()
-    }
 }
 
 impl Timelines {
@@ -218,18 +192,15 @@ impl Timelines {
         let timeline = {
             let mut table = self.table.write();
             if !self.make_room(&mut table) {
-                let bytes = (table.slots.len() * size_of::<TableSlot>()) as u64;
+                let bytes = (table.slots.len() * size_of::<Option<Arc<Timeline>>>()) as u64;
                 return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
             }
             let slot = table.free.pop().unwrap_or_else(|| {
-                table.slots.push(TableSlot::default());
+                table.slots.push(None);
                 u32::try_from(table.slots.len() - 1).expect("fewer than 2^32 streams at once")
             });
-            let entry = &mut table.slots[slot as usize];
-            let name = TimelineId { slot, generation: entry.generation };
-            let timeline = Arc::new(Timeline::new(name, handle, id, promise, self.events.clone()));
-            entry.timeline = Some(timeline.clone());
-            timeline
+            let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
+            table.slots[slot as usize].insert(timeline).clone()
         };
         let held = Arc::new(HeldTimeline {
             timelines: self.clone(),
@@ -656,19 +627,6 @@ mod tests {
         sim.release(hold);
         timelines.synchronize_device().unwrap();
         assert!(timelines.is_complete(&fence));
-    }
-
-    #[test]
-    fn a_slot_whose_generations_are_used_up_is_given_to_nobody() {
-        let (_, timelines) = sim();
-        let stream = Stream::create(&timelines).unwrap();
-        let slot = stream.timeline().id.slot;
-        drop(stream);
-        timelines.table.write().slots[slot as usize].generation = u32::MAX;
-        let last = Stream::create(&timelines).unwrap();
-        assert_eq!(last.timeline().id, TimelineId { slot, generation: u32::MAX });
-        drop(last);
-        assert_ne!(Stream::create(&timelines).unwrap().timeline().id.slot, slot);
     }
 
     #[test]

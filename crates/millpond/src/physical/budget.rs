@@ -1,16 +1,14 @@
 //! A limit that several pools share.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::named::{GivesBack, Tenancy};
-use crate::device::{Device, DevicePtr};
-use crate::lock::Mutex;
-use crate::process::PerProcess;
+use super::named::Tenancy;
+use crate::device::Device;
+use crate::process::WhileHeld;
 use crate::tenant::Tenant;
 use crate::{Error, Result};
 
@@ -104,8 +102,9 @@ impl Budget {
     /// [`Error::BadOption`] for a name with other characters. [`Error::SharedBudget`] where the file for it cannot be used,
     /// or where too many processes have it.
     pub fn named(name: &str, limit: u64) -> Result<Self> {
-        let joined = Self::join_named(name, Some(limit))?;
-        Ok(joined.expect("who has a limit joins whether or not there are others"))
+        static KNOWN: WhileHeld<String, Tenancy> = WhileHeld::new();
+        let tenancy = KNOWN.get(name.to_owned(), || Tenancy::join(name, limit))?;
+        Ok(Self { inner: Inner::Named(tenancy) })
     }
 
     /// The [named](Self::named) budget, with the limit that it has; `None` where no process has it.
@@ -118,23 +117,7 @@ impl Budget {
     /// # Errors
     /// As for [`named`](Self::named).
     pub fn find(name: &str) -> Result<Option<Self>> {
-        Self::join_named(name, None)
-    }
-
-    fn join_named(name: &str, limit: Option<u64>) -> Result<Option<Self>> {
-        static KNOWN: PerProcess<Mutex<Vec<Weak<Tenancy>>>> = PerProcess::new();
-        let mut known = KNOWN.get().lock();
-        known.retain(|tenancy| tenancy.strong_count() > 0);
-        let same = known.iter().filter_map(Weak::upgrade).find(|tenancy| tenancy.name == name);
-        let tenancy = match same {
-            Some(same) => same,
-            None => {
-                let Some(joined) = Tenancy::join(name, limit)? else { return Ok(None) };
-                known.push(Arc::downgrade(&joined));
-                joined
-            }
-        };
-        Ok(Some(Self { inner: Inner::Named(tenancy) }))
+        Tenancy::limit_of(name)?.map(|limit| Self::named(name, limit)).transpose()
     }
 
     /// The limit in bytes.
@@ -172,7 +155,8 @@ impl Budget {
 
     // ---- a named budget ----------------------------------------------------------------------------
 
-    fn tenancy(&self) -> Option<&Tenancy> {
+    /// What this process has of it, if it has a name.
+    pub(crate) fn tenancy(&self) -> Option<&Tenancy> {
         if let Inner::Named(tenancy) = &self.inner { Some(tenancy) } else { None }
     }
 
@@ -235,15 +219,6 @@ impl Budget {
         }
     }
 
-    /// A pool has the budget. An error in a forked child of the process whose budget it is.
-    pub(crate) fn join(&self, pool: Weak<dyn GivesBack>) -> Result<()> {
-        if let Some(tenancy) = self.tenancy() {
-            tenancy.check_process()?;
-            tenancy.add_giver(pool);
-        }
-        Ok(())
-    }
-
     /// As [`held`](Self::held), without waiting for other processes, and so about that.
     pub(crate) fn about_held(&self) -> u64 {
         self.tenancy().map_or_else(|| self.held(), Tenancy::about_held)
@@ -252,27 +227,6 @@ impl Budget {
     /// The limit that a request of so many bytes meets, and what is held under it.
     pub(crate) fn limit_met(&self, bytes: u64) -> (u64, u64) {
         self.tenancy().map_or_else(|| (self.limit(), self.held()), |tenancy| tenancy.limit_met(bytes))
-    }
-
-    /// How long a request may wait for other processes; `None` where there are none.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        self.tenancy().map(Tenancy::patience)
-    }
-
-    /// Waits until other processes have left so many bytes, for so long at most; `false` where they have not.
-    pub(crate) fn ask(&self, bytes: u64, patience: Duration) -> bool {
-        self.tenancy().is_some_and(|tenancy| tenancy.ask(bytes, patience))
-    }
-
-    /// A descriptor for others who open the bytes at this address: what a process under a named budget shares counts as long as
-    /// anybody has that descriptor, or the file that it stands for. `None` for a budget without a name.
-    pub(crate) fn lend(&self, at: DevicePtr, bytes: u64) -> Result<Option<OwnedFd>> {
-        self.tenancy().map(|tenancy| tenancy.lend(at.raw()..at.raw() + bytes)).transpose()
-    }
-
-    /// The other processes that have it.
-    pub(crate) fn other_tenants(&self) -> Vec<Tenant> {
-        self.tenancy().map_or_else(Vec::new, |tenancy| tenancy.tenants(false))
     }
 
     /// Takes `bytes` of what is left, or nothing.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Budget;
+use super::named::Tenancy;
 use crate::counters::Counters;
 use crate::device::Device;
 
@@ -65,6 +66,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// What this process has of the budget, where it shares that with others.
+    pub(crate) fn tenancy(&self) -> Option<&Tenancy> {
+        self.budget.as_ref()?.tenancy()
+    }
+
     /// Each limit, in the order in which a new page meets them.
     fn bounds(&self) -> impl Iterator<Item = Bound> {
         let of = |what, budget: &Budget| Bound { what, most: budget.most(), held: budget.about_held() };

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Live, Shortage};
-pub(crate) use named::GivesBack;
+pub(crate) use named::{GivesBack, Tenancy};
 pub(crate) use sleeping::OtherMappings;
 use sleeping::Presence;
 pub use watch::{Mapping, watch_mappings};
@@ -296,18 +296,14 @@ impl Pages {
         peers: PeerSet,
         allowed: bool,
     ) -> DeviceResult<()> {
-        let (had, bytes) = (self.get(id).peers, self.bytes(self.get(id).base_pages));
+        let had = self.get(id).peers;
         let has = if allowed { had.with(peers) } else { had.without(peers) };
         if has != had {
             let change = if allowed { has.without(had) } else { had.without(has) };
             // All are one thing for the device, of which it keeps a list.
             let change = if peers == PeerSet::ALL { peers } else { change };
-            // A page that sleeps has no mapping now, and gets one for these peers when it wakes.
-            if !self.sleeps(id) {
-                // SAFETY: the caller's promise.
-                unsafe { self.device.set_peer_access(at, bytes, change, allowed) }?;
-                self.counters.calls.set_access.add(1);
-            }
+            // SAFETY: the caller's promise.
+            unsafe { self.set_peer_access_elsewhere(id, at, change, allowed) }?;
             self.get_mut(id).peers = has;
         }
         Ok(())
@@ -325,7 +321,7 @@ impl Pages {
         peers: PeerSet,
         allowed: bool,
     ) -> DeviceResult<()> {
-        // While a page sleeps, it has no such mapping, and gets it for its peers when it wakes.
+        // A page that sleeps has no mapping now, and gets one for its peers when it wakes.
         if !self.sleeps(id) {
             // SAFETY: the caller's promise.
             unsafe { self.device.set_peer_access(at, self.bytes_of(id), peers, allowed) }?;

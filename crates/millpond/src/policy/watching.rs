@@ -9,9 +9,7 @@ pub(crate) const MOST_HOLDERS: usize = 20;
 pub(crate) const MOST_FRAMES: usize = 8;
 
 /// Findings that are kept.
-#[cfg(feature = "record")]
 pub(crate) const MOST_FINDINGS: usize = 1000;
 
 /// The most frees that a block waits for, where frees are delayed.
-#[cfg(feature = "record")]
 pub(crate) const LONGEST_DELAY: u64 = 16;

@@ -10,13 +10,11 @@ use crate::lock::Mutex;
 use super::context::PoolMemory;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
-#[cfg(feature = "record")]
 use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::{Device, PeerSet};
 use crate::extents::{Arena, Layout, Owner};
-#[cfg(feature = "record")]
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
@@ -27,7 +25,6 @@ use crate::policy::ledger::{self, Ledger};
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
-#[cfg(feature = "record")]
 use crate::record;
 use crate::record::Recording;
 use crate::sleep::Sleep;
@@ -68,11 +65,8 @@ pub struct PoolBuilder {
     keeps_nothing: bool,
     peers: Option<Vec<Context>>,
     live: bool,
-    #[cfg(feature = "record")]
     record: Option<record::Options>,
-    #[cfg(feature = "record")]
     track: Option<record::Tracking>,
-    #[cfg(feature = "record")]
     guard: Option<Guard>,
 }
 
@@ -107,11 +101,8 @@ impl PoolBuilder {
             keeps_nothing: false,
             peers: Some(Vec::new()),
             live: true,
-            #[cfg(feature = "record")]
             record: None,
-            #[cfg(feature = "record")]
             track: None,
-            #[cfg(feature = "record")]
             guard: None,
         }
     }
@@ -222,7 +213,6 @@ impl PoolBuilder {
     /// Records what the pool does to a file, from the start. See [`Pool::start_recording`]. Without this option, the
     /// environment variable `MILLPOND_RECORD` names the file, for all pools of the process. With
     /// `MILLPOND_RECORD_CALL_SITES=1`, it has call sites.
-    #[cfg(feature = "record")]
     pub fn record(self, to: impl Into<record::Options>) -> Self {
         Self { record: Some(to.into()), ..self }
     }
@@ -230,7 +220,6 @@ impl PoolBuilder {
     /// Tracks who holds the pool's memory, from the start. See [`record::Tracking`]. Without this option, the environment
     /// says for all pools of the process what is tracked: `MILLPOND_TRACK=sampled` or `all`, `MILLPOND_LEAKS=1`, and
     /// `MILLPOND_OOM_DUMP=PATH`.
-    #[cfg(feature = "record")]
     pub fn track(self, tracking: record::Tracking) -> Self {
         Self { track: Some(tracking), ..self }
     }
@@ -238,7 +227,6 @@ impl PoolBuilder {
     /// Watches what the program does to the pool's memory, from the start. See [`Guard`]. Without this option, `MILLPOND_GUARD`
     /// in the environment guards all pools of the process. A pool without a guard is as fast as before. With one, each request
     /// takes the slow path, each block a KiB more, and no block can be [shared](Pool::share) with other processes.
-    #[cfg(feature = "record")]
     pub fn guard(self, guard: Guard) -> Self {
         Self { guard: Some(guard), ..self }
     }
@@ -262,13 +250,10 @@ impl PoolBuilder {
         let (timelines, registry) = (self.timelines, self.registry);
         timelines.check_process()?;
         let PoolMemory { device, together } = self.memory;
-        #[cfg(feature = "record")]
         let guard = self.guard.or_else(Guard::from_environment);
-        #[cfg(feature = "record")]
-        let device = if guard.as_ref().is_some_and(|guard| guard.fences) {
-            FencedMemory::over(device)
-        } else {
-            device
+        let device = match &guard {
+            Some(guard) if guard.fences => FencedMemory::over(device),
+            _ => device,
         };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let policy = self.policy;
@@ -291,10 +276,7 @@ impl PoolBuilder {
         let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
         let socket = if self.live { live::open() } else { None };
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
-        #[cfg(feature = "record")]
         let guarding = guard.map(Guarding::new).map(Arc::new);
-        #[cfg(not(feature = "record"))]
-        let guarding: Option<Arc<dyn crate::core::Wrapping<Core>>> = None;
         let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
             Box::new(Sleep::default()),
             Box::new(PeerCopies::default()),
@@ -338,25 +320,20 @@ impl PoolBuilder {
             Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.timelines()))?,
             None => share_all(&inner, PeerSet::ALL)?,
         }
-        #[cfg(feature = "record")]
         start_checking(&inner);
-        #[cfg(feature = "record")]
-        match (self.record, record::Options::from_environment()) {
-            (Some(asked), _) => start_recording(&inner, &asked)?,
-            (None, Some(environment)) => {
-                if let Err(error) = start_recording(&inner, &environment) {
-                    record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
-                }
-            }
-            (None, None) => {}
+        if let Some(asked) = self.record {
+            start_recording(&inner, &asked)?;
+        } else if let Some(environment) = record::Options::from_environment()
+            && let Err(error) = start_recording(&inner, &environment)
+        {
+            record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
         }
-        #[cfg(feature = "record")]
         if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
             start_tracking(&inner, &tracking)?;
         }
-        if let Some(budget) = &inner.limits.budget {
+        if let Some(tenancy) = inner.limits.tenancy() {
             let pool: Arc<dyn GivesBack> = inner.clone();
-            budget.join(Arc::downgrade(&pool))?;
+            tenancy.add_giver(Arc::downgrade(&pool))?;
         }
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();

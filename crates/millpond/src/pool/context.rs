@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 
 use super::Pool;
 use crate::core::{Core, Registry, freeing};
-use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, Place, StreamHandle};
+use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
 use crate::kinds::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
-use crate::process::{OfProcess, PerProcess};
+use crate::process::{OfProcess, WhileHeld};
 use crate::sharing::{ImportedMemory, OfOthers};
 use crate::{Error, Result, device};
 
@@ -56,13 +56,8 @@ impl PoolMemory {
     }
 }
 
-/// Memory of the context's streams that is not the device's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OtherMemory {
-    /// Pinned memory of the host: of this NUMA node, or of one near the device.
-    Pinned(Option<u32>),
-    Managed,
-}
+/// Which memory of the context's streams it is, that is not the device's own: of this NUMA node, if it is pinned.
+pub(super) type OtherMemory = (MemoryKind, Option<u32>);
 
 #[derive(Debug)]
 struct ContextInner {
@@ -113,17 +108,8 @@ impl Context {
 
     /// The context of the GPU with this ordinal, or of the CPU, as long as somebody holds it.
     fn shared(of: Option<usize>, make: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Self> {
-        type ByOrdinal = Mutex<Vec<(Option<usize>, Weak<ContextInner>)>>;
-        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
-        let mut contexts = CONTEXTS.get().lock();
-        contexts.retain(|(_, context)| context.strong_count() > 0);
-        let known = contexts.iter().find(|(other, _)| *other == of).and_then(|(_, known)| known.upgrade());
-        if let Some(inner) = known {
-            return Ok(Self { inner });
-        }
-        let context = Self::new(make()?);
-        contexts.push((of, Arc::downgrade(&context.inner)));
-        Ok(context)
+        static CONTEXTS: WhileHeld<Option<usize>, ContextInner> = WhileHeld::new();
+        Ok(Self { inner: CONTEXTS.get(of, || Ok::<_, Error>(Self::new(make()?).inner))? })
     }
 
     /// The device itself.
@@ -246,10 +232,11 @@ impl Context {
         if let Some((_, memory)) = known.iter().find(|(of, _)| *of == which) {
             return Ok(memory.clone());
         }
-        let memory = PoolMemory::new(match which {
-            OtherMemory::Pinned(node) => self.device().pinned(node)?,
-            OtherMemory::Managed => self.device().managed()?,
-        });
+        let other = match which {
+            (MemoryKind::Pinned, node) => self.device().pinned(node),
+            _ => self.device().managed(),
+        };
+        let memory = PoolMemory::new(other?);
         known.push((which, memory.clone()));
         Ok(memory)
     }

@@ -1,20 +1,16 @@
 //! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags, and who
 //! holds memory.
 
-#[cfg(feature = "record")]
 use std::sync::Arc;
 
-use super::context::OtherMemory;
 use super::{Context, Pool, PoolBuilder};
-use crate::device::{Advice, DevicePtr, Place, Residency};
-#[cfg(feature = "record")]
+use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::guard::{Finding, Guarding};
 use crate::kinds::managed;
 use crate::order::Stream;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
 use crate::{Error, Result, peers, sharing};
-#[cfg(feature = "record")]
 use crate::{core, record};
 
 impl Pool {
@@ -25,7 +21,6 @@ impl Pool {
     ///
     /// # Errors
     /// In a forked child only.
-    #[cfg(feature = "record")]
     pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
         core::recorded::start_tracking(self.inner(), &tracking)
     }
@@ -34,7 +29,6 @@ impl Pool {
     ///
     /// # Errors
     /// In a forked child only.
-    #[cfg(feature = "record")]
     pub fn stop_tracking(&self) -> Result<()> {
         core::recorded::stop_tracking(self.inner())
     }
@@ -59,14 +53,12 @@ impl Pool {
     ///
     /// # Errors
     /// In a forked child only.
-    #[cfg(feature = "record")]
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
         core::recorded::live_blocks(self.inner())
     }
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
-    #[cfg(feature = "record")]
     pub fn guard_findings(&self) -> Vec<Finding> {
         let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
         guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
@@ -376,7 +368,7 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
     /// device's own.
     pub fn pinned(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(None))?).name("pinned"))
+        Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Pinned, None))?).name("pinned"))
     }
 
     /// As [`pinned`](Self::pinned), of the NUMA node with this number.
@@ -390,7 +382,7 @@ impl Context {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(Some(node)))?).name("pinned"))
+        Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Pinned, Some(node)))?).name("pinned"))
     }
 
     /// Starts building a pool of managed memory: it moves to where it is used, a page at a time, and the CPU reads and writes
@@ -418,6 +410,6 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or none
     /// that the CPU may use at the same time; else the device's own.
     pub fn managed(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Managed)?).name("managed"))
+        Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Managed, None))?).name("managed"))
     }
 }

@@ -25,7 +25,6 @@ pub use context::Context;
 use crate::Error;
 use crate::capture::CapturePool;
 use crate::core::Core;
-#[cfg(feature = "record")]
 use crate::core::recorded;
 use crate::core::{
     ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving,
@@ -34,7 +33,6 @@ use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
 use crate::order::{ReusePolicies, Stream, Timelines};
 use crate::process::OfProcess;
-#[cfg(feature = "record")]
 use crate::record;
 use crate::stats::{Level, Stats};
 use crate::{OutOfMemory, Result, live, peers};
@@ -122,8 +120,8 @@ impl Pool {
         PoolBuilder::new(device, device.memory().clone())
     }
 
-    /// `options` are those that it was built with; `None` for one that is destroyed.
-    fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
+    /// `options` are those that it was built with; `None` for one that is destroyed, as that of other processes' memory is.
+    pub(crate) fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
         let handle = Handle { inner: inner.clone(), options, tags: OfProcess::default() };
         Self { inner, handle: Arc::new(handle) }
     }
@@ -401,7 +399,6 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
-    #[cfg(feature = "record")]
     pub fn start_recording(&self, to: impl Into<record::Options>) -> Result<()> {
         recorded::start_recording(&self.inner, &to.into())
     }
@@ -411,7 +408,6 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
-    #[cfg(feature = "record")]
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
         recorded::stop_recording(&self.inner)
     }
@@ -420,7 +416,6 @@ impl Pool {
     /// recording it does nothing. A write that fails is tried again, and [`Status::failure`] has the reason.
     ///
     /// [`Status::failure`]: record::Status::failure
-    #[cfg(feature = "record")]
     pub fn flush_recording(&self) {
         if !self.inner.is_here() {
             return;
@@ -429,7 +424,6 @@ impl Pool {
     }
 
     /// The recording that runs; `None` where none does.
-    #[cfg(feature = "record")]
     pub fn recording(&self) -> Option<record::Status> {
         if !self.inner.is_here() {
             return None;
@@ -472,11 +466,6 @@ impl Pool {
     pub fn check(&self) -> std::result::Result<(), String> {
         self.inner.check_process().map_err(|error| error.to_string())?;
         recounting::check(&self.inner)
-    }
-
-    /// A handle of a pool that others hold, too: of memory of other processes, which is destroyed from the start.
-    pub(crate) fn of_inner(inner: &Arc<Core>) -> Self {
-        Self::new(inner.clone(), None)
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

@@ -91,7 +91,7 @@ impl Marks {
         if rise(&self.reserved, reserved) > 0 {
             self.tell("grew", reserved);
         }
-        let waits = counters.stream_waits.get() + counters.stream_waits_without_lock.get();
+        let waits = counters.stream_waits.get();
         for (told, count, what) in [
             (&self.remapped, counters.pages_remapped.get(), "remapped pages"),
             (&self.waits, waits, "waits for another stream"),

@@ -4,29 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::lease::Borrowed;
-use crate::device::{DeviceError, EventHandle, StreamHandle};
-use crate::order::{Stream, Timelines};
+use crate::device::{DeviceError, StreamHandle};
+use crate::order::{OwnedEvent, Stream, Timelines};
 use crate::{Error, Result};
-
-/// An event that other processes may have opened, or that this one opened.
-#[derive(Debug)]
-pub(super) struct OwnedEvent {
-    pub(super) timelines: Arc<Timelines>,
-    pub(super) handle: EventHandle,
-}
-
-impl Drop for OwnedEvent {
-    fn drop(&mut self) {
-        if !self.timelines.is_here() {
-            // The event is the parent's.
-            return;
-        }
-        // SAFETY: the event is this object's alone, and goes with it.
-        if let Err(error) = unsafe { self.timelines.device().destroy_event(self.handle) } {
-            tracing::warn!(%error, "an event could not be destroyed");
-        }
-    }
-}
 
 /// An event that several processes have: the order of their work on shared memory.
 ///
@@ -55,6 +35,7 @@ impl Drop for OwnedEvent {
 pub struct SharedEvent {
     // Before the lease: fields are dropped in order.
     pub(super) event: Arc<OwnedEvent>,
+    pub(super) timelines: Arc<Timelines>,
     /// `None` in the process that made it.
     pub(super) lease: Option<Arc<Borrowed>>,
 }
@@ -66,10 +47,9 @@ impl SharedEvent {
     /// [`Error::OwnerGone`] where the process that made it is gone. [`DeviceError::Invalid`] for a stream of another context
     /// or one that is being captured. Else the device's own.
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        let timelines = &self.event.timelines;
         let handle = self.usable("SharedEvent::record", stream)?;
         // SAFETY: the event lives as long as this, and the stream is valid.
-        Ok(unsafe { timelines.device().record_event(self.event.handle, handle) }?)
+        Ok(unsafe { self.timelines.device().record_event(self.event.handle, handle) }?)
     }
 
     /// Makes later work on `stream` wait for what the event stands for now. The host does not wait.
@@ -77,10 +57,9 @@ impl SharedEvent {
     /// # Errors
     /// As for [`record`](Self::record).
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        let timelines = &self.event.timelines;
         let handle = self.usable("SharedEvent::wait", stream)?;
         // SAFETY: as in `record`.
-        Ok(unsafe { timelines.device().wait_event(handle, self.event.handle) }?)
+        Ok(unsafe { self.timelines.device().wait_event(handle, self.event.handle) }?)
     }
 
     /// Whether the work that the event stands for is complete. Does not wait.
@@ -89,13 +68,12 @@ impl SharedEvent {
     /// [`Error::OwnerGone`], or the device's own.
     pub fn query(&self) -> Result<bool> {
         self.check_owner()?;
-        // SAFETY: as in `record`.
-        Ok(unsafe { self.event.timelines.device().query_event(self.event.handle) }?)
+        Ok(self.event.query()?)
     }
 
     fn usable(&self, call: &'static str, stream: &Stream) -> Result<StreamHandle> {
         self.check_owner()?;
-        if !Arc::ptr_eq(stream.timelines(), &self.event.timelines) {
+        if !Arc::ptr_eq(stream.timelines(), &self.timelines) {
             let what = "the stream belongs to another device: use one of the event's own context".to_owned();
             return Err(DeviceError::Invalid { call, what }.into());
         }
@@ -105,7 +83,7 @@ impl SharedEvent {
 
     /// Once its maker has destroyed an event, to use it is undefined (`cuIpcGetEventHandle`).
     fn check_owner(&self) -> Result<()> {
-        self.event.timelines.check_process()?;
+        self.timelines.check_process()?;
         match &self.lease {
             Some(lease) if lease.owner_is_gone() => Err(Error::OwnerGone),
             _ => Ok(()),

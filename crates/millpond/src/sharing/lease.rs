@@ -106,7 +106,7 @@ fn is(file: impl AsFd, state: PollFlags) -> bool {
 /// Whether the process that made a pair of sockets has ended. Where the system cannot tell, it has not: it is in another PID
 /// namespace, or its number is another one's by now.
 fn peer_has_ended(end: &OwnedFd) -> bool {
-    let number = credentials(end).ok().and_then(|peer| Pid::from_raw(peer.pid));
+    let number = credentials(end).ok().and_then(|peer| Pid::from_raw(peer.pid()));
     number.is_some_and(|number| match pidfd_open(number, PidfdFlags::empty()) {
         Ok(process) => is(process, PollFlags::IN),
         // Nobody has the number, or it is that of a thread by now.

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::event::{OwnedEvent, SharedEvent};
+use super::event::SharedEvent;
 use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
@@ -15,7 +15,8 @@ use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
 use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
 use crate::extents::{Arena, PageAtHome, Pointer};
-use crate::order::Stream;
+use crate::order::{OwnedEvent, Stream};
+use crate::physical::Tenancy;
 use crate::{Error, Result};
 
 /// A block that other processes may open: its token, and the descriptors that go with it.
@@ -131,8 +132,9 @@ pub(crate) fn share(
     collect_held(core);
     let identity = core.device.identity()?;
     let (handle, export) = core.device.create_shared_event()?;
-    let event = Arc::new(OwnedEvent { timelines: core.timelines.clone(), handle });
-    let event = SharedEvent { event, lease: None };
+    // SAFETY: it was created above.
+    let event = Arc::new(unsafe { OwnedEvent::new(core.timelines.device(), handle) });
+    let event = SharedEvent { event, timelines: core.timelines.clone(), lease: None };
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };
@@ -153,10 +155,10 @@ pub(crate) fn share(
         descriptors.extend(CloseOnFork::open(export)?);
         positions.push(at);
     }
-    let budget = core.limits.budget.as_ref();
-    let bytes_of_pages = pages.iter().map(|(_, bytes)| bytes).sum();
-    let first_page = DevicePtr::new(ptr.raw() - offset);
-    let counted = budget.map_or(Ok(None), |budget| budget.lend(first_page, bytes_of_pages))?;
+    let first_page = ptr.raw() - offset;
+    let bytes_of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
+    let lend = |tenancy: &Tenancy| tenancy.lend(first_page..first_page + bytes_of_pages);
+    let counted = core.limits.tenancy().map(lend).transpose()?;
     flags |= counted.as_ref().map_or(0, |_| Flag::Budget as u32);
     descriptors.extend(counted.map(CloseOnFork::new));
     let pages: Vec<_> = pages.into_iter().map(|(_, bytes)| bytes).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::fs::FileType;
 
-use super::event::{OwnedEvent, SharedEvent};
+use super::event::SharedEvent;
 use super::imported::ImportedMemory;
 use super::lease::Borrowed;
 use super::socket::Received;
@@ -13,8 +13,8 @@ use super::token::{Flag, SharedToken};
 use crate::core::{Core, allocating::hand_out, giving_back::trim};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::extents::MOST_UNITS;
-use crate::open_file::OpenFile;
-use crate::order::{Stream, Timelines};
+use crate::open_file::{OpenFile, keep_open};
+use crate::order::{OwnedEvent, Stream, Timelines};
 use crate::{Error, Result};
 
 /// Whether this device can map what the token says.
@@ -38,7 +38,7 @@ fn check_token(device: &dyn Device, token: &SharedToken) -> Result<()> {
 fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Option<OpenFile>> {
     let Some(file) = token.has(Flag::Budget).then(|| descriptors.pop()).flatten() else { return Ok(None) };
     let kind = rustix::fs::fstat(&file).map(|found| FileType::from_raw_mode(found.st_mode));
-    let kept = if kind == Ok(FileType::RegularFile) { OpenFile::keep(&file).ok() } else { None };
+    let kept = if kind == Ok(FileType::RegularFile) { keep_open(&file).ok() } else { None };
     match kept {
         Some(kept) => Ok(Some(kept)),
         None => {
@@ -61,7 +61,7 @@ impl OfOthers {
     pub(crate) fn open(&self, received: Received, stream: &Stream) -> Result<(DevicePtr, SharedEvent)> {
         let core = &*self.pool;
         let device = core.timelines.device();
-        let (token, mut descriptors) = received.into_parts();
+        let Received { token, mut descriptors } = received;
         check_token(device.as_ref(), &token)?;
         let counted = keep_budget(&token, &mut descriptors)?;
         let (event, lease, pages) = open_descriptors(&core.timelines, &token, descriptors)?;
@@ -108,8 +108,9 @@ fn open_descriptors(
         return Err(Error::OwnerGone);
     }
     let handle = timelines.device().open_event(EventExport { data: token.header.event, descriptor })?;
-    let event = Arc::new(OwnedEvent { timelines: timelines.clone(), handle });
-    let event = SharedEvent { event, lease: Some(lease.clone()) };
+    // SAFETY: it was opened above.
+    let event = Arc::new(unsafe { OwnedEvent::new(timelines.device(), handle) });
+    let event = SharedEvent { event, timelines: timelines.clone(), lease: Some(lease.clone()) };
     let exports = descriptors.zip(&token.positions);
     let exports = exports.map(|(descriptor, position)| PageExport { descriptor, position: *position });
     Ok((event, lease, exports.zip(token.pages.iter().copied()).collect()))

@@ -26,8 +26,8 @@ const SCM_MAX_FD: usize = 253;
 /// Dropped, it closes them, and the memory is its owner's alone. [`Shared`](crate::Shared) has an example.
 #[derive(Debug)]
 pub struct Received {
-    token: SharedToken,
-    descriptors: Vec<OwnedFd>,
+    pub(super) token: SharedToken,
+    pub(super) descriptors: Vec<OwnedFd>,
 }
 
 impl Received {
@@ -75,10 +75,6 @@ impl Received {
     /// The descriptors, in the order of [`Shared::descriptors`](crate::Shared::descriptors).
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         self.descriptors
-    }
-
-    pub(crate) fn into_parts(self) -> (SharedToken, Vec<OwnedFd>) {
-        (self.token, self.descriptors)
     }
 }
 

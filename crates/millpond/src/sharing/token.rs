@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// What comes before the positions and the lengths of the pages. Numbers begin with their least byte, as on all CPUs that CUDA
 /// is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Header {
     pub(super) magic: [u8; 8],
@@ -24,11 +24,6 @@ pub(crate) struct Header {
     pub(super) pages: u64,
     pub(super) reserved: u64,
 }
-
-// SAFETY: numbers only, for which zeros are valid.
-unsafe impl Zeroable for Header {}
-// SAFETY: numbers only, in an order that leaves no space between them.
-unsafe impl Pod for Header {}
 
 impl Header {
     pub(super) const MAGIC: [u8; 8] = *b"mpshare2";

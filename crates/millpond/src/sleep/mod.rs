@@ -16,15 +16,10 @@ mod asleep;
 mod copies;
 mod pages;
 
-#[cfg(any(feature = "cudarc", test))]
-use std::ops::Deref;
 use std::ops::Range;
-#[cfg(any(feature = "cudarc", test))]
-use std::sync::Arc;
 
 use asleep::Asleep;
 pub use asleep::Keep;
-use copies::{Copies, Mark};
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
@@ -32,39 +27,12 @@ use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::{Refusal, trim};
 use crate::lock::Mutex;
-use crate::physical::{Budget, Shortage};
+use crate::order::OwnedEvent;
+use crate::physical::{Shortage, Tenancy};
 use crate::pinned::PinnedMemory;
 use crate::policy::budgets::ROUNDS;
 use crate::process::OfProcess;
 use crate::{Error, Result};
-
-/// A pool that is not put to sleep as long as this lives: for memory that somebody's safe code uses without a question to
-/// the pool.
-#[cfg(any(feature = "cudarc", test))]
-pub(crate) struct KeptAwake(Arc<Core>);
-
-#[cfg(any(feature = "cudarc", test))]
-impl Deref for KeptAwake {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        &self.0
-    }
-}
-
-#[cfg(any(feature = "cudarc", test))]
-impl Drop for KeptAwake {
-    fn drop(&mut self) {
-        self.0.gate.move_out();
-    }
-}
-
-/// See [`KeptAwake`].
-#[cfg(any(feature = "cudarc", test))]
-pub(crate) fn keep_awake(core: &Arc<Core>) -> Result<KeptAwake> {
-    core.check_process()?;
-    if core.gate.move_in() { Ok(KeptAwake(core.clone())) } else { Err(core.error_asleep()) }
-}
 
 fn check_can_sleep(core: &Core) -> Result<()> {
     let properties = core.device.properties();
@@ -96,8 +64,6 @@ struct Sleeper {
     asleep: Option<Asleep>,
     /// Kept from one sleep to the next.
     staging: PinnedMemory,
-    /// Their stream, once there were any: each copy comes behind all earlier ones.
-    copies: Option<Copies>,
 }
 
 impl Sleep {
@@ -171,7 +137,11 @@ impl Sleeper {
             self.asleep = Some(prepared.inspect_err(|_| core.resume_caches(state))?);
         }
         state.is_asleep = true;
-        let slept = self.put_pages_to_sleep(core, &mut state.arenas);
+        let mut slept = self.copy_and_go(core, &mut state.arenas);
+        if slept.is_err() {
+            // Copies may be under way, and their pages may be used again.
+            slept = self.staging.wait().and(slept);
+        }
         let has_unkept = |asleep: &Asleep| asleep.pages.iter().any(|page| !page.is_kept);
         if slept.is_err() && self.asleep.as_ref().is_some_and(has_unkept) {
             // Some bytes are in their pages only. So those that have gone come back.
@@ -209,35 +179,23 @@ impl Sleeper {
 
     /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
     /// keep the others.
-    fn put_pages_to_sleep(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let slept = self.copy_and_go(core, arenas);
-        // Copies may be under way, and their pages may be used again.
-        if slept.is_err() {
-            self.wait_for_copies()?;
-        }
-        slept
-    }
-
-    fn wait_for_copies(&self) -> DeviceResult<()> {
-        self.copies.as_ref().map_or(Ok(()), Copies::wait)
-    }
-
     fn copy_and_go(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
-        let copies = Copies::of(copies, core.timelines.device())?;
-        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, Mark<'_>)>, 0, Ok(()));
+        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let device = core.timelines.device();
+        let stream = staging.stream(device)?;
+        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, OwnedEvent)>, 0, Ok(()));
         while next < asleep.pages.len() || under_way.is_some() {
             let batch = asleep.batch_from(next);
             next = batch.end;
             if asleep.pages[batch.clone()].iter().all(|page| !page.is_kept) {
                 // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the pinned memory.
-                let copy = |piece| unsafe { copies.copy(staging, piece, false) };
+                let copy = |piece| unsafe { copies::copy((device.as_ref(), stream), staging, piece, false) };
                 asleep.pieces_of(batch.clone()).try_for_each(copy)?;
             }
-            let copied = if batch.is_empty() { None } else { Some((batch, copies.mark()?)) };
+            let copied = if batch.is_empty() { None } else { Some((batch, copies::mark(device, stream)?)) };
             // This batch is copied while the pages of the one before go.
             let Some((batch, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
-            copied.wait()?;
+            copied.synchronize()?;
             for page in &mut asleep.pages[batch] {
                 page.is_kept = true;
                 let went = arenas
@@ -253,7 +211,7 @@ impl Sleeper {
 
     /// What is short where there is no memory. Others of this process are asked for it first, then other processes.
     fn wake(&mut self, core: &Core) -> Result<Option<Shortage>> {
-        let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
+        let mut patience = core.limits.tenancy().map(Tenancy::patience);
         let mut short = None;
         for asked in 0..=ROUNDS {
             let Err(refusal) = self.wake_under_lock(core, &mut core.state.lock()) else {
@@ -288,7 +246,7 @@ impl Sleeper {
     fn wake_pages(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
         let woken = self.bring_back(core, arenas);
         // Also after an error: copies may be under way.
-        let copied = self.wait_for_copies();
+        let copied = self.staging.wait();
         if woken.is_ok() && copied.is_ok() {
             return Ok(());
         }
@@ -307,8 +265,9 @@ impl Sleeper {
 
     /// Maps what is kept, and gives the copies to the device.
     fn bring_back(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
-        let Self { asleep: Some(asleep), staging, copies } = self else { return Ok(()) };
-        let copies = Copies::of(copies, core.timelines.device())?;
+        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let device = core.timelines.device();
+        let stream = staging.stream(device)?;
         for at in 0..asleep.pages.len() {
             let page = &mut asleep.pages[at];
             let Some(arena) = arenas.named_mut(page.of).filter(|_| page.is_kept) else { continue };
@@ -316,7 +275,7 @@ impl Sleeper {
                 continue;
             }
             // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The pinned memory stays.
-            let copy = |piece| unsafe { copies.copy(staging, piece, true) };
+            let copy = |piece| unsafe { copies::copy((device.as_ref(), stream), staging, piece, true) };
             asleep.pieces_of(at..at + 1).try_for_each(copy)?;
         }
         Ok(())
@@ -325,29 +284,7 @@ impl Sleeper {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::core::Gate;
-    use crate::fixtures::{Bench, Freeing};
-
-    #[test]
-    fn a_pool_is_not_put_to_sleep_while_it_is_kept_awake() {
-        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
-        let block = pool.alloc(1 << 20, &stream).unwrap();
-        let held = pool.reserved().current;
-        let kept = [keep_awake(pool.inner()).unwrap(), keep_awake(pool.inner()).unwrap()];
-        for kept in kept {
-            let refused = pool.sleep(Keep::Nothing).unwrap_err();
-            assert!(matches!(refused, Error::CannotSleep { why, .. } if why.contains("drop them first")));
-            assert_eq!((pool.is_asleep(), pool.reserved().current), (false, held));
-            assert!(pool.inner().stay_awake().is_ok(), "its memory can be used");
-            drop(kept);
-        }
-        assert_eq!(pool.sleep(Keep::Nothing), Ok(held));
-        assert!(matches!(keep_awake(pool.inner()), Err(Error::Asleep { .. })));
-        pool.wake().unwrap();
-        drop(keep_awake(pool.inner()).unwrap());
-        pool.free_block(block, &stream).unwrap();
-    }
 
     #[test]
     fn who_comes_while_a_sleep_begins_is_refused() {

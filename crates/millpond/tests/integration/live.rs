@@ -224,17 +224,19 @@ fn impostor(number: u32, answer: impl Fn(UnixStream) + Send + 'static) {
 fn a_process_that_answers_anything_harms_nobody() {
     alone("a_process_that_answers_anything_harms_nobody", || {
         impostor(1, |mut socket| {
-            while socket.write_all(b"pool 1\nname \x1b[2J\nreserved 99999999999999999999\n").is_ok() {}
+            while socket.write_all(br#"[{"name": "\u001b[2J", "number": 99999999999999999999},"#).is_ok() {}
         });
         impostor(2, |mut socket| {
-            while socket.write_all(b"p").is_ok() {
+            while socket.write_all(b"[").is_ok() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        impostor(3, |mut socket| drop(socket.write_all(b"pool 7\nname \x1b[2J\nallocated \xff\n")));
+        impostor(3, |mut socket| drop(socket.write_all(b"[{\"name\": \"\xff\"}]")));
         impostor(4, drop);
         impostor(5, |mut socket| {
-            drop(socket.write_all(b"pool 7\nname \x1b[2J\nallocated -5 18446744073709551615\n"))
+            let level = r#"{"current": -5, "high": 18446744073709551615}"#;
+            let pool = format!(r#"[{{"name": "\u001b[2J", "stats": {{"allocated": {level}}}}}]"#);
+            drop(socket.write_all(pool.as_bytes()))
         });
         let began = Instant::now();
         let all = live::processes(Duration::from_millis(200)).unwrap();

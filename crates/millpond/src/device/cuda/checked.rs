@@ -2,33 +2,23 @@
 //! in them.
 
 use crate::device::DevicePtr;
-#[cfg(feature = "record")]
 use crate::nvtx;
 
 /// Whether segments are checked. The driver has been started.
 pub(super) fn is_on() -> bool {
-    #[cfg(feature = "record")]
-    return nvtx::blocks().is_some();
-    #[cfg(not(feature = "record"))]
-    false
+    nvtx::blocks().is_some()
 }
 
 /// A segment was taken from the driver.
 pub(super) fn begin(at: DevicePtr, bytes: u64) {
-    #[cfg(feature = "record")]
     if let Some(blocks) = nvtx::blocks() {
         blocks.begin_segment(at.raw(), bytes);
     }
-    #[cfg(not(feature = "record"))]
-    let _ = (at, bytes);
 }
 
 /// A segment is about to go back.
 pub(super) fn end(at: DevicePtr) {
-    #[cfg(feature = "record")]
     if let Some(blocks) = nvtx::blocks() {
         blocks.end_segment(at.raw());
     }
-    #[cfg(not(feature = "record"))]
-    let _ = at;
 }

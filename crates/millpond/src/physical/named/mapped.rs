@@ -7,9 +7,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::ptr::{self, NonNull};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::lease::namespaces;
 use super::table::{ORDER, Table};
@@ -19,38 +18,25 @@ const _: () = assert!(size_of::<Table>() == 4096);
 const MAGIC: u64 = u64::from_le_bytes(*b"millpond");
 const VERSION: u64 = 2;
 
-/// A table in a file that is mapped.
+/// The table that processes share, in a file that is mapped. What is asked of it, and who has which of its slots, is in
+/// [`register`](super::register).
 #[derive(Debug)]
-pub(super) struct Mapped {
-    table: NonNull<Table>,
+pub(super) struct Register {
+    table: MmapRaw,
     file: File,
 }
 
-// SAFETY: the table is atomics only, and the mapping is not bound to a thread.
-unsafe impl Send for Mapped {}
-// SAFETY: as above.
-unsafe impl Sync for Mapped {}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and no reference into it outlives this.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.table.as_ptr().cast(), size_of::<Table>()) } {
-            tracing::warn!(%error, "the register of a budget could not be unmapped");
-        }
-    }
-}
-
-impl std::ops::Deref for Mapped {
+impl std::ops::Deref for Register {
     type Target = Table;
 
     fn deref(&self) -> &Table {
-        // SAFETY: mapped by `map`, aligned to a page, as long as this lives. Any bytes are a table, and whoever
+        // SAFETY: as long as a table, and aligned to a page, as long as this lives. Any bytes are a table, and whoever
         // changes them meanwhile changes atomics.
-        unsafe { self.table.as_ref() }
+        unsafe { &*self.table.as_ptr().cast() }
     }
 }
 
-impl Mapped {
+impl Register {
     /// The register in this file, which is made if there is none.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         match Self::open_existing(path)? {
@@ -84,8 +70,10 @@ impl Mapped {
                 "it belongs to user {owner} with mode {mode:o}, not to user {user} with mode 600: {ANOTHER}"
             ));
         }
-        let mapped = Self::map(file).map_err(|error| format!("it cannot be mapped: {error}"))?;
-        match (mapped.magic.load(ORDER), mapped.version.load(ORDER)) {
+        let mapped = MmapOptions::new().len(size_of::<Table>()).map_raw(&file);
+        let table = mapped.map_err(|error| format!("it cannot be mapped: {error}"))?;
+        let register = Self { table, file };
+        match (register.magic.load(ORDER), register.version.load(ORDER)) {
             (MAGIC, VERSION) => {}
             (MAGIC, version) => {
                 return Err(format!(
@@ -94,28 +82,19 @@ impl Mapped {
             }
             _ => return Err(format!("it is no register of a budget: {ANOTHER}")),
         }
-        if mapped.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
+        if register.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
             return Err(
                 "it was made in another PID or time namespace, where process ids mean others: share the namespace \
                  (docker run --pid), use another name, or remove it if no process has it"
                     .to_owned(),
             );
         }
-        Ok(Some(mapped))
+        Ok(Some(register))
     }
 
     /// To ask for locks. It has none itself.
     pub(super) fn file(&self) -> &File {
         &self.file
-    }
-
-    fn map(file: File) -> rustix::io::Result<Self> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at an address that the system chooses.
-        let at = unsafe {
-            rustix::mm::mmap(ptr::null_mut(), size_of::<Table>(), access, MapFlags::SHARED, &file, 0)
-        }?;
-        Ok(Self { table: NonNull::new(at.cast()).expect("nothing is mapped at null"), file })
     }
 }
 
@@ -125,11 +104,9 @@ const ANOTHER: &str = "remove it, or use another name";
 /// Makes the file. It is written under another name first, so that it is whole from its first moment on. Where another
 /// process is faster, its file stays.
 fn create(path: &Path) -> io::Result<()> {
-    let mut content = [0; size_of::<Table>()];
     let [pid, time] = namespaces();
-    for (word, value) in content.chunks_exact_mut(8).zip([MAGIC, VERSION, pid, time]) {
-        word.copy_from_slice(&value.to_ne_bytes());
-    }
+    let mut content = [MAGIC, VERSION, pid, time].map(u64::to_ne_bytes).concat();
+    content.resize(size_of::<Table>(), 0);
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", rustix::thread::gettid().as_raw_nonzero()));
     // Left by a thread with the same id that was killed here.
@@ -158,16 +135,16 @@ mod tests {
     #[test]
     fn a_register_that_another_process_makes_first_stays() {
         let (_folder, path) = in_folder();
-        let first = Mapped::open(&path).unwrap();
+        let first = Register::open(&path).unwrap();
         first.limit.store(7, ORDER);
         create(&path).unwrap();
-        assert_eq!(Mapped::open(&path).unwrap().limit.load(ORDER), 7);
+        assert_eq!(Register::open(&path).unwrap().limit.load(ORDER), 7);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing else is left there");
     }
 
     #[test]
     fn files_that_are_no_ledger_are_refused() {
-        let refusal = |path: &Path| Mapped::open(path).unwrap_err();
+        let refusal = |path: &Path| Register::open(path).unwrap_err();
         let (_folder, path) = in_folder();
         for length in [0, 10, size_of::<Table>(), size_of::<Table>() + 1] {
             fs::write(&path, vec![0xa5; length]).unwrap();
@@ -181,7 +158,7 @@ mod tests {
         symlink("/dev/zero", &path).unwrap();
         assert!(refusal(&path).contains("cannot be opened"));
         fs::remove_file(&path).unwrap();
-        let mapped = Mapped::open(&path).unwrap();
+        let mapped = Register::open(&path).unwrap();
         mapped.version.store(VERSION + 1, ORDER);
         assert!(refusal(&path).starts_with("it is of version 3"));
         mapped.version.store(VERSION, ORDER);
@@ -195,7 +172,7 @@ mod tests {
     #[test]
     fn where_no_file_can_be_made_the_error_says_so() {
         for folder in ["/nonexistent", "/proc"] {
-            let refused = Mapped::open(&Path::new(folder).join("register")).unwrap_err();
+            let refused = Register::open(&Path::new(folder).join("register")).unwrap_err();
             assert!(refused.starts_with("it cannot be made: "), "{refused}");
         }
     }
@@ -205,10 +182,10 @@ mod tests {
         let (_folder, path) = in_folder();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..200).for_each(|_| drop(Mapped::open(&path).unwrap())));
+                scope.spawn(|| (0..200).for_each(|_| drop(Register::open(&path).unwrap())));
             }
             for _ in 0..200 {
-                assert!(Mapped::open_existing(&path).is_ok());
+                assert!(Register::open_existing(&path).is_ok());
             }
         });
     }

@@ -1,7 +1,7 @@
 //! `named/`: one budget for many processes.
 //!
 //! **How one request passes through.** A pool that grows calls [`Tenancy::take`], which looks into the shared
-//! [`Register`](register): one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
+//! [`Register`]: one page of memory in a file of the user's, with a slot for each process. Where there is no room, the pool makes some of
 //! its own, and then calls [`Tenancy::ask`]: the slot says what is wanted, and the other processes are woken. A thread of
 //! each process waits for that. It has the process's pools give free memory back, and says that it did.
 //!
@@ -18,10 +18,9 @@ mod register;
 mod seat;
 mod table;
 
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -30,8 +29,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use self::lease::Lease;
-use self::mapped::Mapped;
-use self::register::Register;
+use self::mapped::Register;
 use self::seat::Seat;
 use self::table::{Slot, lower};
 use crate::lock::Mutex;
@@ -54,7 +52,8 @@ pub(crate) trait GivesBack: Send + Sync {
 }
 
 /// What the present process has of a named budget. See the [module](self).
-pub(super) struct Tenancy {
+#[derive(Debug)]
+pub(crate) struct Tenancy {
     pub(super) name: String,
     pub(super) path: PathBuf,
     register: Arc<Register>,
@@ -68,27 +67,23 @@ pub(super) struct Tenancy {
     process: Process,
 }
 
-impl fmt::Debug for Tenancy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tenancy").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
 impl Tenancy {
-    /// Joins the processes that have this budget, and starts the thread that answers them. Without a limit, `None` where
-    /// there is no such process.
-    pub(super) fn join(name: &str, limit: Option<u64>) -> Result<Option<Arc<Self>>> {
+    /// The limit of the budget with this name; `None` where no process has it.
+    pub(super) fn limit_of(name: &str) -> Result<Option<u64>> {
         let path = path(name)?;
-        let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
+        let register = Register::open_existing(&path).map_err(|what| refused(&path, what))?;
+        Ok(register.and_then(|register| register.limit_in_use()))
+    }
+
+    /// Joins the processes that have this budget, and starts the thread that answers them.
+    pub(super) fn join(name: &str, limit: u64) -> Result<Arc<Self>> {
+        let path = path(name)?;
+        let failed = |what: String| refused(&path, what);
         let lease = Lease::mine().map_err(failed)?;
-        let mapped = match limit {
-            Some(_) => Some(Mapped::open(&path).map_err(failed)?),
-            None => Mapped::open_existing(&path).map_err(failed)?,
-        };
-        let Some(register) = mapped.map(|mapped| Arc::new(Register(mapped))) else { return Ok(None) };
-        let Some(seat) = register.join(lease, limit).map_err(failed)? else { return Ok(None) };
+        let register = Arc::new(Register::open(&path).map_err(failed)?);
+        let seat = register.join(lease, limit).map_err(failed)?;
         let present = register.limit.load(Ordering::SeqCst);
-        if limit.is_some_and(|limit| limit != present) {
+        if limit != present {
             tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
         }
         let tenancy = Arc::new(Self {
@@ -108,7 +103,7 @@ impl Tenancy {
             .map_err(|error| {
                 failed(format!("the thread that answers other processes cannot start: {error}"))
             })?;
-        Ok(Some(tenancy))
+        Ok(tenancy)
     }
 
     /// What `read` gives, with the register's lock; a forked child, and who does not get it, read without.
@@ -193,7 +188,8 @@ impl Tenancy {
         }
     }
 
-    pub(super) fn patience(&self) -> Duration {
+    /// How long a request may wait for other processes.
+    pub(crate) fn patience(&self) -> Duration {
         // Relaxed: a setting.
         Duration::from_nanos(self.patience.load(Ordering::Relaxed))
     }
@@ -204,7 +200,7 @@ impl Tenancy {
     }
 
     /// The processes that have the budget: all, or the others.
-    pub(super) fn tenants(&self, all: bool) -> Vec<Tenant> {
+    pub(crate) fn tenants(&self, all: bool) -> Vec<Tenant> {
         let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
             let words = [&slot.held, &slot.floor, &slot.claim];
             (owner, words.map(|word| word.load(Ordering::SeqCst)))
@@ -221,18 +217,21 @@ impl Tenancy {
         found.into_iter().map(tenant).collect()
     }
 
-    /// A descriptor that keeps a range of the device's addresses counted as long as anybody has it, also after this process.
-    pub(super) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
-        seat::lend(self.register.0.file(), self.at, addresses).map_err(|error| Error::SharedBudget {
-            path: self.path.display().to_string(),
-            what: format!("what is shared cannot be locked (F_OFD_SETLK): {error}"),
+    /// A descriptor for others who open the memory at these addresses: it counts as long as anybody has that descriptor, or the
+    /// file that it stands for, also after this process.
+    pub(crate) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
+        seat::lend(self.register.file(), self.at, addresses).map_err(|error| {
+            refused(&self.path, format!("what is shared cannot be locked (F_OFD_SETLK): {error}"))
         })
     }
 
-    pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
+    /// A pool has the budget. An error in a forked child of the process whose budget it is.
+    pub(crate) fn add_giver(&self, giver: Weak<dyn GivesBack>) -> Result<()> {
+        self.check_process()?;
         let mut givers = self.givers.lock();
         givers.retain(|giver| giver.strong_count() > 0);
         givers.push(giver);
+        Ok(())
     }
 
     // ---- asking ------------------------------------------------------------------------------------
@@ -246,13 +245,13 @@ impl Tenancy {
     /// Waits until the process may take so many bytes: asks the others, once at least, and again until the time is over.
     /// `false` where they do not hold so much beyond their floors, or did not give it back. The time begins again whenever
     /// something comes: many pages take long.
-    pub(super) fn ask(&self, bytes: u64, patience: Duration) -> bool {
+    pub(crate) fn ask(&self, bytes: u64, patience: Duration) -> bool {
         if !self.process.is_here() {
             return false;
         }
         let wants = &self.slot().wants;
         wants.fetch_add(bytes, Ordering::SeqCst);
-        let mut waiting = Waiting::new();
+        let mut waiting = (Instant::now(), 0);
         let mut round = ROUND;
         let has_room = loop {
             // Who is gone does not answer.
@@ -269,7 +268,7 @@ impl Tenancy {
                 self.register.look_for_ended(self.at);
             }
             let room = self.register.room(self.at);
-            let left = patience.saturating_sub(waiting.time(room));
+            let left = patience_left(patience, room, &mut waiting);
             if bytes <= room || left.is_zero() {
                 break bytes <= room;
             }
@@ -283,14 +282,14 @@ impl Tenancy {
 
     /// Until there is room, or all have answered; `false` where the time was over first.
     fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) -> bool {
-        let mut waiting = Waiting::new();
+        let mut waiting = (Instant::now(), 0);
         loop {
             let answers = self.register.answers.load(Ordering::SeqCst);
             let room = self.register.room(self.at);
             if bytes <= room || self.register.others_answered(self.at, ask) {
                 return true;
             }
-            let left = patience.saturating_sub(waiting.time(room));
+            let left = patience_left(patience, room, &mut waiting);
             if left.is_zero() {
                 return false;
             }
@@ -331,23 +330,12 @@ impl Drop for Tenancy {
     }
 }
 
-/// How long a request has waited since there was more room than ever.
-struct Waiting {
-    since: Instant,
-    most_room: u64,
-}
-
-impl Waiting {
-    fn new() -> Self {
-        Self { since: Instant::now(), most_room: 0 }
+/// What is left of a request's patience. It begins anew whenever there is more room than ever.
+fn patience_left(patience: Duration, room: u64, (since, most_room): &mut (Instant, u64)) -> Duration {
+    if room > *most_room {
+        (*since, *most_room) = (Instant::now(), room);
     }
-
-    fn time(&mut self, room: u64) -> Duration {
-        if room > self.most_room {
-            *self = Self { most_room: room, ..Self::new() };
-        }
-        self.since.elapsed()
-    }
+    patience.saturating_sub(since.elapsed())
 }
 
 /// What the thread does that answers other processes, as long as anybody has the budget.
@@ -378,9 +366,12 @@ fn path(name: &str) -> Result<PathBuf> {
             why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
         });
     }
-    let failed =
-        |(folder, what): (PathBuf, String)| Error::SharedBudget { path: folder.display().to_string(), what };
-    Ok(folder::of_user().map_err(failed)?.join(name))
+    Ok(folder::of_user().map_err(|(folder, what)| refused(&folder, what))?.join(name))
+}
+
+/// The file or folder cannot be used.
+fn refused(path: &Path, what: String) -> Error {
+    Error::SharedBudget { path: path.display().to_string(), what }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -389,10 +380,7 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.
 fn wait(word: &AtomicU32, seen: u32, patience: Option<Duration>) {
-    let timeout = patience.map(|patience| futex::Timespec {
-        tv_sec: patience.as_secs().cast_signed(),
-        tv_nsec: patience.subsec_nanos().into(),
-    });
+    let timeout = patience.and_then(|patience| futex::Timespec::try_from(patience).ok());
     // Not private: other processes wake it.
     match futex::wait(word, futex::Flags::empty(), seen, timeout.as_ref()) {
         Ok(()) | Err(Errno::AGAIN | Errno::TIMEDOUT | Errno::INTR) => {}
@@ -413,9 +401,9 @@ mod tests {
     #[test]
     fn memory_that_comes_slowly_is_waited_for() {
         let name = format!("slowly-{}", std::process::id());
-        let tenancy = Tenancy::join(&name, Some(10)).unwrap().unwrap();
+        let tenancy = Tenancy::join(&name, 10).unwrap();
         let register = &tenancy.register;
-        let seat = register.join(Lease::mine().unwrap(), None).unwrap().unwrap();
+        let seat = register.join(Lease::mine().unwrap(), 10).unwrap();
         let other = seat.slot;
         assert!(register.take(other, 10));
         let patience = Duration::from_millis(400);

@@ -11,9 +11,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 use self::lease::Lease;
-use self::mapped::Mapped;
+use self::mapped::Register;
 use self::modelled::Life;
-use self::register::Register;
 use self::seat::Seat;
 use self::table::{Table, lower};
 
@@ -236,18 +235,18 @@ mod mapped {
     use super::table::Table;
 
     #[derive(Debug)]
-    pub(super) struct Mapped {
+    pub(super) struct Register {
         pub(super) table: Table,
         pub(super) locks: Locks,
     }
 
-    impl Mapped {
+    impl Register {
         pub(super) fn file(&self) -> &Locks {
             &self.locks
         }
     }
 
-    impl std::ops::Deref for Mapped {
+    impl std::ops::Deref for Register {
         type Target = Table;
 
         fn deref(&self) -> &Table {
@@ -272,14 +271,14 @@ struct Machine {
 impl Machine {
     fn new() -> Self {
         let locks = Arc::new(std::array::from_fn(|_| loom::sync::atomic::AtomicU32::new(0)));
-        let register = Register(Mapped { table: Table::modelled(LIMIT), locks });
+        let register = Register { table: Table::modelled(LIMIT), locks };
         Self { register: Arc::new(register), used: Arc::new(AtomicU64::new(0)) }
     }
 
     /// A process that has joined.
     fn process(&self, number: u64) -> ModelProcess {
         let lease = Lease::from_bits(number).unwrap();
-        let seat = self.register.join(lease, Some(LIMIT)).unwrap().unwrap();
+        let seat = self.register.join(lease, LIMIT).unwrap();
         ModelProcess { machine: self.clone(), lease, seat: Some(seat), used: 0 }
     }
 
@@ -425,7 +424,7 @@ fn a_process_that_is_killed_while_it_joins_or_leaves_leaves_nothing() {
             move || {
                 let _life = Life::of(words);
                 let lease = Lease::from_bits(1).unwrap();
-                let seat = machine.register.join(lease, Some(LIMIT)).ok().flatten();
+                let seat = machine.register.join(lease, LIMIT).ok();
                 if let Some(seat) = seat {
                     machine.register.leave(seat);
                 }

@@ -17,23 +17,11 @@ use std::io;
 use std::time::Duration;
 
 use super::lease::Lease;
-use super::mapped::Mapped;
+use super::mapped::Register;
 use super::modelled::{Patience, SLOTS};
 use super::seat::{self, Claim, Seat};
-use super::table::{ORDER, Slot, Table};
+use super::table::{ORDER, Slot};
 use crate::policy::budgets::{LOCK_PATIENCE, ROUND};
-
-/// The table that processes share, and who has which of its slots.
-#[derive(Debug)]
-pub(super) struct Register(pub(super) Mapped);
-
-impl std::ops::Deref for Register {
-    type Target = Table;
-
-    fn deref(&self) -> &Table {
-        &self.0
-    }
-}
 
 impl Register {
     // ---- slots -------------------------------------------------------------------------------------
@@ -49,13 +37,13 @@ impl Register {
         others.map(|(_, slot)| slot).filter(|slot| slot.owner().is_some())
     }
 
-    fn sum<'a>(slots: impl Iterator<Item = &'a Slot>, bytes: impl Fn(&Slot) -> u64) -> u64 {
+    fn sum_of<'a>(slots: impl Iterator<Item = &'a Slot>, bytes: impl Fn(&Slot) -> u64) -> u64 {
         slots.fold(0, |sum, slot| sum.saturating_add(bytes(slot)))
     }
 
     /// Bytes that all processes hold. Without the lock, memory may pass from one to another meanwhile, and count twice.
     pub(super) fn held(&self) -> u64 {
-        Self::sum(self.owned().map(|(_, slot, _)| slot), |slot| slot.held.load(ORDER))
+        Self::sum_of(self.owned().map(|(_, slot, _)| slot), |slot| slot.held.load(ORDER))
     }
 
     /// Bytes that the process with this slot may take now: up to its floor, what nobody holds; beyond it, what is kept for
@@ -64,8 +52,8 @@ impl Register {
         let slot = &self.slots[mine];
         let (held, limit) = (slot.held.load(ORDER), self.limit.load(ORDER));
         let left = |theirs: u64| limit.saturating_sub(theirs).saturating_sub(held);
-        let beyond_floor = left(Self::sum(self.others(mine), Slot::counted));
-        let unheld = left(Self::sum(self.others(mine), |slot| slot.held.load(ORDER)));
+        let beyond_floor = left(Self::sum_of(self.others(mine), Slot::counted));
+        let unheld = left(Self::sum_of(self.others(mine), |slot| slot.held.load(ORDER)));
         let within_floor = unheld.min(slot.floor.load(ORDER).saturating_sub(held));
         beyond_floor.max(within_floor).min(slot.claim.load(ORDER).saturating_sub(held))
     }
@@ -74,18 +62,13 @@ impl Register {
     pub(super) fn may_have(&self, mine: usize) -> u64 {
         let slot = &self.slots[mine];
         let beyond_floor = |slot: &Slot| slot.held.load(ORDER).saturating_sub(slot.floor.load(ORDER));
-        let might = self.room(mine).saturating_add(Self::sum(self.others(mine), beyond_floor));
+        let might = self.room(mine).saturating_add(Self::sum_of(self.others(mine), beyond_floor));
         might.min(slot.claim.load(ORDER).saturating_sub(slot.held.load(ORDER)))
     }
 
     /// Bytes that the others ask for.
     pub(super) fn others_want(&self, mine: usize) -> u64 {
-        Self::sum(self.others(mine).filter(|slot| !slot.has_ended()), |slot| slot.wants.load(ORDER))
-    }
-
-    /// Bytes that are kept for the others.
-    pub(super) fn others_floors(&self, mine: usize) -> u64 {
-        Self::sum(self.others(mine), |slot| slot.floor.load(ORDER))
+        Self::sum_of(self.others(mine).filter(|slot| !slot.has_ended()), |slot| slot.wants.load(ORDER))
     }
 
     /// Whether all others that run have answered this request.
@@ -106,26 +89,28 @@ impl Register {
 
     // ---- who has which ------------------------------------------------------------------------------
 
-    /// A slot for the process. The first process sets the limit; without one, `None` where there is no other process.
-    pub(super) fn join(&self, me: Lease, limit: Option<u64>) -> Result<Option<Seat>, String> {
+    /// The limit, if a process has the budget.
+    pub(super) fn limit_in_use(&self) -> Option<u64> {
+        self.settle_all();
+        let is_in_use = self.owned().any(|(_, slot, _)| slot.joined.load(ORDER) != 0);
+        is_in_use.then(|| self.limit.load(ORDER))
+    }
+
+    /// A slot for the process. The first process sets the limit.
+    pub(super) fn join(&self, me: Lease, limit: u64) -> Result<Seat, String> {
         self.settle_all();
         let seat = self.take_seat(me)?;
-        let Some(locked) = self.lock(seat.slot) else {
+        let Some(_locked) = self.lock(seat.slot) else {
             self.leave(seat);
             let what =
                 "its lock is held by a process that does not go on: resume that process, or use another name";
             return Err(what.to_owned());
         };
         if self.others(seat.slot).all(|slot| slot.joined.load(ORDER) == 0) {
-            let Some(limit) = limit else {
-                drop(locked);
-                self.leave(seat);
-                return Ok(None);
-            };
             self.limit.store(limit, ORDER);
         }
         self.slots[seat.slot].joined.store(1, ORDER);
-        Ok(Some(seat))
+        Ok(seat)
     }
 
     /// A slot that is nobody's, with its seat.
@@ -134,7 +119,7 @@ impl Register {
             format!("it cannot be locked (F_OFD_SETLK): {error}: does the system have such locks, and /proc?")
         };
         for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.owner().is_none()) {
-            let Some(claim) = Claim::take(self.0.file(), at).map_err(failed)? else { continue };
+            let Some(claim) = Claim::take(self.file(), at).map_err(failed)? else { continue };
             if slot.owner().is_some() {
                 continue;
             }
@@ -159,7 +144,7 @@ impl Register {
             // As long as the process lives.
             std::mem::forget(seat);
         } else if let Some(owner) = slot.owner() {
-            slot.held.store(seat::lent_bytes(self.0.file(), seat.slot), ORDER);
+            slot.held.store(seat::lent_bytes(self.file(), seat.slot), ORDER);
             slot.settle(owner, u64::MAX);
         }
     }
@@ -172,17 +157,17 @@ impl Register {
 
     fn settle(&self, at: usize) -> bool {
         // The seat of who is there is taken: one call of the system.
-        if seat::is_taken(self.0.file(), at) {
+        if seat::is_taken(self.file(), at) {
             return false;
         }
         // Nobody takes the slot meanwhile. If that fails, somebody else settles it.
-        let Ok(Some(_claim)) = Claim::take(self.0.file(), at) else { return false };
+        let Ok(Some(_claim)) = Claim::take(self.file(), at) else { return false };
         let slot = &self.slots[at];
         // A process that ends may let go of its seat before the driver has its memory back: its threads end at once. One
         // that becomes another program lets go of its seat last.
         let Some(owner) = slot.owner().filter(|owner| !owner.is_ending()) else { return false };
         let before = slot.held.load(ORDER);
-        slot.settle(owner, seat::lent_bytes(self.0.file(), at));
+        slot.settle(owner, seat::lent_bytes(self.file(), at));
         slot.owner().is_none() || slot.held.load(ORDER) < before
     }
 
@@ -202,7 +187,8 @@ impl Register {
     /// Keeps `bytes` for the process with this slot, or says how much can be kept.
     pub(super) fn set_floor(&self, mine: usize, bytes: u64) -> Result<(), u64> {
         let Some(_locked) = self.lock(mine) else { return Err(0) };
-        let most = self.limit.load(ORDER).saturating_sub(self.others_floors(mine));
+        let others = Self::sum_of(self.others(mine), |slot| slot.floor.load(ORDER));
+        let most = self.limit.load(ORDER).saturating_sub(others);
         if bytes > most {
             return Err(most);
         }
@@ -240,7 +226,7 @@ impl Register {
         let owner = self.slots[at].owner();
         // To look for it in `/proc` takes some microseconds.
         let runs = |owner: Lease| waited < ROUND || owner.is_alive();
-        !seat::is_taken(self.0.file(), at) || !owner.is_some_and(runs)
+        !seat::is_taken(self.file(), at) || !owner.is_some_and(runs)
     }
 }
 
@@ -275,7 +261,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{begin, nobody_begins};
     use crate::lock::RwLockReadGuard;
-    use crate::open_file::OpenFile;
+    use crate::open_file::keep_open;
 
     const MIB: u64 = 1 << 20;
 
@@ -291,16 +277,16 @@ mod tests {
     }
 
     fn open(path: &Path) -> Register {
-        Register(Mapped::open(path).unwrap())
+        Register::open(path).unwrap()
     }
 
     fn lend(register: &Register, slot: usize, addresses: Range<u64>) -> OwnedFd {
-        seat::lend(register.0.file(), slot, addresses).unwrap()
+        seat::lend(register.file(), slot, addresses).unwrap()
     }
 
     impl Register {
         fn joined(&self, limit: u64) -> Seat {
-            self.join(Lease::mine().unwrap(), Some(limit)).unwrap().unwrap()
+            self.join(Lease::mine().unwrap(), limit).unwrap()
         }
 
         fn settled(&self) -> u64 {
@@ -326,7 +312,7 @@ mod tests {
         }
 
         fn lease(&self) -> Lease {
-            Lease::of(self.0.id()).unwrap()
+            Lease::of_process(self.0.id()).unwrap()
         }
     }
 
@@ -359,7 +345,7 @@ mod tests {
         register.leave(seats.0);
         again.leave(seats.1);
         assert_eq!(register.owned().count(), 0);
-        assert!(register.join(Lease::mine().unwrap(), None).unwrap().is_none());
+        assert_eq!(register.limit_in_use(), None);
         // Nobody is there: who comes sets the limit.
         assert_eq!((register.joined(20).slot, again.limit.load(ORDER)), (0, 20));
     }
@@ -463,7 +449,7 @@ mod tests {
         drop(large);
         assert_eq!(register.settled(), 50);
         // The opener's process has it without a descriptor.
-        let kept = OpenFile::keep(&small).unwrap();
+        let kept = keep_open(&small).unwrap();
         drop(small);
         assert!(!register.settle_all());
         drop(kept);
@@ -486,7 +472,7 @@ mod tests {
         let (_folder, path) = in_folder();
         let register = open(&path);
         let theirs = register.left_by(gone(), 9);
-        let claim = Claim::take(register.0.file(), theirs).unwrap().unwrap();
+        let claim = Claim::take(register.file(), theirs).unwrap().unwrap();
         assert!(!register.settle_all(), "somebody else does");
         assert_eq!(register.joined(10).slot, theirs + 1);
         drop(claim);
@@ -507,7 +493,7 @@ mod tests {
                 1 => slot.claim.store(7, ORDER),
                 _ => slot.ended.store(slot.owner.load(ORDER), ORDER),
             }
-            assert!(register.join(gone(), None).unwrap().is_none(), "nobody has joined");
+            assert_eq!(register.limit_in_use(), None, "nobody has joined");
             assert_eq!(register.owned().count(), 0);
         }
         let seat = register.joined(10);
@@ -543,7 +529,7 @@ mod tests {
         let register = open(&path);
         let mut seats: Vec<_> = (0..SLOTS).map(|_| register.joined(10)).collect();
         assert!(seats.iter().enumerate().all(|(at, seat)| seat.slot == at));
-        let refused = register.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        let refused = register.join(Lease::mine().unwrap(), 10).unwrap_err();
         assert!(refused.starts_with("63 processes have it"), "{refused}");
         register.leave(seats.remove(5));
         assert_eq!(register.joined(10).slot, 5);
@@ -560,7 +546,7 @@ mod tests {
         let mine = register.joined(10);
         let _locked = register.lock(mine.slot).unwrap();
         assert!(!register.take(mine.slot, 1));
-        let refused = register.join(Lease::mine().unwrap(), Some(10)).unwrap_err();
+        let refused = register.join(Lease::mine().unwrap(), 10).unwrap_err();
         assert!(refused.contains("does not go on"), "{refused}");
         assert_eq!((register.slots[mine.slot].held.load(ORDER), register.owned().count()), (0, 1));
     }

@@ -11,7 +11,9 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
-use crate::open_file::OpenFile;
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::open_file::{OpenFile, keep_open};
 use crate::policy::budgets::ROUND;
 
 /// Addresses that one process can share: no device has more.
@@ -57,7 +59,7 @@ impl Claim {
     /// Keeps it until the process and all that it forks have ended.
     pub(super) fn keep(mut self) -> io::Result<Seat> {
         let file = self.file.as_ref().expect("it is no seat yet");
-        let kept = OpenFile::keep(file)?;
+        let kept = keep_open(file)?;
         // By its kind, a seat is told from a claim.
         lock(file, libc::F_RDLCK, byte(self.slot))?;
         self.file = None;
@@ -129,31 +131,21 @@ fn reopen(register: &File, writable: bool) -> io::Result<File> {
 }
 
 fn request(kind: libc::c_int, range: &Range<u64>) -> libc::flock {
-    // SAFETY: numbers, of which all may be zero.
-    let mut request: libc::flock = unsafe { std::mem::zeroed() };
-    request.l_type = kind as libc::c_short;
-    request.l_whence = libc::SEEK_SET as libc::c_short;
-    (request.l_start, request.l_len) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
-    request
+    let (l_type, l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let (l_start, l_len) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
+    libc::flock { l_type, l_whence, l_start, l_len, l_pid: 0 }
 }
 
 /// Locks or unlocks a range. Does not wait.
 fn lock(file: &File, kind: libc::c_int, range: Range<u64>) -> io::Result<()> {
-    let request = request(kind, &range);
-    // SAFETY: the request is read only.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    fcntl(file, FcntlArg::F_OFD_SETLK(&request(kind, &range)))?;
+    Ok(())
 }
 
 /// One of the locks on a range that are not this file's own: its kind, and what it is on.
 fn first_lock(file: &File, range: Range<u64>) -> io::Result<Option<(libc::c_int, Range<u64>)>> {
     let mut found = request(libc::F_WRLCK, &range);
-    // SAFETY: the request can be written.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut found) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
     if i32::from(found.l_type) == libc::F_UNLCK {
         return Ok(None);
     }
@@ -218,7 +210,7 @@ mod tests {
         let copy = first.try_clone().unwrap();
         drop((first, far));
         assert_eq!(lent_bytes(&file, 3), 0x7000);
-        let kept = OpenFile::keep(&copy).unwrap();
+        let kept = keep_open(&copy).unwrap();
         drop((copy, second));
         assert_eq!(lent_bytes(&file, 3), 0x4000);
         drop(kept);

@@ -29,7 +29,7 @@ const FLOORS: [&[&str]; 17] = [
     &["physical/"],
     &["extents/"],
     &["cache/"],
-    &["record/", "no_record.rs"],
+    &["record/"],
     &["core/"],
     &["capture/", "guard/", "kinds/", "live/", "peers/", "sharing/", "sleep/"],
     &["pool/"],
