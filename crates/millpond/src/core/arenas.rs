@@ -176,8 +176,8 @@ impl Arenas {
     }
 
     /// An arena that was allocated from may hold pages that are mapped nowhere: what a request left that failed.
-    pub(crate) fn note_loose_pages(&mut self, of: ArenaId) {
-        self.has_loose_pages |= self.get(of).is_some_and(Arena::has_loose_pages);
+    pub(crate) fn note_loose_pages(&mut self, of: Option<ArenaId>) {
+        self.has_loose_pages |= of.and_then(|of| self.get(of)).is_some_and(Arena::has_loose_pages);
     }
 
     /// The work that must be complete before everything free can be given back.

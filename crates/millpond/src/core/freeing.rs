@@ -9,7 +9,7 @@
 
 use super::giving_back::give_all_back_slow;
 use super::holds::Freed;
-use super::pool_core::{Core, PoolState, take_back};
+use super::pool_core::{Core, PoolState};
 use super::slow_path_time::lock_noting_waits;
 use crate::Result;
 use crate::device::{DeviceError, DevicePtr};
@@ -96,15 +96,14 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
     let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
-    let PoolState { arenas, locked, .. } = state;
-    let each = |cached| take_back(&mut arenas.own, cached);
+    let (locked, each) = state.for_caches();
     if core.caches.put_slow(locked, descriptor, stream, each) {
         return true;
     }
     let (requested, size) = (descriptor.requested(), descriptor.bytes());
-    let freed = arenas.own.take_back(descriptor, stream.fence());
+    let freed = state.arenas.own.take_back(descriptor, stream.fence());
     if freed {
-        core.caches.count_free(locked, requested, size);
+        core.caches.count_free(&mut state.locked, requested, size);
     }
     freed
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pool_core::{Core, PoolState, take_back};
+use super::pool_core::{Core, PoolState};
 use super::registry::Registered;
 use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
@@ -22,8 +22,8 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let mut state = core.state.lock();
     let released = trim_under_lock(core, &mut state, keep)?;
     if !core.caches.holds_any() {
-        let PoolState { arenas, locked, .. } = &mut *state;
-        core.caches.give_back(locked, |cached| take_back(&mut arenas.own, cached));
+        let (locked, each) = state.for_caches();
+        core.caches.give_back(locked, each);
     }
     drop(state);
     core.report_freed_twice();
@@ -34,18 +34,14 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
     if state.is_asleep {
         return Ok(0);
     }
-    if core.caches.any_ended() {
-        core.collect_ended(state);
-    }
+    core.collect_ended(state);
     state.arenas.trim_keeping();
     if core.counters.reserved.current() <= keep {
         return Ok(0);
     }
     core.empty_caches(state);
-    let device = core.timelines.device();
-    let began = device.now();
-    let released = extents::trim(&mut state.arenas.own, keep);
-    core.counters.note_device_time(device.now().saturating_sub(began));
+    let (released, took) = core.timed(|| extents::trim(&mut state.arenas.own, keep));
+    core.counters.note_device_time(took);
     let released = released?;
     core.recording.trim(keep, released);
     Ok(released)

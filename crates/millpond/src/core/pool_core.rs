@@ -7,6 +7,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::arenas::{ArenaId, Arenas};
 use super::callbacks::{Callbacks, Observer, Reclaimer};
@@ -78,6 +79,19 @@ pub(crate) struct PoolState {
     pub(crate) destroyed: bool,
     /// While the pool sleeps: nothing is allocated, moved or given back.
     pub(crate) is_asleep: bool,
+}
+
+impl PoolState {
+    /// What the caches need to give up blocks: the lock's proof, and what takes a block back to the own arena.
+    pub(super) fn for_caches(&mut self) -> (&mut Locked, impl FnMut(Cached)) {
+        let arena = &mut self.arenas.own;
+        let take_back = |cached: Cached| {
+            if !arena.take_back(cached.descriptor(), cached.fence()) {
+                tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
+            }
+        };
+        (&mut self.locked, take_back)
+    }
 }
 
 impl fmt::Debug for Core {
@@ -221,38 +235,28 @@ impl Core {
 
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(crate) fn empty_caches(&self, state: &mut PoolState) -> bool {
-        if self.caches.any_ended() {
-            self.collect_ended(state);
-        }
-        let PoolState { arenas, locked, .. } = state;
+        self.collect_ended(state);
         let any = self.caches.holds_any();
         if any {
-            self.caches.revoke(locked, |cached| take_back(&mut arenas.own, cached));
+            let (locked, each) = state.for_caches();
+            self.caches.revoke(locked, each);
         }
         any
     }
 
     /// Gives the arena what threads that ended cached.
-    #[cold]
+    #[inline]
     pub(crate) fn collect_ended(&self, state: &mut PoolState) {
-        let PoolState { arenas, locked, .. } = state;
-        self.caches.collect_ended(locked, |cached| take_back(&mut arenas.own, cached));
-    }
-
-    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
-    fn collect_ended_if_free(&self) {
-        if self.caches.any_ended()
-            && self.is_here()
-            && let Some(mut state) = self.state.try_lock()
-        {
-            self.collect_ended(&mut state);
+        if self.caches.any_ended() {
+            let (locked, each) = state.for_caches();
+            self.caches.collect_ended(locked, each);
         }
     }
 
     /// Empties the caches, and caches nothing until they are [resumed](Self::resume_caches).
     pub(crate) fn pause_caches(&self, state: &mut PoolState) {
-        let PoolState { arenas, locked, .. } = state;
-        self.caches.pause(locked, |cached| take_back(&mut arenas.own, cached));
+        let (locked, each) = state.for_caches();
+        self.caches.pause(locked, each);
     }
 
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
@@ -289,6 +293,13 @@ impl Core {
         freed.is_some()
     }
 
+    /// What a step gives, and how long it took.
+    pub(super) fn timed<R>(&self, step: impl FnOnce() -> R) -> (R, Duration) {
+        let device = self.timelines.device();
+        let began = device.now();
+        (step(), device.now().saturating_sub(began))
+    }
+
     // ---- figures ---------------------------------------------------------------------------------
 
     /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
@@ -302,7 +313,12 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.collect_ended_if_free();
+        if self.caches.any_ended()
+            && self.is_here()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.collect_ended(&mut state);
+        }
         Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
     }
 
@@ -383,13 +399,6 @@ impl Registered for Core {
 
     fn holds_nothing(&self) -> bool {
         self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
-    }
-}
-
-/// A block that a cache gave up goes back to the arena.
-pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    if !arena.take_back(cached.descriptor(), cached.fence()) {
-        tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
     }
 }
 
