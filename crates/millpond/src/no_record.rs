@@ -6,6 +6,7 @@ use crate::Result;
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
+use crate::out_of_memory::OutOfMemory;
 
 pub(crate) struct Recording;
 
@@ -39,6 +40,8 @@ impl Recording {
     pub(crate) fn trim(&self, _keep: u64, _released: u64) {}
 
     pub(crate) fn out_of_memory(&self, _bytes: u64, _device_free: u64, _stream: &Stream) {}
+
+    pub(crate) fn account(&self, _report: &OutOfMemory, _live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {}
 
     pub(crate) fn end(&self) {}
 

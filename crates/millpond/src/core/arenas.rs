@@ -22,8 +22,9 @@ pub(crate) struct Arenas {
     /// Whose pages move.
     pub(crate) own: Arena,
     keeping: BTreeMap<ArenaId, Box<Arena>>,
-    /// Those whose last claim is gone. In order, with room for all.
-    released: Vec<ArenaId>,
+    /// Those whose last claim is gone, numbered in that order, with room for all.
+    released: Vec<(u64, ArenaId)>,
+    releases: u64,
     /// Whether arenas that keep their pages may hold some that are mapped nowhere.
     has_loose_pages: bool,
 }
@@ -42,7 +43,7 @@ fn note_visits(_arenas: usize) {
 
 impl Arenas {
     pub(crate) fn new(own: Arena) -> Self {
-        Self { own, keeping: BTreeMap::new(), released: Vec::new(), has_loose_pages: false }
+        Self { own, keeping: BTreeMap::new(), released: Vec::new(), releases: 0, has_loose_pages: false }
     }
 
     /// Adds one that keeps its pages.
@@ -129,24 +130,28 @@ impl Arenas {
 
     /// The last claim is gone.
     pub(crate) fn release(&mut self, id: ArenaId) {
-        if self.keeping.contains_key(&id)
-            && let Err(at) = self.released.binary_search(&id)
-        {
-            self.released.insert(at, id);
+        if self.keeping.contains_key(&id) {
+            self.releases += 1;
+            self.released.push((self.releases, id));
         }
     }
 
     /// Those that nobody claims any more.
-    pub(crate) fn released(&self) -> impl Iterator<Item = (ArenaId, &Arena)> {
-        self.released.iter().filter_map(|id| self.get(*id).map(|arena| (*id, arena)))
+    fn released(&self) -> impl DoubleEndedIterator<Item = (u64, &Arena)> {
+        self.released.iter().filter_map(|(number, id)| self.get(*id).map(|arena| (*number, arena)))
     }
 
-    /// No replay can come any more, and none is under way: gives back what is free.
-    pub(crate) fn let_go(&mut self, id: ArenaId) {
-        if let Some(arena) = self.get_mut(id) {
-            arena.let_go();
-            self.trim(id);
+    /// The number of the newest that nobody claims any more, and that still keeps its pages.
+    pub(crate) fn newest_released(&self) -> Option<u64> {
+        self.released().rev().find(|(_, arena)| arena.keeps()).map(|(number, _)| number)
+    }
+
+    /// Of those released until then, no replay can come any more, and none is under way: gives back what is free.
+    pub(crate) fn let_go_until(&mut self, newest: u64) {
+        for (_, id) in self.released.iter().filter(|(number, _)| *number <= newest) {
+            self.keeping.get_mut(id).into_iter().for_each(|arena| arena.let_go());
         }
+        self.trim_released();
     }
 
     // ---- giving back -----------------------------------------------------------------------------
@@ -155,7 +160,13 @@ impl Arenas {
     fn trim(&mut self, id: ArenaId) {
         if self.get_mut(id).is_some_and(trim) {
             self.keeping.remove(&id);
-            self.released.retain(|other| *other != id);
+            self.released.retain(|(_, other)| *other != id);
+        }
+    }
+
+    fn trim_released(&mut self) {
+        for at in (0..self.released.len()).rev() {
+            self.trim(self.released[at].1);
         }
     }
 
@@ -170,9 +181,7 @@ impl Arenas {
                 self.has_loose_pages |= arena.has_loose_pages();
             }
         }
-        for at in (0..self.released.len()).rev() {
-            self.trim(self.released[at]);
-        }
+        self.trim_released();
     }
 
     /// An arena that was allocated from may hold pages that are mapped nowhere: what a request left that failed.

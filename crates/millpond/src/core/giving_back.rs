@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::pool_core::{Core, PoolState};
-use super::registry::Registered;
 use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::extents::{self, Pointer};
+use crate::lock::MutexGuard;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
 use crate::{Error, Result};
@@ -64,12 +64,17 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
             core.free_in_arena(&mut state, (ptr, id), fence);
         }
     }
-    let is_last_of_destroyed = state.destroyed && core.counted().blocks.current == 0;
+    unlock_freed(core, state);
+    true
+}
+
+/// Ends frees under the lock. The memory of a destroyed pool goes back with its last block.
+pub(super) fn unlock_freed(core: &Core, state: MutexGuard<'_, PoolState>) {
+    let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
     drop(state);
-    if is_last_of_destroyed {
+    if gives_back {
         give_all_back_slow(core);
     }
-    true
 }
 
 /// Lets go of the memory of captures that nobody claims any more. It does so once the work that was under way when
@@ -77,24 +82,11 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
 /// be waited for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for
 /// the device, or is short of memory.
 pub(crate) fn let_go_of_released(core: &Core) -> bool {
-    let mut waiting = Vec::new();
     if core.gate.is_closed() {
         // The wake calls this again.
         return false;
     }
-    {
-        let state = core.state.lock();
-        for (id, _) in state.arenas.released().filter(|(_, arena)| arena.keeps()) {
-            // Without memory for the list, the others go another time.
-            if waiting.try_reserve(1).is_err() {
-                break;
-            }
-            waiting.push(id);
-        }
-    }
-    if waiting.is_empty() {
-        return false;
-    }
+    let Some(newest) = core.state.lock().arenas.newest_released() else { return false };
     // Without the pool's lock.
     match core.timelines.synchronize_device_unless_capturing() {
         Ok(true) => {}
@@ -108,7 +100,7 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     if state.is_asleep {
         return false;
     }
-    waiting.into_iter().for_each(|id| state.arenas.let_go(id));
+    state.arenas.let_go_until(newest);
     true
 }
 
@@ -119,10 +111,10 @@ pub(crate) fn fence_of_all_free(core: &Core) -> Fence {
     state.arenas.fence_of_all_free()
 }
 
-/// The last block of a destroyed pool is gone: gives back what can be given back without waiting. What
+/// Gives back what can be given back without waiting. What
 /// pending work still uses goes when the host next synchronises, or with the context.
 #[cold]
-pub(crate) fn give_all_back_slow(core: &Core) {
+fn give_all_back_slow(core: &Core) {
     end_sleep(core);
     if let Err(error) = trim(core, 0) {
         tracing::warn!(%error, pool = core.name, "a destroyed pool could not give back its memory");
@@ -144,7 +136,7 @@ fn end_sleep(core: &Core) {
 /// Lets go of the pools of the context that hold nothing any more.
 pub(crate) fn bury(core: &Core) {
     if let Some(registry) = core.registry.upgrade() {
-        registry.bury();
+        registry.bury(Core::holds_nothing);
     }
 }
 
@@ -152,10 +144,10 @@ pub(crate) fn bury(core: &Core) {
 pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
     if let Some(registry) = core.registry.upgrade() {
         if !core.holds_nothing() {
-            registry.outlive(core.clone());
+            registry.outlive(core.number, core.clone());
         }
         // What it held may have gone before the registry knew of the pool.
-        registry.bury();
+        registry.bury(Core::holds_nothing);
     }
 }
 
@@ -164,26 +156,20 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
     core.check_process()?;
     core.unwrap_blocks(true);
     core.recording.end();
-    let ended = match shut(core) {
-        None => return Ok(()),
-        Some(Counted { blocks, .. }) if blocks.current == 0 => end(core),
-        Some(Counted { blocks, requested, .. }) => {
-            let (blocks, bytes) = (blocks.current, requested.current);
-            Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes })
-        }
+    let mut state = core.state.lock();
+    // It allocates no more from now on.
+    if std::mem::replace(&mut state.destroyed, true) {
+        return Ok(());
+    }
+    core.pause_caches(&mut state);
+    let Counted { blocks, requested, .. } = core.counted();
+    drop(state);
+    let ended = match blocks.current {
+        0 => end(core),
+        blocks => Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes: requested.current }),
     };
     outlive_if_needed(core);
     ended
-}
-
-/// Allocates no more from now on; returns what is live, or `None` where that was so already.
-fn shut(core: &Core) -> Option<Counted> {
-    let mut state = core.state.lock();
-    if std::mem::replace(&mut state.destroyed, true) {
-        return None;
-    }
-    core.pause_caches(&mut state);
-    Some(core.counted())
 }
 
 /// Gives everything back, without live blocks. Waits for work on it without the lock: the device may be waiting for a

@@ -10,7 +10,6 @@ use super::callbacks::Reclaimer;
 use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim};
 use super::limits::{has_budget_of, has_memory_of, others, others_live, verdict};
 use super::pool_core::Core;
-use super::recorded::keep_account;
 use crate::extents;
 use crate::host::try_box;
 use crate::out_of_memory::{Limit, OutOfMemory};
@@ -37,7 +36,7 @@ pub(crate) fn out_of_memory_awaking(core: &Core, what: Shortage) -> Error {
 /// Tells the observers, for a request that is nested so deep, and makes the error.
 pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
     tracing::warn!(%report, "out of memory");
-    keep_account(core, &report);
+    core.recording.account(&report, || core.live());
     if let Some(_entered) = core.observers.enter(depth) {
         core.observers.each().for_each(|observer| observer(&report));
     }

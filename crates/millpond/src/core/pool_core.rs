@@ -13,7 +13,7 @@ use super::arenas::{ArenaId, Arenas};
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::gate::{Awake, Gate};
 use super::holds::Holds;
-use super::registry::{Registered, Registry};
+use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
 use crate::cache::{Cached, Caches, Locked};
@@ -302,6 +302,11 @@ impl Core {
 
     // ---- figures ---------------------------------------------------------------------------------
 
+    /// Whether nothing of the pool has to outlive its last handle.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
+    }
+
     /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
     /// figure never exceeds another, its peak is cut to the other's.
     pub(crate) fn counted(&self) -> Counted {
@@ -389,16 +394,6 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn largest_free(&self) -> u64 {
         self.state.lock().arenas.own.largest_free()
-    }
-}
-
-impl Registered for Core {
-    fn number(&self) -> u64 {
-        self.number
-    }
-
-    fn holds_nothing(&self) -> bool {
-        self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
     }
 }
 

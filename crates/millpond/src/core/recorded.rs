@@ -3,24 +3,11 @@
 use super::pool_core::Core;
 #[cfg(feature = "record")]
 use super::pool_core::PoolState;
-use crate::out_of_memory::OutOfMemory;
 #[cfg(feature = "record")]
 use crate::{
     Result,
-    device::{Kind, MemoryKind},
-    record::{Failed, Introduction, LiveBlock, Moment, Options, Status, Tracking},
+    record::{Introduction, LiveBlock, Moment, Options, Status, Tracking},
 };
-
-#[cfg(feature = "record")]
-fn introduction(core: &Core) -> Introduction<'_> {
-    let device = core.device.as_ref();
-    let device_key = match device.properties().kind {
-        Kind::Cuda if device.properties().memory == MemoryKind::Device => device.properties().ordinal as u64,
-        // Devices made of software are as many as there are objects, and so is other memory. None lies so low.
-        _ => std::ptr::from_ref(device).addr() as u64,
-    };
-    Introduction { name: &core.name, device, device_key }
-}
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
 #[cfg(feature = "record")]
@@ -46,7 +33,7 @@ pub(crate) fn start_checking(core: &Core) {
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     core.check_process()?;
     start(core, |state| {
-        core.recording.start(options, &introduction(core))?;
+        core.recording.start(options, &Introduction::of(&core.name, core.device()))?;
         core.recording.live(core.as_the_program_knows(state).into_iter());
         Ok(())
     })
@@ -55,7 +42,7 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
 #[cfg(feature = "record")]
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
     core.check_process()?;
-    start(core, |_| core.recording.start_tracking(options, &introduction(core)));
+    start(core, |_| core.recording.start_tracking(options, &Introduction::of(&core.name, core.device())));
     Ok(())
 }
 
@@ -79,22 +66,6 @@ pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
 pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
     core.check_process()?;
     Ok(core.recording.live_blocks(|| core.live()))
-}
-
-/// Keeps what is known when a request finds no memory.
-pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
-    #[cfg(feature = "record")]
-    if core.recording.is_on() {
-        let failed = Failed {
-            text: &report.to_string(),
-            requested: report.requested,
-            device_free: report.device_free,
-            reserved: report.reserved,
-        };
-        core.recording.account(&failed, || core.live());
-    }
-    #[cfg(not(feature = "record"))]
-    let _ = (core, report);
 }
 
 /// Opens the fast path again, where recording has ended; another time where the lock is not free now.

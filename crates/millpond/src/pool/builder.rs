@@ -358,7 +358,7 @@ impl PoolBuilder {
             let pool: Arc<dyn GivesBack> = inner.clone();
             budget.join(Arc::downgrade(&pool))?;
         }
-        registry.enter(&inner);
+        registry.enter(number, &inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));
         if let Some(socket) = socket {

@@ -27,9 +27,7 @@ use crate::capture::CapturePool;
 use crate::core::Core;
 #[cfg(feature = "record")]
 use crate::core::recorded;
-use crate::core::{
-    ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving,
-};
+use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
 use crate::order::{ReusePolicies, Stream, Timelines};
