@@ -133,12 +133,7 @@ fn alloc_under_pressure(
     let depths = (core.reclaimers.depth(), core.observers.depth());
     let mut short = core.shortage_of(first)?;
     // What the program gave back, and something that stands between still has, counts as live: the request may seem impossible.
-    if core.unwrap_blocks(true) {
-        match try_alloc(core, (bytes, align), stream)? {
-            Ok(ptr) => return Ok(ptr),
-            Err(refusal) => short = core.shortage_of(refusal)?,
-        }
-    }
+    let mut may_have_made_room = core.unwrap_blocks(true);
     let request = bytes.next_multiple_of(align);
     let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
     let mut is_impossible = false;
@@ -147,10 +142,10 @@ fn alloc_under_pressure(
             (short.0, is_impossible) = (limit, true);
             break;
         }
-        let may_have_made_room = take_step(core, &step, request, short, &mut patience)?;
+        may_have_made_room |= take_step(core, &step, request, short, &mut patience)?;
         // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
         core.check_process()?;
-        if !may_have_made_room {
+        if !std::mem::take(&mut may_have_made_room) {
             continue;
         }
         core.counters.retries.add_without_lock(1);
@@ -205,20 +200,16 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     let units = core.caches.sizes().units(bytes);
     let to = route.filter(|to| state.arenas.get(*to).is_some());
     let request = LockedRequest { units, align, stream, others, to };
-    let found = match to {
-        Some(_) => climb(core, &mut state, &request, &KEEPING),
-        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
-        // have the class's length.
-        None if state.ledger.is_overdrawn() => {
-            let longer = core.caches.sizes().units_in_throughput_mode(bytes);
-            match climb(core, &mut state, &LockedRequest { units: longer, ..request }, &RUNGS) {
-                // What a longer block has to spare is not worth an error.
-                Err(Refusal::Short { .. }) if longer > units => climb(core, &mut state, &request, &RUNGS),
-                found => found,
-            }
-        }
-        None => climb(core, &mut state, &request, &RUNGS),
-    };
+    let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
+    // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
+    // have the class's length.
+    let is_longer = to.is_none() && state.ledger.is_overdrawn();
+    let longer = if is_longer { core.caches.sizes().units_in_throughput_mode(bytes) } else { units };
+    let mut found = climb(core, &mut state, &LockedRequest { units: longer, ..request }, rungs);
+    // What a longer block has to spare is not worth an error.
+    if longer > units && matches!(found, Err(Refusal::Short { .. })) {
+        found = climb(core, &mut state, &request, rungs);
+    }
     Ok(found.map(|found| hand_out(core, &mut state, &found, bytes)))
 }
 

@@ -83,11 +83,6 @@ impl Arenas {
         std::iter::once((None, &mut self.own)).chain(others.map(|(id, arena)| (Some(*id), &mut **arena)))
     }
 
-    /// Every live block, as its start and the bytes asked for.
-    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        self.iter().flat_map(|(_, arena)| arena.live())
-    }
-
     // ---- by address ------------------------------------------------------------------------------
 
     /// Which arena besides the own has the pointer in its address space.
@@ -130,10 +125,8 @@ impl Arenas {
 
     /// The last claim is gone.
     pub(crate) fn release(&mut self, id: ArenaId) {
-        if self.keeping.contains_key(&id) {
-            self.releases += 1;
-            self.released.push((self.releases, id));
-        }
+        self.releases += 1;
+        self.released.push((self.releases, id));
     }
 
     /// Those that nobody claims any more.

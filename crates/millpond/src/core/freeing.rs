@@ -112,15 +112,10 @@ fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer
 
 /// Notes that work on `stream`, of the pool's own device, uses a live block.
 pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-    core.check_process()?;
-    let is_noted = core.with_live(ptr, |arena, id| {
-        let is_noted = arena.record_use(id, stream);
-        if is_noted {
-            core.recording.record_use(ptr, stream);
-        }
-        is_noted
-    })?;
-    if is_noted { Ok(()) } else { Err(no_list_of_streams(core)) }
+    let noted = core.with_live(ptr, |arena, id| {
+        arena.record_use(id, stream).then(|| core.recording.record_use(ptr, stream))
+    });
+    noted?.ok_or_else(|| no_list_of_streams(core))
 }
 
 #[cold]

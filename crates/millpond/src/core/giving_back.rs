@@ -50,7 +50,7 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
 pub(crate) fn collect_held(core: &Core) -> bool {
     let any = core.unwrap_blocks(false);
-    core.holds.any() && free_behind(core, core.holds.collect()) || any
+    core.holds.any() && free_behind(core, core.holds.collect(false)) || any
 }
 
 /// Frees these live blocks behind their fences. Returns whether there are any.
@@ -73,7 +73,7 @@ pub(super) fn unlock_freed(core: &Core, state: MutexGuard<'_, PoolState>) {
     let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
     drop(state);
     if gives_back {
-        give_all_back_slow(core);
+        give_all_back(core);
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn fence_of_all_free(core: &Core) -> Fence {
 /// Gives back what can be given back without waiting. What
 /// pending work still uses goes when the host next synchronises, or with the context.
 #[cold]
-fn give_all_back_slow(core: &Core) {
+fn give_all_back(core: &Core) {
     end_sleep(core);
     if let Err(error) = trim(core, 0) {
         tracing::warn!(%error, pool = core.name, "a destroyed pool could not give back its memory");
@@ -142,13 +142,13 @@ pub(crate) fn bury(core: &Core) {
 
 /// Keeps the pool as long as it holds memory, also without a handle: it goes back later.
 pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
-    if let Some(registry) = core.registry.upgrade() {
-        if !core.holds_nothing() {
-            registry.outlive(core.number, core.clone());
-        }
-        // What it held may have gone before the registry knew of the pool.
-        registry.bury(Core::holds_nothing);
+    if !core.holds_nothing()
+        && let Some(registry) = core.registry.upgrade()
+    {
+        registry.outlive(core.number, core.clone());
     }
+    // What it held may have gone before the registry kept the pool.
+    bury(core);
 }
 
 /// The last handle of the pool is gone, or it was destroyed.
@@ -192,7 +192,7 @@ fn end(core: &Core) -> Result<()> {
 }
 
 /// Gives back what is free until so much is held; waits for work on it if that is not enough.
-fn trim_for_others(core: &Core, keep: u64) -> Result<u64> {
+pub(super) fn trim_waiting(core: &Core, keep: u64) -> Result<u64> {
     let released = trim(core, keep)?;
     if core.counters.reserved.current() <= keep || core.gate.is_closed() {
         return Ok(released);
@@ -208,7 +208,7 @@ impl GivesBack for Core {
         let held = self.counters.reserved.current();
         let free = held.saturating_sub(self.counted().allocated.current);
         let give = wanted.max(free / 2).min(free).min(at_most);
-        trim_for_others(self, held - give).unwrap_or_else(|error| {
+        trim_waiting(self, held - give).unwrap_or_else(|error| {
             tracing::debug!(%error, pool = self.name, "a pool could not give memory to another process");
             0
         })
@@ -248,7 +248,7 @@ impl Drop for Core {
         if let Some(wrapping) = &self.wrapping {
             wrapping.end(self);
         }
-        free_behind(self, self.holds.end());
+        free_behind(self, self.holds.collect(true));
         end_sleep(self);
         // Nobody holds a claim on the memory of captures, nor the pool.
         let_go_of_released(self);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
-use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim};
+use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim, trim_waiting};
 use super::limits::{has_budget_of, has_memory_of, others, others_live, verdict};
 use super::pool_core::Core;
 use crate::extents;
@@ -95,10 +95,7 @@ pub(crate) fn trim_others(core: &Core) -> Result<bool> {
         !other.gate.is_closed() && (has_memory_of(core, other) || has_budget_of(core, other))
     };
     for other in others(core).filter(may_help) {
-        released |= let_go_of_released(&other);
-        let fence = fence_of_all_free(&other);
-        core.timelines.wait_on_host(&fence)?;
-        released |= trim(&other, 0)? > 0;
+        released |= let_go_of_released(&other) | (trim_waiting(&other, 0)? > 0);
     }
     Ok(released)
 }

@@ -378,7 +378,7 @@ impl Core {
 
     /// The same, under the lock.
     pub(crate) fn as_the_program_knows(&self, state: &PoolState) -> Vec<(DevicePtr, u64)> {
-        let live = state.arenas.live().collect();
+        let live = state.arenas.iter().flat_map(|(_, arena)| arena.live()).collect();
         match &self.wrapping {
             Some(wrapping) => wrapping.parts(live),
             None => live,

@@ -6,12 +6,13 @@ use super::pool_core::PoolState;
 #[cfg(feature = "record")]
 use crate::{
     Result,
-    record::{Introduction, LiveBlock, Moment, Options, Status, Tracking},
+    record::{Introduction, LiveBlock, Moment, Options, Recording, Tracking},
 };
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
 #[cfg(feature = "record")]
-fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
+fn start(core: &Core, start: impl FnOnce(&PoolState) -> Result<()>) -> Result<()> {
+    core.check_process()?;
     // The first one takes 20 ms, and others may need the lock.
     Moment::now();
     let mut state = core.state.lock();
@@ -23,15 +24,12 @@ fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
 
 /// Closes the fast path of a fresh pool, if a tool checks its blocks, or something stands between: it is to hear of each.
 #[cfg(feature = "record")]
-pub(crate) fn start_checking(core: &Core) {
-    if core.closes_fast_path() {
-        start(core, |_| ());
-    }
+pub(crate) fn start_checking(core: &Core) -> Result<()> {
+    if core.closes_fast_path() { start(core, |_| Ok(())) } else { Ok(()) }
 }
 
 #[cfg(feature = "record")]
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
-    core.check_process()?;
     start(core, |state| {
         core.recording.start(options, &Introduction::of(&core.name, core.device()))?;
         core.recording.live(core.as_the_program_knows(state).into_iter());
@@ -41,25 +39,19 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
 
 #[cfg(feature = "record")]
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
-    core.check_process()?;
-    start(core, |_| core.recording.start_tracking(options, &Introduction::of(&core.name, core.device())));
-    Ok(())
+    start(core, |_| {
+        core.recording.start_tracking(options, &Introduction::of(&core.name, core.device()));
+        Ok(())
+    })
 }
 
+/// Ends the recording, or the tracking.
 #[cfg(feature = "record")]
-pub(crate) fn stop_recording(core: &Core) -> Result<Option<Status>> {
+pub(crate) fn stop<T>(core: &Core, stop: impl FnOnce(&Recording) -> T) -> Result<T> {
     core.check_process()?;
-    let stopped = core.recording.stop();
+    let stopped = stop(&core.recording);
     open_lock_entries(core);
-    stopped
-}
-
-#[cfg(feature = "record")]
-pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
-    core.check_process()?;
-    core.recording.stop_tracking();
-    open_lock_entries(core);
-    Ok(())
+    Ok(stopped)
 }
 
 #[cfg(feature = "record")]

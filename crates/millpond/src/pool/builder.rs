@@ -339,7 +339,7 @@ impl PoolBuilder {
             None => share_all(&inner, PeerSet::ALL)?,
         }
         #[cfg(feature = "record")]
-        start_checking(&inner);
+        start_checking(&inner)?;
         #[cfg(feature = "record")]
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => start_recording(&inner, &asked)?,

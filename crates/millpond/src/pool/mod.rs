@@ -411,7 +411,7 @@ impl Pool {
     /// [`Error::Recording`] if the file's last part could not be written.
     #[cfg(feature = "record")]
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        recorded::stop_recording(&self.inner)
+        recorded::stop(&self.inner, record::Recording::stop)?
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Without a
