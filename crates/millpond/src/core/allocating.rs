@@ -10,7 +10,7 @@
 
 use super::arenas::ArenaId;
 use super::limits::{others_live, verdict};
-use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_now};
+use super::making_room::{out_of_memory, steps, take_step, tell_of};
 use super::pool_core::{Core, PoolState};
 use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
@@ -138,7 +138,9 @@ fn alloc_under_pressure(
     let mut patience = core.limits.budget.as_ref().and_then(Budget::patience);
     let mut is_impossible = false;
     for step in steps(core, depths.0) {
-        if let Some(limit) = what_forbids_now(core, bytes) {
+        if let Some(others) = others_live(core, bytes)
+            && let Some(limit) = verdict(core, core.caches.sizes().units(bytes), Some(others))
+        {
             (short.0, is_impossible) = (limit, true);
             break;
         }
@@ -240,8 +242,9 @@ fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> C
 
 #[cold]
 pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
-    let PoolState { arenas, ledger, .. } = &mut *state;
-    let (any, took) = core.timed(|| extents::shorten(&mut arenas.own, ledger));
+    let began = core.now();
+    let any = extents::shorten(&mut state.arenas.own, &mut state.ledger);
+    let took = core.since(began);
     core.counters.note_device_time(took);
     if any {
         note_slow_path(core, state, took);
@@ -299,10 +302,11 @@ fn empty_caches_and_map(
     state: &mut PoolState,
     request: &LockedRequest<'_>,
 ) -> Climb<Option<Allocation>> {
-    let moved = pages_moved(core);
-    let ((revoked, found), took) = core.timed(|| (core.empty_caches(state), map(core, state, request)));
+    let (began, moved) = (core.now(), pages_moved(core));
+    let revoked = core.empty_caches(state);
+    let found = map(core, state, request);
     let is_saved = revoked || pages_moved(core) > moved;
-    note_slow_path(core, state, if is_saved { took } else { CUT });
+    note_slow_path(core, state, if is_saved { core.since(began) } else { CUT });
     let found = found?;
     adapt(core, state);
     Ok(found)
@@ -313,9 +317,10 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
     let PoolState { arenas, ledger, .. } = state;
     let LockedRequest { units, align, stream, to, .. } = *request;
     let Some(arena) = arenas.named_mut(to) else { return Ok(None) };
-    let effort = Effort::Map(ledger.balance(core.timelines.device().now()));
-    let (found, took) = core.timed(|| arena.alloc((units, align), stream, effort));
+    let began = core.now();
+    let found = arena.alloc((units, align), stream, Effort::Map(ledger.balance(began)));
     if !matches!(found, Ok(Some(Allocation { misses: 0, .. }))) {
+        let took = core.since(began);
         ledger.pay_for_pages(took);
         core.counters.note_device_time(took);
     }

@@ -58,17 +58,11 @@ impl Arenas {
         self.keeping.get(&id).map(|arena| &**arena)
     }
 
-    pub(crate) fn get_mut(&mut self, id: ArenaId) -> Option<&mut Arena> {
-        note_visits(1);
-        self.keeping.get_mut(&id).map(|arena| &mut **arena)
-    }
-
     /// The one with this id, or the pool's own.
     pub(crate) fn named_mut(&mut self, id: Option<ArenaId>) -> Option<&mut Arena> {
-        match id {
-            None => Some(&mut self.own),
-            Some(id) => self.get_mut(id),
-        }
+        let Some(id) = id else { return Some(&mut self.own) };
+        note_visits(1);
+        self.keeping.get_mut(&id).map(|arena| &mut **arena)
     }
 
     /// All: first the pool's own, then the others in the order of their ids.
@@ -151,7 +145,7 @@ impl Arenas {
 
     /// Gives back what is free, and complete, of an arena that was let go.
     fn trim(&mut self, id: ArenaId) {
-        if self.get_mut(id).is_some_and(trim) {
+        if self.named_mut(Some(id)).is_some_and(trim) {
             self.keeping.remove(&id);
             self.released.retain(|(_, other)| *other != id);
         }
@@ -205,7 +199,9 @@ impl Arenas {
     /// The pool is at its end: gives everything back, but what a replay may still use. Better lost than taken from it.
     pub(crate) fn tear_down(&mut self) -> DeviceResult<()> {
         for arena in self.keeping.values_mut().filter(|arena| !arena.keeps()) {
-            tear_down(arena);
+            if let Err(error) = extents::tear_down(arena) {
+                tracing::warn!(%error, "the memory of a capture could not be given back");
+            }
         }
         extents::tear_down(&mut self.own)
     }
@@ -213,21 +209,15 @@ impl Arenas {
 
 /// Gives back what is free, and complete. Returns whether nothing is left of memory that was let go.
 fn trim(arena: &mut Arena) -> bool {
-    if let Err(error) = extents::trim(arena, 0) {
+    let is_gone = extents::trim(arena, 0).and_then(|_| {
+        let is_left = arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
+        // Only addresses are left else.
+        if is_left { Ok(false) } else { extents::tear_down(arena).map(|()| true) }
+    });
+    is_gone.unwrap_or_else(|error| {
         tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
-    }
-    let is_left = |arena: &Arena| arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
-    // Only addresses are left else. Where they cannot be given back, that is tried again.
-    !is_left(arena) && tear_down(arena)
-}
-
-/// Gives everything back, of memory without live blocks that nothing uses any more. Returns whether that succeeded.
-fn tear_down(arena: &mut Arena) -> bool {
-    let done = extents::tear_down(arena);
-    if let Err(error) = &done {
-        tracing::warn!(%error, "the memory of a capture could not be given back");
-    }
-    done.is_ok()
+        false
+    })
 }
 
 #[cfg(test)]

@@ -60,11 +60,9 @@ impl<F: ?Sized> Callbacks<F> {
 
     /// Forgets one of them. What it holds is dropped without the lock.
     pub(crate) fn remove(&self, number: u64) -> bool {
-        let removed = {
-            let mut all = self.all.lock();
-            let at = all.iter().position(|(known, _)| *known == number);
-            at.map(|at| all.remove(at))
-        };
+        let mut all = self.all.lock();
+        let removed = all.iter().position(|(known, _)| *known == number).map(|at| all.remove(at));
+        drop(all);
         removed.is_some()
     }
 

@@ -40,8 +40,9 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
         return Ok(0);
     }
     core.empty_caches(state);
-    let (released, took) = core.timed(|| extents::trim(&mut state.arenas.own, keep));
-    core.counters.note_device_time(took);
+    let began = core.now();
+    let released = extents::trim(&mut state.arenas.own, keep);
+    core.counters.note_device_time(core.since(began));
     let released = released?;
     core.recording.trim(keep, released);
     Ok(released)
@@ -124,12 +125,11 @@ fn give_all_back(core: &Core) {
 
 /// Nothing of the pool is live, and it will allocate no more: what sleeps need not wake.
 fn end_sleep(core: &Core) {
-    {
-        let mut state = core.state.lock();
-        if std::mem::take(&mut state.is_asleep) {
-            state.arenas.forget_gone();
-        }
+    let mut state = core.state.lock();
+    if std::mem::take(&mut state.is_asleep) {
+        state.arenas.forget_gone();
     }
+    drop(state);
     core.gate.open();
 }
 
@@ -177,18 +177,14 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
 fn end(core: &Core) -> Result<()> {
     end_sleep(core);
     let_go_of_released(core);
-    let fence = fence_of_all_free(core);
-    core.timelines.wait_on_host(&fence)?;
-    let left = {
-        let mut state = core.state.lock();
-        state.arenas.trim_keeping();
-        extents::tear_down(&mut state.arenas.own)?;
-        state.arenas.own.held()
-    };
-    if left > 0 {
-        return Err(Error::MemoryInUse { pool: core.name_of(), bytes: left });
+    core.timelines.wait_on_host(&fence_of_all_free(core))?;
+    let mut state = core.state.lock();
+    state.arenas.trim_keeping();
+    extents::tear_down(&mut state.arenas.own)?;
+    match state.arenas.own.held() {
+        0 => Ok(()),
+        bytes => Err(Error::MemoryInUse { pool: core.name_of(), bytes }),
     }
-    Ok(())
 }
 
 /// Gives back what is free until so much is held; waits for work on it if that is not enough.
@@ -224,15 +220,14 @@ impl AfterSync for Core {
         collect_held(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
         let threshold = self.release_threshold.load(Ordering::Relaxed);
-        let destroyed = {
-            let mut state = self.state.lock();
-            let keep = if state.destroyed { 0 } else { threshold };
-            if let Err(error) = trim_under_lock(self, &mut state, keep) {
-                tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
-            }
-            state.destroyed
-        };
-        if destroyed {
+        let mut state = self.state.lock();
+        let keep = if state.destroyed { 0 } else { threshold };
+        if let Err(error) = trim_under_lock(self, &mut state, keep) {
+            tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
+        }
+        let is_destroyed = state.destroyed;
+        drop(state);
+        if is_destroyed {
             bury(self);
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
 use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim, trim_waiting};
-use super::limits::{has_budget_of, has_memory_of, others, others_live, verdict};
+use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
 use crate::extents;
 use crate::host::try_box;
@@ -45,12 +45,6 @@ pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
         Some(report) => Error::OutOfMemory(unsafe { Box::from_raw(report.as_ptr()) }),
         None => core.no_host_memory("the account of an out-of-memory error", size_of::<OutOfMemory>() as u64),
     }
-}
-
-/// The limit that makes a request of so many bytes impossible now.
-pub(super) fn what_forbids_now(core: &Core, bytes: u64) -> Option<Shortage> {
-    let others = others_live(core, bytes)?;
-    verdict(core, core.caches.sizes().units(bytes), Some(others))
 }
 
 /// Takes one step; `false` where it cannot have made room.

@@ -165,8 +165,9 @@ impl Core {
         self.check_process()?;
         let start = self.start_of(ptr);
         let mut state = self.state.lock();
-        match state.arenas.look_up(start) {
-            Pointer::Live(id) => Ok(look(state.arenas.of_mut(start), id)),
+        let arena = state.arenas.of_mut(start);
+        match arena.look_up(start) {
+            Pointer::Live(id) => Ok(look(arena, id)),
             pointer => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
@@ -270,9 +271,8 @@ impl Core {
     pub(crate) fn report_freed_twice(&self) {
         let count = self.caches.freed_twice();
         if count > 0 && !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
-            let pool = self.name.as_str();
             tracing::error!(
-                pool,
+                pool = self.name,
                 count,
                 "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
             );
@@ -293,11 +293,13 @@ impl Core {
         freed.is_some()
     }
 
-    /// What a step gives, and how long it took.
-    pub(super) fn timed<R>(&self, step: impl FnOnce() -> R) -> (R, Duration) {
-        let device = self.timelines.device();
-        let began = device.now();
-        (step(), device.now().saturating_sub(began))
+    /// By the clock that the ledger goes by.
+    pub(super) fn now(&self) -> Duration {
+        self.timelines.device().now()
+    }
+
+    pub(super) fn since(&self, began: Duration) -> Duration {
+        self.now().saturating_sub(began)
     }
 
     // ---- figures ---------------------------------------------------------------------------------

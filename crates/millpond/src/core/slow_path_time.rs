@@ -22,7 +22,9 @@ pub(super) fn lock_noting_waits(core: &Core) -> MutexGuard<'_, PoolState> {
 
 #[cold]
 fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
-    let (mut state, waited) = core.timed(|| core.state.lock());
+    let began = core.now();
+    let mut state = core.state.lock();
+    let waited = core.since(began);
     // More memory would not have spared the wait for a sleep.
     if !state.is_asleep {
         note_slow_path(core, &mut state, waited);
@@ -31,7 +33,7 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 }
 
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
-    let look = || Observation { now: core.timelines.device().now(), served: core.counted().allocations };
+    let look = || Observation { now: core.now(), served: core.counted().allocations };
     if state.ledger.note(took, look) {
         tracing::debug!(
             pool = core.name,
