@@ -12,7 +12,6 @@ use super::arenas::ArenaId;
 use super::limits::{others_live, verdict};
 use super::making_room::{out_of_memory, steps, take_step, tell_of};
 use super::pool_core::{Core, PoolState};
-use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{self, Allocation, Effort, MOST_UNITS, Refusal};
@@ -167,7 +166,7 @@ fn alloc_under_pressure(
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
-        open_lock_entries(core);
+        core.open_lock_entries();
     }
     let found = core.caches.alloc_searching(bytes, stream);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))

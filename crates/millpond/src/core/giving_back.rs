@@ -89,20 +89,19 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     }
     let Some(newest) = core.state.lock().arenas.newest_released() else { return false };
     // Without the pool's lock.
-    match core.timelines.synchronize_device_unless_capturing() {
-        Ok(true) => {}
-        Ok(false) => return false,
-        Err(error) => {
-            tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
-            return false;
-        }
-    }
-    let mut state = core.state.lock();
-    if state.is_asleep {
+    let is_done = core.timelines.synchronize_device_unless_capturing().unwrap_or_else(|error| {
+        tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
+        false
+    });
+    if !is_done {
         return false;
     }
-    state.arenas.let_go_until(newest);
-    true
+    let mut state = core.state.lock();
+    let lets_go = !state.is_asleep;
+    if lets_go {
+        state.arenas.let_go_until(newest);
+    }
+    lets_go
 }
 
 /// The work that must be complete before everything that is not live can be given back.

@@ -23,6 +23,7 @@ mod holds;
 mod limits;
 pub(crate) mod making_room;
 mod pool_core;
+#[cfg(feature = "record")]
 pub(crate) mod recorded;
 pub(crate) mod recounting;
 mod registry;

@@ -1,16 +1,10 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
-use super::pool_core::Core;
-#[cfg(feature = "record")]
-use super::pool_core::PoolState;
-#[cfg(feature = "record")]
-use crate::{
-    Result,
-    record::{Introduction, LiveBlock, Moment, Options, Recording, Tracking},
-};
+use super::pool_core::{Core, PoolState};
+use crate::Result;
+use crate::record::{Introduction, LiveBlock, Moment, Options, Recording, Tracking};
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
-#[cfg(feature = "record")]
 fn start(core: &Core, start: impl FnOnce(&PoolState) -> Result<()>) -> Result<()> {
     core.check_process()?;
     // The first one takes 20 ms, and others may need the lock.
@@ -23,12 +17,10 @@ fn start(core: &Core, start: impl FnOnce(&PoolState) -> Result<()>) -> Result<()
 }
 
 /// Closes the fast path of a fresh pool, if a tool checks its blocks, or something stands between: it is to hear of each.
-#[cfg(feature = "record")]
 pub(crate) fn start_checking(core: &Core) -> Result<()> {
     if core.closes_fast_path() { start(core, |_| Ok(())) } else { Ok(()) }
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     start(core, |state| {
         core.recording.start(options, &Introduction::of(&core.name, core.device()))?;
@@ -37,7 +29,6 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     })
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
     start(core, |_| {
         core.recording.start_tracking(options, &Introduction::of(&core.name, core.device()));
@@ -46,26 +37,14 @@ pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
 }
 
 /// Ends the recording, or the tracking.
-#[cfg(feature = "record")]
 pub(crate) fn stop<T>(core: &Core, stop: impl FnOnce(&Recording) -> T) -> Result<T> {
     core.check_process()?;
     let stopped = stop(&core.recording);
-    open_lock_entries(core);
+    core.open_lock_entries();
     Ok(stopped)
 }
 
-#[cfg(feature = "record")]
 pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
     core.check_process()?;
     Ok(core.recording.live_blocks(|| core.live()))
-}
-
-/// Opens the fast path again, where recording has ended; another time where the lock is not free now.
-#[cold]
-pub(crate) fn open_lock_entries(core: &Core) {
-    if let Some(mut state) = core.state.try_lock()
-        && !core.closes_fast_path()
-    {
-        core.caches.set_lock_entries(&mut state.locked, true);
-    }
 }
