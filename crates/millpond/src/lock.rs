@@ -59,24 +59,25 @@ struct Holder(AtomicUsize);
 #[derive(Debug)]
 struct Held<'a>(&'a Holder);
 
-impl Holder {
-    fn this_thread() -> usize {
-        thread_local!(static OWN: u8 = const { 0 });
-        OWN.with(|own| std::ptr::from_ref(own).addr())
-    }
+/// The calling thread, by the address of something of its own: no other thread has it while this one lives.
+pub(crate) fn this_thread() -> usize {
+    thread_local!(static OWN: u8 = const { 0 });
+    OWN.with(|own| std::ptr::from_ref(own).addr())
+}
 
+impl Holder {
     // Relaxed, all: a thread asks for what it wrote itself. What others wrote is not its address.
     #[inline]
     fn hold(&self) -> Held<'_> {
         if cfg!(debug_assertions) {
-            self.0.store(Self::this_thread(), Ordering::Relaxed);
+            self.0.store(this_thread(), Ordering::Relaxed);
         }
         Held(self)
     }
 
     #[inline]
     fn is_this_thread(&self) -> bool {
-        cfg!(debug_assertions) && self.0.load(Ordering::Relaxed) == Self::this_thread()
+        cfg!(debug_assertions) && self.0.load(Ordering::Relaxed) == this_thread()
     }
 }
 

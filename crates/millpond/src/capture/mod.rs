@@ -159,7 +159,7 @@ impl CapturePool {
         let units = pool.caches.sizes().units(bytes);
         let mut state = pool.state.lock();
         pool.check_allocates(&state)?;
-        let found = state.arenas.get_mut(*id).and_then(|arena| arena.alloc_at(ptr, units));
+        let found = state.arenas.named_mut(Some(*id)).and_then(|arena| arena.alloc_at(ptr, units));
         let Some(found) = found else { return Ok(false) };
         hand_out(pool, &mut state, &found, bytes);
         drop(state);

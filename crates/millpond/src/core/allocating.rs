@@ -10,15 +10,14 @@
 
 use super::arenas::ArenaId;
 use super::limits::{others_live, verdict};
-use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_now};
-use super::pool_core::{Core, PoolState, take_back};
-use super::recorded::open_lock_entries;
+use super::making_room::{out_of_memory, steps, take_step, tell_of};
+use super::pool_core::{Core, PoolState};
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
-use crate::extents::{self, Allocation, Arena, Effort, MOST_UNITS, Refusal};
+use crate::extents::{self, Allocation, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::{Live, Tenancy};
-use crate::policy::ledger::{CUT, Ledger};
+use crate::policy::ledger::CUT;
 use crate::{Error, Result};
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -42,11 +41,13 @@ type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Alloca
 
 /// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
 /// throughput mode.
-const RUNGS: [Rung; 4] = [
+const RUNGS: [Rung; 5] = [
     // The depot, and a magazine with room for more.
     restock,
     // A free extent that fits.
     cut_ready,
+    // What exceeds a limit is refused: no rung from here on can satisfy it.
+    refuse_impossible,
     // Throughput mode: new pages, within the growth allowance.
     grow,
     // Every cache is emptied. Then any free extent, also after a wait; then pages: parked, remapped, new.
@@ -54,7 +55,7 @@ const RUNGS: [Rung; 4] = [
 ];
 
 /// The rungs in an arena that keeps its pages: nothing is cached for it, and it takes nothing from others.
-const KEEPING: [Rung; 1] = [map_keeping];
+const KEEPING: [Rung; 2] = [refuse_impossible, map];
 
 /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
 /// recorded has it closed.
@@ -131,27 +132,24 @@ fn alloc_under_pressure(
     let depths = (core.reclaimers.depth(), core.observers.depth());
     let mut short = core.shortage_of(first)?;
     // What the program gave back, and something that stands between still has, counts as live: the request may seem impossible.
-    if core.unwrap_blocks(true) {
-        match try_alloc(core, (bytes, align), stream)? {
-            Ok(ptr) => return Ok(ptr),
-            Err(refusal) => short = core.shortage_of(refusal)?,
-        }
-    }
+    let mut may_have_made_room = core.unwrap_blocks(true);
     let request = bytes.next_multiple_of(align);
     let mut patience = core.limits.tenancy().map(Tenancy::patience);
     let mut is_impossible = false;
     for step in steps(core, depths.0) {
-        if let Some(limit) = what_forbids_now(core, bytes) {
+        if let Some(others) = others_live(core, bytes)
+            && let Some(limit) = verdict(core, core.caches.sizes().units(bytes), Some(others))
+        {
             (short.0, is_impossible) = (limit, true);
             break;
         }
-        let may_have_made_room = take_step(core, &step, request, short, &mut patience)?;
+        may_have_made_room |= take_step(core, &step, request, short, &mut patience)?;
         // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
         core.check_process()?;
-        if !may_have_made_room {
+        if !std::mem::take(&mut may_have_made_room) {
             continue;
         }
-        count_retry(core);
+        core.counters.retries.add(1);
         match try_alloc(core, (bytes, align), stream)? {
             Ok(ptr) => return Ok(ptr),
             Err(refusal) => short = core.shortage_of(refusal)?,
@@ -162,19 +160,13 @@ fn alloc_under_pressure(
     Err(tell_of(core, report, depths.1))
 }
 
-fn count_retry(core: &Core) {
-    // Counts are written under the lock.
-    let _state = core.state.lock();
-    core.counters.retries.add(1);
-}
-
 // ---- without the pool's lock -----------------------------------------------------------------
 
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
-        open_lock_entries(core);
+        core.open_lock_entries();
     }
     let found = core.caches.alloc_searching(bytes, stream);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))
@@ -209,20 +201,16 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     let units = core.caches.sizes().units(bytes);
     let to = route.filter(|to| state.arenas.get(*to).is_some());
     let request = LockedRequest { units, align, stream, others, to };
-    let found = match to {
-        Some(_) => climb(core, &mut state, &request, &KEEPING),
-        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
-        // have the class's length.
-        None if state.ledger.is_overdrawn() => {
-            let longer = core.caches.sizes().units_in_throughput_mode(bytes);
-            match climb(core, &mut state, &LockedRequest { units: longer, ..request }, &RUNGS) {
-                // What a longer block has to spare is not worth an error.
-                Err(Refusal::Short { .. }) if longer > units => climb(core, &mut state, &request, &RUNGS),
-                found => found,
-            }
-        }
-        None => climb(core, &mut state, &request, &RUNGS),
-    };
+    let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
+    // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
+    // have the class's length.
+    let is_longer = to.is_none() && state.ledger.is_overdrawn();
+    let longer = if is_longer { core.caches.sizes().units_in_throughput_mode(bytes) } else { units };
+    let mut found = climb(core, &mut state, &LockedRequest { units: longer, ..request }, rungs);
+    // What a longer block has to spare is not worth an error.
+    if longer > units && matches!(found, Err(Refusal::Short { .. })) {
+        found = climb(core, &mut state, &request, rungs);
+    }
     Ok(found.map(|found| hand_out(core, &mut state, &found, bytes)))
 }
 
@@ -233,7 +221,7 @@ fn climb(
     rungs: &[Rung],
 ) -> Climb<Allocation> {
     if request.units >= MOST_UNITS {
-        refuse_impossible(core, request)?;
+        refuse_impossible(core, state, request)?;
     }
     for rung in rungs {
         if let Some(found) = rung(core, state, request)? {
@@ -247,18 +235,15 @@ fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> C
     if request.align > 1 {
         return Ok(None);
     }
-    let PoolState { arenas, locked, .. } = state;
-    let each = |cached| take_back(&mut arenas.own, cached);
+    let (locked, each) = state.for_caches();
     Ok(core.caches.restock(locked, request.units, request.stream, each))
 }
 
 #[cold]
 pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
-    let device = core.timelines.device();
-    let began = device.now();
-    let PoolState { arenas, ledger, .. } = &mut *state;
-    let any = extents::shorten(&mut arenas.own, ledger);
-    let took = device.now().saturating_sub(began);
+    let began = core.now();
+    let any = extents::shorten(&mut state.arenas.own, &mut state.ledger);
+    let took = core.since(began);
     core.counters.note_device_time(took);
     if any {
         note_slow_path(core, state, took);
@@ -278,15 +263,18 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
     Ok(ready)
 }
 
-/// Refuses what exceeds a limit together with all that is live: no rung from here on can satisfy it.
-#[inline]
-fn refuse_impossible(core: &Core, request: &LockedRequest<'_>) -> Climb<()> {
+/// Refuses what exceeds a limit together with all that is live.
+fn refuse_impossible(
+    core: &Core,
+    _: &mut PoolState,
+    request: &LockedRequest<'_>,
+) -> Climb<Option<Allocation>> {
     if request.others.is_none() && request.units < MOST_UNITS {
-        return Ok(());
+        return Ok(None);
     }
     match verdict(core, request.units, request.others) {
         Some(what) => Err(Refusal::Short { what, bytes: core.caches.sizes().bytes(request.units) }),
-        None => Ok(()),
+        None => Ok(None),
     }
 }
 
@@ -299,7 +287,6 @@ fn grow(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Clim
     if !may_grow {
         return Ok(None);
     }
-    refuse_impossible(core, request)?;
     let size = (request.units, request.align);
     let grown = state.arenas.own.alloc(size, request.stream, Effort::Grow).unwrap_or(None);
     if grown.is_some() {
@@ -314,48 +301,29 @@ fn empty_caches_and_map(
     state: &mut PoolState,
     request: &LockedRequest<'_>,
 ) -> Climb<Option<Allocation>> {
-    refuse_impossible(core, request)?;
-    let device = core.timelines.device();
-    let (began, moved) = (device.now(), pages_moved(core));
+    let (began, moved) = (core.now(), pages_moved(core));
     let revoked = core.empty_caches(state);
-    let PoolState { arenas, ledger, .. } = &mut *state;
-    let found = alloc_mapping(core, &mut arenas.own, ledger, request);
-    let took = device.now().saturating_sub(began);
+    let found = map(core, state, request);
     let is_saved = revoked || pages_moved(core) > moved;
-    note_slow_path(core, state, if is_saved { took } else { CUT });
+    note_slow_path(core, state, if is_saved { core.since(began) } else { CUT });
     let found = found?;
     adapt(core, state);
     Ok(found)
 }
 
-/// Allocates in the arena that keeps its pages.
-fn map_keeping(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+/// Allocates by all steps of the arena. The ledger decides how long new pages are, and pays for them.
+fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
     let PoolState { arenas, ledger, .. } = state;
-    let Some((id, arena)) = request.to.and_then(|id| Some((id, arenas.get_mut(id)?))) else {
-        return Ok(None);
-    };
-    refuse_impossible(core, request)?;
-    let found = alloc_mapping(core, arena, ledger, request);
-    arenas.note_loose_pages(id);
-    found
-}
-
-/// Allocates by all steps of an arena. The ledger decides how long new pages are, and pays for them.
-fn alloc_mapping(
-    core: &Core,
-    arena: &mut Arena,
-    ledger: &mut Ledger,
-    request: &LockedRequest<'_>,
-) -> Climb<Option<Allocation>> {
-    let device = core.timelines.device();
-    let began = device.now();
-    let LockedRequest { units, align, stream, .. } = *request;
+    let LockedRequest { units, align, stream, to, .. } = *request;
+    let Some(arena) = arenas.named_mut(to) else { return Ok(None) };
+    let began = core.now();
     let found = arena.alloc((units, align), stream, Effort::Map(ledger.balance(began)));
     if !matches!(found, Ok(Some(Allocation { misses: 0, .. }))) {
-        let took = device.now().saturating_sub(began);
+        let took = core.since(began);
         ledger.pay_for_pages(took);
         core.counters.note_device_time(took);
     }
+    arenas.note_loose_pages(to);
     found
 }
 

@@ -22,8 +22,9 @@ pub(crate) struct Arenas {
     /// Whose pages move.
     pub(crate) own: Arena,
     keeping: BTreeMap<ArenaId, Box<Arena>>,
-    /// Those whose last claim is gone. In order, with room for all.
-    released: Vec<ArenaId>,
+    /// Those whose last claim is gone, numbered in that order, with room for all.
+    released: Vec<(u64, ArenaId)>,
+    releases: u64,
     /// Whether arenas that keep their pages may hold some that are mapped nowhere.
     has_loose_pages: bool,
 }
@@ -42,7 +43,7 @@ fn note_visits(_arenas: usize) {
 
 impl Arenas {
     pub(crate) fn new(own: Arena) -> Self {
-        Self { own, keeping: BTreeMap::new(), released: Vec::new(), has_loose_pages: false }
+        Self { own, keeping: BTreeMap::new(), released: Vec::new(), releases: 0, has_loose_pages: false }
     }
 
     /// Adds one that keeps its pages.
@@ -57,17 +58,11 @@ impl Arenas {
         self.keeping.get(&id).map(|arena| &**arena)
     }
 
-    pub(crate) fn get_mut(&mut self, id: ArenaId) -> Option<&mut Arena> {
-        note_visits(1);
-        self.keeping.get_mut(&id).map(|arena| &mut **arena)
-    }
-
     /// The one with this id, or the pool's own.
     pub(crate) fn named_mut(&mut self, id: Option<ArenaId>) -> Option<&mut Arena> {
-        match id {
-            None => Some(&mut self.own),
-            Some(id) => self.get_mut(id),
-        }
+        let Some(id) = id else { return Some(&mut self.own) };
+        note_visits(1);
+        self.keeping.get_mut(&id).map(|arena| &mut **arena)
     }
 
     /// All: first the pool's own, then the others in the order of their ids.
@@ -80,11 +75,6 @@ impl Arenas {
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Option<ArenaId>, &mut Arena)> {
         let others = self.keeping.iter_mut().inspect(|_| note_visits(1));
         std::iter::once((None, &mut self.own)).chain(others.map(|(id, arena)| (Some(*id), &mut **arena)))
-    }
-
-    /// Every live block, as its start and the bytes asked for.
-    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        self.iter().flat_map(|(_, arena)| arena.live())
     }
 
     // ---- by address ------------------------------------------------------------------------------
@@ -129,33 +119,41 @@ impl Arenas {
 
     /// The last claim is gone.
     pub(crate) fn release(&mut self, id: ArenaId) {
-        if self.keeping.contains_key(&id)
-            && let Err(at) = self.released.binary_search(&id)
-        {
-            self.released.insert(at, id);
-        }
+        self.releases += 1;
+        self.released.push((self.releases, id));
     }
 
     /// Those that nobody claims any more.
-    pub(crate) fn released(&self) -> impl Iterator<Item = (ArenaId, &Arena)> {
-        self.released.iter().filter_map(|id| self.get(*id).map(|arena| (*id, arena)))
+    fn released(&self) -> impl DoubleEndedIterator<Item = (u64, &Arena)> {
+        self.released.iter().filter_map(|(number, id)| self.get(*id).map(|arena| (*number, arena)))
     }
 
-    /// No replay can come any more, and none is under way: gives back what is free.
-    pub(crate) fn let_go(&mut self, id: ArenaId) {
-        if let Some(arena) = self.get_mut(id) {
-            arena.let_go();
-            self.trim(id);
+    /// The number of the newest that nobody claims any more, and that still keeps its pages.
+    pub(crate) fn newest_released(&self) -> Option<u64> {
+        self.released().rev().find(|(_, arena)| arena.keeps()).map(|(number, _)| number)
+    }
+
+    /// Of those released until then, no replay can come any more, and none is under way: gives back what is free.
+    pub(crate) fn let_go_until(&mut self, newest: u64) {
+        for (_, id) in self.released.iter().filter(|(number, _)| *number <= newest) {
+            self.keeping.get_mut(id).into_iter().for_each(|arena| arena.let_go());
         }
+        self.trim_released();
     }
 
     // ---- giving back -----------------------------------------------------------------------------
 
     /// Gives back what is free, and complete, of an arena that was let go.
     fn trim(&mut self, id: ArenaId) {
-        if self.get_mut(id).is_some_and(trim) {
+        if self.named_mut(Some(id)).is_some_and(trim) {
             self.keeping.remove(&id);
-            self.released.retain(|other| *other != id);
+            self.released.retain(|(_, other)| *other != id);
+        }
+    }
+
+    fn trim_released(&mut self) {
+        for at in (0..self.released.len()).rev() {
+            self.trim(self.released[at].1);
         }
     }
 
@@ -170,14 +168,12 @@ impl Arenas {
                 self.has_loose_pages |= arena.has_loose_pages();
             }
         }
-        for at in (0..self.released.len()).rev() {
-            self.trim(self.released[at]);
-        }
+        self.trim_released();
     }
 
     /// An arena that was allocated from may hold pages that are mapped nowhere: what a request left that failed.
-    pub(crate) fn note_loose_pages(&mut self, of: ArenaId) {
-        self.has_loose_pages |= self.get(of).is_some_and(Arena::has_loose_pages);
+    pub(crate) fn note_loose_pages(&mut self, of: Option<ArenaId>) {
+        self.has_loose_pages |= of.and_then(|of| self.get(of)).is_some_and(Arena::has_loose_pages);
     }
 
     /// The work that must be complete before everything free can be given back.
@@ -203,7 +199,9 @@ impl Arenas {
     /// The pool is at its end: gives everything back, but what a replay may still use. Better lost than taken from it.
     pub(crate) fn tear_down(&mut self) -> DeviceResult<()> {
         for arena in self.keeping.values_mut().filter(|arena| !arena.keeps()) {
-            tear_down(arena);
+            if let Err(error) = extents::tear_down(arena) {
+                tracing::warn!(%error, "the memory of a capture could not be given back");
+            }
         }
         extents::tear_down(&mut self.own)
     }
@@ -211,21 +209,15 @@ impl Arenas {
 
 /// Gives back what is free, and complete. Returns whether nothing is left of memory that was let go.
 fn trim(arena: &mut Arena) -> bool {
-    if let Err(error) = extents::trim(arena, 0) {
+    let is_gone = extents::trim(arena, 0).and_then(|_| {
+        let is_left = arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
+        // Only addresses are left else.
+        if is_left { Ok(false) } else { extents::tear_down(arena).map(|()| true) }
+    });
+    is_gone.unwrap_or_else(|error| {
         tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
-    }
-    let is_left = |arena: &Arena| arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
-    // Only addresses are left else. Where they cannot be given back, that is tried again.
-    !is_left(arena) && tear_down(arena)
-}
-
-/// Gives everything back, of memory without live blocks that nothing uses any more. Returns whether that succeeded.
-fn tear_down(arena: &mut Arena) -> bool {
-    let done = extents::tear_down(arena);
-    if let Err(error) = &done {
-        tracing::warn!(%error, "the memory of a capture could not be given back");
-    }
-    done.is_ok()
+        false
+    })
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! The program's callbacks: asked when memory is short, told when it ran out.
 
-use std::cell::RefCell;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::lock::Mutex;
+use crate::lock::{Mutex, this_thread};
 use crate::out_of_memory::OutOfMemory;
 use crate::policy::waiting::MOST_NESTED;
 
@@ -27,41 +25,25 @@ pub(crate) type Observer = dyn Fn(&OutOfMemory) + Send + Sync;
 pub(crate) struct Callbacks<F: ?Sized> {
     next: AtomicU64,
     all: Mutex<Vec<(u64, Arc<F>)>>,
-    /// How deep each thread is nested that is inside of one now.
-    under_way: Mutex<Vec<u32>>,
-}
-
-thread_local! {
-    /// The callbacks that this thread is inside of, by where they are kept.
-    static ENTERED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The threads that are inside of one now, and how deep each is nested.
+    under_way: Mutex<Vec<(usize, u32)>>,
 }
 
 /// As long as this lives, the thread is inside of a callback.
 pub(crate) struct InCallback<'a> {
-    under_way: &'a Mutex<Vec<u32>>,
-    depth: u32,
+    under_way: &'a Mutex<Vec<(usize, u32)>>,
+    thread: usize,
 }
 
 impl Drop for InCallback<'_> {
     fn drop(&mut self) {
-        let mut under_way = self.under_way.lock();
-        if let Some(at) = under_way.iter().position(|depth| *depth == self.depth) {
-            under_way.swap_remove(at);
-        }
-        // Fails while the thread's variables are being destroyed: nothing is to be known by then.
-        let _ = ENTERED.try_with(|entered| entered.borrow_mut().pop());
+        self.under_way.lock().retain(|(thread, _)| *thread != self.thread);
     }
 }
 
 impl<F: ?Sized> Default for Callbacks<F> {
     fn default() -> Self {
         Self { next: AtomicU64::new(0), all: Mutex::default(), under_way: Mutex::default() }
-    }
-}
-
-impl<F: ?Sized> fmt::Debug for Callbacks<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Callbacks").field("count", &self.all.lock().len()).finish()
     }
 }
 
@@ -78,11 +60,9 @@ impl<F: ?Sized> Callbacks<F> {
 
     /// Forgets one of them. What it holds is dropped without the lock.
     pub(crate) fn remove(&self, number: u64) -> bool {
-        let removed = {
-            let mut all = self.all.lock();
-            let at = all.iter().position(|(known, _)| *known == number);
-            at.map(|at| all.remove(at))
-        };
+        let mut all = self.all.lock();
+        let removed = all.iter().position(|(known, _)| *known == number).map(|at| all.remove(at));
+        drop(all);
         removed.is_some()
     }
 
@@ -94,44 +74,23 @@ impl<F: ?Sized> Callbacks<F> {
 
     /// How deep a request that begins now may be nested in callbacks: each that is running may wait for it.
     pub(crate) fn depth(&self) -> u32 {
-        self.under_way.lock().iter().max().map_or(0, |deepest| deepest + 1)
+        self.under_way.lock().iter().map(|(_, depth)| depth + 1).max().unwrap_or(0)
     }
 
     /// Whether there are any that a request of this thread may be asked of.
     pub(crate) fn can_be_asked(&self) -> bool {
-        let at = std::ptr::from_ref(self).addr();
-        let is_entered = ENTERED.try_with(|entered| entered.borrow().contains(&at)).unwrap_or(true);
-        !is_entered && !self.all.lock().is_empty()
+        !is_inside(&self.under_way.lock(), this_thread()) && !self.all.lock().is_empty()
     }
 
     /// To be entered before a callback is called; `None` where the depth is too great, or where this thread is inside
     /// one already. That one would be asked for its own requests, without end.
     pub(crate) fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
-        let at = std::ptr::from_ref(self).addr();
-        if depth >= MOST_NESTED {
+        let (thread, mut under_way) = (this_thread(), self.under_way.lock());
+        if depth >= MOST_NESTED || is_inside(&under_way, thread) || under_way.try_reserve(1).is_err() {
             return None;
         }
-        let entered = ENTERED.try_with(|entered| {
-            let mut entered = entered.borrow_mut();
-            let is_new = !entered.contains(&at);
-            let is_new = is_new && entered.try_reserve(1).is_ok();
-            if is_new {
-                entered.push(at);
-            }
-            is_new
-        });
-        // Not made where nothing was entered: its end leaves.
-        if !entered.unwrap_or(false) {
-            return None;
-        }
-        let mut under_way = self.under_way.lock();
-        if under_way.try_reserve(1).is_err() {
-            // Not by the end of an `InCallback`, which looks for its depth.
-            let _ = ENTERED.try_with(|entered| entered.borrow_mut().pop());
-            return None;
-        }
-        under_way.push(depth);
-        Some(InCallback { under_way: &self.under_way, depth })
+        under_way.push((thread, depth));
+        Some(InCallback { under_way: &self.under_way, thread })
     }
 
     /// Those that are registered now, in that order. The lock is not held in between: they may register and remove others.
@@ -147,4 +106,8 @@ impl<F: ?Sized> Callbacks<F> {
             Some(callback.clone())
         })
     }
+}
+
+fn is_inside(under_way: &[(usize, u32)], thread: usize) -> bool {
+    under_way.iter().any(|(other, _)| *other == thread)
 }

@@ -7,15 +7,15 @@
 //! 4. Under it, any other block: the arena takes it, behind the fence of all streams that used it.
 //! 5. What is no live block is a mistake of the program's, and said so.
 
-use super::giving_back::give_all_back_slow;
+use super::giving_back::unlock_freed;
 use super::holds::Freed;
-use super::pool_core::{Core, PoolState, take_back};
+use super::pool_core::{Core, PoolState};
 use super::slow_path_time::lock_noting_waits;
-use crate::Result;
 use crate::device::{DeviceError, DevicePtr};
 use crate::extents::Pointer;
 use crate::order::Stream;
 use crate::record::Moment;
+use crate::{Error, Result};
 
 /// Frees a block. The fast path is one call, which takes no lock.
 ///
@@ -31,8 +31,8 @@ pub(crate) unsafe fn free(core: &Core, ptr: DevicePtr, stream: &Stream) -> Resul
 #[cold]
 fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     core.check_process()?;
-    let noted =
-        if core.recording.asks_free_of(ptr) { requested(core, ptr).zip(Some(Moment::now())) } else { None };
+    let asks = core.recording.asks_free_of(ptr);
+    let noted = if asks { requested_at(core, ptr).ok().zip(Some(Moment::now())) } else { None };
     let freed = match &core.wrapping {
         Some(wrapping) => wrapping.free(core, ptr, stream),
         None => free_block(core, ptr, stream),
@@ -54,19 +54,15 @@ pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result
     }
 }
 
-/// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
-/// only where the descriptor of the block does not say.
-fn requested(core: &Core, ptr: DevicePtr) -> Option<u64> {
+/// Bytes asked for in the live block that starts at `ptr`. Takes the lock only where the descriptor of the block does not say.
+pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
+    core.check_process()?;
     if let Some((_, bytes)) = core.part_at(ptr) {
-        return Some(bytes);
+        return Ok(bytes);
     }
-    if let Some(descriptor) = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
-        return Some(descriptor.requested());
-    }
-    let mut state = core.state.lock();
-    match state.arenas.look_up(ptr) {
-        Pointer::Live(id) => Some(state.arenas.of_mut(ptr).requested(id)),
-        _ => None,
+    match core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
+        Some(descriptor) => Ok(descriptor.requested()),
+        None => core.with_live(ptr, |arena, id| arena.requested(id)),
     }
 }
 
@@ -83,11 +79,7 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
             return Err(core.misuse(ptr, pointer));
         }
     }
-    let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
-    drop(state);
-    if gives_back {
-        give_all_back_slow(core);
-    }
+    unlock_freed(core, state);
     Ok(())
 }
 
@@ -96,15 +88,14 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
     let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
-    let PoolState { arenas, locked, .. } = state;
-    let each = |cached| take_back(&mut arenas.own, cached);
+    let (locked, each) = state.for_caches();
     if core.caches.put_slow(locked, descriptor, stream, each) {
         return true;
     }
     let (requested, size) = (descriptor.requested(), descriptor.bytes());
-    let freed = arenas.own.take_back(descriptor, stream.fence());
+    let freed = state.arenas.own.take_back(descriptor, stream.fence());
     if freed {
-        core.caches.count_free(locked, requested, size);
+        core.caches.count_free(&mut state.locked, requested, size);
     }
     freed
 }
@@ -119,34 +110,23 @@ fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer
     }
 }
 
-/// Bytes asked for in a live block.
-pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
-    let of_block = core.with_live(ptr, |arena, id| arena.requested(id))?;
-    Ok(core.part_at(ptr).map_or(of_block, |(_, bytes)| bytes))
-}
-
 /// Notes that work on `stream`, of the pool's own device, uses a live block.
 pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-    core.check_process()?;
-    let is_noted = core.with_live(ptr, |arena, id| {
-        let is_noted = arena.record_use(id, stream);
-        if is_noted {
-            core.recording.record_use(ptr, stream);
-        }
-        is_noted
-    })?;
-    if is_noted {
-        Ok(())
-    } else {
-        Err(core.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64))
-    }
+    let noted = core.with_live(ptr, |arena, id| {
+        arena.record_use(id, stream).then(|| core.recording.record_use(ptr, stream))
+    });
+    noted?.ok_or_else(|| no_list_of_streams(core))
+}
+
+#[cold]
+fn no_list_of_streams(core: &Core) -> Error {
+    core.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64)
 }
 
 /// Orders what comes next after the work that was noted to use the block: on this stream, or on the host.
 pub(crate) fn order_after_uses(core: &Core, ptr: DevicePtr, next: Option<&Stream>) -> Result<()> {
     let uses = core.with_live(ptr, |arena, id| arena.uses(id))?;
-    let no_memory = || core.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64);
-    let uses = uses.ok_or_else(no_memory)?;
+    let uses = uses.ok_or_else(|| no_list_of_streams(core))?;
     if let Some(stream) = next
         && core.timelines.make_wait(&uses, stream.timeline())?
     {
@@ -168,9 +148,9 @@ mod tests {
     use std::thread::{Scope, scope};
 
     use super::*;
+    use crate::Pool;
     use crate::extents::BlockDescriptor;
     use crate::fixtures::{Bench, Freeing};
-    use crate::{Error, Pool};
 
     const BYTES: u64 = 4096;
 

@@ -30,12 +30,10 @@ impl Gate {
     /// Until it [moves out](Self::move_out), the pool is not put to sleep. `false` where it sleeps.
     #[cfg(any(feature = "cudarc", test))]
     pub(crate) fn move_in(&self) -> bool {
-        let entered = self.enter();
-        // Relaxed: who closes the gate waits for `entered` to leave, and so sees this.
-        entered.is_some_and(|_entered| {
-            self.residents.fetch_add(1, Ordering::Relaxed);
-            true
-        })
+        let Some(_entered) = self.enter() else { return false };
+        // Relaxed: who closes the gate waits for `_entered` to leave, and so sees this.
+        self.residents.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     #[cfg(any(feature = "cudarc", test))]

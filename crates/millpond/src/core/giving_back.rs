@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pool_core::{Core, PoolState, take_back};
-use super::registry::Registered;
+use super::pool_core::{Core, PoolState};
 use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::extents::{self, Pointer};
+use crate::lock::MutexGuard;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
 use crate::{Error, Result};
@@ -22,8 +22,8 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let mut state = core.state.lock();
     let released = trim_under_lock(core, &mut state, keep)?;
     if !core.caches.holds_any() {
-        let PoolState { arenas, locked, .. } = &mut *state;
-        core.caches.give_back(locked, |cached| take_back(&mut arenas.own, cached));
+        let (locked, each) = state.for_caches();
+        core.caches.give_back(locked, each);
     }
     drop(state);
     core.report_freed_twice();
@@ -34,18 +34,15 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
     if state.is_asleep {
         return Ok(0);
     }
-    if core.caches.any_ended() {
-        core.collect_ended(state);
-    }
+    core.collect_ended(state);
     state.arenas.trim_keeping();
     if core.counters.reserved.current() <= keep {
         return Ok(0);
     }
     core.empty_caches(state);
-    let device = core.timelines.device();
-    let began = device.now();
+    let began = core.now();
     let released = extents::trim(&mut state.arenas.own, keep);
-    core.counters.note_device_time(device.now().saturating_sub(began));
+    core.counters.note_device_time(core.since(began));
     let released = released?;
     core.recording.trim(keep, released);
     Ok(released)
@@ -54,7 +51,7 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
 pub(crate) fn collect_held(core: &Core) -> bool {
     let any = core.unwrap_blocks(false);
-    core.holds.any() && free_behind(core, core.holds.collect()) || any
+    core.holds.any() && free_behind(core, core.holds.collect(false)) || any
 }
 
 /// Frees these live blocks behind their fences. Returns whether there are any.
@@ -68,12 +65,17 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
             core.free_in_arena(&mut state, (ptr, id), fence);
         }
     }
-    let is_last_of_destroyed = state.destroyed && core.counted().blocks.current == 0;
-    drop(state);
-    if is_last_of_destroyed {
-        give_all_back_slow(core);
-    }
+    unlock_freed(core, state);
     true
+}
+
+/// Ends frees under the lock. The memory of a destroyed pool goes back with its last block.
+pub(super) fn unlock_freed(core: &Core, state: MutexGuard<'_, PoolState>) {
+    let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
+    drop(state);
+    if gives_back {
+        give_all_back(core);
+    }
 }
 
 /// Lets go of the memory of captures that nobody claims any more. It does so once the work that was under way when
@@ -81,39 +83,25 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
 /// be waited for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for
 /// the device, or is short of memory.
 pub(crate) fn let_go_of_released(core: &Core) -> bool {
-    let mut waiting = Vec::new();
     if core.gate.is_closed() {
         // The wake calls this again.
         return false;
     }
-    {
-        let state = core.state.lock();
-        for (id, _) in state.arenas.released().filter(|(_, arena)| arena.keeps()) {
-            // Without memory for the list, the others go another time.
-            if waiting.try_reserve(1).is_err() {
-                break;
-            }
-            waiting.push(id);
-        }
-    }
-    if waiting.is_empty() {
-        return false;
-    }
+    let Some(newest) = core.state.lock().arenas.newest_released() else { return false };
     // Without the pool's lock.
-    match core.timelines.synchronize_device_unless_capturing() {
-        Ok(true) => {}
-        Ok(false) => return false,
-        Err(error) => {
-            tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
-            return false;
-        }
+    let is_done = core.timelines.synchronize_device_unless_capturing().unwrap_or_else(|error| {
+        tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
+        false
+    });
+    if !is_done {
+        return false;
     }
     let mut state = core.state.lock();
-    if state.is_asleep {
-        return false;
+    let lets_go = !state.is_asleep;
+    if lets_go {
+        state.arenas.let_go_until(newest);
     }
-    waiting.into_iter().for_each(|id| state.arenas.let_go(id));
-    true
+    lets_go
 }
 
 /// The work that must be complete before everything that is not live can be given back.
@@ -123,10 +111,10 @@ pub(crate) fn fence_of_all_free(core: &Core) -> Fence {
     state.arenas.fence_of_all_free()
 }
 
-/// The last block of a destroyed pool is gone: gives back what can be given back without waiting. What
+/// Gives back what can be given back without waiting. What
 /// pending work still uses goes when the host next synchronises, or with the context.
 #[cold]
-pub(crate) fn give_all_back_slow(core: &Core) {
+fn give_all_back(core: &Core) {
     end_sleep(core);
     if let Err(error) = trim(core, 0) {
         tracing::warn!(%error, pool = core.name, "a destroyed pool could not give back its memory");
@@ -136,31 +124,30 @@ pub(crate) fn give_all_back_slow(core: &Core) {
 
 /// Nothing of the pool is live, and it will allocate no more: what sleeps need not wake.
 fn end_sleep(core: &Core) {
-    {
-        let mut state = core.state.lock();
-        if std::mem::take(&mut state.is_asleep) {
-            state.arenas.forget_gone();
-        }
+    let mut state = core.state.lock();
+    if std::mem::take(&mut state.is_asleep) {
+        state.arenas.forget_gone();
     }
+    drop(state);
     core.gate.open();
 }
 
 /// Lets go of the pools of the context that hold nothing any more.
 pub(crate) fn bury(core: &Core) {
     if let Some(registry) = core.registry.upgrade() {
-        registry.bury();
+        registry.bury(Core::holds_nothing);
     }
 }
 
 /// Keeps the pool as long as it holds memory, also without a handle: it goes back later.
 pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
-    if let Some(registry) = core.registry.upgrade() {
-        if !core.holds_nothing() {
-            registry.outlive(core.clone());
-        }
-        // What it held may have gone before the registry knew of the pool.
-        registry.bury();
+    if !core.holds_nothing()
+        && let Some(registry) = core.registry.upgrade()
+    {
+        registry.outlive(core.number, core.clone());
     }
+    // What it held may have gone before the registry kept the pool.
+    bury(core);
 }
 
 /// The last handle of the pool is gone, or it was destroyed.
@@ -168,26 +155,20 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
     core.check_process()?;
     core.unwrap_blocks(true);
     core.recording.end();
-    let ended = match shut(core) {
-        None => return Ok(()),
-        Some(Counted { blocks, .. }) if blocks.current == 0 => end(core),
-        Some(Counted { blocks, requested, .. }) => {
-            let (blocks, bytes) = (blocks.current, requested.current);
-            Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes })
-        }
+    let mut state = core.state.lock();
+    // It allocates no more from now on.
+    if std::mem::replace(&mut state.destroyed, true) {
+        return Ok(());
+    }
+    core.pause_caches(&mut state);
+    let Counted { blocks, requested, .. } = core.counted();
+    drop(state);
+    let ended = match blocks.current {
+        0 => end(core),
+        blocks => Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes: requested.current }),
     };
     outlive_if_needed(core);
     ended
-}
-
-/// Allocates no more from now on; returns what is live, or `None` where that was so already.
-fn shut(core: &Core) -> Option<Counted> {
-    let mut state = core.state.lock();
-    if std::mem::replace(&mut state.destroyed, true) {
-        return None;
-    }
-    core.pause_caches(&mut state);
-    Some(core.counted())
 }
 
 /// Gives everything back, without live blocks. Waits for work on it without the lock: the device may be waiting for a
@@ -195,22 +176,18 @@ fn shut(core: &Core) -> Option<Counted> {
 fn end(core: &Core) -> Result<()> {
     end_sleep(core);
     let_go_of_released(core);
-    let fence = fence_of_all_free(core);
-    core.timelines.wait_on_host(&fence)?;
-    let left = {
-        let mut state = core.state.lock();
-        state.arenas.trim_keeping();
-        extents::tear_down(&mut state.arenas.own)?;
-        state.arenas.own.held()
-    };
-    if left > 0 {
-        return Err(Error::MemoryInUse { pool: core.name_of(), bytes: left });
+    core.timelines.wait_on_host(&fence_of_all_free(core))?;
+    let mut state = core.state.lock();
+    state.arenas.trim_keeping();
+    extents::tear_down(&mut state.arenas.own)?;
+    match state.arenas.own.held() {
+        0 => Ok(()),
+        bytes => Err(Error::MemoryInUse { pool: core.name_of(), bytes }),
     }
-    Ok(())
 }
 
 /// Gives back what is free until so much is held; waits for work on it if that is not enough.
-fn trim_for_others(core: &Core, keep: u64) -> Result<u64> {
+pub(super) fn trim_waiting(core: &Core, keep: u64) -> Result<u64> {
     let released = trim(core, keep)?;
     if core.counters.reserved.current() <= keep || core.gate.is_closed() {
         return Ok(released);
@@ -226,7 +203,7 @@ impl GivesBack for Core {
         let held = self.counters.reserved.current();
         let free = held.saturating_sub(self.counted().allocated.current);
         let give = wanted.max(free / 2).min(free).min(at_most);
-        trim_for_others(self, held - give).unwrap_or_else(|error| {
+        trim_waiting(self, held - give).unwrap_or_else(|error| {
             tracing::debug!(%error, pool = self.name, "a pool could not give memory to another process");
             0
         })
@@ -242,15 +219,14 @@ impl AfterSync for Core {
         collect_held(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
         let threshold = self.release_threshold.load(Ordering::Relaxed);
-        let destroyed = {
-            let mut state = self.state.lock();
-            let keep = if state.destroyed { 0 } else { threshold };
-            if let Err(error) = trim_under_lock(self, &mut state, keep) {
-                tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
-            }
-            state.destroyed
-        };
-        if destroyed {
+        let mut state = self.state.lock();
+        let keep = if state.destroyed { 0 } else { threshold };
+        if let Err(error) = trim_under_lock(self, &mut state, keep) {
+            tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
+        }
+        let is_destroyed = state.destroyed;
+        drop(state);
+        if is_destroyed {
             bury(self);
         }
     }
@@ -266,7 +242,7 @@ impl Drop for Core {
         if let Some(wrapping) = &self.wrapping {
             wrapping.end();
         }
-        free_behind(self, self.holds.end());
+        free_behind(self, self.holds.collect(true));
         end_sleep(self);
         // Nobody holds a claim on the memory of captures, nor the pool.
         let_go_of_released(self);

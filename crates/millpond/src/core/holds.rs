@@ -98,26 +98,13 @@ impl Holds {
         Freed::Later
     }
 
-    /// Forgets all of them, since the pool ends. Returns those that their owners freed. Whoever else uses their memory keeps it by
-    /// what it has of it.
-    pub(crate) fn end(&self) -> Vec<(DevicePtr, Fence)> {
-        let mut blocks = self.blocks.lock();
-        self.count.store(0, Ordering::Relaxed);
-        blocks.drain(..).filter_map(|mut block| Some((block.ptr, block.freed.take()?))).collect()
-    }
-
-    /// Forgets the blocks that nothing holds any more. Returns those of them that their owners freed.
-    pub(crate) fn collect(&self) -> Vec<(DevicePtr, Fence)> {
+    /// Forgets the blocks that nothing holds any more; or all, where the pool ends: whoever else uses their memory keeps it by
+    /// what it has of it. Returns those of them that their owners freed.
+    pub(crate) fn collect(&self, all: bool) -> Vec<(DevicePtr, Fence)> {
         let now = Instant::now();
-        let mut freed = Vec::new();
         let mut blocks = self.blocks.lock();
-        blocks.retain_mut(|block| {
-            let is_over = block.is_over(now);
-            if is_over {
-                freed.extend(block.freed.take().map(|fence| (block.ptr, fence)));
-            }
-            !is_over
-        });
+        let over = blocks.extract_if(.., |block| all || block.is_over(now));
+        let freed = over.filter_map(|block| Some((block.ptr, block.freed?))).collect();
         self.count.store(blocks.len(), Ordering::Relaxed);
         freed
     }

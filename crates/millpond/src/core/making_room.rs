@@ -7,10 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
-use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim};
-use super::limits::{has_budget_of, has_memory_of, others, others_live, verdict};
+use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim, trim_waiting};
+use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
-use super::recorded::keep_account;
 use crate::extents;
 use crate::host::try_box;
 use crate::out_of_memory::{Limit, OutOfMemory};
@@ -37,7 +36,7 @@ pub(crate) fn out_of_memory_awaking(core: &Core, what: Shortage) -> Error {
 /// Tells the observers, for a request that is nested so deep, and makes the error.
 pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
     tracing::warn!(%report, "out of memory");
-    keep_account(core, &report);
+    core.recording.account(&report, || core.live());
     if let Some(_entered) = core.observers.enter(depth) {
         core.observers.each().for_each(|observer| observer(&report));
     }
@@ -46,12 +45,6 @@ pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
         Some(report) => Error::OutOfMemory(unsafe { Box::from_raw(report.as_ptr()) }),
         None => core.no_host_memory("the account of an out-of-memory error", size_of::<OutOfMemory>() as u64),
     }
-}
-
-/// The limit that makes a request of so many bytes impossible now.
-pub(super) fn what_forbids_now(core: &Core, bytes: u64) -> Option<Shortage> {
-    let others = others_live(core, bytes)?;
-    verdict(core, core.caches.sizes().units(bytes), Some(others))
 }
 
 /// Takes one step; `false` where it cannot have made room.
@@ -96,10 +89,7 @@ pub(crate) fn trim_others(core: &Core) -> Result<bool> {
         !other.gate.is_closed() && (has_memory_of(core, other) || has_budget_of(core, other))
     };
     for other in others(core).filter(may_help) {
-        released |= let_go_of_released(&other);
-        let fence = fence_of_all_free(&other);
-        core.timelines.wait_on_host(&fence)?;
-        released |= trim(&other, 0)? > 0;
+        released |= let_go_of_released(&other) | (trim_waiting(&other, 0)? > 0);
     }
     Ok(released)
 }

@@ -40,6 +40,6 @@ pub(crate) use gate::Gate;
 pub(crate) use holds::{Hold, Holds};
 pub(crate) use limits::others;
 pub(crate) use pool_core::{Core, PoolState};
-pub(crate) use registry::{Registered, Registry};
+pub(crate) use registry::Registry;
 pub(crate) use routes::{Filter, Route, Routes};
 pub(crate) use wrapping::Wrapping;

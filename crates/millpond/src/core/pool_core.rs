@@ -7,12 +7,13 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::arenas::{ArenaId, Arenas};
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::gate::{Awake, Gate};
 use super::holds::Holds;
-use super::registry::{Registered, Registry};
+use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
 use crate::cache::{Cached, Caches, Locked};
@@ -78,6 +79,19 @@ pub(crate) struct PoolState {
     pub(crate) destroyed: bool,
     /// While the pool sleeps: nothing is allocated, moved or given back.
     pub(crate) is_asleep: bool,
+}
+
+impl PoolState {
+    /// What the caches need to give up blocks: the lock's proof, and what takes a block back to the own arena.
+    pub(super) fn for_caches(&mut self) -> (&mut Locked, impl FnMut(Cached)) {
+        let arena = &mut self.arenas.own;
+        let take_back = |cached: Cached| {
+            if !arena.take_back(cached.descriptor(), cached.fence()) {
+                tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
+            }
+        };
+        (&mut self.locked, take_back)
+    }
 }
 
 impl fmt::Debug for Core {
@@ -151,8 +165,9 @@ impl Core {
         self.check_process()?;
         let start = self.start_of(ptr);
         let mut state = self.state.lock();
-        match state.arenas.look_up(start) {
-            Pointer::Live(id) => Ok(look(state.arenas.of_mut(start), id)),
+        let arena = state.arenas.of_mut(start);
+        match arena.look_up(start) {
+            Pointer::Live(id) => Ok(look(arena, id)),
             pointer => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
@@ -221,38 +236,38 @@ impl Core {
 
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(crate) fn empty_caches(&self, state: &mut PoolState) -> bool {
-        if self.caches.any_ended() {
-            self.collect_ended(state);
-        }
-        let PoolState { arenas, locked, .. } = state;
+        self.collect_ended(state);
         let any = self.caches.holds_any();
         if any {
-            self.caches.revoke(locked, |cached| take_back(&mut arenas.own, cached));
+            let (locked, each) = state.for_caches();
+            self.caches.revoke(locked, each);
         }
         any
     }
 
     /// Gives the arena what threads that ended cached.
-    #[cold]
+    #[inline]
     pub(crate) fn collect_ended(&self, state: &mut PoolState) {
-        let PoolState { arenas, locked, .. } = state;
-        self.caches.collect_ended(locked, |cached| take_back(&mut arenas.own, cached));
-    }
-
-    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
-    fn collect_ended_if_free(&self) {
-        if self.caches.any_ended()
-            && self.is_here()
-            && let Some(mut state) = self.state.try_lock()
-        {
-            self.collect_ended(&mut state);
+        if self.caches.any_ended() {
+            let (locked, each) = state.for_caches();
+            self.caches.collect_ended(locked, each);
         }
     }
 
     /// Empties the caches, and caches nothing until they are [resumed](Self::resume_caches).
     pub(crate) fn pause_caches(&self, state: &mut PoolState) {
-        let PoolState { arenas, locked, .. } = state;
-        self.caches.pause(locked, |cached| take_back(&mut arenas.own, cached));
+        let (locked, each) = state.for_caches();
+        self.caches.pause(locked, each);
+    }
+
+    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
+    #[cold]
+    pub(super) fn open_lock_entries(&self) {
+        if let Some(mut state) = self.state.try_lock()
+            && !self.closes_fast_path()
+        {
+            self.caches.set_lock_entries(&mut state.locked, true);
+        }
     }
 
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
@@ -266,9 +281,8 @@ impl Core {
     pub(crate) fn report_freed_twice(&self) {
         let count = self.caches.freed_twice();
         if count > 0 && !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
-            let pool = self.name.as_str();
             tracing::error!(
-                pool,
+                pool = self.name,
                 count,
                 "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
             );
@@ -289,7 +303,21 @@ impl Core {
         freed.is_some()
     }
 
+    /// By the clock that the ledger goes by.
+    pub(super) fn now(&self) -> Duration {
+        self.timelines.device().now()
+    }
+
+    pub(super) fn since(&self, began: Duration) -> Duration {
+        self.now().saturating_sub(began)
+    }
+
     // ---- figures ---------------------------------------------------------------------------------
+
+    /// Whether nothing of the pool has to outlive its last handle.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
+    }
 
     /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
     /// figure never exceeds another, its peak is cut to the other's.
@@ -302,7 +330,12 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.collect_ended_if_free();
+        if self.caches.any_ended()
+            && self.is_here()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.collect_ended(&mut state);
+        }
         Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
     }
 
@@ -357,7 +390,7 @@ impl Core {
 
     /// The same, under the lock.
     pub(crate) fn as_the_program_knows(&self, state: &PoolState) -> Vec<(DevicePtr, u64)> {
-        let live = state.arenas.live().collect();
+        let live = state.arenas.iter().flat_map(|(_, arena)| arena.live()).collect();
         match &self.wrapping {
             Some(wrapping) => wrapping.parts(live),
             None => live,
@@ -373,23 +406,6 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn largest_free(&self) -> u64 {
         self.state.lock().arenas.own.largest_free()
-    }
-}
-
-impl Registered for Core {
-    fn number(&self) -> u64 {
-        self.number
-    }
-
-    fn holds_nothing(&self) -> bool {
-        self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
-    }
-}
-
-/// A block that a cache gave up goes back to the arena.
-pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    if !arena.take_back(cached.descriptor(), cached.fence()) {
-        tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
     }
 }
 

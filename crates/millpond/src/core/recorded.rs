@@ -1,26 +1,12 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
-use super::pool_core::Core;
-use super::pool_core::PoolState;
-use crate::out_of_memory::OutOfMemory;
-use crate::{
-    Result,
-    device::{Kind, MemoryKind},
-    record::{Failed, Introduction, LiveBlock, Moment, Options, Status, Tracking},
-};
-
-fn introduction(core: &Core) -> Introduction<'_> {
-    let device = core.device.as_ref();
-    let device_key = match device.properties().kind {
-        Kind::Cuda if device.properties().memory == MemoryKind::Device => device.properties().ordinal as u64,
-        // Devices made of software are as many as there are objects, and so is other memory. None lies so low.
-        _ => std::ptr::from_ref(device).addr() as u64,
-    };
-    Introduction { name: &core.name, device, device_key }
-}
+use super::pool_core::{Core, PoolState};
+use crate::Result;
+use crate::record::{Introduction, LiveBlock, Moment, Options, Recording, Tracking};
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
-fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
+fn start(core: &Core, start: impl FnOnce(&PoolState) -> Result<()>) -> Result<()> {
+    core.check_process()?;
     // The first one takes 20 ms, and others may need the lock.
     Moment::now();
     let mut state = core.state.lock();
@@ -31,65 +17,34 @@ fn start<T>(core: &Core, start: impl FnOnce(&PoolState) -> T) -> T {
 }
 
 /// Closes the fast path of a fresh pool, if a tool checks its blocks, or something stands between: it is to hear of each.
-pub(crate) fn start_checking(core: &Core) {
-    if core.closes_fast_path() {
-        start(core, |_| ());
-    }
+pub(crate) fn start_checking(core: &Core) -> Result<()> {
+    if core.closes_fast_path() { start(core, |_| Ok(())) } else { Ok(()) }
 }
 
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
-    core.check_process()?;
     start(core, |state| {
-        core.recording.start(options, &introduction(core))?;
+        core.recording.start(options, &Introduction::of(&core.name, core.device()))?;
         core.recording.live(core.as_the_program_knows(state).into_iter());
         Ok(())
     })
 }
 
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
-    core.check_process()?;
-    start(core, |_| core.recording.start_tracking(options, &introduction(core)));
-    Ok(())
+    start(core, |_| {
+        core.recording.start_tracking(options, &Introduction::of(&core.name, core.device()));
+        Ok(())
+    })
 }
 
-pub(crate) fn stop_recording(core: &Core) -> Result<Option<Status>> {
+/// Ends the recording, or the tracking.
+pub(crate) fn stop<T>(core: &Core, stop: impl FnOnce(&Recording) -> T) -> Result<T> {
     core.check_process()?;
-    let stopped = core.recording.stop();
-    open_lock_entries(core);
-    stopped
-}
-
-pub(crate) fn stop_tracking(core: &Core) -> Result<()> {
-    core.check_process()?;
-    core.recording.stop_tracking();
-    open_lock_entries(core);
-    Ok(())
+    let stopped = stop(&core.recording);
+    core.open_lock_entries();
+    Ok(stopped)
 }
 
 pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {
     core.check_process()?;
     Ok(core.recording.live_blocks(|| core.live()))
-}
-
-/// Keeps what is known when a request finds no memory.
-pub(super) fn keep_account(core: &Core, report: &OutOfMemory) {
-    if core.recording.is_on() {
-        let failed = Failed {
-            text: &report.to_string(),
-            requested: report.requested,
-            device_free: report.device_free,
-            reserved: report.reserved,
-        };
-        core.recording.account(&failed, || core.live());
-    }
-}
-
-/// Opens the fast path again, where recording has ended; another time where the lock is not free now.
-#[cold]
-pub(crate) fn open_lock_entries(core: &Core) {
-    if let Some(mut state) = core.state.try_lock()
-        && !core.closes_fast_path()
-    {
-        core.caches.set_lock_entries(&mut state.locked, true);
-    }
 }

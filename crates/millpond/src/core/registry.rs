@@ -9,49 +9,36 @@ use crate::device::DevicePtr;
 use crate::extents::Ranges;
 use crate::process::OfProcess;
 
-/// What the registry asks of a pool.
-pub(crate) trait Registered {
-    /// Unlike any other pool's.
-    fn number(&self) -> u64;
-
-    /// Whether nothing of the pool has to outlive its last handle.
-    fn holds_nothing(&self) -> bool;
-}
-
-/// See the [module](self). Holds the pools that outlive their last handle because blocks of theirs are live or work on
-/// them is pending.
+/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Registry<P> {
-    state: OfProcess<Mutex<RegistryState<P>>>,
+    /// By number, which is in the order in which they were built.
+    pools: OfProcess<Mutex<BTreeMap<u64, Known<P>>>>,
     ranges: Arc<Ranges>,
 }
 
 #[derive(Debug)]
-struct RegistryState<P> {
-    /// By number, which is in the order in which they were built.
-    pools: BTreeMap<u64, Weak<P>>,
-    outliving: Vec<Arc<P>>,
+struct Known<P> {
+    pool: Weak<P>,
+    /// Set where it outlives its last handle: blocks of it are live, or work on them is pending.
+    outliving: Option<Arc<P>>,
 }
 
 impl<P> Default for Registry<P> {
     fn default() -> Self {
-        let state = RegistryState { pools: BTreeMap::new(), outliving: Vec::new() };
-        Self { state: OfProcess::new(Mutex::new(state)), ranges: Arc::default() }
+        Self { pools: OfProcess::new(Mutex::new(BTreeMap::new())), ranges: Arc::default() }
     }
 }
 
-impl<P: Registered> Registry<P> {
-    pub(crate) fn enter(&self, pool: &Arc<P>) {
-        let mut state = self.state.lock();
-        state.pools.insert(pool.number(), Arc::downgrade(pool));
-        // Reserved while the pool can still be refused: closing it takes no memory.
-        let RegistryState { pools, outliving, .. } = &mut *state;
-        outliving.reserve(pools.len() - outliving.len().min(pools.len()));
+impl<P> Registry<P> {
+    pub(crate) fn enter(&self, number: u64, pool: &Arc<P>) {
+        let known = Known { pool: Arc::downgrade(pool), outliving: None };
+        self.pools.lock().insert(number, known);
     }
 
     /// The pool is gone.
     pub(crate) fn leave(&self, number: u64) {
-        self.state.lock().pools.remove(&number);
+        self.pools.lock().remove(&number);
     }
 
     /// Which pool owns which addresses.
@@ -59,20 +46,18 @@ impl<P: Registered> Registry<P> {
         &self.ranges
     }
 
-    /// Keeps a pool, also without a handle, as long as it [holds](Registered::holds_nothing) anything.
-    pub(crate) fn outlive(&self, pool: Arc<P>) {
-        let outliving = &mut self.state.lock().outliving;
-        if !outliving.iter().any(|known| Arc::ptr_eq(known, &pool)) {
-            outliving.push(pool);
+    /// Keeps a pool, also without a handle, until it is [buried](Self::bury).
+    pub(crate) fn outlive(&self, number: u64, pool: Arc<P>) {
+        if let Some(known) = self.pools.lock().get_mut(&number) {
+            known.outliving = Some(pool);
         }
     }
 
     /// Lets go of the pools that hold nothing any more.
-    pub(crate) fn bury(&self) {
+    pub(crate) fn bury(&self, holds_nothing: impl Fn(&P) -> bool) {
         let next = || {
-            let outliving = &mut self.state.lock().outliving;
-            let at = outliving.iter().position(|pool| pool.holds_nothing())?;
-            Some(outliving.remove(at))
+            let mut pools = self.pools.lock();
+            pools.values_mut().find_map(|known| known.outliving.take_if(|pool| holds_nothing(pool)))
         };
         // Their last handles go here, without the lock held.
         while let Some(done) = next() {
@@ -82,13 +67,13 @@ impl<P: Registered> Registry<P> {
 
     /// The pool with this number, or the first that was built later.
     pub(crate) fn first_from(&self, number: u64) -> Option<Arc<P>> {
-        self.state.lock().pools.range(number..).find_map(|(_, pool)| pool.upgrade())
+        self.pools.lock().range(number..).find_map(|(_, known)| known.pool.upgrade())
     }
 
     /// The pool in whose address space the pointer lies. Takes no pool's lock.
     pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<P>> {
         let owner = self.ranges.owner_of(ptr)?;
-        self.state.lock().pools.get(&owner.pool).and_then(Weak::upgrade)
+        self.pools.lock().get(&owner.pool)?.pool.upgrade()
     }
 }
 
@@ -136,7 +121,7 @@ mod tests {
         let kept = Pool::builder(&context).build().unwrap();
         (0..10).for_each(|_| drop(Pool::builder(&context).build().unwrap()));
         let registry = kept.inner().registry.upgrade().unwrap();
-        assert_eq!(registry.state.lock().pools.len(), 1);
+        assert_eq!(registry.pools.lock().len(), 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::limits::verdict;
 use super::pool_core::{Core, PoolState};
 use crate::Result;
 use crate::device::MemoryKind;
-use crate::extents::{Effort, Refusal};
+use crate::extents::Effort;
 use crate::order::Stream;
 
 /// See [`Pool::reserve`](crate::Pool::reserve).
@@ -40,8 +40,8 @@ fn reserve_under_lock(core: &Core, bytes: u64, stream: &Stream) -> Result<bool> 
     };
     let found = match arena.alloc((units, 1), stream, effort) {
         Ok(Some(found)) => found,
-        Ok(None) | Err(Refusal::Short { .. }) => return Ok(false),
-        Err(other) => return core.shortage_of(other).map(|_| false),
+        Ok(None) => return Ok(false),
+        Err(refusal) => return core.shortage_of(refusal).map(|_| false),
     };
     // SAFETY: the block is allocated, and the arena is this pool's.
     let is_free = arena.take_back(unsafe { found.descriptor.get() }, stream.fence());

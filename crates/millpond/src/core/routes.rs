@@ -1,6 +1,7 @@
 //! Which allocations go to the memory of a capture. Asked on the slow path only. While there is any route, the threads'
 //! caches are paused. So every request comes here, and the fast path need not know.
 
+use std::iter::successors;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -35,12 +36,6 @@ impl Route {
 pub(crate) struct Routes {
     count: AtomicUsize,
     all: Mutex<Vec<Route>>,
-}
-
-impl std::fmt::Debug for Routes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Routes").field("count", &self.count).finish_non_exhaustive()
-    }
 }
 
 impl Routes {
@@ -78,16 +73,9 @@ impl Routes {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        // Copies: filters are the program's, and run without locks.
-        let mut before = u64::MAX;
-        let mut routes = std::iter::from_fn(|| {
-            let all = self.all.lock();
-            // In the order of their numbers.
-            let at = all.partition_point(|route| route.number < before).checked_sub(1)?;
-            let route = all[at].clone();
-            before = route.number;
-            Some(route)
-        });
+        // A copy: filters are the program's, and run without locks.
+        let newest_before = |number| self.all.lock().iter().rfind(|route| route.number < number).cloned();
+        let mut routes = successors(newest_before(u64::MAX), |route| newest_before(route.number));
         let route = routes.find(|route| (route.takes)(stream))?;
         if stream.timeline().is_marked_at_once() {
             let mut seen = route.seen.lock();

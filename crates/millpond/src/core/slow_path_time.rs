@@ -16,18 +16,15 @@ pub(super) fn pages_moved(core: &Core) -> u64 {
 /// more memory, few would come here.
 pub(super) fn lock_noting_waits(core: &Core) -> MutexGuard<'_, PoolState> {
     let mut state = core.state.try_lock().unwrap_or_else(|| lock_waiting(core));
-    if core.caches.any_ended() {
-        core.collect_ended(&mut state);
-    }
+    core.collect_ended(&mut state);
     state
 }
 
 #[cold]
 fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
-    let device = core.timelines.device();
-    let began = device.now();
+    let began = core.now();
     let mut state = core.state.lock();
-    let waited = device.now().saturating_sub(began);
+    let waited = core.since(began);
     // More memory would not have spared the wait for a sleep.
     if !state.is_asleep {
         note_slow_path(core, &mut state, waited);
@@ -36,7 +33,7 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 }
 
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
-    let look = || Observation { now: core.timelines.device().now(), served: core.counted().allocations };
+    let look = || Observation { now: core.now(), served: core.counted().allocations };
     if state.ledger.note(took, look) {
         tracing::debug!(
             pool = core.name,

@@ -320,13 +320,15 @@ impl PoolBuilder {
             Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.timelines()))?,
             None => share_all(&inner, PeerSet::ALL)?,
         }
-        start_checking(&inner);
-        if let Some(asked) = self.record {
-            start_recording(&inner, &asked)?;
-        } else if let Some(environment) = record::Options::from_environment()
-            && let Err(error) = start_recording(&inner, &environment)
-        {
-            record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
+        start_checking(&inner)?;
+        match (self.record, record::Options::from_environment()) {
+            (Some(asked), _) => start_recording(&inner, &asked)?,
+            (None, Some(environment)) => {
+                if let Err(error) = start_recording(&inner, &environment) {
+                    record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
+                }
+            }
+            (None, None) => {}
         }
         if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
             start_tracking(&inner, &tracking)?;
@@ -335,7 +337,7 @@ impl PoolBuilder {
             let pool: Arc<dyn GivesBack> = inner.clone();
             tenancy.add_giver(Arc::downgrade(&pool))?;
         }
-        registry.enter(&inner);
+        registry.enter(number, &inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));
         if let Some(socket) = socket {

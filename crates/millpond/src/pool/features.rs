@@ -30,7 +30,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn stop_tracking(&self) -> Result<()> {
-        core::recorded::stop_tracking(self.inner())
+        core::recorded::stop(self.inner(), record::Recording::stop_tracking)
     }
 
     /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other

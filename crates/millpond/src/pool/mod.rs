@@ -26,9 +26,7 @@ use crate::Error;
 use crate::capture::CapturePool;
 use crate::core::Core;
 use crate::core::recorded;
-use crate::core::{
-    ObserverId, ReclaimId, Registered, allocating, freeing, giving_back, recounting, reserving,
-};
+use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
 use crate::order::{ReusePolicies, Stream, Timelines};
@@ -409,7 +407,7 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        recorded::stop_recording(&self.inner)
+        recorded::stop(&self.inner, record::Recording::stop)?
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Without a

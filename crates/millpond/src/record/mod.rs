@@ -74,7 +74,6 @@ pub(crate) use options::environment;
 pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
-pub(crate) use tracking::Failed;
 pub use tracking::{Holder, LiveBlock, StackFrame, Tracked, Tracking, holders};
 
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C or Python.

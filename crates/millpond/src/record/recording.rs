@@ -13,11 +13,12 @@ use super::labels::{current_site, current_tag};
 use super::options::Options;
 use super::recorder::{Recorder, Status};
 use super::thread::{self, Channel, Happening};
-use super::tracking::{Failed, LiveBlock, OfPool, Tracker, Tracking};
+use super::tracking::{LiveBlock, OfPool, Tracker, Tracking};
 use super::watched::Watched;
 use crate::counters::Counters;
-use crate::device::{Device, DevicePtr};
+use crate::device::{self, Device, DevicePtr, MemoryKind};
 use crate::order::Stream;
+use crate::out_of_memory::OutOfMemory;
 use crate::{Error, Result};
 
 /// See the [module](self). One belongs to one pool.
@@ -40,10 +41,23 @@ pub(crate) struct Recording {
 
 /// What a recording says of the pool, once.
 pub(crate) struct Introduction<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) device: &'a dyn Device,
+    name: &'a str,
+    device: &'a dyn Device,
     /// A number that the pools of one device share, and no others of the process.
-    pub(crate) device_key: u64,
+    device_key: u64,
+}
+
+impl<'a> Introduction<'a> {
+    /// Of the pool with this name, on its device.
+    pub(crate) fn of(name: &'a str, device: &'a dyn Device) -> Self {
+        let properties = device.properties();
+        let device_key = match properties.kind {
+            device::Kind::Cuda if properties.memory == MemoryKind::Device => properties.ordinal as u64,
+            // Devices made of software are as many as there are objects, and so is other memory. None lies so low.
+            _ => std::ptr::from_ref(device).addr() as u64,
+        };
+        Self { name, device, device_key }
+    }
 }
 
 impl Recording {
@@ -312,8 +326,11 @@ impl Recording {
     /// A request found no memory, and the program is about to be told. What is live is dumped, or a recording written so
     /// far.
     #[cold]
-    pub(crate) fn account(&self, failed: &Failed<'_>, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {
-        self.say(failed.text);
+    pub(crate) fn account(&self, failed: &OutOfMemory, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {
+        if !self.is_on() {
+            return;
+        }
+        self.say(&failed.to_string());
         if let Some(tracker) = self.tracker() {
             tracker.dump(failed, live);
         }

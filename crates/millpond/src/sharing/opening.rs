@@ -121,7 +121,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::{Registered, recounting::check};
+    use crate::core::recounting::check;
     use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::fixtures::{Bench, Freeing, MIB, nobody_begins};

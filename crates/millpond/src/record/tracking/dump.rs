@@ -14,6 +14,7 @@ use super::super::format::Record;
 use super::super::labels::{WrittenSites, WrittenTags};
 use super::samples::{Held, Sample};
 use crate::device::DevicePtr;
+use crate::out_of_memory::OutOfMemory;
 
 /// Files of one name at most: a program that goes on after an error must not fill the disk.
 const MOST_FILES: u32 = 4;
@@ -40,17 +41,6 @@ pub(crate) struct OfPool {
     pub(crate) ordinal: u32,
     /// As in [`Record::Pool`].
     pub(crate) device_key: u64,
-}
-
-/// A request that found no memory. Bytes.
-#[derive(Debug)]
-pub(crate) struct Failed<'a> {
-    /// The error's text.
-    pub(crate) text: &'a str,
-    pub(crate) requested: u64,
-    pub(crate) device_free: u64,
-    /// What the pool holds.
-    pub(crate) reserved: u64,
 }
 
 /// A new file of this name, or of the next ones: `oom.mprec`, `oom.2.mprec` … `None` where all are there. A folder gets a
@@ -100,7 +90,7 @@ pub(super) fn encode(
     pool: &OfPool,
     held: &Held,
     live: &[(DevicePtr, u64)],
-    failed: &Failed<'_>,
+    failed: &OutOfMemory,
 ) -> Vec<u8> {
     let mut encoder = Encoder::new();
     let program = std::env::args_os().next().unwrap_or_default();
@@ -124,7 +114,7 @@ pub(super) fn encode(
         let site = if has_sites { event.site } else { 0 };
         encoder.event(0, &Event { site, ..event });
     }
-    encoder.define(&Record::Message { text: cut(failed.text) });
+    encoder.define(&Record::Message { text: cut(&failed.to_string()) });
     encoder.define(&Record::End);
     encoder.seal();
     let mut bytes = file_head().to_vec();
@@ -134,7 +124,7 @@ pub(super) fn encode(
     bytes
 }
 
-fn events(origin: Origin, held: &Held, live: &[(DevicePtr, u64)], failed: &Failed<'_>) -> Vec<Event> {
+fn events(origin: Origin, held: &Held, live: &[(DevicePtr, u64)], failed: &OutOfMemory) -> Vec<Event> {
     let at = |moment: Moment| nanoseconds(moment.since(origin.moment));
     let plain =
         Event { time: 0, address: 0, size: 0, stream: 0, pool: 1, tag: 0, site: 0, kind: Kind::Reserved };

@@ -15,7 +15,7 @@ mod options;
 mod samples;
 mod tracker;
 
-pub(crate) use dump::{Failed, OfPool};
+pub(crate) use dump::OfPool;
 pub use live::{Holder, LiveBlock, StackFrame, Tracked, holders};
 pub use options::Tracking;
 pub(crate) use tracker::Tracker;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::dump::{self, Failed, OfPool, Origin};
+use super::dump::{self, OfPool, Origin};
 use super::gaps;
 use super::leaks;
 use super::live::{LiveBlock, Tracked};
@@ -13,6 +13,7 @@ use super::samples::{Held, Sample, Samples};
 use crate::device::DevicePtr;
 use crate::lock::Mutex;
 use crate::order::Stream;
+use crate::out_of_memory::OutOfMemory;
 use crate::process::{PerProcess, Process};
 use crate::record::called_from::Wanted;
 use crate::record::clock::{Moment, nanoseconds};
@@ -163,7 +164,7 @@ impl Tracker {
 
     /// Dumps what is live and the last events, where that is asked for. `live` is called if so.
     #[cold]
-    pub(crate) fn dump(&self, failed: &Failed<'_>, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {
+    pub(crate) fn dump(&self, failed: &OutOfMemory, live: impl FnOnce() -> Vec<(DevicePtr, u64)>) {
         let Some(Setup { options, pool, origin }) = self.setup.lock().clone() else { return };
         let Some(path) = options.dump else { return };
         let made = dump::create(&path);
