@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
-use super::magazine::{BufferedMagazine, Item};
+use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
 use super::stream_cache::Magazines;
 use super::tally::Tally;
@@ -14,7 +14,7 @@ use super::thread::{Entered, ThreadCache};
 use super::threads::Threads;
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{BlockDescriptor, PageMap, Plain};
+use crate::extents::{BlockDescriptor, PageMap, Place, Plain};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::caching::{LEAST_LIMIT, limits};
 
@@ -164,14 +164,14 @@ impl Caches {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        let mut magazine = magazines.buffered(index)?;
-        self.drop_strays_on_top(&mut magazine);
+        let magazine = magazines.magazine(index);
+        self.drop_strays_on_top(magazine);
         // Relaxed: a setting.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         let fits = |size: u64| self.sizes.is_rounded(bytes) || size.wrapping_sub(bytes) < most_slack;
         let mut found = magazine.take_top(fits);
         if found.is_none() {
-            self.fetch(&mut magazine, tally, (stream.timeline().id, Tick::MAX), size);
+            self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
             found = magazine.take_top(fits);
         }
         if found.is_none() && self.in_throughput_mode() && self.sizes.is_rounded_in_throughput_mode(bytes) {
@@ -214,7 +214,7 @@ impl Caches {
         let Entered { magazines, tally: _, passage: _passage } =
             self.enter::<true>(Tally::to_alloc, stream)?;
         let (index, bytes) = self.class_of(bytes);
-        if magazines.buffered(index)?.restock_by() == 0 {
+        if magazines.magazine(index).restock_by() == 0 {
             return None;
         }
         self.depot.other_with(stream.timeline().id, bytes)
@@ -230,13 +230,13 @@ impl Caches {
     ) -> Option<DevicePtr> {
         let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let (index, size) = self.class_of(bytes);
-        let mut magazine = magazines.buffered(index)?;
-        let before = magazine.len();
-        self.fetch(&mut magazine, tally, seen, size);
+        let magazine = magazines.magazine(index);
+        let before = magazine.items().len();
+        self.fetch(magazine, tally, seen, size);
         let now = stream.timeline().now();
         // From here on, as if this stream had freed them now.
         let place = magazine.place();
-        for item in magazine.above(before) {
+        for item in &magazine.items()[before..] {
             if item.is_in(place) {
                 item.descriptor().make_cached(place, now);
             }
@@ -248,37 +248,32 @@ impl Caches {
 
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
     /// freed on a stream up to a tick.
-    pub(super) fn fetch(
-        &self,
-        magazine: &mut BufferedMagazine<'_>,
-        tally: &Tally,
-        from: (TimelineId, Tick),
-        size: u64,
-    ) {
+    pub(super) fn fetch(&self, magazine: &mut Magazine, tally: &Tally, from: (TimelineId, Tick), size: u64) {
         let most = magazine.restock_by();
         if most == 0 || self.depot.held() == 0 {
             return;
         }
         // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
-        let mut count = 0;
+        let before = magazine.items().len();
         self.depot.take(from, size, most, |item| {
             // SAFETY: it is not full: no more come than half of what it may hold.
             unsafe { magazine.push(item) };
-            count += 1;
         });
-        magazine.claim_top(count);
+        // Another thread wrote to the descriptors last: together they come to this processor's cache sooner than one by
+        // one later. Those that were no longer in the depot are strays here.
+        for item in &magazine.items()[before..] {
+            if item.leave(Place::BETWEEN) {
+                item.descriptor().move_to(magazine.place());
+            }
+        }
     }
 
     /// Brings the older half of a magazine to the depot, if its blocks are alike. Returns whether
     /// there is room now.
     #[inline]
     fn give_half_to_depot(&self, magazines: &mut Magazines, index: MagazineIndex, of: TimelineId) -> bool {
-        if magazines.magazine(index).is_empty() {
-            // Nearly always, of large blocks.
-            return false;
-        }
-        let Some(mut magazine) = magazines.buffered(index) else { return false };
+        let magazine = magazines.magazine(index);
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2 || half.iter().any(|item| item.bytes() != bytes) {
@@ -298,7 +293,7 @@ impl Caches {
 
     /// Drops the strays on top.
     #[inline]
-    pub(super) fn drop_strays_on_top(&self, magazine: &mut BufferedMagazine<'_>) {
+    pub(super) fn drop_strays_on_top(&self, magazine: &mut Magazine) {
         let place = magazine.place();
         let is_stray = |item: &Item| !item.is_in(place);
         while let Some(item) = magazine.top().copied().filter(is_stray) {
@@ -441,8 +436,8 @@ mod tests {
         assert!(size_of::<Caches>() <= 16 << 10, "{}", size_of::<Caches>());
         // 2,304: mostly 256 lock entries, a pointer each.
         assert!(size_of::<ThreadCache>() <= 4 << 10, "{}", size_of::<ThreadCache>());
-        // 2,752: a pointer and a number of two bytes for each magazine.
-        assert!(size_of::<Magazines>() <= 11 << 8, "{}", size_of::<Magazines>());
+        // 2,200: a pointer for each magazine.
+        assert!(size_of::<Magazines>() <= 9 << 8, "{}", size_of::<Magazines>());
     }
 
     #[test]

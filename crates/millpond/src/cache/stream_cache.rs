@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
-use super::magazine::{Buffer, BufferedMagazine, Item, Magazine};
+use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::totals::Totals;
 use crate::extents::Place;
@@ -14,8 +14,7 @@ use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
 
 /// The magazines of a stream cache.
 ///
-/// What the fast path reads comes first, and is as short as can be. All else is in a magazine's record, made when it is
-/// first asked for.
+/// What the fast path reads comes first, and is as short as can be.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Magazines {
@@ -24,19 +23,8 @@ pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
     /// What the stream's timeline is called.
     of: TimelineId,
-    /// In the order in which they were asked for. A magazine that has none is without room.
-    records: Vec<MagazineRecord>,
-    /// One more than the place of each magazine's record; 0 for none.
-    record_of: [u16; MAGAZINES],
     /// How often a block was borrowed here, or refused.
     borrowed: u64,
-}
-
-/// What else there is to know of a magazine.
-#[derive(Debug)]
-struct MagazineRecord {
-    number: usize,
-    buffer: Buffer,
 }
 
 /// The serial number of [`Magazines::closed`].
@@ -61,8 +49,6 @@ impl Magazines {
         serial: 0,
         of: TimelineId { slot: 0, generation: 0 },
         all: [const { Magazine::NEW }; _],
-        records: Vec::new(),
-        record_of: [0; _],
         borrowed: 0,
     };
 
@@ -77,25 +63,6 @@ impl Magazines {
         let start = NonNull::from(self).cast::<Magazine>();
         // SAFETY: an index of this type names one of the magazines.
         unsafe { start.byte_add(index.place()).as_mut() }
-    }
-
-    /// The magazine with its buffer; `None` where the host has no memory to note that.
-    #[inline]
-    pub(super) fn buffered(&mut self, index: MagazineIndex) -> Option<BufferedMagazine<'_>> {
-        let number = index.number();
-        let place = match self.record_of[number] {
-            0 => self.add_record_slow(number)?,
-            more => usize::from(more) - 1,
-        };
-        Some(self.records[place].with(&mut self.all))
-    }
-
-    #[cold]
-    fn add_record_slow(&mut self, number: usize) -> Option<usize> {
-        self.records.try_reserve(1).ok()?;
-        self.records.push(MagazineRecord { number, buffer: Buffer::NEW });
-        self.record_of[number] = self.records.len() as u16;
-        Some(self.records.len() - 1)
     }
 
     /// A block of one of the next longer classes, unless this class is to get one of its own: it wastes less than another
@@ -113,34 +80,21 @@ impl Magazines {
         is_large: &impl Fn(MagazineIndex) -> bool,
         mut each: impl FnMut(TimelineId, Item),
     ) {
-        for record in &mut self.records {
-            let (number, mut magazine) = (record.number, record.with(&mut self.all));
+        for (number, magazine) in self.all.iter_mut().enumerate().filter(|(_, magazine)| magazine.has_room())
+        {
             let place = magazine.place();
-            magazine.give_up(magazine.len(), |item| {
+            magazine.give_up(magazine.items().len(), |item| {
                 item.leave_or_note(place, totals, |item| each(self.of, item));
             });
-            if magazine.room() > 0 && is_large(MagazineIndex::of_number(number)) {
-                magazine.set_room(0);
+            if is_large(MagazineIndex::of_number(number)) {
+                *magazine = Magazine::NEW;
             }
         }
     }
 
     /// Every block held, and where.
     fn items(&self) -> impl Iterator<Item = (Place, &Item)> {
-        self.records.iter().flat_map(|record| {
-            let magazine = &self.all[record.number];
-            // SAFETY: the buffer is the magazine's with the record's number.
-            let items = unsafe { record.buffer.items(magazine) };
-            items.iter().map(|item| (magazine.place(), item))
-        })
-    }
-}
-
-impl MagazineRecord {
-    /// The magazine, one of these, with its buffer.
-    fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> BufferedMagazine<'a> {
-        // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
-        unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) }
+        self.all.iter().flat_map(|magazine| magazine.items().iter().map(|item| (magazine.place(), item)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches};
-use super::magazine::{BufferedMagazine, Item};
+use super::magazine::{Item, Magazine};
 use super::sizes::MagazineIndex;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::{Tally, sum};
@@ -65,9 +65,9 @@ impl Caches {
     ) -> Option<Allocation> {
         let (cache, magazines) = self.open_slow(lock, stream, &mut each)?;
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let mut magazine = magazines.buffered(at)?;
-        self.give_room(&mut magazine, size);
-        self.fetch(&mut magazine, &cache.tally, (stream.timeline().id, Tick::MAX), size);
+        let magazine = magazines.magazine(at);
+        self.give_room(magazine, size);
+        self.fetch(magazine, &cache.tally, (stream.timeline().id, Tick::MAX), size);
         let place = magazine.place();
         let item = magazine.take_top(|found| found == size)?;
         item.leave(place).then(|| item.out())
@@ -75,11 +75,16 @@ impl Caches {
 
     /// Lets a magazine that has no room hold blocks, if it may: large ones in throughput mode only.
     #[inline]
-    fn give_room(&self, magazine: &mut BufferedMagazine<'_>, size: u64) {
-        if magazine.room() == 0 && self.caches_now(size) {
-            // Relaxed: a setting.
-            let limit = self.limit.load(Ordering::Relaxed);
-            magazine.set_room(room(self.sizes.longest_beside(size), limit));
+    fn give_room(&self, magazine: &mut Magazine, size: u64) {
+        if magazine.has_room() || !self.caches_now(size) {
+            return;
+        }
+        // Relaxed: a setting.
+        let room = room(self.sizes.longest_beside(size), self.limit.load(Ordering::Relaxed));
+        if room > 0
+            && let Some(with_room) = Magazine::with_room(room)
+        {
+            *magazine = with_room;
         }
     }
 
@@ -96,8 +101,8 @@ impl Caches {
         let Some((cache, magazines)) = self.open_slow(lock, stream, &mut each) else { return false };
         let (size, of) = (descriptor.bytes(), stream.timeline().id);
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        let Some(mut magazine) = magazines.buffered(at) else { return false };
-        self.give_room(&mut magazine, size);
+        let magazine = magazines.magazine(at);
+        self.give_room(magazine, size);
         if magazine.is_full() {
             let (place, half) = (magazine.place(), magazine.older_half().len());
             let mut each = |item| each(Cached { item, of });
