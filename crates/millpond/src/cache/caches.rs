@@ -14,8 +14,8 @@ use super::thread::{Entered, ThreadCache};
 use super::threads::Threads;
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{BlockDescriptor, PageMap, Place, Plain};
-use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
+use crate::extents::{PageMap, Place, Plain};
+use crate::order::{Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::caching::{LEAST_LIMIT, limits};
 
 /// See the [module](super).
@@ -36,31 +36,11 @@ pub(crate) struct Caches {
     in_throughput_mode: AtomicBool,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
-    pub(super) totals: Arc<Totals>,
-}
-
-/// A block that a cache gave up: the arena's to take back.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cached {
-    pub(super) item: Item,
-    pub(super) of: TimelineId,
-}
-
-impl Cached {
-    /// What is known of the block, which is still out.
-    pub(crate) fn descriptor(&self) -> &BlockDescriptor {
-        self.item.descriptor()
-    }
-
-    /// The work that used it.
-    pub(crate) fn fence(&self) -> Fence {
-        Fence::at(self.of, self.descriptor().tick())
-    }
+    pub(super) totals: Totals,
 }
 
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
-        let totals = Arc::<Totals>::default();
         Self {
             threads: Threads::new(),
             page_map,
@@ -70,8 +50,8 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             in_throughput_mode: AtomicBool::new(false),
-            others: Tally::new(totals.clone()),
-            totals,
+            others: Tally::default(),
+            totals: Totals::default(),
         }
     }
 
@@ -178,7 +158,7 @@ impl Caches {
             found = magazines.borrow(index);
         }
         let item = found?;
-        tally.rise_slow(bytes, item.bytes());
+        tally.rise_slow(bytes, item.bytes(), &self.totals);
         Some(Self::hand_out(item, bytes, passage))
     }
 
@@ -242,7 +222,7 @@ impl Caches {
             }
         }
         let item = magazine.take_top(|found| found == size)?;
-        tally.rise_slow(bytes, size);
+        tally.rise_slow(bytes, size, &self.totals);
         Some(Self::hand_out(item, bytes, passage))
     }
 
@@ -297,7 +277,7 @@ impl Caches {
         let place = magazine.place();
         let is_stray = |item: &Item| !item.is_in(place);
         while let Some(item) = magazine.top().copied().filter(is_stray) {
-            item.leave_or_note(place, &self.totals, |_| ());
+            item.note_stray(&self.totals);
             // SAFETY: there is one on top.
             unsafe { magazine.drop_top() };
         }
@@ -358,7 +338,7 @@ impl Caches {
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
         if WITHOUT_ENTRY {
-            tally.fall_slow(requested, room);
+            tally.fall_slow(requested, room, &self.totals);
         } else {
             tally.fall(requested, room);
         }

@@ -5,7 +5,8 @@ use std::slice;
 
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
+use crate::extents::{Allocation, Arena, BlockDescriptor, DescriptorRef, Place};
+use crate::order::{Fence, TimelineId};
 
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
 /// found the descriptor in several loads, each of which needs the one before.
@@ -45,15 +46,22 @@ impl Item {
         self.descriptor().leave(place, self.ptr)
     }
 
-    /// Gives `each` the block, which leaves its place. A copy that is a stray there is dropped, and noted.
-    #[inline]
-    pub(super) fn leave_or_note(self, place: Place, totals: &Totals, each: impl FnOnce(Self)) {
-        if self.leave(place) {
-            each(self);
-        } else {
-            // A block that was handed out again meanwhile has its new length.
-            let (requested, bytes) = self.descriptor().last_counted();
-            totals.note_stray([requested as i64, bytes as i64, 2]);
+    /// Notes a copy that is a stray, which is dropped.
+    #[cold]
+    pub(super) fn note_stray(&self, totals: &Totals) {
+        // A block that was handed out again meanwhile has its new length.
+        let (requested, bytes) = self.descriptor().last_counted();
+        totals.note_stray([requested as i64, bytes as i64, 2]);
+    }
+
+    /// The block leaves its place, and goes to the arena, behind the work of the stream that it was freed on. A copy that is
+    /// a stray there is dropped.
+    pub(super) fn give_back(&self, place: Place, of: TimelineId, totals: &Totals, arena: &mut Arena) {
+        let descriptor = self.descriptor();
+        if !self.leave(place) {
+            self.note_stray(totals);
+        } else if !arena.take_back(descriptor, Fence::at(of, descriptor.tick())) {
+            tracing::error!(?descriptor, "a cache gave up a block that is not allocated; it is dropped");
         }
     }
 

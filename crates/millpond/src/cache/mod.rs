@@ -46,7 +46,7 @@ mod totals;
 mod totals_models;
 mod under_lock;
 
-pub(crate) use caches::{Cached, Caches};
+pub(crate) use caches::Caches;
 pub(crate) use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
 pub(crate) use thread_index::on_thread_end;

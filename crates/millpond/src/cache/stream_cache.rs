@@ -1,13 +1,12 @@
 //! A stream cache: what one thread caches of one stream, a magazine per size class.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::totals::Totals;
-use crate::extents::Place;
+use crate::extents::{Arena, Place};
 use crate::host::try_box;
 use crate::order::{StreamKey, Timeline, TimelineId};
 use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
@@ -73,19 +72,12 @@ impl Magazines {
         index.longer().take(classes).find_map(|longer| self.magazine(longer).take_top(|_| true))
     }
 
-    /// Empties the magazines. Large blocks' lose their room.
-    fn drain(
-        &mut self,
-        totals: &Totals,
-        is_large: &impl Fn(MagazineIndex) -> bool,
-        mut each: impl FnMut(TimelineId, Item),
-    ) {
+    /// Empties the magazines into the arena. Large blocks' lose their room.
+    fn drain(&mut self, is_large: impl Fn(MagazineIndex) -> bool, totals: &Totals, arena: &mut Arena) {
         for (number, magazine) in self.all.iter_mut().enumerate().filter(|(_, magazine)| magazine.has_room())
         {
             let place = magazine.place();
-            magazine.give_up(magazine.items().len(), |item| {
-                item.leave_or_note(place, totals, |item| each(self.of, item));
-            });
+            magazine.give_up(magazine.items().len(), |item| item.give_back(place, self.of, totals, arena));
             if is_large(MagazineIndex::of_number(number)) {
                 *magazine = Magazine::NEW;
             }
@@ -93,8 +85,8 @@ impl Magazines {
     }
 
     /// Every block held, and where.
-    fn items(&self) -> impl Iterator<Item = (Place, &Item)> {
-        self.all.iter().flat_map(|magazine| magazine.items().iter().map(|item| (magazine.place(), item)))
+    fn items(&self) -> impl Iterator<Item = (Place, Item)> {
+        self.all.iter().flat_map(|magazine| magazine.items().iter().map(|item| (magazine.place(), *item)))
     }
 }
 
@@ -136,13 +128,10 @@ impl Drop for StreamCache {
 pub(super) struct StreamCaches {
     /// Sorted by the timelines' slots.
     by_slot: Vec<StreamCache>,
-    totals: Arc<Totals>,
 }
 
 impl StreamCaches {
-    pub(super) fn new(totals: Arc<Totals>) -> Self {
-        Self { by_slot: Vec::new(), totals }
-    }
+    pub(super) const NEW: Self = Self { by_slot: Vec::new() };
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
@@ -162,12 +151,13 @@ impl StreamCaches {
     }
 
     /// The magazines of a stream, made if need be, as [`of_stream`](Self::of_stream) gives them; `None` where the host has no
-    /// memory for them. Those of a stream that is gone and had the same slot are emptied: the blocks are given to `each`.
+    /// memory for them. Those of a stream that is gone and had the same slot are emptied into the arena.
     #[inline]
     pub(super) fn of_or_add(
         &mut self,
         timeline: &Timeline,
-        each: impl FnMut(TimelineId, Item),
+        totals: &Totals,
+        arena: &mut Arena,
     ) -> Option<NonNull<Magazines>> {
         let place = match self.place_of(timeline.id.slot as usize) {
             Ok(place) => place,
@@ -175,7 +165,7 @@ impl StreamCaches {
         };
         let magazines = self.by_slot[place].magazines_mut();
         if magazines.serial != timeline.serial {
-            magazines.drain(&self.totals, &|_| false, each);
+            magazines.drain(|_| false, totals, arena);
             // A lock entry may lead to them: that of the calling thread, which is outside.
             (magazines.serial, magazines.of) = (timeline.serial, timeline.id);
         }
@@ -189,14 +179,14 @@ impl StreamCaches {
         Some(place)
     }
 
-    /// Empties the magazines of every stream cache. `is_large` says whether a magazine is one of large blocks.
+    /// Empties the magazines of every stream cache into the arena. `is_large` says whether a magazine is one of large blocks.
     pub(super) fn drain(
         &mut self,
         is_large: impl Fn(MagazineIndex) -> bool,
-        mut each: impl FnMut(TimelineId, Item),
+        totals: &Totals,
+        arena: &mut Arena,
     ) {
-        let Self { by_slot, totals } = self;
-        by_slot.iter_mut().for_each(|cache| cache.magazines_mut().drain(totals, &is_large, &mut each));
+        self.by_slot.iter_mut().for_each(|cache| cache.magazines_mut().drain(&is_large, totals, arena));
     }
 
     /// Drops all stream caches, which are empty.
@@ -205,7 +195,7 @@ impl StreamCaches {
     }
 
     /// Every block held, and where.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, Item)> {
         self.by_slot.iter().flat_map(|cache| cache.magazines().items())
     }
 }

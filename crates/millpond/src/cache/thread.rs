@@ -2,13 +2,11 @@
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
-use super::totals::Totals;
 use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
@@ -39,12 +37,12 @@ pub(super) struct Entered<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
-    pub(super) fn new(totals: Arc<Totals>) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             lock: AsymmetricLock::new(),
-            tally: Tally::new(totals.clone()),
+            tally: Tally::default(),
             owned: AtomicBool::new(false),
-            stream_caches: UnsafeCell::new(StreamCaches::new(totals)),
+            stream_caches: UnsafeCell::new(StreamCaches::NEW),
         }
     }
 

@@ -11,7 +11,7 @@
 use super::arenas::ArenaId;
 use super::limits::{others_live, verdict};
 use super::making_room::{out_of_memory, steps, take_step, tell_of, what_forbids_now};
-use super::pool_core::{Core, PoolState, take_back};
+use super::pool_core::{Core, PoolState};
 use super::recorded::open_lock_entries;
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
@@ -248,8 +248,7 @@ fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> C
         return Ok(None);
     }
     let PoolState { arenas, locked, .. } = state;
-    let each = |cached| take_back(&mut arenas.own, cached);
-    Ok(core.caches.restock(locked, request.units, request.stream, each))
+    Ok(core.caches.restock(locked, request.units, request.stream, &mut arenas.own))
 }
 
 #[cold]

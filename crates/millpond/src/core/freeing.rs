@@ -9,7 +9,7 @@
 
 use super::giving_back::give_all_back_slow;
 use super::holds::Freed;
-use super::pool_core::{Core, PoolState, take_back};
+use super::pool_core::{Core, PoolState};
 use super::slow_path_time::lock_noting_waits;
 use crate::Result;
 use crate::device::{DeviceError, DevicePtr};
@@ -97,8 +97,7 @@ fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Strea
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
     let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
     let PoolState { arenas, locked, .. } = state;
-    let each = |cached| take_back(&mut arenas.own, cached);
-    if core.caches.put_slow(locked, descriptor, stream, each) {
+    if core.caches.put_slow(locked, descriptor, stream, &mut arenas.own) {
         return true;
     }
     let (requested, size) = (descriptor.requested(), descriptor.bytes());

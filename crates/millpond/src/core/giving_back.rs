@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pool_core::{Core, PoolState, take_back};
+use super::pool_core::{Core, PoolState};
 use super::registry::Registered;
 use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
@@ -23,7 +23,7 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let released = trim_under_lock(core, &mut state, keep)?;
     if !core.caches.holds_any() {
         let PoolState { arenas, locked, .. } = &mut *state;
-        core.caches.give_back(locked, |cached| take_back(&mut arenas.own, cached));
+        core.caches.give_back(locked, &mut arenas.own);
     }
     drop(state);
     core.report_freed_twice();

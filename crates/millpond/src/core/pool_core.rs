@@ -15,7 +15,7 @@ use super::holds::Holds;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
 use super::wrapping::Wrapping;
-use crate::cache::{Cached, Caches, Locked};
+use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges, Refusal};
@@ -227,7 +227,7 @@ impl Core {
         let PoolState { arenas, locked, .. } = state;
         let any = self.caches.holds_any();
         if any {
-            self.caches.revoke(locked, |cached| take_back(&mut arenas.own, cached));
+            self.caches.revoke(locked, &mut arenas.own);
         }
         any
     }
@@ -236,7 +236,7 @@ impl Core {
     #[cold]
     pub(crate) fn collect_ended(&self, state: &mut PoolState) {
         let PoolState { arenas, locked, .. } = state;
-        self.caches.collect_ended(locked, |cached| take_back(&mut arenas.own, cached));
+        self.caches.collect_ended(locked, &mut arenas.own);
     }
 
     /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
@@ -252,7 +252,7 @@ impl Core {
     /// Empties the caches, and caches nothing until they are [resumed](Self::resume_caches).
     pub(crate) fn pause_caches(&self, state: &mut PoolState) {
         let PoolState { arenas, locked, .. } = state;
-        self.caches.pause(locked, |cached| take_back(&mut arenas.own, cached));
+        self.caches.pause(locked, &mut arenas.own);
     }
 
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
@@ -383,13 +383,6 @@ impl Registered for Core {
 
     fn holds_nothing(&self) -> bool {
         self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
-    }
-}
-
-/// A block that a cache gave up goes back to the arena.
-pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    if !arena.take_back(cached.descriptor(), cached.fence()) {
-        tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
     }
 }
 
