@@ -4,7 +4,7 @@ use std::hint::cold_path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::asymmetric_lock::{Epoch, Passage};
+use super::asymmetric_lock::Passage;
 use super::depot::Depot;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
@@ -57,16 +57,12 @@ impl Caches {
 
     // ---- the fast path ---------------------------------------------------------------------------
 
-    #[inline]
-    pub(super) fn enter<const WITHOUT_ENTRY: bool>(
-        &self,
-        epoch: fn(&Tally) -> &Epoch,
-        stream: &Stream,
-    ) -> Option<Entered<'_>> {
+    /// Enters the calling thread's cache without a lock entry, to take a block from it.
+    fn enter_to_alloc(&self, stream: &Stream) -> Option<Entered<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
         // (`Threads::collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`). Callers leave before they
         // return.
-        unsafe { self.threads.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
+        unsafe { self.threads.mine().enter::<true>(Tally::to_alloc, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
@@ -132,29 +128,46 @@ impl Caches {
     // ---- without the pool's lock: the depot's only --------------------------------------------------------
 
     /// As [`alloc`](Self::alloc), also where lock entries are closed, or the tally has to rise above a ceiling. Looks into the
-    /// depot, too.
+    /// depot, too: for what this stream freed, or for what was [`seen`](Self::find_of_other_stream) of another, after which the
+    /// stream is ordered now.
     #[cold]
-    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(crate) fn alloc_searching(
+        &self,
+        bytes: u64,
+        stream: &Stream,
+        seen: Option<(TimelineId, Tick)>,
+    ) -> Option<DevicePtr> {
         if !self.caches_now(bytes) {
             return None;
         }
-        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Entered { magazines, tally, passage } = self.enter_to_alloc(stream)?;
         let (index, size) = self.class_of(bytes);
-        if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
+        let magazine = magazines.magazine(index);
+        if magazine.is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        let magazine = magazines.magazine(index);
         self.drop_strays_on_top(magazine);
         // Relaxed: a setting.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         let fits = |size: u64| self.sizes.is_rounded(bytes) || size.wrapping_sub(bytes) < most_slack;
         let mut found = magazine.take_top(fits);
         if found.is_none() {
-            self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
+            let (place, own) = (magazine.place(), (stream.timeline().id, Tick::MAX));
+            let brought = self.fetch(magazine, tally, seen.unwrap_or(own), size);
+            if seen.is_some() {
+                // From here on, as if this stream had freed them now.
+                let now = stream.timeline().now();
+                let brought = brought.iter().filter(|item| item.is_in(place));
+                brought.for_each(|item| item.descriptor().make_cached(place, now));
+            }
             found = magazine.take_top(fits);
         }
-        if found.is_none() && self.in_throughput_mode() && self.sizes.is_rounded_in_throughput_mode(bytes) {
+        if found.is_none()
+            && seen.is_none()
+            && self.in_throughput_mode()
+            && self.sizes.is_rounded_in_throughput_mode(bytes)
+        {
             found = magazines.borrow(index);
         }
         let item = found?;
@@ -181,7 +194,7 @@ impl Caches {
     //
     // The stream must first be ordered after the other's work, which may take device calls. So there are two steps: the
     // thread looks what the depot has, and leaves its cache. Then, with the stream ordered after the fence of what was
-    // seen, it takes blocks behind that fence: the same or others.
+    // seen, it takes blocks behind that fence: the same or others ([`alloc_searching`](Self::alloc_searching)).
 
     /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
     /// thread's magazine has room for some. Returns which stream freed them, and up to which tick.
@@ -191,8 +204,7 @@ impl Caches {
             return None;
         }
         // A closed cache may mean that the stream is being captured.
-        let Entered { magazines, tally: _, passage: _passage } =
-            self.enter::<true>(Tally::to_alloc, stream)?;
+        let Entered { magazines, tally: _, passage: _passage } = self.enter_to_alloc(stream)?;
         let (index, bytes) = self.class_of(bytes);
         if magazines.magazine(index).restock_by() == 0 {
             return None;
@@ -200,38 +212,18 @@ impl Caches {
         self.depot.other_with(stream.timeline().id, bytes)
     }
 
-    /// A block for a request of so many bytes from what was seen, after which the stream is ordered now; brings more of
-    /// the same.
-    pub(crate) fn alloc_of_other_stream(
-        &self,
-        bytes: u64,
-        stream: &Stream,
-        seen: (TimelineId, Tick),
-    ) -> Option<DevicePtr> {
-        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
-        let (index, size) = self.class_of(bytes);
-        let magazine = magazines.magazine(index);
-        let before = magazine.items().len();
-        self.fetch(magazine, tally, seen, size);
-        let now = stream.timeline().now();
-        // From here on, as if this stream had freed them now.
-        let place = magazine.place();
-        for item in &magazine.items()[before..] {
-            if item.is_in(place) {
-                item.descriptor().make_cached(place, now);
-            }
-        }
-        let item = magazine.take_top(|found| found == size)?;
-        tally.rise_slow(bytes, size, &self.totals);
-        Some(Self::hand_out(item, bytes, passage))
-    }
-
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
-    /// freed on a stream up to a tick.
-    pub(super) fn fetch(&self, magazine: &mut Magazine, tally: &Tally, from: (TimelineId, Tick), size: u64) {
+    /// freed on a stream up to a tick. Returns what came.
+    pub(super) fn fetch<'m>(
+        &self,
+        magazine: &'m mut Magazine,
+        tally: &Tally,
+        from: (TimelineId, Tick),
+        size: u64,
+    ) -> &'m [Item] {
         let most = magazine.restock_by();
         if most == 0 || self.depot.held() == 0 {
-            return;
+            return &[];
         }
         // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
@@ -242,11 +234,13 @@ impl Caches {
         });
         // Another thread wrote to the descriptors last: together they come to this processor's cache sooner than one by
         // one later. Those that were no longer in the depot are strays here.
-        for item in &magazine.items()[before..] {
+        let brought = &magazine.items()[before..];
+        for item in brought {
             if item.leave(Place::BETWEEN) {
                 item.descriptor().move_to(magazine.place());
             }
         }
+        brought
     }
 
     /// Brings the older half of a magazine to the depot, if its blocks are alike. Returns whether

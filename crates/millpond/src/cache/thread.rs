@@ -2,11 +2,12 @@
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
+use super::thread_index::thread_id;
 use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
@@ -15,8 +16,8 @@ use crate::order::StreamKey;
 pub(super) struct ThreadCache {
     lock: AsymmetricLock<Magazines>,
     pub(super) tally: Tally,
-    /// Whether a living thread has it. Written under the pool's lock.
-    owned: AtomicBool,
+    /// The [id](thread_id) of the thread that has it; 0 for none. Written under the pool's lock.
+    owner: AtomicU64,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
@@ -41,7 +42,7 @@ impl ThreadCache {
         Self {
             lock: AsymmetricLock::new(),
             tally: Tally::default(),
-            owned: AtomicBool::new(false),
+            owner: AtomicU64::new(0),
             stream_caches: UnsafeCell::new(StreamCaches::NEW),
         }
     }
@@ -90,14 +91,18 @@ impl ThreadCache {
         unsafe { &mut *self.stream_caches.get() }
     }
 
-    pub(super) fn is_owned(&self) -> bool {
+    pub(super) fn owner(&self) -> u64 {
         // Relaxed: written and read under the pool's lock.
-        self.owned.load(Ordering::Relaxed)
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        self.owner() != 0
     }
 
     /// The calling thread becomes the owner. Under the pool's lock.
     pub(super) fn own(&self) {
-        self.owned.store(true, Ordering::Relaxed);
+        self.owner.store(thread_id(), Ordering::Relaxed);
     }
 
     /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
@@ -109,7 +114,7 @@ impl ThreadCache {
 
     /// The owner is gone, and the cache closed. Under the pool's lock.
     pub(super) fn disown(&self) {
-        self.owned.store(false, Ordering::Relaxed);
+        self.owner.store(0, Ordering::Relaxed);
     }
 
     /// Closes the cache; returns whether it was open. Under the pool's lock.

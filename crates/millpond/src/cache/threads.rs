@@ -1,13 +1,12 @@
 //! The caches of all threads in one pool: which is whose, and keeping owners out.
 
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use super::Locked;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use super::thread_index::{Indices, NO_THREAD, thread_index, visit};
+use super::thread_index::{NO_THREAD, ended, find_index, has_ended, thread_index};
 use crate::host::try_box;
 use crate::policy::caching::MOST_THREADS;
 
@@ -21,8 +20,8 @@ pub(super) struct Threads {
     caches: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
-    /// Notes of threads that ended, whose caches are still open.
-    ended: Arc<Indices>,
+    /// Threads that had ended when their caches were last collected.
+    collected: AtomicU64,
     /// Whether requests may take the fast path. Written under the pool's lock.
     has_lock_entries: AtomicBool,
     /// Whether nothing is cached. Written under the pool's lock.
@@ -35,7 +34,7 @@ impl Threads {
         Self {
             caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             used: AtomicUsize::new(0),
-            ended: Arc::default(),
+            collected: AtomicU64::new(0),
             has_lock_entries: AtomicBool::new(true),
             is_paused: AtomicBool::new(false),
         }
@@ -79,9 +78,7 @@ impl Threads {
     /// A cache for the calling thread, made if there is none; `None` where it can have none.
     #[cold]
     pub(super) fn join(&self) -> Option<&ThreadCache> {
-        let index = visit(&self.ended)?;
-        // What the index's last owner cached is this thread's from now on.
-        self.ended.remove(index);
+        let index = find_index()?;
         let place = &self.caches[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.sentinel() {
@@ -127,27 +124,23 @@ impl Threads {
     /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with
     /// the caches. They have no owner then.
     pub(super) fn collect_ended(&self, _lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
-        self.ended.take(|index| {
-            // Relaxed: under the lock, where it was written.
-            let cache = self.caches[index].load(Ordering::Relaxed);
-            // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
-            if cache != self.sentinel() {
-                // SAFETY: as in `mine`.
-                let cache = unsafe { &*cache };
-                cache.close();
-                // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-                heavy_barrier();
-                cache.wait_until_left();
-                each(cache);
-                cache.disown();
-            }
-        });
+        // Before the look: who ends meanwhile is seen another time.
+        self.collected.store(ended(), Ordering::Relaxed);
+        for cache in self.owned().filter(|cache| has_ended(cache.owner())) {
+            cache.close();
+            // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+            heavy_barrier();
+            cache.wait_until_left();
+            each(cache);
+            cache.disown();
+        }
     }
 
     /// Whether threads ended whose caches were not collected. A glance.
     #[inline]
     pub(super) fn any_ended(&self) -> bool {
-        self.ended.any()
+        // Relaxed: written under the lock; for others a glance.
+        ended() != self.collected.load(Ordering::Relaxed)
     }
 
     // ---- settings, written under the pool's lock -----------------------------------------------------------

@@ -186,10 +186,8 @@ impl Caches {
     #[cold]
     pub(crate) fn collect_ended(&self, lock: &mut Locked, arena: &mut Arena) {
         self.threads.collect_ended(lock, |cache| {
-            if cache.is_owned() {
-                self.totals.remove_thread();
-                cache.tally.settle(&self.totals);
-            }
+            self.totals.remove_thread();
+            cache.tally.settle(&self.totals);
             self.drain(cache, arena).clear();
         });
     }

@@ -176,7 +176,7 @@ fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr>
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
         open_lock_entries(core);
     }
-    let found = core.caches.alloc_searching(bytes, stream);
+    let found = core.caches.alloc_searching(bytes, stream, None);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))
 }
 
@@ -192,7 +192,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
             return None;
         }
     }
-    core.caches.alloc_of_other_stream(bytes, stream, seen)
+    core.caches.alloc_searching(bytes, stream, Some(seen))
 }
 
 // ---- under the pool's lock -------------------------------------------------------------------
