@@ -104,7 +104,7 @@ impl Caches {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
         let Entered { magazines, tally, passage } = unsafe { mine.enter::<false>(Tally::to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
-        let item = *magazine.top_or_end();
+        let item = *magazine.top();
         // Also where it is empty.
         if !fits(&item) || !item.is_in(magazine.place()) || !tally.rise(bytes, item.bytes()) {
             cold_path();
@@ -269,9 +269,8 @@ impl Caches {
     #[inline]
     pub(super) fn drop_strays_on_top(&self, magazine: &mut Magazine) {
         let place = magazine.place();
-        let is_stray = |item: &Item| !item.is_in(place);
-        while let Some(item) = magazine.top().copied().filter(is_stray) {
-            item.note_stray(&self.totals);
+        while !magazine.is_empty() && !magazine.top().is_in(place) {
+            magazine.top().note_stray(&self.totals);
             // SAFETY: there is one on top.
             unsafe { magazine.drop_top() };
         }

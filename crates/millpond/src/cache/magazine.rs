@@ -117,19 +117,9 @@ impl Magazine {
     // SAFETY: a buffer has two ends at least.
     pub(super) const NEW: Self = Self { top: unsafe { NO_START.add(1) } };
 
-    /// The block on top.
-    #[inline]
-    pub(super) fn top(&self) -> Option<&Item> {
-        if self.is_empty() {
-            return None;
-        }
-        // SAFETY: an item lies below `top`.
-        Some(unsafe { self.top.sub(1).as_ref() })
-    }
-
     /// The block on top, or an item of no block, which is in no magazine.
     #[inline]
-    pub(super) fn top_or_end(&self) -> &Item {
+    pub(super) fn top(&self) -> &Item {
         // SAFETY: an item lies below `top`, also at the lower end.
         unsafe { self.top.sub(1).as_ref() }
     }
@@ -137,7 +127,10 @@ impl Magazine {
     /// Takes the block on top, if it is of such a length, and no stray.
     pub(super) fn take_top(&mut self, is_wanted: impl FnOnce(u64) -> bool) -> Option<Item> {
         let place = self.place();
-        let item = *self.top().filter(|item| item.is_in(place) && is_wanted(item.bytes()))?;
+        let item = *self.top();
+        if !item.is_in(place) || !is_wanted(item.bytes()) {
+            return None;
+        }
         // SAFETY: there is one on top.
         unsafe { self.drop_top() };
         Some(item)
@@ -308,17 +301,17 @@ mod tests {
         let mut magazine = with(&descriptors, 4);
         assert!(magazine.is_full() && magazine.room() == 4);
         for place in [4, 3, 2, 1] {
-            assert_eq!(magazine.top().map(|item| item.ptr.raw() >> 20), Some(place));
+            assert_eq!(magazine.top().ptr.raw() >> 20, place);
             // SAFETY: there was one on top.
             unsafe { magazine.drop_top() };
         }
-        assert!(magazine.top().is_none() && magazine.is_empty() && !magazine.is_full());
+        assert!(magazine.top().ptr.is_null() && magazine.is_empty() && !magazine.is_full());
     }
 
     #[test]
     fn one_without_room_is_full_and_empty() {
         let mut magazine = Magazine::NEW;
-        assert!(magazine.is_full() && magazine.is_empty() && magazine.top().is_none());
+        assert!(magazine.is_full() && magazine.is_empty() && magazine.top().ptr.is_null());
         assert!(magazine.items().is_empty() && magazine.take_top(|_| true).is_none());
         assert!(!magazine.has_room() && magazine.room() == 0);
         magazine = Magazine::with_room(1).unwrap();

@@ -134,14 +134,9 @@ impl Sizes {
         Some(MagazineIndex(usize::from(*place)))
     }
 
-    /// Whether a magazine may have blocks of exact sizes.
-    pub(super) fn is_for_large(self, magazine: MagazineIndex) -> bool {
-        magazine >= MagazineIndex::of(self.exact_units(self.large_from()))
-    }
-
-    /// Bytes of the shortest block whose magazine is of exact sizes.
-    fn large_from(self) -> u64 {
-        self.rounded_to + self.bytes(1)
+    /// The first magazine that may have blocks of exact sizes.
+    pub(super) fn first_large(self) -> MagazineIndex {
+        MagazineIndex::of(self.exact_units(self.rounded_to + self.bytes(1)))
     }
 
     /// The longest that a block in the same magazine can be: an eighth more at most.

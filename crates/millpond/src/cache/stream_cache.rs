@@ -1,5 +1,6 @@
 //! A stream cache: what one thread caches of one stream, a magazine per size class.
 
+use std::mem::take;
 use std::ptr::NonNull;
 
 use super::asymmetric_lock::Guarded;
@@ -72,15 +73,16 @@ impl Magazines {
         index.longer().take(classes).find_map(|longer| self.magazine(longer).take_top(|_| true))
     }
 
-    /// Empties the magazines into the arena. Large blocks' lose their room.
-    fn drain(&mut self, is_large: impl Fn(MagazineIndex) -> bool, totals: &Totals, arena: &mut Arena) {
-        for (number, magazine) in self.all.iter_mut().enumerate().filter(|(_, magazine)| magazine.has_room())
-        {
+    /// The stream whose they are.
+    fn stream(&self) -> StreamKey {
+        StreamKey { serial: self.serial, slot: self.of.slot as usize }
+    }
+
+    /// Empties the magazines into the arena.
+    fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
+        for magazine in &mut self.all {
             let place = magazine.place();
             magazine.give_up(magazine.items().len(), |item| item.give_back(place, self.of, totals, arena));
-            if is_large(MagazineIndex::of_number(number)) {
-                *magazine = Magazine::NEW;
-            }
         }
     }
 
@@ -90,64 +92,42 @@ impl Magazines {
     }
 }
 
-/// What one thread caches of one stream: magazines of its own. A raw pointer owns them: lock entries have a copy, and a `Box`
-/// would claim to be the only one.
-#[derive(Debug)]
-struct StreamCache(NonNull<Magazines>);
-
-// SAFETY: a stream cache owns its magazines, of which nothing is bound to a thread.
-unsafe impl Send for StreamCache {}
-
-impl StreamCache {
-    fn magazines(&self) -> &Magazines {
-        // SAFETY: its own, until it is dropped. Who has the stream cache has them: the lock guards both.
-        unsafe { self.0.as_ref() }
-    }
-
-    fn magazines_mut(&mut self) -> &mut Magazines {
-        // SAFETY: as above.
-        unsafe { self.0.as_mut() }
-    }
-
-    fn stream(&self) -> StreamKey {
-        let Magazines { serial, of, .. } = self.magazines();
-        StreamKey { serial: *serial, slot: of.slot as usize }
-    }
-}
-
-impl Drop for StreamCache {
-    fn drop(&mut self) {
-        // SAFETY: the pointer came from `try_box` (`add_slow`), and is given up here only. No owner has it: it is outside,
-        // and its lock entries are closed, or it is the calling thread.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
 /// All stream caches of one thread in one pool.
 #[derive(Debug)]
 pub(super) struct StreamCaches {
-    /// Sorted by the timelines' slots.
-    by_slot: Vec<StreamCache>,
+    /// Sorted by the timelines' slots. Raw pointers own the magazines: lock entries have copies, and a `Box` would claim to be
+    /// the only one.
+    by_slot: Vec<NonNull<Magazines>>,
 }
+
+// SAFETY: the stream caches own their magazines, of which nothing is bound to a thread.
+unsafe impl Send for StreamCaches {}
 
 impl StreamCaches {
     pub(super) const NEW: Self = Self { by_slot: Vec::new() };
 
+    fn iter(&self) -> impl Iterator<Item = &Magazines> {
+        // SAFETY: they are there until `clear`. Who has the stream caches has them: the lock guards both.
+        self.by_slot.iter().map(|magazines| unsafe { magazines.as_ref() })
+    }
+
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        self.by_slot.binary_search_by_key(&slot, |cache| cache.stream().slot)
+        // SAFETY: as in `iter`.
+        self.by_slot.binary_search_by_key(&slot, |magazines| unsafe { magazines.as_ref() }.stream().slot)
     }
 
     /// The magazines of a stream, if it has a stream cache. They stay until that is changed: by
     /// [`of_or_add`](Self::of_or_add) for another stream, or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let cache = &self.by_slot[self.place_of(stream.slot).ok()?];
-        (cache.stream() == stream).then_some(cache.0)
+        let magazines = self.by_slot[self.place_of(stream.slot).ok()?];
+        // SAFETY: as in `iter`.
+        (unsafe { magazines.as_ref() }.stream() == stream).then_some(magazines)
     }
 
     /// The magazines of every stream cache, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        self.by_slot.iter().map(|cache| (cache.stream(), cache.0))
+        self.iter().map(Magazines::stream).zip(self.by_slot.iter().copied())
     }
 
     /// The magazines of a stream, made if need be, as [`of_stream`](Self::of_stream) gives them; `None` where the host has no
@@ -163,39 +143,50 @@ impl StreamCaches {
             Ok(place) => place,
             Err(place) => self.add_slow(place)?,
         };
-        let magazines = self.by_slot[place].magazines_mut();
+        // SAFETY: as in `iter`.
+        let magazines = unsafe { self.by_slot[place].as_mut() };
         if magazines.serial != timeline.serial {
-            magazines.drain(|_| false, totals, arena);
+            magazines.drain(totals, arena);
             // A lock entry may lead to them: that of the calling thread, which is outside.
             (magazines.serial, magazines.of) = (timeline.serial, timeline.id);
         }
-        Some(self.by_slot[place].0)
+        Some(self.by_slot[place])
     }
 
     #[cold]
     fn add_slow(&mut self, place: usize) -> Option<usize> {
         self.by_slot.try_reserve(1).ok()?;
-        self.by_slot.insert(place, StreamCache(try_box(Magazines::NEW)?));
+        self.by_slot.insert(place, try_box(Magazines::NEW)?);
         Some(place)
     }
 
-    /// Empties the magazines of every stream cache into the arena. `is_large` says whether a magazine is one of large blocks.
-    pub(super) fn drain(
-        &mut self,
-        is_large: impl Fn(MagazineIndex) -> bool,
-        totals: &Totals,
-        arena: &mut Arena,
-    ) {
-        self.by_slot.iter_mut().for_each(|cache| cache.magazines_mut().drain(&is_large, totals, arena));
+    /// Empties the magazines of every stream cache into the arena. Those from an index on lose their room.
+    pub(super) fn drain(&mut self, large: MagazineIndex, totals: &Totals, arena: &mut Arena) {
+        for magazines in &mut self.by_slot {
+            // SAFETY: as in `iter`.
+            let magazines = unsafe { magazines.as_mut() };
+            magazines.drain(totals, arena);
+            magazines.all[large.number()..].iter_mut().for_each(|magazine| *magazine = Magazine::NEW);
+        }
     }
 
-    /// Drops all stream caches, which are empty.
+    /// Drops all stream caches, which are empty. No owner has their magazines: it is outside, and its lock entries are
+    /// closed, or it is the calling thread.
     pub(super) fn clear(&mut self) {
-        self.by_slot = Vec::new();
+        for magazines in take(&mut self.by_slot) {
+            // SAFETY: the pointer came from `try_box` (`add_slow`), and is given up here only.
+            drop(unsafe { Box::from_raw(magazines.as_ptr()) });
+        }
     }
 
     /// Every block held, and where.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, Item)> {
-        self.by_slot.iter().flat_map(|cache| cache.magazines().items())
+    pub(super) fn items(&self) -> impl Iterator<Item = (Place, Item)> {
+        self.iter().flat_map(Magazines::items)
+    }
+}
+
+impl Drop for StreamCaches {
+    fn drop(&mut self) {
+        self.clear();
     }
 }

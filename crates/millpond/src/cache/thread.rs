@@ -7,16 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
-use super::thread_index::thread_id;
 use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadCache {
-    lock: AsymmetricLock<Magazines>,
+    pub(super) lock: AsymmetricLock<Magazines>,
     pub(super) tally: Tally,
-    /// The [id](thread_id) of the thread that has it; 0 for none. Written under the pool's lock.
+    /// The [id](super::thread_index::thread_id) of the thread that has it; 0 for none. Written under the pool's lock.
     owner: AtomicU64,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
@@ -100,9 +99,9 @@ impl ThreadCache {
         self.owner() != 0
     }
 
-    /// The calling thread becomes the owner. Under the pool's lock.
-    pub(super) fn own(&self) {
-        self.owner.store(thread_id(), Ordering::Relaxed);
+    /// The thread with this id becomes the owner; or, for 0, a closed cache has none any more. Under the pool's lock.
+    pub(super) fn set_owner(&self, id: u64) {
+        self.owner.store(id, Ordering::Relaxed);
     }
 
     /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
@@ -110,18 +109,6 @@ impl ThreadCache {
     pub(super) fn open(&self, entries: impl IntoIterator<Item = (StreamKey, NonNull<Magazines>)>) {
         self.lock.open();
         entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
-    }
-
-    /// The owner is gone, and the cache closed. Under the pool's lock.
-    pub(super) fn disown(&self) {
-        self.owner.store(0, Ordering::Relaxed);
-    }
-
-    /// Closes the cache; returns whether it was open. Under the pool's lock.
-    pub(super) fn close(&self) -> bool {
-        let was_open = self.lock.is_open();
-        self.lock.close();
-        was_open
     }
 
     /// Whether its owner is kept out, once it [has left](Self::wait_until_left). Under the pool's lock.

@@ -102,7 +102,7 @@ impl Threads {
         meanwhile: impl FnOnce() -> R,
     ) -> R {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        let close = |others, cache: &ThreadCache| cache.close() && !self.is_mine(cache) || others;
+        let close = |others, cache: &ThreadCache| cache.lock.close() && !self.is_mine(cache) || others;
         if self.all().filter(|cache| is_concerned(cache)).fold(false, close) {
             heavy_barrier();
             self.kept_out().for_each(ThreadCache::wait_until_left);
@@ -127,12 +127,12 @@ impl Threads {
         // Before the look: who ends meanwhile is seen another time.
         self.collected.store(ended(), Ordering::Relaxed);
         for cache in self.owned().filter(|cache| has_ended(cache.owner())) {
-            cache.close();
+            cache.lock.close();
             // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
             heavy_barrier();
             cache.wait_until_left();
             each(cache);
-            cache.disown();
+            cache.set_owner(0);
         }
     }
 

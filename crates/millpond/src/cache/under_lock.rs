@@ -10,6 +10,7 @@ use super::sizes::MagazineIndex;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
+use super::thread_index::thread_id;
 use crate::counters::Counted;
 use crate::extents::{Allocation, Arena, BlockDescriptor, Place};
 use crate::order::{Stream, Tick};
@@ -25,7 +26,7 @@ impl Caches {
         // One of a thread that ended may be its own still.
         if !mine.is_owned() {
             self.add_thread(lock);
-            mine.own();
+            mine.set_owner(thread_id());
         }
         Some(mine)
     }
@@ -156,7 +157,7 @@ impl Caches {
     fn drain<'a>(&self, cache: &'a ThreadCache, arena: &mut Arena) -> &'a mut StreamCaches {
         // SAFETY: callers hold the lock, and keep owners out.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        stream_caches.drain(|at| self.sizes.is_for_large(at), &self.totals, arena);
+        stream_caches.drain(self.sizes.first_large(), &self.totals, arena);
         cache.tally.note_emptied();
         stream_caches
     }
@@ -270,7 +271,7 @@ impl Caches {
         for cache in self.threads.kept_out() {
             let before = items.len();
             // SAFETY: the lock is held (`check`), and owners are kept out.
-            items.extend(unsafe { cache.stream_caches_under_lock() }.iter());
+            items.extend(unsafe { cache.stream_caches_under_lock() }.items());
             if items.len() > before && !cache.tally.may_hold() {
                 return Err("a thread caches blocks and looks empty".to_owned());
             }
