@@ -53,4 +53,7 @@ pub(crate) use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Locked;
+pub(crate) struct Locked {
+    /// Whether nothing is cached.
+    is_paused: bool,
+}

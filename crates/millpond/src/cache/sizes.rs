@@ -37,13 +37,6 @@ impl MagazineIndex {
         Self(usize::from(place_of(units)))
     }
 
-    /// The magazine with so many before it.
-    pub(super) fn of_number(number: usize) -> Self {
-        assert!(number < MAGAZINES, "there are no more");
-        // SAFETY: just asked.
-        unsafe { Self::of_class(number as u32) }
-    }
-
     /// The magazine for blocks of a class.
     ///
     /// # Safety
@@ -52,11 +45,6 @@ impl MagazineIndex {
     pub(super) unsafe fn of_class(class: u32) -> Self {
         debug_assert!((class as usize) < MAGAZINES);
         Self((class as usize + 1) * size_of::<Magazine>())
-    }
-
-    /// The magazines for longer blocks, from the next one on.
-    pub(super) fn longer(self) -> impl Iterator<Item = Self> {
-        (self.number() + 1..MAGAZINES).map(Self::of_number)
     }
 
     /// Its distance from the start of the magazines, in bytes.

@@ -70,7 +70,7 @@ impl Magazines {
     pub(super) fn borrow(&mut self, index: MagazineIndex) -> Option<Item> {
         self.borrowed += 1;
         let classes = if may_borrow(self.borrowed) { CLASSES_TO_BORROW_FROM } else { 0 };
-        index.longer().take(classes).find_map(|longer| self.magazine(longer).take_top(|_| true))
+        self.all[index.number() + 1..].iter_mut().take(classes).find_map(|longer| longer.take_top(|_| true))
     }
 
     /// The stream whose they are.

@@ -24,8 +24,6 @@ pub(super) struct Threads {
     collected: AtomicU64,
     /// Whether requests may take the fast path. Written under the pool's lock.
     has_lock_entries: AtomicBool,
-    /// Whether nothing is cached. Written under the pool's lock.
-    is_paused: AtomicBool,
 }
 
 impl Threads {
@@ -36,7 +34,6 @@ impl Threads {
             used: AtomicUsize::new(0),
             collected: AtomicU64::new(0),
             has_lock_entries: AtomicBool::new(true),
-            is_paused: AtomicBool::new(false),
         }
     }
 
@@ -97,7 +94,7 @@ impl Threads {
     /// others that are closed.
     pub(super) fn keep_out<R>(
         &self,
-        _lock: &mut Locked,
+        lock: &mut Locked,
         is_concerned: impl Fn(&ThreadCache) -> bool,
         meanwhile: impl FnOnce() -> R,
     ) -> R {
@@ -108,7 +105,7 @@ impl Threads {
             self.kept_out().for_each(ThreadCache::wait_until_left);
         }
         let result = meanwhile();
-        for cache in self.kept_out().filter(|_| !self.are_closed()) {
+        for cache in self.kept_out().filter(|_| !lock.is_paused) {
             // SAFETY: the lock is held, and owners are kept out until here.
             let entries = unsafe { cache.stream_caches_under_lock() }.all();
             cache.open(entries.filter(|_| self.have_lock_entries()));
@@ -143,26 +140,14 @@ impl Threads {
         ended() != self.collected.load(Ordering::Relaxed)
     }
 
-    // ---- settings, written under the pool's lock -----------------------------------------------------------
-
     /// Whether threads enter by lock entries.
     pub(super) fn have_lock_entries(&self) -> bool {
-        // Relaxed, here and below: for owners it is a hint; what counts is written under the lock.
+        // Relaxed, here and below: for owners it is a hint; what counts is read under the lock, where it is written.
         self.has_lock_entries.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
         self.has_lock_entries.store(open, Ordering::Relaxed);
-    }
-
-    /// Whether no cache may be opened.
-    pub(super) fn are_closed(&self) -> bool {
-        self.is_paused.load(Ordering::Relaxed)
-    }
-
-    /// No cache is opened from now on; or they are again.
-    pub(super) fn pause(&self, _lock: &mut Locked, is_paused: bool) {
-        self.is_paused.store(is_paused, Ordering::Relaxed);
     }
 }
 

@@ -40,7 +40,7 @@ impl Caches {
         stream: &Stream,
         arena: &mut Arena,
     ) -> Option<(&ThreadCache, &mut Magazines)> {
-        if stream.timeline().is_marked_at_once() || self.threads.are_closed() {
+        if stream.timeline().is_marked_at_once() || lock.is_paused {
             return None;
         }
         let cache = self.join_slow(lock)?;
@@ -129,9 +129,9 @@ impl Caches {
         if close {
             self.depot.close(|of, item| item.give_back(Place::BETWEEN, of, &self.totals, arena));
         }
-        let may_hold = |cache: &ThreadCache| {
-            self.threads.are_closed() || self.threads.is_mine(cache) || cache.tally.may_hold()
-        };
+        let is_paused = lock.is_paused;
+        let may_hold =
+            |cache: &ThreadCache| is_paused || self.threads.is_mine(cache) || cache.tally.may_hold();
         self.threads.keep_out(lock, may_hold, || {
             self.threads.kept_out().for_each(|cache| _ = self.drain(cache, arena));
         });
@@ -165,13 +165,13 @@ impl Caches {
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing until [`resume`](Self::resume): every
     /// request takes the slow path.
     pub(crate) fn pause(&self, lock: &mut Locked, arena: &mut Arena) {
-        self.threads.pause(lock, true);
+        lock.is_paused = true;
         self.revoke(lock, arena);
     }
 
     /// Caches again: a thread's cache opens when it next takes the slow path.
     pub(crate) fn resume(&self, lock: &mut Locked) {
-        self.threads.pause(lock, false);
+        lock.is_paused = false;
     }
 
     /// Opens the lock entries of every cache, or closes them. While they are closed, the fast path finds nothing. Every
