@@ -256,7 +256,7 @@ impl Caches {
         let place = magazine.place();
         let limit = self.depot_limit.load(Ordering::Relaxed);
         let left = half.iter().take_while(|item| item.leave(place)).count();
-        // Strays are sorted out under the lock (`make_room`).
+        // Strays are sorted out under the lock (`put_slow`).
         if left < half.len() || !self.depot.put(of, bytes, half, limit) {
             half[..left].iter().for_each(|item| item.descriptor().move_to(place));
             return false;
