@@ -236,7 +236,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     fn revoke(&self) {
         let mut depot = self.state.lock().unwrap();
         self.collect_ended(&mut depot);
-        self.caches.iter().for_each(|cache| cache.lock.close());
+        self.caches.iter().for_each(|cache| _ = cache.lock.close());
         heavy_barrier();
         for cache in &self.caches {
             cache.wait_until_left();

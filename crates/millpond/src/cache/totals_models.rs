@@ -90,7 +90,7 @@ impl CountingPool {
     /// `Caches::reset_high_water`.
     fn reset(&self) {
         let _lock = self.lock.lock().unwrap();
-        self.caches.iter().for_each(|cache| cache.lock.close());
+        self.caches.iter().for_each(|cache| _ = cache.lock.close());
         heavy_barrier();
         for CountingCache { tally, .. } in &self.caches {
             AsymmetricLock::<NoMagazines>::wait_until_left(tally.epochs());
