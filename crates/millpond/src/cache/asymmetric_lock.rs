@@ -153,15 +153,16 @@ impl<T: Guarded> AsymmetricLock<T> {
     }
 
     /// Closes the lock to its owner, once a [`heavy_barrier`](super::sync::heavy_barrier) was issued and the owner
-    /// [has left](Self::wait_until_left). One thread at a time.
-    pub(super) fn close(&self) {
+    /// [has left](Self::wait_until_left). Returns whether it was open. One thread at a time.
+    pub(super) fn close(&self) -> bool {
         // Relaxed, all: the heavy barrier orders this before the load in `wait_until_left`.
-        self.is_open.store(false, Ordering::Relaxed);
+        let was_open = self.is_open.swap(false, Ordering::Relaxed);
         let used = self.used.load(Ordering::Relaxed);
         self.used.store(0, Ordering::Relaxed);
         for entry in self.entries.iter().take(used) {
             entry.store(T::closed().as_ptr(), Ordering::Relaxed);
         }
+        was_open
     }
 
     /// Waits until the owner of a closed lock has left by all its epochs: a few instructions of its, unless it was

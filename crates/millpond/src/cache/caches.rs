@@ -4,9 +4,9 @@ use std::hint::cold_path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::asymmetric_lock::{Epoch, Passage};
+use super::asymmetric_lock::Passage;
 use super::depot::Depot;
-use super::magazine::{BufferedMagazine, Item};
+use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
 use super::stream_cache::Magazines;
 use super::tally::Tally;
@@ -14,8 +14,8 @@ use super::thread::{Entered, ThreadCache};
 use super::threads::Threads;
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{BlockDescriptor, PageMap, Plain};
-use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
+use crate::extents::{PageMap, Place, Plain};
+use crate::order::{Stream, StreamKey, Tick, Timeline, TimelineId};
 use crate::policy::caching::{LEAST_LIMIT, limits};
 
 /// See the [module](super).
@@ -36,31 +36,11 @@ pub(crate) struct Caches {
     in_throughput_mode: AtomicBool,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
-    pub(super) totals: Arc<Totals>,
-}
-
-/// A block that a cache gave up: the arena's to take back.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cached {
-    pub(super) item: Item,
-    pub(super) of: TimelineId,
-}
-
-impl Cached {
-    /// What is known of the block, which is still out.
-    pub(crate) fn descriptor(&self) -> &BlockDescriptor {
-        self.item.descriptor()
-    }
-
-    /// The work that used it.
-    pub(crate) fn fence(&self) -> Fence {
-        Fence::at(self.of, self.descriptor().tick())
-    }
+    pub(super) totals: Totals,
 }
 
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
-        let totals = Arc::<Totals>::default();
         Self {
             threads: Threads::new(),
             page_map,
@@ -70,23 +50,19 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             in_throughput_mode: AtomicBool::new(false),
-            others: Tally::new(totals.clone()),
-            totals,
+            others: Tally::default(),
+            totals: Totals::default(),
         }
     }
 
     // ---- the fast path ---------------------------------------------------------------------------
 
-    #[inline]
-    pub(super) fn enter<const WITHOUT_ENTRY: bool>(
-        &self,
-        epoch: fn(&Tally) -> &Epoch,
-        stream: &Stream,
-    ) -> Option<Entered<'_>> {
+    /// Enters the calling thread's cache without a lock entry, to take a block from it.
+    fn enter_to_alloc(&self, stream: &Stream) -> Option<Entered<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
         // (`Threads::collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`). Callers leave before they
         // return.
-        unsafe { self.threads.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
+        unsafe { self.threads.mine().enter::<true>(Tally::to_alloc, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
@@ -128,7 +104,7 @@ impl Caches {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
         let Entered { magazines, tally, passage } = unsafe { mine.enter::<false>(Tally::to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
-        let item = *magazine.top_or_end();
+        let item = *magazine.top();
         // Also where it is empty.
         if !fits(&item) || !item.is_in(magazine.place()) || !tally.rise(bytes, item.bytes()) {
             cold_path();
@@ -152,33 +128,50 @@ impl Caches {
     // ---- without the pool's lock: the depot's only --------------------------------------------------------
 
     /// As [`alloc`](Self::alloc), also where lock entries are closed, or the tally has to rise above a ceiling. Looks into the
-    /// depot, too.
+    /// depot, too: for what this stream freed, or for what was [`seen`](Self::find_of_other_stream) of another, after which the
+    /// stream is ordered now.
     #[cold]
-    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(crate) fn alloc_searching(
+        &self,
+        bytes: u64,
+        stream: &Stream,
+        seen: Option<(TimelineId, Tick)>,
+    ) -> Option<DevicePtr> {
         if !self.caches_now(bytes) {
             return None;
         }
-        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Entered { magazines, tally, passage } = self.enter_to_alloc(stream)?;
         let (index, size) = self.class_of(bytes);
-        if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
+        let magazine = magazines.magazine(index);
+        if magazine.is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        let mut magazine = magazines.buffered(index)?;
-        self.drop_strays_on_top(&mut magazine);
+        self.drop_strays_on_top(magazine);
         // Relaxed: a setting.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         let fits = |size: u64| self.sizes.is_rounded(bytes) || size.wrapping_sub(bytes) < most_slack;
         let mut found = magazine.take_top(fits);
         if found.is_none() {
-            self.fetch(&mut magazine, tally, (stream.timeline().id, Tick::MAX), size);
+            let (place, own) = (magazine.place(), (stream.timeline().id, Tick::MAX));
+            let brought = self.fetch(magazine, tally, seen.unwrap_or(own), size);
+            if seen.is_some() {
+                // From here on, as if this stream had freed them now.
+                let now = stream.timeline().now();
+                let brought = brought.iter().filter(|item| item.is_in(place));
+                brought.for_each(|item| item.descriptor().make_cached(place, now));
+            }
             found = magazine.take_top(fits);
         }
-        if found.is_none() && self.in_throughput_mode() && self.sizes.is_rounded_in_throughput_mode(bytes) {
+        if found.is_none()
+            && seen.is_none()
+            && self.in_throughput_mode()
+            && self.sizes.is_rounded_in_throughput_mode(bytes)
+        {
             found = magazines.borrow(index);
         }
         let item = found?;
-        tally.rise_slow(bytes, item.bytes());
+        tally.rise_slow(bytes, item.bytes(), &self.totals);
         Some(Self::hand_out(item, bytes, passage))
     }
 
@@ -201,7 +194,7 @@ impl Caches {
     //
     // The stream must first be ordered after the other's work, which may take device calls. So there are two steps: the
     // thread looks what the depot has, and leaves its cache. Then, with the stream ordered after the fence of what was
-    // seen, it takes blocks behind that fence: the same or others.
+    // seen, it takes blocks behind that fence: the same or others ([`alloc_searching`](Self::alloc_searching)).
 
     /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
     /// thread's magazine has room for some. Returns which stream freed them, and up to which tick.
@@ -211,74 +204,50 @@ impl Caches {
             return None;
         }
         // A closed cache may mean that the stream is being captured.
-        let Entered { magazines, tally: _, passage: _passage } =
-            self.enter::<true>(Tally::to_alloc, stream)?;
+        let Entered { magazines, tally: _, passage: _passage } = self.enter_to_alloc(stream)?;
         let (index, bytes) = self.class_of(bytes);
-        if magazines.buffered(index)?.restock_by() == 0 {
+        if magazines.magazine(index).restock_by() == 0 {
             return None;
         }
         self.depot.other_with(stream.timeline().id, bytes)
     }
 
-    /// A block for a request of so many bytes from what was seen, after which the stream is ordered now; brings more of
-    /// the same.
-    pub(crate) fn alloc_of_other_stream(
-        &self,
-        bytes: u64,
-        stream: &Stream,
-        seen: (TimelineId, Tick),
-    ) -> Option<DevicePtr> {
-        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
-        let (index, size) = self.class_of(bytes);
-        let mut magazine = magazines.buffered(index)?;
-        let before = magazine.len();
-        self.fetch(&mut magazine, tally, seen, size);
-        let now = stream.timeline().now();
-        // From here on, as if this stream had freed them now.
-        let place = magazine.place();
-        for item in magazine.above(before) {
-            if item.is_in(place) {
-                item.descriptor().make_cached(place, now);
-            }
-        }
-        let item = magazine.take_top(|found| found == size)?;
-        tally.rise_slow(bytes, size);
-        Some(Self::hand_out(item, bytes, passage))
-    }
-
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
-    /// freed on a stream up to a tick.
-    pub(super) fn fetch(
+    /// freed on a stream up to a tick. Returns what came.
+    pub(super) fn fetch<'m>(
         &self,
-        magazine: &mut BufferedMagazine<'_>,
+        magazine: &'m mut Magazine,
         tally: &Tally,
         from: (TimelineId, Tick),
         size: u64,
-    ) {
+    ) -> &'m [Item] {
         let most = magazine.restock_by();
         if most == 0 || self.depot.held() == 0 {
-            return;
+            return &[];
         }
         // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
-        let mut count = 0;
+        let before = magazine.items().len();
         self.depot.take(from, size, most, |item| {
             // SAFETY: it is not full: no more come than half of what it may hold.
             unsafe { magazine.push(item) };
-            count += 1;
         });
-        magazine.claim_top(count);
+        // Another thread wrote to the descriptors last: together they come to this processor's cache sooner than one by
+        // one later. Those that were no longer in the depot are strays here.
+        let brought = &magazine.items()[before..];
+        for item in brought {
+            if item.leave(Place::BETWEEN) {
+                item.descriptor().move_to(magazine.place());
+            }
+        }
+        brought
     }
 
     /// Brings the older half of a magazine to the depot, if its blocks are alike. Returns whether
     /// there is room now.
     #[inline]
     fn give_half_to_depot(&self, magazines: &mut Magazines, index: MagazineIndex, of: TimelineId) -> bool {
-        if magazines.magazine(index).is_empty() {
-            // Nearly always, of large blocks.
-            return false;
-        }
-        let Some(mut magazine) = magazines.buffered(index) else { return false };
+        let magazine = magazines.magazine(index);
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2 || half.iter().any(|item| item.bytes() != bytes) {
@@ -287,7 +256,7 @@ impl Caches {
         let place = magazine.place();
         let limit = self.depot_limit.load(Ordering::Relaxed);
         let left = half.iter().take_while(|item| item.leave(place)).count();
-        // Strays are sorted out under the lock (`make_room`).
+        // Strays are sorted out under the lock (`put_slow`).
         if left < half.len() || !self.depot.put(of, bytes, half, limit) {
             half[..left].iter().for_each(|item| item.descriptor().move_to(place));
             return false;
@@ -298,11 +267,10 @@ impl Caches {
 
     /// Drops the strays on top.
     #[inline]
-    pub(super) fn drop_strays_on_top(&self, magazine: &mut BufferedMagazine<'_>) {
+    pub(super) fn drop_strays_on_top(&self, magazine: &mut Magazine) {
         let place = magazine.place();
-        let is_stray = |item: &Item| !item.is_in(place);
-        while let Some(item) = magazine.top().copied().filter(is_stray) {
-            item.leave_or_note(place, &self.totals, |_| ());
+        while !magazine.is_empty() && !magazine.top().is_in(place) {
+            magazine.top().note_stray(&self.totals);
             // SAFETY: there is one on top.
             unsafe { magazine.drop_top() };
         }
@@ -363,7 +331,7 @@ impl Caches {
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
         if WITHOUT_ENTRY {
-            tally.fall_slow(requested, room);
+            tally.fall_slow(requested, room, &self.totals);
         } else {
             tally.fall(requested, room);
         }
@@ -441,8 +409,8 @@ mod tests {
         assert!(size_of::<Caches>() <= 16 << 10, "{}", size_of::<Caches>());
         // 2,304: mostly 256 lock entries, a pointer each.
         assert!(size_of::<ThreadCache>() <= 4 << 10, "{}", size_of::<ThreadCache>());
-        // 2,752: a pointer and a number of two bytes for each magazine.
-        assert!(size_of::<Magazines>() <= 11 << 8, "{}", size_of::<Magazines>());
+        // 2,200: a pointer for each magazine.
+        assert!(size_of::<Magazines>() <= 9 << 8, "{}", size_of::<Magazines>());
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! A magazine: a stack of blocks of about one size.
 
-use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, slice_from_raw_parts_mut};
 use std::slice;
 
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
+use crate::extents::{Allocation, Arena, BlockDescriptor, DescriptorRef, Place};
+use crate::order::{Fence, TimelineId};
 
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
 /// found the descriptor in several loads, each of which needs the one before.
@@ -46,15 +46,22 @@ impl Item {
         self.descriptor().leave(place, self.ptr)
     }
 
-    /// Gives `each` the block, which leaves its place. A copy that is a stray there is dropped, and noted.
-    #[inline]
-    pub(super) fn leave_or_note(self, place: Place, totals: &Totals, each: impl FnOnce(Self)) {
-        if self.leave(place) {
-            each(self);
-        } else {
-            // A block that was handed out again meanwhile has its new length.
-            let (requested, bytes) = self.descriptor().last_counted();
-            totals.note_stray([requested as i64, bytes as i64, 2]);
+    /// Notes a copy that is a stray, which is dropped.
+    #[cold]
+    pub(super) fn note_stray(&self, totals: &Totals) {
+        // A block that was handed out again meanwhile has its new length.
+        let (requested, bytes) = self.descriptor().last_counted();
+        totals.note_stray([requested as i64, bytes as i64, 2]);
+    }
+
+    /// The block leaves its place, and goes to the arena, behind the work of the stream that it was freed on. A copy that is
+    /// a stray there is dropped.
+    pub(super) fn give_back(&self, place: Place, of: TimelineId, totals: &Totals, arena: &mut Arena) {
+        let descriptor = self.descriptor();
+        if !self.leave(place) {
+            self.note_stray(totals);
+        } else if !arena.take_back(descriptor, Fence::at(of, descriptor.tick())) {
+            tracing::error!(?descriptor, "a cache gave up a block that is not allocated; it is dropped");
         }
     }
 
@@ -92,11 +99,12 @@ const NO_START: NonNull<Item> = {
     start.expect("a static has an address")
 };
 
-/// What the fast path knows of a magazine. The block freed last is on top.
+/// A stack of blocks in a buffer of its own. The block freed last is on top.
 ///
-/// All else is in a [`Buffer`]: a stream cache has many magazines, mostly unused, so that a word more for each counts.
-/// An address of 0 marks both ends of the buffer. So the fast path sees an empty or full magazine where it reads or
-/// writes anyway.
+/// The buffer has the lower end, then as many places as the magazine may hold blocks, then the upper end. An address of
+/// 0 marks both ends. So the fast path sees an empty or full magazine where it reads or writes anyway. Slow paths find
+/// the ends by a walk over 64 places at most: a stream cache has many magazines, mostly unused, so that a word more for
+/// each counts.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct Magazine {
@@ -109,19 +117,9 @@ impl Magazine {
     // SAFETY: a buffer has two ends at least.
     pub(super) const NEW: Self = Self { top: unsafe { NO_START.add(1) } };
 
-    /// The block on top.
-    #[inline]
-    pub(super) fn top(&self) -> Option<&Item> {
-        if self.is_empty() {
-            return None;
-        }
-        // SAFETY: an item lies below `top`.
-        Some(unsafe { self.top.sub(1).as_ref() })
-    }
-
     /// The block on top, or an item of no block, which is in no magazine.
     #[inline]
-    pub(super) fn top_or_end(&self) -> &Item {
+    pub(super) fn top(&self) -> &Item {
         // SAFETY: an item lies below `top`, also at the lower end.
         unsafe { self.top.sub(1).as_ref() }
     }
@@ -129,7 +127,10 @@ impl Magazine {
     /// Takes the block on top, if it is of such a length, and no stray.
     pub(super) fn take_top(&mut self, is_wanted: impl FnOnce(u64) -> bool) -> Option<Item> {
         let place = self.place();
-        let item = *self.top().filter(|item| item.is_in(place) && is_wanted(item.bytes()))?;
+        let item = *self.top();
+        if !item.is_in(place) || !is_wanted(item.bytes()) {
+            return None;
+        }
         // SAFETY: there is one on top.
         unsafe { self.drop_top() };
         Some(item)
@@ -179,146 +180,88 @@ impl Magazine {
     pub(super) fn place(&self) -> Place {
         Place::of(self)
     }
-}
 
-/// Where the blocks of a magazine lie. The magazine's `top` lies in it.
-///
-/// The lower end, then places, as many as the magazine may hold blocks, then the upper end. Empty for [`NO_ROOM`].
-#[derive(Debug)]
-pub(super) struct Buffer(Vec<Item>);
+    // ---- for the slow paths, which look for the ends ---------------------------------------------
 
-// SAFETY: a buffer owns its places, of which nothing is bound to a thread.
-unsafe impl Send for Buffer {}
-
-impl Buffer {
-    pub(super) const NEW: Self = Self(Vec::new());
-
-    /// One for so many blocks; `None` where the host has no memory for them.
-    fn with_room(room: usize) -> Option<Self> {
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(room + 2).ok()?;
-        slots.push(Item::END);
-        slots.resize(room + 1, Item::FREE);
-        slots.push(Item::END);
-        Some(Self(slots))
-    }
-
-    /// Where the first block lies.
-    fn first(&self) -> NonNull<Item> {
-        let own = NonNull::new(self.0.as_ptr().cast_mut()).filter(|_| !self.0.is_empty());
+    /// One for so many blocks, one at least; `None` where the host has no memory for them.
+    pub(super) fn with_room(room: usize) -> Option<Self> {
+        debug_assert!(room > 0, "one without room has no buffer");
+        let mut places = Vec::new();
+        places.try_reserve_exact(room + 2).ok()?;
+        places.push(Item::END);
+        places.resize(room + 1, Item::FREE);
+        places.push(Item::END);
+        let start = NonNull::from(Box::leak(places.into_boxed_slice())).cast::<Item>();
         // SAFETY: a buffer has two ends at least.
-        unsafe { own.unwrap_or(NO_START).add(1) }
+        Some(Self { top: unsafe { start.add(1) } })
     }
 
-    /// The blocks of the magazine whose buffer it is, the youngest last.
-    ///
-    /// # Safety
-    /// It is the magazine's.
-    pub(super) unsafe fn items<'a>(&'a self, magazine: &'a Magazine) -> &'a [Item] {
-        let first = self.first();
-        // SAFETY: the places from the first one to `top` have items, which are borrowed with both.
-        unsafe {
-            let len = magazine.top.offset_from_unsigned(first);
-            slice::from_raw_parts(first.as_ptr(), len)
+    /// Whether it has a buffer of its own.
+    pub(super) fn has_room(&self) -> bool {
+        !(self.is_empty() && self.is_full())
+    }
+
+    /// Where the first block lies, or will lie.
+    fn first(&self) -> NonNull<Item> {
+        let mut first = self.top;
+        // SAFETY: the lower end lies below `top`, and nothing between has no address.
+        while unsafe { !first.sub(1).as_ref().ptr.is_null() } {
+            // SAFETY: just seen.
+            first = unsafe { first.sub(1) };
         }
-    }
-}
-
-/// A magazine with its buffer, for the slow paths.
-#[derive(Debug)]
-pub(super) struct BufferedMagazine<'a> {
-    magazine: &'a mut Magazine,
-    buffer: &'a mut Buffer,
-}
-
-impl Deref for BufferedMagazine<'_> {
-    type Target = Magazine;
-
-    fn deref(&self) -> &Magazine {
-        self.magazine
-    }
-}
-
-impl DerefMut for BufferedMagazine<'_> {
-    fn deref_mut(&mut self) -> &mut Magazine {
-        self.magazine
-    }
-}
-
-impl<'a> BufferedMagazine<'a> {
-    /// # Safety
-    /// The buffer is the magazine's.
-    pub(super) unsafe fn new(magazine: &'a mut Magazine, buffer: &'a mut Buffer) -> Self {
-        Self { magazine, buffer }
-    }
-
-    /// The blocks, the youngest last.
-    pub(super) fn items(&self) -> &[Item] {
-        // SAFETY: as `new` was promised.
-        unsafe { self.buffer.items(self.magazine) }
-    }
-
-    /// Blocks in it.
-    pub(super) fn len(&self) -> usize {
-        self.items().len()
+        first
     }
 
     /// Blocks that it may hold.
     pub(super) fn room(&self) -> usize {
-        self.buffer.0.len().saturating_sub(2)
-    }
-
-    /// The lowest `len` places have items, and the magazine those.
-    fn set_len(&mut self, len: usize) {
-        // SAFETY: so many places there are.
-        self.magazine.top = unsafe { self.buffer.first().add(len) };
-    }
-
-    /// Lets an empty magazine hold so many blocks. `false`, and nothing done, where the host has no memory for them.
-    pub(super) fn set_room(&mut self, room: usize) -> bool {
-        assert!(self.is_empty(), "a magazine with blocks keeps its room");
-        let buffer = if room == 0 { Some(Buffer::NEW) } else { Buffer::with_room(room) };
-        let is_there = buffer.is_some();
-        if let Some(buffer) = buffer {
-            *self.buffer = buffer;
-            self.set_len(0);
+        let mut end = self.top;
+        // SAFETY: the upper end is `top`, or lies above it, and nothing between has no address.
+        while unsafe { !(*end.as_ptr()).ptr.is_null() } {
+            // SAFETY: just seen.
+            end = unsafe { end.add(1) };
         }
-        is_there
+        // SAFETY: both lie in the buffer.
+        unsafe { end.offset_from_unsigned(self.first()) }
     }
 
-    /// The blocks above the lowest `count`.
-    pub(super) fn above(&self, count: usize) -> &[Item] {
-        &self.items()[count..]
+    /// The blocks, the youngest last.
+    pub(super) fn items(&self) -> &[Item] {
+        let first = self.first();
+        // SAFETY: the places from the first one to `top` have items, which are borrowed with the magazine.
+        unsafe { slice::from_raw_parts(first.as_ptr(), self.top.offset_from_unsigned(first)) }
     }
 
     /// Blocks that a restock may bring: half of what it may hold, and one at least where there is room.
     pub(super) fn restock_by(&self) -> usize {
-        self.room().div_ceil(2).saturating_sub(self.len())
+        self.room().div_ceil(2).saturating_sub(self.items().len())
     }
 
     /// The older half, rounded up.
     pub(super) fn older_half(&self) -> &[Item] {
-        &self.items()[..self.len().div_ceil(2)]
+        let items = self.items();
+        &items[..items.len().div_ceil(2)]
     }
 
     /// Gives up the oldest blocks, so many.
     pub(super) fn give_up(&mut self, count: usize, each: impl FnMut(Item)) {
-        let (first, len) = (self.buffer.first(), self.len());
-        self.items()[..count].iter().copied().for_each(each);
+        let first = self.first();
+        let (old, kept) = self.items().split_at(count);
+        old.iter().copied().for_each(each);
+        let left = kept.len();
         // SAFETY: the magazine has so many items, of which those after `count` move down.
-        unsafe { first.copy_from(first.add(count), len - count) };
-        self.set_len(len - count);
+        unsafe {
+            first.copy_from(first.add(count), left);
+            self.top = first.add(left);
+        }
     }
+}
 
-    /// Writes to the descriptors of the `count` blocks on top, which came from the depot, that they are here. Another thread
-    /// wrote them last: together they come to this processor's cache sooner than one by one later. Those that were no
-    /// longer in the depot are strays here.
-    pub(super) fn claim_top(&self, count: usize) {
-        let (from, place) = (self.len().saturating_sub(count), self.place());
-        for item in self.above(from) {
-            if item.leave(Place::BETWEEN) {
-                item.descriptor().move_to(place);
-            }
+impl Drop for Magazine {
+    fn drop(&mut self) {
+        if self.has_room() {
+            let places = self.room() + 2;
+            // SAFETY: the buffer came from `with_room`, and has two ends beside what it may hold.
+            drop(unsafe { Box::from_raw(slice_from_raw_parts_mut(self.first().sub(1).as_ptr(), places)) });
         }
     }
 }
@@ -334,22 +277,10 @@ mod tests {
             .collect()
     }
 
-    /// A magazine of its own.
-    struct Alone(Magazine, Buffer);
-
-    impl Alone {
-        fn open(&mut self) -> BufferedMagazine<'_> {
-            // SAFETY: the two belong together.
-            unsafe { BufferedMagazine::new(&mut self.0, &mut self.1) }
-        }
-    }
-
     /// A magazine with room for so many blocks, and as many of these as it takes. In a box, since it must not move while
     /// it holds blocks.
-    fn with(descriptors: &[BlockDescriptor], room: usize) -> Box<Alone> {
-        let mut alone = Box::new(Alone(Magazine::NEW, Buffer::NEW));
-        let mut magazine = alone.open();
-        assert!(magazine.set_room(room));
+    fn with(descriptors: &[BlockDescriptor], room: usize) -> Box<Magazine> {
+        let mut magazine = Box::new(Magazine::with_room(room).unwrap());
         for descriptor in descriptors {
             if !magazine.is_full() {
                 // SAFETY: just asked.
@@ -357,7 +288,7 @@ mod tests {
                 descriptor.move_to(magazine.place());
             }
         }
-        alone
+        magazine
     }
 
     fn places(items: &[Item]) -> Vec<u64> {
@@ -367,32 +298,30 @@ mod tests {
     #[test]
     fn it_takes_what_fits_and_gives_the_youngest_first() {
         let descriptors = descriptors(6);
-        let mut alone = with(&descriptors, 4);
-        assert!(alone.open().is_full() && alone.open().room() == 4);
-        let magazine = &mut alone.0;
+        let mut magazine = with(&descriptors, 4);
+        assert!(magazine.is_full() && magazine.room() == 4);
         for place in [4, 3, 2, 1] {
-            assert_eq!(magazine.top().map(|item| item.ptr.raw() >> 20), Some(place));
+            assert_eq!(magazine.top().ptr.raw() >> 20, place);
             // SAFETY: there was one on top.
             unsafe { magazine.drop_top() };
         }
-        assert!(magazine.top().is_none() && magazine.is_empty() && !magazine.is_full());
+        assert!(magazine.top().ptr.is_null() && magazine.is_empty() && !magazine.is_full());
     }
 
     #[test]
     fn one_without_room_is_full_and_empty() {
-        let mut alone = Alone(Magazine::NEW, Buffer::NEW);
-        assert!(alone.0.is_full() && alone.0.is_empty() && alone.0.top().is_none());
-        let mut magazine = alone.open();
+        let mut magazine = Magazine::NEW;
+        assert!(magazine.is_full() && magazine.is_empty() && magazine.top().ptr.is_null());
         assert!(magazine.items().is_empty() && magazine.take_top(|_| true).is_none());
-        assert!(magazine.set_room(1) && !magazine.is_full());
-        assert!(magazine.set_room(0) && magazine.is_full() && magazine.is_empty());
+        assert!(!magazine.has_room() && magazine.room() == 0);
+        magazine = Magazine::with_room(1).unwrap();
+        assert!(magazine.has_room() && magazine.room() == 1 && !magazine.is_full());
     }
 
     #[test]
     fn the_older_half_goes_and_then_all() {
         let descriptors = descriptors(5);
-        let mut alone = with(&descriptors, 8);
-        let mut magazine = alone.open();
+        let mut magazine = with(&descriptors, 8);
         assert_eq!(places(magazine.older_half()), [1, 2, 3]);
         let mut half = Vec::new();
         magazine.give_up(3, |item| half.push(item));
@@ -400,15 +329,14 @@ mod tests {
         assert_eq!((places(magazine.items()), magazine.room()), (vec![4, 5], 8));
         let mut all = Vec::new();
         magazine.give_up(2, |item| all.push(item));
-        assert_eq!((places(&all), magazine.len(), magazine.room()), (vec![4, 5], 0, 8));
+        assert_eq!((places(&all), magazine.items().len(), magazine.room()), (vec![4, 5], 0, 8));
         assert!(!magazine.is_full());
     }
 
     #[test]
     fn the_block_on_top_is_taken_if_it_fits_and_is_no_stray() {
         let descriptors = descriptors(3);
-        let mut alone = with(&descriptors, 8);
-        let mut magazine = alone.open();
+        let mut magazine = with(&descriptors, 8);
         assert!(magazine.take_top(|bytes| bytes == 1024).is_none());
         assert_eq!(magazine.take_top(|bytes| bytes == 512).map(|item| item.ptr.raw() >> 20), Some(3));
         // A copy of a block that lies elsewhere.

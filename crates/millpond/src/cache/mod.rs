@@ -46,11 +46,14 @@ mod totals;
 mod totals_models;
 mod under_lock;
 
-pub(crate) use caches::{Cached, Caches};
+pub(crate) use caches::Caches;
 pub use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
 pub use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Locked;
+pub(crate) struct Locked {
+    /// Whether nothing is cached.
+    is_paused: bool,
+}

@@ -81,9 +81,10 @@ struct ModelCache {
     /// `Tally::to_alloc` and `Tally::to_free`.
     to_alloc: Epoch,
     to_free: Epoch,
-    owned: AtomicBool,
-    /// `Threads::ended`: whether its thread ended since this was looked at.
-    ended: AtomicBool,
+    /// The id of the thread that has the cache; 0 for none.
+    owner: AtomicU64,
+    /// `thread_index::IDS`: that of the thread that has the index.
+    id: AtomicU64,
     /// In a box, as a stream cache is: it stays where it is.
     magazines: Box<ModelMagazines>,
 }
@@ -94,8 +95,8 @@ impl ModelCache {
             lock: AsymmetricLock::new(),
             to_alloc: Epoch::default(),
             to_free: Epoch::default(),
-            owned: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            owner: AtomicU64::new(0),
+            id: AtomicU64::new(1),
             magazines: ModelMagazines::new(STREAM),
         }
     }
@@ -161,19 +162,25 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     /// `Caches::join_slow`. Under the lock.
     fn join_locked(&self, index: usize) {
         let cache = &self.caches[index];
-        if !cache.owned.swap(true, Ordering::Relaxed) {
-            // `Threads::join`.
-            cache.ended.store(false, Ordering::Relaxed);
+        if cache.owner.load(Ordering::Relaxed) == 0 {
+            cache.owner.store(cache.id.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         cache.open();
     }
 
+    /// The caches that threads have. Under the lock.
+    fn owned(&self) -> impl Iterator<Item = &ModelCache> {
+        self.caches.iter().filter(|cache| cache.owner.load(Ordering::Relaxed) != 0)
+    }
+
     /// `Caches::collect_ended`. Under the lock.
     fn collect_ended(&self, depot: &mut Vec<usize>) {
-        for cache in self.caches.iter().filter(|cache| cache.ended.swap(false, Ordering::Acquire)) {
+        let has_ended =
+            |cache: &&ModelCache| cache.id.load(Ordering::Acquire) != cache.owner.load(Ordering::Relaxed);
+        for cache in self.owned().filter(has_ended) {
             // Another thread may have the index by now, and be inside.
             cache.keep_out();
-            cache.owned.store(false, Ordering::Relaxed);
+            cache.owner.store(0, Ordering::Relaxed);
             depot.extend(cache.blocks(take));
         }
     }
@@ -229,13 +236,13 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     fn revoke(&self) {
         let mut depot = self.state.lock().unwrap();
         self.collect_ended(&mut depot);
-        self.caches.iter().for_each(|cache| cache.lock.close());
+        self.caches.iter().for_each(|cache| _ = cache.lock.close());
         heavy_barrier();
         for cache in &self.caches {
             cache.wait_until_left();
             depot.extend(cache.blocks(take));
         }
-        for cache in self.caches.iter().filter(|cache| cache.owned.load(Ordering::Relaxed)) {
+        for cache in self.owned() {
             cache.open();
         }
         self.look_at(&depot);
@@ -252,9 +259,9 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         }
     }
 
-    /// The end of a thread, which takes no lock of the pool's: `Indices::add`, and the index is given back.
+    /// The end of a thread, which takes no lock of the pool's.
     fn end(&self, index: usize) {
-        self.caches[index].ended.store(true, Ordering::Release);
+        self.caches[index].id.store(0, Ordering::Release);
         self.indices.lock().unwrap().push(index);
     }
 
@@ -410,6 +417,7 @@ fn a_place_changes_hands_while_a_third_thread_revokes() {
             let pool = pool.clone();
             move || {
                 let Some(index) = pool.indices.lock().unwrap().pop() else { return };
+                pool.caches[index].id.store(2, Ordering::Relaxed);
                 // Until it is collected, what the first one left is this one's.
                 if let Some(block) = pool.alloc::<false>(index) {
                     pool.free::<false>(index, block, 20 + block as u64);

@@ -37,13 +37,6 @@ impl MagazineIndex {
         Self(usize::from(place_of(units)))
     }
 
-    /// The magazine with so many before it.
-    pub(super) fn of_number(number: usize) -> Self {
-        assert!(number < MAGAZINES, "there are no more");
-        // SAFETY: just asked.
-        unsafe { Self::of_class(number as u32) }
-    }
-
     /// The magazine for blocks of a class.
     ///
     /// # Safety
@@ -52,11 +45,6 @@ impl MagazineIndex {
     pub(super) unsafe fn of_class(class: u32) -> Self {
         debug_assert!((class as usize) < MAGAZINES);
         Self((class as usize + 1) * size_of::<Magazine>())
-    }
-
-    /// The magazines for longer blocks, from the next one on.
-    pub(super) fn longer(self) -> impl Iterator<Item = Self> {
-        (self.number() + 1..MAGAZINES).map(Self::of_number)
     }
 
     /// Its distance from the start of the magazines, in bytes.
@@ -134,14 +122,9 @@ impl Sizes {
         Some(MagazineIndex(usize::from(*place)))
     }
 
-    /// Whether a magazine may have blocks of exact sizes.
-    pub(super) fn is_for_large(self, magazine: MagazineIndex) -> bool {
-        magazine >= MagazineIndex::of(self.exact_units(self.large_from()))
-    }
-
-    /// Bytes of the shortest block whose magazine is of exact sizes.
-    fn large_from(self) -> u64 {
-        self.rounded_to + self.bytes(1)
+    /// The first magazine that may have blocks of exact sizes.
+    pub(super) fn first_large(self) -> MagazineIndex {
+        MagazineIndex::of(self.exact_units(self.rounded_to + self.bytes(1)))
     }
 
     /// The longest that a block in the same magazine can be: an eighth more at most.

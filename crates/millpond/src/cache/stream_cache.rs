@@ -1,21 +1,20 @@
 //! A stream cache: what one thread caches of one stream, a magazine per size class.
 
+use std::mem::take;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
-use super::magazine::{Buffer, BufferedMagazine, Item, Magazine};
+use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::totals::Totals;
-use crate::extents::Place;
+use crate::extents::{Arena, Place};
 use crate::host::try_box;
 use crate::order::{StreamKey, Timeline, TimelineId};
 use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
 
 /// The magazines of a stream cache.
 ///
-/// What the fast path reads comes first, and is as short as can be. All else is in a magazine's record, made when it is
-/// first asked for.
+/// What the fast path reads comes first, and is as short as can be.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Magazines {
@@ -24,19 +23,8 @@ pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
     /// What the stream's timeline is called.
     of: TimelineId,
-    /// In the order in which they were asked for. A magazine that has none is without room.
-    records: Vec<MagazineRecord>,
-    /// One more than the place of each magazine's record; 0 for none.
-    record_of: [u16; MAGAZINES],
     /// How often a block was borrowed here, or refused.
     borrowed: u64,
-}
-
-/// What else there is to know of a magazine.
-#[derive(Debug)]
-struct MagazineRecord {
-    number: usize,
-    buffer: Buffer,
 }
 
 /// The serial number of [`Magazines::closed`].
@@ -61,8 +49,6 @@ impl Magazines {
         serial: 0,
         of: TimelineId { slot: 0, generation: 0 },
         all: [const { Magazine::NEW }; _],
-        records: Vec::new(),
-        record_of: [0; _],
         borrowed: 0,
     };
 
@@ -79,179 +65,128 @@ impl Magazines {
         unsafe { start.byte_add(index.place()).as_mut() }
     }
 
-    /// The magazine with its buffer; `None` where the host has no memory to note that.
-    #[inline]
-    pub(super) fn buffered(&mut self, index: MagazineIndex) -> Option<BufferedMagazine<'_>> {
-        let number = index.number();
-        let place = match self.record_of[number] {
-            0 => self.add_record_slow(number)?,
-            more => usize::from(more) - 1,
-        };
-        Some(self.records[place].with(&mut self.all))
-    }
-
-    #[cold]
-    fn add_record_slow(&mut self, number: usize) -> Option<usize> {
-        self.records.try_reserve(1).ok()?;
-        self.records.push(MagazineRecord { number, buffer: Buffer::NEW });
-        self.record_of[number] = self.records.len() as u16;
-        Some(self.records.len() - 1)
-    }
-
     /// A block of one of the next longer classes, unless this class is to get one of its own: it wastes less than another
     /// block would take, and neighbouring classes seldom run out together.
     pub(super) fn borrow(&mut self, index: MagazineIndex) -> Option<Item> {
         self.borrowed += 1;
         let classes = if may_borrow(self.borrowed) { CLASSES_TO_BORROW_FROM } else { 0 };
-        index.longer().take(classes).find_map(|longer| self.magazine(longer).take_top(|_| true))
+        self.all[index.number() + 1..].iter_mut().take(classes).find_map(|longer| longer.take_top(|_| true))
     }
 
-    /// Empties the magazines. Large blocks' lose their room.
-    fn drain(
-        &mut self,
-        totals: &Totals,
-        is_large: &impl Fn(MagazineIndex) -> bool,
-        mut each: impl FnMut(TimelineId, Item),
-    ) {
-        for record in &mut self.records {
-            let (number, mut magazine) = (record.number, record.with(&mut self.all));
+    /// The stream whose they are.
+    fn stream(&self) -> StreamKey {
+        StreamKey { serial: self.serial, slot: self.of.slot as usize }
+    }
+
+    /// Empties the magazines into the arena.
+    fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
+        for magazine in &mut self.all {
             let place = magazine.place();
-            magazine.give_up(magazine.len(), |item| {
-                item.leave_or_note(place, totals, |item| each(self.of, item));
-            });
-            if magazine.room() > 0 && is_large(MagazineIndex::of_number(number)) {
-                magazine.set_room(0);
-            }
+            magazine.give_up(magazine.items().len(), |item| item.give_back(place, self.of, totals, arena));
         }
     }
 
     /// Every block held, and where.
-    fn items(&self) -> impl Iterator<Item = (Place, &Item)> {
-        self.records.iter().flat_map(|record| {
-            let magazine = &self.all[record.number];
-            // SAFETY: the buffer is the magazine's with the record's number.
-            let items = unsafe { record.buffer.items(magazine) };
-            items.iter().map(|item| (magazine.place(), item))
-        })
-    }
-}
-
-impl MagazineRecord {
-    /// The magazine, one of these, with its buffer.
-    fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> BufferedMagazine<'a> {
-        // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
-        unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) }
-    }
-}
-
-/// What one thread caches of one stream: magazines of its own. A raw pointer owns them: lock entries have a copy, and a `Box`
-/// would claim to be the only one.
-#[derive(Debug)]
-struct StreamCache(NonNull<Magazines>);
-
-// SAFETY: a stream cache owns its magazines, of which nothing is bound to a thread.
-unsafe impl Send for StreamCache {}
-
-impl StreamCache {
-    fn magazines(&self) -> &Magazines {
-        // SAFETY: its own, until it is dropped. Who has the stream cache has them: the lock guards both.
-        unsafe { self.0.as_ref() }
-    }
-
-    fn magazines_mut(&mut self) -> &mut Magazines {
-        // SAFETY: as above.
-        unsafe { self.0.as_mut() }
-    }
-
-    fn stream(&self) -> StreamKey {
-        let Magazines { serial, of, .. } = self.magazines();
-        StreamKey { serial: *serial, slot: of.slot as usize }
-    }
-}
-
-impl Drop for StreamCache {
-    fn drop(&mut self) {
-        // SAFETY: the pointer came from `try_box` (`add_slow`), and is given up here only. No owner has it: it is outside,
-        // and its lock entries are closed, or it is the calling thread.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    fn items(&self) -> impl Iterator<Item = (Place, Item)> {
+        self.all.iter().flat_map(|magazine| magazine.items().iter().map(|item| (magazine.place(), *item)))
     }
 }
 
 /// All stream caches of one thread in one pool.
 #[derive(Debug)]
 pub(super) struct StreamCaches {
-    /// Sorted by the timelines' slots.
-    by_slot: Vec<StreamCache>,
-    totals: Arc<Totals>,
+    /// Sorted by the timelines' slots. Raw pointers own the magazines: lock entries have copies, and a `Box` would claim to be
+    /// the only one.
+    by_slot: Vec<NonNull<Magazines>>,
 }
 
+// SAFETY: the stream caches own their magazines, of which nothing is bound to a thread.
+unsafe impl Send for StreamCaches {}
+
 impl StreamCaches {
-    pub(super) fn new(totals: Arc<Totals>) -> Self {
-        Self { by_slot: Vec::new(), totals }
+    pub(super) const NEW: Self = Self { by_slot: Vec::new() };
+
+    fn iter(&self) -> impl Iterator<Item = &Magazines> {
+        // SAFETY: they are there until `clear`. Who has the stream caches has them: the lock guards both.
+        self.by_slot.iter().map(|magazines| unsafe { magazines.as_ref() })
     }
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        self.by_slot.binary_search_by_key(&slot, |cache| cache.stream().slot)
+        // SAFETY: as in `iter`.
+        self.by_slot.binary_search_by_key(&slot, |magazines| unsafe { magazines.as_ref() }.stream().slot)
     }
 
     /// The magazines of a stream, if it has a stream cache. They stay until that is changed: by
     /// [`of_or_add`](Self::of_or_add) for another stream, or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let cache = &self.by_slot[self.place_of(stream.slot).ok()?];
-        (cache.stream() == stream).then_some(cache.0)
+        let magazines = self.by_slot[self.place_of(stream.slot).ok()?];
+        // SAFETY: as in `iter`.
+        (unsafe { magazines.as_ref() }.stream() == stream).then_some(magazines)
     }
 
     /// The magazines of every stream cache, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        self.by_slot.iter().map(|cache| (cache.stream(), cache.0))
+        self.iter().map(Magazines::stream).zip(self.by_slot.iter().copied())
     }
 
     /// The magazines of a stream, made if need be, as [`of_stream`](Self::of_stream) gives them; `None` where the host has no
-    /// memory for them. Those of a stream that is gone and had the same slot are emptied: the blocks are given to `each`.
+    /// memory for them. Those of a stream that is gone and had the same slot are emptied into the arena.
     #[inline]
     pub(super) fn of_or_add(
         &mut self,
         timeline: &Timeline,
-        each: impl FnMut(TimelineId, Item),
+        totals: &Totals,
+        arena: &mut Arena,
     ) -> Option<NonNull<Magazines>> {
         let place = match self.place_of(timeline.id.slot as usize) {
             Ok(place) => place,
             Err(place) => self.add_slow(place)?,
         };
-        let magazines = self.by_slot[place].magazines_mut();
+        // SAFETY: as in `iter`.
+        let magazines = unsafe { self.by_slot[place].as_mut() };
         if magazines.serial != timeline.serial {
-            magazines.drain(&self.totals, &|_| false, each);
+            magazines.drain(totals, arena);
             // A lock entry may lead to them: that of the calling thread, which is outside.
             (magazines.serial, magazines.of) = (timeline.serial, timeline.id);
         }
-        Some(self.by_slot[place].0)
+        Some(self.by_slot[place])
     }
 
     #[cold]
     fn add_slow(&mut self, place: usize) -> Option<usize> {
         self.by_slot.try_reserve(1).ok()?;
-        self.by_slot.insert(place, StreamCache(try_box(Magazines::NEW)?));
+        self.by_slot.insert(place, try_box(Magazines::NEW)?);
         Some(place)
     }
 
-    /// Empties the magazines of every stream cache. `is_large` says whether a magazine is one of large blocks.
-    pub(super) fn drain(
-        &mut self,
-        is_large: impl Fn(MagazineIndex) -> bool,
-        mut each: impl FnMut(TimelineId, Item),
-    ) {
-        let Self { by_slot, totals } = self;
-        by_slot.iter_mut().for_each(|cache| cache.magazines_mut().drain(totals, &is_large, &mut each));
+    /// Empties the magazines of every stream cache into the arena. Those from an index on lose their room.
+    pub(super) fn drain(&mut self, large: MagazineIndex, totals: &Totals, arena: &mut Arena) {
+        for magazines in &mut self.by_slot {
+            // SAFETY: as in `iter`.
+            let magazines = unsafe { magazines.as_mut() };
+            magazines.drain(totals, arena);
+            magazines.all[large.number()..].iter_mut().for_each(|magazine| *magazine = Magazine::NEW);
+        }
     }
 
-    /// Drops all stream caches, which are empty.
+    /// Drops all stream caches, which are empty. No owner has their magazines: it is outside, and its lock entries are
+    /// closed, or it is the calling thread.
     pub(super) fn clear(&mut self) {
-        self.by_slot = Vec::new();
+        for magazines in take(&mut self.by_slot) {
+            // SAFETY: the pointer came from `try_box` (`add_slow`), and is given up here only.
+            drop(unsafe { Box::from_raw(magazines.as_ptr()) });
+        }
     }
 
     /// Every block held, and where.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
-        self.by_slot.iter().flat_map(|cache| cache.magazines().items())
+    pub(super) fn items(&self) -> impl Iterator<Item = (Place, Item)> {
+        self.iter().flat_map(Magazines::items)
+    }
+}
+
+impl Drop for StreamCaches {
+    fn drop(&mut self) {
+        self.clear();
     }
 }

@@ -4,8 +4,6 @@
 //! A tally knows the thread's *ceiling* for each of its figures. A thread that is about to pass one, or is further below it
 //! than its slack, moves its ceilings. [totals](super::totals) says why.
 
-use std::sync::Arc;
-
 use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
@@ -15,7 +13,7 @@ use crate::policy::waiting::SPINS;
 use crate::stats::Level;
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Tally {
     /// How far requested and allocated bytes are below their ceilings: so the fast path needs one subtraction and a test for
     /// its sign.
@@ -32,23 +30,9 @@ pub(super) struct Tally {
     emptied: AtomicU64,
     /// Odd while ceilings move: a reader may then see one moved, and not the room below it.
     moves: AtomicU64,
-    totals: Arc<Totals>,
 }
 
 impl Tally {
-    pub(super) fn new(totals: Arc<Totals>) -> Self {
-        Self {
-            room: Default::default(),
-            to_alloc: Epoch::default(),
-            to_free: Epoch::default(),
-            ceilings: Default::default(),
-            slack: AtomicI64::default(),
-            emptied: AtomicU64::default(),
-            moves: AtomicU64::default(),
-            totals,
-        }
-    }
-
     /// Counts the blocks that the owner gets.
     #[inline]
     pub(super) fn to_alloc(&self) -> &Epoch {
@@ -95,10 +79,10 @@ impl Tally {
     }
 
     /// As [`rise`](Self::rise), and raises the ceilings if need be.
-    pub(super) fn rise_slow(&self, requested: u64, bytes: u64) {
+    pub(super) fn rise_slow(&self, requested: u64, bytes: u64, totals: &Totals) {
         self.set_room(0, self.room_with(0, requested));
         self.set_room(ALLOCATED, self.room_with(ALLOCATED, bytes));
-        self.adjust(1);
+        self.adjust(1, totals);
     }
 
     /// The room of allocated bytes once so many more are freed.
@@ -122,23 +106,23 @@ impl Tally {
     }
 
     /// As [`fall`](Self::fall), and lowers the ceilings if need be.
-    pub(super) fn fall_slow(&self, requested: u64, room: i64) {
+    pub(super) fn fall_slow(&self, requested: u64, room: i64, totals: &Totals) {
         self.fall(requested, room);
-        self.adjust(-1);
+        self.adjust(-1, totals);
     }
 
     /// As [`rise_slow`](Self::rise_slow), by an owner that is not inside, or by who else counts here; counts the block
     /// too.
-    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) {
-        self.rise_slow(requested, bytes);
+    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64, totals: &Totals) {
+        self.rise_slow(requested, bytes, totals);
         self.to_alloc.count();
     }
 
     /// As [`fall_slow`](Self::fall_slow), by an owner that is not inside, or by who else counts here; counts the block too.
-    pub(super) fn count_free_outside(&self, requested: u64, bytes: u64) {
+    pub(super) fn count_free_outside(&self, requested: u64, bytes: u64, totals: &Totals) {
         self.fall(requested, self.room_after(bytes));
         self.to_free.count();
-        self.adjust(0);
+        self.adjust(0, totals);
     }
 
     #[inline(always)]
@@ -164,9 +148,9 @@ impl Tally {
 
     /// Raises the ceilings that are passed, and lowers all from which the thread has drifted away, if so many blocks more
     /// are counted soon. By the owner, or by who else counts here.
-    fn adjust(&self, more: i64) {
+    fn adjust(&self, more: i64, totals: &Totals) {
         let (now, before) = (self.figures(more), [0, 1, 2].map(|figure| self.ceiling(figure)));
-        let Slack { bytes: slack, ahead } = self.totals.slack();
+        let Slack { bytes: slack, ahead } = totals.slack();
         let drifts = before[ALLOCATED] - now[ALLOCATED] > slack;
         if drifts || now.iter().zip(before).any(|(now, before)| *now > before) {
             let to = std::array::from_fn(|figure| match before[figure] {
@@ -174,7 +158,7 @@ impl Tally {
                 stays if !drifts => stays,
                 _ => now[figure],
             });
-            self.move_ceilings(now, to);
+            self.move_ceilings(now, to, totals);
         }
         self.slack.store(slack, Ordering::Relaxed);
     }
@@ -185,11 +169,9 @@ impl Tally {
     }
 
     /// Moves the ceilings, with the figures `now` where they are. Tells the totals before.
-    fn move_ceilings(&self, now: Figures, to: Figures) {
+    fn move_ceilings(&self, now: Figures, to: Figures, totals: &Totals) {
         let by: Figures = std::array::from_fn(|figure| to[figure] - self.ceiling(figure));
-        (0..by.len())
-            .filter(|figure| by[*figure] != 0)
-            .for_each(|figure| self.totals.add(figure, by[figure]));
+        (0..by.len()).filter(|figure| by[*figure] != 0).for_each(|figure| totals.add(figure, by[figure]));
         // Relaxed, and no read-modify-write: one thread writes.
         let moves = self.moves.load(Ordering::Relaxed);
         self.moves.store(moves + 1, Ordering::Relaxed);
@@ -202,9 +184,9 @@ impl Tally {
     }
 
     /// Lowers the ceilings to where the figures are. By the owner outside, or while it is kept out; under the lock.
-    pub(super) fn settle(&self) {
+    pub(super) fn settle(&self, totals: &Totals) {
         let now = self.figures(0);
-        self.move_ceilings(now, now);
+        self.move_ceilings(now, now, totals);
         self.forget_slack();
     }
 
@@ -270,28 +252,27 @@ mod tests {
     use crate::policy::peaks::{LEAST_SLACK, TOLERANCE};
 
     /// The tallies of two threads.
-    fn two() -> ([Tally; 2], Arc<Totals>) {
-        let totals = Arc::<Totals>::default();
+    fn two() -> ([Tally; 2], Totals) {
+        let totals = Totals::default();
         let tally = || {
             totals.add_thread();
-            Tally::new(totals.clone())
+            Tally::default()
         };
         ([tally(), tally()], totals)
     }
 
     #[test]
     fn the_mark_of_one_thread_is_its_own_peak() {
-        let totals = Arc::<Totals>::default();
-        let tally = Tally::new(totals.clone());
-        tally.count_alloc_outside(100, 512);
-        tally.count_alloc_outside(1000, 1024);
-        tally.count_free_outside(100, 512);
+        let (tally, totals) = (Tally::default(), Totals::default());
+        tally.count_alloc_outside(100, 512, &totals);
+        tally.count_alloc_outside(1000, 1024, &totals);
+        tally.count_free_outside(100, 512, &totals);
         let counted = sum([&tally].into_iter(), &totals);
         assert_eq!(counted.requested, Level { current: 1000, high: 1100 });
         assert_eq!(counted.allocated, Level { current: 1024, high: 1536 });
         assert_eq!(counted.blocks, Level { current: 1, high: 2 });
         assert_eq!((counted.allocations, counted.frees), (2, 1));
-        tally.settle();
+        tally.settle(&totals);
         totals.reset();
         assert_eq!(sum([&tally].into_iter(), &totals).requested, Level { current: 1000, high: 1000 });
     }
@@ -303,8 +284,8 @@ mod tests {
         let ([giver, taker], totals) = two();
         const BLOCKS: u64 = 1000;
         for _ in 0..10 {
-            (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB));
-            (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB));
+            (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB, &totals));
+            (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB, &totals));
         }
         let counted = sum([&giver, &taker].into_iter(), &totals);
         for (level, one) in [(counted.requested, MIB - 1), (counted.allocated, MIB), (counted.blocks, 1)] {
@@ -317,16 +298,16 @@ mod tests {
     #[test]
     fn a_thread_meets_others_only_when_it_drifts() {
         let ([one, other], totals) = two();
-        other.count_alloc_outside(MIB, MIB);
+        other.count_alloc_outside(MIB, MIB, &totals);
         let ceiling = |tally: &Tally| tally.ceilings[ALLOCATED].load(Ordering::Relaxed);
         const BLOCKS: u64 = 8;
         let bytes = LEAST_SLACK as u64 / BLOCKS;
         for _ in 0..3 {
-            (0..BLOCKS).for_each(|_| one.count_alloc_outside(bytes, bytes));
-            (0..BLOCKS).for_each(|_| one.count_free_outside(bytes, bytes));
+            (0..BLOCKS).for_each(|_| one.count_alloc_outside(bytes, bytes, &totals));
+            (0..BLOCKS).for_each(|_| one.count_free_outside(bytes, bytes, &totals));
             assert_eq!(ceiling(&one), LEAST_SLACK);
         }
-        one.count_free_outside(bytes, bytes);
+        one.count_free_outside(bytes, bytes, &totals);
         assert!(ceiling(&one) < 0);
         assert_eq!(totals.peaks()[ALLOCATED], 2 * MIB as i64);
     }

@@ -2,23 +2,21 @@
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
-use super::totals::Totals;
 use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadCache {
-    lock: AsymmetricLock<Magazines>,
+    pub(super) lock: AsymmetricLock<Magazines>,
     pub(super) tally: Tally,
-    /// Whether a living thread has it. Written under the pool's lock.
-    owned: AtomicBool,
+    /// The [id](super::thread_index::thread_id) of the thread that has it; 0 for none. Written under the pool's lock.
+    owner: AtomicU64,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
@@ -39,12 +37,12 @@ pub(super) struct Entered<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
-    pub(super) fn new(totals: Arc<Totals>) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             lock: AsymmetricLock::new(),
-            tally: Tally::new(totals.clone()),
-            owned: AtomicBool::new(false),
-            stream_caches: UnsafeCell::new(StreamCaches::new(totals)),
+            tally: Tally::default(),
+            owner: AtomicU64::new(0),
+            stream_caches: UnsafeCell::new(StreamCaches::NEW),
         }
     }
 
@@ -92,14 +90,18 @@ impl ThreadCache {
         unsafe { &mut *self.stream_caches.get() }
     }
 
-    pub(super) fn is_owned(&self) -> bool {
+    pub(super) fn owner(&self) -> u64 {
         // Relaxed: written and read under the pool's lock.
-        self.owned.load(Ordering::Relaxed)
+        self.owner.load(Ordering::Relaxed)
     }
 
-    /// The calling thread becomes the owner. Under the pool's lock.
-    pub(super) fn own(&self) {
-        self.owned.store(true, Ordering::Relaxed);
+    pub(super) fn is_owned(&self) -> bool {
+        self.owner() != 0
+    }
+
+    /// The thread with this id becomes the owner; or, for 0, a closed cache has none any more. Under the pool's lock.
+    pub(super) fn set_owner(&self, id: u64) {
+        self.owner.store(id, Ordering::Relaxed);
     }
 
     /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
@@ -107,18 +109,6 @@ impl ThreadCache {
     pub(super) fn open(&self, entries: impl IntoIterator<Item = (StreamKey, NonNull<Magazines>)>) {
         self.lock.open();
         entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
-    }
-
-    /// The owner is gone, and the cache closed. Under the pool's lock.
-    pub(super) fn disown(&self) {
-        self.owned.store(false, Ordering::Relaxed);
-    }
-
-    /// Closes the cache; returns whether it was open. Under the pool's lock.
-    pub(super) fn close(&self) -> bool {
-        let was_open = self.lock.is_open();
-        self.lock.close();
-        was_open
     }
 
     /// Whether its owner is kept out, once it [has left](Self::wait_until_left). Under the pool's lock.

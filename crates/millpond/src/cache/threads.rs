@@ -1,65 +1,39 @@
 //! The caches of all threads in one pool: which is whose, and keeping owners out.
 
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use super::Locked;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use super::thread_index::{Indices, NO_THREAD, thread_index, visit};
+use super::thread_index::{NO_THREAD, ended, find_index, has_ended, thread_index};
 use crate::host::try_box;
 use crate::policy::caching::MOST_THREADS;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Threads {
-    /// By thread index. The first one is [`SENTINEL`], and so is that of each thread without a cache here. A raw pointer
-    /// owns the others, since a `Box` that moves with this struct would claim to be the only one.
+    /// By thread index. A raw pointer owns each, since a `Box` that moves with this struct would claim to be the only one.
+    ///
+    /// The first one is the sentinel, and so is that of each thread without a cache here: permanently closed, without owner
+    /// or magazines. So the fast path needs no null check. Threads that enter it write its epochs, and nothing else.
     caches: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
-    /// Notes of threads that ended, whose caches are still open.
-    ended: Arc<Indices>,
+    /// Threads that had ended when their caches were last collected.
+    collected: AtomicU64,
     /// Whether requests may take the fast path. Written under the pool's lock.
     has_lock_entries: AtomicBool,
-    /// Whether nothing is cached. Written under the pool's lock.
-    is_paused: AtomicBool,
-}
-
-/// The sentinel cache of every pool: permanently closed, without owner or magazines. So the fast path needs no null
-/// check. Threads that enter it write its epochs, and nothing else.
-///
-/// Made with the first pool, and kept. No `OnceLock`: after a fork in between, the child would wait for ever.
-static SENTINEL: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
-
-fn sentinel() -> *mut ThreadCache {
-    // Acquire: pairs with the Release below.
-    let there = SENTINEL.load(Ordering::Acquire);
-    if !there.is_null() {
-        return there;
-    }
-    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
-    // Release: who reads it sees what it points to. Acquire: another thread may have been first.
-    match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
-        Ok(_) => fresh,
-        Err(other) => {
-            // SAFETY: it came from `Box::into_raw`, and nobody else knows it.
-            drop(unsafe { Box::from_raw(fresh) });
-            other
-        }
-    }
 }
 
 impl Threads {
     pub(super) fn new() -> Self {
-        let sentinel = sentinel();
+        let sentinel = Box::into_raw(Box::new(ThreadCache::new()));
         Self {
             caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             used: AtomicUsize::new(0),
-            ended: Arc::default(),
+            collected: AtomicU64::new(0),
             has_lock_entries: AtomicBool::new(true),
-            is_paused: AtomicBool::new(false),
         }
     }
 
@@ -69,7 +43,7 @@ impl Threads {
         // SAFETY: an index is at most `MOST_THREADS`.
         let place = unsafe { self.caches.get_unchecked(thread_index()) };
         // Acquire: pairs with the Release in `join`; another thread with this index may have made it.
-        // SAFETY: caches are dropped with the pool only, and the sentinel never.
+        // SAFETY: caches are dropped with the pool only.
         unsafe { &*place.load(Ordering::Acquire) }
     }
 
@@ -98,17 +72,15 @@ impl Threads {
         self.all().filter(|cache| cache.is_owned())
     }
 
-    /// A place for a cache of the calling thread's, which `new` makes if there is none; `None` where it can have none.
+    /// A cache for the calling thread, made if there is none; `None` where it can have none.
     #[cold]
-    pub(super) fn join(&self, new: impl FnOnce() -> ThreadCache) -> Option<&ThreadCache> {
-        let index = visit(&self.ended)?;
-        // What the index's last owner cached is this thread's from now on.
-        self.ended.remove(index);
+    pub(super) fn join(&self) -> Option<&ThreadCache> {
+        let index = find_index()?;
         let place = &self.caches[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.sentinel() {
             // Without memory for it, the thread keeps the sentinel.
-            let cache = try_box(new())?;
+            let cache = try_box(ThreadCache::new())?;
             // Release: see `mine`.
             place.store(cache.as_ptr(), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
@@ -118,14 +90,27 @@ impl Threads {
 
     // ---- keeping owners out, under the pool's lock ---------------------------------------------------------
 
-    /// Closes these caches to their owners, and waits until none is inside.
-    pub(super) fn keep_out(&self, _lock: &mut Locked, is_concerned: impl Fn(&ThreadCache) -> bool) {
+    /// Closes these caches to their owners, waits until none is inside, and calls `meanwhile`. Then it opens them, and
+    /// others that are closed.
+    pub(super) fn keep_out<R>(
+        &self,
+        lock: &mut Locked,
+        is_concerned: impl Fn(&ThreadCache) -> bool,
+        meanwhile: impl FnOnce() -> R,
+    ) -> R {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        let close = |others, cache: &ThreadCache| cache.close() && !self.is_mine(cache) || others;
+        let close = |others, cache: &ThreadCache| cache.lock.close() && !self.is_mine(cache) || others;
         if self.all().filter(|cache| is_concerned(cache)).fold(false, close) {
             heavy_barrier();
             self.kept_out().for_each(ThreadCache::wait_until_left);
         }
+        let result = meanwhile();
+        for cache in self.kept_out().filter(|_| !lock.is_paused) {
+            // SAFETY: the lock is held, and owners are kept out until here.
+            let entries = unsafe { cache.stream_caches_under_lock() }.all();
+            cache.open(entries.filter(|_| self.have_lock_entries()));
+        }
+        result
     }
 
     /// The caches whose owners are kept out.
@@ -133,74 +118,46 @@ impl Threads {
         self.all().filter(|cache| cache.is_kept_out())
     }
 
-    /// Opens the caches that [`keep_out`](Self::keep_out) closed, and others that are closed, to their owners.
-    pub(super) fn let_in(&self, _lock: &mut Locked) {
-        for cache in self.kept_out().filter(|_| !self.are_closed()) {
-            // SAFETY: the lock is held, and owners are kept out until here.
-            let entries = unsafe { cache.stream_caches_under_lock() }.all();
-            cache.open(entries.filter(|_| self.have_lock_entries()));
-        }
-    }
-
     /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with
     /// the caches. They have no owner then.
     pub(super) fn collect_ended(&self, _lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
-        self.ended.take(|index| {
-            // Relaxed: under the lock, where it was written.
-            let cache = self.caches[index].load(Ordering::Relaxed);
-            // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
-            if cache != self.sentinel() {
-                // SAFETY: as in `mine`.
-                let cache = unsafe { &*cache };
-                cache.close();
-                // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-                heavy_barrier();
-                cache.wait_until_left();
-                each(cache);
-                cache.disown();
-            }
-        });
+        // Before the look: who ends meanwhile is seen another time.
+        self.collected.store(ended(), Ordering::Relaxed);
+        for cache in self.owned().filter(|cache| has_ended(cache.owner())) {
+            cache.lock.close();
+            // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+            heavy_barrier();
+            cache.wait_until_left();
+            each(cache);
+            cache.set_owner(0);
+        }
     }
 
     /// Whether threads ended whose caches were not collected. A glance.
     #[inline]
     pub(super) fn any_ended(&self) -> bool {
-        self.ended.any()
+        // Relaxed: written under the lock; for others a glance.
+        ended() != self.collected.load(Ordering::Relaxed)
     }
-
-    // ---- settings, written under the pool's lock -----------------------------------------------------------
 
     /// Whether threads enter by lock entries.
     pub(super) fn have_lock_entries(&self) -> bool {
-        // Relaxed, here and below: for owners it is a hint; what counts is written under the lock.
+        // Relaxed, here and below: for owners it is a hint; what counts is read under the lock, where it is written.
         self.has_lock_entries.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
         self.has_lock_entries.store(open, Ordering::Relaxed);
     }
-
-    /// Whether no cache may be opened.
-    pub(super) fn are_closed(&self) -> bool {
-        self.is_paused.load(Ordering::Relaxed)
-    }
-
-    /// No cache is opened from now on; or they are again.
-    pub(super) fn pause(&self, _lock: &mut Locked, is_paused: bool) {
-        self.is_paused.store(is_paused, Ordering::Relaxed);
-    }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
         let sentinel = self.sentinel();
-        let (_, others) = self.caches.split_first_mut().expect("there are many");
-        for place in others {
-            let cache = *place.get_mut();
-            if cache != sentinel {
-                // SAFETY: the cache came from `try_box`. The pool is going, so no thread is inside.
-                drop(unsafe { Box::from_raw(cache) });
-            }
+        let all = self.caches.iter_mut().map(|place| *place.get_mut());
+        for cache in all.filter(|cache| *cache != sentinel).chain([sentinel]) {
+            // SAFETY: the cache came from a box (`new`, `join`). The pool is going, so no thread is inside.
+            drop(unsafe { Box::from_raw(cache) });
         }
     }
 }

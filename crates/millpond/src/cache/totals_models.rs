@@ -4,7 +4,6 @@
 //! is longer than any slack: marks have to be exact.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use loom::sync::Mutex;
 use loom::thread::{self, yield_now};
@@ -42,17 +41,17 @@ struct CountingCache {
 
 struct CountingPool {
     caches: [CountingCache; 2],
-    totals: Arc<Totals>,
+    totals: Totals,
     /// The pool's lock.
     lock: Mutex<()>,
 }
 
 impl CountingPool {
     fn new() -> loom::sync::Arc<Self> {
-        let totals = Arc::<Totals>::default();
+        let totals = Totals::default();
         let cache = || {
             totals.add_thread();
-            CountingCache { lock: AsymmetricLock::new(), tally: Tally::new(totals.clone()) }
+            CountingCache { lock: AsymmetricLock::new(), tally: Tally::default() }
         };
         let caches = [cache(), cache()];
         caches.iter().for_each(|cache| cache.lock.open());
@@ -63,38 +62,39 @@ impl CountingPool {
         let CountingCache { lock, tally } = &self.caches[index];
         if let Some(passage) = lock.enter_without_entry(tally.to_alloc()) {
             if !tally.rise(1, BLOCK) {
-                tally.rise_slow(1, BLOCK);
+                tally.rise_slow(1, BLOCK, &self.totals);
             }
             passage.complete();
             return;
         }
         let _lock = self.lock.lock().unwrap();
-        tally.count_alloc_outside(1, BLOCK);
+        tally.count_alloc_outside(1, BLOCK, &self.totals);
     }
 
     fn free(&self, index: usize) {
         let CountingCache { lock, tally } = &self.caches[index];
         if let Some(passage) = lock.enter_without_entry(tally.to_free()) {
-            if tally.may_fall(BLOCK) {
-                tally.fall(1, BLOCK);
+            let room = tally.room_after(BLOCK);
+            if tally.is_within_slack(room) {
+                tally.fall(1, room);
             } else {
-                tally.fall_slow(1, BLOCK);
+                tally.fall_slow(1, room, &self.totals);
             }
             passage.complete();
             return;
         }
         let _lock = self.lock.lock().unwrap();
-        tally.count_free_outside(1, BLOCK);
+        tally.count_free_outside(1, BLOCK, &self.totals);
     }
 
     /// `Caches::reset_high_water`.
     fn reset(&self) {
         let _lock = self.lock.lock().unwrap();
-        self.caches.iter().for_each(|cache| cache.lock.close());
+        self.caches.iter().for_each(|cache| _ = cache.lock.close());
         heavy_barrier();
         for CountingCache { tally, .. } in &self.caches {
             AsymmetricLock::<NoMagazines>::wait_until_left(tally.epochs());
-            tally.settle();
+            tally.settle(&self.totals);
         }
         self.totals.reset();
         self.caches.iter().for_each(|cache| cache.lock.open());

@@ -168,7 +168,7 @@ fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr>
     if !core.caches.has_lock_entries() && !core.closes_fast_path() {
         core.open_lock_entries();
     }
-    let found = core.caches.alloc_searching(bytes, stream);
+    let found = core.caches.alloc_searching(bytes, stream, None);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))
 }
 
@@ -184,7 +184,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
             return None;
         }
     }
-    core.caches.alloc_of_other_stream(bytes, stream, seen)
+    core.caches.alloc_searching(bytes, stream, Some(seen))
 }
 
 // ---- under the pool's lock -------------------------------------------------------------------
@@ -235,8 +235,8 @@ fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> C
     if request.align > 1 {
         return Ok(None);
     }
-    let (locked, each) = state.for_caches();
-    Ok(core.caches.restock(locked, request.units, request.stream, each))
+    let (locked, arena) = state.for_caches();
+    Ok(core.caches.restock(locked, request.units, request.stream, arena))
 }
 
 #[cold]

@@ -88,8 +88,8 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
     let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
-    let (locked, each) = state.for_caches();
-    if core.caches.put_slow(locked, descriptor, stream, each) {
+    let (locked, arena) = state.for_caches();
+    if core.caches.put_slow(locked, descriptor, stream, arena) {
         return true;
     }
     let (requested, size) = (descriptor.requested(), descriptor.bytes());

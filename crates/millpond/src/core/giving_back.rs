@@ -22,8 +22,8 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let mut state = core.state.lock();
     let released = trim_under_lock(core, &mut state, keep)?;
     if !core.caches.holds_any() {
-        let (locked, each) = state.for_caches();
-        core.caches.give_back(locked, each);
+        let (locked, arena) = state.for_caches();
+        core.caches.give_back(locked, arena);
     }
     drop(state);
     core.report_freed_twice();

@@ -16,7 +16,7 @@ use super::holds::Holds;
 use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
-use crate::cache::{Cached, Caches, Locked};
+use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges, Refusal};
@@ -82,15 +82,9 @@ pub(crate) struct PoolState {
 }
 
 impl PoolState {
-    /// What the caches need to give up blocks: the lock's proof, and what takes a block back to the own arena.
-    pub(super) fn for_caches(&mut self) -> (&mut Locked, impl FnMut(Cached)) {
-        let arena = &mut self.arenas.own;
-        let take_back = |cached: Cached| {
-            if !arena.take_back(cached.descriptor(), cached.fence()) {
-                tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
-            }
-        };
-        (&mut self.locked, take_back)
+    /// What the caches need to give up blocks: the lock's proof, and the arena that takes them back.
+    pub(super) fn for_caches(&mut self) -> (&mut Locked, &mut Arena) {
+        (&mut self.locked, &mut self.arenas.own)
     }
 }
 
@@ -239,8 +233,8 @@ impl Core {
         self.collect_ended(state);
         let any = self.caches.holds_any();
         if any {
-            let (locked, each) = state.for_caches();
-            self.caches.revoke(locked, each);
+            let (locked, arena) = state.for_caches();
+            self.caches.revoke(locked, arena);
         }
         any
     }
@@ -249,15 +243,15 @@ impl Core {
     #[inline]
     pub(crate) fn collect_ended(&self, state: &mut PoolState) {
         if self.caches.any_ended() {
-            let (locked, each) = state.for_caches();
-            self.caches.collect_ended(locked, each);
+            let (locked, arena) = state.for_caches();
+            self.caches.collect_ended(locked, arena);
         }
     }
 
     /// Empties the caches, and caches nothing until they are [resumed](Self::resume_caches).
     pub(crate) fn pause_caches(&self, state: &mut PoolState) {
-        let (locked, each) = state.for_caches();
-        self.caches.pause(locked, each);
+        let (locked, arena) = state.for_caches();
+        self.caches.pause(locked, arena);
     }
 
     /// Opens the fast path again, where recording has ended; another time where the lock is not free now.

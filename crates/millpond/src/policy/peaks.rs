@@ -30,7 +30,8 @@ pub(crate) fn slack(peak: i64, threads: i64, in_throughput_mode: bool) -> Slack 
         Slack { bytes: i64::MAX, ahead: [0; 3] }
     } else if in_throughput_mode {
         let bytes = (peak / (TOLERANCE_IN_THROUGHPUT_MODE * threads)).max(LEAST_LIMIT as i64);
-        Slack { bytes, ahead: [bytes, bytes, MOST_BLOCKS as i64] }
+        // Less than the slack: a free after a raise must not lower the ceilings again.
+        Slack { bytes, ahead: [bytes / 2, bytes / 2, MOST_BLOCKS as i64] }
     } else {
         Slack { bytes: (peak / (TOLERANCE * threads)).max(LEAST_SLACK), ahead: [0; 3] }
     }
@@ -45,7 +46,7 @@ mod tests {
         for threads in [2, 16] {
             assert_eq!(slack(1 << 40, threads, false).bytes * threads * TOLERANCE, 1 << 40);
             let wide = slack(1 << 40, threads, true);
-            assert!(wide.bytes * threads <= (1 << 40) / 4 && wide.ahead[0] <= wide.bytes);
+            assert!(wide.bytes * threads <= (1 << 40) / 4 && wide.ahead[0] < wide.bytes);
         }
         assert_eq!(slack(1 << 20, 2, false), Slack { bytes: LEAST_SLACK, ahead: [0; 3] });
         assert_eq!(slack(1 << 40, 1, true).ahead, [0; 3]);

@@ -298,7 +298,7 @@ impl PoolBuilder {
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arenas: Arenas::new(arena),
-                locked: Locked,
+                locked: Locked::default(),
                 ledger,
                 destroyed: false,
                 is_asleep: false,
