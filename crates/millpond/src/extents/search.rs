@@ -124,6 +124,8 @@ impl Search<'_> {
             // Without memory of the host's, the first few are asked about.
             query.covers(fence) || !all.try_join(fence)
         });
+        // It may hold a lock, which a thread that waits to write keeps whoever asks next from taking again.
+        drop(query);
         // Each stream is asked once, however many extents it freed. This stream comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
         match self.arena.rules.timelines.poll(&all) {
