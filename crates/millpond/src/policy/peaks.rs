@@ -9,8 +9,8 @@ pub(crate) const TOLERANCE: i64 = 128;
 pub(crate) const LEAST_SLACK: i64 = 1 << 20;
 
 /// In throughput mode, time counts for more: the part of a peak, and what a thread may cache. (With the slack of other modes,
-/// threads that allocate and free blocks of 16 MiB did two thirds of their pairs. With half of this, eight threads handed over
-/// blocks of 1 MiB in 118 ns, not 102.)
+/// threads that allocate and free blocks of 16 MiB did two thirds of their pairs. Half of this made hand-over by eight threads a sixth
+/// slower.)
 const TOLERANCE_IN_THROUGHPUT_MODE: i64 = 4;
 
 /// What a tally goes by.
