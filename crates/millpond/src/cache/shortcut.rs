@@ -54,8 +54,8 @@ impl Shortcut {
     /// [end](crate::bindings::on_thread_end) was not told.
     #[inline(always)]
     pub unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {
-        // SAFETY: the caller's promise: the caches are there, in what all clones of the pool share. A thread's cache stays as long as they do, and is its own
-        // as long as it has its index.
+        // SAFETY: the caller's promise: the caches are there, in what all clones of the pool share. A thread's cache stays as
+        // long as they do, and is its own as long as it has its index.
         unsafe { self.caches.as_ref().get(self.mine.as_ref(), bytes, self.stream) }
     }
 

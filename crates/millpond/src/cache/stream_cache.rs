@@ -80,7 +80,8 @@ impl Magazines {
 
     /// Empties the magazines into the arena.
     fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
-        for magazine in &mut self.all {
+        // Most are without room.
+        for magazine in self.all.iter_mut().filter(|magazine| !magazine.is_empty()) {
             let place = magazine.place();
             magazine.give_up(magazine.items().len(), |item| item.give_back(place, self.of, totals, arena));
         }

@@ -60,8 +60,9 @@ impl Arena {
     }
 
     /// The arena of this memory of captures, with the same layout, limits and counters, which keeps its pages. Free ones are
-    /// neither trimmed nor exchanged, until it [lets go](Self::let_go). They are mapped at other addresses, too, where what was freed lies apart: a
-    /// replay uses both, in the order of the capture. It makes no stream wait, so that what different streams freed stays apart.
+    /// neither trimmed nor exchanged, until it [lets go](Self::let_go). They are mapped at other addresses, too, where what was
+    /// freed lies apart: a replay uses both, in the order of the capture. It makes no stream wait, so that what different
+    /// streams freed stays apart.
     pub(crate) fn that_keeps(&self, memory: u64) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
         let Self { map, rules, pages, .. } = self;

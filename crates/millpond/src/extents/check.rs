@@ -13,7 +13,8 @@ macro_rules! ensure {
     };
 }
 
-/// Recounts everything; says what is wrong, if anything is. `reserved` is what was counted, less what other arenas that count together with this one hold.
+/// Recounts everything; says what is wrong, if anything is. `reserved` is what was counted, less what other arenas that count
+/// together with this one hold.
 pub(crate) fn check(arena: &Arena, reserved: u64) -> Result<(), String> {
     let map = &arena.map;
     check_links(map)?;

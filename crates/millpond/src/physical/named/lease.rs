@@ -3,15 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use procfs::process::{Process, Stat};
-use procfs::{ProcError, ProcResult};
-
 /// Bits of a lease that hold the start time. The rest holds the process id, which Linux keeps below 2^22
 /// (`PID_MAX_LIMIT`).
 const START_BITS: u32 = 42;
 
 /// Of the flags of a process (include/linux/sched.h): its first thread is ending. It is set before anything is let go of.
-const PF_EXITING: u32 = 0x4;
+const PF_EXITING: u64 = 0x4;
 
 /// A process, by its id and its start time in clock ticks: no two processes between two boots have both in common. But it
 /// stays the same when the process becomes another program. One word, so that it is written and compared at once. Never 0.
@@ -21,21 +18,12 @@ pub(super) struct Lease(u64);
 impl Lease {
     /// The present process's.
     pub(super) fn mine() -> Result<Self, String> {
-        let stat = Process::myself().and_then(|process| process.stat());
-        let stat = stat.map_err(|_| "/proc/self/stat cannot be read: mount /proc")?;
-        if stat.pid.cast_unsigned() != std::process::id() {
+        let pid = std::process::id();
+        let stat = Stat::read("self").ok_or("/proc/self/stat cannot be read: mount /proc")?;
+        if stat.pid != pid {
             return Err("/proc shows another PID namespace: mount the process's own".to_owned());
         }
-        Ok(Self::of(&stat))
-    }
-
-    fn of(stat: &Stat) -> Self {
-        Self(u64::from(stat.pid.cast_unsigned()) << START_BITS | stat.starttime & ((1 << START_BITS) - 1))
-    }
-
-    /// What the system says of the process (proc_pid_stat(5)), or of another one with its id.
-    fn stat(self) -> ProcResult<Stat> {
-        Process::new(self.pid().cast_signed())?.stat()
+        Ok(stat.lease())
     }
 
     /// From what [`bits`](Self::bits) gave.
@@ -56,11 +44,10 @@ impl Lease {
     /// A process that was killed counts as long as it is ending: only then the driver has its memory back. The kernel
     /// closes a process's files, and so gives the memory of the GPU back, before it makes the process a zombie.
     pub(super) fn program(self) -> Option<String> {
-        match self.stat() {
-            Ok(stat) => (Self::of(&stat) == self && !has_ended(&stat)).then_some(stat.comm),
-            Err(ProcError::NotFound(_)) => None,
+        match Stat::read(&self.pid().to_string()) {
+            Some(stat) => (stat.lease() == self && !stat.has_ended).then_some(stat.program),
             // Not readable is not gone.
-            Err(_) => Some(String::new()),
+            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true).then(String::new),
         }
     }
 
@@ -70,9 +57,10 @@ impl Lease {
 
     /// Whether the process is ending: it runs nothing any more, but may have files open.
     pub(super) fn is_ending(self) -> bool {
-        match self.stat() {
-            Ok(stat) => Self::of(&stat) == self && stat.flags & PF_EXITING != 0 && !has_ended(&stat),
-            Err(error) => !matches!(error, ProcError::NotFound(_)),
+        match Stat::read(&self.pid().to_string()) {
+            Some(stat) => stat.lease() == self && stat.is_ending && !stat.has_ended,
+            // Not readable is not gone.
+            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true),
         }
     }
 }
@@ -82,21 +70,53 @@ pub(super) fn namespaces() -> [u64; 2] {
     ["pid", "time"].map(|kind| fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino()))
 }
 
-/// A first thread that has ended is a zombie, too, as long as others live.
-fn has_ended(stat: &Stat) -> bool {
-    matches!(stat.state, 'X' | 'x') || stat.state == 'Z' && stat.num_threads <= 1
+/// Of `/proc/PID/stat` (proc_pid_stat(5)).
+struct Stat {
+    pid: u32,
+    program: String,
+    is_ending: bool,
+    has_ended: bool,
+    start: u64,
+}
+
+impl Stat {
+    fn read(process: &str) -> Option<Self> {
+        // Lossy: a program's name may be any bytes.
+        Self::parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{process}/stat")).ok()?))
+    }
+
+    /// The program's name stands in parentheses, and may have some itself.
+    fn parse(text: &str) -> Option<Self> {
+        let (before, after) = (text.find('(')?, text.rfind(')')?);
+        let fields: Vec<_> = text.get(after + 1..)?.split_ascii_whitespace().collect();
+        // Field 3 is the first here. A first thread that has ended is a zombie, too, as long as others live.
+        let (state, threads) = (*fields.first()?, fields.get(17)?.parse::<u64>().ok()?);
+        let flags: u64 = fields.get(6)?.parse().ok()?;
+        Some(Self {
+            pid: text[..before].trim().parse().ok()?,
+            program: text.get(before + 1..after)?.to_owned(),
+            is_ending: flags & PF_EXITING != 0,
+            has_ended: matches!(state, "X" | "x") || state == "Z" && threads <= 1,
+            start: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    fn lease(&self) -> Lease {
+        Lease(u64::from(self.pid) << START_BITS | self.start & ((1 << START_BITS) - 1))
+    }
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
     use std::process::{Command, Stdio};
 
     use super::*;
     use crate::fixtures::begin;
 
     impl Lease {
-        pub(in super::super) fn of_process(pid: u32) -> Option<Self> {
-            Some(Self::of(&Process::new(pid.cast_signed()).ok()?.stat().ok()?))
+        pub(in super::super) fn of(pid: u32) -> Option<Self> {
+            Stat::read(&pid.to_string()).map(|stat| stat.lease())
         }
     }
 
@@ -110,7 +130,7 @@ mod tests {
     #[test]
     fn a_process_that_was_killed_is_gone_even_before_it_is_waited_for() {
         let mut child = begin(Command::new("sleep").arg("1000").stdin(Stdio::null()));
-        let lease = Lease::of_process(child.id()).unwrap();
+        let lease = Lease::of(child.id()).unwrap();
         assert!(lease.is_alive());
         child.kill().unwrap();
         while lease.is_alive() {
@@ -128,11 +148,28 @@ mod tests {
     }
 
     #[test]
-    fn a_first_thread_that_ended_before_others_is_no_end() {
-        let mut stat = Process::myself().unwrap().stat().unwrap();
-        for (state, threads, ended) in [('S', 1, false), ('Z', 2, false), ('Z', 1, true), ('X', 1, true)] {
-            (stat.state, stat.num_threads) = (state, threads);
-            assert_eq!(has_ended(&stat), ended, "{state} {threads}");
-        }
+    fn a_program_whose_name_is_no_text_is_alive() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(std::ffi::OsStr::from_bytes(b"a\xff"));
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = begin(Command::new(program).arg("1000").stdin(Stdio::null()));
+        assert_eq!(Lease::of(child.id()).unwrap().program().as_deref(), Some("a\u{fffd}"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn names_with_parentheses_and_first_threads_that_ended_are_understood() {
+        let text = |state, threads| {
+            format!("42 (a) b (c) {state} 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 777 1 1 1")
+        };
+        let stat = Stat::parse(&text("Z", 2)).unwrap();
+        assert_eq!((stat.pid, stat.program.as_str(), stat.start), (42, "a) b (c", 777));
+        assert!(stat.is_ending && !stat.has_ended);
+        assert_eq!((stat.lease().pid(), stat.lease().bits() % (1 << START_BITS)), (42, 777));
+        assert!(
+            Stat::parse(&text("Z", 1)).unwrap().has_ended && !Stat::parse(&text("S", 1)).unwrap().has_ended
+        );
+        assert!(Stat::parse("42 (a) S").is_none() && Stat::parse("").is_none());
     }
 }

@@ -312,7 +312,7 @@ mod tests {
         }
 
         fn lease(&self) -> Lease {
-            Lease::of_process(self.0.id()).unwrap()
+            Lease::of(self.0.id()).unwrap()
         }
     }
 
