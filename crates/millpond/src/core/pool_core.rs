@@ -221,7 +221,6 @@ impl Core {
                 tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
                 Ok((what, bytes))
             }
-            Refusal::Host { what, bytes } => Err(self.no_host_memory(what, bytes)),
             Refusal::Device(error) => Err(self.error_of(error)),
         }
     }

@@ -1,7 +1,6 @@
 //! Address space for regions.
 
 use super::layout::Layout;
-use super::refusal::Refusal;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::physical::Pages;
 use crate::policy::addresses::LONGEST_REGION;
@@ -13,7 +12,7 @@ pub(super) fn reserve(
     layout: &Layout,
     least: u64,
     is_short: bool,
-) -> Result<(DevicePtr, u64), Refusal> {
+) -> DeviceResult<(DevicePtr, u64)> {
     let (device, base_page) = (pages.device(), layout.base_page_bytes);
     let total = if is_short { 0 } else { device.properties().total_memory };
     let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
@@ -24,9 +23,9 @@ pub(super) fn reserve(
             Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
             // The process runs out of addresses, not the device.
             Err(DeviceError::OutOfMemory { call, requested }) => {
-                return Err(Refusal::of_host(call, requested));
+                return Err(DeviceError::HostMemory { what: call, bytes: requested });
             }
-            Err(other) => return Err(other.into()),
+            Err(other) => return Err(other),
         }
     };
     pages.counters.calls.reserve.add(1);

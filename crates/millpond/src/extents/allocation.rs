@@ -77,7 +77,11 @@ impl Arena {
             (None, Effort::Map(_)) => self.back(request, PageOrigin::All)?,
             (None, Effort::TakeSegment) => segments::back(self, request)?,
         };
-        self.make_room_to_carve(found)?;
+        let (extent, at) = found;
+        if self.map[extent].start != at {
+            // What is left before the block, and behind it, has the fence.
+            self.map.make_room(0, self.map[extent].fence.len())?;
+        }
         Ok(Some(self.carve(found, units, u64::from(free.is_none()))))
     }
 
@@ -96,7 +100,7 @@ impl Arena {
     /// Allocates the block of `units` at `ptr`, all of which is free, whatever work still uses it. Pages come back to their old
     /// mappings there. `None`, and nothing allocated, where it is not free; then some may have come back.
     pub(crate) fn alloc_at(&mut self, ptr: DevicePtr, units: u64) -> Option<Allocation> {
-        let (region, at) = self.map.regions.find(ptr).filter(|_| self.map.make_room())?;
+        let (region, at) = self.map.regions.find(ptr).filter(|_| self.map.make_room(0, 0).is_ok())?;
         let start = at >> self.map.layout.unit_shift;
         let (first, end) = (self.map.extent_at(region, start), start + units);
         let (mut last, mut fence) = (first, Fence::empty());
@@ -113,7 +117,8 @@ impl Arena {
             last = self.map[last].next?;
         }
         let whole = self.map.join_free(first, (start, end), fence);
-        self.map.extents.make_room_to_split(whole).then(|| self.carve((whole, start), units, 0))
+        self.map.make_room(0, self.map[whole].fence.len()).ok()?;
+        Some(self.carve((whole, start), units, 0))
     }
 
     /// Has a page come back to an old mapping of its own from where it is free, outside of a range of a region's units. `None`, and
@@ -132,7 +137,7 @@ impl Arena {
         if !is_outside
             || !is_free
             || !fence.try_join(&self.map[from].fence)
-            || !self.map.make_room_for(2, fence.len())
+            || self.map.make_room(2, fence.len()).is_err()
             || !self.old_mappings.make_room(1)
         {
             return None;
@@ -151,8 +156,7 @@ impl Arena {
         balance: Balance,
     ) -> Result<Request<'a>, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
-        let has_room = self.map.make_room();
-        self.map.ensure(has_room)?;
+        self.map.make_room(0, 0)?;
         let (zone, align) = (self.map.layout.zone_of(units), align.max(self.map.layout.unit_bytes));
         let (may_wait, longest) = (self.rules.policies.internal_dependencies, self.map.layout.largest_page);
         Ok(Request { zone, units, align, stream, balance, may_wait, longest })
@@ -190,13 +194,6 @@ impl Arena {
                 return Ok(found);
             }
         }
-    }
-
-    /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
-    #[inline]
-    fn make_room_to_carve(&mut self, (id, at): Found) -> Result<(), Refusal> {
-        let has_room = self.map[id].start == at || self.map.extents.make_room_to_split(id);
-        self.map.ensure(has_room)
     }
 
     /// Cuts `units` out of a free extent, and allocates them. What is left stays free.

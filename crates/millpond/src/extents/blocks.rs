@@ -1,6 +1,6 @@
 //! Blocks: the extents that are allocated. They are cut out of free ones, and become free again.
 
-use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::page_map::DescriptorRef;
 use crate::device::DevicePtr;
@@ -10,28 +10,20 @@ use crate::policy::size_classes::class_of;
 impl ExtentMap {
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
     pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
-        let extent = &self.extents[id];
         self.blocks += 1;
-        if extent.start == at && units < extent.units {
-            // Nearly always.
-            self.unindex(id);
-            let cut = self.cut_front(id, units);
-            let opened = self.open(cut);
-            self.index(id);
-            return opened;
-        }
+        let extent = &mut self.extents[id];
+        let (is_first, end) = (extent.start == at, extent.end());
+        // What is left behind the block takes the fence over: a copy might take memory of the host's. Only what is left before
+        // the block, which is rare, needs one.
+        let fence = if is_first { std::mem::take(&mut extent.fence) } else { Fence::empty() };
         let cut = self.cut(id, (at, at + units));
-        self.open(cut)
-    }
-
-    /// Cuts the first units off a free extent. Both parts are on no index.
-    fn cut_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
-        let cut = self.extents.split_front(id, units);
-        let Extent { region, prev, .. } = self.extents[cut];
-        if prev.is_none() {
-            self.regions.set_head(region, cut);
+        if is_first
+            && at + units < end
+            && let Some(rest) = self.extents[cut].next
+        {
+            self.extents[rest].fence = fence;
         }
-        cut
+        self.open(cut)
     }
 
     /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the

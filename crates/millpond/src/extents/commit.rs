@@ -56,10 +56,10 @@ impl Commit<'_, '_> {
     fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
         let Arena { map, table, old_mappings, pages, .. } = &mut *self.arena;
         let base_pages = (map.layout.base_page_of(place.start), map.layout.base_pages_for(place.end));
-        let has_room = map.make_room_for(plan.cuts, plan.fence.len())
-            && old_mappings.make_room(plan.steps.len())
+        map.make_room(plan.cuts, plan.fence.len())?;
+        let has_room = old_mappings.make_room(plan.steps.len())
             && table.make_room(place.region, base_pages, pages.records());
-        map.ensure(has_room)
+        Ok(map.ensure(has_room)?)
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.

@@ -13,7 +13,6 @@ use super::index::{ExtentIndex, Kind};
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::page_table::Home;
-use super::refusal::Refusal;
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
@@ -32,8 +31,6 @@ pub(super) struct ExtentMap {
     pub(super) index: ExtentIndex,
     /// Whether there may be free neighbours that were not joined.
     pub(super) has_unmerged: bool,
-    /// Extents with ids below this have descriptors.
-    described: usize,
     /// Counts frees, to tell old free extents from young ones.
     pub(super) frees: u64,
     /// Allocated blocks.
@@ -57,7 +54,6 @@ impl ExtentMap {
             extents: Extents::default(),
             index: ExtentIndex::default(),
             has_unmerged: false,
-            described: 0,
             frees: 0,
             blocks: 0,
         }
@@ -65,42 +61,30 @@ impl ExtentMap {
 
     // ---- the host's memory -----------------------------------------------------------------------
 
-    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, and a descriptor
-    /// for each. And the place in the index that an earlier free was refused. `false` where it is refused.
+    /// Reserves the host's memory to cut an extent and free it again, and to cut so many more out of others, before anything
+    /// changes. Their fences are of at most so many streams. That is extents, and a descriptor for each. And the place in the
+    /// index that an earlier free was refused.
     #[inline]
-    pub(super) fn make_room(&mut self) -> bool {
-        // Nearly always true.
-        self.extents.make_room(ROOM)
-            && (self.described >= self.extents.capacity() && !self.index.lacks()
-                || self.describe() && self.index.complete(&self.extents))
-    }
-
-    /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
-    /// index meanwhile.
-    pub(super) fn make_room_for(&mut self, cuts: usize, streams: usize) -> bool {
-        self.extents.make_room(cuts + ROOM)
-            && self.describe()
-            && self.extents.make_room_for_fences(cuts, streams)
+    pub(super) fn make_room(&mut self, cuts: usize, streams: usize) -> DeviceResult<()> {
+        // Nearly always.
+        if self.extents.has_room(cuts + ROOM, streams) && !self.index.lacks() {
+            return Ok(());
+        }
+        self.make_room_slow(cuts + ROOM, streams)
     }
 
     #[cold]
-    fn describe(&mut self) -> bool {
-        let all = self.extents.capacity();
-        let has_room = self.described >= all || self.page_map.back(all);
-        if has_room {
-            self.described = self.described.max(all);
-        }
-        has_room
+    fn make_room_slow(&mut self, more: usize, streams: usize) -> DeviceResult<()> {
+        let Self { extents, page_map, index, .. } = self;
+        let has_room =
+            extents.make_room(more, streams, |end| page_map.back(end)) && index.complete(extents);
+        self.ensure(has_room)
     }
 
     /// Refuses a request if the host refused memory for it.
-    pub(super) fn ensure(&self, has_memory: bool) -> Result<(), Refusal> {
-        if has_memory { Ok(()) } else { Err(Refusal::of_host("a list of blocks", self.host_bytes())) }
-    }
-
-    /// The host's memory for extents.
-    pub(super) fn host_bytes(&self) -> u64 {
-        (self.extents.capacity() * size_of::<Extent>()) as u64
+    pub(super) fn ensure(&self, has_memory: bool) -> DeviceResult<()> {
+        let bytes = (self.extents.capacity() * size_of::<Extent>()) as u64;
+        if has_memory { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of blocks", bytes }) }
     }
 
     /// Gives back the host's memory for extents and blocks that are gone.
@@ -309,10 +293,7 @@ impl ExtentMap {
                 let bytes = self.bytes(id);
                 match counts(self.extents[id].state) {
                     Some(true) => {
-                        if ranges.try_reserve(1).is_err() {
-                            let bytes = size_of_val(&ranges[..]) as u64;
-                            return Err(DeviceError::HostMemory { what: "a list of blocks", bytes });
-                        }
+                        self.ensure(ranges.try_reserve(1).is_ok())?;
                         match (ranges.last_mut(), between.filter(|free| *free <= gap)) {
                             (Some((_, length)), Some(free)) => *length += free + bytes,
                             _ => ranges.push((self.address_of(id), bytes)),
@@ -337,16 +318,10 @@ impl ExtentMap {
     }
 
     /// A list that has room for every free extent; or the host refuses it.
-    pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
+    pub(super) fn list_for_free<T>(&self) -> DeviceResult<Vec<T>> {
         let mut list = Vec::new();
-        let most = self.index.len();
-        match list.try_reserve_exact(most) {
-            Ok(()) => Ok(list),
-            Err(_) => Err(DeviceError::HostMemory {
-                what: "a list of free blocks",
-                bytes: (most * size_of::<T>()) as u64,
-            }),
-        }
+        self.ensure(list.try_reserve_exact(self.index.len()).is_ok())?;
+        Ok(list)
     }
 
     #[inline]

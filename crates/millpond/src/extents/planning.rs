@@ -124,7 +124,8 @@ impl<'a> Planner<'a> {
     fn take_over(&self, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
         let fence = &self.arena.map[id].fence;
         let is_ready = self.arena.rules.is_ready(fence, self.request.stream);
-        self.arena.map.ensure(plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)))
+        let has_memory = plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence));
+        Ok(self.arena.map.ensure(has_memory)?)
     }
 
     /// The longest parked page of at most so many base pages.

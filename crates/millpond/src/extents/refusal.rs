@@ -13,26 +13,14 @@ pub(crate) enum Refusal {
         /// Bytes that were asked of the device.
         bytes: u64,
     },
-    /// The host has no memory, or no addresses, left for what describes the device's.
-    Host {
-        /// What it is needed for, or the call that failed.
-        what: &'static str,
-        /// Bytes that were asked of the host.
-        bytes: u64,
-    },
-    /// The device refused for another reason.
+    /// The device refused for another reason, or the host has no memory, or no addresses, left for what describes the device's.
     Device(DeviceError),
 }
 
 impl Refusal {
-    pub(super) fn of_host(what: &'static str, bytes: u64) -> Self {
-        Self::Host { what, bytes }
-    }
-
     pub(crate) fn of_page(error: NoPage, bytes: u64) -> Self {
         match error {
             NoPage::Short(what) => Self::Short { what, bytes },
-            NoPage::Host(bytes) => Self::of_host("a list of pages", bytes),
             NoPage::Device(error) => Self::Device(error),
         }
     }

@@ -6,8 +6,7 @@ use super::extent::ExtentId;
 use super::index::is_region;
 use super::layout::Layout;
 use super::ranges::{Owner, Range, Ranges};
-use super::refusal::Refusal;
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -32,10 +31,10 @@ impl Regions {
     }
 
     /// Reserves the host's memory for one more region.
-    pub(super) fn make_room_for_one(&mut self) -> Result<(), Refusal> {
+    pub(super) fn make_room_for_one(&mut self) -> DeviceResult<()> {
         let has_room = self.list.try_reserve(1).is_ok() && self.ranges.make_room();
         let bytes = (self.list.len().max(1) * size_of::<Region>()) as u64;
-        if has_room { Ok(()) } else { Err(Refusal::of_host("a list of regions", bytes)) }
+        if has_room { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of regions", bytes }) }
     }
 
     /// The id of the region that is added next.
@@ -80,11 +79,6 @@ impl Regions {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Region)> {
         self.list.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
-    }
-
-    /// Notes that another extent is the region's first.
-    pub(super) fn set_head(&mut self, id: u32, head: ExtentId) {
-        self.list[id as usize].as_mut().expect("a region id in use names a region").head = head;
     }
 
     /// The region that holds the address, and how far in it lies, in bytes.

@@ -134,9 +134,7 @@ fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> R
         table.leave(page);
         return Ok(());
     }
-    if !map.make_room_for(2, map[id].fence.len()) {
-        return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: map.host_bytes() });
-    }
+    map.make_room(2, map[id].fence.len())?;
     // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
     // holds no pointer into it.
     unsafe { pages.unmap(page, map.address_of_home(home)) }?;

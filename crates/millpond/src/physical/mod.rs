@@ -60,9 +60,7 @@ pub(crate) struct Page {
 pub(crate) enum NoPage {
     /// There is no memory for it.
     Short(Shortage),
-    /// The host has no memory for the records of all pages, of so many bytes.
-    Host(u64),
-    /// The device refused for another reason.
+    /// The device refused for another reason, or the host has no memory for the records of all pages.
     Device(DeviceError),
 }
 
@@ -212,7 +210,8 @@ impl Pages {
     ) -> Result<PageId, NoPage> {
         let bytes = self.bytes(base_pages);
         if !self.make_room() {
-            return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
+            let bytes = (self.table.len() * size_of::<Option<Page>>()) as u64;
+            return Err(DeviceError::HostMemory { what: "a list of pages", bytes }.into());
         }
         let backing = self.take_memory(bytes, take)?;
         self.base_pages += u64::from(base_pages);
