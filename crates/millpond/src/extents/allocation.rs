@@ -128,10 +128,10 @@ impl Arena {
         (page, to): (PageId, ExtentId),
         (region, (start, end)): (u32, (u64, u64)),
     ) -> Option<()> {
-        let home = self.table.home(page)?;
-        let units = self.map.layout.units_of(home.span());
-        let is_outside = home.region != region || units.1 <= start || end <= units.0;
-        let from = self.map.extent_at(home.region, units.0);
+        let (at, base_pages) = self.pages.home(page)?;
+        let units = self.map.layout.units_of(base_pages);
+        let is_outside = at != region || units.1 <= start || end <= units.0;
+        let from = self.map.extent_at(at, units.0);
         let is_free = self.map.is(from, ExtentState::Free) && units.1 <= self.map[from].end();
         let mut fence = Fence::empty();
         if !is_outside

@@ -11,14 +11,13 @@ use super::index::Kind;
 use super::layout::{Layout, Zone};
 use super::old_mappings::OldMappings;
 use super::page_map::PageMap;
-use super::page_table::{Home, PageTable};
 use super::pointers::{self, Pointer};
 use super::ranges::{Owner, Ranges};
 use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
-use crate::physical::{PageId, Pages};
+use crate::physical::{Home, PageId, Pages};
 use crate::policy::shortening::Shortening;
 
 /// A page, and where the arena uses it.
@@ -36,7 +35,6 @@ pub(crate) struct Arena {
     pub(super) rules: ReuseRules,
     /// All pages, wherever they lie.
     pub(crate) pages: Pages,
-    pub(super) table: PageTable,
     pub(super) old_mappings: OldMappings,
     pub(super) shortening: Shortening,
 }
@@ -53,7 +51,6 @@ impl Arena {
             map: ExtentMap::new(layout, Regions::new(ranges, owner)),
             rules: ReuseRules::new(timelines, policies, pages.counters.clone()),
             pages,
-            table: PageTable::default(),
             old_mappings: OldMappings::default(),
             shortening: Shortening::default(),
         }
@@ -196,27 +193,45 @@ impl Arena {
 
     // ---- where pages lie -------------------------------------------------------------------------
 
-    fn at_home(&self, (id, home): (PageId, Home)) -> PageAtHome {
-        PageAtHome { id, at: self.map.address_of_home(home), bytes: self.pages.bytes_of(id) }
-    }
-
     /// The page that backs an address. It stays the same while a block lies there.
     pub(crate) fn page_at(&self, ptr: DevicePtr) -> Option<PageAtHome> {
         let (region, at) = self.map.regions.find(ptr)?;
-        let found = self.table.page_at(region, at / self.map.layout.base_page_bytes)?;
-        Some(self.at_home(found))
+        self.home_of(self.map.regions.page_at(region, at / self.map.layout.base_page_bytes)?)
     }
 
     /// The page with this id, if it lies somewhere.
     pub(crate) fn home_of(&self, id: PageId) -> Option<PageAtHome> {
-        self.table.home(id).map(|home| self.at_home((id, home)))
+        let at = self.map.address_of_home(self.pages.home(id)?);
+        Some(PageAtHome { id, at, bytes: self.pages.bytes_of(id) })
+    }
+
+    /// The last page that lies wholly in base pages of a region, which are all backed, or none.
+    pub(super) fn last_whole(&self, (region, (start, mut end)): Home) -> Option<(PageId, Home)> {
+        while start < end
+            && let Some(page) = self.map.regions.page_at(region, end - 1)
+            && let Some(home) = self.pages.home(page)
+        {
+            let (first, behind) = home.1;
+            if start <= first && behind <= end {
+                return Some((page, home));
+            }
+            end = first;
+        }
+        None
+    }
+
+    /// Notes that a page lies nowhere from now on. Returns the units where it was.
+    pub(super) fn leave(&mut self, page: PageId) -> (u64, u64) {
+        let home = self.pages.home(page).expect("a page leaves where it lies");
+        self.pages.get_mut(page).home = None;
+        self.map.regions.note_backing(home, None);
+        self.map.layout.units_of(home.1)
     }
 
     /// Notes that a page leaves the free extent that it lies in, or one of the pieces that this was cut into. It may come back,
     /// if the usual devices could use it there: access belongs to a mapping. Returns the count of frees when it became free.
     pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) -> u64 {
-        let home = self.table.leave(page).expect("the page of a free extent is at home");
-        let (start, end) = self.map.layout.units_of(home.span());
+        let (start, end) = self.leave(page);
         let old = self.map.cut(self.map.piece_at(from, start), (start, end));
         let may_come_back = self.pages.has_usual_peers(page) || self.keeps();
         self.old_mappings.push(&mut self.map, (old, page), may_come_back);
@@ -237,10 +252,11 @@ impl Arena {
         self.set_home(page, place);
     }
 
-    /// Notes that a page backs the base pages of a region from `base_page` on.
-    pub(super) fn set_home(&mut self, page: PageId, (region, base_page): (u32, u64)) {
-        let first = u32::try_from(base_page).expect("a region has fewer than 2^32 base pages");
-        self.table.enter(page, Home { region, first, base_pages: self.pages.get(page).base_pages });
+    /// Notes that a page backs the base pages of a region from one on.
+    pub(super) fn set_home(&mut self, page: PageId, place: (u32, u64)) {
+        self.pages.get_mut(page).home = Some(place);
+        let home = self.pages.home(page).expect("it lies there now");
+        self.map.regions.note_backing(home, Some(page));
     }
 
     /// Lets these devices use all memory as soon as it is mapped, and no others. What is mapped already stays as it is. No page
@@ -264,8 +280,6 @@ impl Arena {
         if !may_join || !self.pages.join_gone(first.id, next.id) {
             return false;
         }
-        self.table.leave(next.id);
-        self.table.leave(first.id);
         self.set_home(first.id, (region, at / self.map.layout.base_page_bytes));
         first.bytes *= 2;
         true

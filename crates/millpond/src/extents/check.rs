@@ -86,7 +86,7 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
 /// Allocated and free extents are backed in every base page they touch; unmapped and pending ones in none.
 fn check_backing(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), String> {
     let map = &arena.map;
-    let (table, covered) = (&arena.table, arena.table.covered(extent.region));
+    let covered = map.regions.get(extent.region).backing.len() as u64;
     let backed = matches!(extent.state, ExtentState::Allocated | ExtentState::Free);
     let (start, end) = (map.layout.base_page_of(extent.start), map.layout.base_pages_for(extent.end()));
     let is_whole = map.layout.units_of((start, end)) == (extent.start, extent.end());
@@ -94,18 +94,16 @@ fn check_backing(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Str
     ensure!(!backed || end <= covered, "{id:?} lies beyond the page table");
     // An unmapped extent may be a terabyte long; nothing beyond what was ever backed can be in the table.
     for base_page in start..end.min(covered) {
-        let page = table.page_at(extent.region, base_page);
+        let page = map.regions.page_at(extent.region, base_page);
         ensure!(
             page.is_some() == backed,
             "base page {base_page} of {id:?} ({:?}) has {page:?}",
             extent.state
         );
-        if let Some((page, home)) = page {
-            let (first, end) = home.span();
-            let inside = home.region == extent.region && (first..end).contains(&base_page);
-            ensure!(inside, "base page {base_page} of {id:?} names a page that lies at {home:?}");
-            let base_pages = arena.pages.get(page).base_pages;
-            ensure!(base_pages == home.base_pages, "{page:?} has {base_pages} base pages, not {home:?}");
+        if let Some(page) = page {
+            let home = arena.pages.home(page);
+            let is_there = |(region, (first, end))| region == extent.region && (first..end).contains(&base_page);
+            ensure!(home.is_some_and(is_there), "base page {base_page} of {id:?} names {page:?} at {home:?}");
         }
     }
     Ok(())
@@ -120,13 +118,13 @@ fn check_pages(arena: &Arena, reserved: u64) -> Result<(), String> {
     ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
     for (id, page) in pages.iter() {
         let old = arena.old_mappings.ids().filter(|old| page_of(arena.map[*old].state) == Some(id)).count();
-        let home = arena.table.home(id);
+        let home = pages.home(id);
         ensure!(pages.parked.contains(&id) != home.is_some(), "{id:?} is parked and at home, or neither");
         let mappings = old as u32 + u32::from(home.is_some());
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
-        if let Some(home) = home {
-            let there = arena.table.page_at(home.region, home.span().0);
-            ensure!(there == Some((id, home)), "where {id:?} lies there is {there:?}");
+        if let Some((region, (first, _))) = home {
+            let there = arena.map.regions.page_at(region, first);
+            ensure!(there == Some(id), "where {id:?} lies there is {there:?}");
         }
     }
     Ok(())

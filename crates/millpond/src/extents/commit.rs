@@ -45,20 +45,19 @@ impl Commit<'_, '_> {
         let (Request { zone, units, .. }, is_short) = (*self.request, self.arena.keeps());
         let Arena { map, pages, .. } = &mut *self.arena;
         let missing = map.layout.base_pages_for(units);
-        map.regions.make_room_for_one()?;
+        let backing = map.regions.make_room_for_one(0)?;
         let least = missing * map.layout.base_page_bytes;
         let addresses = address_space::reserve(pages, &map.layout, least, is_short)?;
-        let first = map.enter_region(addresses, zone, ExtentState::Unmapped);
+        let first = map.enter_region(addresses, zone, ExtentState::Unmapped, backing);
         Ok(Placement { region: map[first].region, start: 0, end: units, first, missing })
     }
 
     /// All that is needed to note what lies where, whether the plan succeeds or not.
     fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
-        let Arena { map, table, old_mappings, pages, .. } = &mut *self.arena;
-        let base_pages = (map.layout.base_page_of(place.start), map.layout.base_pages_for(place.end));
+        let Arena { map, old_mappings, .. } = &mut *self.arena;
         map.make_room(plan.cuts, plan.fence.len())?;
         let has_room = old_mappings.make_room(plan.steps.len())
-            && table.make_room(place.region, base_pages, pages.records());
+            && map.regions.make_room_to_back(place.region, map.layout.base_pages_for(place.end));
         Ok(map.ensure(has_room)?)
     }
 

@@ -12,10 +12,10 @@ use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::index::{ExtentIndex, Kind};
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
-use super::page_table::Home;
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
+use crate::physical::Home;
 
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
@@ -107,10 +107,11 @@ impl ExtentMap {
         (base, bytes): (DevicePtr, u64),
         zone: Zone,
         state: ExtentState,
+        backing: Vec<u32>,
     ) -> ExtentId {
         let units = bytes / self.layout.unit_bytes;
         let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
-        self.regions.add(Region { base, bytes, head });
+        self.regions.add(Region { base, bytes, head, backing });
         self.index(head);
         head
     }
@@ -184,7 +185,7 @@ impl ExtentMap {
 
     /// Where a page lies.
     pub(super) fn address_of_home(&self, home: Home) -> DevicePtr {
-        self.address_of_base_page(home.region, home.span().0)
+        self.address_of_base_page(home.0, home.1.0)
     }
 
     /// The base pages that lie wholly in an extent: the first, and the first behind them.

@@ -15,8 +15,8 @@
 //! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses. Its
 //!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
 //!   what is known. It knows nothing of time.
-//! - `reuse_rules`: which free memory a stream may use, and when. `page_table` and `old_mappings`: which page backs which
-//!   address, now and before.
+//! - `reuse_rules`: which free memory a stream may use, and when. `old_mappings`: which page backed which
+//!   address before.
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
 //! - `coalescing` joins what is free, and `search` finds it. `segments`: memory that never moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
@@ -64,7 +64,6 @@ mod layout;
 mod models;
 mod old_mappings;
 mod page_map;
-mod page_table;
 mod placement;
 mod plan;
 #[cfg(test)]

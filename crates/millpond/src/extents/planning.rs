@@ -2,7 +2,7 @@
 //! Nothing changes before the plan is carried out (`commit`).
 
 use super::arena::Arena;
-use super::donors::{Donors, Window};
+use super::donors::Donors;
 use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::placement::{Placement, choose_place};
@@ -10,7 +10,7 @@ use super::plan::{Plan, Step};
 use super::refusal::Refusal;
 use super::search::Request;
 use crate::order::Fence;
-use crate::physical::PageId;
+use crate::physical::{Home, PageId};
 use crate::policy::page_length::{PageNeed, page_length};
 
 /// Where pages for a place may come from.
@@ -71,7 +71,7 @@ impl<'a> Planner<'a> {
         &mut self,
         plan: &mut Plan,
         place: &Placement,
-        window: Window,
+        window: Home,
     ) -> Result<Vec<(u64, u64)>, Refusal> {
         let mut holes: Vec<(u64, u64)> = Vec::new();
         for id in self.arena.map.until(place.first, place.end) {
@@ -101,21 +101,21 @@ impl<'a> Planner<'a> {
     }
 
     /// Plans a page for each base page of a hole.
-    fn fill(&mut self, plan: &mut Plan, window: Window, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
+    fn fill(&mut self, plan: &mut Plan, window: Home, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
         plan.cuts += 2;
         while at < end {
-            let room = u32::try_from(end - at).unwrap_or(u32::MAX);
+            let room = end - at;
             let (step, base_pages) = if let Some(page) = self.take_parked(room) {
-                (Step::Unpark { page, at }, self.arena.pages.get(page).base_pages)
+                (Step::Unpark { page, at }, u64::from(self.arena.pages.get(page).base_pages))
             } else if let Some(donor) = self.donors.take_next(room, window) {
                 self.take_over(plan, donor.extent)?;
-                (Step::Move { page: donor.page, from: donor.extent, at }, donor.home.base_pages)
+                (Step::Move { page: donor.page, from: donor.extent, at }, donor.base_pages())
             } else {
-                let base_pages = self.length_of_new(room);
-                (Step::Create { base_pages, at }, base_pages)
+                let base_pages = self.length_of_new(u32::try_from(room).unwrap_or(u32::MAX));
+                (Step::Create { base_pages, at }, u64::from(base_pages))
             };
             self.push(plan, step)?;
-            at += u64::from(base_pages);
+            at += base_pages;
         }
         Ok(())
     }
@@ -129,8 +129,8 @@ impl<'a> Planner<'a> {
     }
 
     /// The longest parked page of at most so many base pages.
-    fn take_parked(&mut self, most: u32) -> Option<PageId> {
-        let fits = |page: &PageId| self.arena.pages.get(*page).base_pages <= most;
+    fn take_parked(&mut self, most: u64) -> Option<PageId> {
+        let fits = |page: &PageId| u64::from(self.arena.pages.get(*page).base_pages) <= most;
         let at = self.parked.partition_point(fits).checked_sub(1)?;
         Some(self.parked.remove(at))
     }

@@ -49,12 +49,10 @@ fn add(
     let bytes = base_pages * arena.map.layout.base_page_bytes;
     let length = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
     // First, since nothing is held yet that would have to be given back.
-    arena.map.regions.make_room_for_one()?;
-    let has_room = arena.table.make_room(arena.map.regions.next_id(), (0, base_pages), arena.pages.records());
-    arena.map.ensure(has_room)?;
+    let backing = arena.map.regions.make_room_for_one(base_pages)?;
     let (page, base) =
         arena.pages.take_segment(length, take).map_err(|error| Refusal::of_page(error, bytes))?;
-    let id = arena.map.enter_region((base, bytes), zone, ExtentState::Free);
+    let id = arena.map.enter_region((base, bytes), zone, ExtentState::Free, backing);
     arena.set_home(page, (arena.map[id].region, 0));
     Ok(id)
 }

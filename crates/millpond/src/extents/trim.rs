@@ -5,10 +5,9 @@ use super::arena::Arena;
 use super::coalescing::join_complete;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::page_table::Home;
 use crate::device::DeviceError;
 use crate::order::Fence;
-use crate::physical::PageId;
+use crate::physical::{Home, PageId};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
@@ -112,39 +111,37 @@ pub(super) fn trim_extent(
     let (start, mut end) = arena.map.base_pages_within(id);
     let mut done = Ok(());
     // From the end, so that `id` keeps naming the part that is left.
-    while let Some((page, home)) = arena.table.last_whole(region, (start, end))
+    while let Some((page, home)) = arena.last_whole((region, (start, end)))
         && let Some(goes) = goes(arena, page)
     {
         if goes {
             done = done.and(trim_page(arena, id, (page, home)));
         }
-        end = home.span().0;
+        end = home.1.0;
     }
     done
 }
 
 /// Gives back a page that lies wholly in a free and complete extent.
 fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
-    let Arena { map, pages, table, .. } = arena;
+    let Arena { map, pages, .. } = arena;
     if pages.is_segment(page) {
-        map.remove_region(home.region, |_| {
+        return map.remove_region(home.0, |_| {
             // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
             unsafe { pages.free_segment(page) }
-        })?;
-        table.leave(page);
-        return Ok(());
+        });
     }
     map.make_room(2, map[id].fence.len())?;
     // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
     // holds no pointer into it.
     unsafe { pages.unmap(page, map.address_of_home(home)) }?;
-    table.leave(page);
-    let unmapped = map.cut(id, map.layout.units_of(home.span()));
-    map.make_unmapped(unmapped);
-    if pages.get(page).mappings > 0 {
+    let units = arena.leave(page);
+    let unmapped = arena.map.cut(id, units);
+    arena.map.make_unmapped(unmapped);
+    if arena.pages.get(page).mappings > 0 {
         // An older mapping is still waiting for its work; the page goes when that has gone.
-        pages.park(page);
+        arena.pages.park(page);
         return Ok(());
     }
-    pages.release(page).map(drop)
+    arena.pages.release(page).map(drop)
 }

@@ -42,6 +42,9 @@ enum Backing {
     Segment(DevicePtr),
 }
 
+/// Base pages of a range of addresses of an arena's: the range's number, the first, and the first behind them.
+pub(crate) type Home = (u32, (u64, u64));
+
 /// One physical page.
 #[derive(Debug)]
 pub(crate) struct Page {
@@ -51,6 +54,8 @@ pub(crate) struct Page {
     /// Mappings, the one in use and old ones. A page that sleeps has one, too.
     pub(crate) mappings: u32,
     presence: Presence,
+    /// Where the mapping in use is, as its arena notes it: the range's number, and the first base page.
+    pub(crate) home: Option<(u32, u64)>,
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
 }
@@ -128,6 +133,13 @@ impl Pages {
 
     pub(crate) fn get_mut(&mut self, id: PageId) -> &mut Page {
         self.table[id.0 as usize].as_mut().expect("a page id in use names a page")
+    }
+
+    /// Where the page with this id lies, if there is one and it lies somewhere.
+    #[inline]
+    pub(crate) fn home(&self, id: PageId) -> Option<Home> {
+        let page = self.table.get(id.0 as usize)?.as_ref()?;
+        page.home.map(|(range, first)| (range, (first, first + u64::from(page.base_pages))))
     }
 
     /// Every page that is held, for recounts.
@@ -215,7 +227,8 @@ impl Pages {
         }
         let backing = self.take_memory(bytes, take)?;
         self.base_pages += u64::from(base_pages);
-        let page = Page { backing, base_pages, mappings: 0, presence: Presence::Whole, peers: PeerSet::NONE };
+        let (presence, peers) = (Presence::Whole, PeerSet::NONE);
+        let page = Page { backing, base_pages, mappings: 0, presence, home: None, peers };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
