@@ -6,14 +6,13 @@ use super::coalescing;
 use super::commit::Commit;
 use super::extent::{ExtentId, ExtentState};
 use super::page_map::DescriptorRef;
-use super::planning::{PageOrigin, Planner};
+use super::planning::Planner;
 use super::refusal::Refusal;
-use super::search::{Found, Request, Search, find};
+use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::order::{Fence, Stream};
 use crate::physical::PageId;
-use crate::policy::ledger::Balance;
 
 #[cfg(test)]
 thread_local! {
@@ -33,29 +32,6 @@ pub(crate) struct Allocation {
     pub(crate) misses: u64,
 }
 
-/// How far the arena goes to allocate a block.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Effort {
-    /// It takes what is ready.
-    Ready,
-    /// The same, wherever that lies; else new pages. Nothing is taken from anybody.
-    Grow,
-    /// All steps: those that map nothing come first. The balance decides how long new pages are.
-    Map(Balance),
-    /// The same, but where no free range is long enough, the block gets a segment of its own.
-    TakeSegment,
-}
-
-impl Effort {
-    fn balance(self) -> Balance {
-        match self {
-            Self::Ready | Self::TakeSegment => Balance::Even,
-            Self::Grow => Balance::Overdrawn,
-            Self::Map(balance) => balance,
-        }
-    }
-}
-
 impl Arena {
     /// Allocates a block of `units` for work on `stream`, as far as `effort` goes; `None` where that is not far enough. Its
     /// address is a multiple of `align` bytes, a power of two that is at most a base page.
@@ -65,7 +41,7 @@ impl Arena {
         stream: &Stream,
         effort: Effort,
     ) -> Result<Option<Allocation>, Refusal> {
-        let request = self.request((units, align), stream, effort.balance())?;
+        let request = self.request((units, align), stream, effort)?;
         let free = match effort {
             Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready()?,
             Effort::Map(_) | Effort::TakeSegment => find(self, &request)?,
@@ -73,8 +49,7 @@ impl Arena {
         let found = match (free, effort) {
             (Some(found), _) => found,
             (None, Effort::Ready) => return Ok(None),
-            (None, Effort::Grow) => self.back(request, PageOrigin::Growth)?,
-            (None, Effort::Map(_)) => self.back(request, PageOrigin::All)?,
+            (None, Effort::Grow | Effort::Map(_)) => self.back(request)?,
             (None, Effort::TakeSegment) => segments::back(self, request)?,
         };
         let (extent, at) = found;
@@ -89,12 +64,13 @@ impl Arena {
     pub(crate) fn alloc_as_segment(
         &mut self,
         units: u64,
-        stream: &Stream,
         take: impl FnOnce() -> DeviceResult<DevicePtr>,
     ) -> Result<Allocation, Refusal> {
-        let request = self.request((units, 1), stream, Balance::Even)?;
-        let found = segments::back_exactly(self, request, take)?;
-        Ok(self.carve(found, units, 1))
+        self.map.make_room(0, 0)?;
+        let layout = &self.map.layout;
+        let (zone, base_pages) = (layout.zone_of(units), layout.base_pages_for(units));
+        let whole = segments::add(self, (zone, base_pages), |_, _| take())?;
+        Ok(self.carve((whole, 0), units, 1))
     }
 
     /// Allocates the block of `units` at `ptr`, all of which is free, whatever work still uses it. Pages come back to their old
@@ -153,37 +129,39 @@ impl Arena {
         &mut self,
         (units, align): (u64, u64),
         stream: &'a Stream,
-        balance: Balance,
+        effort: Effort,
     ) -> Result<Request<'a>, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         self.map.make_room(0, 0)?;
         let (zone, align) = (self.map.layout.zone_of(units), align.max(self.map.layout.unit_bytes));
         let (may_wait, longest) = (self.rules.policies.internal_dependencies, self.map.layout.largest_page);
-        Ok(Request { zone, units, align, stream, balance, may_wait, longest })
+        Ok(Request { zone, units, align, stream, effort, may_wait, longest })
     }
 
     /// A miss: no free extent fits. Backs a place for the request, by a plan that is carried out. Returns the free extent there,
     /// and the unit in it to start at.
     #[cold]
-    fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
+    fn back(&mut self, request: Request<'_>) -> Result<Found, Refusal> {
         if !self.pages.device().properties().virtual_memory {
             return segments::back(self, request);
         }
+        self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
         let parked = self.pages.parked.len();
-        let found = self.back_as_planned(request, origin);
+        let found = self.back_as_planned(request);
         if found.is_err() {
+            // Removes what was mapped in vain.
+            self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
             self.pages.release_parked_since(parked);
         }
         found
     }
 
-    fn back_as_planned(&mut self, mut request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
+    fn back_as_planned(&mut self, mut request: Request<'_>) -> Result<Found, Refusal> {
         #[cfg(test)]
         let unmapped = self.pages.counters.calls.unmap.get();
         // Each plan in vain leaves one dormant mapping less, makes no stream wait any more, or has shorter pages.
         loop {
-            let mut plan = Planner::new(self, request, origin).plan()?;
+            let mut plan = Planner::new(self, request).plan()?;
             tracing::trace!(%plan, "a miss");
             #[cfg(test)]
             let planned = (plan.steps.clone(), !plan.waits.is_empty(), unmapped);
@@ -208,9 +186,10 @@ impl Arena {
     /// What a miss of so many units would do now.
     #[cfg(test)]
     pub(crate) fn plan(&mut self, units: u64, stream: &Stream) -> String {
-        let request = self.request((units, 1), stream, Balance::Even).expect("there is host memory");
+        let effort = Effort::Map(crate::policy::ledger::Balance::Even);
+        let request = self.request((units, 1), stream, effort).expect("there is host memory");
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
-        let plan = Planner::new(self, request, PageOrigin::All).plan();
+        let plan = Planner::new(self, request).plan();
         plan.expect("there is host memory").to_string()
     }
 

@@ -51,7 +51,7 @@ impl Arena {
             map: ExtentMap::new(layout, Regions::new(ranges, owner)),
             rules: ReuseRules::new(timelines, policies, pages.counters.clone()),
             pages,
-            old_mappings: OldMappings::default(),
+            old_mappings: OldMappings::new(false),
             shortening: Shortening::default(),
         }
     }
@@ -66,7 +66,7 @@ impl Arena {
         let owner = Owner { memory: Some(memory), ..map.regions.owner };
         let published = (map.regions.ranges.clone(), owner);
         let new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
-        Self { old_mappings: OldMappings::that_stay(), ..new }
+        Self { old_mappings: OldMappings::new(true), ..new }
     }
 
     /// Where each page was mapped before, and still is, by the page: where old mappings stay.
@@ -85,18 +85,18 @@ impl Arena {
 
     /// From now on what is free may go back to the device, as in any arena.
     pub(crate) fn let_go(&mut self) {
-        self.old_mappings.let_go();
+        self.old_mappings.let_go(&mut self.map);
     }
 
     /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
     /// [`Arena::that_keeps`].
     pub(crate) fn keeps(&self) -> bool {
-        self.old_mappings.stay()
+        self.old_mappings.stay
     }
 
     /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
     pub(crate) fn has_loose_pages(&self) -> bool {
-        !self.pages.parked.is_empty() || !self.old_mappings.is_empty()
+        !self.pages.parked.is_empty() || !self.old_mappings.is_empty(&self.map)
     }
 
     /// Leads from an address to its block without the lock.
@@ -233,8 +233,11 @@ impl Arena {
     pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) -> u64 {
         let (start, end) = self.leave(page);
         let old = self.map.cut(self.map.piece_at(from, start), (start, end));
-        let may_come_back = self.pages.has_usual_peers(page) || self.keeps();
-        self.old_mappings.push(&mut self.map, (old, page), may_come_back);
+        if self.pages.has_usual_peers(page) || self.keeps() {
+            self.old_mappings.push(&mut self.map, &self.pages, (old, page));
+        } else {
+            self.old_mappings.push_pending(&mut self.map, (old, page));
+        }
         self.map[old].freed
     }
 

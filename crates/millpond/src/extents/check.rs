@@ -102,7 +102,8 @@ fn check_backing(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Str
         );
         if let Some(page) = page {
             let home = arena.pages.home(page);
-            let is_there = |(region, (first, end))| region == extent.region && (first..end).contains(&base_page);
+            let is_there =
+                |(region, (first, end))| region == extent.region && (first..end).contains(&base_page);
             ensure!(home.is_some_and(is_there), "base page {base_page} of {id:?} names {page:?} at {home:?}");
         }
     }

@@ -6,6 +6,7 @@
 
 use super::arena::Arena;
 use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent_map::ExtentMap;
 use crate::order::Fence;
 
 /// Puts an extent that has just become free on the index, joined with neighbours that are free behind the same
@@ -56,7 +57,7 @@ fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentI
 pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
     let Arena { map, rules, .. } = &*arena;
     if rules.policies.opportunistic && !rules.policies.internal_dependencies {
-        rules.poll(&map.fence_of(map.free_of(0).filter(|id| map.has_free_neighbour(*id))));
+        rules.poll(&map.fence_of(map.index.free_of(0).filter(|id| map.has_free_neighbour(*id))));
     }
     join_unmerged(arena)
 }
@@ -67,7 +68,7 @@ pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
 fn join_unmerged(arena: &mut Arena) -> bool {
     // Without memory for the list, they stay apart for now.
     let Ok(mut free) = arena.map.list_for_free() else { return false };
-    free.extend(arena.map.free_of(0));
+    free.extend(arena.map.index.free_of(0));
     arena.map.has_unmerged = false;
     let mut joined = false;
     for id in free {
@@ -82,13 +83,13 @@ fn join_unmerged(arena: &mut Arena) -> bool {
 
 /// Joins neighbours whose work is complete, which the policies keep apart, so that pages across them can go.
 pub(super) fn join_complete(arena: &mut Arena) {
-    let Arena { map, rules, .. } = &mut *arena;
-    let Ok(mut free) = map.list_for_free() else { return };
-    free.extend(
-        map.free_of(0)
-            .filter(|id| map.has_free_neighbour(*id) && rules.timelines.is_complete(&map[*id].fence)),
-    );
-    free.into_iter().for_each(|id| *map.fence_mut(id) = Fence::empty());
+    let Arena { map: ExtentMap { index, extents, .. }, rules, .. } = &mut *arena;
+    for id in index.free_of(0) {
+        let fence = &mut extents[id].fence;
+        if rules.timelines.is_complete(fence) {
+            *fence = Fence::empty();
+        }
+    }
     join_unmerged(arena);
 }
 

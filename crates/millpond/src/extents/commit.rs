@@ -1,4 +1,4 @@
-//! A plan is carried out: all device calls first, each undone if a later one fails. Then it is noted what lies where, which
+//! A plan is carried out: all device calls first. If one fails, the mappings before it go as old ones do. Then it is noted what lies where, which
 //! cannot fail, since the host's memory for it was ensured before.
 
 use super::address_space;
@@ -64,9 +64,9 @@ impl Commit<'_, '_> {
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.
     fn clear(&mut self, plan: &Plan, place: &mut Placement) -> bool {
         plan.steps.iter().all(|step| {
-            let Step::Clear { mapping, of } = *step else { return true };
+            let Step::Clear { mapping, .. } = *step else { return true };
             let Arena { map, old_mappings, pages, .. } = &mut *self.arena;
-            let unmapped = old_mappings.clear(map, pages, (mapping, of));
+            let unmapped = old_mappings.clear(map, pages, mapping);
             // It was joined with what is unmapped before it.
             place.first = unmapped.filter(|_| mapping == place.first).unwrap_or(place.first);
             unmapped.is_some()
@@ -98,44 +98,29 @@ impl Commit<'_, '_> {
         Ok(true)
     }
 
-    /// Maps all pages at the place; none if one fails.
+    /// Maps all pages at the place. If one fails, all mappings are pending unmap.
     fn map(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
         for (done, (page, at)) in plan.mapped().enumerate() {
             let address = self.arena.map.address_of_base_page(place.region, at);
             // SAFETY: the region is reserved. A hole of the place is unmapped, and has one step for each base page.
-            if let Err(failure) = unsafe { self.arena.pages.map(page, address) } {
-                let error = match failure {
-                    MapFailure::Clean(error) => error,
-                    MapFailure::Stuck(error) => {
-                        self.note_stuck(place, (page, at));
-                        error
-                    }
-                };
-                plan.mapped().take(done).for_each(|mapped| self.unmap(place, mapped));
-                return Err(Refusal::of_mapping(error));
-            }
+            let (mapped, error) = match unsafe { self.arena.pages.map(page, address) } {
+                Ok(()) => continue,
+                Err(MapFailure::Clean(error)) => (done, error),
+                Err(MapFailure::Stuck(error)) => (done + 1, error),
+            };
+            plan.mapped().take(mapped).for_each(|mapped| self.leave_pending(place, mapped));
+            return Err(Refusal::of_mapping(error));
         }
         Ok(())
     }
 
-    /// Undoes [`map`](Self::map) for a page.
+    /// Notes that a page is mapped at the place, and does not back it: the mapping is removed as old ones are.
     #[cold]
-    fn unmap(&mut self, place: &Placement, (page, at): (PageId, u64)) {
-        let address = self.arena.map.address_of_base_page(place.region, at);
-        // SAFETY: it was mapped here just now, and nobody was told the address.
-        if let Err(error) = unsafe { self.arena.pages.unmap(page, address) } {
-            tracing::warn!(%error, %address, "a mapping could not be removed; it is tried again");
-            self.note_stuck(place, (page, at));
-        }
-    }
-
-    /// Notes that a page stays mapped at the place, which it does not back: the mapping is removed later.
-    #[cold]
-    fn note_stuck(&mut self, place: &Placement, (page, at): (PageId, u64)) {
+    fn leave_pending(&mut self, place: &Placement, (page, at): (PageId, u64)) {
         let Arena { map, pages, old_mappings, .. } = &mut *self.arena;
         let range = map.layout.units_of((at, at + u64::from(pages.get(page).base_pages)));
-        let stuck = map.cut(map.piece_at(place.first, range.0), range);
-        old_mappings.push(map, (stuck, page), false);
+        let vain = map.cut(map.piece_at(place.first, range.0), range);
+        old_mappings.push_pending(map, (vain, page));
     }
 
     /// Notes where the pages lie now; returns the free extent that the place became, and the unit to start at.

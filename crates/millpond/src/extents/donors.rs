@@ -49,7 +49,7 @@ impl Donors {
         let mut new = Self::default();
         let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
         let mut query = rules.query(request.stream);
-        for extent in map.free_of(map.layout.units_per_base_page()) {
+        for extent in map.index.free_of(map.layout.units_per_base_page()) {
             if wanted == 0 {
                 break;
             }
@@ -60,7 +60,7 @@ impl Donors {
         }
         new.pages.sort_unstable_by_key(|page| page.rank);
         // Where old mappings stay, a miss goes past them.
-        let ids = if old_mappings.is_empty() { 0 } else { arena.pages.records() };
+        let ids = if old_mappings.is_empty(map) { 0 } else { arena.pages.records() };
         if new.by_page.try_reserve_exact(ids).is_ok() {
             new.by_page.resize(ids, 0);
         }
@@ -112,9 +112,8 @@ impl Donors {
     pub(super) fn take_next(&mut self, most: u64, window: Home) -> Option<DonorPage> {
         // Most are taken in their order.
         self.next += self.pages[self.next..].iter().take_while(|page| page.is_taken).count();
-        let fits = |page: &&mut DonorPage| {
-            !page.is_taken && page.base_pages() <= most && page.lies_outside(window)
-        };
+        let fits =
+            |page: &&mut DonorPage| !page.is_taken && page.base_pages() <= most && page.lies_outside(window);
         let found = self.pages[self.next..].iter_mut().find(fits)?;
         found.is_taken = true;
         Some(*found)

@@ -118,8 +118,8 @@ impl Extents {
         })
     }
 
-    /// Gives back the host's memory behind the last record in use. Returns the first id without a record.
-    pub(super) fn shrink(&mut self) -> ExtentId {
+    /// Gives back the host's memory behind the last record in use. Ids below what it returns name records.
+    pub(super) fn shrink(&mut self) -> usize {
         let used = self
             .records
             .iter()
@@ -130,7 +130,7 @@ impl Extents {
         self.vacant.retain(|id| (id.0 as usize) < used);
         // All records may become vacant.
         shrink(&mut self.vacant, self.records.capacity());
-        ExtentId(used as u32)
+        used
     }
 
     /// Ids below this may name extents.

@@ -9,7 +9,7 @@ use std::ops::Index;
 use std::sync::Arc;
 
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
-use super::index::{ExtentIndex, Kind};
+use super::index::ExtentIndex;
 use super::layout::{Layout, Zone};
 use super::page_map::PageMap;
 use super::regions::{Region, Regions};
@@ -76,8 +76,7 @@ impl ExtentMap {
     #[cold]
     fn make_room_slow(&mut self, more: usize, streams: usize) -> DeviceResult<()> {
         let Self { extents, page_map, index, .. } = self;
-        let has_room =
-            extents.make_room(more, streams, |end| page_map.back(end)) && index.complete(extents);
+        let has_room = extents.make_room(more, streams, |end| page_map.back(end)) && index.complete(extents);
         self.ensure(has_room)
     }
 
@@ -87,16 +86,9 @@ impl ExtentMap {
         if has_memory { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of blocks", bytes }) }
     }
 
-    /// Gives back the host's memory for extents and blocks that are gone.
+    /// Gives back the host's memory for extents and blocks behind the last that is in use.
     pub(super) fn shrink(&mut self) {
-        let end = self.extents.shrink();
-        let mut first = 0;
-        let gaps = self.in_state(ExtentState::Allocated).map(|(ExtentId(id), _)| {
-            let gap = first..id as usize;
-            first = id as usize + 1;
-            gap
-        });
-        self.page_map.shrink(end.0 as usize, gaps);
+        self.page_map.shrink(self.extents.shrink());
     }
 
     // ---- regions ---------------------------------------------------------------------------------
@@ -311,12 +303,6 @@ impl ExtentMap {
     }
 
     // ---- free extents ----------------------------------------------------------------------------
-
-    /// The free extents of both zones that have at least so many units.
-    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
-        let of_zone = move |zone| self.index.at_least(Kind::free(zone), units);
-        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
-    }
 
     /// A list that has room for every free extent; or the host refuses it.
     pub(super) fn list_for_free<T>(&self) -> DeviceResult<Vec<T>> {

@@ -180,6 +180,12 @@ impl ExtentIndex {
         runs[..number].iter().flatten().chain(&runs[number][..at]).rev()
     }
 
+    /// The free extents of both zones that have at least so many units.
+    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
+        let of_zone = move |zone| self.at_least(Kind::free(zone), units);
+        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
+    }
+
     /// The length of the longest extent.
     pub(super) fn longest(&self, kind: Kind) -> u64 {
         self.below(kind, u64::MAX).next().map_or(0, IndexEntry::units)

@@ -82,7 +82,7 @@ mod sparse;
 mod tests;
 mod trim;
 
-pub(crate) use allocation::{Allocation, Effort};
+pub(crate) use allocation::Allocation;
 pub(crate) use arena::{Arena, PageAtHome};
 pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
 pub(crate) use check::check;
@@ -94,5 +94,6 @@ pub(crate) use pointers::LOOKS;
 pub(crate) use pointers::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
+pub(crate) use search::Effort;
 pub(crate) use shorten::shorten;
 pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

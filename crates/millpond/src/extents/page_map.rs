@@ -23,7 +23,6 @@
 //! it found the block live, until the descriptor is another block's. It then writes to that one. A block at the same
 //! address may be handed out twice. One elsewhere is not, but its own free is refused, and it stays allocated.
 
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -174,17 +173,14 @@ impl PageMap {
         true
     }
 
-    /// Gives back the host's memory for blocks with ids from `end` on, and in the `gaps` below. None of them is allocated.
-    pub(super) fn shrink(&self, end: usize, gaps: impl Iterator<Item = Range<usize>>) {
+    /// Gives back the host's memory for blocks with ids from `end` on. None of them is allocated.
+    pub(super) fn shrink(&self, end: usize) {
         let Some(tables) = self.0.get() else { return };
-        let all = tables.descriptors.len();
-        for gap in gaps.chain(std::iter::once(end..all)) {
-            tables.descriptors.let_go((gap.start + 1).min(all)..(gap.end + 1).min(all));
-        }
-        let (before, wanted) = (tables.chains(), chains_for(end));
-        if wanted < before {
+        tables.descriptors.let_go(end + 1);
+        let wanted = chains_for(end);
+        if wanted < tables.chains() {
             tables.chain_anew(wanted, end);
-            tables.chains.let_go(wanted..before);
+            tables.chains.let_go(wanted);
         }
     }
 
@@ -330,13 +326,13 @@ mod tests {
         (0..1000).filter(|id| id % 7 != 3).for_each(|id| map.close(ExtentId(id)));
         let left: Vec<_> = (0..1000).filter(|id| id % 7 == 3).collect();
         assert_eq!(ids(&map), left);
-        map.shrink(1000, std::iter::empty());
+        map.shrink(1000);
         assert_eq!(ids(&map), left);
         (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
-        map.shrink(8, [0..3, 4..8].into_iter());
+        map.shrink(8);
         assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(64)));
         map.close(ExtentId(3));
-        map.shrink(0, std::iter::empty());
+        map.shrink(0);
         assert!(ids(&map).is_empty());
     }
 
@@ -369,7 +365,7 @@ mod tests {
                     map.open(at(id + round % 7), ExtentId(id), 512, 0);
                 }
                 (4..64).rev().for_each(|id| map.close(ExtentId(id)));
-                map.shrink(4, std::iter::empty());
+                map.shrink(4);
             }
             is_done.store(true, Ordering::Relaxed);
         });

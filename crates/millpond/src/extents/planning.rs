@@ -8,19 +8,11 @@ use super::layout::Zone;
 use super::placement::{Placement, choose_place};
 use super::plan::{Plan, Step};
 use super::refusal::Refusal;
-use super::search::Request;
+use super::search::{Effort, Request};
 use crate::order::Fence;
 use crate::physical::{Home, PageId};
+use crate::policy::ledger::Balance;
 use crate::policy::page_length::{PageNeed, page_length};
-
-/// Where pages for a place may come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PageOrigin {
-    /// From free extents elsewhere, as long as there are some; else from the device.
-    All,
-    /// From the device only, but for parked pages.
-    Growth,
-}
 
 /// What is read for a plan.
 #[derive(Debug)]
@@ -33,16 +25,17 @@ pub(super) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(arena: &'a Arena, request: Request<'a>, origin: PageOrigin) -> Self {
+    pub(super) fn new(arena: &'a Arena, request: Request<'a>) -> Self {
         let (pages, mut parked) = (&arena.pages, Vec::new());
         // Without memory for the list, they stay parked.
         if parked.try_reserve_exact(pages.parked.len()).is_ok() {
             parked.extend_from_slice(&pages.parked);
             parked.sort_unstable_by_key(|page| pages.get(*page).base_pages);
         }
-        let donors = match origin {
-            PageOrigin::All => Donors::gather(arena, &request),
-            PageOrigin::Growth => Donors::default(),
+        let donors = match request.effort {
+            // Pages come from the device only, but for parked ones.
+            Effort::Grow => Donors::default(),
+            _ => Donors::gather(arena, &request),
         };
         Self { arena, donors, request, parked }
     }
@@ -141,12 +134,16 @@ impl<'a> Planner<'a> {
         if self.request.zone == Zone::Small {
             return 1;
         }
+        let balance = match self.request.effort {
+            Effort::Map(balance) => balance,
+            _ => Balance::Overdrawn,
+        };
         page_length(PageNeed {
             room,
             longest: self.request.longest,
             block: self.request.units >> layout.base_page_shift,
             held: self.arena.reserved() / layout.base_page_bytes,
-            balance: self.request.balance,
+            balance,
         })
     }
 

@@ -13,6 +13,19 @@ use crate::order::{Fence, Stream};
 use crate::policy::fit::{CANDIDATES, is_snug};
 use crate::policy::ledger::Balance;
 
+/// How far the arena goes to allocate a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Effort {
+    /// It takes what is ready.
+    Ready,
+    /// The same, wherever that lies; else new pages. Nothing is taken from anybody.
+    Grow,
+    /// All steps: those that map nothing come first. The balance decides how long new pages are.
+    Map(Balance),
+    /// The same, but where no free range is long enough, the block gets a segment of its own.
+    TakeSegment,
+}
+
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request<'a> {
@@ -22,8 +35,7 @@ pub(super) struct Request<'a> {
     pub(super) align: u64,
     /// The stream that will use it first.
     pub(super) stream: &'a Stream,
-    /// Decides how long new pages are.
-    pub(super) balance: Balance,
+    pub(super) effort: Effort,
     /// Whether the stream may be made to wait for others.
     pub(super) may_wait: bool,
     /// Base pages in the longest page that may be created.

@@ -4,7 +4,7 @@
 //! A segment is a region of one page, which never moves. It goes back to the driver when all of it is free.
 
 use super::arena::Arena;
-use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::refusal::Refusal;
 use super::search::{Found, Request};
@@ -24,24 +24,13 @@ pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Ref
         Err(Refusal::Short { .. }) if ample > least => add(arena, (request.zone, least), alloc)?,
         other => other?,
     };
-    let Extent { region, start, .. } = arena.map[id];
-    let at = arena.map.align_up(region, start, request.align);
+    let at = arena.map.align_up(arena.map[id].region, 0, request.align);
     debug_assert!(at + request.units <= arena.map[id].end(), "there is room for the alignment");
     Ok((id, at))
 }
 
-/// Has `take` take a segment of the base pages that the request needs, which need not be aligned.
-pub(super) fn back_exactly(
-    arena: &mut Arena,
-    request: Request<'_>,
-    take: impl FnOnce() -> DeviceResult<DevicePtr>,
-) -> Result<Found, Refusal> {
-    let base_pages = arena.map.layout.base_pages_for(request.units);
-    let id = add(arena, (request.zone, base_pages), |_, _| take())?;
-    Ok((id, arena.map[id].start))
-}
-
-fn add(
+/// Has `take` take a segment of so many base pages, which need not be aligned. Returns the free extent that it is.
+pub(super) fn add(
     arena: &mut Arena,
     (zone, base_pages): (Zone, u64),
     take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,

@@ -11,12 +11,13 @@ use crate::physical::{Home, PageId};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
-    arena.old_mappings.reap(&mut arena.map, &arena.rules, &mut arena.pages);
+    arena.old_mappings.retire(&mut arena.map, &mut arena.pages);
+    arena.old_mappings.settle(&mut arena.map, &arena.rules, &mut arena.pages);
 }
 
 /// The work that must be complete before everything free can be given back.
 pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
-    let mut all = arena.map.fence_of(arena.map.free_of(0));
+    let mut all = arena.map.fence_of(arena.map.index.free_of(0));
     // Host memory may be short, as there.
     let _ = all.try_join(&arena.old_mappings.fence(&arena.map));
     arena.rules.prune(&mut all);
@@ -55,7 +56,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
 fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     let Arena { map, rules, .. } = &*arena;
     let mut idle = map.list_for_free()?;
-    let free = map.free_of(map.layout.units_per_base_page());
+    let free = map.index.free_of(map.layout.units_per_base_page());
     let free = free.filter(|id| rules.timelines.is_complete(&map[*id].fence));
     idle.extend(free.map(|id| (map[id].freed, id)));
     idle.sort_unstable();
@@ -70,7 +71,7 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
 /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
 pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
     let mut free = arena.map.list_for_free()?;
-    free.extend(arena.map.free_of(0));
+    free.extend(arena.map.index.free_of(0));
     let mut done = Ok(());
     for id in free {
         done = done.and(trim_extent(arena, id, |arena, page| Some(arena.pages.sleeps(page))));

@@ -126,7 +126,6 @@ impl Guarding {
         core: &Core,
         bytes: u64,
         align: u64,
-        stream: &Stream,
     ) -> Result<Option<(DevicePtr, DevicePtr, u64)>> {
         let before = Self::before(core, align);
         let mut state = core.state.lock();
@@ -137,7 +136,7 @@ impl Guarding {
             return Ok(None);
         }
         let take = || core.device().alloc_segment(sizes.bytes(units));
-        let Ok(found) = state.arenas.own.alloc_as_segment(units, stream, take) else { return Ok(None) };
+        let Ok(found) = state.arenas.own.alloc_as_segment(units, take) else { return Ok(None) };
         let start = hand_out(core, &mut state, &found, before + bytes);
         let end = start.raw() + sizes.bytes(units);
         let last = end - bytes;
@@ -293,11 +292,8 @@ impl Wrapping<Core> for Guarding {
         if bytes == 0 || Self::leaves_alone(core, stream) {
             return alloc_block(core, bytes, align, stream);
         }
-        let fenced = if self.fences_block(core, bytes) {
-            self.alloc_fenced(core, bytes, align, stream)?
-        } else {
-            None
-        };
+        let fenced =
+            if self.fences_block(core, bytes) { self.alloc_fenced(core, bytes, align)? } else { None };
         let (start, ptr, behind) = match fenced {
             Some(place) => place,
             None => {

@@ -77,7 +77,7 @@ impl OfOthers {
         }
         let mut state = core.state.lock();
         let enter = || Ok(self.memory.enter(import));
-        let ptr = match state.arenas.own.alloc_as_segment(units, stream, enter) {
+        let ptr = match state.arenas.own.alloc_as_segment(units, enter) {
             Ok(found) => hand_out(core, &mut state, &found, bytes),
             Err(refusal) => {
                 drop(state);
