@@ -49,7 +49,7 @@ impl Arena {
     ) -> Self {
         Self {
             map: ExtentMap::new(layout, Regions::new(ranges, owner)),
-            rules: ReuseRules::new(timelines, policies, pages.counters.clone()),
+            rules: ReuseRules { timelines, policies, counters: pages.counters.clone() },
             pages,
             old_mappings: OldMappings::new(false),
             shortening: Shortening::default(),
@@ -161,17 +161,12 @@ impl Arena {
 
     /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
     pub(crate) fn live_ranges(&self, gap: u64) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        self.map.ranges(gap, |state| match state {
-            ExtentState::Allocated => Some(true),
-            ExtentState::Free => Some(false),
-            _ => None,
-        })
+        self.map.ranges(gap, |state| state == ExtentState::Allocated)
     }
 
     /// The address ranges that pages back: first address and bytes of each.
     pub(crate) fn backed(&self) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        self.map
-            .ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free).then_some(true))
+        self.map.ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free))
     }
 
     /// Bytes of the longest free extent: the largest request that needs no page.
@@ -201,7 +196,8 @@ impl Arena {
 
     /// The page with this id, if it lies somewhere.
     pub(crate) fn home_of(&self, id: PageId) -> Option<PageAtHome> {
-        let at = self.map.address_of_home(self.pages.home(id)?);
+        let (region, (first, _)) = self.pages.home(id)?;
+        let at = self.map.address_of_base_page(region, first);
         Some(PageAtHome { id, at, bytes: self.pages.bytes_of(id) })
     }
 
@@ -229,8 +225,8 @@ impl Arena {
     }
 
     /// Notes that a page leaves the free extent that it lies in, or one of the pieces that this was cut into. It may come back,
-    /// if the usual devices could use it there: access belongs to a mapping. Returns the count of frees when it became free.
-    pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) -> u64 {
+    /// if the usual devices could use it there: access belongs to a mapping.
+    pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) {
         let (start, end) = self.leave(page);
         let old = self.map.cut(self.map.piece_at(from, start), (start, end));
         if self.pages.has_usual_peers(page) || self.keeps() {
@@ -238,15 +234,14 @@ impl Arena {
         } else {
             self.old_mappings.push_pending(&mut self.map, (old, page));
         }
-        self.map[old].freed
     }
 
     /// Notes that a page came back from a free extent to a dormant mapping, which is free now.
     pub(super) fn bring_back(&mut self, page: PageId, from: ExtentId, to: ExtentId) {
-        let freed = self.move_out(page, from);
+        self.move_out(page, from);
         self.old_mappings.take_up(&self.map, &self.pages, (to, page));
         self.move_in(page, (self.map[to].region, self.map.base_pages_within(to).0));
-        self.map.make_backed(to, freed);
+        self.map.make_backed(to);
     }
 
     /// Notes that a page lies elsewhere now, where the usual devices may use it.

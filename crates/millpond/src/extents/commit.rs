@@ -55,7 +55,8 @@ impl Commit<'_, '_> {
     /// All that is needed to note what lies where, whether the plan succeeds or not.
     fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
         let Arena { map, old_mappings, .. } = &mut *self.arena;
-        map.make_room(plan.cuts, plan.fence.len())?;
+        // Each step may cut a donor's extent in three, and what is unmapped.
+        map.make_room(4 * plan.steps.len(), plan.fence.len())?;
         let has_room = old_mappings.make_room(plan.steps.len())
             && map.regions.make_room_to_back(place.region, map.layout.base_pages_for(place.end));
         Ok(map.ensure(has_room)?)
@@ -109,7 +110,7 @@ impl Commit<'_, '_> {
                 Err(MapFailure::Stuck(error)) => (done + 1, error),
             };
             plan.mapped().take(mapped).for_each(|mapped| self.leave_pending(place, mapped));
-            return Err(Refusal::of_mapping(error));
+            return Err(Refusal::of_page(error.into(), self.arena.pages.bytes_of(page)));
         }
         Ok(())
     }
@@ -124,19 +125,15 @@ impl Commit<'_, '_> {
     }
 
     /// Notes where the pages lie now; returns the free extent that the place became, and the unit to start at.
-    fn enter(&mut self, plan: &Plan, place: &Placement) -> Found {
-        let Self { arena, request } = self;
-        let mut freed = 0;
+    fn enter(&mut self, plan: &mut Plan, place: &Placement) -> Found {
+        let arena = &mut *self.arena;
         for step in &plan.steps {
             match *step {
                 Step::Move { page, from, .. } => {
-                    freed = freed.max(arena.move_out(page, from));
+                    arena.move_out(page, from);
                     arena.pages.counters.pages_remapped.add(1);
                 }
-                Step::Unpark { page, .. } => {
-                    freed = arena.map.frees;
-                    arena.pages.unpark(page);
-                }
+                Step::Unpark { page, .. } => arena.pages.unpark(page),
                 Step::BringBack { page, from, to } => arena.bring_back(page, from, to),
                 Step::Clear { .. } | Step::Create { .. } => {}
             }
@@ -147,15 +144,14 @@ impl Commit<'_, '_> {
             if arena.map.is(id, ExtentState::Unmapped) {
                 let base_pages = arena.map.base_pages_in(id, (place.start, place.end));
                 id = arena.map.cut(id, arena.map.layout.units_of(base_pages));
-                arena.map.make_backed(id, freed);
+                arena.map.make_backed(id);
             }
             at = arena.map[id].next;
         }
         for (page, at) in plan.mapped() {
             arena.move_in(page, (place.region, at));
         }
-        // The stream comes after all of it, by waiting where it must. One tick of it needs no memory.
-        let fence = if plan.fence.is_long() { request.stream.fence() } else { plan.fence.clone() };
+        let fence = std::mem::take(&mut plan.fence);
         (arena.map.join_free(place.first, (place.start, place.end), fence), place.start)
     }
 }

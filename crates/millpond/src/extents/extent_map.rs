@@ -15,7 +15,6 @@ use super::page_map::PageMap;
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
-use crate::physical::Home;
 
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
@@ -175,11 +174,6 @@ impl ExtentMap {
         self.regions.address(region, base_page << self.layout.base_page_shift, &self.layout)
     }
 
-    /// Where a page lies.
-    pub(super) fn address_of_home(&self, home: Home) -> DevicePtr {
-        self.address_of_base_page(home.0, home.1.0)
-    }
-
     /// The base pages that lie wholly in an extent: the first, and the first behind them.
     pub(super) fn base_pages_within(&self, id: ExtentId) -> (u64, u64) {
         let extent = &self.extents[id];
@@ -272,29 +266,25 @@ impl ExtentMap {
     }
 
     /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
-    /// What it is false for lies between two parts of one range, if it has at most `gap` bytes. What it is `None` for does not.
+    /// Between two parts of one range lie at most `gap` bytes.
     pub(super) fn ranges(
         &self,
         gap: u64,
-        counts: impl Fn(ExtentState) -> Option<bool>,
+        counts: impl Fn(ExtentState) -> bool,
     ) -> DeviceResult<Vec<(DevicePtr, u64)>> {
         let mut ranges: Vec<(DevicePtr, u64)> = Vec::new();
         for (_, region) in self.regions.iter() {
-            // Bytes since the last range ended.
-            let mut between = None;
-            for id in self.until(region.head, u64::MAX) {
-                let bytes = self.bytes(id);
-                match counts(self.extents[id].state) {
-                    Some(true) => {
-                        self.ensure(ranges.try_reserve(1).is_ok())?;
-                        match (ranges.last_mut(), between.filter(|free| *free <= gap)) {
-                            (Some((_, length)), Some(free)) => *length += free + bytes,
-                            _ => ranges.push((self.address_of(id), bytes)),
-                        }
-                        between = Some(0);
+            let of_others = ranges.len();
+            for id in self.until(region.head, u64::MAX).filter(|id| counts(self.extents[*id].state)) {
+                let (at, bytes) = (self.address_of(id), self.bytes(id));
+                match ranges[of_others..].last_mut() {
+                    Some((first, length)) if at.raw() - first.raw() <= *length + gap => {
+                        *length = at.raw() - first.raw() + bytes;
                     }
-                    Some(false) => between = between.map(|free| free + bytes),
-                    None => between = None,
+                    _ => {
+                        self.ensure(ranges.try_reserve(1).is_ok())?;
+                        ranges.push((at, bytes));
+                    }
                 }
             }
         }
@@ -356,10 +346,10 @@ impl ExtentMap {
         self.extents[id].state = state;
     }
 
-    /// Notes that an extent on no index is backed: it is free for all since that count of frees, and indexed.
-    pub(super) fn make_backed(&mut self, id: ExtentId, freed: u64) {
+    /// Notes that an extent on no index is backed: it is free for all from now on, and indexed.
+    pub(super) fn make_backed(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id];
-        (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), freed);
+        (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), self.frees);
         self.index(id);
     }
 }

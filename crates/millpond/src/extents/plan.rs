@@ -33,8 +33,6 @@ pub(super) struct Plan {
     pub(super) waits: Fence,
     /// The work that used the place, or its pages where they were.
     pub(super) fence: Fence,
-    /// Extents that carrying it out may add, at most.
-    pub(super) cuts: usize,
 }
 
 impl Plan {

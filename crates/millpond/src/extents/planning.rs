@@ -32,11 +32,8 @@ impl<'a> Planner<'a> {
             parked.extend_from_slice(&pages.parked);
             parked.sort_unstable_by_key(|page| pages.get(*page).base_pages);
         }
-        let donors = match request.effort {
-            // Pages come from the device only, but for parked ones.
-            Effort::Grow => Donors::default(),
-            _ => Donors::gather(arena, &request),
-        };
+        let grows = matches!(request.effort, Effort::Grow);
+        let donors = if grows { Donors::default() } else { Donors::gather(arena, &request) };
         Self { arena, donors, request, parked }
     }
 
@@ -45,7 +42,7 @@ impl<'a> Planner<'a> {
         let layout = &self.arena.map.layout;
         let place = choose_place(self.arena, &self.donors, self.request);
         let (waits, fence) = (Fence::empty(), Fence::empty());
-        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0 };
+        let mut plan = Plan { place, steps: Vec::new(), waits, fence };
         let Some(place) = place else {
             // The number of no region.
             let base_pages = (0, layout.base_pages_for(self.request.units));
@@ -95,7 +92,6 @@ impl<'a> Planner<'a> {
 
     /// Plans a page for each base page of a hole.
     fn fill(&mut self, plan: &mut Plan, window: Home, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
-        plan.cuts += 2;
         while at < end {
             let room = end - at;
             let (step, base_pages) = if let Some(page) = self.take_parked(room) {
@@ -134,10 +130,8 @@ impl<'a> Planner<'a> {
         if self.request.zone == Zone::Small {
             return 1;
         }
-        let balance = match self.request.effort {
-            Effort::Map(balance) => balance,
-            _ => Balance::Overdrawn,
-        };
+        let effort = self.request.effort;
+        let balance = if let Effort::Map(balance) = effort { balance } else { Balance::Overdrawn };
         page_length(PageNeed {
             room,
             longest: self.request.longest,
@@ -149,8 +143,6 @@ impl<'a> Planner<'a> {
 
     fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
         self.arena.map.ensure(plan.steps.try_reserve(1).is_ok())?;
-        // A donor's extent; or what is unmapped, where a mapping could not be undone.
-        plan.cuts += 2;
         plan.steps.push(step);
         Ok(())
     }

@@ -24,16 +24,6 @@ impl Refusal {
             NoPage::Device(error) => Self::Device(error),
         }
     }
-
-    /// A mapping that fails for lack of memory (the driver's own, for page tables) is a shortage too.
-    pub(super) fn of_mapping(error: DeviceError) -> Self {
-        match error {
-            DeviceError::OutOfMemory { requested, .. } => {
-                Self::Short { what: Shortage::Device, bytes: requested }
-            }
-            other => Self::Device(other),
-        }
-    }
 }
 
 impl From<DeviceError> for Refusal {

@@ -11,14 +11,10 @@ use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
 pub(super) struct ReuseRules {
     pub(super) timelines: Arc<Timelines>,
     pub(super) policies: ReusePolicies,
-    counters: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
 }
 
 impl ReuseRules {
-    pub(super) fn new(timelines: Arc<Timelines>, policies: ReusePolicies, counters: Arc<Counters>) -> Self {
-        Self { timelines, policies, counters }
-    }
-
     /// Whether the stream may use what lies behind the fence, by what is known already.
     pub(super) fn is_ready(&self, fence: &Fence, stream: &Stream) -> bool {
         self.query(stream).covers(fence)

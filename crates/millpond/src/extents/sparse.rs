@@ -41,14 +41,10 @@ impl<T: Blank> Sparse<T> {
         Some(Self { memory, len, backed: AtomicUsize::new(0), elements: PhantomData })
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The first element.
     #[inline]
     pub(super) fn first(&self) -> NonNull<T> {
-        self.memory.start().cast()
+        self.memory.start.cast()
     }
 
     #[inline]
@@ -68,11 +64,6 @@ impl<T: Blank> Sparse<T> {
             self.backed.store(end.max(backed), Ordering::Relaxed);
         }
         is_backed
-    }
-
-    /// Whether the element may be written. Under the pool's lock.
-    pub(super) fn is_backed(&self, at: usize) -> bool {
-        at < self.backed.load(Ordering::Relaxed)
     }
 
     /// Gives back the host's memory of the elements from `start` on, which nobody needs. Those on pages of their own read as
@@ -97,7 +88,7 @@ mod mapped {
 
     #[derive(Debug)]
     pub(super) struct Memory {
-        start: NonNull<u8>,
+        pub(super) start: NonNull<u8>,
         bytes: usize,
     }
 
@@ -113,11 +104,6 @@ mod mapped {
             // SAFETY: the mapping is new, and what is read there stays as it is.
             let _ = unsafe { madvise(start.as_ptr(), bytes, Advice::LinuxNoHugepage) };
             Some(Self { start: start.cast(), bytes })
-        }
-
-        #[inline]
-        pub(super) fn start(&self) -> NonNull<u8> {
-            self.start
         }
 
         /// Makes the pages of a range writable; `false` where the system has no memory to promise for them.
@@ -169,7 +155,7 @@ mod allocated {
 
     #[derive(Debug)]
     pub(super) struct Memory {
-        start: NonNull<u8>,
+        pub(super) start: NonNull<u8>,
         layout: Layout,
     }
 
@@ -179,10 +165,6 @@ mod allocated {
             // SAFETY: never of no bytes, since an array has elements.
             let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
             Some(Self { start, layout })
-        }
-
-        pub(super) fn start(&self) -> NonNull<u8> {
-            self.start
         }
 
         pub(super) fn back(&self, _: std::ops::Range<usize>) -> bool {
@@ -218,7 +200,7 @@ mod tests {
     }
 
     fn set(array: &Sparse<AtomicU32>, at: usize, to: u32) {
-        assert!(array.back(at + 1) && array.is_backed(at));
+        assert!(array.back(at + 1));
         array.get(at).expect("there are so many").store(to, Ordering::Relaxed);
     }
 
@@ -232,7 +214,6 @@ mod tests {
             assert_eq!(value(&array, at), 7);
         }
         assert_eq!(value(&array, len / 2), 0);
-        assert!(array.is_backed(len / 8) && !array.is_backed(len / 2));
         assert!(array.get(len).is_none() && !array.back(len + 1));
         set(&array, len - 1, 7);
     }

@@ -125,9 +125,9 @@ pub(super) fn trim_extent(
 
 /// Gives back a page that lies wholly in a free and complete extent.
 fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
-    let Arena { map, pages, .. } = arena;
+    let (Arena { map, pages, .. }, (region, (first, _))) = (&mut *arena, home);
     if pages.is_segment(page) {
-        return map.remove_region(home.0, |_| {
+        return map.remove_region(region, |_| {
             // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
             unsafe { pages.free_segment(page) }
         });
@@ -135,7 +135,7 @@ fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> R
     map.make_room(2, map[id].fence.len())?;
     // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
     // holds no pointer into it.
-    unsafe { pages.unmap(page, map.address_of_home(home)) }?;
+    unsafe { pages.unmap(page, map.address_of_base_page(region, first)) }?;
     let units = arena.leave(page);
     let unmapped = arena.map.cut(id, units);
     arena.map.make_unmapped(unmapped);

@@ -103,12 +103,6 @@ impl Fence {
         }
     }
 
-    /// Whether it has memory of its own.
-    #[inline]
-    pub(crate) fn is_long(&self) -> bool {
-        Self::would_be_long(self.0.len())
-    }
-
     /// Whether a fence of so many streams has memory of its own.
     #[inline]
     pub(crate) fn would_be_long(streams: usize) -> bool {

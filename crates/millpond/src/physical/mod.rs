@@ -403,10 +403,9 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// Takes this page, if it is parked.
-    pub(crate) fn unpark(&mut self, id: PageId) -> bool {
-        let at = self.parked.iter().position(|parked| *parked == id);
-        at.map(|at| self.parked.remove(at)).is_some()
+    /// Takes this page, which is parked.
+    pub(crate) fn unpark(&mut self, id: PageId) {
+        self.parked.retain(|parked| *parked != id);
     }
 
     /// Releases the pages that were parked since there were `first`. One that cannot be released stays parked.

@@ -270,7 +270,7 @@ impl PoolBuilder {
         let published = (registry.ranges().clone(), Owner { pool: number, memory: None });
         let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
         let page_map = arena.page_map().clone();
-        let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
+        let sizes = Sizes::new(layout.unit_bytes, EXACT_FROM);
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
         // it 10 to 20 ms.
         let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
@@ -370,6 +370,6 @@ impl PoolBuilder {
             let range = format!("from 256 bytes to 2 MiB, at most the smallest page ({smallest})");
             return bad("min_alignment", format!("{unit} bytes: use a power of two {range}"));
         }
-        Ok(Layout::new(unit, smallest, largest, EXACT_FROM).with_policy(self.policy))
+        Ok(Layout::new(unit, smallest, largest, self.policy))
     }
 }
