@@ -1,7 +1,7 @@
 //! One allocation and one free, composed of the steps that other files do.
 
 use super::arena::Arena;
-use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
+use super::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 use super::coalescing;
 use super::commit::Commit;
 use super::extent::{ExtentId, ExtentState};
@@ -119,7 +119,7 @@ impl Arena {
             return None;
         }
         self.bring_back(page, from, to);
-        *self.map.fence_mut(to) = fence;
+        self.map.extents[to].fence = fence;
         self.map.note_if_unmerged(to);
         Some(())
     }
@@ -197,29 +197,27 @@ impl Arena {
     /// `false`, and nothing changed, where the block is not allocated or somebody holds it: then it was freed twice.
     #[must_use]
     pub(crate) fn take_back(&mut self, descriptor: &BlockDescriptor, fence: Fence) -> bool {
-        let is_allocated = descriptor.is_between();
-        is_allocated && self.free(descriptor.id(), fence)
+        descriptor.is_in(Place::BETWEEN, descriptor.ptr()) && self.free(descriptor.id(), fence)
     }
 
     /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were recorded.
     /// `false`, and nothing changed, where it is none.
     #[must_use]
     pub(crate) fn free(&mut self, id: ExtentId, mut fence: Fence) -> bool {
-        let is_closed = self.map.close(id, |uses| {
-            self.rules.timelines.add_uses(&mut fence, uses);
-            fence
-        });
-        if is_closed {
+        let is_allocated = self.map.is(id, ExtentState::Allocated);
+        if is_allocated {
+            self.rules.timelines.add_uses(&mut fence, &mut self.map.extents[id].fence);
+            self.map.close(id, fence);
             coalescing::insert_free(self, id);
         }
-        is_closed
+        is_allocated
     }
 
     /// Notes that the stream uses a live block, so that its free waits for the stream's work too. `false`, and nothing
     /// noted, where the host has no memory for it.
     #[must_use]
     pub(crate) fn record_use(&mut self, id: ExtentId, stream: &Stream) -> bool {
-        let is_noted = self.rules.timelines.add_use(self.map.fence_mut(id), stream);
+        let is_noted = self.rules.timelines.add_use(&mut self.map.extents[id].fence, stream);
         if is_noted && let Some(descriptor) = self.map.page_map.of_block(id) {
             descriptor.note_uses();
         }
@@ -229,7 +227,7 @@ impl Arena {
     /// The work that was noted to use a live block, on other streams than its own, up to now. `None` where the host has no
     /// memory for the list.
     pub(crate) fn uses(&mut self, id: ExtentId) -> Option<Fence> {
-        let mut uses = self.map.fence_mut(id).try_clone_to_raise()?;
+        let mut uses = self.map.extents[id].fence.try_clone_to_raise()?;
         let mut fence = Fence::empty();
         self.rules.timelines.add_uses(&mut fence, &mut uses);
         Some(fence)

@@ -11,7 +11,6 @@ use super::index::Kind;
 use super::layout::{Layout, Zone};
 use super::old_mappings::OldMappings;
 use super::page_map::PageMap;
-use super::pointers::{self, Pointer};
 use super::ranges::{Owner, Ranges};
 use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
@@ -19,6 +18,25 @@ use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
 use crate::physical::{Home, PageId, Pages};
 use crate::policy::shortening::Shortening;
+
+#[cfg(test)]
+thread_local! {
+    /// How many maps were asked by this thread what a pointer is.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// What a pointer is to an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointer {
+    /// The start of a live block.
+    Live(ExtentId),
+    /// Inside the live block that starts at the address.
+    Inside(DevicePtr),
+    /// In the arena's address space, but in no live block.
+    NotLive,
+    /// Elsewhere.
+    Foreign,
+}
 
 /// A page, and where the arena uses it.
 #[derive(Debug, Clone, Copy)]
@@ -144,7 +162,24 @@ impl Arena {
 
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        pointers::look_up(&self.map, ptr)
+        #[cfg(test)]
+        LOOKS.with(|looks| looks.set(looks.get() + 1));
+        let Some((region, at)) = self.map.regions.find(ptr) else { return Pointer::Foreign };
+        match self.map.page_map.find(ptr) {
+            Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
+            Some(_) => Pointer::NotLive,
+            None => self.look_inside(region, at >> self.map.layout.unit_shift),
+        }
+    }
+
+    /// For errors only: walks the region.
+    #[cold]
+    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
+        let id = self.map.extent_at(region, unit);
+        match self.map.page_map.of_block(id).is_some_and(BlockDescriptor::is_live) {
+            true => Pointer::Inside(self.map.address_of(id)),
+            false => Pointer::NotLive,
+        }
     }
 
     /// Every allocated block: its descriptor.
@@ -269,16 +304,15 @@ impl Arena {
     /// Makes one page of two that have no memory now, are equally long, and lie side by side in the large zone. Of at most
     /// so many base pages.
     pub(crate) fn join_pages(&mut self, first: &mut PageAtHome, next: &PageAtHome, most: u32) -> bool {
-        let Some((region, at)) = self.map.regions.find(first.at) else { return false };
-        let most = u64::from(most.min(self.map.layout.largest_page)) * self.map.layout.base_page_bytes;
+        let Some((region, (at, next_at))) = self.pages.home(first.id) else { return false };
+        let end = 2 * next_at - at;
         let may_join = self.map[self.map.regions.get(region).head].zone == Zone::Large
-            && self.map.regions.find(next.at) == Some((region, at + first.bytes))
-            && first.bytes == next.bytes
-            && first.bytes + next.bytes <= most;
+            && self.pages.home(next.id) == Some((region, (next_at, end)))
+            && end - at <= u64::from(most.min(self.map.layout.largest_page));
         if !may_join || !self.pages.join_gone(first.id, next.id) {
             return false;
         }
-        self.set_home(first.id, (region, at / self.map.layout.base_page_bytes));
+        self.set_home(first.id, (region, at));
         first.bytes *= 2;
         true
     }

@@ -18,11 +18,11 @@ macro_rules! ensure {
 pub(crate) fn check(arena: &Arena, reserved: u64) -> Result<(), String> {
     let map = &arena.map;
     check_links(map)?;
-    for (id, extent) in map.iter() {
+    for (id, extent) in map.extents.iter() {
         check_extent(arena, id, extent)?;
         check_backing(arena, id, extent)?;
     }
-    let count = |is: fn(&Extent) -> bool| map.iter().filter(|(_, extent)| is(extent)).count();
+    let count = |is: fn(&Extent) -> bool| map.extents.iter().filter(|(_, extent)| is(extent)).count();
     let indexed = count(|extent| matches!(extent.state, ExtentState::Free | ExtentState::Unmapped));
     ensure!(map.index.lacks() || map.index.len() == indexed, "the index has others than the regions");
     let old = count(|extent| page_of(extent.state).is_some());
@@ -55,7 +55,7 @@ fn check_links(map: &ExtentMap) -> Result<(), String> {
         }
         ensure!(unit * map.layout.unit_bytes == region.bytes, "the extents of region {id} do not fill it");
     }
-    ensure!(linked == map.iter().count(), "an extent is linked in no region");
+    ensure!(linked == map.extents.iter().count(), "an extent is linked in no region");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use crate::order::Fence;
 /// Puts an extent that has just become free on the index, joined with neighbours that are free behind the same
 /// streams, or for all.
 pub(super) fn insert_free(arena: &mut Arena, id: ExtentId) {
-    arena.rules.prune_several(arena.map.fence_mut(id));
+    arena.rules.prune_several(&mut arena.map.extents[id].fence);
     let Extent { prev, next, .. } = arena.map[id];
     let id = join_if_ready(arena, id, prev);
     let id = join_if_ready(arena, id, next);
@@ -26,7 +26,7 @@ fn join_if_ready(arena: &mut Arena, id: ExtentId, neighbour: Option<ExtentId>) -
     let Some(neighbour) = neighbour.filter(|other| arena.map.is(*other, ExtentState::Free)) else {
         return id;
     };
-    arena.rules.prune_several(arena.map.fence_mut(neighbour));
+    arena.rules.prune_several(&mut arena.map.extents[neighbour].fence);
     let is_alike = are_alike(arena, id, neighbour) || is_alike_or_complete_slow(arena, id, neighbour);
     if !is_alike || arena.rules.is_one_of_a_capture(&arena.map[id].fence, &arena.map[neighbour].fence) {
         return id;
@@ -46,10 +46,11 @@ fn are_alike(arena: &Arena, a: ExtentId, b: ExtentId) -> bool {
 /// must not wait for a shorter one, unless that is complete too.
 #[cold]
 fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentId) -> bool {
-    if !arena.rules.prune_to_nothing(arena.map.fence_mut(neighbour)) {
+    if !arena.rules.prune_to_nothing(&mut arena.map.extents[neighbour].fence) {
         return are_alike(arena, id, neighbour);
     }
-    arena.map[neighbour].units <= arena.map[id].units || arena.rules.prune_to_nothing(arena.map.fence_mut(id))
+    arena.map[neighbour].units <= arena.map[id].units
+        || arena.rules.prune_to_nothing(&mut arena.map.extents[id].fence)
 }
 
 /// As [`join_unmerged`], after asking the device where that matters.
@@ -108,7 +109,7 @@ fn join_those_behind(arena: &mut Arena, id: ExtentId) -> bool {
     }
     if joined {
         // Once for all: with many streams, each join would look at every stream again.
-        arena.rules.prune_several(arena.map.fence_mut(id));
+        arena.rules.prune_several(&mut arena.map.extents[id].fence);
         arena.map.index(id);
     }
     joined
@@ -124,6 +125,6 @@ fn may_join(arena: &mut Arena, a: ExtentId, b: ExtentId) -> bool {
     if arena.rules.policies.internal_dependencies {
         return arena.map.extents.make_room_to_join(a, b);
     }
-    [a, b].into_iter().for_each(|id| arena.rules.prune(arena.map.fence_mut(id)));
+    [a, b].into_iter().for_each(|id| arena.rules.prune(&mut arena.map.extents[id].fence));
     are_alike(arena, a, b)
 }

@@ -50,12 +50,24 @@ impl Donors {
         let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
         let mut query = rules.query(request.stream);
         for extent in map.index.free_of(map.layout.units_per_base_page()) {
-            if wanted == 0 {
-                break;
-            }
             let is_ready = query.covers(&map[extent].fence);
-            if is_ready || request.may_wait {
-                wanted = new.list_pages(arena, (extent, is_ready), wanted);
+            if !is_ready && !request.may_wait {
+                continue;
+            }
+            // Its pages, from its end. Where old mappings stay, a page that was given to a peer by itself stays too: that access
+            // belongs to its mapping.
+            let (start, mut end) = map.base_pages_within(extent);
+            while wanted > 0
+                && let Some((page, home)) = arena.last_whole((map[extent].region, (start, end)))
+                && !arena.pages.is_segment(page)
+                && (!arena.keeps() || arena.pages.has_usual_peers(page))
+                && new.pages.try_reserve(1).is_ok()
+            {
+                let rank = (u64::from(!is_ready) << 63 | map[extent].freed, new.pages.len());
+                let page = DonorPage { page, extent, home, rank, is_taken: false };
+                new.pages.push(page);
+                wanted = wanted.saturating_sub(page.base_pages());
+                end = home.1.0;
             }
         }
         new.pages.sort_unstable_by_key(|page| page.rank);
@@ -70,25 +82,6 @@ impl Donors {
             }
         }
         new
-    }
-
-    /// Lists pages of a free extent, from its end; returns how many base pages are wanted still. Where old mappings stay, a page
-    /// that was given to a peer by itself stays too: that access belongs to its mapping.
-    fn list_pages(&mut self, arena: &Arena, (extent, is_ready): (ExtentId, bool), mut wanted: u64) -> u64 {
-        let (start, mut end) = arena.map.base_pages_within(extent);
-        while wanted > 0
-            && let Some((page, home)) = arena.last_whole((arena.map[extent].region, (start, end)))
-            && !arena.pages.is_segment(page)
-            && (!arena.keeps() || arena.pages.has_usual_peers(page))
-            && self.pages.try_reserve(1).is_ok()
-        {
-            let rank = (u64::from(!is_ready) << 63 | arena.map[extent].freed, self.pages.len());
-            let page = DonorPage { page, extent, home, rank, is_taken: false };
-            self.pages.push(page);
-            wanted = wanted.saturating_sub(page.base_pages());
-            end = home.1.0;
-        }
-        wanted
     }
 
     /// Whether a donor has the page, outside of the window.

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::index::ExtentIndex;
 use super::layout::{Layout, Zone};
-use super::page_map::PageMap;
+use super::page_map::{DescriptorRef, PageMap};
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
+use crate::policy::size_classes::class_of;
 
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
@@ -129,18 +130,8 @@ impl ExtentMap {
         self.extents[id].state == state
     }
 
-    /// Every extent that is in use.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
-        self.extents.iter()
-    }
-
     pub(super) fn in_state(&self, state: ExtentState) -> impl Iterator<Item = (ExtentId, &Extent)> {
-        self.iter().filter(move |(_, extent)| extent.state == state)
-    }
-
-    #[inline]
-    pub(super) fn fence_mut(&mut self, id: ExtentId) -> &mut Fence {
-        &mut self.extents[id].fence
+        self.extents.iter().filter(move |(_, extent)| extent.state == state)
     }
 
     /// The fence of all these extents; without host memory, of the first of them. Callers ask again for each extent.
@@ -251,14 +242,14 @@ impl ExtentMap {
         let mut whole = self.piece_at(first, start);
         // Off the index once and on it once, however many pieces there are.
         self.unindex(whole);
-        *self.fence_mut(whole) = Fence::empty();
+        self.extents[whole].fence = Fence::empty();
         while self.extents[whole].end() < end {
             let next = self.extents[whole].next.expect("a place is covered by extents");
             self.unindex(next);
-            *self.fence_mut(next) = Fence::empty();
+            self.extents[next].fence = Fence::empty();
             whole = self.extents.join(whole, next);
         }
-        *self.fence_mut(whole) = fence;
+        self.extents[whole].fence = fence;
         self.index(whole);
         // Its neighbours may be free too; whoever needs a longer extent joins them.
         self.note_if_unmerged(whole);
@@ -290,6 +281,46 @@ impl ExtentMap {
         }
         ranges.sort_unstable();
         Ok(ranges)
+    }
+
+    // ---- blocks ----------------------------------------------------------------------------------
+
+    /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
+    pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
+        self.blocks += 1;
+        let extent = &mut self.extents[id];
+        let (is_first, end) = (extent.start == at, extent.end());
+        // What is left behind the block takes the fence over: a copy might take memory of the host's. Only what is left before
+        // the block, which is rare, needs one.
+        let fence = if is_first { std::mem::take(&mut extent.fence) } else { Fence::empty() };
+        let cut = self.cut(id, (at, at + units));
+        if is_first
+            && at + units < end
+            && let Some(rest) = self.extents[cut].next
+        {
+            self.extents[rest].fence = fence;
+        }
+        self.open(cut)
+    }
+
+    /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
+    /// shorter the wait when the lock is released.
+    #[inline]
+    fn open(&mut self, id: ExtentId) -> (DevicePtr, DescriptorRef) {
+        let extent = &mut self.extents[id];
+        extent.state = ExtentState::Allocated;
+        extent.fence = Fence::empty();
+        let ptr = self.address_of(id);
+        (ptr, self.page_map.open(ptr, id, self.bytes(id), class_of(self.extents[id].units)))
+    }
+
+    /// Takes back an allocated block: it is free behind the fence, and on no index.
+    pub(super) fn close(&mut self, id: ExtentId, fence: Fence) {
+        self.frees += 1;
+        self.blocks -= 1;
+        let extent = &mut self.extents[id];
+        (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
+        self.page_map.close(id);
     }
 
     // ---- free extents ----------------------------------------------------------------------------
@@ -340,11 +371,6 @@ impl ExtentMap {
     }
 
     // ---- mapping ---------------------------------------------------------------------------------
-
-    /// Notes what an extent is that is on no index, and is to be on none.
-    pub(super) fn set_state(&mut self, id: ExtentId, state: ExtentState) {
-        self.extents[id].state = state;
-    }
 
     /// Notes that an extent on no index is backed: it is free for all from now on, and indexed.
     pub(super) fn make_backed(&mut self, id: ExtentId) {

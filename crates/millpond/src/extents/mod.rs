@@ -13,7 +13,7 @@
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
 //! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses. Its
-//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
+//!   `page_map` leads from an address to its block, of which `block_descriptor` says
 //!   what is known. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `old_mappings`: which page backed which
 //!   address before.
@@ -46,12 +46,10 @@
 //! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break. Boundary tags are kept out of
 //! band, since the memory is the device's.
 
-mod address_space;
 mod allocation;
 mod arena;
 mod atomics;
 mod block_descriptor;
-mod blocks;
 mod check;
 mod coalescing;
 mod commit;
@@ -69,7 +67,6 @@ mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod planning;
-mod pointers;
 mod ranges;
 mod refusal;
 mod regions;
@@ -83,15 +80,14 @@ mod tests;
 mod trim;
 
 pub(crate) use allocation::Allocation;
-pub(crate) use arena::{Arena, PageAtHome};
+#[cfg(test)]
+pub(crate) use arena::LOOKS;
+pub(crate) use arena::{Arena, PageAtHome, Pointer};
 pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
 pub(crate) use check::check;
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
-#[cfg(test)]
-pub(crate) use pointers::LOOKS;
-pub(crate) use pointers::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
 pub(crate) use search::Effort;

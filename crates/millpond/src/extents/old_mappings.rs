@@ -34,7 +34,7 @@ impl OldMappings {
         self.stay = false;
         for id in self.ids() {
             if let ExtentState::Dormant(page) = map[id].state {
-                map.set_state(id, ExtentState::PendingUnmap(page));
+                map.extents[id].state = ExtentState::PendingUnmap(page);
             }
         }
     }
@@ -74,13 +74,13 @@ impl OldMappings {
 
     /// Lists an extent, which is on no index, to be removed.
     pub(super) fn push_pending(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId)) {
-        map.set_state(id, ExtentState::PendingUnmap(page));
+        map.extents[id].state = ExtentState::PendingUnmap(page);
         self.list.push(id);
     }
 
     /// Lists an extent, which is on no index, to which a page may come back.
     pub(super) fn push(&mut self, map: &mut ExtentMap, pages: &Pages, (id, page): (ExtentId, PageId)) {
-        map.set_state(id, ExtentState::Dormant(page));
+        map.extents[id].state = ExtentState::Dormant(page);
         self.list.push(id);
         if self.is_idle(map, id) {
             pages.lay_aside(page, map.address_of(id));
@@ -108,7 +108,7 @@ impl OldMappings {
         self.list.retain(|&id| match map[id].state {
             ExtentState::Dormant(_) if map[id].fence.is_empty() => remove(map, pages, id).is_none(),
             ExtentState::Dormant(page) => {
-                map.set_state(id, ExtentState::PendingUnmap(page));
+                map.extents[id].state = ExtentState::PendingUnmap(page);
                 true
             }
             _ => true,
@@ -137,7 +137,7 @@ impl OldMappings {
                 return true;
             } else {
                 // What one donor gave has one fence, and lies side by side.
-                complete = std::mem::take(map.fence_mut(id));
+                complete = std::mem::take(&mut map.extents[id].fence);
                 if let Some(page) = dormant {
                     pages.lay_aside(page, map.address_of(id));
                     return true;
@@ -170,7 +170,7 @@ fn remove(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<Extent
     };
     if let Err(error) = removed {
         tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
-        map.set_state(id, ExtentState::PendingUnmap(page));
+        map.extents[id].state = ExtentState::PendingUnmap(page);
         return None;
     }
     Some(map.make_unmapped(id))

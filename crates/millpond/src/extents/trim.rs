@@ -1,6 +1,5 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
-use super::address_space::unreserve;
 use super::arena::Arena;
 use super::coalescing::join_complete;
 use super::extent::{Extent, ExtentId, ExtentState};
@@ -95,7 +94,9 @@ pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
     while let Some(id) = next {
         done = done.and(map.remove_region(id, |region| {
             // SAFETY: nothing is mapped in the region, and the map forgets it.
-            unsafe { unreserve(pages, region.base, region.bytes) }
+            unsafe { pages.device().unreserve(region.base, region.bytes) }?;
+            pages.counters.calls.unreserve.add(1);
+            Ok(())
         }));
         next = bare(map, id);
     }
