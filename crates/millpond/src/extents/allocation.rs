@@ -43,7 +43,7 @@ impl Arena {
     ) -> Result<Option<Allocation>, Refusal> {
         let request = self.request((units, align), stream, effort)?;
         let free = match effort {
-            Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready()?,
+            Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready(),
             Effort::Map(_) | Effort::TakeSegment => find(self, &request)?,
         };
         let found = match (free, effort) {

@@ -3,13 +3,12 @@
 
 use super::arena::Arena;
 use super::extent::ExtentState;
-use super::layout::Layout;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::refusal::Refusal;
 use super::search::{Found, Request};
-use crate::device::{DeviceError, DevicePtr, DeviceResult};
-use crate::physical::{MapFailure, NoPage, PageId, Pages, Shortage};
+use crate::device::DeviceError;
+use crate::physical::{MapFailure, NoPage, PageId, Shortage};
 use crate::policy::addresses::LONGEST_REGION;
 
 /// What a plan is carried out with.
@@ -44,13 +43,29 @@ impl Commit<'_, '_> {
     }
 
     fn add_region(&mut self) -> Result<Placement, Refusal> {
-        let (Request { zone, units, .. }, is_short) = (*self.request, self.arena.keeps());
-        let Arena { map, pages, .. } = &mut *self.arena;
-        let missing = map.layout.base_pages_for(units);
+        let Request { zone, units, .. } = *self.request;
+        let Arena { map, pages, old_mappings, .. } = &mut *self.arena;
         let backing = map.regions.make_room_for_one(0)?;
-        let least = missing * map.layout.base_page_bytes;
-        let addresses = reserve(pages, &map.layout, least, is_short)?;
-        let first = map.enter_region(addresses, zone, ExtentState::Unmapped, backing);
+        let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
+        let missing = map.layout.base_pages_for(units);
+        // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
+        let total = if old_mappings.stay { 0 } else { device.properties().total_memory };
+        let least = missing * base_page;
+        let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
+        let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
+        let base = loop {
+            match device.reserve(bytes) {
+                Ok(base) => break base,
+                Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
+                // The process runs out of addresses, not the device.
+                Err(DeviceError::OutOfMemory { call, requested }) => {
+                    return Err(DeviceError::HostMemory { what: call, bytes: requested }.into());
+                }
+                Err(other) => return Err(other.into()),
+            }
+        };
+        pages.counters.calls.reserve.add(1);
+        let first = map.enter_region((base, bytes), zone, ExtentState::Unmapped, backing);
         Ok(Placement { region: map[first].region, start: 0, end: units, first, missing })
     }
 
@@ -156,26 +171,4 @@ impl Commit<'_, '_> {
         let fence = std::mem::take(&mut plan.fence);
         (arena.map.join_free(place.first, (place.start, place.end), fence), place.start)
     }
-}
-
-/// Reserves at least `least` bytes, whole base pages, as a region: its addresses and its bytes. That is far more than the
-/// device has, since address space is free; but where it `is_short` as little as a region has.
-fn reserve(pages: &Pages, layout: &Layout, least: u64, is_short: bool) -> DeviceResult<(DevicePtr, u64)> {
-    let (device, base_page) = (pages.device(), layout.base_page_bytes);
-    let total = if is_short { 0 } else { device.properties().total_memory };
-    let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
-    let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
-    let base = loop {
-        match device.reserve(bytes) {
-            Ok(base) => break base,
-            Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
-            // The process runs out of addresses, not the device.
-            Err(DeviceError::OutOfMemory { call, requested }) => {
-                return Err(DeviceError::HostMemory { what: call, bytes: requested });
-            }
-            Err(other) => return Err(other),
-        }
-    };
-    pages.counters.calls.reserve.add(1);
-    Ok((base, bytes))
 }

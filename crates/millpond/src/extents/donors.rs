@@ -84,21 +84,18 @@ impl Donors {
         new
     }
 
-    /// Whether a donor has the page, outside of the window.
-    pub(super) fn have(&self, page: PageId, window: Home) -> bool {
-        self.place_of(page).is_some_and(|at| self.pages[at].lies_outside(window))
-    }
-
-    fn place_of(&self, page: PageId) -> Option<usize> {
-        (self.by_page.get(page.0 as usize).copied()? as usize).checked_sub(1)
+    /// The place in the list of this page, if a donor has it outside of the window.
+    pub(super) fn find(&self, page: PageId, window: Home) -> Option<usize> {
+        let at = (*self.by_page.get(page.0 as usize)? as usize).checked_sub(1)?;
+        let found = &self.pages[at];
+        (!found.is_taken && found.lies_outside(window)).then_some(at)
     }
 
     /// Takes this page, if a donor has it outside of the window. A page may have several old mappings, and comes back to one.
     pub(super) fn take(&mut self, page: PageId, window: Home) -> Option<DonorPage> {
-        let at = self.place_of(page)?;
-        let found = Some(&mut self.pages[at]).filter(|page| !page.is_taken && page.lies_outside(window))?;
-        found.is_taken = true;
-        Some(*found)
+        let at = self.find(page, window)?;
+        self.pages[at].is_taken = true;
+        Some(self.pages[at])
     }
 
     /// Takes the next page of at most so many base pages that lies outside of the window.

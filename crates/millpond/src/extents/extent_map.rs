@@ -76,7 +76,8 @@ impl ExtentMap {
     #[cold]
     fn make_room_slow(&mut self, more: usize, streams: usize) -> DeviceResult<()> {
         let Self { extents, page_map, index, .. } = self;
-        let has_room = extents.make_room(more, streams, |end| page_map.back(end)) && index.complete(extents);
+        let has_room =
+            extents.make_room(more, streams, |end| page_map.resize(end)) && index.complete(extents);
         self.ensure(has_room)
     }
 
@@ -88,7 +89,7 @@ impl ExtentMap {
 
     /// Gives back the host's memory for extents and blocks behind the last that is in use.
     pub(super) fn shrink(&mut self) {
-        self.page_map.shrink(self.extents.shrink());
+        self.page_map.resize(self.extents.shrink());
     }
 
     // ---- regions ---------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ impl Growth<'_> {
             ExtentState::Dormant(page) => {
                 let layout = &self.arena.map.layout;
                 let place = (layout.base_page_of(window.0), layout.base_pages_for(window.1));
-                if self.donors.have(page, (region, place)) {
+                if self.donors.find(page, (region, place)).is_some() {
                     return Some(0);
                 }
                 (fence.is_empty() && !self.arena.keeps()).then(all)

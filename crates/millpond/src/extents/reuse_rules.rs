@@ -35,11 +35,13 @@ impl ReuseRules {
         Ok(true)
     }
 
-    /// Asks the device about a fence. An error only means that nothing is learned.
-    pub(super) fn poll(&self, fence: &Fence) {
-        if let Err(error) = self.timelines.poll(fence) {
+    /// Asks the device about a fence; returns whether more is complete than was known. An error only means that nothing is
+    /// learned.
+    pub(super) fn poll(&self, fence: &Fence) -> bool {
+        self.timelines.poll(fence).unwrap_or_else(|error| {
             tracing::warn!(%error, "the device could not be asked what is complete");
-        }
+            false
+        })
     }
 
     /// Takes what is ready for all out of the fence.

@@ -49,7 +49,7 @@ pub(super) type Found = (ExtentId, u64);
 pub(super) fn find(arena: &mut Arena, request: &Request<'_>) -> Result<Option<Found>, Refusal> {
     loop {
         let now = Search { arena, request };
-        if let found @ Some(_) = now.ready()? {
+        if let found @ Some(_) = now.ready() {
             return Ok(found);
         }
         if let found @ Some(_) = now.by_waiting_slow()? {
@@ -70,14 +70,11 @@ pub(super) struct Search<'a> {
 
 impl Search<'_> {
     /// An extent that is ready: the best fit if that is snug, else the lowest.
-    pub(super) fn ready(&self) -> Result<Option<Found>, Refusal> {
+    pub(super) fn ready(&self) -> Option<Found> {
         let (found, passed_over) = self.look();
         // A better fit might be complete by now. Else the next best is cut up for nothing.
-        if passed_over && self.arena.rules.policies.opportunistic {
-            self.by_asking_slow(found)
-        } else {
-            Ok(found)
-        }
+        let learns = passed_over && self.arena.rules.policies.opportunistic && self.ask_slow();
+        if learns { self.look().0 } else { found }
     }
 
     /// The same, by what is known already. No device call. Also whether one that fits better than the best that is ready is not.
@@ -126,9 +123,9 @@ impl Search<'_> {
         }
     }
 
-    /// What [`ready`](Self::ready) finds once the device was asked about the extents that fit better than the best that is ready.
+    /// Asks the device about the extents that fit better than the best that is ready. Returns whether more is complete.
     #[cold]
-    fn by_asking_slow(&self, found: Option<Found>) -> Result<Option<Found>, Refusal> {
+    fn ask_slow(&self) -> bool {
         let stream = self.request.stream;
         let (mut all, mut query) = (Fence::empty(), self.arena.rules.query(stream));
         self.search(|entry, _| {
@@ -140,15 +137,7 @@ impl Search<'_> {
         drop(query);
         // Each stream is asked once, however many extents it freed. This stream comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
-        match self.arena.rules.timelines.poll(&all) {
-            Ok(true) => Ok(self.look().0),
-            Ok(false) => Ok(found),
-            Err(error) if found.is_some() => {
-                tracing::warn!(%error, "the device could not be asked what is complete; the next best will do");
-                Ok(found)
-            }
-            Err(error) => Err(error.into()),
-        }
+        self.arena.rules.poll(&all)
     }
 
     /// The best fit, for whose fence the stream is made to wait.
