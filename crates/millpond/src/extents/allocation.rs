@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 use super::coalescing;
-use super::commit::Commit;
+use super::commit::{Commit, add_region};
 use super::extent::{ExtentId, ExtentState};
 use super::page_map::DescriptorRef;
 use super::planning::Planner;
@@ -161,7 +161,10 @@ impl Arena {
         let unmapped = self.pages.counters.calls.unmap.get();
         // Each plan in vain leaves one dormant mapping less, makes no stream wait any more, or has shorter pages.
         loop {
-            let mut plan = Planner::new(self, request).plan()?;
+            let Some(mut plan) = Planner::new(self, request).plan()? else {
+                add_region(self, request.zone, request.units)?;
+                continue;
+            };
             tracing::trace!(%plan, "a miss");
             #[cfg(test)]
             let planned = (plan.steps.clone(), !plan.waits.is_empty(), unmapped);
@@ -189,8 +192,8 @@ impl Arena {
         let effort = Effort::Map(crate::policy::ledger::Balance::Even);
         let request = self.request((units, 1), stream, effort).expect("there is host memory");
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
-        let plan = Planner::new(self, request).plan();
-        plan.expect("there is host memory").to_string()
+        let plan = Planner::new(self, request).plan().expect("there is host memory");
+        plan.expect("there is a region").to_string()
     }
 
     /// Takes back a descriptor's block, which nobody holds (`Place::BETWEEN`), as [`free`](Self::free) does.

@@ -68,8 +68,7 @@ pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
 /// joined.
 fn join_unmerged(arena: &mut Arena) -> bool {
     // Without memory for the list, they stay apart for now.
-    let Ok(mut free) = arena.map.list_for_free() else { return false };
-    free.extend(arena.map.index.free_of(0));
+    let Ok(free) = arena.map.list_free(0) else { return false };
     arena.map.has_unmerged = false;
     let mut joined = false;
     for id in free {

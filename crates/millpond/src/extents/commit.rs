@@ -3,11 +3,12 @@
 
 use super::arena::Arena;
 use super::extent::ExtentState;
+use super::layout::Zone;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::refusal::Refusal;
 use super::search::{Found, Request};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, DeviceResult};
 use crate::physical::{MapFailure, NoPage, PageId, Shortage};
 use crate::policy::addresses::LONGEST_REGION;
 
@@ -23,12 +24,8 @@ impl Commit<'_, '_> {
     /// now, or an old mapping that could not be removed is pending unmap, so that no later plan clears it. On an error everything is
     /// as it was, but for old mappings that went, a stream that waited, a region that was reserved, and new pages, which are parked.
     pub(super) fn carry_out(mut self, plan: &mut Plan) -> Result<Option<Found>, Refusal> {
-        let mut place = match plan.place {
-            Some(place) => place,
-            None => self.add_region()?,
-        };
-        self.ensure_host_memory(plan, &place)?;
-        if !self.clear(plan, &mut place) {
+        self.ensure_host_memory(plan)?;
+        if !self.clear(plan) {
             return Ok(None);
         }
         if !plan.waits.is_empty() && !self.arena.rules.wait_for(&plan.waits, self.request.stream)? {
@@ -38,50 +35,24 @@ impl Commit<'_, '_> {
         if !self.create(plan)? {
             return Ok(None);
         }
-        self.map(plan, &place)?;
-        Ok(Some(self.enter(plan, &place)))
-    }
-
-    fn add_region(&mut self) -> Result<Placement, Refusal> {
-        let Request { zone, units, .. } = *self.request;
-        let Arena { map, pages, old_mappings, .. } = &mut *self.arena;
-        let backing = map.regions.make_room_for_one(0)?;
-        let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
-        let missing = map.layout.base_pages_for(units);
-        // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
-        let total = if old_mappings.stay { 0 } else { device.properties().total_memory };
-        let least = missing * base_page;
-        let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
-        let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
-        let base = loop {
-            match device.reserve(bytes) {
-                Ok(base) => break base,
-                Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
-                // The process runs out of addresses, not the device.
-                Err(DeviceError::OutOfMemory { call, requested }) => {
-                    return Err(DeviceError::HostMemory { what: call, bytes: requested }.into());
-                }
-                Err(other) => return Err(other.into()),
-            }
-        };
-        pages.counters.calls.reserve.add(1);
-        let first = map.enter_region((base, bytes), zone, ExtentState::Unmapped, backing);
-        Ok(Placement { region: map[first].region, start: 0, end: units, first, missing })
+        self.map(plan)?;
+        Ok(Some(self.enter(plan)))
     }
 
     /// All that is needed to note what lies where, whether the plan succeeds or not.
-    fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
+    fn ensure_host_memory(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let Arena { map, old_mappings, .. } = &mut *self.arena;
         // Each step may cut a donor's extent in three, and what is unmapped.
         map.make_room(4 * plan.steps.len(), plan.fence.len())?;
         let has_room = old_mappings.make_room(plan.steps.len())
-            && map.regions.make_room_to_back(place.region, map.layout.base_pages_for(place.end));
+            && map.regions.make_room_to_back(plan.place.region, map.layout.base_pages_for(plan.place.end));
         Ok(map.ensure(has_room)?)
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.
-    fn clear(&mut self, plan: &Plan, place: &mut Placement) -> bool {
-        plan.steps.iter().all(|step| {
+    fn clear(&mut self, plan: &mut Plan) -> bool {
+        let Plan { place, steps, .. } = plan;
+        steps.iter().all(|step| {
             let Step::Clear { mapping, .. } = *step else { return true };
             let Arena { map, old_mappings, pages, .. } = &mut *self.arena;
             let unmapped = old_mappings.clear(map, pages, mapping);
@@ -117,16 +88,16 @@ impl Commit<'_, '_> {
     }
 
     /// Maps all pages at the place. If one fails, all mappings are pending unmap.
-    fn map(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
+    fn map(&mut self, plan: &Plan) -> Result<(), Refusal> {
         for (done, (page, at)) in plan.mapped().enumerate() {
-            let address = self.arena.map.address_of_base_page(place.region, at);
+            let address = self.arena.map.address_of_base_page(plan.place.region, at);
             // SAFETY: the region is reserved. A hole of the place is unmapped, and has one step for each base page.
             let (mapped, error) = match unsafe { self.arena.pages.map(page, address) } {
                 Ok(()) => continue,
                 Err(MapFailure::Clean(error)) => (done, error),
                 Err(MapFailure::Stuck(error)) => (done + 1, error),
             };
-            plan.mapped().take(mapped).for_each(|mapped| self.leave_pending(place, mapped));
+            plan.mapped().take(mapped).for_each(|mapped| self.leave_pending(&plan.place, mapped));
             return Err(Refusal::of_page(error.into(), self.arena.pages.bytes_of(page)));
         }
         Ok(())
@@ -142,8 +113,8 @@ impl Commit<'_, '_> {
     }
 
     /// Notes where the pages lie now; returns the free extent that the place became, and the unit to start at.
-    fn enter(&mut self, plan: &mut Plan, place: &Placement) -> Found {
-        let arena = &mut *self.arena;
+    fn enter(&mut self, plan: &mut Plan) -> Found {
+        let (arena, place) = (&mut *self.arena, plan.place);
         for step in &plan.steps {
             match *step {
                 Step::Move { page, from, .. } => {
@@ -171,4 +142,30 @@ impl Commit<'_, '_> {
         let fence = std::mem::take(&mut plan.fence);
         (arena.map.join_free(place.first, (place.start, place.end), fence), place.start)
     }
+}
+
+/// Reserves addresses with room for so many units. Nothing is mapped there.
+pub(super) fn add_region(arena: &mut Arena, zone: Zone, units: u64) -> DeviceResult<()> {
+    let Arena { map, pages, old_mappings, .. } = arena;
+    let backing = map.regions.make_room_for_one(0)?;
+    let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
+    // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
+    let total = if old_mappings.stay { 0 } else { device.properties().total_memory };
+    let least = map.layout.base_pages_for(units) * base_page;
+    let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
+    let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
+    let base = loop {
+        match device.reserve(bytes) {
+            Ok(base) => break base,
+            Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
+            // The process runs out of addresses, not the device.
+            Err(DeviceError::OutOfMemory { call, requested }) => {
+                return Err(DeviceError::HostMemory { what: call, bytes: requested });
+            }
+            Err(other) => return Err(other),
+        }
+    };
+    pages.counters.calls.reserve.add(1);
+    map.enter_region((base, bytes), zone, ExtentState::Unmapped, backing);
+    Ok(())
 }

@@ -326,10 +326,11 @@ impl ExtentMap {
 
     // ---- free extents ----------------------------------------------------------------------------
 
-    /// A list that has room for every free extent; or the host refuses it.
-    pub(super) fn list_for_free<T>(&self) -> DeviceResult<Vec<T>> {
+    /// A list of the free extents that have at least so many units; or the host refuses it.
+    pub(super) fn list_free(&self, units: u64) -> DeviceResult<Vec<ExtentId>> {
         let mut list = Vec::new();
         self.ensure(list.try_reserve_exact(self.index.len()).is_ok())?;
+        list.extend(self.index.free_of(units));
         Ok(list)
     }
 

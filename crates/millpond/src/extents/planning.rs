@@ -37,23 +37,19 @@ impl<'a> Planner<'a> {
         Self { arena, donors, request, parked }
     }
 
-    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones.
-    pub(super) fn plan(mut self) -> Result<Plan, Refusal> {
+    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones. `None` where
+    /// only a new region has room.
+    pub(super) fn plan(mut self) -> Result<Option<Plan>, Refusal> {
         let layout = &self.arena.map.layout;
-        let place = choose_place(self.arena, &self.donors, self.request);
+        let found = choose_place(self.arena, &self.donors, self.request);
+        let Some(place) = found else { return Ok(None) };
         let (waits, fence) = (Fence::empty(), Fence::empty());
         let mut plan = Plan { place, steps: Vec::new(), waits, fence };
-        let Some(place) = place else {
-            // The number of no region.
-            let base_pages = (0, layout.base_pages_for(self.request.units));
-            self.fill(&mut plan, (u32::MAX, base_pages), base_pages)?;
-            return Ok(plan);
-        };
         let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
         for hole in self.bring_back(&mut plan, &place, window)? {
             self.fill(&mut plan, window, hole)?;
         }
-        Ok(plan)
+        Ok(Some(plan))
     }
 
     /// Has pages come back to the dormant mappings in the place. Returns the base pages that have to be mapped.

@@ -103,21 +103,15 @@ impl Search<'_> {
     }
 
     /// Shows the extents that the request fits into, and the unit to start at, until one `is_enough`. The best fit comes first. For
-    /// large alignments, a second pass tries extents that fit at any address: those before may all be too short.
+    /// large alignments all are looked at: many may lie badly.
     #[inline(always)]
     fn search(&self, mut is_enough: impl FnMut(&IndexEntry, u64) -> bool) {
         let Self { arena: Arena { map, .. }, request } = *self;
-        let wherever = request.units + (request.align >> map.layout.unit_shift) - 1;
-        let mut least = request.units;
-        loop {
-            for entry in map.index.at_least(Kind::free(request.zone), least).take(CANDIDATES) {
-                let (region, start) = entry.place();
-                let at = map.align_up(region, start, request.align);
-                if at + request.units <= start + entry.units() && is_enough(entry, at) {
-                    return;
-                }
-            }
-            if std::mem::replace(&mut least, wherever) == wherever {
+        let most = if request.align > map.layout.unit_bytes { usize::MAX } else { CANDIDATES };
+        for entry in map.index.at_least(Kind::free(request.zone), request.units).take(most) {
+            let (region, start) = entry.place();
+            let at = map.align_up(region, start, request.align);
+            if at + request.units <= start + entry.units() && is_enough(entry, at) {
                 return;
             }
         }

@@ -31,20 +31,21 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     if before <= keep {
         return Ok(0);
     }
-    let moves = !arena.keeps();
-    if moves {
-        // Without memory for the index, a later trim gets what is missing there.
-        let _ = arena.map.index.complete(&arena.map.extents);
-        arena.rules.poll(&fence_of_all_free(arena));
+    if arena.keeps() {
+        // What is mapped nowhere no graph uses.
+        reap(arena);
+        arena.pages.release_parked(keep)?;
+        return Ok(before - arena.reserved());
     }
+    // Without memory for the index, a later trim gets what is missing there.
+    let _ = arena.map.index.complete(&arena.map.extents);
+    arena.rules.poll(&fence_of_all_free(arena));
     reap(arena);
-    if moves {
-        join_complete(arena);
-    }
-    // One failure is no reason to keep the rest. What is mapped nowhere no graph uses.
+    join_complete(arena);
+    // One failure is no reason to keep the rest.
     let parked = arena.pages.release_parked(keep);
-    let pages = if moves { trim_pages(arena, keep) } else { Ok(()) };
-    if moves && arena.reserved() < before {
+    let pages = trim_pages(arena, keep);
+    if arena.reserved() < before {
         arena.map.shrink();
     }
     parked.and(pages)?;
@@ -54,13 +55,11 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
 /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
 fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     let Arena { map, rules, .. } = &*arena;
-    let mut idle = map.list_for_free()?;
-    let free = map.index.free_of(map.layout.units_per_base_page());
-    let free = free.filter(|id| rules.timelines.is_complete(&map[*id].fence));
-    idle.extend(free.map(|id| (map[id].freed, id)));
-    idle.sort_unstable();
+    let mut idle = map.list_free(map.layout.units_per_base_page())?;
+    idle.retain(|id| rules.timelines.is_complete(&map[*id].fence));
+    idle.sort_unstable_by_key(|id| (map[*id].freed, *id));
     let mut done = Ok(());
-    for (_, id) in idle {
+    for id in idle {
         let goes = |arena: &mut Arena, _| (arena.reserved() > keep).then_some(true);
         done = done.and(trim_extent(arena, id, goes));
     }
@@ -69,10 +68,8 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
 
 /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
 pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
-    let mut free = arena.map.list_for_free()?;
-    free.extend(arena.map.index.free_of(0));
     let mut done = Ok(());
-    for id in free {
+    for id in arena.map.list_free(0)? {
         done = done.and(trim_extent(arena, id, |arena, page| Some(arena.pages.sleeps(page))));
     }
     done
