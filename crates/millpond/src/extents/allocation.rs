@@ -7,12 +7,11 @@ use super::commit::{Commit, add_region};
 use super::extent::{ExtentId, ExtentState};
 use super::page_map::DescriptorRef;
 use super::planning::Planner;
-use super::refusal::Refusal;
 use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::order::{Fence, Stream};
-use crate::physical::PageId;
+use crate::physical::{PageId, Refusal};
 
 #[cfg(test)]
 thread_local! {

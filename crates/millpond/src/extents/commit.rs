@@ -6,10 +6,9 @@ use super::extent::ExtentState;
 use super::layout::Zone;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
-use super::refusal::Refusal;
 use super::search::{Found, Request};
 use crate::device::{DeviceError, DeviceResult};
-use crate::physical::{MapFailure, NoPage, PageId, Shortage};
+use crate::physical::{MapFailure, PageId, Refusal, Shortage};
 use crate::policy::addresses::LONGEST_REGION;
 
 /// What a plan is carried out with.
@@ -77,11 +76,11 @@ impl Commit<'_, '_> {
                     pages.park(page);
                     *step = Step::Unpark { page, at };
                 }
-                Err(NoPage::Short(what)) if base_pages > 1 && what != Shortage::Headroom => {
+                Err(Refusal::Short { what, .. }) if base_pages > 1 && what != Shortage::Headroom => {
                     self.request.longest = base_pages / 2;
                     return Ok(false);
                 }
-                Err(error) => return Err(Refusal::of_page(error, bytes)),
+                Err(refusal) => return Err(refusal),
             }
         }
         Ok(true)
@@ -98,7 +97,7 @@ impl Commit<'_, '_> {
                 Err(MapFailure::Stuck(error)) => (done + 1, error),
             };
             plan.mapped().take(mapped).for_each(|mapped| self.leave_pending(&plan.place, mapped));
-            return Err(Refusal::of_page(error.into(), self.arena.pages.bytes_of(page)));
+            return Err(error.into());
         }
         Ok(())
     }

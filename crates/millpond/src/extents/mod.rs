@@ -68,7 +68,6 @@ mod plan;
 mod plan_tests;
 mod planning;
 mod ranges;
-mod refusal;
 mod regions;
 mod reuse_rules;
 mod search;
@@ -79,6 +78,7 @@ mod sparse;
 mod tests;
 mod trim;
 
+pub(crate) use crate::physical::Refusal;
 pub(crate) use allocation::Allocation;
 #[cfg(test)]
 pub(crate) use arena::LOOKS;
@@ -89,7 +89,6 @@ pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
 pub(crate) use ranges::{Owner, Ranges};
-pub(crate) use refusal::Refusal;
 pub(crate) use search::Effort;
 pub(crate) use shorten::shorten;
 pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

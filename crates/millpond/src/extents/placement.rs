@@ -28,15 +28,12 @@ impl Placement {
 }
 
 /// The place for the request that the fewest pages have to be mapped at. Pages that `donors` can give back to their old
-/// mappings need not be. At a tie it grows what is free already, unless the stream would have to wait for that. So free space
-/// stays contiguous. `None` where only a new region has room.
+/// mappings need not be. At a tie it grows what is free already. So free space stays contiguous. `None` where only a new region
+/// has room.
 pub(super) fn choose_place(arena: &Arena, donors: &Donors, request: Request<'_>) -> Option<Placement> {
     let map = &arena.map;
     let base_pages = map.layout.base_pages_for(request.units);
-    let growth = Growth { arena, donors, request };
-    let grown = growth
-        .best()
-        .filter(|grown| grown.missing < base_pages || grown.missing == base_pages && growth.is_ready(grown));
+    let grown = Growth { arena, donors, request }.best().filter(|grown| grown.missing <= base_pages);
     grown.or_else(|| {
         // One of which all base pages are missing, in the unmapped extent that fits best.
         let units = base_pages << map.layout.base_page_shift;
@@ -123,14 +120,6 @@ impl Growth<'_> {
 
     fn could_be_ready(&self, id: ExtentId) -> bool {
         self.request.may_wait || self.arena.rules.is_ready(&self.arena.map[id].fence, self.request.stream)
-    }
-
-    /// Whether the stream may use what is free in a place, by what is known already.
-    fn is_ready(&self, place: &Placement) -> bool {
-        let extents = self.arena.map.until(place.first, place.end).map(|id| &self.arena.map[id]);
-        extents
-            .filter(|extent| extent.state == ExtentState::Free)
-            .all(|extent| self.arena.rules.is_ready(&extent.fence, self.request.stream))
     }
 }
 

@@ -7,10 +7,9 @@ use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::placement::{Placement, choose_place};
 use super::plan::{Plan, Step};
-use super::refusal::Refusal;
 use super::search::{Effort, Request};
 use crate::order::Fence;
-use crate::physical::{Home, PageId};
+use crate::physical::{Home, PageId, Refusal};
 use crate::policy::ledger::Balance;
 use crate::policy::page_length::{PageNeed, page_length};
 

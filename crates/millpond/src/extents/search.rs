@@ -8,8 +8,8 @@ use super::coalescing;
 use super::extent::ExtentId;
 use super::index::{IndexEntry, Kind};
 use super::layout::Zone;
-use super::refusal::Refusal;
 use crate::order::{Fence, Stream};
+use crate::physical::Refusal;
 use crate::policy::fit::{CANDIDATES, is_snug};
 use crate::policy::ledger::Balance;
 

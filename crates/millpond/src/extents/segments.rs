@@ -6,9 +6,9 @@
 use super::arena::Arena;
 use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
-use super::refusal::Refusal;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
+use crate::physical::Refusal;
 use crate::policy::page_length::PAGES_IN_SEGMENT;
 
 /// Takes a segment with room for the request.
@@ -39,8 +39,7 @@ pub(super) fn add(
     let length = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
     // First, since nothing is held yet that would have to be given back.
     let backing = arena.map.regions.make_room_for_one(base_pages)?;
-    let (page, base) =
-        arena.pages.take_segment(length, take).map_err(|error| Refusal::of_page(error, bytes))?;
+    let (page, base) = arena.pages.take_segment(length, take)?;
     let id = arena.map.enter_region((base, bytes), zone, ExtentState::Free, backing);
     arena.set_home(page, (arena.map[id].region, 0));
     Ok(id)

@@ -60,13 +60,30 @@ pub(crate) struct Page {
     pub(crate) peers: PeerSet,
 }
 
-/// Why there is no page.
+/// Why memory was refused.
 #[derive(Debug)]
-pub(crate) enum NoPage {
-    /// There is no memory for it.
-    Short(Shortage),
-    /// The device refused for another reason, or the host has no memory for the records of all pages.
+pub(crate) enum Refusal {
+    /// Memory for a page of this many bytes is lacking.
+    Short {
+        /// What stood in the way.
+        what: Shortage,
+        /// Bytes that were asked of the device.
+        bytes: u64,
+    },
+    /// The device refused for another reason, or the host has no memory, or no addresses, left for what describes the device's.
     Device(DeviceError),
+}
+
+/// Memory that the driver itself lacks, as for page tables, is lacking too.
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::OutOfMemory { requested, .. } => {
+                Self::Short { what: Shortage::Device, bytes: requested }
+            }
+            other => Self::Device(other),
+        }
+    }
 }
 
 /// Why a page could not be mapped.
@@ -167,7 +184,7 @@ impl Pages {
     }
 
     /// Creates a page of `base_pages`, mapped nowhere: map or park it.
-    pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
+    pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, Refusal> {
         let id = self.add(base_pages, Self::create_page)?;
         self.counters.calls.create.add(1);
         Ok(id)
@@ -183,7 +200,7 @@ impl Pages {
         &mut self,
         base_pages: u32,
         take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
-    ) -> Result<(PageId, DevicePtr), NoPage> {
+    ) -> Result<(PageId, DevicePtr), Refusal> {
         let mut at = DevicePtr::NULL;
         let id = self.add(base_pages, |device, bytes| {
             at = take(device, bytes)?;
@@ -219,7 +236,7 @@ impl Pages {
         &mut self,
         base_pages: u32,
         take: impl FnOnce(&dyn Device, u64) -> DeviceResult<Backing>,
-    ) -> Result<PageId, NoPage> {
+    ) -> Result<PageId, Refusal> {
         let bytes = self.bytes(base_pages);
         if !self.make_room() {
             let bytes = (self.table.len() * size_of::<Option<Page>>()) as u64;
@@ -246,8 +263,8 @@ impl Pages {
         &self,
         bytes: u64,
         take: impl FnOnce(&dyn Device, u64) -> DeviceResult<Backing>,
-    ) -> Result<Backing, NoPage> {
-        self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
+    ) -> Result<Backing, Refusal> {
+        self.limits.admit(bytes, self.device.as_ref()).map_err(|what| Refusal::Short { what, bytes })?;
         let taken = take(self.device.as_ref(), bytes).inspect_err(|_| self.limits.refuse(bytes))?;
         self.limits.count(bytes, &self.counters);
         Ok(taken)

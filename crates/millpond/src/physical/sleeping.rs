@@ -2,8 +2,8 @@
 //!
 //! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
 
-use super::{NoPage, PageId, Pages, Shortage};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
+use super::{PageId, Pages, Refusal};
+use crate::device::{DevicePtr, DeviceResult, PeerSet};
 
 /// How much of a page is there, at one of its addresses. Less than all of it only while its pool sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,7 +167,7 @@ impl Pages {
     ///
     /// # Safety
     /// The page's home is `at`.
-    pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), NoPage> {
+    pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), Refusal> {
         if self.get(id).presence == Presence::Gone {
             let bytes = self.bytes_of(id);
             let backing = self.take_memory(bytes, Self::create_page)?;
@@ -181,14 +181,5 @@ impl Pages {
         let mapped = unsafe { self.bring_back(id, at, &mut there) };
         self.get_mut(id).presence = there;
         Ok(mapped?)
-    }
-}
-
-impl From<DeviceError> for NoPage {
-    fn from(error: DeviceError) -> Self {
-        match error {
-            DeviceError::OutOfMemory { .. } => Self::Short(Shortage::Device),
-            other => Self::Device(other),
-        }
     }
 }

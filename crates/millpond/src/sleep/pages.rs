@@ -4,8 +4,8 @@
 //! the addresses.
 
 use crate::device::{DeviceError, DeviceResult};
-use crate::extents::{Arena, PageAtHome, Refusal, reap};
-use crate::physical::OtherMappings;
+use crate::extents::{Arena, PageAtHome, reap};
+use crate::physical::{OtherMappings, Refusal};
 
 /// A page, and where else it is mapped.
 pub(super) type PlacedPage = (PageAtHome, OtherMappings);
@@ -62,9 +62,8 @@ pub(super) fn wake(arena: &mut Arena, (page, others): &mut PlacedPage) -> Result
         return Ok(false);
     }
     // SAFETY: the page's home is there: nothing moves while the arena sleeps.
-    let woken = unsafe { arena.pages.wake(page.id, page.at) };
-    woken.map_err(|error| Refusal::of_page(error, page.bytes))?;
+    unsafe { arena.pages.wake(page.id, page.at) }?;
     // SAFETY: the same holds for where else it was mapped.
-    unsafe { arena.pages.get_up(page.id, others) }.map_err(Refusal::from)?;
+    unsafe { arena.pages.get_up(page.id, others) }?;
     Ok(true)
 }
