@@ -5,6 +5,7 @@ use super::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 use super::coalescing;
 use super::commit::{Commit, add_region};
 use super::extent::{ExtentId, ExtentState};
+use super::layout::Zone;
 use super::page_map::DescriptorRef;
 use super::planning::Planner;
 use super::search::{Effort, Found, Request, Search, find};
@@ -48,8 +49,7 @@ impl Arena {
         let found = match (free, effort) {
             (Some(found), _) => found,
             (None, Effort::Ready) => return Ok(None),
-            (None, Effort::Grow | Effort::Map(_)) => self.back(request)?,
-            (None, Effort::TakeSegment) => segments::back(self, request)?,
+            (None, _) => self.back(request)?,
         };
         let (extent, at) = found;
         if self.map[extent].start != at {
@@ -133,7 +133,9 @@ impl Arena {
         debug_assert!(0 < units && units < MOST_UNITS);
         self.map.make_room(0, 0)?;
         let (zone, align) = (self.map.layout.zone_of(units), align.max(self.map.layout.unit_bytes));
-        let (may_wait, longest) = (self.rules.policies.internal_dependencies, self.map.layout.largest_page);
+        let may_wait = self.rules.policies.internal_dependencies;
+        // A small block that lives long pins no more than a base page.
+        let longest = if zone == Zone::Small { 1 } else { self.map.layout.largest_page };
         Ok(Request { zone, units, align, stream, effort, may_wait, longest })
     }
 
@@ -141,7 +143,8 @@ impl Arena {
     /// and the unit in it to start at.
     #[cold]
     fn back(&mut self, request: Request<'_>) -> Result<Found, Refusal> {
-        if !self.pages.device().properties().virtual_memory {
+        let has_pages = self.pages.device().properties().virtual_memory;
+        if !has_pages || matches!(request.effort, Effort::TakeSegment) {
             return segments::back(self, request);
         }
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);

@@ -4,7 +4,6 @@
 use super::arena::Arena;
 use super::donors::Donors;
 use super::extent::{ExtentId, ExtentState};
-use super::layout::Zone;
 use super::placement::{Placement, choose_place};
 use super::plan::{Plan, Step};
 use super::search::{Effort, Request};
@@ -122,9 +121,6 @@ impl<'a> Planner<'a> {
     /// The length of a new page that suits the block.
     fn length_of_new(&self, room: u32) -> u32 {
         let layout = &self.arena.map.layout;
-        if self.request.zone == Zone::Small {
-            return 1;
-        }
         let effort = self.request.effort;
         let balance = if let Effort::Map(balance) = effort { balance } else { Balance::Overdrawn };
         page_length(PageNeed {
