@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::block_descriptor::BlockDescriptor;
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::index::Kind;
 use super::layout::{Layout, Zone};
 use super::old_mappings::OldMappings;
 use super::page_map::PageMap;
@@ -206,8 +205,7 @@ impl Arena {
 
     /// Bytes of the longest free extent: the largest request that needs no page.
     pub(crate) fn largest_free(&self) -> u64 {
-        let longest = Zone::BOTH.map(|zone| self.map.index.longest(Kind::free(zone)));
-        longest.into_iter().max().unwrap_or(0) * self.map.layout.unit_bytes
+        self.map.index.free_of(0).map(|id| self.map.bytes(id)).max().unwrap_or(0)
     }
 
     /// Bytes that are reserved, by all that count together with this one.

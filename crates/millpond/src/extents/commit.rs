@@ -23,7 +23,13 @@ impl Commit<'_, '_> {
     /// now, or an old mapping that could not be removed is pending unmap, so that no later plan clears it. On an error everything is
     /// as it was, but for old mappings that went, a stream that waited, a region that was reserved, and new pages, which are parked.
     pub(super) fn carry_out(mut self, plan: &mut Plan) -> Result<Option<Found>, Refusal> {
-        self.ensure_host_memory(plan)?;
+        // The host's memory to note what lies where, whether the plan succeeds or not. Each step may cut a donor's extent in three,
+        // and what is unmapped.
+        let Arena { map, old_mappings, .. } = &mut *self.arena;
+        map.make_room(4 * plan.steps.len(), plan.fence.len())?;
+        let has_room = old_mappings.make_room(plan.steps.len())
+            && map.regions.make_room_to_back(plan.place.region, map.layout.base_pages_for(plan.place.end));
+        map.ensure(has_room)?;
         if !self.clear(plan) {
             return Ok(None);
         }
@@ -36,16 +42,6 @@ impl Commit<'_, '_> {
         }
         self.map(plan)?;
         Ok(Some(self.enter(plan)))
-    }
-
-    /// All that is needed to note what lies where, whether the plan succeeds or not.
-    fn ensure_host_memory(&mut self, plan: &Plan) -> Result<(), Refusal> {
-        let Arena { map, old_mappings, .. } = &mut *self.arena;
-        // Each step may cut a donor's extent in three, and what is unmapped.
-        map.make_room(4 * plan.steps.len(), plan.fence.len())?;
-        let has_room = old_mappings.make_room(plan.steps.len())
-            && map.regions.make_room_to_back(plan.place.region, map.layout.base_pages_for(plan.place.end));
-        Ok(map.ensure(has_room)?)
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.

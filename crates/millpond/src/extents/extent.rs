@@ -58,10 +58,6 @@ impl Extent {
         Self { state, zone, region, start: 0, units, prev: None, next: None, fence: Fence::empty(), freed: 0 }
     }
 
-    fn unused() -> Self {
-        Self::whole(0, Zone::Small, 0, ExtentState::Unused)
-    }
-
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.start + self.units
@@ -91,6 +87,7 @@ impl Extents {
 
     /// Reserves the host's memory for so many more, and for joining any of them. `describe` does so for what belongs to all with
     /// ids below a bound. `false` where the host refuses it.
+    #[cold]
     pub(super) fn make_room(
         &mut self,
         more: usize,
@@ -106,7 +103,8 @@ impl Extents {
                 return false;
             }
             let first = u32::try_from(self.records.len()).expect("fewer than 2^32 extents");
-            self.records.resize_with(self.records.len() + more, Extent::unused);
+            let unused = || Extent::whole(0, Zone::Small, 0, ExtentState::Unused);
+            self.records.resize_with(self.records.len() + more, unused);
             // The lowest are taken first, so that those behind the last in use go back.
             self.vacant.extend((first..first + more as u32).rev().map(ExtentId));
             self.vacant.rotate_right(more);

@@ -66,18 +66,10 @@ impl ExtentMap {
     /// index that an earlier free was refused.
     #[inline]
     pub(super) fn make_room(&mut self, cuts: usize, streams: usize) -> DeviceResult<()> {
-        // Nearly always.
-        if self.extents.has_room(cuts + ROOM, streams) && !self.index.lacks() {
-            return Ok(());
-        }
-        self.make_room_slow(cuts + ROOM, streams)
-    }
-
-    #[cold]
-    fn make_room_slow(&mut self, more: usize, streams: usize) -> DeviceResult<()> {
-        let Self { extents, page_map, index, .. } = self;
-        let has_room =
-            extents.make_room(more, streams, |end| page_map.resize(end)) && index.complete(extents);
+        let (Self { extents, page_map, index, .. }, more) = (&mut *self, cuts + ROOM);
+        // Nearly always the first.
+        let has_room = extents.has_room(more, streams) && !index.lacks()
+            || extents.make_room(more, streams, |end| page_map.resize(end)) && index.complete(extents);
         self.ensure(has_room)
     }
 

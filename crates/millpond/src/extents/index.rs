@@ -186,11 +186,6 @@ impl ExtentIndex {
         Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
     }
 
-    /// The length of the longest extent.
-    pub(super) fn longest(&self, kind: Kind) -> u64 {
-        self.below(kind, u64::MAX).next().map_or(0, IndexEntry::units)
-    }
-
     pub(super) fn len(&self) -> usize {
         self.runs.iter().flatten().map(Vec::len).sum()
     }
@@ -238,7 +233,6 @@ mod tests {
             }
             all.sort_unstable();
             prop_assert_eq!(index.len(), all.len());
-            prop_assert_eq!(index.longest(KIND), all.last().map_or(0, |last| last.0));
             // Of other kinds.
             for state in [ExtentState::Free, ExtentState::Unmapped] {
                 index.insert(&Extent::whole(0, Zone::Small, 99, state), ExtentId(1000));

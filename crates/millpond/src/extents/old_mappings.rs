@@ -7,7 +7,7 @@
 //! What a graph was captured with stays, whatever moves: at each replay its work uses the addresses that it was given, in the
 //! order of the capture. So where captures allocate, all old mappings *stay*, until [`OldMappings::let_go`].
 
-use super::extent::{ExtentId, ExtentState};
+use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::reuse_rules::ReuseRules;
 use crate::device::DevicePtr;
@@ -123,24 +123,23 @@ impl OldMappings {
         let mut too_many = idle.saturating_sub(most_dormant(map.layout.policy, pages.records()));
         let (mut complete, stay) = (Fence::empty(), self.stay);
         self.list.retain(|&id| {
-            let dormant = match map[id].state {
-                ExtentState::Dormant(page) => Some(page),
-                _ => None,
-            };
-            let fence = &map[id].fence;
-            if dormant.is_some() && (stay || fence.is_empty()) {
-                if stay || too_many == 0 {
-                    return true;
+            let Extent { state, ref fence, .. } = map[id];
+            match state {
+                ExtentState::Dormant(_) if stay => return true,
+                ExtentState::Dormant(_) if fence.is_empty() => {
+                    if too_many == 0 {
+                        return true;
+                    }
+                    too_many -= 1;
                 }
-                too_many -= 1;
-            } else if *fence != complete && !rules.timelines.is_complete(fence) {
-                return true;
-            } else {
                 // What one donor gave has one fence, and lies side by side.
-                complete = std::mem::take(&mut map.extents[id].fence);
-                if let Some(page) = dormant {
-                    pages.lay_aside(page, map.address_of(id));
-                    return true;
+                _ if *fence != complete && !rules.timelines.is_complete(fence) => return true,
+                _ => {
+                    complete = std::mem::take(&mut map.extents[id].fence);
+                    if let ExtentState::Dormant(page) = state {
+                        pages.lay_aside(page, map.address_of(id));
+                        return true;
+                    }
                 }
             }
             remove(map, pages, id).is_none()
