@@ -68,7 +68,7 @@ impl Arena {
             map: ExtentMap::new(layout, Regions::new(ranges, owner)),
             rules: ReuseRules { timelines, policies, counters: pages.counters.clone() },
             pages,
-            old_mappings: OldMappings::new(false),
+            old_mappings: OldMappings::default(),
             shortening: Shortening::default(),
         }
     }
@@ -82,8 +82,9 @@ impl Arena {
         let Self { map, rules, pages, .. } = self;
         let owner = Owner { memory: Some(memory), ..map.regions.owner };
         let published = (map.regions.ranges.clone(), owner);
-        let new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
-        Self { old_mappings: OldMappings::new(true), ..new }
+        let mut new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
+        new.old_mappings.stay = true;
+        new
     }
 
     /// Where each page was mapped before, and still is, by the page: where old mappings stay.
@@ -262,11 +263,9 @@ impl Arena {
     pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) {
         let (start, end) = self.leave(page);
         let old = self.map.cut(self.map.piece_at(from, start), (start, end));
-        if self.pages.has_usual_peers(page) || self.keeps() {
-            self.old_mappings.push(&mut self.map, &self.pages, (old, page));
-        } else {
-            self.old_mappings.push_pending(&mut self.map, (old, page));
-        }
+        let may_come_back = self.pages.has_usual_peers(page) || self.keeps();
+        let state = if may_come_back { ExtentState::Dormant } else { ExtentState::PendingUnmap };
+        self.old_mappings.push(&mut self.map, &self.pages, old, state(page));
     }
 
     /// Notes that a page came back from a free extent to a dormant mapping, which is free now.

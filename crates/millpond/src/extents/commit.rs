@@ -104,7 +104,7 @@ impl Commit<'_, '_> {
         let Arena { map, pages, old_mappings, .. } = &mut *self.arena;
         let range = map.layout.units_of((at, at + u64::from(pages.get(page).base_pages)));
         let vain = map.cut(map.piece_at(place.first, range.0), range);
-        old_mappings.push_pending(map, (vain, page));
+        old_mappings.push(map, pages, vain, ExtentState::PendingUnmap(page));
     }
 
     /// Notes where the pages lie now; returns the free extent that the place became, and the unit to start at.

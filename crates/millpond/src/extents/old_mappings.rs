@@ -16,7 +16,7 @@ use crate::physical::{PageId, Pages};
 use crate::policy::donating::most_dormant;
 
 /// The extents that are old mappings.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct OldMappings {
     /// The oldest first. A dormant one that need not stay is *idle*, and laid aside, once its fence is empty.
     list: Vec<ExtentId>,
@@ -25,10 +25,6 @@ pub(super) struct OldMappings {
 }
 
 impl OldMappings {
-    pub(super) fn new(stay: bool) -> Self {
-        Self { list: Vec::new(), stay }
-    }
-
     /// From now on they go: no replay can come, and none is under way.
     pub(super) fn let_go(&mut self, map: &mut ExtentMap) {
         self.stay = false;
@@ -72,17 +68,13 @@ impl OldMappings {
         self.list.try_reserve(more).is_ok()
     }
 
-    /// Lists an extent, which is on no index, to be removed.
-    pub(super) fn push_pending(&mut self, map: &mut ExtentMap, (id, page): (ExtentId, PageId)) {
-        map.extents[id].state = ExtentState::PendingUnmap(page);
+    /// Lists an extent, which is on no index: it is dormant, or pending unmap.
+    pub(super) fn push(&mut self, map: &mut ExtentMap, pages: &Pages, id: ExtentId, state: ExtentState) {
+        map.extents[id].state = state;
         self.list.push(id);
-    }
-
-    /// Lists an extent, which is on no index, to which a page may come back.
-    pub(super) fn push(&mut self, map: &mut ExtentMap, pages: &Pages, (id, page): (ExtentId, PageId)) {
-        map.extents[id].state = ExtentState::Dormant(page);
-        self.list.push(id);
-        if self.is_idle(map, id) {
+        if let ExtentState::Dormant(page) = state
+            && self.is_idle(map, id)
+        {
             pages.lay_aside(page, map.address_of(id));
         }
     }

@@ -119,7 +119,7 @@ impl Growth<'_> {
     }
 
     fn could_be_ready(&self, id: ExtentId) -> bool {
-        self.request.may_wait || self.arena.rules.is_ready(&self.arena.map[id].fence, self.request.stream)
+        self.request.may_wait || self.arena.rules.query(self.request.stream).covers(&self.arena.map[id].fence)
     }
 }
 

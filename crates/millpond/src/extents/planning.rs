@@ -106,7 +106,7 @@ impl<'a> Planner<'a> {
     /// The stream is to use what lies in a free extent, or pages of it.
     fn take_over(&self, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
         let fence = &self.arena.map[id].fence;
-        let is_ready = self.arena.rules.is_ready(fence, self.request.stream);
+        let is_ready = self.arena.rules.query(self.request.stream).covers(fence);
         let has_memory = plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence));
         Ok(self.arena.map.ensure(has_memory)?)
     }

@@ -15,12 +15,7 @@ pub(super) struct ReuseRules {
 }
 
 impl ReuseRules {
-    /// Whether the stream may use what lies behind the fence, by what is known already.
-    pub(super) fn is_ready(&self, fence: &Fence, stream: &Stream) -> bool {
-        self.query(stream).covers(fence)
-    }
-
-    /// What [`is_ready`](Self::is_ready) says, for many fences.
+    /// Which fences the stream may use what lies behind, by what is known already.
     #[inline]
     pub(super) fn query<'a>(&'a self, stream: &'a Stream) -> ReadinessQuery<'a> {
         self.timelines.readiness(stream.timeline(), self.policies)
