@@ -9,19 +9,10 @@ use loom::sync::atomic;
 pub(super) use atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(not(loom))]
-pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
+pub(super) use real::{heavy_barrier, is_asymmetric, light_barrier, pause};
 
 #[cfg(loom)]
-pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
-
-/// Waits while that is so: another thread is about to change it.
-pub(super) fn wait_while(is_so: impl Fn() -> bool) {
-    let mut looks = 0;
-    while is_so() {
-        pause(looks);
-        looks += 1;
-    }
-}
+pub(super) use modelled::{heavy_barrier, is_asymmetric, light_barrier, pause};
 
 #[cfg(not(loom))]
 mod real {
@@ -49,32 +40,27 @@ mod real {
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
-    /// Under Miri the owner issues full barriers, so that lock entries open there too.
+    /// Elsewhere, owners issue full barriers themselves.
     #[cfg(not(all(target_os = "linux", not(miri))))]
     fn register() -> bool {
-        cfg!(miri)
+        true
     }
 
-    /// The owner's barrier where the other side has a heavy one: for the compiler only.
+    /// The owner's barrier: for the compiler only, since the other side has a heavy one.
     #[inline]
     pub(crate) fn light_barrier() {
-        if cfg!(miri) {
-            full_barrier();
+        if cfg!(any(not(target_os = "linux"), miri)) {
+            fence(Ordering::SeqCst);
         }
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The owner's barrier without it.
-    pub(crate) fn full_barrier() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// The other side's barrier: in this thread, and in every other that runs.
+    /// The other side's barrier: in this thread, and in every other that runs. Only where a cache was open.
     #[cold]
     pub(crate) fn heavy_barrier() {
         fence(Ordering::SeqCst);
         #[cfg(all(target_os = "linux", not(miri)))]
-        if is_asymmetric() {
+        {
             use rustix::thread::{MembarrierCommand, membarrier};
             // It was granted before, and fails for no other reason than that. Without it, nothing that follows
             // would be sound.
@@ -103,10 +89,6 @@ mod modelled {
     }
 
     pub(crate) fn light_barrier() {
-        fence(Ordering::SeqCst);
-    }
-
-    pub(crate) fn full_barrier() {
         fence(Ordering::SeqCst);
     }
 

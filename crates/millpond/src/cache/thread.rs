@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::stream_cache::{Magazines, StreamCaches};
+use super::sync;
 use super::tally::Tally;
 use crate::order::StreamKey;
 
@@ -26,15 +27,6 @@ pub(super) struct ThreadCache {
 // `enter` and `stream_caches_under_lock`.
 unsafe impl Sync for ThreadCache {}
 
-/// A cache that its owner has entered. Once the [passage is complete](Passage::complete), anybody may take the
-/// magazines. So whatever completes it takes no reference to them, which would claim them until it returns.
-#[derive(Debug)]
-pub(super) struct Entered<'a> {
-    pub(super) magazines: &'a mut Magazines,
-    pub(super) tally: &'a Tally,
-    pub(super) passage: Passage<'a>,
-}
-
 impl ThreadCache {
     /// A cache without an owner: it is closed.
     pub(super) fn new() -> Self {
@@ -47,7 +39,9 @@ impl ThreadCache {
     }
 
     /// Enters the cache for a stream, and counts in this epoch of the tally's; `None` where it is closed, or has nothing
-    /// of the stream. With `WITHOUT_ENTRY` also where the lock has no open entry for it.
+    /// of the stream. With `WITHOUT_ENTRY` also where the lock has no open entry for it. Once the [passage is
+    /// complete](Passage::complete), anybody may take the magazines. So whatever completes it takes no reference to them, which would
+    /// claim them until it returns.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
@@ -56,7 +50,7 @@ impl ThreadCache {
         &self,
         epoch: fn(&Tally) -> &Epoch,
         stream: StreamKey,
-    ) -> Option<Entered<'_>> {
+    ) -> Option<(&mut Magazines, Passage<'_>)> {
         let epoch = epoch(&self.tally);
         let (mut magazines, passage) = if WITHOUT_ENTRY {
             let passage = self.lock.enter_without_entry(epoch)?;
@@ -74,8 +68,7 @@ impl ThreadCache {
         // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
         // owner has left (`Threads::keep_out`). That is not before `passage` is dropped with the returned reference. So
         // long the magazines stay, too: see `asymmetric_lock`.
-        let magazines = unsafe { magazines.as_mut() };
-        Some(Entered { magazines, tally: &self.tally, passage })
+        Some((unsafe { magazines.as_mut() }, passage))
     }
 
     /// The stream caches, for whoever holds the pool's lock.
@@ -107,17 +100,15 @@ impl ThreadCache {
     /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
     /// caches.
     pub(super) fn open(&self, entries: impl IntoIterator<Item = (StreamKey, NonNull<Magazines>)>) {
-        self.lock.open();
-        entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
+        // Else the kernel refuses what the lock needs.
+        if sync::is_asymmetric() {
+            self.lock.open();
+            entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
+        }
     }
 
-    /// Whether its owner is kept out, once it [has left](Self::wait_until_left). Under the pool's lock.
+    /// Whether its owner is kept out, once it [has left](Epoch::wait_until_left). Under the pool's lock.
     pub(super) fn is_kept_out(&self) -> bool {
         self.is_owned() && !self.lock.is_open()
-    }
-
-    /// Waits until the owner of a closed cache has left.
-    pub(super) fn wait_until_left(&self) {
-        AsymmetricLock::<Magazines>::wait_until_left(self.tally.epochs());
     }
 }

@@ -4,6 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use super::Locked;
+use super::asymmetric_lock::Epoch;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use super::thread_index::{NO_THREAD, ended, find_index, has_ended, thread_index};
@@ -23,7 +24,7 @@ pub(super) struct Threads {
     /// Threads that had ended when their caches were last collected.
     collected: AtomicU64,
     /// Whether requests may take the fast path. Written under the pool's lock.
-    has_lock_entries: AtomicBool,
+    pub(super) has_lock_entries: AtomicBool,
 }
 
 impl Threads {
@@ -47,11 +48,6 @@ impl Threads {
         unsafe { &*place.load(Ordering::Acquire) }
     }
 
-    /// Whether the cache is the calling thread's own.
-    pub(super) fn is_mine(&self, cache: &ThreadCache) -> bool {
-        ptr::eq(cache, self.mine())
-    }
-
     fn sentinel(&self) -> *mut ThreadCache {
         // Relaxed: never written.
         self.caches[NO_THREAD].load(Ordering::Relaxed)
@@ -68,6 +64,7 @@ impl Threads {
     }
 
     /// The threads that have a cache here.
+    #[cfg(test)]
     pub(super) fn owned(&self) -> impl Iterator<Item = &ThreadCache> {
         self.all().filter(|cache| cache.is_owned())
     }
@@ -99,10 +96,11 @@ impl Threads {
         meanwhile: impl FnOnce() -> R,
     ) -> R {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        let close = |others, cache: &ThreadCache| cache.lock.close() && !self.is_mine(cache) || others;
+        let close =
+            |others, cache: &ThreadCache| cache.lock.close() && !ptr::eq(cache, self.mine()) || others;
         if self.all().filter(|cache| is_concerned(cache)).fold(false, close) {
             heavy_barrier();
-            self.kept_out().for_each(ThreadCache::wait_until_left);
+            self.kept_out().flat_map(|cache| cache.tally.epochs()).for_each(Epoch::wait_until_left);
         }
         let result = meanwhile();
         for cache in self.kept_out().filter(|_| !lock.is_paused) {
@@ -118,19 +116,16 @@ impl Threads {
         self.all().filter(|cache| cache.is_kept_out())
     }
 
-    /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with
-    /// the caches. They have no owner then.
-    pub(super) fn collect_ended(&self, _lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
+    /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with the caches. They
+    /// have no owner then. (Another thread may have got the index, in another pool, and be inside: until now the cache is its own.)
+    pub(super) fn collect_ended(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
+        let has_ended = |cache: &ThreadCache| cache.is_owned() && has_ended(cache.owner());
         // Before the look: who ends meanwhile is seen another time.
         self.collected.store(ended(), Ordering::Relaxed);
-        for cache in self.owned().filter(|cache| has_ended(cache.owner())) {
-            cache.lock.close();
-            // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-            heavy_barrier();
-            cache.wait_until_left();
-            each(cache);
-            cache.set_owner(0);
-        }
+        self.keep_out(lock, has_ended, || {
+            let all = self.kept_out().filter(|cache| has_ended(cache));
+            all.inspect(|cache| each(cache)).for_each(|cache| cache.set_owner(0));
+        });
     }
 
     /// Whether threads ended whose caches were not collected. A glance.
@@ -142,12 +137,8 @@ impl Threads {
 
     /// Whether threads enter by lock entries.
     pub(super) fn have_lock_entries(&self) -> bool {
-        // Relaxed, here and below: for owners it is a hint; what counts is read under the lock, where it is written.
+        // Relaxed: for owners it is a hint; what counts is read under the lock, where it is written.
         self.has_lock_entries.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
-        self.has_lock_entries.store(open, Ordering::Relaxed);
     }
 }
 

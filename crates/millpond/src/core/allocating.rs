@@ -2,7 +2,7 @@
 //!
 //! 1. The top of a magazine: the fast path ([`Caches::alloc`](crate::cache::Caches::alloc)).
 //! 2. Without the pool's lock: the thread's magazines again, then the depot ([`alloc_unlocked`]).
-//! 3. Under it: the [`RUNGS`].
+//! 3. Under it: the same once more, with the thread's cache open. Then the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
 //! The request is checked between 2 and 3: what is wrong finds no magazine. Requests with a route climb the [`KEEPING`] rungs
@@ -12,7 +12,7 @@ use super::arenas::ArenaId;
 use super::limits::{others_live, verdict};
 use super::making_room::{out_of_memory, steps, take_step, tell_of};
 use super::pool_core::{Core, PoolState};
-use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
+use super::slow_path_time::{lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{self, Allocation, Effort, MOST_UNITS, Refusal};
 use crate::order::{Admission, Fence, Stream};
@@ -41,9 +41,7 @@ type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Alloca
 
 /// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
 /// throughput mode.
-const RUNGS: [Rung; 5] = [
-    // The depot, and a magazine with room for more.
-    restock,
+const RUNGS: [Rung; 4] = [
     // A free extent that fits.
     cut_ready,
     // What exceeds a limit is refused: no rung from here on can satisfy it.
@@ -200,6 +198,13 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     // The least that it takes.
     let units = core.caches.sizes().units(bytes);
     let to = route.filter(|to| state.arenas.get(*to).is_some());
+    if to.is_none() && align == 1 {
+        // The second rung again, once the thread's cache is open.
+        let (locked, arena) = state.for_caches();
+        if let Some(ptr) = core.caches.alloc_opening(locked, bytes, stream, arena) {
+            return Ok(Ok(ptr));
+        }
+    }
     let request = LockedRequest { units, align, stream, others, to };
     let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
     // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
@@ -229,14 +234,6 @@ fn climb(
         }
     }
     unreachable!("the last rung gives a block or refuses")
-}
-
-fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    if request.align > 1 {
-        return Ok(None);
-    }
-    let (locked, arena) = state.for_caches();
-    Ok(core.caches.restock(locked, request.units, request.stream, arena))
 }
 
 #[cold]
@@ -288,11 +285,7 @@ fn grow(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Clim
         return Ok(None);
     }
     let size = (request.units, request.align);
-    let grown = state.arenas.own.alloc(size, request.stream, Effort::Grow).unwrap_or(None);
-    if grown.is_some() {
-        adapt(core, state);
-    }
-    Ok(grown)
+    Ok(state.arenas.own.alloc(size, request.stream, Effort::Grow).unwrap_or(None))
 }
 
 /// Notes as slow-path time what memory would have saved: to grow is not.
@@ -306,9 +299,7 @@ fn empty_caches_and_map(
     let found = map(core, state, request);
     let is_saved = revoked || pages_moved(core) > moved;
     note_slow_path(core, state, if is_saved { core.since(began) } else { CUT });
-    let found = found?;
-    adapt(core, state);
-    Ok(found)
+    found
 }
 
 /// Allocates by all steps of the arena. The ledger decides how long new pages are, and pays for them.

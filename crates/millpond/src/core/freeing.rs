@@ -48,10 +48,7 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 
 /// Frees a block, of which nobody is told.
 pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-    match core.caches.free_without_entry(ptr, stream) {
-        Some(_) => Ok(()),
-        None => free_locking(core, ptr, stream),
-    }
+    if core.caches.free_without_entry(ptr, stream) { Ok(()) } else { free_locking(core, ptr, stream) }
 }
 
 /// Bytes asked for in the live block that starts at `ptr`. Takes the lock only where the descriptor of the block does not say.
@@ -87,10 +84,13 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 /// done, where it is none, or another thread was first.
 fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
-    let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
+    let Some(descriptor) = plain else { return false };
     let (locked, arena) = state.for_caches();
-    if core.caches.put_slow(locked, descriptor, stream, arena) {
+    if core.caches.free_opening(locked, descriptor, stream, arena) {
         return true;
+    }
+    if !descriptor.claim(ptr) {
+        return false;
     }
     let (requested, size) = (descriptor.requested(), descriptor.bytes());
     let freed = state.arenas.own.take_back(descriptor, stream.fence());

@@ -23,7 +23,7 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let released = trim_under_lock(core, &mut state, keep)?;
     if !core.caches.holds_any() {
         let (locked, arena) = state.for_caches();
-        core.caches.give_back(locked, arena);
+        core.caches.revoke(locked, arena, true);
     }
     drop(state);
     core.report_freed_twice();

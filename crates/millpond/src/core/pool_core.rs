@@ -234,7 +234,7 @@ impl Core {
         let any = self.caches.holds_any();
         if any {
             let (locked, arena) = state.for_caches();
-            self.caches.revoke(locked, arena);
+            self.caches.revoke(locked, arena, false);
         }
         any
     }

@@ -21,7 +21,7 @@ use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::Policy;
-use crate::policy::ledger::{self, Ledger};
+use crate::policy::ledger::{Ledger, MOST_GROWTH_PART};
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
@@ -255,7 +255,7 @@ impl PoolBuilder {
             Some(guard) if guard.fences => FencedMemory::over(device),
             _ => device,
         };
-        let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
+        let most_growth = self.spare.unwrap_or_else(|| device.properties().total_memory / MOST_GROWTH_PART);
         let policy = self.policy;
         let ledger = Ledger::new(policy, most_growth, device.now());
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
@@ -270,7 +270,7 @@ impl PoolBuilder {
         let published = (registry.ranges().clone(), Owner { pool: number, memory: None });
         let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
         let page_map = arena.page_map().clone();
-        let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
+        let sizes = Sizes::new(layout.unit_bytes);
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
         // it 10 to 20 ms.
         let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
