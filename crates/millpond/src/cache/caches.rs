@@ -233,7 +233,6 @@ impl Caches {
         }
         let (place, half) = (magazine.place(), magazine.older_half());
         let (count, Some(bytes)) = (half.len(), half.first().map(Item::bytes)) else { return false };
-        // Strays are sorted out under the lock (`free_opening`).
         let are_alike = count > 1 && half.iter().all(|item| item.bytes() == bytes && item.is_in(place));
         if !are_alike || !self.depot.put(of, bytes, half) {
             return false;
@@ -335,11 +334,6 @@ impl Caches {
     #[inline]
     pub(crate) fn any_ended(&self) -> bool {
         self.threads.any_ended()
-    }
-
-    /// Whether threads enter by lock entries.
-    pub(crate) fn has_lock_entries(&self) -> bool {
-        self.threads.have_lock_entries()
     }
 
     /// Blocks that were found to have been freed twice at once.

@@ -56,4 +56,6 @@ pub use thread_index::on_thread_end;
 pub(crate) struct Locked {
     /// Whether nothing is cached.
     is_paused: bool,
+    /// Whether threads do not enter by lock entries, but by functions which note each request.
+    entries_are_closed: bool,
 }

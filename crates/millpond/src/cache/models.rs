@@ -185,7 +185,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         }
     }
 
-    /// `Caches::alloc`, else `Caches::alloc_opening`: a block is there.
+    /// `Caches::alloc`, else the same after `Caches::open`: a block is there.
     fn alloc<const WITHOUT_ENTRY: bool>(&self, index: usize) -> Option<usize> {
         let cache = &self.caches[index];
         let fast = cache.enter::<WITHOUT_ENTRY>(&cache.to_alloc).and_then(|passage| {
@@ -211,7 +211,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         entry.is_live.store(true, Ordering::Relaxed);
     }
 
-    /// `Caches::free`, else `Caches::free_opening`.
+    /// `Caches::free`, else the same after `Caches::open`.
     fn free<const WITHOUT_ENTRY: bool>(&self, index: usize, block: usize, tick: u64) {
         let cache = &self.caches[index];
         let put = || {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::stream_cache::{Magazines, StreamCaches};
-use super::sync;
 use super::tally::Tally;
 use crate::order::StreamKey;
 
@@ -100,11 +99,8 @@ impl ThreadCache {
     /// Lets the owner use the cache, and these streams' magazines by their lock entries. Under the pool's lock, with the stream
     /// caches.
     pub(super) fn open(&self, entries: impl IntoIterator<Item = (StreamKey, NonNull<Magazines>)>) {
-        // Else the kernel refuses what the lock needs.
-        if sync::is_asymmetric() {
-            self.lock.open();
-            entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
-        }
+        self.lock.open();
+        entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
     }
 
     /// Whether its owner is kept out, once it [has left](Epoch::wait_until_left). Under the pool's lock.

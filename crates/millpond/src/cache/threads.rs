@@ -1,11 +1,11 @@
 //! The caches of all threads in one pool: which is whose, and keeping owners out.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use super::Locked;
 use super::asymmetric_lock::Epoch;
-use super::sync::heavy_barrier;
+use super::sync::{heavy_barrier, register};
 use super::thread::ThreadCache;
 use super::thread_index::{NO_THREAD, ended, find_index, has_ended, thread_index};
 use crate::host::try_box;
@@ -21,10 +21,10 @@ pub(super) struct Threads {
     caches: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
+    /// Whether the kernel does what asymmetric locks need. Else all of them stay closed.
+    pub(super) may_open: bool,
     /// Threads that had ended when their caches were last collected.
     collected: AtomicU64,
-    /// Whether requests may take the fast path. Written under the pool's lock.
-    pub(super) has_lock_entries: AtomicBool,
 }
 
 impl Threads {
@@ -33,8 +33,8 @@ impl Threads {
         Self {
             caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             used: AtomicUsize::new(0),
+            may_open: register(),
             collected: AtomicU64::new(0),
-            has_lock_entries: AtomicBool::new(true),
         }
     }
 
@@ -103,10 +103,10 @@ impl Threads {
             self.kept_out().flat_map(|cache| cache.tally.epochs()).for_each(Epoch::wait_until_left);
         }
         let result = meanwhile();
-        for cache in self.kept_out().filter(|_| !lock.is_paused) {
+        for cache in self.kept_out().filter(|_| self.may_open && !lock.is_paused) {
             // SAFETY: the lock is held, and owners are kept out until here.
             let entries = unsafe { cache.stream_caches_under_lock() }.all();
-            cache.open(entries.filter(|_| self.have_lock_entries()));
+            cache.open(entries.filter(|_| !lock.entries_are_closed));
         }
         result
     }
@@ -133,12 +133,6 @@ impl Threads {
     pub(super) fn any_ended(&self) -> bool {
         // Relaxed: written under the lock; for others a glance.
         ended() != self.collected.load(Ordering::Relaxed)
-    }
-
-    /// Whether threads enter by lock entries.
-    pub(super) fn have_lock_entries(&self) -> bool {
-        // Relaxed: for owners it is a hint; what counts is read under the lock, where it is written.
-        self.has_lock_entries.load(Ordering::Relaxed)
     }
 }
 

@@ -1,19 +1,16 @@
-//! What the caches do under the pool's lock: a request's slow path, between the thread's magazines, the depot and the
-//! arena; taking back what threads cache; counting.
+//! What the caches do under the pool's lock: opening what a thread caches; taking back what threads cache; counting.
 
 use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::asymmetric_lock::Epoch;
 use super::caches::Caches;
-use super::sizes::MagazineIndex;
-use super::stream_cache::{Magazines, StreamCaches};
+use super::stream_cache::StreamCaches;
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use super::thread_index::thread_id;
 use crate::counters::Counted;
-use crate::device::DevicePtr;
-use crate::extents::{Arena, BlockDescriptor, Place};
+use crate::extents::{Arena, Place};
 use crate::order::Stream;
 
 impl Caches {
@@ -28,52 +25,19 @@ impl Caches {
         Some(mine)
     }
 
-    /// What the calling thread caches of the stream, made if need be, and open; `None` where it can have none. Blocks of streams that
-    /// are gone go to the arena.
-    #[expect(clippy::mut_from_ref, reason = "what `ThreadCache::stream_caches_under_lock` gives")]
-    fn open_slow(&self, lock: &mut Locked, stream: &Stream, arena: &mut Arena) -> Option<&mut Magazines> {
-        if stream.timeline().is_marked_at_once() || lock.is_paused {
-            return None;
+    /// Opens what the calling thread caches of the stream, which is made if need be; `false` where it can have no cache. Blocks of
+    /// streams that are gone go to the arena.
+    pub(crate) fn open(&self, lock: &mut Locked, stream: &Stream, arena: &mut Arena) -> bool {
+        if stream.timeline().is_marked_at_once() || lock.is_paused || !self.threads.may_open {
+            return false;
         }
-        let cache = self.join_slow(lock)?;
+        let Some(cache) = self.join_slow(lock) else { return false };
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
-        let mut magazines = stream_caches.of_or_add(stream, &self.totals, arena)?;
-        cache.open(self.threads.have_lock_entries().then_some((stream.key(), magazines)));
-        // SAFETY: as above; the stream caches own them.
-        Some(unsafe { magazines.as_mut() })
-    }
-
-    // ---- a request ---------------------------------------------------------------------------------------
-
-    /// As [`alloc_searching`](Self::alloc_searching), once the thread's cache is made, and open.
-    pub(crate) fn alloc_opening(
-        &self,
-        lock: &mut Locked,
-        bytes: u64,
-        stream: &Stream,
-        arena: &mut Arena,
-    ) -> Option<DevicePtr> {
-        self.open_slow(lock, stream, arena)?;
-        self.alloc_searching(bytes, stream, None)
-    }
-
-    /// As [`free_without_entry`](Self::free_without_entry), once the thread's cache is made, and open. The older half of a full
-    /// magazine goes to the arena.
-    pub(crate) fn free_opening(
-        &self,
-        lock: &mut Locked,
-        descriptor: &BlockDescriptor,
-        stream: &Stream,
-        arena: &mut Arena,
-    ) -> bool {
-        let Some(magazines) = self.open_slow(lock, stream, arena) else { return false };
-        let magazine = magazines.magazine(MagazineIndex::of(self.sizes.exact_units(descriptor.bytes())));
-        if magazine.is_full() {
-            let (place, half) = (magazine.place(), magazine.older_half().len());
-            magazine.give_up(half, |item| item.give_back(place, stream.timeline().id, &self.totals, arena));
-        }
-        self.free_without_entry(descriptor.ptr(), stream)
+        let magazines = stream_caches.of_or_add(stream, &self.totals, arena);
+        let entry = magazines.filter(|_| !lock.entries_are_closed);
+        cache.open(entry.map(|magazines| (stream.key(), magazines)));
+        magazines.is_some()
     }
 
     // ---- taking back -------------------------------------------------------------------------------------
@@ -118,12 +82,12 @@ impl Caches {
         lock.is_paused = false;
     }
 
-    /// Opens the lock entries of every cache, or closes them. While they are closed, the fast path finds nothing. Every
+    /// Closes the lock entries of every cache, or opens them. While they are closed, the fast path finds nothing. Every
     /// request then takes the slow functions, which can note it. When this returns, no thread is on the fast path any
     /// more.
     #[cold]
-    pub(crate) fn set_lock_entries(&self, lock: &mut Locked, open: bool) {
-        self.threads.has_lock_entries.store(open, Ordering::Relaxed);
+    pub(crate) fn close_entries(&self, lock: &mut Locked, are_closed: bool) {
+        lock.entries_are_closed = are_closed;
         self.threads.keep_out(lock, |_| true, || ());
     }
 

@@ -163,9 +163,6 @@ fn alloc_under_pressure(
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-    if !core.caches.has_lock_entries() && !core.closes_fast_path() {
-        core.open_lock_entries();
-    }
     let found = core.caches.alloc_searching(bytes, stream, None);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))
 }
@@ -198,12 +195,14 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     // The least that it takes.
     let units = core.caches.sizes().units(bytes);
     let to = route.filter(|to| state.arenas.get(*to).is_some());
-    if to.is_none() && align == 1 {
-        // The second rung again, once the thread's cache is open.
-        let (locked, arena) = state.for_caches();
-        if let Some(ptr) = core.caches.alloc_opening(locked, bytes, stream, arena) {
-            return Ok(Ok(ptr));
-        }
+    // The second rung again, once the thread's cache is open.
+    let (locked, arena) = state.for_caches();
+    if to.is_none()
+        && align == 1
+        && core.caches.open(locked, stream, arena)
+        && let Some(ptr) = core.caches.alloc_searching(bytes, stream, None)
+    {
+        return Ok(Ok(ptr));
     }
     let request = LockedRequest { units, align, stream, others, to };
     let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };

@@ -3,7 +3,7 @@
 //! 1. Onto the thread's magazine: the fast path ([`Caches::free`](crate::cache::Caches::free)).
 //! 2. Without the pool's lock: the same where lock entries are closed, or where a full magazine can bring its older
 //!    half to the depot.
-//! 3. Under it, a block that no other stream used: room is made in the thread's magazines, or the arena takes it.
+//! 3. Under it, a block that no other stream used: 2 again, with the thread's cache open. Else the arena takes it.
 //! 4. Under it, any other block: the arena takes it, behind the fence of all streams that used it.
 //! 5. What is no live block is a mistake of the program's, and said so.
 
@@ -86,7 +86,7 @@ fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Strea
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
     let Some(descriptor) = plain else { return false };
     let (locked, arena) = state.for_caches();
-    if core.caches.free_opening(locked, descriptor, stream, arena) {
+    if core.caches.open(locked, stream, arena) && core.caches.free_without_entry(ptr, stream) {
         return true;
     }
     if !descriptor.claim(ptr) {

@@ -254,16 +254,6 @@ impl Core {
         self.caches.pause(locked, arena);
     }
 
-    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
-    #[cold]
-    pub(super) fn open_lock_entries(&self) {
-        if let Some(mut state) = self.state.try_lock()
-            && !self.closes_fast_path()
-        {
-            self.caches.set_lock_entries(&mut state.locked, true);
-        }
-    }
-
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
     pub(crate) fn resume_caches(&self, state: &mut PoolState) {
         if !state.is_asleep && !state.destroyed && self.routes.is_empty() {
