@@ -57,13 +57,23 @@ impl Caches {
     // Always inlined: a call would have its caller keep in registers what only the slow path needs.
     #[inline(always)]
     pub(super) unsafe fn get(&self, mine: &ThreadCache, bytes: u64, stream: StreamKey) -> Option<DevicePtr> {
-        if self.sizes.is_rounded(bytes) {
-            // SAFETY: just asked.
-            let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
+        if !self.sizes.is_rounded(bytes) {
             // SAFETY: the caller's promise.
-            return unsafe { Self::get_from(mine, (index, stream), bytes, |_| true) };
+            return unsafe { self.get_large(mine, bytes, stream) };
         }
-        // Large ones in throughput mode only. Blocks of one magazine differ by an eighth at most.
+        // SAFETY: just asked.
+        let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
+        // SAFETY: the caller's promise.
+        unsafe { Self::get_from(mine, (index, stream), bytes, |_| true) }
+    }
+
+    /// Large ones, in throughput mode. Blocks of one magazine differ by an eighth at most.
+    ///
+    /// # Safety
+    /// As for [`get`](Self::get).
+    // Never inlined: small ones would have fewer registers.
+    #[inline(never)]
+    unsafe fn get_large(&self, mine: &ThreadCache, bytes: u64, stream: StreamKey) -> Option<DevicePtr> {
         if !self.caches_large(bytes) {
             return None;
         }
@@ -151,7 +161,7 @@ impl Caches {
     }
 
     /// Whether blocks of so many bytes are cached now: large ones in throughput mode only.
-    fn caches_now(&self, bytes: u64) -> bool {
+    pub(super) fn caches_now(&self, bytes: u64) -> bool {
         self.sizes.is_rounded(bytes) || self.caches_large(bytes)
     }
 

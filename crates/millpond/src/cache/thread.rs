@@ -45,6 +45,7 @@ impl ThreadCache {
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
     #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "they are the owner's as long as it is inside: see the passage")]
     pub(super) unsafe fn enter<const WITHOUT_ENTRY: bool>(
         &self,
         epoch: fn(&Tally) -> &Epoch,

@@ -123,8 +123,10 @@ impl Threads {
         // Before the look: who ends meanwhile is seen another time.
         self.collected.store(ended(), Ordering::Relaxed);
         self.keep_out(lock, has_ended, || {
-            let all = self.kept_out().filter(|cache| has_ended(cache));
-            all.inspect(|cache| each(cache)).for_each(|cache| cache.set_owner(0));
+            for cache in self.kept_out().filter(|cache| has_ended(cache)) {
+                each(cache);
+                cache.set_owner(0);
+            }
         });
     }
 

@@ -25,10 +25,11 @@ impl Caches {
         Some(mine)
     }
 
-    /// Opens what the calling thread caches of the stream, which is made if need be; `false` where it can have no cache. Blocks of
-    /// streams that are gone go to the arena.
-    pub(crate) fn open(&self, lock: &mut Locked, stream: &Stream, arena: &mut Arena) -> bool {
-        if stream.timeline().is_marked_at_once() || lock.is_paused || !self.threads.may_open {
+    /// Opens what the calling thread caches of the stream, which is made if need be; `false` where it can have no cache, or blocks of so
+    /// many bytes are not cached now. Blocks of streams that are gone go to the arena.
+    pub(crate) fn open(&self, lock: &mut Locked, bytes: u64, stream: &Stream, arena: &mut Arena) -> bool {
+        let is_marked_at_once = stream.timeline().is_marked_at_once();
+        if !self.caches_now(bytes) || is_marked_at_once || lock.is_paused || !self.threads.may_open {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };

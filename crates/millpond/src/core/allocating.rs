@@ -199,7 +199,7 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     let (locked, arena) = state.for_caches();
     if to.is_none()
         && align == 1
-        && core.caches.open(locked, stream, arena)
+        && core.caches.open(locked, bytes, stream, arena)
         && let Some(ptr) = core.caches.alloc_searching(bytes, stream, None)
     {
         return Ok(Ok(ptr));

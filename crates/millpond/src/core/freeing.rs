@@ -86,13 +86,14 @@ fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Strea
     let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
     let Some(descriptor) = plain else { return false };
     let (locked, arena) = state.for_caches();
-    if core.caches.open(locked, stream, arena) && core.caches.free_without_entry(ptr, stream) {
+    let size = descriptor.bytes();
+    if core.caches.open(locked, size, stream, arena) && core.caches.free_without_entry(ptr, stream) {
         return true;
     }
     if !descriptor.claim(ptr) {
         return false;
     }
-    let (requested, size) = (descriptor.requested(), descriptor.bytes());
+    let requested = descriptor.requested();
     let freed = state.arenas.own.take_back(descriptor, stream.fence());
     if freed {
         core.caches.count_free(&mut state.locked, requested, size);
