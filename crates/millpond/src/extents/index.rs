@@ -5,7 +5,7 @@
 
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::layout::Zone;
-use crate::policy::fit::LONGEST_RUN;
+use crate::policy::fit::CANDIDATES;
 
 /// Length, and region and start: sorts by best fit, then by address. Two numbers are compared faster than three.
 type Key = (u64, u64);
@@ -121,11 +121,11 @@ impl ExtentIndex {
             return;
         }
         run.insert(at, entry);
-        if run.len() > LONGEST_RUN {
+        if run.len() > CANDIDATES {
             // A long run is cut in two, if the host has memory for that: else it goes on growing.
-            let (mut second, half) = (Vec::new(), run.len() - LONGEST_RUN / 2);
+            let (mut second, half) = (Vec::new(), run.len() - CANDIDATES / 2);
             if second.try_reserve(half).is_ok() && runs.try_reserve(1).is_ok() {
-                second.extend(runs[number].drain(LONGEST_RUN / 2..));
+                second.extend(runs[number].drain(CANDIDATES / 2..));
                 runs.insert(number + 1, second);
             }
         }

@@ -5,7 +5,7 @@ use super::donors::Donors;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::index::Kind;
 use super::search::Request;
-use crate::policy::fit::GROWTH_CANDIDATES;
+use crate::policy::fit::CANDIDATES;
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +62,7 @@ impl Growth<'_> {
         let (map, align) = (&self.arena.map, self.request.align);
         let mut best: Option<Placement> = None;
         let longest = map.index.below(Kind::free(self.request.zone), self.request.units);
-        for id in longest.take(GROWTH_CANDIDATES).map(|entry| entry.id) {
+        for id in longest.take(CANDIDATES).map(|entry| entry.id) {
             if !self.could_be_ready(id) {
                 continue;
             }

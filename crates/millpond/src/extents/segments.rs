@@ -9,7 +9,6 @@ use super::layout::Zone;
 use super::refusal::Refusal;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
-use crate::policy::page_length::PAGES_IN_SEGMENT;
 
 /// Takes a segment with room for the request.
 pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Refusal> {
@@ -17,7 +16,7 @@ pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Ref
         .div_ceil(arena.map.layout.base_page_bytes);
     let ample = match request.zone {
         Zone::Small => least,
-        Zone::Large => least.max(u64::from(arena.map.layout.largest_page).min(PAGES_IN_SEGMENT)),
+        Zone::Large => least.max(u64::from(arena.map.layout.largest_page)),
     };
     let alloc = |device: &dyn Device, bytes| device.alloc_segment(bytes);
     let id = match add(arena, (request.zone, ample), alloc) {

@@ -19,8 +19,7 @@ pub(crate) const DEPOT_LOCKS: usize = 16;
 /// Most blocks in a magazine. (Half as many of 32 KiB and more, and a quarter of 1 MiB and more, held no less.)
 pub(crate) const MOST_BLOCKS: u64 = 64;
 
-/// The longest block that is cached, in throughput mode, and as many bytes as a magazine holds at most. (An eighth of it, which its
-/// class may waste, is what the pool may grow by at first.)
+/// The longest block that is cached, in throughput mode, and as many bytes as a magazine holds at most.
 pub(crate) const MOST_BYTES: u64 = 512 << 20;
 
 /// Blocks in a magazine for blocks of so many bytes.

@@ -18,6 +18,7 @@
 use std::time::Duration;
 
 use super::Policy;
+use super::size_classes::most_wasted;
 
 /// What the ledger answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,9 +87,6 @@ const MOST_TIME: Duration = Duration::from_millis(50);
 /// Or as many slow paths. Those of training are fewer and longer. So many short ones come from a program that does
 /// little but allocate, which is then served from magazines within its first milliseconds.
 pub(super) const MOST_PATHS: u32 = 4096;
-
-/// The first growth allowance, in bytes.
-pub(super) const FIRST_GROWTH: u64 = 64 << 20;
 
 /// The most that the growth allowance comes to if the program does not say: this part of the device's memory.
 pub(crate) const MOST_GROWTH_PART: u64 = 32;
@@ -173,7 +171,7 @@ impl Ledger {
                 self.growth_allowance = 0;
             }
         } else if goes_on && (self.row >= MOST_TIME || self.paths >= MOST_PATHS) {
-            self.growth_allowance = FIRST_GROWTH.min(self.most_growth);
+            self.growth_allowance = most_wasted().min(self.most_growth);
         }
         if !goes_on {
             (self.row, self.paths) = (Duration::ZERO, 0);

@@ -1,8 +1,7 @@
 //! How exact high-water marks are while several threads count: see `cache/totals.rs`.
 
 use super::caching::MOST_BLOCKS;
-use super::ledger::FIRST_GROWTH;
-use super::size_classes::EXACT_FROM;
+use super::size_classes::{EXACT_FROM, most_wasted};
 
 /// The part of a peak by which all threads together may be below their ceilings.
 pub(crate) const TOLERANCE: i64 = 128;
@@ -25,7 +24,7 @@ pub(crate) fn slack(peak: i64, threads: i64, in_throughput_mode: bool) -> Slack 
         // Its ceilings are its own peaks.
         return Slack { bytes: i64::MAX, ahead: [0; 3] };
     }
-    let least = if in_throughput_mode { FIRST_GROWTH } else { EXACT_FROM };
+    let least = if in_throughput_mode { most_wasted() } else { EXACT_FROM };
     let bytes = (peak / (TOLERANCE * threads)).max(least as i64);
     // Less than the slack: a free after a raise must not lower the ceilings again.
     let ahead = if in_throughput_mode { [bytes / 2, bytes / 2, MOST_BLOCKS as i64] } else { [0; 3] };

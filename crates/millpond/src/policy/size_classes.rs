@@ -19,6 +19,11 @@ pub(crate) fn is_rounded_in_throughput_mode(bytes: u64) -> bool {
     bytes.wrapping_sub(1) < MOST_BYTES
 }
 
+/// Bytes that the class of a cached block may waste: an eighth of the longest. The pool grows by as many at first.
+pub(super) fn most_wasted() -> u64 {
+    MOST_BYTES >> CLASS_BITS
+}
+
 /// How often classes have doubled their width up to this length, less one.
 const fn doublings(last: u64) -> u32 {
     (last | 1).ilog2().saturating_sub(CLASS_BITS)
