@@ -57,28 +57,18 @@ impl Caches {
     // Always inlined: a call would have its caller keep in registers what only the slow path needs.
     #[inline(always)]
     pub(super) unsafe fn get(&self, mine: &ThreadCache, bytes: u64, stream: StreamKey) -> Option<DevicePtr> {
-        if !self.sizes.is_rounded(bytes) {
+        if self.sizes.is_rounded(bytes) {
+            // SAFETY: just asked.
+            let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             // SAFETY: the caller's promise.
-            return unsafe { self.get_large(mine, bytes, stream) };
+            return unsafe { Self::get_from(mine, (index, stream), bytes, |_| true) };
         }
-        // SAFETY: just asked.
-        let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
-        // SAFETY: the caller's promise.
-        unsafe { Self::get_from(mine, (index, stream), bytes, |_| true) }
-    }
-
-    /// Large ones, in throughput mode. Blocks of one magazine differ by an eighth at most.
-    ///
-    /// # Safety
-    /// As for [`get`](Self::get).
-    // Never inlined: small ones would have fewer registers.
-    #[inline(never)]
-    unsafe fn get_large(&self, mine: &ThreadCache, bytes: u64, stream: StreamKey) -> Option<DevicePtr> {
         if !self.caches_large(bytes) {
             return None;
         }
-        let index = MagazineIndex::of(self.sizes.exact_units(bytes));
-        // SAFETY: the caller's promise.
+        // SAFETY: just asked.
+        let index = unsafe { self.sizes.magazine_for_large(bytes) };
+        // SAFETY: the caller's promise. Blocks of one magazine differ by an eighth at most.
         unsafe { Self::get_from(mine, (index, stream), bytes, |item| item.bytes() >= bytes) }
     }
 

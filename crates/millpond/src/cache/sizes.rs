@@ -2,7 +2,8 @@
 
 use super::magazine::Magazine;
 use crate::extents::MOST_UNITS;
-use crate::policy::size_classes::{EXACT_FROM, class_of, is_rounded_in_throughput_mode, rounded};
+use crate::policy::caching::MOST_BYTES;
+use crate::policy::size_classes::{CLASS_BITS, EXACT_FROM, class_of, is_rounded_in_throughput_mode, rounded};
 
 /// How a pool rounds sizes. See the [module](super).
 #[derive(Debug, Clone, Copy)]
@@ -10,6 +11,10 @@ pub(crate) struct Sizes {
     unit_shift: u32,
     /// Requests of at most so many bytes are rounded to a class.
     rounded_to: u64,
+    /// How a magazine for longer ones is looked up: by steps of this width, which is no wider than a class is there.
+    large_shift: u32,
+    /// How far the magazines of so many such steps lie behind those of as many units.
+    large_from: usize,
 }
 
 /// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
@@ -60,7 +65,11 @@ impl Sizes {
     pub(crate) fn new(unit_bytes: u64) -> Self {
         debug_assert!(EXACT_FROM <= LOOKED_UP as u64 * unit_bytes, "units are longer");
         // A block of `EXACT_FROM` bytes is not rounded, nor is what becomes one in whole units.
-        Self { unit_shift: unit_bytes.ilog2(), rounded_to: EXACT_FROM.saturating_sub(unit_bytes) }
+        let rounded_to = EXACT_FROM.saturating_sub(unit_bytes);
+        let unit_shift = unit_bytes.ilog2();
+        let large_shift = unit_shift.max(EXACT_FROM.ilog2() - CLASS_BITS);
+        let classes = (large_shift - unit_shift) << CLASS_BITS;
+        Self { unit_shift, rounded_to, large_shift, large_from: classes as usize * size_of::<Magazine>() }
     }
 
     /// Whether a request of this size is rounded to a class: any block of its magazine will do.
@@ -101,6 +110,18 @@ impl Sizes {
         MagazineIndex(usize::from(unsafe { *PLACES.get_unchecked(units_less_one) }))
     }
 
+    /// The magazine with blocks for a longer request.
+    ///
+    /// # Safety
+    /// It is [rounded in throughput mode](is_rounded_in_throughput_mode).
+    #[inline]
+    pub(super) unsafe fn magazine_for_large(self, bytes: u64) -> MagazineIndex {
+        debug_assert!(is_rounded_in_throughput_mode(bytes) && !self.is_rounded(bytes));
+        let step = ((bytes - 1) >> self.large_shift) as usize;
+        // SAFETY: the longest such request has as many steps as the table has places.
+        MagazineIndex(usize::from(unsafe { *PLACES.get_unchecked(step) }) + self.large_from)
+    }
+
     #[inline]
     pub(crate) fn bytes(self, units: u64) -> u64 {
         units << self.unit_shift
@@ -114,6 +135,8 @@ const fn place_of(units: u64) -> u16 {
 
 /// How many lengths have their magazines' places in a table.
 const LOOKED_UP: usize = 4096;
+
+const _: () = assert!(MOST_BYTES <= (LOOKED_UP as u64 * EXACT_FROM) >> CLASS_BITS);
 
 /// The places of the magazines, by the length less one. To look a place up costs less than to find a leading bit, on some
 /// processors.
@@ -159,13 +182,22 @@ mod tests {
 
     #[test]
     fn looking_a_class_up_finds_the_class_of_the_block() {
-        for unit in [256, 512, 4096] {
+        for unit in [256, 512, 4096, 64 << 10, 2 << 20] {
             let sizes = Sizes::new(unit);
-            let rounded = (1..1 << 20).step_by(113 * ONE_IN).chain((1 << 20) - 2 * unit..1 << 20);
-            for bytes in rounded.filter(|bytes| sizes.is_rounded(*bytes)) {
-                // SAFETY: just asked.
-                let found = unsafe { sizes.magazine_for_rounded(bytes) };
-                assert_eq!(found, MagazineIndex::of(sizes.units(bytes)), "{bytes} of {sizes:?}");
+            let around = |at: u64| [at - 1, at, at + 1, at + unit];
+            let edges =
+                (10..29).flat_map(|power| around(1 << power).into_iter().chain(around(3 << (power - 1))));
+            let spread =
+                (1..2 << 20).step_by(113 * ONE_IN).chain((2 << 20..MOST_BYTES).step_by(77_773 * ONE_IN));
+            for bytes in spread.chain(edges).chain([MOST_BYTES]) {
+                let found = if sizes.is_rounded(bytes) {
+                    // SAFETY: just asked.
+                    unsafe { sizes.magazine_for_rounded(bytes) }
+                } else {
+                    // SAFETY: it is no longer than the longest.
+                    unsafe { sizes.magazine_for_large(bytes) }
+                };
+                assert_eq!(found, MagazineIndex::of(sizes.exact_units(bytes)), "{bytes} of {sizes:?}");
             }
         }
     }

@@ -11,10 +11,11 @@ use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct ThreadCache {
-    pub(super) lock: AsymmetricLock<Magazines>,
+    /// First, so that what the fast path reads of it is on one cache line.
     pub(super) tally: Tally,
+    pub(super) lock: AsymmetricLock<Magazines>,
     /// The [id](super::thread_index::thread_id) of the thread that has it; 0 for none. Written under the pool's lock.
     owner: AtomicU64,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
