@@ -22,7 +22,7 @@ use crate::policy::caching::{LEAST_LIMIT, limits};
 #[derive(Debug)]
 pub(crate) struct Caches {
     pub(super) threads: Threads,
-    page_map: Arc<PageMap>,
+    pub(crate) page_map: Arc<PageMap>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
     /// Bytes that one thread may cache.

@@ -5,18 +5,17 @@
 //! 3. Under it: the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
-//! The request is checked between 2 and 3: what is wrong finds no magazine. Requests with a route climb the [`KEEPING`] rungs
+//! The request is checked between 2 and 3: what is wrong finds no magazine, and what exceeds a limit is refused. Requests with a route climb the [`KEEPING`] rungs
 //! at 3, in an arena that keeps its pages.
 
 use super::arenas::ArenaId;
-use super::limits::{others_live, verdict};
-use super::making_room::{out_of_memory, steps, take_step, tell_of};
+use super::limits::limit_exceeded;
+use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
 use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
-use crate::extents::{self, Allocation, Effort, MOST_UNITS, Refusal};
+use crate::extents::{self, Allocation, Effort, Refusal};
 use crate::order::{Admission, Fence, Stream};
-use crate::physical::{Live, Tenancy};
 use crate::policy::ledger::CUT;
 use crate::{Error, Result};
 
@@ -30,8 +29,6 @@ struct LockedRequest<'a> {
     units: u64,
     align: u64,
     stream: &'a Stream,
-    /// What is live in other pools, where a limit is near.
-    others: Option<Live>,
     /// The arena that keeps its pages, where the request has a route to one.
     to: Option<ArenaId>,
 }
@@ -41,13 +38,11 @@ type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Alloca
 
 /// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
 /// throughput mode.
-const RUNGS: [Rung; 5] = [
+const RUNGS: [Rung; 4] = [
     // The depot, and a magazine with room for more.
     restock,
     // A free extent that fits.
     cut_ready,
-    // What exceeds a limit is refused: no rung from here on can satisfy it.
-    refuse_impossible,
     // Throughput mode: new pages, within the growth allowance.
     grow,
     // Every cache is emptied. Then any free extent, also after a wait; then pages: parked, remapped, new.
@@ -55,7 +50,7 @@ const RUNGS: [Rung; 5] = [
 ];
 
 /// The rungs in an arena that keeps its pages: nothing is cached for it, and it takes nothing from others.
-const KEEPING: [Rung; 2] = [refuse_impossible, map];
+const KEEPING: [Rung; 1] = [map];
 
 /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
 /// recorded has it closed.
@@ -102,62 +97,24 @@ pub(crate) fn alloc_block(core: &Core, bytes: u64, align: u64, stream: &Stream) 
     if bytes == 0 {
         return Ok(DevicePtr::NULL);
     }
-    match try_alloc(core, (bytes, align), stream)? {
+    let attempt = || try_alloc(core, (bytes, align), stream);
+    match attempt()? {
         Ok(ptr) => Ok(ptr),
-        Err(refusal) => alloc_under_pressure(core, (bytes, align), stream, refusal),
+        Err(first) => under_pressure(core, (bytes, align), stream, first, attempt),
     }
 }
 
 pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
     core.check_stream(stream)?;
-    if bytes > 0 && (!align.is_power_of_two() || align > core.largest_align) {
-        return Err(Error::BadAlignment { align, largest: core.largest_align });
+    let largest = core.device.properties().granularity;
+    if bytes > 0 && (!align.is_power_of_two() || align > largest) {
+        return Err(Error::BadAlignment { align, largest });
     }
     // Such sizes come from arithmetic that overflowed.
     if bytes > ADDRESSES_END {
         return Err(Error::SizeOverflow { bytes, count: 1 });
     }
     Ok(())
-}
-
-/// Tries again after each step that may have made room, from the cheapest to the dearest. The pool's
-/// lock is never held while the host waits or a callback runs.
-#[cold]
-fn alloc_under_pressure(
-    core: &Core,
-    (bytes, align): (u64, u64),
-    stream: &Stream,
-    first: Refusal,
-) -> Result<DevicePtr> {
-    let depths = (core.reclaimers.depth(), core.observers.depth());
-    let mut short = core.shortage_of(first)?;
-    // What the program gave back, and something that stands between still has, counts as live: the request may seem impossible.
-    let mut may_have_made_room = core.unwrap_blocks(true);
-    let request = bytes.next_multiple_of(align);
-    let mut patience = core.limits.tenancy().map(Tenancy::patience);
-    let mut is_impossible = false;
-    for step in steps(core, depths.0) {
-        if let Some(others) = others_live(core, bytes)
-            && let Some(limit) = verdict(core, core.caches.sizes().units(bytes), Some(others))
-        {
-            (short.0, is_impossible) = (limit, true);
-            break;
-        }
-        may_have_made_room |= take_step(core, &step, request, short, &mut patience)?;
-        // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
-        core.check_process()?;
-        if !std::mem::take(&mut may_have_made_room) {
-            continue;
-        }
-        core.counters.retries.add(1);
-        match try_alloc(core, (bytes, align), stream)? {
-            Ok(ptr) => return Ok(ptr),
-            Err(refusal) => short = core.shortage_of(refusal)?,
-        }
-    }
-    let report = out_of_memory(core, bytes, short.0, is_impossible);
-    core.recording.out_of_memory(bytes, report.device_free, stream);
-    Err(tell_of(core, report, depths.1))
 }
 
 // ---- without the pool's lock -----------------------------------------------------------------
@@ -189,19 +146,30 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
 
 // ---- under the pool's lock -------------------------------------------------------------------
 
+/// Refuses what exceeds a limit together with all that is live: no rung can satisfy it.
+pub(super) fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+    if limit_exceeded(core, bytes).is_none() {
+        return Ok(());
+    }
+    core.check_allocates(&core.state.lock())?;
+    // What the program gave back, and something that stands between still has, counts as live.
+    core.unwrap_blocks(true);
+    limit_exceeded(core, bytes).map_or(Ok(()), |what| Err(out_of_memory(core, bytes, what, stream)))
+}
+
 /// One climb under the lock.
 fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result<Climb<DevicePtr>> {
     let route = core.routes.of(stream);
     // A filter or a callback of the program may have forked.
     core.check_process()?;
-    let others = others_live(core, bytes);
+    refuse_impossible(core, bytes, stream)?;
     let mut state = lock_noting_waits(core);
     core.check_allocates(&state)?;
+    let to = route.filter(|to| state.arenas.get(*to).is_some());
+    let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
     // The least that it takes.
     let units = core.caches.sizes().units(bytes);
-    let to = route.filter(|to| state.arenas.get(*to).is_some());
-    let request = LockedRequest { units, align, stream, others, to };
-    let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
+    let request = LockedRequest { units, align, stream, to };
     // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
     // have the class's length.
     let is_longer = to.is_none() && state.ledger.is_overdrawn();
@@ -220,9 +188,6 @@ fn climb(
     request: &LockedRequest<'_>,
     rungs: &[Rung],
 ) -> Climb<Allocation> {
-    if request.units >= MOST_UNITS {
-        refuse_impossible(core, state, request)?;
-    }
     for rung in rungs {
         if let Some(found) = rung(core, state, request)? {
             return Ok(found);
@@ -252,8 +217,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
 
 /// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    let arena = &state.arenas.own;
-    if core.policy.splitting && arena.is_shortening_due(request.units) {
+    if state.arenas.own.is_shortening_due(request.units) {
         shorten(core, state);
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
@@ -261,21 +225,6 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
         note_slow_path(core, state, CUT);
     }
     Ok(ready)
-}
-
-/// Refuses what exceeds a limit together with all that is live.
-fn refuse_impossible(
-    core: &Core,
-    _: &mut PoolState,
-    request: &LockedRequest<'_>,
-) -> Climb<Option<Allocation>> {
-    if request.others.is_none() && request.units < MOST_UNITS {
-        return Ok(None);
-    }
-    match verdict(core, request.units, request.others) {
-        Some(what) => Err(Refusal::Short { what, bytes: core.caches.sizes().bytes(request.units) }),
-        None => Ok(None),
-    }
 }
 
 /// Where that fails, what others have is asked for.
@@ -323,7 +272,6 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
         ledger.pay_for_pages(took);
         core.counters.note_device_time(took);
     }
-    arenas.note_loose_pages(to);
     found
 }
 

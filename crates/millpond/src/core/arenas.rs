@@ -16,34 +16,19 @@ use crate::order::Fence;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ArenaId(pub(crate) u64);
 
-/// See the [module](self). What concerns one that keeps its pages costs the same however many there are.
+/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Arenas {
     /// Whose pages move.
     pub(crate) own: Arena,
     keeping: BTreeMap<ArenaId, Box<Arena>>,
-    /// Those whose last claim is gone, numbered in that order, with room for all.
-    released: Vec<(u64, ArenaId)>,
-    releases: u64,
-    /// Whether arenas that keep their pages may hold some that are mapped nowhere.
-    has_loose_pages: bool,
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Arenas besides the own that this thread looked at.
-    pub(super) static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-#[inline]
-fn note_visits(_arenas: usize) {
-    #[cfg(test)]
-    VISITS.set(VISITS.get() + _arenas);
+    /// Those whose last claim is gone, in that order, and that still keep their pages. With room for all.
+    released: Vec<ArenaId>,
 }
 
 impl Arenas {
     pub(crate) fn new(own: Arena) -> Self {
-        Self { own, keeping: BTreeMap::new(), released: Vec::new(), releases: 0, has_loose_pages: false }
+        Self { own, keeping: BTreeMap::new(), released: Vec::new() }
     }
 
     /// Adds one that keeps its pages.
@@ -54,27 +39,25 @@ impl Arenas {
     }
 
     pub(crate) fn get(&self, id: ArenaId) -> Option<&Arena> {
-        note_visits(1);
         self.keeping.get(&id).map(|arena| &**arena)
     }
 
     /// The one with this id, or the pool's own.
     pub(crate) fn named_mut(&mut self, id: Option<ArenaId>) -> Option<&mut Arena> {
         let Some(id) = id else { return Some(&mut self.own) };
-        note_visits(1);
         self.keeping.get_mut(&id).map(|arena| &mut **arena)
     }
 
     /// All: first the pool's own, then the others in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Option<ArenaId>, &Arena)> {
-        let others = self.keeping.iter().inspect(|_| note_visits(1)).map(|(id, arena)| (Some(*id), &**arena));
+        let others = self.keeping.iter().map(|(id, arena)| (Some(*id), &**arena));
         std::iter::once((None, &self.own)).chain(others)
     }
 
     /// The same, to be changed.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Option<ArenaId>, &mut Arena)> {
-        let others = self.keeping.iter_mut().inspect(|_| note_visits(1));
-        std::iter::once((None, &mut self.own)).chain(others.map(|(id, arena)| (Some(*id), &mut **arena)))
+        let others = self.keeping.iter_mut().map(|(id, arena)| (Some(*id), &mut **arena));
+        std::iter::once((None, &mut self.own)).chain(others)
     }
 
     // ---- by address ------------------------------------------------------------------------------
@@ -88,15 +71,11 @@ impl Arenas {
         self.keeping.contains_key(&id).then_some(id)
     }
 
-    /// What the pointer is to any of them.
-    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        self.keeping_at(ptr).and_then(|id| self.get(id)).unwrap_or(&self.own).look_up(ptr)
-    }
-
-    /// The arena in whose address space the pointer lies; the pool's own if it lies in none.
-    pub(crate) fn of_mut(&mut self, ptr: DevicePtr) -> &mut Arena {
+    /// What the pointer is, and the arena in whose address space it lies; the pool's own if it lies in none.
+    pub(crate) fn look_up(&mut self, ptr: DevicePtr) -> (Pointer, &mut Arena) {
         let id = self.keeping_at(ptr);
-        self.named_mut(id).expect("one that was just found is there")
+        let arena = self.named_mut(id).expect("one that was just found is there");
+        (arena.look_up(ptr), arena)
     }
 
     /// Takes back a live block of any arena. Returns the bytes that were asked for and those allocated; `None`, and nothing
@@ -108,9 +87,8 @@ impl Arenas {
         if !arena.free(id, fence) {
             return None;
         }
-        let is_last = !arena.keeps() && arena.blocks() == 0;
-        if let Some(keeping) = keeping.filter(|_| is_last) {
-            self.trim(keeping);
+        if keeping.is_some() && !arena.keeps() && arena.blocks() == 0 {
+            self.trim();
         }
         Some(sizes)
     }
@@ -119,67 +97,34 @@ impl Arenas {
 
     /// The last claim is gone.
     pub(crate) fn release(&mut self, id: ArenaId) {
-        self.releases += 1;
-        self.released.push((self.releases, id));
+        self.released.push(id);
     }
 
-    /// Those that nobody claims any more.
-    fn released(&self) -> impl DoubleEndedIterator<Item = (u64, &Arena)> {
-        self.released.iter().filter_map(|(number, id)| self.get(*id).map(|arena| (*number, arena)))
-    }
-
-    /// The number of the newest that nobody claims any more, and that still keeps its pages.
-    pub(crate) fn newest_released(&self) -> Option<u64> {
-        self.released().rev().find(|(_, arena)| arena.keeps()).map(|(number, _)| number)
+    /// The last one that nobody claims any more, and that still keeps its pages.
+    pub(crate) fn newest_released(&self) -> Option<ArenaId> {
+        self.released.last().copied()
     }
 
     /// Of those released until then, no replay can come any more, and none is under way: gives back what is free.
-    pub(crate) fn let_go_until(&mut self, newest: u64) {
-        for (_, id) in self.released.iter().filter(|(number, _)| *number <= newest) {
-            self.keeping.get_mut(id).into_iter().for_each(|arena| arena.let_go());
+    pub(crate) fn let_go_until(&mut self, newest: ArenaId) {
+        let until = self.released.iter().position(|id| *id == newest).map_or(0, |at| at + 1);
+        for id in self.released.drain(..until) {
+            self.keeping.get_mut(&id).into_iter().for_each(|arena| arena.let_go());
         }
-        self.trim_released();
+        self.trim();
     }
 
     // ---- giving back -----------------------------------------------------------------------------
 
-    /// Gives back what is free, and complete, of an arena that was let go.
-    fn trim(&mut self, id: ArenaId) {
-        if self.named_mut(Some(id)).is_some_and(trim) {
-            self.keeping.remove(&id);
-            self.released.retain(|(_, other)| *other != id);
-        }
-    }
-
-    fn trim_released(&mut self) {
-        for at in (0..self.released.len()).rev() {
-            self.trim(self.released[at].1);
-        }
-    }
-
-    /// Gives back what is free, and complete, of all arenas that were let go. Of those that keep their pages, what is mapped
-    /// nowhere.
-    pub(crate) fn trim_keeping(&mut self) {
-        if self.has_loose_pages {
-            note_visits(self.keeping.len());
-            self.has_loose_pages = false;
-            for arena in self.keeping.values_mut().filter(|arena| arena.keeps()) {
-                trim(arena);
-                self.has_loose_pages |= arena.has_loose_pages();
-            }
-        }
-        self.trim_released();
-    }
-
-    /// An arena that was allocated from may hold pages that are mapped nowhere: what a request left that failed.
-    pub(crate) fn note_loose_pages(&mut self, of: Option<ArenaId>) {
-        self.has_loose_pages |= of.and_then(|of| self.get(of)).is_some_and(Arena::has_loose_pages);
+    /// Gives back what is free, and complete, of all arenas that were let go.
+    pub(crate) fn trim(&mut self) {
+        self.keeping.retain(|_, arena| arena.keeps() || !trim(arena));
     }
 
     /// The work that must be complete before everything free can be given back.
     pub(crate) fn fence_of_all_free(&self) -> Fence {
         let mut fence = extents::fence_of_all_free(&self.own);
-        for (_, arena) in self.released().filter(|(_, arena)| !arena.keeps()) {
+        for arena in self.keeping.values().filter(|arena| !arena.keeps()) {
             _ = fence.try_join(&extents::fence_of_all_free(arena));
         }
         fence
@@ -198,19 +143,15 @@ impl Arenas {
 
     /// The pool is at its end: gives everything back, but what a replay may still use. Better lost than taken from it.
     pub(crate) fn tear_down(&mut self) -> DeviceResult<()> {
-        for arena in self.keeping.values_mut().filter(|arena| !arena.keeps()) {
-            if let Err(error) = extents::tear_down(arena) {
-                tracing::warn!(%error, "the memory of a capture could not be given back");
-            }
-        }
+        self.trim();
         extents::tear_down(&mut self.own)
     }
 }
 
-/// Gives back what is free, and complete. Returns whether nothing is left of memory that was let go.
+/// Gives back what is free, and complete, of an arena that was let go. Returns whether nothing is left of it.
 fn trim(arena: &mut Arena) -> bool {
     let is_gone = extents::trim(arena, 0).and_then(|_| {
-        let is_left = arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
+        let is_left = arena.blocks() > 0 || arena.held() > 0;
         // Only addresses are left else.
         if is_left { Ok(false) } else { extents::tear_down(arena).map(|()| true) }
     });
@@ -222,7 +163,6 @@ fn trim(arena: &mut Arena) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arenas::VISITS;
     use crate::device::DevicePtr;
     use crate::device::sim::{SimDevice, SimOptions};
     use crate::extents::LOOKS;
@@ -321,43 +261,6 @@ mod tests {
             assert_eq!(pool.inner().memory_of(block), of);
             pool.free_block(block, &stream).unwrap();
         }
-    }
-
-    /// How many captures' memory is looked at by: the end of a claim on empty memory, a free of a captured block, a free of
-    /// the pool's own, the free of the last block of memory that nobody claims any more, and a wait of the host's.
-    fn visits_beside(captures: usize) -> [usize; 5] {
-        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
-        let make = || {
-            let memory = pool.capture_pool();
-            let capturing = memory.begin(&stream).unwrap();
-            let block = pool.alloc(1 << 20, &stream).unwrap();
-            drop(capturing);
-            (memory, block)
-        };
-        let beside: Vec<_> = (0..captures).map(|_| make()).collect();
-        let visits = |act: &dyn Fn()| {
-            let before = VISITS.get();
-            act();
-            VISITS.get() - before
-        };
-        let free = |block| visits(&|| pool.free_block(block, &stream).unwrap());
-        let empty = std::cell::Cell::new(Some(pool.capture_pool()));
-        let end = visits(&|| drop(empty.take()));
-        let own = free(pool.alloc(3 << 20, &stream).unwrap());
-        let (released, last) = make();
-        drop(released);
-        let held = pool.reserved().current;
-        let last = free(last);
-        assert!(pool.reserved().current < held);
-        let waited = visits(&|| stream.synchronize().unwrap());
-        [end, free(beside[0].1), own, last, waited]
-    }
-
-    #[test]
-    fn what_ends_or_is_freed_visits_no_other_capture() {
-        let visits = visits_beside(3);
-        assert_eq!(visits_beside(300), visits);
-        assert!(visits.iter().all(|visits| *visits <= 6), "{visits:?}");
     }
 
     #[test]

@@ -60,8 +60,8 @@ pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
     if let Some((_, bytes)) = core.part_at(ptr) {
         return Ok(bytes);
     }
-    match core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
-        Some(descriptor) => Ok(descriptor.requested()),
+    match core.caches.page_map.find_plain(ptr) {
+        Some(plain) => Ok(plain.descriptor.requested()),
         None => core.with_live(ptr, |arena, id| arena.requested(id)),
     }
 }
@@ -73,7 +73,7 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     }
     let mut state = lock_noting_waits(core);
     if !free_plain(core, &mut state, ptr, stream) {
-        let pointer = state.arenas.look_up(ptr);
+        let (pointer, _) = state.arenas.look_up(ptr);
         if !free_any(core, &mut state, ptr, pointer, stream) {
             drop(state);
             return Err(core.misuse(ptr, pointer));
@@ -86,7 +86,7 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
 /// done, where it is none, or another thread was first.
 fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
-    let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
+    let plain = core.caches.page_map.find_plain(ptr).map(|plain| plain.descriptor);
     let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
     let (locked, arena) = state.for_caches();
     if core.caches.put_slow(locked, descriptor, stream, arena) {
@@ -219,7 +219,7 @@ mod tests {
         }
 
         fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
-            self.pool.inner().page_map.find(ptr).expect("the block is allocated")
+            self.pool.inner().caches.page_map.find(ptr).expect("the block is allocated")
         }
 
         /// The calling thread frees a block, and the other one as well, as if it had looked at the same time. The
@@ -241,7 +241,7 @@ mod tests {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
                 pool.free_block(other, stream).unwrap();
-                pool.inner().page_map.find(other).expect("the block is allocated").place()
+                pool.inner().caches.page_map.find(other).expect("the block is allocated").place()
             });
             assert_ne!(mine, theirs);
             self.descriptor(ptr).move_to(theirs);
@@ -251,8 +251,8 @@ mod tests {
         fn end_other(&mut self) {
             self.other = None;
             while self.pool.inner().caches.threads_inside() > 1 {
-                // Reading the statistics collects what threads that ended cached.
-                self.pool.stats();
+                // Whatever it gives back, it collects what threads that ended cached.
+                self.pool.trim_to(u64::MAX).unwrap();
                 std::thread::yield_now();
             }
         }
@@ -331,7 +331,7 @@ mod tests {
             scope(|scope| {
                 let mut bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
-                let page_map = bench.pool.inner().page_map.clone();
+                let page_map = bench.pool.inner().caches.page_map.clone();
                 let descriptor = page_map.find(ptr).expect("the block is allocated");
                 bench.free_twice(ptr, true);
                 let mine = descriptor.place();

@@ -19,12 +19,12 @@ use super::wrapping::Wrapping;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
-use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges, Refusal};
+use crate::extents::{Arena, ExtentId, Pointer, Ranges};
 use crate::host::name_for_error;
-use crate::lock::Mutex;
+use crate::lock::{Mutex, MutexGuard};
 use crate::order::{Fence, Reuse, Stream, Timelines};
-use crate::physical::{Limits, Shortage};
-use crate::policy::{Policy, ledger::Ledger};
+use crate::physical::Limits;
+use crate::policy::ledger::Ledger;
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -46,15 +46,12 @@ pub(crate) struct Core {
     pub(crate) counters: Arc<Counters>,
     pub(crate) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
-    pub(crate) page_map: Arc<PageMap>,
     pub(crate) routes: Routes,
     pub(crate) state: OfProcess<Mutex<PoolState>>,
     pub(crate) release_threshold: AtomicU64,
     pub(crate) reclaimers: Callbacks<Reclaimer>,
     pub(crate) observers: Callbacks<Observer>,
-    pub(crate) largest_align: u64,
     pub(crate) reuse: Reuse,
-    pub(crate) policy: Policy,
     /// Closed while the pool sleeps.
     pub(crate) gate: Gate,
     pub(crate) holds: Holds,
@@ -108,14 +105,14 @@ impl Core {
         self.timelines.is_here()
     }
 
-    /// Whose memory the pool takes.
-    pub(crate) fn device(&self) -> &dyn Device {
-        &*self.device
-    }
-
     /// What every block's address is a multiple of, in bytes.
     pub(crate) fn min_alignment(&self) -> u64 {
         self.caches.sizes().bytes(1)
+    }
+
+    /// The state; `None` in a forked child, where a thread that is gone may have the lock.
+    pub(crate) fn lock_here(&self) -> Option<MutexGuard<'_, PoolState>> {
+        self.is_here().then(|| self.state.lock())
     }
 
     /// The pool's name, for an error; none where the host has no memory for it.
@@ -159,10 +156,9 @@ impl Core {
         self.check_process()?;
         let start = self.start_of(ptr);
         let mut state = self.state.lock();
-        let arena = state.arenas.of_mut(start);
-        match arena.look_up(start) {
-            Pointer::Live(id) => Ok(look(arena, id)),
-            pointer => {
+        match state.arenas.look_up(start) {
+            (Pointer::Live(id), arena) => Ok(look(arena, id)),
+            (pointer, _) => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
             }
@@ -212,18 +208,6 @@ impl Core {
     pub(crate) fn check_allocates(&self, state: &PoolState) -> Result<()> {
         self.check_not_destroyed(state)?;
         if state.is_asleep { Err(self.error_asleep()) } else { Ok(()) }
-    }
-
-    /// What memory was short of, and for how many bytes at once; another refusal is the caller's error.
-    pub(crate) fn shortage_of(&self, refusal: Refusal) -> Result<(Shortage, u64)> {
-        match refusal {
-            Refusal::Short { what, bytes } => {
-                tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
-                Ok((what, bytes))
-            }
-            Refusal::Host { what, bytes } => Err(self.no_host_memory(what, bytes)),
-            Refusal::Device(error) => Err(self.error_of(error)),
-        }
     }
 
     // ---- the threads' caches ---------------------------------------------------------------------
@@ -278,7 +262,7 @@ impl Core {
             tracing::error!(
                 pool = self.name,
                 count,
-                "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
+                "two threads freed a block at once; later: Stats::double_frees"
             );
         }
     }
@@ -324,20 +308,11 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        if self.caches.any_ended()
-            && self.is_here()
-            && let Some(mut state) = self.state.try_lock()
-        {
-            self.collect_ended(&mut state);
-        }
         Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
     }
 
     pub(crate) fn reset_high_water(&self) {
-        if !self.is_here() {
-            return;
-        }
-        let mut state = self.state.lock();
+        let Some(mut state) = self.lock_here() else { return };
         self.counters.reserved.reset_high();
         self.caches.reset_high_water(&mut state.locked);
     }
@@ -362,10 +337,7 @@ impl Core {
 
     /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
     pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
-        if !self.is_here() {
-            return Vec::new();
-        }
-        let state = self.state.lock();
+        let Some(state) = self.lock_here() else { return Vec::new() };
         let of_each = |(id, arena): (Option<ArenaId>, &Arena)| {
             // Without the host's memory for a list, there is none.
             let backed = arena.backed().unwrap_or_default();
@@ -376,10 +348,7 @@ impl Core {
 
     /// Every live block, as its start and the bytes asked for.
     pub(crate) fn live(&self) -> Vec<(DevicePtr, u64)> {
-        if !self.is_here() {
-            return Vec::new();
-        }
-        self.as_the_program_knows(&self.state.lock())
+        self.lock_here().map_or(Vec::new(), |state| self.as_the_program_knows(&state))
     }
 
     /// The same, under the lock.

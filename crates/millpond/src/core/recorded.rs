@@ -23,7 +23,7 @@ pub(crate) fn start_checking(core: &Core) -> Result<()> {
 
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     start(core, |state| {
-        core.recording.start(options, &Introduction::of(&core.name, core.device()))?;
+        core.recording.start(options, &Introduction::of(&core.name, &*core.device))?;
         core.recording.live(core.as_the_program_knows(state).into_iter());
         Ok(())
     })
@@ -31,7 +31,7 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
 
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
     start(core, |_| {
-        core.recording.start_tracking(options, &Introduction::of(&core.name, core.device()));
+        core.recording.start_tracking(options, &Introduction::of(&core.name, &*core.device));
         Ok(())
     })
 }

@@ -97,11 +97,6 @@ impl Arena {
         self.old_mappings.stay()
     }
 
-    /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
-    pub(crate) fn has_loose_pages(&self) -> bool {
-        !self.pages.parked.is_empty() || !self.old_mappings.is_empty()
-    }
-
     /// Leads from an address to its block without the lock.
     pub(crate) fn page_map(&self) -> &Arc<PageMap> {
         &self.map.page_map
@@ -191,7 +186,10 @@ impl Arena {
     /// Whether long pages should be exchanged for short ones before a block of so many units is allocated, if there is time.
     #[inline]
     pub(crate) fn is_shortening_due(&self, units: u64) -> bool {
-        self.map.layout.zone_of(units) == Zone::Large && self.shortening.is_due(self.map.frees)
+        let layout = &self.map.layout;
+        layout.policy.splitting
+            && layout.zone_of(units) == Zone::Large
+            && self.shortening.is_due(self.map.frees)
     }
 
     // ---- where pages lie -------------------------------------------------------------------------

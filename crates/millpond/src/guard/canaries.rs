@@ -98,7 +98,7 @@ impl Staging {
         Range { start, end }: Range<DevicePtr>,
         expected: Fill,
     ) -> DeviceResult<Option<Changed>> {
-        let device = core.device();
+        let device = &*core.device;
         let stream = self.pinned.stream(&core.device)?;
         let (window, room) = match self.window {
             Some(window) => window,

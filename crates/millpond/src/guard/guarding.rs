@@ -116,7 +116,7 @@ impl Guarding {
     }
 
     fn fences_block(&self, core: &Core, bytes: u64) -> bool {
-        self.guard.fences && FencedMemory::may_be_over(core.device()) && bytes >= EXACT_FROM
+        self.guard.fences && FencedMemory::may_be_over(&*core.device) && bytes >= EXACT_FROM
     }
 
     /// A block in a segment of its own, with a part at its end: where each starts, and the bytes behind the part. `None` where
@@ -136,7 +136,7 @@ impl Guarding {
         if units >= MOST_UNITS {
             return Ok(None);
         }
-        let take = || core.device().alloc_segment(sizes.bytes(units));
+        let take = || core.device.alloc_segment(sizes.bytes(units));
         let Ok(found) = state.arenas.own.alloc_as_segment(units, stream, take) else { return Ok(None) };
         let start = hand_out(core, &mut state, &found, before + bytes);
         let end = start.raw() + sizes.bytes(units);
@@ -151,7 +151,7 @@ impl Guarding {
     fn fill(&self, core: &Core, block: &GuardedBlock, stream: StreamHandle) -> DeviceResult<()> {
         let fill = |Range { start, end }: Range<DevicePtr>, fill: Fill| {
             // SAFETY: the range lies in the block, which was allocated for work on this stream just now.
-            unsafe { core.device().memset(start, fill as u8, end.raw() - start.raw(), stream) }
+            unsafe { core.device.memset(start, fill as u8, end.raw() - start.raw(), stream) }
         };
         if self.guard.has_redzones {
             block.redzones().into_iter().try_for_each(|redzone| fill(redzone, Fill::Canary))?;
@@ -163,7 +163,7 @@ impl Guarding {
     fn empty(&self, core: &Core, block: &GuardedBlock, stream: &Stream) -> Result<Option<Slot>> {
         order_after_uses(core, block.start, Some(stream))?;
         let handle = stream.handle_here()?;
-        let device = core.device();
+        let device = &*core.device;
         let reads = self.guard.has_redzones && device.properties().kind != Kind::Sim;
         let canaries =
             reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
@@ -244,7 +244,7 @@ impl Guarding {
         if let Some(canaries) = canaries.take() {
             self.compare_canaries(core, (block, freed), canaries);
         }
-        if !self.guard.poisons || core.device().properties().kind == Kind::Sim {
+        if !self.guard.poisons || core.device.properties().kind == Kind::Sim {
             return;
         }
         let compared = self.staging.lock().compare(core, block.range(), self.guard.poison_of(Fill::Freed));

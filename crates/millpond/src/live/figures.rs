@@ -93,14 +93,14 @@ pub(super) fn tamed(name: &str) -> String {
 }
 
 pub(super) fn figures_of(core: &Core) -> SeenPool {
-    let about = core.device().properties();
+    let about = core.device.properties();
     let is_own = about.memory == MemoryKind::Device;
     SeenPool {
         number: core.number,
         name: tamed(&core.name),
         device: DeviceName::of(about).to_string(),
         memory: about.memory,
-        identity: if is_own { core.device().identity().ok() } else { None },
+        identity: if is_own { core.device.identity().ok() } else { None },
         stats: core.stats(),
         device_time: Duration::from_nanos(core.counters.device_nanoseconds.get()),
     }

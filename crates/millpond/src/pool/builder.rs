@@ -256,9 +256,7 @@ impl PoolBuilder {
             _ => device,
         };
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
-        let policy = self.policy;
-        let ledger = Ledger::new(policy, most_growth, device.now());
-        let largest_align = device.properties().granularity.min(layout.base_page_bytes);
+        let ledger = Ledger::new(self.policy, most_growth, device.now());
         let counters = Arc::new(Counters::default());
         let headroom = self.headroom;
         let total = device.properties().total_memory;
@@ -267,13 +265,12 @@ impl PoolBuilder {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let published = (registry.ranges().clone(), Owner { pool: number, memory: None });
+        let published = (registry.ranges.clone(), Owner { pool: number, memory: None });
         let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
-        let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
         // it 10 to 20 ms.
-        let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
+        let caches = OfProcess::new(Caches::new(arena.page_map().clone(), sizes));
         let socket = if self.live { live::open() } else { None };
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         let guarding = guard.map(Guarding::new).map(Arc::new);
@@ -289,12 +286,11 @@ impl PoolBuilder {
             timelines: timelines.clone(),
             device,
             registry: Arc::downgrade(&registry),
-            ranges: registry.ranges().clone(),
+            ranges: registry.ranges.clone(),
             recording,
             limits,
             counters,
             caches,
-            page_map,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arenas: Arenas::new(arena),
@@ -306,9 +302,7 @@ impl PoolBuilder {
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
-            largest_align,
             reuse: Reuse::new(self.reuse),
-            policy,
             gate: Gate::default(),
             holds: Holds::default(),
             wrapping: guarding.map(|guarding| guarding as _),
@@ -347,28 +341,21 @@ impl PoolBuilder {
     }
 
     fn layout(&self) -> Result<Layout> {
-        let bad = |option, why| Err(Error::BadOption { option, why });
         let granularity = self.memory.device.properties().granularity;
         let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
-        if !smallest.is_power_of_two() || smallest < granularity {
-            let least = format!("at least {granularity} (the device's granularity)");
-            return bad(
-                "page_sizes",
-                format!("the smallest page is {smallest} bytes: use a power of two, {least}"),
-            );
-        }
-        let most = smallest.saturating_mul(1 << 20);
-        if !largest.is_power_of_two() || !(smallest..=most).contains(&largest) {
-            let range = format!("from {smallest} to {most}");
-            return bad(
-                "page_sizes",
-                format!("the largest page is {largest} bytes: use a power of two {range}"),
-            );
-        }
         let unit = self.min_alignment;
-        if !unit.is_power_of_two() || !ALIGNMENTS.contains(&unit) || unit > smallest {
-            let range = format!("from 256 bytes to 2 MiB, at most the smallest page ({smallest})");
-            return bad("min_alignment", format!("{unit} bytes: use a power of two {range}"));
+        let at_most = |least: u64| least..=least.saturating_mul(1 << 20);
+        let alignments = *ALIGNMENTS.start()..=smallest.min(*ALIGNMENTS.end());
+        for (option, what, bytes, range) in [
+            ("page_sizes", "the smallest page is ", smallest, at_most(granularity)),
+            ("page_sizes", "the largest page is ", largest, at_most(smallest)),
+            ("min_alignment", "", unit, alignments),
+        ] {
+            if !bytes.is_power_of_two() || !range.contains(&bytes) {
+                let (least, most) = range.into_inner();
+                let why = format!("{what}{bytes} bytes: use a power of two from {least} to {most}");
+                return Err(Error::BadOption { option, why });
+            }
         }
         Ok(Layout::new(unit, smallest, largest, EXACT_FROM).with_policy(self.policy))
     }

@@ -125,7 +125,7 @@ impl Pool {
 
     /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
     pub fn is_asleep(&self) -> bool {
-        self.inner().is_here() && self.inner().state.lock().is_asleep
+        self.inner().lock_here().is_some_and(|state| state.is_asleep)
     }
 
     /// Gives the pinned memory back that a [sleep](Self::sleep) left, unless the pool sleeps: its own, and that of its

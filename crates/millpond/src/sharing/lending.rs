@@ -193,9 +193,9 @@ fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> 
 
 /// Notes the loan of a live block. Returns its bytes, and what they lie on.
 fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(u64, PagesUnder)> {
-    let state = core.state.lock();
+    let mut state = core.state.lock();
     core.check_allocates(&state)?;
-    let pointer = state.arenas.look_up(ptr);
+    let (pointer, _) = state.arenas.look_up(ptr);
     let Pointer::Live(id) = pointer else {
         drop(state);
         return Err(core.misuse(ptr, pointer));

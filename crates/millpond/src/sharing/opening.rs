@@ -10,7 +10,7 @@ use super::imported::ImportedMemory;
 use super::lease::Borrowed;
 use super::socket::Received;
 use super::token::{Flag, SharedToken};
-use crate::core::{Core, allocating::hand_out, giving_back::trim};
+use crate::core::{Core, allocating::hand_out, giving_back::trim, making_room::shortage_of};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::extents::MOST_UNITS;
 use crate::open_file::{OpenFile, keep_open};
@@ -82,7 +82,7 @@ impl OfOthers {
             Err(refusal) => {
                 drop(state);
                 let no_memory = |_| core.no_host_memory("memory of another process", 0);
-                return Err(core.shortage_of(refusal).map_or_else(|error| error, no_memory));
+                return Err(shortage_of(core, refusal).map_or_else(|error| error, no_memory));
             }
         };
         drop(state);
