@@ -500,7 +500,7 @@ impl<T: Pod> Buffer<T> {
         }
         let align = align_of::<T>() as u64;
         if !self.ptr.raw().is_multiple_of(align) {
-            return Err(Error::BadAlignment { align, largest: self.pool.min_alignment() });
+            return Err(Error::BadAlignment { align, largest: self.pool.caches.sizes().bytes(1) });
         }
         if self.byte_len() == 0 {
             return Ok(());

@@ -149,8 +149,8 @@ impl CapturePool {
     }
 
     fn with(&self, look: impl FnOnce(&Arena) -> u64) -> u64 {
-        let Some(state) = self.claim.pool.lock_here() else { return 0 };
-        state.arenas.get(self.claim.id).map_or(0, look)
+        let Some(mut state) = self.claim.pool.lock_here() else { return 0 };
+        state.arenas.named_mut(Some(self.claim.id)).map_or(0, |arena| look(arena))
     }
 }
 

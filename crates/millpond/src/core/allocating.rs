@@ -89,7 +89,6 @@ pub(crate) fn alloc_slow(core: &Core, bytes: u64, align: u64, stream: &Stream) -
 pub(crate) fn alloc_block(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
     // Caches promise no more than the minimum alignment, which is 1 here.
     let unlocked = if align == 1 { alloc_unlocked(core, bytes, stream) } else { None };
-    core.report_freed_twice();
     if let Some(ptr) = unlocked {
         return Ok(ptr);
     }
@@ -122,8 +121,13 @@ pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-    if !core.caches.has_lock_entries() && !core.closes_fast_path() {
-        core.open_lock_entries();
+    // Recording has ended: opens the fast path again. Another time where the lock is not free now.
+    if !core.caches.has_lock_entries()
+        && !core.closes_fast_path()
+        && let Some(mut state) = core.state.try_lock()
+    {
+        let opens = !core.closes_fast_path();
+        core.caches.set_lock_entries(&mut state.locked, opens);
     }
     let found = core.caches.alloc_searching(bytes, stream, None);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))
@@ -165,7 +169,7 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     refuse_impossible(core, bytes, stream)?;
     let mut state = lock_noting_waits(core);
     core.check_allocates(&state)?;
-    let to = route.filter(|to| state.arenas.get(*to).is_some());
+    let to = route.filter(|to| state.arenas.named_mut(Some(*to)).is_some());
     let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
     // The least that it takes.
     let units = core.caches.sizes().units(bytes);
@@ -188,12 +192,8 @@ fn climb(
     request: &LockedRequest<'_>,
     rungs: &[Rung],
 ) -> Climb<Allocation> {
-    for rung in rungs {
-        if let Some(found) = rung(core, state, request)? {
-            return Ok(found);
-        }
-    }
-    unreachable!("the last rung gives a block or refuses")
+    let mut found = rungs.iter().filter_map(|rung| rung(core, state, request).transpose());
+    found.next().expect("the last rung gives a block or refuses")
 }
 
 fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {

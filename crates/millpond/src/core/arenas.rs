@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{self, Arena, ExtentId, Pointer};
+use crate::extents::{self, Arena, Pointer};
 use crate::order::Fence;
 
 /// Names an arena that keeps its pages, among all of this process, for ever.
@@ -36,10 +36,6 @@ impl Arenas {
         self.keeping.insert(id, Box::new(self.own.that_keeps(id.0)));
         // Here, so that the end of a claim takes no memory.
         self.released.reserve(self.keeping.len() - self.released.len());
-    }
-
-    pub(crate) fn get(&self, id: ArenaId) -> Option<&Arena> {
-        self.keeping.get(&id).map(|arena| &**arena)
     }
 
     /// The one with this id, or the pool's own.
@@ -78,19 +74,19 @@ impl Arenas {
         (arena.look_up(ptr), arena)
     }
 
-    /// Takes back a live block of any arena. Returns the bytes that were asked for and those allocated; `None`, and nothing
-    /// done, where it is not allocated.
-    pub(crate) fn free(&mut self, ptr: DevicePtr, id: ExtentId, fence: Fence) -> Option<(u64, u64)> {
-        let keeping = self.keeping_at(ptr);
-        let arena = self.named_mut(keeping)?;
+    /// Takes back a live block of any arena. Returns the bytes that were asked for and those allocated; what else the pointer is,
+    /// and nothing done, where it is none.
+    pub(crate) fn free(&mut self, ptr: DevicePtr, fence: Fence) -> Result<(u64, u64), Pointer> {
+        let (pointer, arena) = self.look_up(ptr);
+        let Pointer::Live(id) = pointer else { return Err(pointer) };
         let sizes = (arena.requested(id), arena.bytes(id));
         if !arena.free(id, fence) {
-            return None;
+            return Err(pointer);
         }
-        if keeping.is_some() && !arena.keeps() && arena.blocks() == 0 {
+        if !arena.keeps() && arena.blocks() == 0 {
             self.trim();
         }
-        Some(sizes)
+        Ok(sizes)
     }
 
     // ---- claims ----------------------------------------------------------------------------------

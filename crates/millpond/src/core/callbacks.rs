@@ -47,12 +47,12 @@ impl<F: ?Sized> Default for Callbacks<F> {
 impl<F: ?Sized> Callbacks<F> {
     /// Adds a callback, if the pool is this process's, and names it.
     pub(crate) fn add(&self, callback: Arc<F>, is_here: bool) -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Before the number: numbers rise in the list.
+        let mut all = is_here.then(|| self.all.lock());
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        if is_here {
-            self.all.lock().push((number, callback));
-        }
+        all.iter_mut().for_each(|all| all.push((number, callback.clone())));
         number
     }
 
@@ -85,14 +85,13 @@ impl<F: ?Sized> Callbacks<F> {
         Some(InCallback(&self.under_way))
     }
 
-    /// Those that are registered now, the last one first. The lock is not held in between: they may register and remove others.
+    /// Those that are registered now, in that order. The lock is not held in between: they may register and remove others.
     pub(crate) fn each(&self) -> impl Iterator<Item = Arc<F>> {
-        let mut before = u64::MAX;
+        let (mut next, last) = (0, self.all.lock().last().map_or(0, |(number, _)| *number));
         std::iter::from_fn(move || {
             let all = self.all.lock();
-            let left = all.iter().filter(|(number, _)| *number < before);
-            let (number, callback) = left.max_by_key(|(number, _)| *number)?;
-            before = *number;
+            let (number, callback) = all.iter().find(|(number, _)| (next..=last).contains(number))?;
+            next = number + 1;
             Some(callback.clone())
         })
     }

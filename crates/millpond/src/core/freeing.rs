@@ -8,11 +8,9 @@
 //! 5. What is no live block is a mistake of the program's, and said so.
 
 use super::giving_back::unlock_freed;
-use super::holds::Freed;
 use super::pool_core::{Core, PoolState};
 use super::slow_path_time::lock_noting_waits;
 use crate::device::{DeviceError, DevicePtr};
-use crate::extents::Pointer;
 use crate::order::Stream;
 use crate::record::Moment;
 use crate::{Error, Result};
@@ -42,7 +40,6 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     {
         core.recording.free(ptr, requested, stream, before);
     }
-    core.report_freed_twice();
     freed
 }
 
@@ -73,8 +70,10 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     }
     let mut state = lock_noting_waits(core);
     if !free_plain(core, &mut state, ptr, stream) {
-        let (pointer, _) = state.arenas.look_up(ptr);
-        if !free_any(core, &mut state, ptr, pointer, stream) {
+        let kept = core.holds.keep(ptr, || stream.fence());
+        let free =
+            |is_kept| if is_kept { Ok(()) } else { core.free_in_arena(&mut state, ptr, stream.fence()) };
+        if let Err(pointer) = kept.and_then(free) {
             drop(state);
             return Err(core.misuse(ptr, pointer));
         }
@@ -98,16 +97,6 @@ fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Strea
         core.caches.count_free(&mut state.locked, requested, size);
     }
     freed
-}
-
-/// Frees a live block of any arena. `false`, and nothing done, where it is none.
-fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer, stream: &Stream) -> bool {
-    let Pointer::Live(id) = pointer else { return false };
-    match core.holds.free(ptr, || stream.fence()) {
-        Freed::Now => core.free_in_arena(state, (ptr, id), stream.fence()),
-        Freed::Later => true,
-        Freed::Twice => false,
-    }
 }
 
 /// Notes that work on `stream`, of the pool's own device, uses a live block.

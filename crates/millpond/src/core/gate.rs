@@ -10,8 +10,9 @@ use std::time::Duration;
 pub(crate) struct Gate {
     /// How many are inside. Less than 0 while the pool sleeps: counted up from the least number then.
     inside: AtomicI32,
-    /// Cloned by who uses the pool's memory for long, without entering each time.
-    resident: Arc<()>,
+    /// Cloned by who uses the pool's memory for long, without entering each time: until the clone goes, the pool is not put to
+    /// sleep. To be cloned inside.
+    pub(crate) resident: Arc<()>,
 }
 
 /// While it lives, the pool does not fall asleep.
@@ -28,14 +29,7 @@ impl Gate {
         (self.inside.fetch_add(1, Ordering::Acquire) >= 0).then_some(entered)
     }
 
-    /// Until what is returned goes, the pool is not put to sleep. `None` where it sleeps.
-    #[cfg(any(feature = "cudarc", test))]
-    pub(crate) fn move_in(&self) -> Option<Arc<()>> {
-        let _entered = self.enter()?;
-        Some(self.resident.clone())
-    }
-
-    /// Whether anybody lives here. While the gate is closed nobody comes: who closes it waits until `move_in` has left.
+    /// Whether anybody lives here. While the gate is closed nobody comes.
     pub(crate) fn has_residents(&self) -> bool {
         let any = Arc::strong_count(&self.resident) > 1;
         // Pairs with the Release by which each clone goes: the work that the resident gave to the device comes before.

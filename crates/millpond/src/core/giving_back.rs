@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 use super::pool_core::{Core, PoolState};
 use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{self, Pointer};
+use crate::extents;
 use crate::lock::MutexGuard;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
 use crate::{Error, Result};
 
-/// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back.
+/// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back. A destroyed pool
+/// keeps nothing.
 pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     core.timelines.check_process()?;
     if core.gate.is_closed() {
@@ -21,10 +22,10 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     }
     collect_held(core);
     let mut state = core.state.lock();
-    let released = if state.is_asleep { Ok(0) } else { trim_under_lock(core, &mut state, keep) };
     let is_destroyed = state.destroyed;
+    let keep = if is_destroyed { 0 } else { keep };
+    let released = if state.is_asleep { Ok(0) } else { trim_under_lock(core, &mut state, keep) };
     drop(state);
-    core.report_freed_twice();
     if is_destroyed {
         bury(core);
     }
@@ -83,9 +84,7 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
     }
     let mut state = core.state.lock();
     for (ptr, fence) in freed {
-        if let (Pointer::Live(id), _) = state.arenas.look_up(ptr) {
-            core.free_in_arena(&mut state, (ptr, id), fence);
-        }
+        _ = core.free_in_arena(&mut state, ptr, fence);
     }
     unlock_freed(core, state);
     true
@@ -115,15 +114,12 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     }
     let Some(newest) = core.state.lock().arenas.newest_released() else { return false };
     // Without the pool's lock.
-    let is_done = core.timelines.synchronize_device_unless_capturing().unwrap_or_else(|error| {
+    let waited = core.timelines.synchronize_device_unless_capturing();
+    if let Err(error) = &waited {
         tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
-        false
-    });
-    if !is_done {
-        return false;
     }
     let mut state = core.state.lock();
-    let lets_go = !state.is_asleep;
+    let lets_go = waited == Ok(true) && !state.is_asleep;
     if lets_go {
         state.arenas.let_go_until(newest);
     }
@@ -164,8 +160,6 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
     core.pause_caches(&mut state);
     let Counted { blocks, requested, .. } = core.counted();
     drop(state);
-    // Relaxed: a setting.
-    core.release_threshold.store(0, Ordering::Relaxed);
     let ended = match blocks.current {
         0 => end(core),
         blocks => Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes: requested.current }),
@@ -216,16 +210,16 @@ impl Drop for Core {
             return;
         }
         self.unwrap_blocks(true);
-        if let Some(wrapping) = &self.wrapping {
-            wrapping.end();
-        }
         free_behind(self, self.holds.collect(true));
         // Nobody holds a claim on the memory of captures, nor the pool.
         let (ended, lost) = (end(self), self.counters.reserved.current());
         if ended.is_err() || lost > 0 {
             tracing::error!(?ended, lost, pool = self.name, "a pool could not give back all its memory");
         }
-        self.report_freed_twice();
+        let double_frees = self.caches.freed_twice();
+        if double_frees > 0 {
+            tracing::error!(pool = self.name, double_frees, "two threads freed a block at once");
+        }
         if let Err(error) = self.recording.stop() {
             tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
         }

@@ -8,6 +8,7 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::device::DevicePtr;
+use crate::extents::Pointer;
 use crate::lock::Mutex;
 use crate::order::Fence;
 use crate::process::OfProcess;
@@ -31,17 +32,6 @@ impl HeldBlock {
         self.holds.retain_mut(|hold| !hold.is_over(now));
         self.holds.is_empty()
     }
-}
-
-/// What became of a free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Freed {
-    /// Nothing holds the block: it is to be freed as any other.
-    Now,
-    /// It is kept until the holds are over.
-    Later,
-    /// It was freed before, and is kept.
-    Twice,
 }
 
 /// See the [module](self). Taken under the pool's lock, or without it; the pool's is never taken under this one.
@@ -72,19 +62,21 @@ impl Holds {
         true
     }
 
-    /// The owner of a live block frees it. Under the pool's lock.
-    pub(crate) fn free(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Freed {
+    /// The owner of a live block frees it. Returns whether it is kept until the holds are over: else it is to be freed as any
+    /// other. What the pointer is where it was freed before, and is kept. Under the pool's lock.
+    pub(crate) fn keep(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Result<bool, Pointer> {
         let mut blocks = self.0.lock();
-        let Some(at) = blocks.iter().position(|block| block.ptr == ptr) else { return Freed::Now };
+        let Some(at) = blocks.iter().position(|block| block.ptr == ptr) else { return Ok(false) };
         if blocks[at].freed.is_some() {
-            return Freed::Twice;
+            return Err(Pointer::NotLive);
         }
-        if blocks[at].is_over(Instant::now()) {
+        let is_kept = !blocks[at].is_over(Instant::now());
+        if is_kept {
+            blocks[at].freed = Some(fence());
+        } else {
             blocks.swap_remove(at);
-            return Freed::Now;
         }
-        blocks[at].freed = Some(fence());
-        Freed::Later
+        Ok(is_kept)
     }
 
     /// Forgets the blocks that nothing holds any more; or all, where the pool ends: whoever else uses their memory keeps it by

@@ -5,7 +5,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -59,8 +59,6 @@ pub(crate) struct Core {
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
-    /// Whether a block that was freed twice at once was reported.
-    pub(crate) has_said_freed_twice: AtomicBool,
     /// The state of what stands beside the core, one of each type.
     pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -103,11 +101,6 @@ impl Core {
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
         self.timelines.is_here()
-    }
-
-    /// What every block's address is a multiple of, in bytes.
-    pub(crate) fn min_alignment(&self) -> u64 {
-        self.caches.sizes().bytes(1)
     }
 
     /// The state; `None` in a forked child, where a thread that is gone may have the lock.
@@ -195,7 +188,7 @@ impl Core {
     }
 
     #[cold]
-    pub(crate) fn error_asleep(&self) -> Error {
+    fn error_asleep(&self) -> Error {
         Error::Asleep { pool: self.name_of() }
     }
 
@@ -238,16 +231,6 @@ impl Core {
         self.caches.pause(locked, arena);
     }
 
-    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
-    #[cold]
-    pub(super) fn open_lock_entries(&self) {
-        if let Some(mut state) = self.state.try_lock()
-            && !self.closes_fast_path()
-        {
-            self.caches.set_lock_entries(&mut state.locked, true);
-        }
-    }
-
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
     pub(crate) fn resume_caches(&self, state: &mut PoolState) {
         if !state.is_asleep && !state.destroyed && self.routes.is_empty() {
@@ -255,30 +238,16 @@ impl Core {
         }
     }
 
-    /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
-    pub(crate) fn report_freed_twice(&self) {
-        let count = self.caches.freed_twice();
-        if count > 0 && !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                pool = self.name,
-                count,
-                "two threads freed a block at once; later: Stats::double_frees"
-            );
-        }
-    }
-
-    /// Gives a live block to its arena. `false`, and nothing done, where it is none.
+    /// Gives a live block to its arena. What else the pointer is, and nothing done, where it is none.
     pub(super) fn free_in_arena(
         &self,
         state: &mut PoolState,
-        (ptr, id): (DevicePtr, ExtentId),
+        ptr: DevicePtr,
         fence: Fence,
-    ) -> bool {
-        let freed = state.arenas.free(ptr, id, fence);
-        if let Some((requested, size)) = freed {
-            self.caches.count_free(&mut state.locked, requested, size);
-        }
-        freed.is_some()
+    ) -> std::result::Result<(), Pointer> {
+        let (requested, size) = state.arenas.free(ptr, fence)?;
+        self.caches.count_free(&mut state.locked, requested, size);
+        Ok(())
     }
 
     /// By the clock that the ledger goes by.

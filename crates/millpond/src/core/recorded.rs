@@ -2,7 +2,7 @@
 
 use super::pool_core::{Core, PoolState};
 use crate::Result;
-use crate::record::{Introduction, LiveBlock, Moment, Options, Recording, Tracking};
+use crate::record::{Introduction, LiveBlock, Moment, Options, Tracking};
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
 fn start(core: &Core, start: impl FnOnce(&PoolState) -> Result<()>) -> Result<()> {
@@ -34,14 +34,6 @@ pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
         core.recording.start_tracking(options, &Introduction::of(&core.name, &*core.device));
         Ok(())
     })
-}
-
-/// Ends the recording, or the tracking.
-pub(crate) fn stop<T>(core: &Core, stop: impl FnOnce(&Recording) -> T) -> Result<T> {
-    core.check_process()?;
-    let stopped = stop(&core.recording);
-    core.open_lock_entries();
-    Ok(stopped)
 }
 
 pub(crate) fn live_blocks(core: &Core) -> Result<Vec<LiveBlock>> {

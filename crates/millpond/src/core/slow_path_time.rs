@@ -35,11 +35,7 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
     let look = || Observation { now: core.now(), served: core.counted().allocations };
     if state.ledger.note(took, look) {
-        tracing::debug!(
-            pool = core.name,
-            growth_allowance = state.ledger.growth_allowance(),
-            "throughput mode"
-        );
+        tracing::debug!(pool = core.name, "throughput mode");
         adapt(core, state);
     }
 }

@@ -15,8 +15,8 @@ pub(super) struct KeptAwake {
 impl KeptAwake {
     pub(super) fn new(core: &Arc<Core>) -> Result<Self> {
         core.check_process()?;
-        let _resident = core.gate.move_in().ok_or_else(|| core.error_asleep())?;
-        Ok(Self { core: core.clone(), _resident })
+        let _awake = core.stay_awake()?;
+        Ok(Self { core: core.clone(), _resident: core.gate.resident.clone() })
     }
 }
 

@@ -13,9 +13,8 @@ macro_rules! ensure {
     };
 }
 
-/// Recounts everything; says what is wrong, if anything is. `reserved` is what was counted, less what other arenas that count
-/// together with this one hold.
-pub(crate) fn check(arena: &Arena, reserved: u64) -> Result<(), String> {
+/// Recounts everything; says what is wrong, if anything is.
+pub(crate) fn check(arena: &Arena) -> Result<(), String> {
     let map = &arena.map;
     check_links(map)?;
     for (id, extent) in map.iter() {
@@ -29,7 +28,7 @@ pub(crate) fn check(arena: &Arena, reserved: u64) -> Result<(), String> {
     ensure!(arena.old_mappings.ids().count() == old, "an old mapping is listed twice, or not there");
     let blocks = count(|extent| extent.state == ExtentState::Allocated);
     ensure!(map.blocks == blocks as u64, "{} blocks, recount {blocks}", map.blocks);
-    check_pages(arena, reserved)
+    check_pages(arena)
 }
 
 /// The page that an old mapping is of.
@@ -112,12 +111,10 @@ fn check_backing(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Str
 }
 
 /// Every page is either at home or parked, and is mapped as often as extents say.
-fn check_pages(arena: &Arena, reserved: u64) -> Result<(), String> {
+fn check_pages(arena: &Arena) -> Result<(), String> {
     let pages = &arena.pages;
     let base_pages = pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
     ensure!(base_pages == pages.base_pages, "base pages: recount {base_pages}");
-    let recount = pages.recount_bytes();
-    ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
     for (id, page) in pages.iter() {
         let old = arena.old_mappings.ids().filter(|old| page_of(arena.map[*old].state) == Some(id)).count();
         let home = arena.table.home(id);

@@ -112,7 +112,7 @@ impl Guarding {
     /// Bytes that a block has before the program's part. Also where redzones are not watched: so no address that the program knows
     /// is a block's first, and one that is freed again frees no block.
     fn before(core: &Core, align: u64) -> u64 {
-        align.max(core.min_alignment()).max(REDZONE)
+        align.max(core.caches.sizes().bytes(1)).max(REDZONE)
     }
 
     fn fences_block(&self, core: &Core, bytes: u64) -> bool {
@@ -141,7 +141,7 @@ impl Guarding {
         let start = hand_out(core, &mut state, &found, before + bytes);
         let end = start.raw() + sizes.bytes(units);
         let last = end - bytes;
-        let ptr = last - last % align.max(core.min_alignment());
+        let ptr = last - last % align.max(core.caches.sizes().bytes(1));
         Ok(Some((start, DevicePtr::new(ptr), REDZONE.min(end - ptr - bytes))))
     }
 
@@ -388,11 +388,6 @@ impl Wrapping<Core> for Guarding {
             tracing::warn!(%error, pool = core.name, "a freed block is still mapped");
         }
         any
-    }
-
-    fn end(&self) {
-        // Nothing is quarantined any more.
-        *self.staging.lock() = Staging::default();
     }
 }
 

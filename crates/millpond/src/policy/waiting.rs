@@ -16,4 +16,4 @@ pub(crate) const OPENED_ANEW: u32 = 1000;
 
 /// Most callbacks under way at once, each on a thread of its own. On one thread callbacks do not nest; whether a callback waits for
 /// another thread cannot be told.
-pub(crate) const MOST_NESTED: usize = 16;
+pub(crate) const MOST_NESTED: usize = 32;

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
@@ -17,9 +17,9 @@ use crate::device::{Device, PeerSet};
 use crate::extents::{Arena, Layout, Owner};
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
-use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
+use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
-use crate::physical::{Budget, GivesBack, Limits, Pages};
+use crate::physical::{Budget, Limits, Pages};
 use crate::policy::Policy;
 use crate::policy::ledger::{self, Ledger};
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
@@ -255,12 +255,11 @@ impl PoolBuilder {
             Some(guard) if guard.fences => FencedMemory::over(device),
             _ => device,
         };
-        let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
+        let total = device.properties().total_memory;
+        let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(total));
         let ledger = Ledger::new(self.policy, most_growth, device.now());
         let counters = Arc::new(Counters::default());
-        let headroom = self.headroom;
-        let total = device.properties().total_memory;
-        let limits = Limits { hard_limit, headroom, budget: self.budget, total, together };
+        let limits = Limits { hard_limit, headroom: self.headroom, budget: self.budget, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
@@ -307,7 +306,6 @@ impl PoolBuilder {
             holds: Holds::default(),
             wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
-            has_said_freed_twice: AtomicBool::new(false),
             beside,
         });
         match &self.peers {
@@ -327,13 +325,12 @@ impl PoolBuilder {
         if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
             start_tracking(&inner, &tracking)?;
         }
+        let weak = Arc::downgrade(&inner);
         if let Some(tenancy) = inner.limits.tenancy() {
-            let pool: Arc<dyn GivesBack> = inner.clone();
-            tenancy.add_giver(Arc::downgrade(&pool))?;
+            tenancy.add_giver(weak.clone())?;
         }
         registry.enter(number, &inner);
-        let listener: Arc<dyn AfterSync> = inner.clone();
-        timelines.listen(Arc::downgrade(&listener));
+        timelines.listen(weak);
         if let Some(socket) = socket {
             live::show(&socket, &inner);
         }

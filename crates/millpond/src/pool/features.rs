@@ -30,7 +30,9 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn stop_tracking(&self) -> Result<()> {
-        core::recorded::stop(self.inner(), record::Recording::stop_tracking)
+        self.inner().check_process()?;
+        self.inner().recording.stop_tracking();
+        Ok(())
     }
 
     /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other
@@ -103,11 +105,8 @@ impl Pool {
     ///
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
-        let mut given_back = self.sleep_state().sleep(self.inner(), keep)?;
-        for (_, of_tag) in self.tagged_pools() {
-            given_back += of_tag.sleep(keep)?;
-        }
-        Ok(given_back)
+        let own = self.sleep_state().sleep(self.inner(), keep)?;
+        self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.sleep(keep)?))
     }
 
     /// Ends a [sleep](Self::sleep): takes memory again, and maps it where it was. Returns once all bytes are in place. A pool
@@ -135,11 +134,8 @@ impl Pool {
     /// The device's own; what could not be given back stays.
     pub fn trim_staging(&self) -> Result<u64> {
         self.inner().check_process()?;
-        let mut given_back = self.sleep_state().trim_staging()?;
-        for (_, of_tag) in self.tagged_pools() {
-            given_back += of_tag.trim_staging()?;
-        }
-        Ok(given_back)
+        let own = self.sleep_state().trim_staging()?;
+        self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.trim_staging()?))
     }
 
     fn sleep_state(&self) -> &Sleep {

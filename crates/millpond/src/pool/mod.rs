@@ -235,7 +235,7 @@ impl Pool {
 
     /// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
     /// device call. A free range that is long enough already is one. Other threads wait meanwhile where they need more than
-    /// their caches have. Where memory is short, the pool does what it does for an allocation, and counts it as one.
+    /// their caches have. Where memory is short, the pool does what it does for an allocation.
     ///
     /// [Pinned memory](Context::pinned) comes in one segment then, which several threads touch: it is ready several times as
     /// fast as pages. A segment goes back to the system when all of it is free.
@@ -404,7 +404,8 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        recorded::stop(&self.inner, record::Recording::stop)?
+        self.inner.check_process()?;
+        self.inner.recording.stop()
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Without a

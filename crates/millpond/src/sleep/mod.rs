@@ -265,12 +265,14 @@ mod tests {
     fn who_comes_while_a_sleep_begins_is_refused() {
         let gate = Gate::default();
         gate.close();
-        assert!(gate.move_in().is_none(), "the sleep looked for residents, or is about to");
+        assert!(gate.enter().is_none(), "the sleep looked for residents, or is about to");
         assert!(!gate.has_residents());
         gate.open();
-        let resident = gate.move_in();
-        assert!(resident.is_some() && gate.has_residents());
+        let entered = gate.enter();
+        let resident = gate.resident.clone();
+        drop(entered);
         gate.close();
+        assert!(gate.has_residents());
         drop(resident);
         assert!(!gate.has_residents());
     }
