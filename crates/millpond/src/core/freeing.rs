@@ -45,25 +45,9 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
 
 /// Frees a block, of which nobody is told.
 pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-    match core.caches.free_without_entry(ptr, stream) {
-        Some(_) => Ok(()),
-        None => free_locking(core, ptr, stream),
+    if core.caches.free_without_entry(ptr, stream).is_some() {
+        return Ok(());
     }
-}
-
-/// Bytes asked for in the live block that starts at `ptr`. Takes the lock only where the descriptor of the block does not say.
-pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
-    core.check_process()?;
-    if let Some((_, bytes)) = core.part_at(ptr) {
-        return Ok(bytes);
-    }
-    match core.caches.page_map.find_plain(ptr) {
-        Some(plain) => Ok(plain.descriptor.requested()),
-        None => core.with_live(ptr, |arena, id| arena.requested(id)),
-    }
-}
-
-fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     core.check_stream(stream)?;
     if ptr.is_null() {
         return Ok(());
@@ -80,6 +64,18 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     }
     unlock_freed(core, state);
     Ok(())
+}
+
+/// Bytes asked for in the live block that starts at `ptr`. Takes the lock only where the descriptor of the block does not say.
+pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
+    core.check_process()?;
+    if let Some((_, bytes)) = core.part_at(ptr) {
+        return Ok(bytes);
+    }
+    match core.caches.page_map.find_plain(ptr) {
+        Some(plain) => Ok(plain.descriptor.requested()),
+        None => core.with_live(ptr, |arena, id| arena.requested(id)),
+    }
 }
 
 /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing

@@ -10,7 +10,7 @@ use super::callbacks::Reclaimer;
 use super::giving_back::{trim, trim_waiting, wait_for_free};
 use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
-use crate::extents::{self, Refusal};
+use crate::extents::Refusal;
 use crate::host::try_box;
 use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
@@ -47,17 +47,6 @@ fn steps(core: &Core) -> impl Iterator<Item = Step> {
     own.into_iter().chain(steps_of_others()).chain(core.reclaimers.each().map(Step::Reclaim))
 }
 
-/// What is lacking.
-struct Shortfall {
-    /// Bytes that are wanted.
-    bytes: u64,
-    what: Shortage,
-    /// In which lengths memory is taken.
-    at_once: u64,
-    /// How long other processes are still waited for.
-    patience: Option<Duration>,
-}
-
 /// Takes the steps, and attempts after each that may have made room what was refused at `first`. The shortage where none helps.
 pub(crate) fn make_room<T>(
     core: &Core,
@@ -66,11 +55,19 @@ pub(crate) fn make_room<T>(
     first: Refusal,
     mut attempt: impl FnMut() -> Result<std::result::Result<T, Refusal>>,
 ) -> Result<std::result::Result<T, Shortage>> {
-    let patience = core.limits.tenancy().map(Tenancy::patience);
-    let (what, at_once) = shortage_of(core, first)?;
-    let mut short = Shortfall { bytes, what, at_once, patience };
+    let mut patience = core.limits.tenancy().map(Tenancy::patience);
+    let mut short = shortage_of(core, first)?;
     for step in steps {
-        let has_made_room = take_step(core, &step, &mut short)?;
+        let has_made_room = match step {
+            Step::WaitForFences => wait_for_free(core)?,
+            Step::ReleaseSome => trim(core, core.counters.reserved.current().saturating_sub(bytes))? > 0,
+            // Worth a try also where nothing is left: a request that failed has given back its own pages, of
+            // whatever size.
+            Step::ReleaseAll => trim(core, 0).map(|_| true)?,
+            Step::TrimOthers => trim_others(core)?,
+            Step::AskProcesses => ask_processes(core, bytes, short, &mut patience),
+            Step::Reclaim(reclaimer) => core.reclaimers.enter().is_some_and(|_entered| reclaimer(bytes)),
+        };
         // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
         core.check_process()?;
         if !has_made_room {
@@ -79,10 +76,10 @@ pub(crate) fn make_room<T>(
         core.counters.retries.add(1);
         match attempt()? {
             Ok(done) => return Ok(Ok(done)),
-            Err(refusal) => (short.what, short.at_once) = shortage_of(core, refusal)?,
+            Err(refusal) => short = shortage_of(core, refusal)?,
         }
     }
-    Ok(Err(short.what))
+    Ok(Err(short.0))
 }
 
 /// Makes room for a request of the program's, by all steps.
@@ -136,29 +133,6 @@ fn tell_of(core: &Core, report: OutOfMemory) -> Error {
     }
 }
 
-/// Takes one step; `false` where it cannot have made room.
-fn take_step(core: &Core, step: &Step, short: &mut Shortfall) -> Result<bool> {
-    match step {
-        Step::WaitForFences => {
-            let any = wait_for_free(core)?;
-            extents::reap(&mut core.state.lock().arenas.own);
-            Ok(any)
-        }
-        Step::ReleaseSome => {
-            let keep = core.counters.reserved.current().saturating_sub(short.bytes);
-            Ok(trim(core, keep)? > 0)
-        }
-        // Worth a try also where nothing is left: a request that failed has given back its own pages, of
-        // whatever size.
-        Step::ReleaseAll => trim(core, 0).map(|_| true).map_err(Error::from),
-        Step::TrimOthers => trim_others(core),
-        Step::AskProcesses => Ok(ask_processes(core, short)),
-        Step::Reclaim(reclaimer) => {
-            Ok(core.reclaimers.enter().is_some_and(|_entered| reclaimer(short.bytes)))
-        }
-    }
-}
-
 /// Lets the other pools of the same memory or budget give back what they cache, once the work on it is complete.
 fn trim_others(core: &Core) -> Result<bool> {
     let mut released = 0;
@@ -170,13 +144,18 @@ fn trim_others(core: &Core) -> Result<bool> {
 }
 
 /// Waits until other processes have left so much of the budget, for as long as the patience lasts, which gets shorter.
-/// There is none any more where they have not.
-fn ask_processes(core: &Core, short: &mut Shortfall) -> bool {
-    let tenancy = core.limits.tenancy().filter(|_| short.what == Shortage::Budget);
-    let Some((tenancy, left)) = tenancy.zip(short.patience) else { return false };
+/// There is none any more where they have not. What was short says in which lengths memory is taken.
+fn ask_processes(
+    core: &Core,
+    bytes: u64,
+    (what, at_once): (Shortage, u64),
+    patience: &mut Option<Duration>,
+) -> bool {
+    let tenancy = core.limits.tenancy().filter(|_| what == Shortage::Budget);
+    let Some((tenancy, left)) = tenancy.zip(*patience) else { return false };
     let began = Instant::now();
-    let has_room = tenancy.ask(short.bytes.next_multiple_of(short.at_once.max(1)), left);
-    short.patience = has_room.then(|| left.saturating_sub(began.elapsed()));
+    let has_room = tenancy.ask(bytes.next_multiple_of(at_once.max(1)), left);
+    *patience = has_room.then(|| left.saturating_sub(began.elapsed()));
     has_room
 }
 

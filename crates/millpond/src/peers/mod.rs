@@ -41,7 +41,6 @@ pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result
     if ptr.is_null() {
         return Ok(());
     }
-    core.check_process()?;
     if core.check_stream(stream).is_ok() {
         return freeing::record_use(core, ptr, stream);
     }

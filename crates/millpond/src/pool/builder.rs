@@ -109,7 +109,8 @@ impl PoolBuilder {
 
     /// Of memory of other processes, which is gone once it is free.
     pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>) -> Self {
-        let new = Self::new(context, PoolMemory::new(memory)).name("shared");
+        let memory = PoolMemory { device: memory, together: Arc::default() };
+        let new = Self::new(context, memory).name("shared");
         Self {
             keeps_nothing: true,
             live: false,

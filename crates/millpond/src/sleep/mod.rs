@@ -97,29 +97,25 @@ impl Sleep {
 
 impl Sleeper {
     fn sleep_behind_gate(&mut self, core: &Core, keep: Keep) -> Result<u64> {
+        let refuse = |why| Err(cannot_sleep(core, why));
         if core.gate.has_residents() {
-            return Err(cannot_sleep(
-                core,
+            return refuse(
                 "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
                  millpond::Buffer",
-            ));
+            );
         }
         // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
         if !core.timelines.synchronize_device_unless_capturing()? {
-            return Err(cannot_sleep(
-                core,
+            return refuse(
                 "a graph is being captured, which a wait for the device would end: end the capture first",
-            ));
+            );
         }
         collect_held(core);
         let mut state = core.state.lock();
         core.check_not_destroyed(&state)?;
         // Under the lock, under which blocks are shared.
         if core.holds.any() {
-            return Err(cannot_sleep(
-                core,
-                "other processes may use blocks of it: wait until they have let go",
-            ));
+            return refuse("other processes may use blocks of it: wait until they have let go");
         }
         let before = core.counters.reserved.current();
         self.sleep_under_lock(core, &mut state, keep).map_err(|error| core.error_of(error))?;
@@ -230,10 +226,10 @@ impl Sleeper {
         if woken.is_ok() && copied.is_ok() {
             return Ok(());
         }
-        if copied.is_ok() {
-            if let Err(error) = self.asleep.go(0..self.asleep.kept, arenas) {
-                tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
-            }
+        if copied.is_ok()
+            && let Err(error) = self.asleep.go(0..self.asleep.kept, arenas)
+        {
+            tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
         }
         woken.and(copied.map_err(Refusal::from))
     }
