@@ -87,7 +87,7 @@ impl Fence {
         }
     }
 
-    /// Takes the later tick per stream.
+    /// Takes the later tick per stream: by searches, since what is long is joined with what names few.
     #[inline]
     pub(crate) fn join(&mut self, other: &Self) {
         match (&mut self.0[..], &other.0[..]) {
@@ -95,11 +95,7 @@ impl Fence {
             (mine, theirs) if same_streams(mine, theirs) => {
                 mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-            // Searches, and not a pass over its own.
-            (mine, theirs) if theirs.len().pow(2) < mine.len() => {
-                other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick));
-            }
-            (_, theirs) => self.merge(theirs),
+            _ => other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick)),
         }
     }
 
@@ -151,21 +147,6 @@ impl Fence {
             let now = tick(entry.0, entry.1);
             entry.1 = now.unwrap_or(entry.1);
             now.is_some()
-        });
-    }
-
-    /// As [`join`](Self::join), sorted anew. Takes no more memory than both have.
-    fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
-        note_looks(self.len() + theirs.len());
-        self.0.extend_from_slice(theirs);
-        self.0.sort_unstable();
-        // Of two ticks of a stream the later one comes last.
-        self.0.dedup_by(|later, kept| {
-            let is_same = later.0 == kept.0;
-            if is_same {
-                *kept = *later;
-            }
-            is_same
         });
     }
 

@@ -343,10 +343,6 @@ impl Timeline {
     }
 
     /// Takes the marks that are complete off the front. Returns whether anything new was learned.
-    pub(super) fn poll(&self) -> DeviceResult<bool> {
-        self.take_complete(&mut self.state.lock())
-    }
-
     fn take_complete(&self, state: &mut TimelineState) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
@@ -435,13 +431,9 @@ impl Timeline {
         self.check_usable(handle).map(|()| handle)
     }
 
-    /// As `usable_handle`, for who presents the stream.
-    #[inline]
-    pub(super) fn check_presented(&self, handle: StreamHandle) -> DeviceResult<()> {
-        match self.promise {
-            Promise::WhileRegistered => self.usable_handle(&self.state.lock()).map(drop),
-            _ => self.check_usable(handle),
-        }
+    /// The same, for who presents the stream.
+    pub(super) fn handle_here(&self) -> DeviceResult<StreamHandle> {
+        self.usable_handle(&self.state.lock())
     }
 
     /// Refuses a handle that means another stream to the calling thread. Every call that gives the device the stream's

@@ -1,7 +1,7 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
@@ -18,26 +18,17 @@ pub(crate) trait AfterSync: Send + Sync {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    slots: Vec<Option<Arc<Timeline>>>,
-    free: Vec<u32>,
-}
+pub(super) struct Table(Vec<Option<Arc<Timeline>>>);
 
 impl Table {
     /// The timeline, unless it is gone: then all of it is reached.
     #[inline]
     pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
-        self.slots.get(id.slot as usize)?.as_ref().filter(|timeline| timeline.id == id)
+        self.0.get(id.slot as usize)?.as_ref().filter(|timeline| timeline.id == id)
     }
 
     fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
-        self.slots.iter().flatten()
-    }
-
-    /// Removes a timeline of which everything is complete.
-    fn remove(&mut self, id: TimelineId) {
-        self.slots[id.slot as usize] = None;
-        self.free.push(id.slot);
+        self.0.iter().flatten()
     }
 }
 
@@ -51,8 +42,6 @@ pub(super) struct HeldTimeline {
     owned: bool,
     /// How often the stream is registered. Written with the lock of those alive.
     pub(super) registrations: AtomicUsize,
-    /// Whether somebody held the stream when its registration ended.
-    is_left_over: AtomicBool,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
     #[cfg(feature = "cudarc")]
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
@@ -103,9 +92,8 @@ pub(crate) struct Timelines {
     /// may have several: each promise has its own end.
     alive: OfProcess<Mutex<Alive>>,
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
-    /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
-    /// which would end a capture.
-    captures: Mutex<usize>,
+    /// Locked while a capture begins, and while the device is synchronised for a pool's own sake, which would end one.
+    beginning: Mutex<()>,
 }
 
 impl Timelines {
@@ -117,7 +105,7 @@ impl Timelines {
             retired: OfProcess::default(),
             alive: OfProcess::default(),
             listeners: OfProcess::default(),
-            captures: Mutex::default(),
+            beginning: Mutex::default(),
         })
     }
 
@@ -192,15 +180,16 @@ impl Timelines {
         let timeline = {
             let mut table = self.table.write();
             if !self.make_room(&mut table) {
-                let bytes = (table.slots.len() * size_of::<Option<Arc<Timeline>>>()) as u64;
+                let bytes = (table.0.len() * size_of::<Option<Arc<Timeline>>>()) as u64;
                 return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
             }
-            let slot = table.free.pop().unwrap_or_else(|| {
-                table.slots.push(None);
-                u32::try_from(table.slots.len() - 1).expect("fewer than 2^32 streams at once")
+            let at = table.0.iter().position(Option::is_none).unwrap_or_else(|| {
+                table.0.push(None);
+                table.0.len() - 1
             });
+            let slot = u32::try_from(at).expect("fewer than 2^32 streams at once");
             let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
-            table.slots[slot as usize].insert(timeline).clone()
+            table.0[at].insert(timeline).clone()
         };
         let held = Arc::new(HeldTimeline {
             timelines: self.clone(),
@@ -208,7 +197,6 @@ impl Timelines {
             handle,
             owned,
             registrations: AtomicUsize::new(usize::from(promise == Promise::WhileRegistered)),
-            is_left_over: AtomicBool::new(false),
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
@@ -225,11 +213,9 @@ impl Timelines {
 
     /// Reserves host memory in all lists for one more stream, for its start and its end. `false` where the host refuses.
     fn make_room(&self, table: &mut Table) -> bool {
-        let all = table.slots.len() + 1;
         let mut retired = self.retired.lock();
-        let more = all - retired.len().min(all);
-        table.slots.try_reserve(1).is_ok()
-            && table.free.try_reserve(all - table.free.len()).is_ok()
+        let more = (table.0.len() + 1).saturating_sub(retired.len());
+        table.0.try_reserve(1).is_ok()
             && retired.try_reserve(more).is_ok()
             && self.alive.lock().try_reserve(1).is_ok()
     }
@@ -245,17 +231,9 @@ impl Timelines {
             && alive.remove(&(held.timeline.stream, promise)).is_some()
     }
 
-    /// What comes after the last registration [ended](Self::unregister): the owner may destroy the stream after this
-    /// call. Whoever still has a clone finds it gone.
-    pub(super) fn end(&self, held: &Arc<HeldTimeline>) {
-        // Nobody gets another clone. What is freed by one that is left, from here on, may be closed by no mark.
-        // Relaxed: read by whoever drops the last clone, which comes after.
-        held.is_left_over.store(Arc::strong_count(held) > 1, Ordering::Relaxed);
-        self.close_last(&held.timeline);
-    }
-
-    /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call.
-    fn close_last(&self, timeline: &Timeline) {
+    /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call. Whoever still has a
+    /// clone finds it gone.
+    pub(super) fn close_last(&self, timeline: &Timeline) {
         let closed = timeline.close(timeline.now(), false);
         if let Err(error) = &closed {
             tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
@@ -283,13 +261,14 @@ impl Timelines {
                 alive.remove(&key);
             }
         }
-        if held.is_left_over.load(Ordering::Relaxed) {
-            // As in `close_last`.
+        if timeline.is_retired() {
+            // What was freed by a clone after the registration's end is closed by no mark: as in `close_last`.
             timeline.turn();
-        } else if !timeline.is_marked_at_once() && !timeline.is_retired() {
+        } else if timeline.is_marked_at_once() {
+            timeline.retire();
+        } else {
             self.close_last(timeline);
         }
-        timeline.retire();
         if held.owned {
             // SAFETY: the stream is ours, and this was the last clone.
             if let Err(error) = unsafe { self.device().destroy_stream(held.handle) } {
@@ -306,10 +285,10 @@ impl Timelines {
         loop {
             let Some(timeline) = self.retired.lock().pop_front() else { return };
             // The turn at retirement closed every tick below `now`.
-            if timeline.poll().is_err() || timeline.observed() + 1 < timeline.now() {
+            if timeline.look(timeline.now() - 1).is_err() || timeline.observed() + 1 < timeline.now() {
                 return self.retired.lock().push_back(timeline);
             }
-            self.table.write().remove(timeline.id);
+            self.table.write().0[timeline.id.slot as usize] = None;
         }
     }
 
@@ -331,9 +310,9 @@ impl Timelines {
         let mut turned = Vec::new();
         {
             let all = self.all();
-            let bytes = (all.slots.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
+            let bytes = (all.0.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
             let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
-            turned.try_reserve_exact(all.slots.len()).map_err(no_memory)?;
+            turned.try_reserve_exact(all.0.len()).map_err(no_memory)?;
             turned.extend(all.iter().map(|timeline| (timeline.turn(), timeline.clone())));
         }
         self.device().synchronize()?;
@@ -347,10 +326,9 @@ impl Timelines {
     /// stream is asked whether it is idle. Once this has returned, neither is done until the capture has ended.
     pub(crate) fn begin_capture(&self) {
         {
-            let mut captures = self.captures.lock();
-            *captures += 1;
+            let _beginning = self.beginning.lock();
             // Relaxed: as for `is_capturing`.
-            self.events.is_capturing.store(true, Ordering::Relaxed);
+            self.events.captures.fetch_add(1, Ordering::Relaxed);
         }
         // Who adds a timeline after this look sees the store above, through the table's lock.
         self.all().iter().for_each(|timeline| timeline.let_calls_end());
@@ -364,21 +342,15 @@ impl Timelines {
 
     /// A capture that [began](Self::begin_capture) has ended; whether it was the last.
     pub(crate) fn end_capture(&self) -> bool {
-        let mut captures = self.captures.lock();
-        *captures -= 1;
         // Relaxed: as for `is_capturing`.
-        self.events.is_capturing.store(*captures > 0, Ordering::Relaxed);
-        *captures == 0
+        self.events.captures.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
     /// As [`synchronize_device`](Self::synchronize_device), but where a capture is under way, which that would end:
     /// `false`, and nothing is done.
     pub(crate) fn synchronize_device_unless_capturing(&self) -> DeviceResult<bool> {
-        let captures = self.captures.lock();
-        if *captures > 0 {
-            return Ok(false);
-        }
-        self.synchronize_device().map(|()| true)
+        let _none_begins = self.beginning.lock();
+        if self.is_capturing() { Ok(false) } else { self.synchronize_device().map(|()| true) }
     }
 
     /// Notes that the host has waited for everything in `clock`.
