@@ -7,10 +7,9 @@
 use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
-use crate::counters::Counted;
 use crate::policy::peaks::Slack;
 use crate::policy::waiting::SPINS;
-use crate::stats::Level;
+use crate::stats::{Level, Stats};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -226,7 +225,7 @@ impl Tally {
 }
 
 /// What all tallies and the totals say together.
-pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Counted {
+pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Stats {
     let missing = totals.strays();
     let (mut allocations, mut frees) = (0_u64, (missing[2] as u64 / 2).wrapping_neg());
     let mut bytes = [missing[0], missing[ALLOCATED]];
@@ -243,7 +242,7 @@ pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals)
         |now: i64, peak: i64| Level { current: now.clamp(0, peak.max(0)) as u64, high: peak.max(0) as u64 };
     let blocks = level((allocations - frees) as i64, peaks[2] / 2);
     let [requested, allocated] = [0, ALLOCATED].map(|figure| level(bytes[figure], peaks[figure]));
-    Counted { requested, allocated, blocks, allocations, frees }
+    Stats { requested, allocated, blocks, allocations, frees, ..Stats::default() }
 }
 
 #[cfg(all(test, not(loom)))]

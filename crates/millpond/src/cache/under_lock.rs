@@ -11,10 +11,10 @@ use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use super::thread_index::thread_id;
-use crate::counters::Counted;
 use crate::extents::{Allocation, Arena, BlockDescriptor, Place};
 use crate::order::{Stream, Tick};
 use crate::policy::caching::room;
+use crate::stats::Stats;
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
@@ -244,7 +244,7 @@ impl Caches {
     }
 
     /// What all threads counted.
-    pub(crate) fn counted(&self) -> Counted {
+    pub(crate) fn counted(&self) -> Stats {
         let tallies = self.threads.all().map(|cache| &cache.tally).chain([&self.others]);
         sum(tallies, &self.totals)
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::pool_core::{Core, PoolState};
-use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::extents::{self, Pointer};
 use crate::lock::MutexGuard;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
+use crate::stats::Stats;
 use crate::{Error, Result};
 
 pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
@@ -161,7 +161,7 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
         return Ok(());
     }
     core.pause_caches(&mut state);
-    let Counted { blocks, requested, .. } = core.counted();
+    let Stats { blocks, requested, .. } = core.counted();
     drop(state);
     let ended = match blocks.current {
         0 => end(core),

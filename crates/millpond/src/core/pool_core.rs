@@ -17,7 +17,7 @@ use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
 use crate::cache::{Caches, Locked};
-use crate::counters::{Counted, Counters};
+use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges, Refusal};
 use crate::host::name_for_error;
@@ -315,7 +315,7 @@ impl Core {
 
     /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
     /// figure never exceeds another, its peak is cut to the other's.
-    pub(crate) fn counted(&self) -> Counted {
+    pub(crate) fn counted(&self) -> Stats {
         let mut counted = self.caches.counted();
         let held = self.counters.reserved.level().high;
         counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
