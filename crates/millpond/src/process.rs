@@ -179,22 +179,9 @@ struct Made<T> {
     _before: *mut Made<T>,
 }
 
-impl<T: Default> PerProcess<T> {
-    /// One that nobody asked for yet.
-    pub const fn new() -> Self {
-        Self::with(T::default)
-    }
-}
-
-impl<T: Default> Default for PerProcess<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<T> PerProcess<T> {
     /// One that nobody asked for yet, made by this.
-    pub(crate) const fn with(make: fn() -> T) -> Self {
+    pub const fn new(make: fn() -> T) -> Self {
         Self { make, present: AtomicPtr::new(ptr::null_mut()) }
     }
 }
@@ -243,7 +230,7 @@ type Known<K, T> = Vec<(K, Weak<T>)>;
 
 impl<K: PartialEq + Send + 'static, T: Send + Sync + 'static> WhileHeld<K, T> {
     pub(crate) const fn new() -> Self {
-        Self(PerProcess::new())
+        Self(PerProcess::new(Default::default))
     }
 
     /// The one that somebody holds, or a new one.
@@ -310,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_is_per_process_is_made_once() {
-        static COUNT: PerProcess<AtomicU64> = PerProcess::new();
+        static COUNT: PerProcess<AtomicU64> = PerProcess::new(Default::default);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| COUNT.get().fetch_add(1, Ordering::Relaxed));

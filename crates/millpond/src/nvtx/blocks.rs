@@ -112,7 +112,7 @@ struct CheckedBlock {
     until: Until,
 }
 
-static OF_TOOL: PerProcess<Option<Blocks>> = PerProcess::with(|| Calls::of_tool().map(Blocks::new));
+static OF_TOOL: PerProcess<Option<Blocks>> = PerProcess::new(|| Calls::of_tool().map(Blocks::new));
 
 /// Where blocks are told of, if the tool that watches this process checks memory. Called once CUDA is initialized.
 pub(crate) fn blocks() -> Option<&'static Blocks> {
