@@ -167,8 +167,10 @@ impl Arena {
         }
         let parked = self.pages.parked.len();
         let found = self.back_as_planned(request, origin);
-        if found.is_err() {
-            self.pages.release_parked_since(parked);
+        if found.is_err()
+            && let Err(error) = self.pages.release_parked(parked, 0)
+        {
+            tracing::warn!(%error, "a page for a request that failed could not be given back");
         }
         found
     }

@@ -86,7 +86,7 @@ impl Commit<'_, '_> {
             }
             match pages.create(base_pages) {
                 Ok(page) => {
-                    pages.park(page);
+                    pages.parked.push(page);
                     *step = Step::Unpark { page, at };
                 }
                 Err(NoPage::Short(what)) if base_pages > 1 && what != Shortage::Headroom => {

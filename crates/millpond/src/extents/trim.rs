@@ -43,7 +43,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
         join_complete(arena);
     }
     // One failure is no reason to keep the rest. What is mapped nowhere no graph uses.
-    let parked = arena.pages.release_parked(keep);
+    let parked = arena.pages.release_parked(0, keep);
     let pages = if moves { trim_pages(arena, keep) } else { Ok(()) };
     if moves && arena.reserved() < before {
         arena.map.shrink();
@@ -145,7 +145,7 @@ fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> R
     map.make_unmapped(unmapped);
     if pages.get(page).mappings > 0 {
         // An older mapping is still waiting for its work; the page goes when that has gone.
-        pages.park(page);
+        pages.parked.push(page);
         return Ok(());
     }
     pages.release(page).map(drop)

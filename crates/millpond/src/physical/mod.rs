@@ -151,11 +151,6 @@ impl Pages {
         u64::from(base_pages) * self.base_page_bytes
     }
 
-    /// Puts a page that is mapped nowhere aside.
-    pub(crate) fn park(&mut self, id: PageId) {
-        self.parked.push(id);
-    }
-
     /// Creates a page of `base_pages`, mapped nowhere: map or park it.
     pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
         let id = self.add(base_pages, Self::create_page)?;
@@ -264,13 +259,9 @@ impl Pages {
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
-        let usual = self.peers;
-        let before = std::mem::replace(&mut self.get_mut(id).peers, usual);
         let mut there = Presence::Unmapped;
         // SAFETY: the caller's promise.
-        let mapped = unsafe { self.bring_back(id, at, &mut there) };
-        self.get_mut(id).peers = before;
-        let Err(error) = mapped else {
+        let Err(error) = (unsafe { self.bring_back(id, at, &mut there, self.peers) }) else {
             self.get_mut(id).mappings += 1;
             return Ok(());
         };
@@ -381,7 +372,7 @@ impl Pages {
             // SAFETY: the page leaves the table below, and with it every trace of the handle.
             if let Err(error) = unsafe { self.device.release_page(handle) } {
                 self.get_mut(id).presence = Presence::Whole;
-                self.park(id);
+                self.parked.push(id);
                 return Err(error);
             }
             self.counters.calls.release.add(1);
@@ -397,25 +388,12 @@ impl Pages {
         at.map(|at| self.parked.remove(at)).is_some()
     }
 
-    /// Releases the pages that were parked since there were `first`. One that cannot be released stays parked.
-    #[cold]
-    pub(crate) fn release_parked_since(&mut self, first: usize) {
-        for at in (first..self.parked.len()).rev() {
-            let page = self.parked[at];
-            if self.get(page).mappings == 0 {
-                self.parked.remove(at);
-                if let Err(error) = self.release(page) {
-                    tracing::warn!(%error, "a page for a request that failed could not be given back");
-                }
-            }
-        }
-    }
-
-    /// Releases parked pages until at most `keep` bytes are reserved.
-    pub(crate) fn release_parked(&mut self, keep: u64) -> DeviceResult<()> {
+    /// Releases pages that were parked since there were `first`, until at most `keep` bytes are reserved. One that cannot be
+    /// released stays parked.
+    pub(crate) fn release_parked(&mut self, first: usize, keep: u64) -> DeviceResult<()> {
         let mut at = self.parked.len();
         let mut result = Ok(());
-        while result.is_ok() && at > 0 && self.counters.reserved.current() > keep {
+        while result.is_ok() && at > first && self.counters.reserved.current() > keep {
             at -= 1;
             let page = self.parked[at];
             if self.get(page).mappings == 0 {
