@@ -120,7 +120,7 @@ impl Guarding {
     }
 
     /// A block in a segment of its own, with a part at its end: where each starts, and the bytes behind the part. `None` where
-    /// there is no room for it.
+    /// there is to be none, or there is no room for it.
     fn alloc_fenced(
         &self,
         core: &Core,
@@ -128,6 +128,9 @@ impl Guarding {
         align: u64,
         stream: &Stream,
     ) -> Result<Option<(DevicePtr, DevicePtr, u64)>> {
+        if !self.fences_block(core, bytes) {
+            return Ok(None);
+        }
         let before = Self::before(core, align);
         let mut state = core.state.lock();
         core.check_allocates(&state)?;
@@ -293,12 +296,7 @@ impl Wrapping<Core> for Guarding {
         if bytes == 0 || Self::leaves_alone(core, stream) {
             return alloc_block(core, bytes, align, stream);
         }
-        let fenced = if self.fences_block(core, bytes) {
-            self.alloc_fenced(core, bytes, align, stream)?
-        } else {
-            None
-        };
-        let (start, ptr, behind) = match fenced {
+        let (start, ptr, behind) = match self.alloc_fenced(core, bytes, align, stream)? {
             Some(place) => place,
             None => {
                 let before = Self::before(core, align);

@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::close_on_fork::CloseOnFork;
 use crate::device::{DeviceResult, SharedNumber, system};
 use crate::peer::credentials;
-use crate::policy::other_processes::AFTER_DEATH;
+use crate::policy::other_processes::PATIENCE;
 use crate::process::Process;
 use crate::{Error, Result};
 
@@ -53,7 +53,7 @@ impl Lent {
         }
         let Some(ended) = self.ended else { return false };
         // Acquire: who closed its end counted itself out before.
-        self.users.load(Ordering::Acquire) == 0 || now.saturating_duration_since(ended) >= AFTER_DEATH
+        self.users.load(Ordering::Acquire) == 0 || now.saturating_duration_since(ended) >= PATIENCE
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     /// A lease, and what a process gets that it was sent to.
     fn lease() -> (Lent, [OwnedFd; 2]) {
         let (lent, [end, users]) = Lent::new().unwrap();
-        let copy = |file: &CloseOnFork| file.here().unwrap().try_clone_to_owned().unwrap();
+        let copy = |file: &CloseOnFork| file.here().unwrap().try_clone().unwrap();
         (lent, [copy(&end), copy(&users)])
     }
 
@@ -177,7 +177,7 @@ mod tests {
         let (mut lent, [end, users]) = lease();
         die(Borrowed::begin(end, &users).unwrap());
         assert!(!lent.is_over(Instant::now()));
-        assert!(lent.is_over(Instant::now() + AFTER_DEATH));
+        assert!(lent.is_over(Instant::now() + PATIENCE));
     }
 
     #[test]
@@ -224,10 +224,10 @@ mod tests {
                 // Of three descriptors, since there is one page.
                 let header =
                     Header { magic: Header::MAGIC, element: 1, bytes: 1, pages: 1, ..Header::zeroed() };
-                let token = SharedToken { header, positions: vec![0], pages: vec![1] };
+                let token = SharedToken { header, pages: vec![[0, 1]] };
                 in_child(|| {
                     let (lent, [end, users]) = Lent::new().unwrap();
-                    let all = [&end, &users, &lent.end].map(|file| file.here().unwrap());
+                    let all = [&end, &users, &lent.end].map(|file| file.here().unwrap().as_fd());
                     send(&from, &token, &all).unwrap();
                 });
                 let received = Received::receive(&to).unwrap().into_descriptors();
