@@ -55,12 +55,6 @@ impl Fence {
         self.0.is_empty()
     }
 
-    /// Whether it names this timeline, and no other.
-    #[inline]
-    pub(crate) fn is_only_of(&self, timeline: TimelineId) -> bool {
-        matches!(self.0[..], [(of, _)] if of == timeline)
-    }
-
     /// How many streams it names.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
@@ -185,14 +179,6 @@ mod tests {
 
     fn id(slot: u32) -> TimelineId {
         TimelineId { slot, generation: 0 }
-    }
-
-    #[test]
-    fn a_fence_of_one_stream_is_told_from_others() {
-        let mut fence = Fence::at(id(1), 5);
-        assert!(fence.is_only_of(id(1)) && !fence.is_only_of(id(2)) && !Fence::empty().is_only_of(id(1)));
-        fence.raise(id(2), 1);
-        assert!(!fence.is_only_of(id(1)));
     }
 
     #[test]

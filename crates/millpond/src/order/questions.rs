@@ -176,7 +176,8 @@ impl Timelines {
     }
 }
 
-/// Answers whether many fences are ready for one stream, as one search asks. Locks are taken once. Drop it before any other call to the timelines or the device.
+/// Answers whether many fences are ready for one stream, as one search asks. Locks are taken once. Drop it before any other
+/// call to the timelines or the device.
 pub(crate) struct ReadinessQuery<'a> {
     timelines: &'a Timelines,
     stream: &'a Timeline,
@@ -189,10 +190,6 @@ impl ReadinessQuery<'_> {
     /// Whether later work on the stream may use memory behind `fence`.
     #[inline]
     pub(crate) fn covers(&mut self, fence: &Fence) -> bool {
-        fence.is_only_of(self.stream.id) || self.covers_several(fence)
-    }
-
-    fn covers_several(&mut self, fence: &Fence) -> bool {
         fence.iter().all(|(id, tick)| id == self.stream.id || self.is_reached(id, tick))
     }
 
