@@ -68,8 +68,7 @@ pub(crate) struct Borrowed {
 impl Borrowed {
     /// Takes the two descriptors that another process sent.
     pub(crate) fn begin(end: OwnedFd, users: &OwnedFd) -> Result<Self> {
-        let kind = rustix::fs::fstat(&end).map(|found| FileType::from_raw_mode(found.st_mode));
-        if kind != Ok(FileType::Socket) {
+        if !is_of(&end, FileType::Socket) {
             let why =
                 "its first descriptor is no lease: pass the descriptors in the order of Shared::descriptors";
             return Err(Error::BadToken { why: why.to_owned() });
@@ -94,6 +93,11 @@ impl Drop for Borrowed {
             self.users.fetch_sub(1, Ordering::Release);
         }
     }
+}
+
+/// Whether a descriptor that came from another process is of this kind.
+pub(super) fn is_of(file: &OwnedFd, kind: FileType) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == kind)
 }
 
 /// Whether a descriptor is in this state.
@@ -222,8 +226,7 @@ mod tests {
             || {
                 let (from, to) = UnixStream::pair().unwrap();
                 // Of three descriptors, since there is one page.
-                let header =
-                    Header { magic: Header::MAGIC, element: 1, bytes: 1, pages: 1, ..Header::zeroed() };
+                let header = Header { magic: Header::MAGIC, element: 1, bytes: 1, ..Header::zeroed() };
                 let token = SharedToken { header, pages: vec![[0, 1]] };
                 in_child(|| {
                     let (lent, [end, users]) = Lent::new().unwrap();

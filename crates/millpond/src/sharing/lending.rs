@@ -169,8 +169,6 @@ pub(crate) fn share(
         element: elements.map_or(1, |(_, element)| element as u32),
         offset,
         bytes,
-        pages: pages.len() as u64,
-        reserved: 0,
     };
     let token = SharedToken { header, pages };
     Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })

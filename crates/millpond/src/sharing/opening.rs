@@ -7,7 +7,7 @@ use rustix::fs::FileType;
 
 use super::event::SharedEvent;
 use super::imported::ImportedMemory;
-use super::lease::Borrowed;
+use super::lease::{Borrowed, is_of};
 use super::socket::Received;
 use super::token::{Flag, SharedToken};
 use crate::core::{Core, allocating::hand_out, giving_back::trim};
@@ -39,15 +39,9 @@ fn check_token(device: &dyn Device, token: &SharedToken) -> Result<()> {
 /// Keeps the last descriptor's file, without the descriptor, where there is one of a budget.
 fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Option<OpenFile>> {
     let Some(file) = token.has(Flag::Budget).then(|| descriptors.pop()).flatten() else { return Ok(None) };
-    let kind = rustix::fs::fstat(&file).map(|found| FileType::from_raw_mode(found.st_mode));
-    let kept = if kind == Ok(FileType::RegularFile) { keep_open(&file).ok() } else { None };
-    match kept {
-        Some(kept) => Ok(Some(kept)),
-        None => {
-            let why = "its last descriptor is no budget's: pass them in the order of Shared::descriptors";
-            Err(Error::BadToken { why: why.to_owned() })
-        }
-    }
+    let kept = is_of(&file, FileType::RegularFile).then(|| keep_open(&file).ok()).flatten();
+    let why = "its last descriptor is no budget's: pass them in the order of Shared::descriptors";
+    kept.map(Some).ok_or_else(|| Error::BadToken { why: why.to_owned() })
 }
 
 /// A context's memory of other processes: one pool, and the device that it takes as its segments. Each block is a segment, and is

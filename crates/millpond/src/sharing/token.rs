@@ -21,8 +21,6 @@ pub(crate) struct Header {
     /// Where on the first page the memory begins.
     pub(crate) offset: u64,
     pub(super) bytes: u64,
-    pub(super) pages: u64,
-    pub(super) reserved: u64,
 }
 
 impl Header {
@@ -114,12 +112,11 @@ impl SharedToken {
         if header.magic != Header::MAGIC {
             return bad("it is no token of this version of millpond: both processes need the same");
         }
-        if header.flags > Flag::Event as u32 | Flag::Budget as u32 || header.reserved != 0 {
+        if header.flags > Flag::Event as u32 | Flag::Budget as u32 {
             return bad("it has flags that this version of millpond does not know");
         }
-        let length = header.pages.checked_mul(2 * size_of::<u64>() as u64);
-        if header.pages == 0 || length != Some(rest.len() as u64) {
-            return bad("its number of pages is not its length");
+        if rest.is_empty() || !rest.len().is_multiple_of(2 * size_of::<u64>()) {
+            return bad("it has no whole number of pages");
         }
         let pages: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(rest);
         let total =
@@ -159,8 +156,6 @@ mod tests {
             element: 4,
             offset: 512,
             bytes: 4 << 20,
-            pages: 3,
-            reserved: 0,
         };
         SharedToken { header, pages: vec![[6 << 20, 2 << 20], [0, 2 << 20], [0, 2 << 20]] }
     }
@@ -178,7 +173,7 @@ mod tests {
             change(&mut changed);
             cases.push((name, changed));
         };
-        case("no pages", |token| token.header.pages = 0);
+        case("no pages", |token| token.pages.clear());
         case("an empty page", |token| token.pages[1][1] = 0);
         case("pages beyond all memory", |token| token.pages[1][1] = u64::MAX);
         case("too many bytes", |token| token.header.bytes = 6 << 20);
