@@ -50,7 +50,7 @@ struct Blocks {
 }
 
 /// A block, a part of which the program has.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct GuardedBlock {
     /// Where the block starts, and the part.
     start: DevicePtr,
@@ -83,6 +83,24 @@ impl GuardedBlock {
     fn redzones(&self) -> [Range<DevicePtr>; 2] {
         let Range { start, end } = self.range();
         [DevicePtr::new(start.raw() - REDZONE)..start, end..end.offset(self.behind)]
+    }
+}
+
+impl Quarantined {
+    /// What was found in the block, so far from its first byte on.
+    fn finding(&self, core: &Core, mistake: Mistake, from: i64, (first, changed, found): Changed) -> Finding {
+        Finding {
+            mistake,
+            pool: core.name.clone(),
+            ptr: self.block.ptr,
+            bytes: self.block.bytes,
+            offset: from + first as i64,
+            changed,
+            found,
+            allocated: self.block.allocated.clone(),
+            freed: self.freed.clone(),
+            again: None,
+        }
     }
 }
 
@@ -214,47 +232,48 @@ impl Guarding {
 
     /// Compares the canaries of all blocks whose copies are complete.
     fn look_at_canaries(&self, core: &Core) {
-        let mut taken = Vec::new();
+        let mut found = Vec::new();
         let mut blocks = self.blocks.lock();
         // In the order of their frees, those that were compared come first.
         let first = blocks.quarantined.partition_point(|quarantined| quarantined.canaries.is_none());
-        for Quarantined { block, freed, fence, canaries, .. } in blocks.quarantined.range_mut(first..) {
-            if !is_complete(core, fence) {
+        for quarantined in blocks.quarantined.range_mut(first..) {
+            if !is_complete(core, &quarantined.fence) {
                 break;
             }
-            taken.extend(canaries.take().map(|canaries| (block.clone(), freed.clone(), canaries)));
+            found.extend(self.compare_canaries(core, quarantined));
         }
         drop(blocks);
-        for (block, freed, canaries) in taken {
-            self.compare_canaries(core, (&block, &freed), canaries);
-        }
+        found.into_iter().for_each(|finding| self.report(core, finding));
     }
 
-    fn compare_canaries(&self, core: &Core, (block, freed): (&GuardedBlock, &GuardedCall), canaries: Slot) {
-        let [before, behind] = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
+    /// What is wrong with a block's canaries, whose copies are complete; nothing where they were compared before.
+    fn compare_canaries(&self, core: &Core, quarantined: &mut Quarantined) -> Vec<Finding> {
+        let Some(canaries) = quarantined.canaries.take() else { return Vec::new() };
+        let (bytes, behind) = (quarantined.block.bytes as i64, quarantined.block.behind);
+        let redzones = self.staging.lock().read(canaries, REDZONE + behind, |bytes| {
             <[_; 2]>::from(bytes.split_at(REDZONE as usize)).map(|redzone| changed(redzone, Fill::Canary))
         });
-        let before = before.map(|changed| (Mistake::Before, (-(REDZONE as i64), changed)));
-        let behind = behind.map(|changed| (Mistake::Behind, (block.bytes as i64, changed)));
-        for (mistake, changed) in before.into_iter().chain(behind) {
-            self.report(core, finding(core, mistake, (block, freed), changed));
-        }
+        let places = [(Mistake::Before, -(REDZONE as i64)), (Mistake::Behind, bytes)];
+        let found = places.into_iter().zip(redzones);
+        found
+            .filter_map(|((mistake, from), changed)| Some(quarantined.finding(core, mistake, from, changed?)))
+            .collect()
     }
 
     /// Looks at all of a block that is about to be used again, once its fence is complete.
     fn look_at_whole(&self, core: &Core, quarantined: &mut Quarantined) {
-        let Quarantined { block, freed, canaries, .. } = quarantined;
-        if let Some(canaries) = canaries.take() {
-            self.compare_canaries(core, (block, freed), canaries);
+        for finding in self.compare_canaries(core, quarantined) {
+            self.report(core, finding);
         }
         if !self.guard.poisons || core.device().properties().kind == Kind::Sim {
             return;
         }
-        let compared = self.staging.lock().compare(core, block.range(), self.guard.poison_of(Fill::Freed));
+        let (range, poison) = (quarantined.block.range(), self.guard.poison_of(Fill::Freed));
+        let compared = self.staging.lock().compare(core, range, poison);
         match compared {
             Ok(None) => {}
             Ok(Some(changed)) => {
-                self.report(core, finding(core, Mistake::AfterFree, (block, freed), (0, changed)));
+                self.report(core, quarantined.finding(core, Mistake::AfterFree, 0, changed));
             }
             Err(error) => tracing::warn!(%error, pool = core.name, "a freed block could not be looked at"),
         }
@@ -282,11 +301,11 @@ impl Guarding {
         stream.check_not_captured("Guard", "be guarded").is_err() || core.routes.of(stream).is_some()
     }
 
-    /// The block that was freed at this address, and is quarantined.
-    fn freed_at(&self, ptr: DevicePtr) -> Option<(GuardedBlock, GuardedCall)> {
+    /// What is wrong with a free of a block that is quarantined.
+    fn freed_again(&self, core: &Core, ptr: DevicePtr) -> Option<Finding> {
         let blocks = self.blocks.lock();
-        let found = blocks.quarantined.iter().find(|quarantined| quarantined.block.ptr == ptr)?;
-        Some((found.block.clone(), found.freed.clone()))
+        let freed = blocks.quarantined.iter().find(|quarantined| quarantined.block.ptr == ptr)?;
+        Some(freed.finding(core, Mistake::DoubleFree, 0, (0, 0, Vec::new())))
     }
 }
 
@@ -327,11 +346,8 @@ impl Wrapping<Core> for Guarding {
         // In a statement of its own, so that the lock is not held any more.
         let known = self.blocks.lock().live.remove(&ptr);
         let Some(block) = known else {
-            if let Some((block, freed)) = self.freed_at(ptr) {
-                let nothing = (0, (0, 0, Vec::new()));
-                let again = Some(self.call(stream));
-                let found = finding(core, Mistake::DoubleFree, (&block, &freed), nothing);
-                self.report(core, Finding { again, ..found });
+            if let Some(found) = self.freed_again(core, ptr) {
+                self.report(core, Finding { again: Some(self.call(stream)), ..found });
                 return Err(Error::DoubleFree { ptr, pool: core.name_of() });
             }
             return free_block(core, ptr, stream);
@@ -398,25 +414,4 @@ impl Wrapping<Core> for Guarding {
 fn is_complete(core: &Core, fence: &Fence) -> bool {
     core.timelines.is_complete(fence)
         || core.timelines.poll(fence).is_ok() && core.timelines.is_complete(fence)
-}
-
-/// What was found in a block, so far from its first byte on.
-fn finding(
-    core: &Core,
-    mistake: Mistake,
-    (block, freed): (&GuardedBlock, &GuardedCall),
-    (from, (first, changed, found)): (i64, Changed),
-) -> Finding {
-    Finding {
-        mistake,
-        pool: core.name.clone(),
-        ptr: block.ptr,
-        bytes: block.bytes,
-        offset: from + first as i64,
-        changed,
-        found,
-        allocated: block.allocated.clone(),
-        freed: freed.clone(),
-        again: None,
-    }
 }
