@@ -33,12 +33,6 @@ pub struct Process(u64);
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-impl Default for Process {
-    fn default() -> Self {
-        Self::here()
-    }
-}
-
 impl Process {
     /// The present one.
     #[inline]
@@ -191,22 +185,19 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     #[inline]
     pub fn get(&self) -> &'static T {
         // Acquire: pairs with the Release of `make_slow`.
+        let present = self.present.load(Ordering::Acquire);
         // SAFETY: null, or leaked by `make_slow`.
-        match unsafe { self.present.load(Ordering::Acquire).as_ref() } {
+        match unsafe { present.as_ref() } {
             Some(made) if made.process.is_here() => &made.value,
-            _ => self.make_slow(),
+            _ => self.make_slow(present),
         }
     }
 
+    /// Makes it, where this was there before.
     #[cold]
-    fn make_slow(&self) -> &'static T {
-        let process = Process::here();
-        let before = self.present.load(Ordering::Acquire);
-        // SAFETY: as in `get`.
-        if let Some(made) = unsafe { before.as_ref() }.filter(|made| made.process == process) {
-            return &made.value;
-        }
-        let new = Box::into_raw(Box::new(Made { process, value: (self.make)(), _before: before }));
+    fn make_slow(&self, before: *mut Made<T>) -> &'static T {
+        let made = Made { process: Process::here(), value: (self.make)(), _before: before };
+        let new = Box::into_raw(Box::new(made));
         // Release: whoever sees it sees what is in it. Acquire: so does this thread, where another one was first. No lock:
         // a fork may come in between.
         match self.present.compare_exchange(before, new, Ordering::Release, Ordering::Acquire) {

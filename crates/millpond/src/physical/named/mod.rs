@@ -92,7 +92,7 @@ impl Tenancy {
             register: register.clone(),
             at: seat.slot,
             seat: Some(seat),
-            patience: AtomicU64::new(nanoseconds(PATIENCE)),
+            patience: AtomicU64::new(PATIENCE.as_nanos() as u64),
             givers: OfProcess::default(),
             process: Process::here(),
         });
@@ -196,7 +196,7 @@ impl Tenancy {
 
     pub(super) fn set_patience(&self, patience: Duration) {
         // Relaxed: as above.
-        self.patience.store(nanoseconds(patience), Ordering::Relaxed);
+        self.patience.store(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The processes that have the budget: all, or the others.
@@ -342,17 +342,15 @@ fn patience_left(patience: Duration, room: u64, (since, most_room): &mut (Instan
 fn answer(register: &Register, tenancy: &Weak<Tenancy>) {
     loop {
         let asks = register.asks.load(Ordering::SeqCst);
-        if let Some(tenancy) = tenancy.upgrade() {
-            let answered = &tenancy.slot().answered;
-            if answered.load(Ordering::SeqCst) != asks {
-                tenancy.give_what_is_wanted();
-                answered.store(asks, Ordering::SeqCst);
-                register.answers.fetch_add(1, Ordering::SeqCst);
-                wake_all(&register.answers);
-            }
-        } else {
-            return;
+        let Some(tenancy) = tenancy.upgrade() else { return };
+        let answered = &tenancy.slot().answered;
+        if answered.load(Ordering::SeqCst) != asks {
+            tenancy.give_what_is_wanted();
+            answered.store(asks, Ordering::SeqCst);
+            register.answers.fetch_add(1, Ordering::SeqCst);
+            wake_all(&register.answers);
         }
+        drop(tenancy);
         wait(&register.asks, asks, None);
     }
 }
@@ -372,10 +370,6 @@ fn path(name: &str) -> Result<PathBuf> {
 /// The file or folder cannot be used.
 fn refused(path: &Path, what: String) -> Error {
     Error::SharedBudget { path: path.display().to_string(), what }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.
