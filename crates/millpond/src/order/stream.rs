@@ -100,7 +100,7 @@ impl Stream {
     /// [`handle_here`](Self::handle_here).
     #[inline]
     pub fn handle(&self) -> StreamHandle {
-        self.inner.handle
+        self.inner.timeline.handle
     }
 
     /// The driver's handle, for calls on this thread. It is an error where the handle would mean another stream here.

@@ -1,6 +1,6 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -17,18 +17,44 @@ pub(crate) trait AfterSync: Send + Sync {
     fn after_sync(&self);
 }
 
+/// The timelines, and who holds their streams. One stream has one timeline however often it is presented. By different promises,
+/// it may have several: each promise has its own end.
 #[derive(Debug, Default)]
-pub(super) struct Table(Vec<Option<Arc<Timeline>>>);
+pub(super) struct Table(Vec<Option<(Arc<Timeline>, Weak<HeldTimeline>)>>);
 
 impl Table {
     /// The timeline, unless it is gone: then all of it is reached.
     #[inline]
     pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
-        self.0.get(id.slot as usize)?.as_ref().filter(|timeline| timeline.id == id)
+        let (timeline, _) = self.0.get(id.slot as usize)?.as_ref()?;
+        (timeline.id == id).then_some(timeline)
     }
 
     fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
-        self.0.iter().flatten()
+        self.0.iter().flatten().map(|(timeline, _)| timeline)
+    }
+
+    /// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
+    fn find(&self, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<HeldTimeline>> {
+        let suffice: &[_] = match promise {
+            Promise::Stays => &[Promise::Stays],
+            Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
+            Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
+            Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
+        };
+        // What the driver does not identify is known by its handle, where somebody promised that it stays.
+        let is_it = |of: &Timeline| {
+            let has_handle = id.is_in_capture() && of.promise != Promise::InCalls && of.handle == handle;
+            suffice.contains(&of.promise) && (of.stream == id || has_handle)
+        };
+        let all =
+            self.0.iter().flatten().filter(|(timeline, held)| is_it(timeline) && held.strong_count() > 0);
+        let found = all.min_by_key(|(timeline, _)| timeline.promise)?.1.upgrade()?;
+        if promise == Promise::WhileRegistered {
+            // Relaxed: the last one ends with the table locked.
+            found.registrations.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(found)
     }
 }
 
@@ -37,10 +63,9 @@ impl Table {
 pub(super) struct HeldTimeline {
     pub(super) timelines: Arc<Timelines>,
     pub(super) timeline: Arc<Timeline>,
-    pub(super) handle: StreamHandle,
     /// Whether the stream is ours to destroy.
     owned: bool,
-    /// How often the stream is registered. Written with the lock of those alive.
+    /// How often the stream is registered. Written with the table locked.
     pub(super) registrations: AtomicUsize,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
     #[cfg(feature = "cudarc")]
@@ -55,31 +80,6 @@ impl Drop for HeldTimeline {
     }
 }
 
-/// Streams that somebody holds, by who they are and by the promise that they are held by.
-type Alive = HashMap<(StreamId, Promise), Weak<HeldTimeline>>;
-
-/// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
-fn find(alive: &Alive, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<HeldTimeline>> {
-    let suffice: &[_] = match promise {
-        Promise::Stays => &[Promise::Stays],
-        Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
-        Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
-        Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
-    };
-    let known = suffice.iter().find_map(|by| alive.get(&(id, *by))?.upgrade());
-    let found = known.or_else(|| {
-        // The driver does not identify it. Its handle does, where somebody promised that it stays.
-        let stays = |by: &Promise| *by != Promise::InCalls && suffice.contains(by);
-        let held = || alive.iter().filter(|((_, by), _)| stays(by)).filter_map(|(_, held)| held.upgrade());
-        if id.is_in_capture() { held().find(|held| held.handle == handle) } else { None }
-    })?;
-    if promise == Promise::WhileRegistered {
-        // Relaxed: under the lock.
-        found.registrations.fetch_add(1, Ordering::Relaxed);
-    }
-    Some(found)
-}
-
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Timelines {
@@ -88,9 +88,6 @@ pub(crate) struct Timelines {
     table: OfProcess<RwLock<Table>>,
     /// Retired timelines that are not known to be complete. Those at the back were asked last.
     retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
-    /// Streams alive now, so that one stream has one timeline however often it is presented. By different promises, it
-    /// may have several: each promise has its own end.
-    alive: OfProcess<Mutex<Alive>>,
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
     /// Locked while a capture begins, and while the device is synchronised for a pool's own sake, which would end one.
     beginning: Mutex<()>,
@@ -103,7 +100,6 @@ impl Timelines {
             process: Process::here(),
             table: OfProcess::default(),
             retired: OfProcess::default(),
-            alive: OfProcess::default(),
             listeners: OfProcess::default(),
             beginning: Mutex::default(),
         })
@@ -156,7 +152,8 @@ impl Timelines {
         self.check_process()?;
         let promise = match handle {
             StreamHandle::PER_THREAD => Promise::InCalls,
-            _ if is_legacy(handle) => Promise::Stays,
+            // The legacy default stream's, by either of its names. It is there as long as the device is.
+            _ if handle.raw() <= StreamHandle::LEGACY.raw() => Promise::Stays,
             _ => promise,
         };
         // SAFETY: the caller's promise.
@@ -165,7 +162,7 @@ impl Timelines {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
         }
-        let found = find(&self.alive.lock(), handle, id, promise);
+        let found = self.all().find(handle, id, promise);
         found.map_or_else(|| self.enter(handle, id, promise, false), Ok)
     }
 
@@ -177,58 +174,49 @@ impl Timelines {
         owned: bool,
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.sweep_retired();
-        let timeline = {
-            let mut table = self.table.write();
-            if !self.make_room(&mut table) {
-                let bytes = (table.0.len() * size_of::<Option<Arc<Timeline>>>()) as u64;
-                return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
-            }
-            let at = table.0.iter().position(Option::is_none).unwrap_or_else(|| {
-                table.0.push(None);
-                table.0.len() - 1
-            });
-            let slot = u32::try_from(at).expect("fewer than 2^32 streams at once");
-            let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
-            table.0[at].insert(timeline).clone()
-        };
+        let mut table = self.table.write();
+        if let Some(other) = table.find(handle, id, promise) {
+            // Another thread was faster.
+            return Ok(other);
+        }
+        let mut retired = self.retired.lock();
+        let more = (table.0.len() + 1).saturating_sub(retired.len());
+        if table.0.try_reserve(1).is_err() || retired.try_reserve(more).is_err() {
+            let bytes = (table.0.len() * size_of::<Arc<Timeline>>()) as u64;
+            return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
+        }
+        drop(retired);
+        let at = table.0.iter().position(Option::is_none).unwrap_or_else(|| {
+            table.0.push(None);
+            table.0.len() - 1
+        });
+        let slot = u32::try_from(at).expect("fewer than 2^32 streams at once");
+        let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
         let held = Arc::new(HeldTimeline {
             timelines: self.clone(),
-            timeline,
-            handle,
+            timeline: timeline.clone(),
             owned,
             registrations: AtomicUsize::new(usize::from(promise == Promise::WhileRegistered)),
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
         });
-        let mut alive = self.alive.lock();
-        if let Some(other) = find(&alive, handle, id, promise) {
-            // Another thread was faster. Without the lock, which the end of this one takes.
-            drop(alive);
-            return Ok(other);
-        }
-        alive.insert((id, promise), Arc::downgrade(&held));
+        table.0[at] = Some((timeline, Arc::downgrade(&held)));
         Ok(held)
-    }
-
-    /// Reserves host memory in all lists for one more stream, for its start and its end. `false` where the host refuses.
-    fn make_room(&self, table: &mut Table) -> bool {
-        let mut retired = self.retired.lock();
-        let more = (table.0.len() + 1).saturating_sub(retired.len());
-        table.0.try_reserve(1).is_ok()
-            && retired.try_reserve(more).is_ok()
-            && self.alive.lock().try_reserve(1).is_ok()
     }
 
     /// One registration ends. With the last one, who presents the handle is given the stream no more. Returns whether
     /// the promise that the handle is valid has ended, too.
     pub(super) fn unregister(&self, held: &HeldTimeline) -> bool {
-        let (mut alive, promise) = (self.alive.lock(), held.timeline.promise);
-        // Relaxed: under the lock.
-        let is_last = held.registrations.fetch_sub(1, Ordering::Relaxed) == 1;
-        is_last
-            && promise == Promise::WhileRegistered
-            && alive.remove(&(held.timeline.stream, promise)).is_some()
+        let (mut table, timeline) = (self.table.write(), &held.timeline);
+        // Relaxed: under the lock. A default stream is found without a registration, and has none.
+        let less = |count: usize| count.checked_sub(1);
+        let is_last = held.registrations.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) == Ok(1);
+        let ends = is_last && timeline.promise == Promise::WhileRegistered;
+        if ends && let Some((_, held)) = &mut table.0[timeline.id.slot as usize] {
+            *held = Weak::new();
+        }
+        ends
     }
 
     /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call. Whoever still has a
@@ -254,13 +242,6 @@ impl Timelines {
             return;
         }
         let timeline = &held.timeline;
-        {
-            let (mut alive, key) = (self.alive.lock(), (timeline.stream, timeline.promise));
-            // It may have been presented again since: then the entry is the newcomer's.
-            if alive.get(&key).is_some_and(|known| known.strong_count() == 0) {
-                alive.remove(&key);
-            }
-        }
         if timeline.is_retired() {
             // What was freed by a clone after the registration's end is closed by no mark: as in `close_last`.
             timeline.turn();
@@ -271,7 +252,7 @@ impl Timelines {
         }
         if held.owned {
             // SAFETY: the stream is ours, and this was the last clone.
-            if let Err(error) = unsafe { self.device().destroy_stream(held.handle) } {
+            if let Err(error) = unsafe { self.device().destroy_stream(timeline.handle) } {
                 tracing::warn!(%error, "a stream could not be destroyed");
             }
         }
@@ -384,11 +365,6 @@ impl Timelines {
             listener.after_sync();
         }
     }
-}
-
-/// Whether the handle is the legacy default stream's, by either of its names. It is there as long as the device is.
-fn is_legacy(handle: StreamHandle) -> bool {
-    handle.raw() <= StreamHandle::LEGACY.raw()
 }
 
 #[cfg(test)]
