@@ -43,8 +43,8 @@ use crate::{Error, Result};
 /// ```
 pub struct Shared {
     token: SharedToken,
-    /// In the order of [`descriptors`](Self::descriptors). `None` once this is being dropped.
-    descriptors: Option<Vec<CloseOnFork>>,
+    /// In the order of [`descriptors`](Self::descriptors). None once this is being dropped.
+    descriptors: Vec<CloseOnFork>,
     event: SharedEvent,
     pool: Arc<Core>,
 }
@@ -70,7 +70,7 @@ impl Shared {
     /// for each page, and one where the pool has a named budget. None in a forked child, which closes them: for a child, make
     /// copies before it is forked.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.descriptors.iter().flatten().filter_map(CloseOnFork::here).map(AsFd::as_fd).collect()
+        self.descriptors.iter().filter_map(CloseOnFork::here).map(AsFd::as_fd).collect()
     }
 
     /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
@@ -82,7 +82,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.descriptors = None;
+        self.descriptors.clear();
         // Where nobody else has it, a block that was freed is the pool's again at once.
         if self.pool.is_here() {
             collect_held(&self.pool);
@@ -171,7 +171,7 @@ pub(crate) fn share(
         bytes,
     };
     let token = SharedToken { header, pages };
-    Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })
+    Ok(Shared { token, descriptors, event, pool: core.clone() })
 }
 
 /// Pages with their bytes, and where on the first of them a block begins.
