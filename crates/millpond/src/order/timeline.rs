@@ -214,7 +214,8 @@ impl Timeline {
 
     /// The stream's handle, if it can be used by a caller that has the stream in hand or not.
     fn if_usable(&self, state: &TimelineState, presented: bool) -> Option<StreamHandle> {
-        if self.is_marked_at_once() && !presented { None } else { self.usable_handle(state).ok() }
+        let is_out_of_reach = state.is_retired || self.is_marked_at_once() && !presented;
+        if is_out_of_reach { None } else { self.usable_handle(state.is_retired).ok() }
     }
 
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
@@ -224,7 +225,7 @@ impl Timeline {
     /// The event is valid on this device.
     pub(super) unsafe fn record(&self, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
-        let handle = self.usable_handle(&state)?;
+        let handle = self.usable_handle(state.is_retired)?;
         if self.captures(handle)? {
             // SAFETY: the stream is valid, as `usable_handle` says within the lock. The event is the caller's promise.
             unsafe { self.events.device.record_event(event, handle) }?;
@@ -262,7 +263,7 @@ impl Timeline {
     /// The event is valid on this device.
     pub(super) unsafe fn wait(&self, event: EventHandle, after: &Fence) -> DeviceResult<bool> {
         let mut state = self.state.lock();
-        let handle = self.usable_handle(&state)?;
+        let handle = self.usable_handle(state.is_retired)?;
         if !state.ordered_after.make_room_to_join(after) {
             return Err(no_memory(after.len()));
         }
@@ -429,14 +430,16 @@ impl Timeline {
 
     /// The same as `usable_handle`, for who presents the stream.
     pub(super) fn handle_here(&self) -> DeviceResult<StreamHandle> {
-        self.usable_handle(&self.state.lock())
+        // Others are not retired as long as somebody holds them. A lock would have to ask for the process first.
+        let state = (self.promise == Promise::WhileRegistered).then(|| self.state.lock());
+        self.usable_handle(state.as_ref().is_some_and(|state| state.is_retired))
     }
 
     /// The stream's handle, if it is still this stream's, and means no other to the calling thread. Every call that gives the
     /// device the handle asks here first: else its ticks would be another stream's.
-    fn usable_handle(&self, state: &TimelineState) -> DeviceResult<StreamHandle> {
+    fn usable_handle(&self, is_retired: bool) -> DeviceResult<StreamHandle> {
         let gone = |what: &str| Err(DeviceError::Invalid { call: "stream", what: what.to_owned() });
-        if state.is_retired {
+        if is_retired {
             return gone("the stream was destroyed");
         }
         if let Some(thread) = self.of_thread {
