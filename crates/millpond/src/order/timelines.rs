@@ -344,7 +344,7 @@ impl Timelines {
 
     pub(crate) fn listen(&self, listener: Weak<dyn AfterSync>) {
         let mut listeners = self.listeners.lock();
-        // Here too: a pool's memory stays as long as its listener is known, and not every program synchronises.
+        // A pool's memory stays as long as its listener is known.
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(listener);
     }
@@ -353,8 +353,7 @@ impl Timelines {
     pub(crate) fn after_sync(&self) {
         let mut told = Vec::new();
         {
-            let mut listeners = self.listeners.lock();
-            listeners.retain(|listener| listener.strong_count() > 0);
+            let listeners = self.listeners.lock();
             // Without memory for the list, none is told: what they do now they do after the next wait.
             if told.try_reserve_exact(listeners.len()).is_err() {
                 return;

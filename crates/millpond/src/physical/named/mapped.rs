@@ -39,15 +39,12 @@ impl std::ops::Deref for Register {
 impl Register {
     /// The register in this file, which is made if there is none.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
-        match Self::open_existing(path)? {
-            Some(found) => Ok(found),
-            None => {
-                create(path).map_err(|error| {
-                    format!("it cannot be made: {error}: is the folder there, and writable?")
-                })?;
-                Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
-            }
+        if let Some(found) = Self::open_existing(path)? {
+            return Ok(found);
         }
+        let failed = |error| format!("it cannot be made: {error}: is the folder there, and writable?");
+        create(path).map_err(failed)?;
+        Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
     }
 
     /// The register in this file; `None` where there is no such file.

@@ -201,20 +201,18 @@ impl Tenancy {
 
     /// The processes that have the budget: all, or the others.
     pub(crate) fn tenants(&self, all: bool) -> Vec<Tenant> {
-        let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
-            let words = [&slot.held, &slot.floor, &slot.claim];
-            (owner, words.map(|word| word.load(Ordering::SeqCst)))
-        };
         self.register.settle_all();
+        let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
+            let [held, floor, claim] =
+                [&slot.held, &slot.floor, &slot.claim].map(|word| word.load(Ordering::SeqCst));
+            (owner, Tenant { pid: owner.pid(), program: String::new(), held, floor, claim })
+        };
         let found: Vec<_> = self.locked(|register| {
             register.owned().filter(|(at, ..)| all || *at != self.at).map(figures).collect()
         });
         // Without the lock: to look for a process takes some microseconds.
-        let tenant = |(owner, [held, floor, claim]): (Lease, [u64; 3])| {
-            let program = owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
-            Tenant { pid: owner.pid(), program, held, floor, claim }
-        };
-        found.into_iter().map(tenant).collect()
+        let program = |owner: Lease| owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
+        found.into_iter().map(|(owner, tenant)| Tenant { program: program(owner), ..tenant }).collect()
     }
 
     /// A descriptor for others who open the memory at these addresses: it counts as long as anybody has that descriptor, or the
