@@ -33,6 +33,12 @@ pub struct Process(u64);
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
+impl Default for Process {
+    fn default() -> Self {
+        Self::here()
+    }
+}
+
 impl Process {
     /// The present one.
     #[inline]

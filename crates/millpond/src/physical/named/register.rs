@@ -34,8 +34,7 @@ impl Register {
     }
 
     fn others(&self, mine: usize) -> impl Iterator<Item = &Slot> {
-        let others = self.slots.iter().enumerate().filter(move |(at, _)| *at != mine);
-        others.map(|(_, slot)| slot).filter(|slot| slot.owner().is_some())
+        self.owned().filter(move |(at, ..)| *at != mine).map(|(_, slot, _)| slot)
     }
 
     fn sum_of<'a>(slots: impl Iterator<Item = &'a Slot>, bytes: impl Fn(&Slot) -> u64) -> u64 {
