@@ -4,7 +4,7 @@
 //! computed over all slots, so that no step lies between a slot and the sum.
 //!
 //! **Whose a slot is.** Who has the [seat](super::seat) of a slot may claim and clear it. A process has its own as long as
-//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Register::settle) by whoever looks:
+//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Register::settle_all) by whoever looks:
 //! it is cleared, or it counts what others have open of its memory, as long as they do.
 //!
 //! **Who may write.** A slot grows under the register's lock, a word with its holder's slot. The lock of a process that is gone is
