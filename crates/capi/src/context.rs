@@ -161,7 +161,7 @@ unsafe fn hand_out(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut ContextHandle) -> Status {
     type ByOrdinal = Mutex<Vec<(usize, Weak<ContextObject>)>>;
-    static OPENED: PerProcess<ByOrdinal> = PerProcess::new();
+    static OPENED: PerProcess<ByOrdinal> = PerProcess::new(Default::default);
     let open = || {
         let ordinal = usize::try_from(ordinal)
             .map_err(|_| Failure::option("ordinal", format!("{ordinal}; devices are numbered from 0")))?;
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut Cont
 /// process is the same device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_host(out: *mut *mut ContextHandle) -> Status {
-    static OPENED: PerProcess<Mutex<Weak<ContextObject>>> = PerProcess::new();
+    static OPENED: PerProcess<Mutex<Weak<ContextObject>>> = PerProcess::new(Default::default);
     let open = || {
         let mut opened = OPENED.get().lock();
         if let Some(known) = opened.upgrade() {

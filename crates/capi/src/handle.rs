@@ -92,7 +92,7 @@ impl<T> Slot<T> {
 impl<T: Send + Sync> Table<T> {
     pub(crate) const fn new(kind: Kind) -> Self {
         let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
-        Self { kind, chunks, used: AtomicU64::new(0), vacant: PerProcess::new() }
+        Self { kind, chunks, used: AtomicU64::new(0), vacant: PerProcess::new(Default::default) }
     }
 
     /// Keeps an object and names it.

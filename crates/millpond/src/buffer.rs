@@ -248,7 +248,7 @@ impl<T: Pod> Buffer<T> {
     /// As [`copy_from`](Self::copy_from), from a buffer of another device.
     fn copy_from_device(&mut self, from: &Self) -> Result<()> {
         peers::check_beside(&from.pool, &self.stream)?;
-        let Some((source, own)) = from.pool.device().peer_id().zip(self.pool.device().peer_id()) else {
+        let Some((source, own)) = from.pool.device.peer_id().zip(self.pool.device.peer_id()) else {
             return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
         };
         for stream in [&self.stream, &from.stream] {
@@ -258,9 +258,9 @@ impl<T: Pod> Buffer<T> {
         let _from_awake = from.pool.stay_awake()?;
         self.stream.wait_for(&from.stream)?;
         let (copying, has_access) = peers::begin_copy_to(&from.pool, from.ptr, own)?;
-        let is_on_host = |pool: &Core| pool.device().properties().memory != MemoryKind::Device;
+        let is_on_host = |pool: &Core| pool.device.properties().memory != MemoryKind::Device;
         if !has_access && (is_on_host(&from.pool) || is_on_host(&self.pool)) {
-            let device = self.pool.device().properties().name.clone();
+            let device = self.pool.device.properties().name.clone();
             let what =
                 "a copy between another GPU's memory and the host: use pinned memory of that GPU's context";
             return Err(DeviceError::Unsupported { device, what }.into());
@@ -494,13 +494,13 @@ impl<T: Pod> Buffer<T> {
     /// Waits for the stream, where the CPU can use the memory.
     fn wait_for_host_access(&self) -> Result<()> {
         self.pool.check_process()?;
-        let properties = self.pool.device().properties();
+        let properties = self.pool.device.properties();
         if !properties.host_access {
             return Err(Error::NoHostAccess { pool: self.pool.name_of() });
         }
         let align = align_of::<T>() as u64;
         if !self.ptr.raw().is_multiple_of(align) {
-            return Err(Error::BadAlignment { align, largest: self.pool.min_alignment() });
+            return Err(Error::BadAlignment { align, largest: self.pool.caches.sizes().bytes(1) });
         }
         if self.byte_len() == 0 {
             return Ok(());
@@ -520,7 +520,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     fn needs_pinned(&self, what: &'static str) -> Result<()> {
-        if self.pool.device().properties().memory == MemoryKind::Pinned {
+        if self.pool.device.properties().memory == MemoryKind::Pinned {
             return Ok(());
         }
         Err(Error::NotPinned { what, pool: self.pool.name_of() })

@@ -9,11 +9,11 @@
 //!
 //! A raw `clone` does not tell of itself, and its child keeps all. So does one that becomes another program until then.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::policy::waiting::OPENED_ANEW;
+use crate::policy::other_processes::STOPPED;
 use crate::process::{self, OfProcess};
 
 /// Descriptors of a process, of which each can be noted: what Linux allows by default (`fs.nr_open`).
@@ -66,25 +66,19 @@ impl<F: AsFd> CloseOnFork<F> {
     pub(crate) fn open<const N: usize, E>(
         mut open: impl FnMut() -> Result<[F; N], E>,
     ) -> Result<[Self; N], E> {
-        let mut turns = OPENED_ANEW;
+        let began = Instant::now();
         loop {
             let (opened, no_fork) = process::watch_forks(|| Ok(open()?.map(Self::new)));
-            if no_fork || opened.is_err() || turns == 0 {
+            if no_fork || opened.is_err() || began.elapsed() >= STOPPED {
                 return opened;
             }
             drop(opened);
-            turns -= 1;
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// The descriptor; `None` in a forked child, where it is closed.
-    pub(crate) fn here(&self) -> Option<BorrowedFd<'_>> {
-        self.owner().map(AsFd::as_fd)
-    }
-
-    /// What owns the descriptor, likewise.
-    pub(crate) fn owner(&self) -> Option<&F> {
+    pub(crate) fn here(&self) -> Option<&F> {
         OfProcess::here(&self.0)
     }
 }

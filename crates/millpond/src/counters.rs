@@ -58,16 +58,6 @@ impl Gauge {
     }
 }
 
-/// What threads count themselves, summed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Counted {
-    pub(crate) requested: Level,
-    pub(crate) allocated: Level,
-    pub(crate) blocks: Level,
-    pub(crate) allocations: u64,
-    pub(crate) frees: u64,
-}
-
 macro_rules! define_calls {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Device calls by kind; see [`DeviceCalls`].
@@ -108,25 +98,20 @@ impl Counters {
         self.device_nanoseconds.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// The statistics, with what threads count themselves.
-    pub(crate) fn stats(&self, counted: Counted) -> Stats {
+    /// The statistics, beside what threads count themselves.
+    pub(crate) fn stats(&self, counted: Stats) -> Stats {
         let misses = self.misses.get();
         Stats {
-            requested: counted.requested,
-            allocated: counted.allocated,
             reserved: self.reserved.level(),
-            blocks: counted.blocks,
-            allocations: counted.allocations,
-            frees: counted.frees,
             hits: counted.allocations.saturating_sub(misses),
             misses,
             stream_waits: self.stream_waits.get(),
             pages_remapped: self.pages_remapped.get(),
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),
-            double_frees: 0,
             asleep: self.asleep.current(),
             calls: self.calls.get(),
+            ..counted
         }
     }
 }

@@ -37,7 +37,7 @@ pub enum Error {
         pool: String,
     },
     /// The size is more than any device can address, or overflows when it is rounded up.
-    #[error("{} are more than an address can hold: check how the size is computed", in_all(*.bytes, *.count))]
+    #[error("{bytes} bytes are more than an address can hold: check how the size is computed")]
     SizeOverflow {
         /// Bytes asked for, saturated.
         bytes: u64,
@@ -122,7 +122,10 @@ pub enum Error {
     },
     /// The pool was destroyed while blocks were live. The pool **is** destroyed. Their memory goes back when the last
     /// of them is freed.
-    #[error("pool '{pool}' was destroyed with {}", left_behind(*.blocks, *.bytes))]
+    #[error(
+        "pool '{pool}' was destroyed with live blocks ({blocks}, {} in all): free them, and their memory goes back",
+        HumanBytes(*.bytes)
+    )]
     LiveBlocks {
         /// The pool's name.
         pool: String,
@@ -273,27 +276,10 @@ impl From<DeviceError> for Error {
 /// The result of asking a pool.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A size as it was asked for.
-fn in_all(bytes: u64, count: u64) -> String {
-    match count {
-        1 => format!("{bytes} bytes"),
-        _ => format!("{count} elements"),
-    }
-}
-
 /// The pools that do not know a pointer.
 fn pools(asked: &str) -> String {
     match asked {
         "" => "any pool of this device".to_owned(),
         _ => format!("pool '{asked}', nor by another pool of its device"),
-    }
-}
-
-/// What a destroyed pool still waits for.
-fn left_behind(blocks: u64, bytes: u64) -> String {
-    let bytes = HumanBytes(bytes);
-    match blocks {
-        1 => format!("1 live block of {bytes}: free it, and its memory goes back"),
-        _ => format!("{blocks} live blocks of {bytes} in all: free them, and their memory goes back"),
     }
 }

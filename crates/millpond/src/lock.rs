@@ -39,19 +39,6 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-impl<'a, T> MutexGuard<'a, T> {
-    /// Waits without the lock, and has it again.
-    fn without(
-        self,
-        wait: impl FnOnce(sync::MutexGuard<'a, T>) -> sync::MutexGuard<'a, T>,
-    ) -> MutexGuard<'a, T> {
-        let holder = self.held.0;
-        drop(self.held);
-        let guard = wait(self.guard);
-        MutexGuard { held: holder.hold(), guard }
-    }
-}
-
 /// The thread that holds a lock, by the address of something of its own; 0 for none, and in release builds.
 #[derive(Debug, Default)]
 struct Holder(AtomicUsize);
@@ -198,12 +185,16 @@ impl Condvar {
 
     /// Lets go of the lock until it is notified, or for no reason.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        guard.without(|guard| self.0.wait(guard).unwrap_or_else(PoisonError::into_inner))
+        self.wait_for(guard, Duration::MAX)
     }
 
     /// As [`wait`](Self::wait), for so long at most.
     pub fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, patience: Duration) -> MutexGuard<'a, T> {
-        guard.without(|guard| self.0.wait_timeout(guard, patience).unwrap_or_else(PoisonError::into_inner).0)
+        let MutexGuard { held, guard } = guard;
+        let holder = held.0;
+        drop(held);
+        let (guard, _) = self.0.wait_timeout(guard, patience).unwrap_or_else(PoisonError::into_inner);
+        MutexGuard { held: holder.hold(), guard }
     }
 
     /// Wakes one who waits.

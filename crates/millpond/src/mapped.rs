@@ -1,8 +1,11 @@
 //! Memory that no arena manages: reserved addresses, and pages that are mapped there one behind the other.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::device::{Device, DevicePtr, DeviceResult, PageHandle};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
+use crate::lock::Mutex;
+use crate::process::OfProcess;
 
 /// See the [module](self). Dropped, it is closed; nobody may use it any more.
 #[derive(Debug)]
@@ -68,5 +71,37 @@ impl Drop for Mapped {
         if let Err(error) = unsafe { self.close() } {
             tracing::error!(%error, "memory could not be unmapped: it stays until this process ends");
         }
+    }
+}
+
+/// Such memory as the segments of a device that lies over another one, by address. Each has something that is let go of after it.
+#[derive(Debug)]
+pub(crate) struct MappedSegments<T>(OfProcess<Mutex<HashMap<DevicePtr, (Mapped, T)>>>);
+
+impl<T> MappedSegments<T> {
+    pub(crate) fn new() -> Self {
+        Self(OfProcess::default())
+    }
+
+    pub(crate) fn add(&self, at: DevicePtr, segment: (Mapped, T)) {
+        self.0.lock().insert(at, segment);
+    }
+
+    /// Closes the one that begins here. After an error it can be called again.
+    ///
+    /// # Safety
+    /// No pending or later work uses the memory.
+    pub(crate) unsafe fn close(&self, at: DevicePtr) -> DeviceResult<()> {
+        let taken = self.0.lock().remove(&at);
+        let Some(mut segment) = taken else {
+            let what = format!("no segment begins at {at}");
+            return Err(DeviceError::Invalid { call: "free_segment", what });
+        };
+        // SAFETY: the caller's promise.
+        let closed = unsafe { segment.0.close() };
+        if closed.is_err() {
+            self.add(at, segment);
+        }
+        closed
     }
 }

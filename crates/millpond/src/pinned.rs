@@ -60,9 +60,7 @@ impl PinnedMemory {
             self.segments.retain(|(at, _)| {
                 // SAFETY: the segment is ours, and nobody is told of it. The device waits for copies to and from it.
                 let freed = unsafe { pinned.free_segment(*at) };
-                let stays = freed.is_err();
-                done = std::mem::replace(&mut done, Ok(())).and(freed);
-                stays
+                freed.inspect_err(|error| done = Err(error.clone())).is_err()
             });
         }
         done.map(|()| before - self.bytes())

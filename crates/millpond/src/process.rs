@@ -179,22 +179,9 @@ struct Made<T> {
     _before: *mut Made<T>,
 }
 
-impl<T: Default> PerProcess<T> {
-    /// One that nobody asked for yet.
-    pub const fn new() -> Self {
-        Self::with(T::default)
-    }
-}
-
-impl<T: Default> Default for PerProcess<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<T> PerProcess<T> {
     /// One that nobody asked for yet, made by this.
-    pub(crate) const fn with(make: fn() -> T) -> Self {
+    pub const fn new(make: fn() -> T) -> Self {
         Self { make, present: AtomicPtr::new(ptr::null_mut()) }
     }
 }
@@ -204,22 +191,19 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     #[inline]
     pub fn get(&self) -> &'static T {
         // Acquire: pairs with the Release of `make_slow`.
+        let present = self.present.load(Ordering::Acquire);
         // SAFETY: null, or leaked by `make_slow`.
-        match unsafe { self.present.load(Ordering::Acquire).as_ref() } {
+        match unsafe { present.as_ref() } {
             Some(made) if made.process.is_here() => &made.value,
-            _ => self.make_slow(),
+            _ => self.make_slow(present),
         }
     }
 
+    /// Makes it, where this was there before.
     #[cold]
-    fn make_slow(&self) -> &'static T {
-        let process = Process::here();
-        let before = self.present.load(Ordering::Acquire);
-        // SAFETY: as in `get`.
-        if let Some(made) = unsafe { before.as_ref() }.filter(|made| made.process == process) {
-            return &made.value;
-        }
-        let new = Box::into_raw(Box::new(Made { process, value: (self.make)(), _before: before }));
+    fn make_slow(&self, before: *mut Made<T>) -> &'static T {
+        let made = Made { process: Process::here(), value: (self.make)(), _before: before };
+        let new = Box::into_raw(Box::new(made));
         // Release: whoever sees it sees what is in it. Acquire: so does this thread, where another one was first. No lock:
         // a fork may come in between.
         match self.present.compare_exchange(before, new, Ordering::Release, Ordering::Acquire) {
@@ -243,7 +227,7 @@ type Known<K, T> = Vec<(K, Weak<T>)>;
 
 impl<K: PartialEq + Send + 'static, T: Send + Sync + 'static> WhileHeld<K, T> {
     pub(crate) const fn new() -> Self {
-        Self(PerProcess::new())
+        Self(PerProcess::new(Default::default))
     }
 
     /// The one that somebody holds, or a new one.
@@ -310,7 +294,7 @@ mod tests {
 
     #[test]
     fn what_is_per_process_is_made_once() {
-        static COUNT: PerProcess<AtomicU64> = PerProcess::new();
+        static COUNT: PerProcess<AtomicU64> = PerProcess::new(Default::default);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| COUNT.get().fetch_add(1, Ordering::Relaxed));

@@ -90,7 +90,7 @@ static DEVICES: [AtomicPtr<Device>; MOST_DEVICES] = [const { AtomicPtr::new(ptr:
 static FORKED: [AtomicBool; MOST_DEVICES] = [const { AtomicBool::new(false) }; MOST_DEVICES];
 
 /// The options of pools that are not made yet. Held while a pool is made.
-static OPTIONS: PerProcess<Mutex<Option<Options>>> = PerProcess::new();
+static OPTIONS: PerProcess<Mutex<Option<Options>>> = PerProcess::new(Default::default);
 
 /// The share of its GPU's memory that a new pool may hold, as bits. A forked child has its parent's.
 static FRACTION: AtomicU64 = AtomicU64::new(1.0_f64.to_bits());

@@ -123,7 +123,7 @@ struct Offers {
     numbers: FxHashMap<u64, u64>,
 }
 
-static OFFERS: PerProcess<Mutex<Offers>> = PerProcess::new();
+static OFFERS: PerProcess<Mutex<Offers>> = PerProcess::new(Default::default);
 
 /// Offers a live block to other processes of this user, until [`withdraw`]. Returns what [`open`] takes there; the same as often
 /// as it is offered.

@@ -112,7 +112,7 @@ fn gpu_ordinal(name: &str) -> Option<usize> {
 }
 
 /// The pools that this process made, as long as anything holds them.
-static LIVE: PerProcess<Mutex<Vec<Weak<Handle>>>> = PerProcess::new();
+static LIVE: PerProcess<Mutex<Vec<Weak<Handle>>>> = PerProcess::new(Default::default);
 
 /// The pools that live in this process, in the order in which they were made.
 #[pyfunction]

@@ -183,7 +183,7 @@ def test_threads_allocate_at_once(pool: millpond.Pool) -> None:
 
 def test_a_destroyed_pool_allocates_no_more(pool: millpond.Pool) -> None:
     block = pool.allocate(MIB)
-    with pytest.raises(millpond.MisuseError, match="was destroyed with 1 live block of"):
+    with pytest.raises(millpond.MisuseError, match="was destroyed with live blocks"):
         pool.destroy()
     with pytest.raises(millpond.MisuseError, match="build another pool"):
         pool.allocate(MIB)

@@ -24,7 +24,7 @@ struct Begun {
     _held_back: Vec<Capturing>,
 }
 
-static CAPTURES: PerProcess<Captures> = PerProcess::new();
+static CAPTURES: PerProcess<Captures> = PerProcess::new(Default::default);
 
 /// Begins a capture on a stream, unless the driver refuses.
 pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {

@@ -30,7 +30,7 @@ struct Pools {
 /// The GPUs whose current pool is special, one bit each. A forked child of who has such pools has no CUDA.
 static SPECIAL_CURRENT: AtomicU64 = AtomicU64::new(0);
 
-static POOLS: PerProcess<Pools> = PerProcess::new();
+static POOLS: PerProcess<Pools> = PerProcess::new(Default::default);
 
 /// `cuMemPoolCreate`.
 ///

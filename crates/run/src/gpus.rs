@@ -49,7 +49,7 @@ struct Gpus {
     peers: Mutex<Vec<(usize, usize)>>,
 }
 
-static GPUS: PerProcess<Gpus> = PerProcess::new();
+static GPUS: PerProcess<Gpus> = PerProcess::new(Default::default);
 
 /// Counts the ends of streams and of pools: what a thread remembers of them is of one count.
 static GENERATION: AtomicU64 = AtomicU64::new(0);

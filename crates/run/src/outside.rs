@@ -66,7 +66,7 @@ struct Outside {
     refused: AtomicU64,
 }
 
-static OUTSIDE: PerProcess<Outside> = PerProcess::new();
+static OUTSIDE: PerProcess<Outside> = PerProcess::new(Default::default);
 
 /// What an allocation asks for.
 #[derive(Debug, Clone, Copy)]

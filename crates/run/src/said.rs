@@ -4,7 +4,7 @@ use std::io::Write;
 
 use millpond::bindings::{Mutex, PerProcess};
 
-static SAID: PerProcess<Mutex<Vec<String>>> = PerProcess::new();
+static SAID: PerProcess<Mutex<Vec<String>>> = PerProcess::new(Default::default);
 
 /// Says something once.
 #[cold]

@@ -32,7 +32,7 @@ pub(crate) struct Block {
     stream: u64,
 }
 
-static SHADOW: PerProcess<Shadow> = PerProcess::new();
+static SHADOW: PerProcess<Shadow> = PerProcess::new(Default::default);
 
 /// The program got memory at an address, for work on a stream.
 pub(crate) fn alloc(at: u64, bytes: u64, stream: u64) {

@@ -24,7 +24,7 @@ struct Known {
 #[derive(Debug, Default)]
 struct Streams(RwLock<FxHashMap<u64, Arc<Known>>>);
 
-static STREAMS: PerProcess<Streams> = PerProcess::new();
+static STREAMS: PerProcess<Streams> = PerProcess::new(Default::default);
 
 /// The stream that a thread used last, and what was the generation then.
 #[derive(Debug)]

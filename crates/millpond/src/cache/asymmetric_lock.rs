@@ -22,8 +22,7 @@
 //! **The barriers.** To keep a read behind a write takes a full barrier, which costs more than the whole of the fast
 //! path. The owner has only a barrier for the compiler. The other side is rare. It issues a full barrier *in every
 //! running thread of the process* (`membarrier`, Linux 4.14). After it, an owner either had an odd epoch, visibly, or
-//! has yet to read whether the entry is closed. Where there is no `membarrier`, both sides issue a full barrier:
-//! entries stay closed, and owners use [`enter_without_entry`](AsymmetricLock::enter_without_entry).
+//! has yet to read whether the entry is closed. Where the kernel refuses it, no lock is ever opened.
 //!
 //! **The data.** Release stores of epochs and entries, and acquire loads of them on the other side, pass on what the
 //! lock guards.
@@ -51,13 +50,11 @@ pub(super) trait Guarded: Sized {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct AsymmetricLock<T> {
-    is_fenced: bool,
     /// For an owner that enters without an entry: whether the lock is open.
     is_open: AtomicBool,
     /// Entries up to the last one that may be open. Written under the pool's lock.
     used: AtomicUsize,
-    /// For an owner that issues no barrier: what each entry leads to. All are closed where the kernel issues no barriers
-    /// for the other side.
+    /// What each entry leads to.
     entries: [AtomicPtr<T>; ENTRIES],
 }
 
@@ -83,23 +80,17 @@ impl Epoch {
         self.value() / 2
     }
 
-    /// Counts a passage of an owner that is not inside. By the owner.
-    #[inline]
-    pub(super) fn count(&self) {
-        self.add(2, Ordering::Relaxed);
-    }
-
-    /// No read-modify-write: one thread writes. It wraps, since all threads that have no cache write the sentinel's, which means
+    /// Counts half as many passages, of an owner that is not inside. No read-modify-write: one thread writes. It wraps, since all threads that have no cache write the sentinel's, which means
     /// nothing.
     #[inline]
-    fn add(&self, more: u64, order: Ordering) {
+    pub(super) fn add(&self, more: u64, order: Ordering) {
         self.0.store(self.value().wrapping_add(more), order);
     }
 
     /// Notes that the owner is inside, or about to look whether it may be.
     #[inline]
     fn enter(&self) -> Passage<'_> {
-        // Relaxed: as in `count`. What keeps it before the look is the caller's barrier; see the module.
+        // Relaxed: a count. What keeps it before the look is the caller's barrier; see the module.
         self.add(1, Ordering::Relaxed);
         Passage(self)
     }
@@ -108,13 +99,22 @@ impl Epoch {
         // Acquire: pairs with the Release where the owner leaves: what it did inside is seen.
         self.0.load(Ordering::Acquire) % 2 == 1
     }
+
+    /// Waits until the owner of a closed lock has left: a few instructions of its, unless it was suspended. One epoch after the
+    /// other will do, since the owner cannot enter again.
+    pub(super) fn wait_until_left(&self) {
+        let mut looks = 0;
+        while self.is_inside() {
+            sync::pause(looks);
+            looks += 1;
+        }
+    }
 }
 
 impl<T: Guarded> AsymmetricLock<T> {
     /// A lock that is closed.
     pub(super) fn new() -> Self {
         Self {
-            is_fenced: !sync::is_asymmetric(),
             is_open: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             entries: std::array::from_fn(|_| AtomicPtr::new(T::closed().as_ptr())),
@@ -140,22 +140,18 @@ impl<T: Guarded> AsymmetricLock<T> {
         Some((guarded, passage))
     }
 
-    /// As [`enter`](Self::enter), without an entry, and also where the kernel issues no barriers for the other side.
+    /// As [`enter`](Self::enter), without an entry.
     pub(super) fn enter_without_entry<'a>(&self, epoch: &'a Epoch) -> Option<Passage<'a>> {
         let passage = epoch.enter();
-        if self.is_fenced {
-            sync::full_barrier();
-        } else {
-            sync::light_barrier();
-        }
+        sync::light_barrier();
         // Acquire: as in `enter`.
         self.is_open.load(Ordering::Acquire).then_some(passage)
     }
 
     /// Closes the lock to its owner, once a [`heavy_barrier`](super::sync::heavy_barrier) was issued and the owner
-    /// [has left](Self::wait_until_left). Returns whether it was open. One thread at a time.
+    /// [has left](Epoch::wait_until_left). Returns whether it was open. One thread at a time.
     pub(super) fn close(&self) -> bool {
-        // Relaxed, all: the heavy barrier orders this before the load in `wait_until_left`.
+        // Relaxed, all: the heavy barrier orders this before the load in `is_inside`.
         let was_open = self.is_open.swap(false, Ordering::Relaxed);
         let used = self.used.load(Ordering::Relaxed);
         self.used.store(0, Ordering::Relaxed);
@@ -163,12 +159,6 @@ impl<T: Guarded> AsymmetricLock<T> {
             entry.store(T::closed().as_ptr(), Ordering::Relaxed);
         }
         was_open
-    }
-
-    /// Waits until the owner of a closed lock has left by all its epochs: a few instructions of its, unless it was
-    /// suspended. One epoch after the other will do, since the owner cannot enter again.
-    pub(super) fn wait_until_left(epochs: [&Epoch; 2]) {
-        epochs.into_iter().for_each(|epoch| sync::wait_while(|| epoch.is_inside()));
     }
 
     /// Whether it is open. Under the pool's lock.
@@ -187,9 +177,6 @@ impl<T: Guarded> AsymmetricLock<T> {
     /// data stays, and stays this stream's, until the lock is closed and the owner has left. The owner itself, while
     /// outside, may also give it to another stream.
     pub(super) fn open_entry(&self, stream: StreamKey, guarded: NonNull<T>) {
-        if self.is_fenced {
-            return;
-        }
         let entry = stream.slot % ENTRIES;
         // Relaxed: read under the lock, as it is written.
         self.used.store(self.used.load(Ordering::Relaxed).max(entry + 1), Ordering::Relaxed);

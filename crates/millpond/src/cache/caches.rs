@@ -2,38 +2,29 @@
 
 use std::hint::cold_path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::asymmetric_lock::Passage;
 use super::depot::Depot;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
-use super::stream_cache::Magazines;
 use super::tally::Tally;
-use super::thread::{Entered, ThreadCache};
+use super::thread::ThreadCache;
 use super::threads::Threads;
 use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{PageMap, Place, Plain};
 use crate::order::{Stream, StreamKey, Tick, Timeline, TimelineId};
-use crate::policy::caching::{LEAST_LIMIT, limits};
+use crate::policy::caching::room;
+use crate::policy::size_classes::is_rounded_in_throughput_mode;
 
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
     pub(super) threads: Threads,
-    page_map: Arc<PageMap>,
+    pub(crate) page_map: Arc<PageMap>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
-    /// Bytes that one thread may cache.
-    pub(super) limit: AtomicU64,
-    /// Bytes that the depot may hold.
-    pub(super) depot_limit: AtomicU64,
-    /// A block serves a request of a large size if it is less than so many bytes longer. That is one unit. In
-    /// throughput mode it is any length, since blocks of one magazine differ by an eighth at most.
-    most_slack: AtomicU64,
-    /// Whether memory is spent to save time.
-    in_throughput_mode: AtomicBool,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
     pub(super) totals: Totals,
@@ -46,10 +37,6 @@ impl Caches {
             page_map,
             sizes,
             depot: Depot::default(),
-            limit: AtomicU64::new(LEAST_LIMIT),
-            depot_limit: AtomicU64::new(LEAST_LIMIT),
-            most_slack: AtomicU64::new(sizes.bytes(1)),
-            in_throughput_mode: AtomicBool::new(false),
             others: Tally::default(),
             totals: Totals::default(),
         }
@@ -57,18 +44,11 @@ impl Caches {
 
     // ---- the fast path ---------------------------------------------------------------------------
 
-    /// Enters the calling thread's cache without a lock entry, to take a block from it.
-    fn enter_to_alloc(&self, stream: &Stream) -> Option<Entered<'_>> {
-        // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
-        // (`Threads::collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`). Callers leave before they
-        // return.
-        unsafe { self.threads.mine().enter::<true>(Tally::to_alloc, stream.key()) }
-    }
-
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
     #[inline(always)]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // SAFETY: the cache is this thread's.
+        // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
+        // (`Threads::collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`).
         unsafe { self.get(self.threads.mine(), bytes, stream.key()) }
     }
 
@@ -83,13 +63,13 @@ impl Caches {
             // SAFETY: the caller's promise.
             return unsafe { Self::get_from(mine, (index, stream), bytes, |_| true) };
         }
-        let index = self.sizes.magazine_for_exact(bytes)?;
-        // Relaxed: a setting; any value that it ever had is safe.
-        let most_slack = self.most_slack.load(Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe {
-            Self::get_from(mine, (index, stream), bytes, |item| item.bytes().wrapping_sub(bytes) < most_slack)
+        if !self.caches_large(bytes) {
+            return None;
         }
+        // SAFETY: just asked.
+        let index = unsafe { self.sizes.magazine_for_large(bytes) };
+        // SAFETY: the caller's promise. Blocks of one magazine differ by an eighth at most.
+        unsafe { Self::get_from(mine, (index, stream), bytes, |item| item.bytes() >= bytes) }
     }
 
     /// # Safety
@@ -102,11 +82,11 @@ impl Caches {
         fits: impl Fn(&Item) -> bool,
     ) -> Option<DevicePtr> {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
-        let Entered { magazines, tally, passage } = unsafe { mine.enter::<false>(Tally::to_alloc, stream) }?;
+        let (magazines, passage) = unsafe { mine.enter::<false>(|tally| &tally.to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
         let item = *magazine.top();
         // Also where it is empty.
-        if !fits(&item) || !item.is_in(magazine.place()) || !tally.rise(bytes, item.bytes()) {
+        if !fits(&item) || !item.is_in(magazine.place()) || !mine.tally.rise(bytes, item.bytes()) {
             cold_path();
             return None;
         }
@@ -140,53 +120,49 @@ impl Caches {
         if !self.caches_now(bytes) {
             return None;
         }
-        let Entered { magazines, tally, passage } = self.enter_to_alloc(stream)?;
+        let mine = self.threads.mine();
+        // SAFETY: the cache is this thread's (`alloc`). All that return here leave.
+        let (magazines, passage) = unsafe { mine.enter::<true>(|tally| &tally.to_alloc, stream.key()) }?;
         let (index, size) = self.class_of(bytes);
         let magazine = magazines.magazine(index);
         if magazine.is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        self.drop_strays_on_top(magazine);
-        // Relaxed: a setting.
-        let most_slack = self.most_slack.load(Ordering::Relaxed);
-        let fits = |size: u64| self.sizes.is_rounded(bytes) || size.wrapping_sub(bytes) < most_slack;
+        let place = magazine.place();
+        while !magazine.is_empty() && !magazine.top().is_in(place) {
+            magazine.top().note_stray(&self.totals);
+            // SAFETY: there is one on top.
+            unsafe { magazine.drop_top() };
+        }
+        let fits = |size: u64| size >= bytes;
         let mut found = magazine.take_top(fits);
         if found.is_none() {
-            let (place, own) = (magazine.place(), (stream.timeline().id, Tick::MAX));
-            let brought = self.fetch(magazine, tally, seen.unwrap_or(own), size);
-            if seen.is_some() {
-                // From here on, as if this stream had freed them now.
-                let now = stream.timeline().now();
-                let brought = brought.iter().filter(|item| item.is_in(place));
-                brought.for_each(|item| item.descriptor().make_cached(place, now));
-            }
+            self.give_room(magazine, size);
+            self.fetch(magazine, &mine.tally, size, (stream.timeline(), seen));
             found = magazine.take_top(fits);
         }
-        if found.is_none()
-            && seen.is_none()
-            && self.in_throughput_mode()
-            && self.sizes.is_rounded_in_throughput_mode(bytes)
-        {
+        if found.is_none() && seen.is_none() && self.in_throughput_mode() {
             found = magazines.borrow(index);
         }
         let item = found?;
-        tally.rise_slow(bytes, item.bytes(), &self.totals);
+        mine.tally.count([bytes as i64, item.bytes() as i64], 1, &self.totals);
         Some(Self::hand_out(item, bytes, passage))
     }
 
     /// Whether blocks of so many bytes are cached now: large ones in throughput mode only.
     pub(super) fn caches_now(&self, bytes: u64) -> bool {
-        (self.sizes.is_rounded(bytes) || self.in_throughput_mode()) && self.sizes.is_cached(bytes)
+        self.sizes.is_rounded(bytes) || self.caches_large(bytes)
     }
 
-    /// The magazine for requests of so many bytes, and how long their blocks are now.
+    #[inline]
+    fn caches_large(&self, bytes: u64) -> bool {
+        is_rounded_in_throughput_mode(bytes) && self.in_throughput_mode()
+    }
+
+    /// The magazine for requests of so many bytes, which are [cached](Self::caches_now), and how long their blocks are.
     fn class_of(&self, bytes: u64) -> (MagazineIndex, u64) {
-        let units = if self.in_throughput_mode() {
-            self.sizes.units_in_throughput_mode(bytes)
-        } else {
-            self.sizes.units(bytes)
-        };
+        let units = self.sizes.units_in_throughput_mode(bytes);
         (MagazineIndex::of(units), self.sizes.bytes(units))
     }
 
@@ -196,106 +172,91 @@ impl Caches {
     // thread looks what the depot has, and leaves its cache. Then, with the stream ordered after the fence of what was
     // seen, it takes blocks behind that fence: the same or others ([`alloc_searching`](Self::alloc_searching)).
 
-    /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
-    /// thread's magazine has room for some. Returns which stream freed them, and up to which tick.
+    /// Looks for blocks for a request of so many bytes among those that other streams freed. Returns which stream freed them, and
+    /// up to which tick.
     #[cold]
     pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<(TimelineId, Tick)> {
-        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) {
+        if !(self.in_throughput_mode() && self.caches_now(bytes)) {
             return None;
         }
         // A closed cache may mean that the stream is being captured.
-        let Entered { magazines, tally: _, passage: _passage } = self.enter_to_alloc(stream)?;
-        let (index, bytes) = self.class_of(bytes);
-        if magazines.magazine(index).restock_by() == 0 {
-            return None;
-        }
-        self.depot.other_with(stream.timeline().id, bytes)
+        // SAFETY: the cache is this thread's (`alloc`), which leaves at once.
+        unsafe { self.threads.mine().enter::<true>(|tally| &tally.to_alloc, stream.key()) }?;
+        self.depot.other_with(stream.timeline().id, self.class_of(bytes).1)
     }
 
-    /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
-    /// freed on a stream up to a tick. Returns what came.
-    pub(super) fn fetch<'m>(
+    /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold: what this stream freed, or
+    /// what was seen of another one.
+    fn fetch(
         &self,
-        magazine: &'m mut Magazine,
+        magazine: &mut Magazine,
         tally: &Tally,
-        from: (TimelineId, Tick),
         size: u64,
-    ) -> &'m [Item] {
+        (timeline, seen): (&Timeline, Option<(TimelineId, Tick)>),
+    ) {
         let most = magazine.restock_by();
         if most == 0 || self.depot.held() == 0 {
-            return &[];
+            return;
         }
         // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
-        let before = magazine.items().len();
-        self.depot.take(from, size, most, |item| {
+        let (place, before) = (magazine.place(), magazine.items().len());
+        self.depot.take(seen.unwrap_or((timeline.id, Tick::MAX)), size, most, |item| {
             // SAFETY: it is not full: no more come than half of what it may hold.
             unsafe { magazine.push(item) };
         });
         // Another thread wrote to the descriptors last: together they come to this processor's cache sooner than one by
         // one later. Those that were no longer in the depot are strays here.
-        let brought = &magazine.items()[before..];
-        for item in brought {
-            if item.leave(Place::BETWEEN) {
-                item.descriptor().move_to(magazine.place());
-            }
+        for item in magazine.items()[before..].iter().filter(|item| item.is_in(Place::BETWEEN)) {
+            // What another stream freed is from here on as if this one had freed it now.
+            let tick = if seen.is_some() { timeline.now() } else { item.descriptor().tick() };
+            item.descriptor().make_cached(place, tick);
         }
-        brought
     }
 
-    /// Brings the older half of a magazine to the depot, if its blocks are alike. Returns whether
-    /// there is room now.
-    #[inline]
-    fn give_half_to_depot(&self, magazines: &mut Magazines, index: MagazineIndex, of: TimelineId) -> bool {
-        let magazine = magazines.magazine(index);
-        let half = magazine.older_half();
-        let Some(bytes) = half.first().map(Item::bytes) else { return false };
-        if half.len() < 2 || half.iter().any(|item| item.bytes() != bytes) {
+    /// Lets a magazine that has no room hold blocks, if it may.
+    fn give_room(&self, magazine: &mut Magazine, size: u64) {
+        if !magazine.has_room()
+            && self.caches_now(size)
+            && let Some(with_room) = Magazine::with_room(room(size))
+        {
+            *magazine = with_room;
+        }
+    }
+
+    /// Sees to it that a full magazine takes a block of this length, which the stream frees. It gets room if it has none. Else its
+    /// older half goes to the depot, if its blocks are alike. Returns whether there is room now.
+    fn make_room(&self, magazine: &mut Magazine, size: u64, of: TimelineId) -> bool {
+        self.give_room(magazine, size);
+        if !magazine.is_full() {
+            return true;
+        }
+        let (place, half) = (magazine.place(), magazine.older_half());
+        let (count, Some(bytes)) = (half.len(), half.first().map(Item::bytes)) else { return false };
+        let are_alike = count > 1 && half.iter().all(|item| item.bytes() == bytes && item.is_in(place));
+        if !are_alike || !self.depot.put(of, bytes, half) {
             return false;
         }
-        let place = magazine.place();
-        let limit = self.depot_limit.load(Ordering::Relaxed);
-        let left = half.iter().take_while(|item| item.leave(place)).count();
-        // Strays are sorted out under the lock (`put_slow`).
-        if left < half.len() || !self.depot.put(of, bytes, half, limit) {
-            half[..left].iter().for_each(|item| item.descriptor().move_to(place));
-            return false;
-        }
-        magazine.give_up(left, |_| ());
+        magazine.give_up(count, |_| ());
         true
-    }
-
-    /// Drops the strays on top.
-    #[inline]
-    pub(super) fn drop_strays_on_top(&self, magazine: &mut Magazine) {
-        let place = magazine.place();
-        while !magazine.is_empty() && !magazine.top().is_in(place) {
-            magazine.top().note_stray(&self.totals);
-            // SAFETY: there is one on top.
-            unsafe { magazine.drop_top() };
-        }
     }
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
     /// where there is no room, or it is not as simple as that.
     #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
-        // SAFETY: the cache is this thread's.
+        // SAFETY: the cache is this thread's (`alloc`).
         unsafe { self.put::<false>(self.threads.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
     }
 
-    /// As [`free`](Self::free), also where lock entries are closed, and where the depot has room. Returns the bytes that
-    /// were asked for.
+    /// As [`free`](Self::free), also where lock entries are closed, and where room can be made.
     #[cold]
-    pub(crate) fn free_without_entry(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
-        if !self.caches_now(self.page_map.find_plain(ptr)?.bytes) {
-            return None;
-        }
-        // SAFETY: the cache is this thread's.
-        unsafe { self.put::<true>(self.threads.mine(), ptr, stream.key(), || stream.timeline()) }
+    pub(crate) fn free_without_entry(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        // SAFETY: the cache is this thread's (`alloc`).
+        unsafe { self.put::<true>(self.threads.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
     }
 
-    /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, read only where needed:
+    /// Takes a block; `None`, and nothing done, where that is not as simple. The timeline is the stream's, read only where needed:
     /// registers are few.
     ///
     /// # Safety
@@ -307,10 +268,10 @@ impl Caches {
         ptr: DevicePtr,
         stream: StreamKey,
         timeline: impl Fn() -> &'t Timeline,
-    ) -> Option<u64> {
+    ) -> Option<()> {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
-        let Entered { magazines, tally, passage } =
-            unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
+        let (magazines, passage) = unsafe { mine.enter::<WITHOUT_ENTRY>(|tally| &tally.to_free, stream) }?;
+        let tally = &mine.tally;
         let found = if WITHOUT_ENTRY { self.page_map.find_plain(ptr) } else { self.page_map.find_soon(ptr) }?;
         let Plain { descriptor, class, bytes } = found;
         let room = tally.room_after(bytes);
@@ -321,7 +282,7 @@ impl Caches {
         // SAFETY: the class is an allocated block's.
         let index = unsafe { MagazineIndex::of_class(class) };
         if magazines.magazine(index).is_full()
-            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, timeline().id))
+            && !(WITHOUT_ENTRY && self.make_room(magazines.magazine(index), bytes, timeline().id))
         {
             cold_path();
             return None;
@@ -331,28 +292,18 @@ impl Caches {
         let requested = descriptor.requested();
         descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
         if WITHOUT_ENTRY {
-            tally.fall_slow(requested, room, &self.totals);
+            tally.count([requested, bytes].map(|less| -(less as i64)), -1, &self.totals);
         } else {
             tally.fall(requested, room);
         }
         passage.complete();
-        Some(requested)
+        Some(())
     }
 
-    /// Shares what the pool holds between its threads, as the bytes that each may cache. That is much, but nothing is
-    /// lost: whoever needs it takes it back. In throughput mode, the pool may `grow` by so many bytes.
-    pub(crate) fn adapt(&self, reserved: u64, grow: Option<u64>) {
-        let is_on = grow.is_some();
-        let threads = self.threads.owned().count() as u64;
-        let [of_thread, of_depot] = limits(reserved, grow.unwrap_or(0), threads);
-        // A block that is shorter wraps around, beyond half of all numbers.
-        let most_slack = if is_on { u64::MAX / 2 } else { self.sizes.bytes(1) };
-        // Relaxed, all: settings.
-        self.limit.store(of_thread, Ordering::Relaxed);
-        self.depot_limit.store(of_depot, Ordering::Relaxed);
-        self.most_slack.store(most_slack, Ordering::Relaxed);
-        if self.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
-            self.totals.set_wide(is_on);
+    /// Whether memory is spent to save time from now on. Under the pool's lock.
+    pub(crate) fn set_throughput_mode(&self, is_on: bool) {
+        // Relaxed: a setting.
+        if self.totals.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
             self.threads.all().for_each(|cache| cache.tally.forget_slack());
         }
     }
@@ -361,7 +312,7 @@ impl Caches {
     #[inline]
     pub(crate) fn in_throughput_mode(&self) -> bool {
         // Relaxed: a setting.
-        self.in_throughput_mode.load(Ordering::Relaxed)
+        self.totals.in_throughput_mode.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -385,11 +336,6 @@ impl Caches {
         self.threads.any_ended()
     }
 
-    /// Whether threads enter by lock entries.
-    pub(crate) fn has_lock_entries(&self) -> bool {
-        self.threads.have_lock_entries()
-    }
-
     /// Blocks that were found to have been freed twice at once.
     pub(crate) fn freed_twice(&self) -> u64 {
         self.totals.strays()[2] as u64 / 2
@@ -401,6 +347,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::cache::stream_cache::Magazines;
     use crate::fixtures::{Bench, Freeing};
 
     #[test]
@@ -425,13 +372,13 @@ mod tests {
     fn the_depot_keeps_blocks_of_one_length_together() {
         let Bench { pool, stream, .. } = Bench::new(|pool| pool);
         let inner = pool.inner();
-        inner.caches.adapt(1 << 40, Some(1 << 40));
+        inner.caches.set_throughput_mode(true);
         // Two lengths of one magazine, which is filled more than once with each.
         let lengths = [60_000, 100_000].map(|more| (1 << 20) + more);
         let blocks: Vec<_> =
             (0..400).map(|block| pool.alloc(lengths[block / 200], &stream).unwrap()).collect();
         // Misses told the caches that the pool saves.
-        inner.caches.adapt(1 << 40, Some(1 << 40));
+        inner.caches.set_throughput_mode(true);
         blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
         let depot = &inner.caches.depot;
         assert!(depot.held() > 0 && depot.shelves_are_sorted());

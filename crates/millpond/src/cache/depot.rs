@@ -11,6 +11,7 @@ use crate::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::magazine::Item;
+use crate::extents::Place;
 use crate::order::{Tick, TimelineId};
 use crate::policy::caching::DEPOT_LOCKS;
 
@@ -28,7 +29,7 @@ pub(super) struct Depot {
 #[repr(align(128))]
 struct Shard(Mutex<Shelves>);
 
-/// By the blocks' length in bytes and stream. The youngest block of a shelf is its last; no shelf is empty.
+/// By the blocks' length in bytes and stream. The youngest block of a shelf is its last.
 type Shelves = FxHashMap<(u64, TimelineId), Vec<Item>>;
 
 impl Depot {
@@ -54,28 +55,22 @@ impl Depot {
         (!self.is_closed.load(Ordering::Relaxed)).then_some(shelves)
     }
 
-    /// Puts blocks of this stream and length, which have left their magazine, on their shelf. It does nothing and
-    /// returns `false` if the depot is closed, or would hold more than `limit` bytes.
-    pub(super) fn put(&self, of: TimelineId, bytes: u64, items: &[Item], limit: u64) -> bool {
+    /// Puts blocks of this stream and length, which leave their magazine, on their shelf. It does nothing and returns `false` if the
+    /// depot is closed, or the host has no memory.
+    pub(super) fn put(&self, of: TimelineId, bytes: u64, items: &[Item]) -> bool {
         debug_assert!(!items.is_empty() && items.iter().all(|item| item.bytes() == bytes));
-        let more = bytes * items.len() as u64;
-        // Several threads at once may exceed it by what they bring.
-        if self.held() + more > limit {
-            return false;
-        }
         let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return false };
         if shelves.try_reserve(1).is_err() {
             return false;
         }
         let shelf = shelves.entry((bytes, of)).or_default();
         if shelf.try_reserve(items.len()).is_err() {
-            // No shelf is empty.
-            shelves.retain(|_, shelf| !shelf.is_empty());
             return false;
         }
+        items.iter().for_each(|item| item.descriptor().move_to(Place::BETWEEN));
         shelf.extend_from_slice(items);
         // Relaxed: a sum.
-        self.held.fetch_add(more, Ordering::Relaxed);
+        self.held.fetch_add(bytes * items.len() as u64, Ordering::Relaxed);
         true
     }
 
@@ -102,9 +97,6 @@ impl Depot {
         most: usize,
         each: impl FnMut(Item),
     ) {
-        if self.held() == 0 {
-            return;
-        }
         let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return };
         let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return };
         let is_early = |item: &Item| tick == Tick::MAX || item.descriptor().tick() <= tick;
@@ -123,8 +115,7 @@ impl Depot {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);
         for shard in &self.shards {
-            // Under the shard's lock, so that no memory is needed: who waits for it would find the depot closed.
-            for ((bytes, of), shelf) in shard.0.lock().drain() {
+            for ((bytes, of), shelf) in std::mem::take(&mut *shard.0.lock()) {
                 // Release: see `held`.
                 self.held.fetch_sub(bytes * shelf.len() as u64, Ordering::Release);
                 shelf.into_iter().for_each(|item| each(of, item));
@@ -136,13 +127,6 @@ impl Depot {
     pub(super) fn open(&self) {
         // Relaxed: who sees it late takes the slow path.
         self.is_closed.store(false, Ordering::Relaxed);
-    }
-
-    /// Gives back host memory that what it holds has no need of. Under the pool's lock.
-    pub(super) fn give_back(&self) {
-        for shard in &self.shards {
-            shard.0.lock().shrink_to_fit();
-        }
     }
 
     /// What it holds.

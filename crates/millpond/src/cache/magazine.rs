@@ -5,7 +5,7 @@ use std::slice;
 
 use super::totals::Totals;
 use crate::device::DevicePtr;
-use crate::extents::{Allocation, Arena, BlockDescriptor, DescriptorRef, Place};
+use crate::extents::{Arena, BlockDescriptor, DescriptorRef, Place};
 use crate::order::{Fence, TimelineId};
 
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
@@ -40,12 +40,6 @@ impl Item {
         self.descriptor().is_in(place, self.ptr)
     }
 
-    /// As [`BlockDescriptor::leave`].
-    #[inline]
-    pub(super) fn leave(&self, place: Place) -> bool {
-        self.descriptor().leave(place, self.ptr)
-    }
-
     /// Notes a copy that is a stray, which is dropped.
     #[cold]
     pub(super) fn note_stray(&self, totals: &Totals) {
@@ -58,15 +52,11 @@ impl Item {
     /// a stray there is dropped.
     pub(super) fn give_back(&self, place: Place, of: TimelineId, totals: &Totals, arena: &mut Arena) {
         let descriptor = self.descriptor();
-        if !self.leave(place) {
+        if !descriptor.leave(place, self.ptr) {
             self.note_stray(totals);
         } else if !arena.take_back(descriptor, Fence::at(of, descriptor.tick())) {
             tracing::error!(?descriptor, "a cache gave up a block that is not allocated; it is dropped");
         }
-    }
-
-    pub(super) fn out(&self) -> Allocation {
-        Allocation { ptr: self.ptr, descriptor: self.descriptor, bytes: self.bytes(), misses: 0 }
     }
 }
 

@@ -5,15 +5,16 @@
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the
 //! thread's index. It has a *stream cache* per stream, and that has a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
-//! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size
-//! (but in throughput mode), and share a magazine with sizes near theirs. What a magazine has no room for goes to the
-//! pool's [depot], where other threads find it. What that has no room for goes to the arena. All caches together are a pool's
+//! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size,
+//! and are not cached. In throughput mode, those of up to 512 MiB are rounded and cached, too. What a magazine has no room for goes
+//! to the pool's [depot], where other threads find it. What that does not take goes to the arena. All caches together are a pool's
 //! [`Caches`]: `caches.rs` has what needs no lock, `under_lock.rs` what holds the pool's.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the thread,
 //! and the block's descriptor. They take no lock, no atomic read-modify-write and no device call. Where they cannot,
 //! the thread exchanges half a magazine with the depot, which has locks of its own ([`Caches::alloc_searching`],
-//! [`Caches::free_without_entry`]). What that cannot serve takes the slow path, under the pool's lock.
+//! [`Caches::free_without_entry`]). What that cannot serve takes the pool's lock. There
+//! the thread's cache is made and opened ([`Caches::open`]), and the same is tried again.
 //!
 //! **Taking back.** Before the pool remaps, trims or reports that memory ran out, it takes back what every thread caches,
 //! idle ones included ([`Caches::revoke`]). It does so before it grows, too, unless it is in throughput mode
@@ -56,4 +57,6 @@ pub use thread_index::on_thread_end;
 pub(crate) struct Locked {
     /// Whether nothing is cached.
     is_paused: bool,
+    /// Whether threads do not enter by lock entries, but by functions which note each request.
+    entries_are_closed: bool,
 }

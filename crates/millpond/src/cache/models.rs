@@ -123,7 +123,7 @@ impl ModelCache {
     }
 
     fn wait_until_left(&self) {
-        AsymmetricLock::<ModelMagazines>::wait_until_left([&self.to_alloc, &self.to_free]);
+        [&self.to_alloc, &self.to_free].into_iter().for_each(Epoch::wait_until_left);
     }
 
     /// Reaches the blocks of its one stream cache.
@@ -185,7 +185,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         }
     }
 
-    /// `Caches::alloc`, else `Caches::restock`: a block is there.
+    /// `Caches::alloc`, else the same after `Caches::open`: a block is there.
     fn alloc<const WITHOUT_ENTRY: bool>(&self, index: usize) -> Option<usize> {
         let cache = &self.caches[index];
         let fast = cache.enter::<WITHOUT_ENTRY>(&cache.to_alloc).and_then(|passage| {
@@ -211,7 +211,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         entry.is_live.store(true, Ordering::Relaxed);
     }
 
-    /// `Caches::free`, else `Caches::put_slow`.
+    /// `Caches::free`, else the same after `Caches::open`.
     fn free<const WITHOUT_ENTRY: bool>(&self, index: usize, block: usize, tick: u64) {
         let cache = &self.caches[index];
         let put = || {

@@ -9,7 +9,7 @@ use super::sizes::{MAGAZINES, MagazineIndex};
 use super::totals::Totals;
 use crate::extents::{Arena, Place};
 use crate::host::try_box;
-use crate::order::{StreamKey, Timeline, TimelineId};
+use crate::order::{Stream, StreamKey, TimelineId};
 use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
 
 /// The magazines of a stream cache.
@@ -18,7 +18,7 @@ use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Magazines {
-    /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
+    /// [`StreamKey::serial`] of the stream. The first field, since the sentinel has no other.
     serial: u64,
     all: [Magazine; MAGAZINES],
     /// What the stream's timeline is called.
@@ -73,17 +73,12 @@ impl Magazines {
         self.all[index.number() + 1..].iter_mut().take(classes).find_map(|longer| longer.take_top(|_| true))
     }
 
-    /// The stream whose they are.
-    fn stream(&self) -> StreamKey {
-        StreamKey { serial: self.serial, slot: self.of.slot as usize }
-    }
-
-    /// Empties the magazines into the arena.
+    /// Empties the magazines into the arena. They lose their room.
     fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
-        // Most are without room.
-        for magazine in self.all.iter_mut().filter(|magazine| !magazine.is_empty()) {
+        for magazine in self.all.iter_mut().filter(|magazine| magazine.has_room()) {
             let place = magazine.place();
-            magazine.give_up(magazine.items().len(), |item| item.give_back(place, self.of, totals, arena));
+            magazine.items().iter().for_each(|item| item.give_back(place, self.of, totals, arena));
+            *magazine = Magazine::NEW;
         }
     }
 
@@ -96,9 +91,9 @@ impl Magazines {
 /// All stream caches of one thread in one pool.
 #[derive(Debug)]
 pub(super) struct StreamCaches {
-    /// Sorted by the timelines' slots. Raw pointers own the magazines: lock entries have copies, and a `Box` would claim to be
-    /// the only one.
-    by_slot: Vec<NonNull<Magazines>>,
+    /// Sorted by the streams' slots. Raw pointers own the magazines: lock entries have copies, and a `Box` would claim to be the only
+    /// one.
+    by_slot: Vec<(StreamKey, NonNull<Magazines>)>,
 }
 
 // SAFETY: the stream caches own their magazines, of which nothing is bound to a thread.
@@ -107,82 +102,69 @@ unsafe impl Send for StreamCaches {}
 impl StreamCaches {
     pub(super) const NEW: Self = Self { by_slot: Vec::new() };
 
-    fn iter(&self) -> impl Iterator<Item = &Magazines> {
-        // SAFETY: they are there until `clear`. Who has the stream caches has them: the lock guards both.
-        self.by_slot.iter().map(|magazines| unsafe { magazines.as_ref() })
-    }
-
-    #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        // SAFETY: as in `iter`.
-        self.by_slot.binary_search_by_key(&slot, |magazines| unsafe { magazines.as_ref() }.stream().slot)
+        self.by_slot.binary_search_by_key(&slot, |(stream, _)| stream.slot)
     }
 
     /// The magazines of a stream, if it has a stream cache. They stay until that is changed: by
     /// [`of_or_add`](Self::of_or_add) for another stream, or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let magazines = self.by_slot[self.place_of(stream.slot).ok()?];
-        // SAFETY: as in `iter`.
-        (unsafe { magazines.as_ref() }.stream() == stream).then_some(magazines)
+        let (of, magazines) = self.by_slot[self.place_of(stream.slot).ok()?];
+        (of == stream).then_some(magazines)
     }
 
     /// The magazines of every stream cache, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        self.iter().map(Magazines::stream).zip(self.by_slot.iter().copied())
+        self.by_slot.iter().copied()
     }
 
     /// The magazines of a stream, made if need be, as [`of_stream`](Self::of_stream) gives them; `None` where the host has no
     /// memory for them. Those of a stream that is gone and had the same slot are emptied into the arena.
-    #[inline]
     pub(super) fn of_or_add(
         &mut self,
-        timeline: &Timeline,
+        stream: &Stream,
         totals: &Totals,
         arena: &mut Arena,
     ) -> Option<NonNull<Magazines>> {
-        let place = match self.place_of(timeline.id.slot as usize) {
+        let key = stream.key();
+        let place = match self.place_of(key.slot) {
             Ok(place) => place,
-            Err(place) => self.add_slow(place)?,
+            Err(place) => {
+                self.by_slot.try_reserve(1).ok()?;
+                self.by_slot.insert(place, (key, try_box(Magazines::NEW)?));
+                place
+            }
         };
-        // SAFETY: as in `iter`.
-        let magazines = unsafe { self.by_slot[place].as_mut() };
-        if magazines.serial != timeline.serial {
-            magazines.drain(totals, arena);
+        let (of, magazines) = &mut self.by_slot[place];
+        // SAFETY: they are there until `clear`. Who has the stream caches has them: the lock guards both.
+        let its = unsafe { magazines.as_mut() };
+        if its.serial != key.serial {
+            its.drain(totals, arena);
             // A lock entry may lead to them: that of the calling thread, which is outside.
-            (magazines.serial, magazines.of) = (timeline.serial, timeline.id);
+            (*of, its.serial, its.of) = (key, key.serial, stream.timeline().id);
         }
-        Some(self.by_slot[place])
+        Some(*magazines)
     }
 
-    #[cold]
-    fn add_slow(&mut self, place: usize) -> Option<usize> {
-        self.by_slot.try_reserve(1).ok()?;
-        self.by_slot.insert(place, try_box(Magazines::NEW)?);
-        Some(place)
-    }
-
-    /// Empties the magazines of every stream cache into the arena. Those from an index on lose their room.
-    pub(super) fn drain(&mut self, large: MagazineIndex, totals: &Totals, arena: &mut Arena) {
-        for magazines in &mut self.by_slot {
-            // SAFETY: as in `iter`.
-            let magazines = unsafe { magazines.as_mut() };
-            magazines.drain(totals, arena);
-            magazines.all[large.number()..].iter_mut().for_each(|magazine| *magazine = Magazine::NEW);
-        }
+    /// Empties the magazines of every stream cache into the arena.
+    pub(super) fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
+        // SAFETY: as in `of_or_add`.
+        self.all().for_each(|(_, mut magazines)| unsafe { magazines.as_mut() }.drain(totals, arena));
     }
 
     /// Drops all stream caches, which are empty. No owner has their magazines: it is outside, and its lock entries are
     /// closed, or it is the calling thread.
     pub(super) fn clear(&mut self) {
-        for magazines in take(&mut self.by_slot) {
-            // SAFETY: the pointer came from `try_box` (`add_slow`), and is given up here only.
+        for (_, magazines) in take(&mut self.by_slot) {
+            // SAFETY: the pointer came from `try_box` (`of_or_add`), and is given up here only.
             drop(unsafe { Box::from_raw(magazines.as_ptr()) });
         }
     }
 
     /// Every block held, and where.
     pub(super) fn items(&self) -> impl Iterator<Item = (Place, Item)> {
-        self.iter().flat_map(Magazines::items)
+        // SAFETY: as in `of_or_add`.
+        self.all().flat_map(|(_, magazines)| unsafe { magazines.as_ref() }.items())
     }
 }
 

@@ -9,77 +9,51 @@ use loom::sync::atomic;
 pub(super) use atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(not(loom))]
-pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
+pub(super) use real::{heavy_barrier, light_barrier, pause, register};
 
 #[cfg(loom)]
-pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
-
-/// Waits while that is so: another thread is about to change it.
-pub(super) fn wait_while(is_so: impl Fn() -> bool) {
-    let mut looks = 0;
-    while is_so() {
-        pause(looks);
-        looks += 1;
-    }
-}
+pub(super) use modelled::{heavy_barrier, light_barrier, pause, register};
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::atomic::{AtomicI8, Ordering, compiler_fence, fence};
+    use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    use rustix::thread::{MembarrierCommand, membarrier};
 
     use crate::policy::waiting::{NAP, SPINS};
 
-    /// Whether the kernel issues barriers in all threads for us.
-    pub(crate) fn is_asymmetric() -> bool {
-        // No `OnceLock`: a fork may come in between, and the child would wait for ever. A child is registered as its
-        // parent was.
-        static ANSWER: AtomicI8 = AtomicI8::new(0);
-        // Relaxed: the answer is always the same, and nothing else is concluded from it.
-        if ANSWER.load(Ordering::Relaxed) == 0 {
-            ANSWER.store(if register() { 1 } else { -1 }, Ordering::Relaxed);
-        }
-        ANSWER.load(Ordering::Relaxed) > 0
-    }
-
+    /// Whether the kernel issues barriers in all threads for us, from now on. A forked child is registered as its parent was.
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn register() -> bool {
-        use rustix::thread::{MembarrierCommand, membarrier};
+    pub(crate) fn register() -> bool {
         // The second asks for a barrier, once, to see that it is granted: a sandbox may refuse.
         membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
-    /// Under Miri the owner issues full barriers, so that lock entries open there too.
+    /// Elsewhere, owners issue full barriers themselves.
     #[cfg(not(all(target_os = "linux", not(miri))))]
-    fn register() -> bool {
-        cfg!(miri)
+    pub(crate) fn register() -> bool {
+        true
     }
 
-    /// The owner's barrier where the other side has a heavy one: for the compiler only.
+    /// The owner's barrier: for the compiler only, since the other side has a heavy one.
     #[inline]
     pub(crate) fn light_barrier() {
-        if cfg!(miri) {
-            full_barrier();
+        if cfg!(any(not(target_os = "linux"), miri)) {
+            fence(Ordering::SeqCst);
         }
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The owner's barrier without it.
-    pub(crate) fn full_barrier() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// The other side's barrier: in this thread, and in every other that runs.
+    /// The other side's barrier: in this thread, and in every other that runs. Only where a cache was open.
     #[cold]
     pub(crate) fn heavy_barrier() {
         fence(Ordering::SeqCst);
+        // It was granted before, and fails for no other reason than that. Without it, nothing that follows
+        // would be sound.
         #[cfg(all(target_os = "linux", not(miri)))]
-        if is_asymmetric() {
-            use rustix::thread::{MembarrierCommand, membarrier};
-            // It was granted before, and fails for no other reason than that. Without it, nothing that follows
-            // would be sound.
-            membarrier(MembarrierCommand::PrivateExpedited).expect("membarrier was granted before");
-        }
+        membarrier(MembarrierCommand::PrivateExpedited).expect("membarrier was granted before");
     }
 
     /// Spins at first. Then sleeps, so that a suspended thread gets the processor, even from a waiting one of higher
@@ -98,15 +72,11 @@ mod real {
 mod modelled {
     use loom::sync::atomic::{Ordering, fence};
 
-    pub(crate) fn is_asymmetric() -> bool {
+    pub(crate) fn register() -> bool {
         true
     }
 
     pub(crate) fn light_barrier() {
-        fence(Ordering::SeqCst);
-    }
-
-    pub(crate) fn full_barrier() {
         fence(Ordering::SeqCst);
     }
 

@@ -7,10 +7,9 @@
 use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
-use crate::counters::Counted;
 use crate::policy::peaks::Slack;
 use crate::policy::waiting::SPINS;
-use crate::stats::Level;
+use crate::stats::{Level, Stats};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -20,8 +19,8 @@ pub(super) struct Tally {
     room: [AtomicI64; 2],
     /// What the program got, and what it freed. The epochs of the cache's lock count it, so a pair makes no stores for
     /// it.
-    to_alloc: Epoch,
-    to_free: Epoch,
+    pub(super) to_alloc: Epoch,
+    pub(super) to_free: Epoch,
     /// The ceilings themselves: less than nothing, maybe, for a thread that frees what others allocate.
     ceilings: [AtomicI64; 3],
     /// Room of allocated bytes from which on the ceilings come down. That of the other figures is looked at then, too.
@@ -33,18 +32,6 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts the blocks that the owner gets.
-    #[inline]
-    pub(super) fn to_alloc(&self) -> &Epoch {
-        &self.to_alloc
-    }
-
-    /// Counts those that it brings back.
-    #[inline]
-    pub(super) fn to_free(&self) -> &Epoch {
-        &self.to_free
-    }
-
     /// All epochs of the owner.
     pub(super) fn epochs(&self) -> [&Epoch; 2] {
         [&self.to_alloc, &self.to_free]
@@ -78,13 +65,6 @@ impl Tally {
         true
     }
 
-    /// As [`rise`](Self::rise), and raises the ceilings if need be.
-    pub(super) fn rise_slow(&self, requested: u64, bytes: u64, totals: &Totals) {
-        self.set_room(0, self.room_with(0, requested));
-        self.set_room(ALLOCATED, self.room_with(ALLOCATED, bytes));
-        self.adjust(1, totals);
-    }
-
     /// The room of allocated bytes once so many more are freed.
     #[inline(always)]
     pub(super) fn room_after(&self, bytes: u64) -> i64 {
@@ -103,26 +83,6 @@ impl Tally {
     pub(super) fn fall(&self, requested: u64, room: i64) {
         self.set_room(0, self.room_with(0, requested.wrapping_neg()));
         self.set_room(ALLOCATED, room);
-    }
-
-    /// As [`fall`](Self::fall), and lowers the ceilings if need be.
-    pub(super) fn fall_slow(&self, requested: u64, room: i64, totals: &Totals) {
-        self.fall(requested, room);
-        self.adjust(-1, totals);
-    }
-
-    /// As [`rise_slow`](Self::rise_slow), by an owner that is not inside, or by who else counts here; counts the block
-    /// too.
-    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64, totals: &Totals) {
-        self.rise_slow(requested, bytes, totals);
-        self.to_alloc.count();
-    }
-
-    /// As [`fall_slow`](Self::fall_slow), by an owner that is not inside, or by who else counts here; counts the block too.
-    pub(super) fn count_free_outside(&self, requested: u64, bytes: u64, totals: &Totals) {
-        self.fall(requested, self.room_after(bytes));
-        self.to_free.count();
-        self.adjust(0, totals);
     }
 
     #[inline(always)]
@@ -146,10 +106,18 @@ impl Tally {
         [requested, allocated, 2 * (allocs.wrapping_sub(frees) as i64 + more)]
     }
 
-    /// Raises the ceilings that are passed, and lowers all from which the thread has drifted away, if so many blocks more
-    /// are counted soon. By the owner, or by who else counts here.
-    fn adjust(&self, more: i64, totals: &Totals) {
-        let (now, before) = (self.figures(more), [0, 1, 2].map(|figure| self.ceiling(figure)));
+    /// Counts a block by its epoch, and its bytes as [`count`](Self::count) does. By an owner that is not inside, or by who else
+    /// counts here.
+    pub(super) fn count_outside(&self, epoch: fn(&Self) -> &Epoch, bytes: [i64; 2], totals: &Totals) {
+        epoch(self).add(2, Ordering::Relaxed);
+        self.count(bytes, 0, totals);
+    }
+
+    /// Counts so many requested and allocated bytes more, or less. Raises the ceilings that are passed, and lowers all from which the
+    /// thread has drifted away, if so many blocks more are counted soon. By the owner, or by who else counts here.
+    pub(super) fn count(&self, bytes: [i64; 2], blocks: i64, totals: &Totals) {
+        [0, ALLOCATED].into_iter().for_each(|at| self.set_room(at, self.room_with(at, bytes[at] as u64)));
+        let (now, before) = (self.figures(blocks), [0, 1, 2].map(|figure| self.ceiling(figure)));
         let Slack { bytes: slack, ahead } = totals.slack();
         let drifts = before[ALLOCATED] - now[ALLOCATED] > slack;
         if drifts || now.iter().zip(before).any(|(now, before)| *now > before) {
@@ -208,25 +176,24 @@ impl Tally {
     /// Allocations, frees, and the bytes then. From any thread at any time. A reader that is always overtaken takes what it
     /// has.
     fn read(&self) -> (u64, u64, [i64; 2]) {
-        let read = || {
-            // Acquire, both: the load pairs with the Release at the end of `move_ceilings`, the fence with that in it.
+        let mut looks = 0;
+        loop {
+            // Acquire: pairs with the Release at the end of `move_ceilings`.
+            let before = (self.moves.load(Ordering::Acquire), self.passages());
+            let bytes = self.bytes();
+            // Pairs with the fence in `move_ceilings`.
             fence(Ordering::Acquire);
-            (self.moves.load(Ordering::Acquire), self.passages(), self.bytes())
-        };
-        let mut found = read();
-        for _ in 0..SPINS {
-            let next = read();
-            if found.0.is_multiple_of(2) && (found.0, found.1) == (next.0, next.1) {
-                break;
+            let is_whole = before == (self.moves.load(Ordering::Relaxed), self.passages());
+            if is_whole && before.0.is_multiple_of(2) || looks == SPINS {
+                return (before.1.0, before.1.1, bytes);
             }
-            found = next;
+            looks += 1;
         }
-        (found.1.0, found.1.1, found.2)
     }
 }
 
 /// What all tallies and the totals say together.
-pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Counted {
+pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals) -> Stats {
     let missing = totals.strays();
     let (mut allocations, mut frees) = (0_u64, (missing[2] as u64 / 2).wrapping_neg());
     let mut bytes = [missing[0], missing[ALLOCATED]];
@@ -243,19 +210,30 @@ pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, totals: &Totals)
         |now: i64, peak: i64| Level { current: now.clamp(0, peak.max(0)) as u64, high: peak.max(0) as u64 };
     let blocks = level((allocations - frees) as i64, peaks[2] / 2);
     let [requested, allocated] = [0, ALLOCATED].map(|figure| level(bytes[figure], peaks[figure]));
-    Counted { requested, allocated, blocks, allocations, frees }
+    Stats { requested, allocated, blocks, allocations, frees, ..Stats::default() }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::policy::peaks::{LEAST_SLACK, TOLERANCE};
+    use crate::policy::peaks::TOLERANCE;
+    use crate::policy::size_classes::EXACT_FROM;
+
+    impl Tally {
+        fn alloc(&self, requested: u64, bytes: u64, totals: &Totals) {
+            self.count_outside(|tally| &tally.to_alloc, [requested as i64, bytes as i64], totals);
+        }
+
+        fn free(&self, requested: u64, bytes: u64, totals: &Totals) {
+            self.count_outside(|tally| &tally.to_free, [-(requested as i64), -(bytes as i64)], totals);
+        }
+    }
 
     /// The tallies of two threads.
     fn two() -> ([Tally; 2], Totals) {
         let totals = Totals::default();
         let tally = || {
-            totals.add_thread();
+            totals.threads.fetch_add(1, Ordering::Relaxed);
             Tally::default()
         };
         ([tally(), tally()], totals)
@@ -264,9 +242,9 @@ mod tests {
     #[test]
     fn the_mark_of_one_thread_is_its_own_peak() {
         let (tally, totals) = (Tally::default(), Totals::default());
-        tally.count_alloc_outside(100, 512, &totals);
-        tally.count_alloc_outside(1000, 1024, &totals);
-        tally.count_free_outside(100, 512, &totals);
+        tally.alloc(100, 512, &totals);
+        tally.alloc(1000, 1024, &totals);
+        tally.free(100, 512, &totals);
         let counted = sum([&tally].into_iter(), &totals);
         assert_eq!(counted.requested, Level { current: 1000, high: 1100 });
         assert_eq!(counted.allocated, Level { current: 1024, high: 1536 });
@@ -284,8 +262,8 @@ mod tests {
         let ([giver, taker], totals) = two();
         const BLOCKS: u64 = 1000;
         for _ in 0..10 {
-            (0..BLOCKS).for_each(|_| giver.count_alloc_outside(MIB - 1, MIB, &totals));
-            (0..BLOCKS).for_each(|_| taker.count_free_outside(MIB - 1, MIB, &totals));
+            (0..BLOCKS).for_each(|_| giver.alloc(MIB - 1, MIB, &totals));
+            (0..BLOCKS).for_each(|_| taker.free(MIB - 1, MIB, &totals));
         }
         let counted = sum([&giver, &taker].into_iter(), &totals);
         for (level, one) in [(counted.requested, MIB - 1), (counted.allocated, MIB), (counted.blocks, 1)] {
@@ -298,16 +276,16 @@ mod tests {
     #[test]
     fn a_thread_meets_others_only_when_it_drifts() {
         let ([one, other], totals) = two();
-        other.count_alloc_outside(MIB, MIB, &totals);
+        other.alloc(MIB, MIB, &totals);
         let ceiling = |tally: &Tally| tally.ceilings[ALLOCATED].load(Ordering::Relaxed);
         const BLOCKS: u64 = 8;
-        let bytes = LEAST_SLACK as u64 / BLOCKS;
+        let bytes = EXACT_FROM / BLOCKS;
         for _ in 0..3 {
-            (0..BLOCKS).for_each(|_| one.count_alloc_outside(bytes, bytes, &totals));
-            (0..BLOCKS).for_each(|_| one.count_free_outside(bytes, bytes, &totals));
-            assert_eq!(ceiling(&one), LEAST_SLACK);
+            (0..BLOCKS).for_each(|_| one.alloc(bytes, bytes, &totals));
+            (0..BLOCKS).for_each(|_| one.free(bytes, bytes, &totals));
+            assert_eq!(ceiling(&one), EXACT_FROM as i64);
         }
-        one.count_free_outside(bytes, bytes, &totals);
+        one.free(bytes, bytes, &totals);
         assert!(ceiling(&one) < 0);
         assert_eq!(totals.peaks()[ALLOCATED], 2 * MIB as i64);
     }

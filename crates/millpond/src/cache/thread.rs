@@ -11,10 +11,11 @@ use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct ThreadCache {
-    pub(super) lock: AsymmetricLock<Magazines>,
+    /// First, so that what the fast path reads of it is on one cache line.
     pub(super) tally: Tally,
+    pub(super) lock: AsymmetricLock<Magazines>,
     /// The [id](super::thread_index::thread_id) of the thread that has it; 0 for none. Written under the pool's lock.
     owner: AtomicU64,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
@@ -25,15 +26,6 @@ pub(super) struct ThreadCache {
 // SAFETY: everything but `stream_caches` is made of atomics. That field is reached by one thread at a time: see there,
 // `enter` and `stream_caches_under_lock`.
 unsafe impl Sync for ThreadCache {}
-
-/// A cache that its owner has entered. Once the [passage is complete](Passage::complete), anybody may take the
-/// magazines. So whatever completes it takes no reference to them, which would claim them until it returns.
-#[derive(Debug)]
-pub(super) struct Entered<'a> {
-    pub(super) magazines: &'a mut Magazines,
-    pub(super) tally: &'a Tally,
-    pub(super) passage: Passage<'a>,
-}
 
 impl ThreadCache {
     /// A cache without an owner: it is closed.
@@ -47,16 +39,19 @@ impl ThreadCache {
     }
 
     /// Enters the cache for a stream, and counts in this epoch of the tally's; `None` where it is closed, or has nothing
-    /// of the stream. With `WITHOUT_ENTRY` also where the lock has no open entry for it.
+    /// of the stream. With `WITHOUT_ENTRY` also where the lock has no open entry for it. Once the [passage is
+    /// complete](Passage::complete), anybody may take the magazines. So whatever completes it takes no reference to them, which would
+    /// claim them until it returns.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
     #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "they are the owner's as long as it is inside: see the passage")]
     pub(super) unsafe fn enter<const WITHOUT_ENTRY: bool>(
         &self,
         epoch: fn(&Tally) -> &Epoch,
         stream: StreamKey,
-    ) -> Option<Entered<'_>> {
+    ) -> Option<(&mut Magazines, Passage<'_>)> {
         let epoch = epoch(&self.tally);
         let (mut magazines, passage) = if WITHOUT_ENTRY {
             let passage = self.lock.enter_without_entry(epoch)?;
@@ -74,8 +69,7 @@ impl ThreadCache {
         // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
         // owner has left (`Threads::keep_out`). That is not before `passage` is dropped with the returned reference. So
         // long the magazines stay, too: see `asymmetric_lock`.
-        let magazines = unsafe { magazines.as_mut() };
-        Some(Entered { magazines, tally: &self.tally, passage })
+        Some((unsafe { magazines.as_mut() }, passage))
     }
 
     /// The stream caches, for whoever holds the pool's lock.
@@ -111,13 +105,8 @@ impl ThreadCache {
         entries.into_iter().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
     }
 
-    /// Whether its owner is kept out, once it [has left](Self::wait_until_left). Under the pool's lock.
+    /// Whether its owner is kept out, once it [has left](Epoch::wait_until_left). Under the pool's lock.
     pub(super) fn is_kept_out(&self) -> bool {
         self.is_owned() && !self.lock.is_open()
-    }
-
-    /// Waits until the owner of a closed cache has left.
-    pub(super) fn wait_until_left(&self) {
-        AsymmetricLock::<Magazines>::wait_until_left(self.tally.epochs());
     }
 }

@@ -1,10 +1,11 @@
 //! The caches of all threads in one pool: which is whose, and keeping owners out.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use super::Locked;
-use super::sync::heavy_barrier;
+use super::asymmetric_lock::Epoch;
+use super::sync::{heavy_barrier, register};
 use super::thread::ThreadCache;
 use super::thread_index::{NO_THREAD, ended, find_index, has_ended, thread_index};
 use crate::host::try_box;
@@ -20,10 +21,10 @@ pub(super) struct Threads {
     caches: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
+    /// Whether the kernel does what asymmetric locks need. Else all of them stay closed.
+    pub(super) may_open: bool,
     /// Threads that had ended when their caches were last collected.
     collected: AtomicU64,
-    /// Whether requests may take the fast path. Written under the pool's lock.
-    has_lock_entries: AtomicBool,
 }
 
 impl Threads {
@@ -32,8 +33,8 @@ impl Threads {
         Self {
             caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             used: AtomicUsize::new(0),
+            may_open: register(),
             collected: AtomicU64::new(0),
-            has_lock_entries: AtomicBool::new(true),
         }
     }
 
@@ -45,11 +46,6 @@ impl Threads {
         // Acquire: pairs with the Release in `join`; another thread with this index may have made it.
         // SAFETY: caches are dropped with the pool only.
         unsafe { &*place.load(Ordering::Acquire) }
-    }
-
-    /// Whether the cache is the calling thread's own.
-    pub(super) fn is_mine(&self, cache: &ThreadCache) -> bool {
-        ptr::eq(cache, self.mine())
     }
 
     fn sentinel(&self) -> *mut ThreadCache {
@@ -68,6 +64,7 @@ impl Threads {
     }
 
     /// The threads that have a cache here.
+    #[cfg(test)]
     pub(super) fn owned(&self) -> impl Iterator<Item = &ThreadCache> {
         self.all().filter(|cache| cache.is_owned())
     }
@@ -99,16 +96,17 @@ impl Threads {
         meanwhile: impl FnOnce() -> R,
     ) -> R {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        let close = |others, cache: &ThreadCache| cache.lock.close() && !self.is_mine(cache) || others;
+        let close =
+            |others, cache: &ThreadCache| cache.lock.close() && !ptr::eq(cache, self.mine()) || others;
         if self.all().filter(|cache| is_concerned(cache)).fold(false, close) {
             heavy_barrier();
-            self.kept_out().for_each(ThreadCache::wait_until_left);
+            self.kept_out().flat_map(|cache| cache.tally.epochs()).for_each(Epoch::wait_until_left);
         }
         let result = meanwhile();
-        for cache in self.kept_out().filter(|_| !lock.is_paused) {
+        for cache in self.kept_out().filter(|_| self.may_open && !lock.is_paused) {
             // SAFETY: the lock is held, and owners are kept out until here.
             let entries = unsafe { cache.stream_caches_under_lock() }.all();
-            cache.open(entries.filter(|_| self.have_lock_entries()));
+            cache.open(entries.filter(|_| !lock.entries_are_closed));
         }
         result
     }
@@ -118,19 +116,18 @@ impl Threads {
         self.all().filter(|cache| cache.is_kept_out())
     }
 
-    /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with
-    /// the caches. They have no owner then.
-    pub(super) fn collect_ended(&self, _lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
+    /// Keeps the owners out that threads which ended have left, or that have their indices now, and calls `each` with the caches. They
+    /// have no owner then. (Another thread may have got the index, in another pool, and be inside: until now the cache is its own.)
+    pub(super) fn collect_ended(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache)) {
+        let has_ended = |cache: &ThreadCache| cache.is_owned() && has_ended(cache.owner());
         // Before the look: who ends meanwhile is seen another time.
         self.collected.store(ended(), Ordering::Relaxed);
-        for cache in self.owned().filter(|cache| has_ended(cache.owner())) {
-            cache.lock.close();
-            // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-            heavy_barrier();
-            cache.wait_until_left();
-            each(cache);
-            cache.set_owner(0);
-        }
+        self.keep_out(lock, has_ended, || {
+            for cache in self.kept_out().filter(|cache| has_ended(cache)) {
+                each(cache);
+                cache.set_owner(0);
+            }
+        });
     }
 
     /// Whether threads ended whose caches were not collected. A glance.
@@ -138,16 +135,6 @@ impl Threads {
     pub(super) fn any_ended(&self) -> bool {
         // Relaxed: written under the lock; for others a glance.
         ended() != self.collected.load(Ordering::Relaxed)
-    }
-
-    /// Whether threads enter by lock entries.
-    pub(super) fn have_lock_entries(&self) -> bool {
-        // Relaxed, here and below: for owners it is a hint; what counts is read under the lock, where it is written.
-        self.has_lock_entries.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
-        self.has_lock_entries.store(open, Ordering::Relaxed);
     }
 }
 

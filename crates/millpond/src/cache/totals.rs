@@ -38,9 +38,9 @@ pub(super) struct Totals {
     /// What was counted as freed for strays that were dropped.
     strays: [AtomicI64; 3],
     /// Threads that count for themselves. Written under the pool's lock.
-    threads: AtomicUsize,
-    /// Whether slacks are wide, as in throughput mode.
-    are_wide: AtomicBool,
+    pub(super) threads: AtomicUsize,
+    /// Whether memory is spent to save time. Slacks are wide then. Written under the pool's lock.
+    pub(super) in_throughput_mode: AtomicBool,
 }
 
 /// The sums of all threads' ceilings. On cache lines of their own: all threads write them, often all three. What else there is
@@ -67,12 +67,7 @@ impl Totals {
         // Relaxed, all: settings.
         let peak = self.peaks[ALLOCATED].load(Ordering::Relaxed);
         let threads = self.threads.load(Ordering::Relaxed) as i64;
-        slack(peak, threads, self.are_wide.load(Ordering::Relaxed))
-    }
-
-    /// Whether slacks are wide from now on. Under the pool's lock.
-    pub(super) fn set_wide(&self, are_wide: bool) {
-        self.are_wide.store(are_wide, Ordering::Relaxed);
+        slack(peak, threads, self.in_throughput_mode.load(Ordering::Relaxed))
     }
 
     /// The most that all had together since the last reset, or a little more.
@@ -101,15 +96,5 @@ impl Totals {
         for (ceilings, peak) in self.ceilings.0.iter().zip(&self.peaks) {
             peak.store(ceilings.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-    }
-
-    /// A thread more that counts for itself. Returns how many there are. Under the pool's lock.
-    pub(super) fn add_thread(&self) -> usize {
-        self.threads.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// A thread less. Under the pool's lock.
-    pub(super) fn remove_thread(&self) {
-        self.threads.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -6,17 +6,18 @@
 use std::ptr::NonNull;
 
 use loom::sync::Mutex;
+use loom::sync::atomic::Ordering;
 use loom::thread::{self, yield_now};
 
-use super::asymmetric_lock::{AsymmetricLock, Guarded};
+use super::asymmetric_lock::{AsymmetricLock, Epoch, Guarded};
 use super::sync::heavy_barrier;
 use super::tally::{Tally, sum};
 use super::totals::Totals;
-use crate::policy::peaks::LEAST_SLACK;
+use crate::policy::size_classes::EXACT_FROM;
 use crate::stats::Level;
 
 /// Bytes of a block.
-const BLOCK: u64 = 2 * LEAST_SLACK as u64;
+const BLOCK: u64 = 2 * EXACT_FROM;
 
 /// Nobody comes in by an entry.
 struct NoMagazines;
@@ -50,7 +51,7 @@ impl CountingPool {
     fn new() -> loom::sync::Arc<Self> {
         let totals = Totals::default();
         let cache = || {
-            totals.add_thread();
+            totals.threads.fetch_add(1, Ordering::Relaxed);
             CountingCache { lock: AsymmetricLock::new(), tally: Tally::default() }
         };
         let caches = [cache(), cache()];
@@ -60,31 +61,31 @@ impl CountingPool {
 
     fn alloc(&self, index: usize) {
         let CountingCache { lock, tally } = &self.caches[index];
-        if let Some(passage) = lock.enter_without_entry(tally.to_alloc()) {
+        if let Some(passage) = lock.enter_without_entry(&tally.to_alloc) {
             if !tally.rise(1, BLOCK) {
-                tally.rise_slow(1, BLOCK, &self.totals);
+                tally.count([1, BLOCK as i64], 1, &self.totals);
             }
             passage.complete();
             return;
         }
         let _lock = self.lock.lock().unwrap();
-        tally.count_alloc_outside(1, BLOCK, &self.totals);
+        tally.count_outside(|tally| &tally.to_alloc, [1, BLOCK as i64], &self.totals);
     }
 
     fn free(&self, index: usize) {
         let CountingCache { lock, tally } = &self.caches[index];
-        if let Some(passage) = lock.enter_without_entry(tally.to_free()) {
+        if let Some(passage) = lock.enter_without_entry(&tally.to_free) {
             let room = tally.room_after(BLOCK);
             if tally.is_within_slack(room) {
                 tally.fall(1, room);
             } else {
-                tally.fall_slow(1, room, &self.totals);
+                tally.count([-1, -(BLOCK as i64)], -1, &self.totals);
             }
             passage.complete();
             return;
         }
         let _lock = self.lock.lock().unwrap();
-        tally.count_free_outside(1, BLOCK, &self.totals);
+        tally.count_outside(|tally| &tally.to_free, [-1, -(BLOCK as i64)], &self.totals);
     }
 
     /// `Caches::reset_high_water`.
@@ -93,7 +94,7 @@ impl CountingPool {
         self.caches.iter().for_each(|cache| _ = cache.lock.close());
         heavy_barrier();
         for CountingCache { tally, .. } in &self.caches {
-            AsymmetricLock::<NoMagazines>::wait_until_left(tally.epochs());
+            tally.epochs().into_iter().for_each(Epoch::wait_until_left);
             tally.settle(&self.totals);
         }
         self.totals.reset();

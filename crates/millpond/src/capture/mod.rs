@@ -56,33 +56,6 @@ struct Claim {
 #[must_use = "allocations go to the capture's memory only while this lives"]
 pub struct Capturing {
     memory: CapturePool,
-    /// Dropped after the route has ended.
-    _under_way: UnderWay,
-}
-
-/// As long as one of them lives, no pool waits for the device. The end of the last one makes up for that.
-#[derive(Debug)]
-struct UnderWay {
-    pool: Arc<Core>,
-}
-
-impl UnderWay {
-    fn begin(pool: &Arc<Core>) -> Self {
-        pool.timelines.begin_capture();
-        Self { pool: pool.clone() }
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        // In a forked child the capture is the parent's, and whoever had the locks is gone.
-        if self.pool.is_here() && self.pool.timelines.end_capture() {
-            // This one also where the context is gone.
-            let_go_of_released(&self.pool);
-            others(&self.pool).for_each(|pool| _ = let_go_of_released(&pool));
-            bury(&self.pool);
-        }
-    }
 }
 
 impl CapturePool {
@@ -91,9 +64,7 @@ impl CapturePool {
         // Relaxed: only uniqueness matters.
         let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
         // In a forked child the pool is the parent's, which has no such memory.
-        if pool.is_here() {
-            pool.state.lock().arenas.add(id);
-        }
+        pool.lock_here().into_iter().for_each(|mut state| state.arenas.add(id));
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
 
@@ -133,16 +104,16 @@ impl CapturePool {
         let Claim { pool, id } = &*self.claim;
         pool.check_process()?;
         pool.check_not_destroyed(&pool.state.lock())?;
-        let under_way = UnderWay::begin(pool);
+        pool.timelines.begin_capture();
         let takes: Arc<Filter> = Arc::new(takes);
         let mut state = pool.state.lock();
         if !pool.routes.add(*id, &takes) {
             drop(state);
+            end_capture(pool);
             return Err(Error::CaptureUnderWay { pool: pool.name_of() });
         }
         pool.pause_caches(&mut state);
-        drop(state);
-        Ok(Capturing { memory: self.clone(), _under_way: under_way })
+        Ok(Capturing { memory: self.clone() })
     }
 
     /// Names the memory among all of this process.
@@ -178,20 +149,16 @@ impl CapturePool {
     }
 
     fn with(&self, look: impl FnOnce(&Arena) -> u64) -> u64 {
-        if !self.claim.pool.is_here() {
-            return 0;
-        }
-        let state = self.claim.pool.state.lock();
-        state.arenas.get(self.claim.id).map_or(0, look)
+        let Some(mut state) = self.claim.pool.lock_here() else { return 0 };
+        state.arenas.named_mut(Some(self.claim.id)).map_or(0, |arena| look(arena))
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if !self.pool.is_here() {
-            return;
-        }
-        self.pool.state.lock().arenas.release(self.id);
+        let Some(mut state) = self.pool.lock_here() else { return };
+        state.arenas.release(self.id);
+        drop(state);
         let_go_of_released(&self.pool);
         // What could not be let go must not be taken from a replay by the end of the pool.
         outlive_if_needed(&self.pool);
@@ -201,14 +168,22 @@ impl Drop for Claim {
 impl Drop for Capturing {
     fn drop(&mut self) {
         let Claim { pool, id } = &*self.memory.claim;
-        if !pool.is_here() {
-            return;
-        }
-        let mut state = pool.state.lock();
+        let Some(mut state) = pool.lock_here() else { return };
         let route = pool.routes.remove(*id);
         pool.resume_caches(&mut state);
         drop(state);
         route.iter().for_each(Route::close_ticks);
+        end_capture(pool);
+    }
+}
+
+/// While a capture is under way, no pool waits for the device. The end of the last one makes up for that.
+fn end_capture(pool: &Core) {
+    if pool.timelines.end_capture() {
+        // This one also where the context is gone.
+        let_go_of_released(pool);
+        others(pool).for_each(|pool| _ = let_go_of_released(&pool));
+        bury(pool);
     }
 }
 
@@ -225,10 +200,10 @@ mod tests {
         let block = pool.alloc(1 << 20, &stream).unwrap();
         pool.free_block(block, &stream).unwrap();
         // It is about to find the route taken while the other one ends.
-        let refused = UnderWay::begin(pool.inner());
+        pool.inner().timelines.begin_capture();
         drop((capturing, memory));
         assert_eq!(pool.reserved().current, 2 << 20, "the device cannot be waited for yet");
-        drop(refused);
+        end_capture(pool.inner());
         assert_eq!(pool.reserved().current, 0);
     }
 }

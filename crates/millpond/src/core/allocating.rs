@@ -2,21 +2,20 @@
 //!
 //! 1. The top of a magazine: the fast path ([`Caches::alloc`](crate::cache::Caches::alloc)).
 //! 2. Without the pool's lock: the thread's magazines again, then the depot ([`alloc_unlocked`]).
-//! 3. Under it: the [`RUNGS`].
+//! 3. Under it: the same once more, with the thread's cache open. Then the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
-//! The request is checked between 2 and 3: what is wrong finds no magazine. Requests with a route climb the [`KEEPING`] rungs
+//! The request is checked between 2 and 3: what is wrong finds no magazine, and what exceeds a limit is refused. Requests with a route climb the [`KEEPING`] rungs
 //! at 3, in an arena that keeps its pages.
 
 use super::arenas::ArenaId;
-use super::limits::{others_live, verdict};
-use super::making_room::{out_of_memory, steps, take_step, tell_of};
+use super::limits::limit_exceeded;
+use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
-use super::slow_path_time::{adapt, lock_noting_waits, note_slow_path, pages_moved};
+use super::slow_path_time::{lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
-use crate::extents::{self, Allocation, Effort, MOST_UNITS, Refusal};
+use crate::extents::{self, Allocation, Effort, Refusal};
 use crate::order::{Admission, Fence, Stream};
-use crate::physical::{Live, Tenancy};
 use crate::policy::ledger::CUT;
 use crate::{Error, Result};
 
@@ -30,8 +29,6 @@ struct LockedRequest<'a> {
     units: u64,
     align: u64,
     stream: &'a Stream,
-    /// What is live in other pools, where a limit is near.
-    others: Option<Live>,
     /// The arena that keeps its pages, where the request has a route to one.
     to: Option<ArenaId>,
 }
@@ -41,13 +38,9 @@ type Rung = fn(&Core, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Alloca
 
 /// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
 /// throughput mode.
-const RUNGS: [Rung; 5] = [
-    // The depot, and a magazine with room for more.
-    restock,
+const RUNGS: [Rung; 3] = [
     // A free extent that fits.
     cut_ready,
-    // What exceeds a limit is refused: no rung from here on can satisfy it.
-    refuse_impossible,
     // Throughput mode: new pages, within the growth allowance.
     grow,
     // Every cache is emptied. Then any free extent, also after a wait; then pages: parked, remapped, new.
@@ -55,7 +48,7 @@ const RUNGS: [Rung; 5] = [
 ];
 
 /// The rungs in an arena that keeps its pages: nothing is cached for it, and it takes nothing from others.
-const KEEPING: [Rung; 2] = [refuse_impossible, map];
+const KEEPING: [Rung; 1] = [map];
 
 /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
 /// recorded has it closed.
@@ -94,7 +87,6 @@ pub(crate) fn alloc_slow(core: &Core, bytes: u64, align: u64, stream: &Stream) -
 pub(crate) fn alloc_block(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
     // Caches promise no more than the minimum alignment, which is 1 here.
     let unlocked = if align == 1 { alloc_unlocked(core, bytes, stream) } else { None };
-    core.report_freed_twice();
     if let Some(ptr) = unlocked {
         return Ok(ptr);
     }
@@ -102,16 +94,18 @@ pub(crate) fn alloc_block(core: &Core, bytes: u64, align: u64, stream: &Stream) 
     if bytes == 0 {
         return Ok(DevicePtr::NULL);
     }
-    match try_alloc(core, (bytes, align), stream)? {
+    let attempt = || try_alloc(core, (bytes, align), stream);
+    match attempt()? {
         Ok(ptr) => Ok(ptr),
-        Err(refusal) => alloc_under_pressure(core, (bytes, align), stream, refusal),
+        Err(first) => under_pressure(core, (bytes, align), stream, first, attempt),
     }
 }
 
 pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
     core.check_stream(stream)?;
-    if bytes > 0 && (!align.is_power_of_two() || align > core.largest_align) {
-        return Err(Error::BadAlignment { align, largest: core.largest_align });
+    let largest = core.device.properties().granularity;
+    if bytes > 0 && (!align.is_power_of_two() || align > largest) {
+        return Err(Error::BadAlignment { align, largest });
     }
     // Such sizes come from arithmetic that overflowed.
     if bytes > ADDRESSES_END {
@@ -120,54 +114,11 @@ pub(crate) fn check_request(core: &Core, bytes: u64, align: u64, stream: &Stream
     Ok(())
 }
 
-/// Tries again after each step that may have made room, from the cheapest to the dearest. The pool's
-/// lock is never held while the host waits or a callback runs.
-#[cold]
-fn alloc_under_pressure(
-    core: &Core,
-    (bytes, align): (u64, u64),
-    stream: &Stream,
-    first: Refusal,
-) -> Result<DevicePtr> {
-    let depths = (core.reclaimers.depth(), core.observers.depth());
-    let mut short = core.shortage_of(first)?;
-    // What the program gave back, and something that stands between still has, counts as live: the request may seem impossible.
-    let mut may_have_made_room = core.unwrap_blocks(true);
-    let request = bytes.next_multiple_of(align);
-    let mut patience = core.limits.tenancy().map(Tenancy::patience);
-    let mut is_impossible = false;
-    for step in steps(core, depths.0) {
-        if let Some(others) = others_live(core, bytes)
-            && let Some(limit) = verdict(core, core.caches.sizes().units(bytes), Some(others))
-        {
-            (short.0, is_impossible) = (limit, true);
-            break;
-        }
-        may_have_made_room |= take_step(core, &step, request, short, &mut patience)?;
-        // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
-        core.check_process()?;
-        if !std::mem::take(&mut may_have_made_room) {
-            continue;
-        }
-        core.counters.retries.add(1);
-        match try_alloc(core, (bytes, align), stream)? {
-            Ok(ptr) => return Ok(ptr),
-            Err(refusal) => short = core.shortage_of(refusal)?,
-        }
-    }
-    let report = out_of_memory(core, bytes, short.0, is_impossible);
-    core.recording.out_of_memory(bytes, report.device_free, stream);
-    Err(tell_of(core, report, depths.1))
-}
-
 // ---- without the pool's lock -----------------------------------------------------------------
 
 /// A block from the thread's magazines, where they have to be searched, or from the depot.
 #[inline]
 fn alloc_unlocked(core: &Core, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-    if !core.caches.has_lock_entries() && !core.closes_fast_path() {
-        core.open_lock_entries();
-    }
     let found = core.caches.alloc_searching(bytes, stream, None);
     found.or_else(|| alloc_of_other_stream(core, bytes, stream))
 }
@@ -189,19 +140,39 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
 
 // ---- under the pool's lock -------------------------------------------------------------------
 
+/// Refuses what exceeds a limit together with all that is live: no rung can satisfy it.
+pub(super) fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+    if limit_exceeded(core, bytes).is_none() {
+        return Ok(());
+    }
+    core.check_allocates(&core.state.lock())?;
+    // What the program gave back, and something that stands between still has, counts as live.
+    core.unwrap_blocks(true);
+    limit_exceeded(core, bytes).map_or(Ok(()), |what| Err(out_of_memory(core, bytes, what, stream)))
+}
+
 /// One climb under the lock.
 fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result<Climb<DevicePtr>> {
     let route = core.routes.of(stream);
     // A filter or a callback of the program may have forked.
     core.check_process()?;
-    let others = others_live(core, bytes);
+    refuse_impossible(core, bytes, stream)?;
     let mut state = lock_noting_waits(core);
     core.check_allocates(&state)?;
+    let to = route.filter(|to| state.arenas.named_mut(Some(*to)).is_some());
+    let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
     // The least that it takes.
     let units = core.caches.sizes().units(bytes);
-    let to = route.filter(|to| state.arenas.get(*to).is_some());
-    let request = LockedRequest { units, align, stream, others, to };
-    let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
+    // The second rung again, once the thread's cache is open.
+    let (locked, arena) = state.for_caches();
+    if to.is_none()
+        && align == 1
+        && core.caches.open(locked, bytes, stream, arena)
+        && let Some(ptr) = core.caches.alloc_searching(bytes, stream, None)
+    {
+        return Ok(Ok(ptr));
+    }
+    let request = LockedRequest { units, align, stream, to };
     // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
     // have the class's length.
     let is_longer = to.is_none() && state.ledger.is_overdrawn();
@@ -220,23 +191,8 @@ fn climb(
     request: &LockedRequest<'_>,
     rungs: &[Rung],
 ) -> Climb<Allocation> {
-    if request.units >= MOST_UNITS {
-        refuse_impossible(core, state, request)?;
-    }
-    for rung in rungs {
-        if let Some(found) = rung(core, state, request)? {
-            return Ok(found);
-        }
-    }
-    unreachable!("the last rung gives a block or refuses")
-}
-
-fn restock(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    if request.align > 1 {
-        return Ok(None);
-    }
-    let (locked, arena) = state.for_caches();
-    Ok(core.caches.restock(locked, request.units, request.stream, arena))
+    let mut found = rungs.iter().filter_map(|rung| rung(core, state, request).transpose());
+    found.next().expect("the last rung gives a block or refuses")
 }
 
 #[cold]
@@ -252,8 +208,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
 
 /// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    let arena = &state.arenas.own;
-    if core.policy.splitting && arena.is_shortening_due(request.units) {
+    if state.arenas.own.is_shortening_due(request.units) {
         shorten(core, state);
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
@@ -261,21 +216,6 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
         note_slow_path(core, state, CUT);
     }
     Ok(ready)
-}
-
-/// Refuses what exceeds a limit together with all that is live.
-fn refuse_impossible(
-    core: &Core,
-    _: &mut PoolState,
-    request: &LockedRequest<'_>,
-) -> Climb<Option<Allocation>> {
-    if request.others.is_none() && request.units < MOST_UNITS {
-        return Ok(None);
-    }
-    match verdict(core, request.units, request.others) {
-        Some(what) => Err(Refusal::Short { what, bytes: core.caches.sizes().bytes(request.units) }),
-        None => Ok(None),
-    }
 }
 
 /// Where that fails, what others have is asked for.
@@ -288,11 +228,7 @@ fn grow(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Clim
         return Ok(None);
     }
     let size = (request.units, request.align);
-    let grown = state.arenas.own.alloc(size, request.stream, Effort::Grow).unwrap_or(None);
-    if grown.is_some() {
-        adapt(core, state);
-    }
-    Ok(grown)
+    Ok(state.arenas.own.alloc(size, request.stream, Effort::Grow).unwrap_or(None))
 }
 
 /// Notes as slow-path time what memory would have saved: to grow is not.
@@ -306,9 +242,7 @@ fn empty_caches_and_map(
     let found = map(core, state, request);
     let is_saved = revoked || pages_moved(core) > moved;
     note_slow_path(core, state, if is_saved { core.since(began) } else { CUT });
-    let found = found?;
-    adapt(core, state);
-    Ok(found)
+    found
 }
 
 /// Allocates by all steps of the arena. The ledger decides how long new pages are, and pays for them.
@@ -323,7 +257,6 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
         ledger.pay_for_pages(took);
         core.counters.note_device_time(took);
     }
-    arenas.note_loose_pages(to);
     found
 }
 

@@ -9,41 +9,34 @@
 use std::collections::BTreeMap;
 
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{self, Arena, ExtentId, Pointer};
+use crate::extents::{self, Arena, Pointer};
 use crate::order::Fence;
 
 /// Names an arena that keeps its pages, among all of this process, for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ArenaId(pub(crate) u64);
 
-/// See the [module](self). What concerns one that keeps its pages costs the same however many there are.
+/// See the [module](self). The end of a claim, a free and a trim cost the same however many arenas keep their pages.
 #[derive(Debug)]
 pub(crate) struct Arenas {
     /// Whose pages move.
     pub(crate) own: Arena,
     keeping: BTreeMap<ArenaId, Box<Arena>>,
-    /// Those whose last claim is gone, numbered in that order, with room for all.
-    released: Vec<(u64, ArenaId)>,
-    releases: u64,
-    /// Whether arenas that keep their pages may hold some that are mapped nowhere.
-    has_loose_pages: bool,
+    /// Those whose last claim is gone, in that order, and that still keep their pages. With room for all.
+    released: Vec<ArenaId>,
+    /// Those that were let go, and are not gone yet. With room for all.
+    let_go: Vec<ArenaId>,
 }
 
 #[cfg(test)]
 thread_local! {
     /// Arenas besides the own that this thread looked at.
-    pub(super) static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-#[inline]
-fn note_visits(_arenas: usize) {
-    #[cfg(test)]
-    VISITS.set(VISITS.get() + _arenas);
+    static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 impl Arenas {
     pub(crate) fn new(own: Arena) -> Self {
-        Self { own, keeping: BTreeMap::new(), released: Vec::new(), releases: 0, has_loose_pages: false }
+        Self { own, keeping: BTreeMap::new(), released: Vec::new(), let_go: Vec::new() }
     }
 
     /// Adds one that keeps its pages.
@@ -51,30 +44,27 @@ impl Arenas {
         self.keeping.insert(id, Box::new(self.own.that_keeps(id.0)));
         // Here, so that the end of a claim takes no memory.
         self.released.reserve(self.keeping.len() - self.released.len());
-    }
-
-    pub(crate) fn get(&self, id: ArenaId) -> Option<&Arena> {
-        note_visits(1);
-        self.keeping.get(&id).map(|arena| &**arena)
+        self.let_go.reserve(self.keeping.len() - self.let_go.len());
     }
 
     /// The one with this id, or the pool's own.
     pub(crate) fn named_mut(&mut self, id: Option<ArenaId>) -> Option<&mut Arena> {
         let Some(id) = id else { return Some(&mut self.own) };
-        note_visits(1);
+        #[cfg(test)]
+        VISITS.set(VISITS.get() + 1);
         self.keeping.get_mut(&id).map(|arena| &mut **arena)
     }
 
     /// All: first the pool's own, then the others in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Option<ArenaId>, &Arena)> {
-        let others = self.keeping.iter().inspect(|_| note_visits(1)).map(|(id, arena)| (Some(*id), &**arena));
+        let others = self.keeping.iter().map(|(id, arena)| (Some(*id), &**arena));
         std::iter::once((None, &self.own)).chain(others)
     }
 
     /// The same, to be changed.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Option<ArenaId>, &mut Arena)> {
-        let others = self.keeping.iter_mut().inspect(|_| note_visits(1));
-        std::iter::once((None, &mut self.own)).chain(others.map(|(id, arena)| (Some(*id), &mut **arena)))
+        let others = self.keeping.iter_mut().map(|(id, arena)| (Some(*id), &mut **arena));
+        std::iter::once((None, &mut self.own)).chain(others)
     }
 
     // ---- by address ------------------------------------------------------------------------------
@@ -88,98 +78,68 @@ impl Arenas {
         self.keeping.contains_key(&id).then_some(id)
     }
 
-    /// What the pointer is to any of them.
-    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        self.keeping_at(ptr).and_then(|id| self.get(id)).unwrap_or(&self.own).look_up(ptr)
-    }
-
-    /// The arena in whose address space the pointer lies; the pool's own if it lies in none.
-    pub(crate) fn of_mut(&mut self, ptr: DevicePtr) -> &mut Arena {
+    /// What the pointer is, and the arena in whose address space it lies; the pool's own if it lies in none.
+    pub(crate) fn look_up(&mut self, ptr: DevicePtr) -> (Pointer, &mut Arena) {
         let id = self.keeping_at(ptr);
-        self.named_mut(id).expect("one that was just found is there")
+        let arena = self.named_mut(id).expect("one that was just found is there");
+        (arena.look_up(ptr), arena)
     }
 
-    /// Takes back a live block of any arena. Returns the bytes that were asked for and those allocated; `None`, and nothing
-    /// done, where it is not allocated.
-    pub(crate) fn free(&mut self, ptr: DevicePtr, id: ExtentId, fence: Fence) -> Option<(u64, u64)> {
-        let keeping = self.keeping_at(ptr);
-        let arena = self.named_mut(keeping)?;
+    /// Takes back a live block of any arena. Returns the bytes that were asked for and those allocated; what else the pointer is,
+    /// and nothing done, where it is none.
+    pub(crate) fn free(&mut self, ptr: DevicePtr, fence: Fence) -> Result<(u64, u64), Pointer> {
+        let (pointer, arena) = self.look_up(ptr);
+        let Pointer::Live(id) = pointer else { return Err(pointer) };
         let sizes = (arena.requested(id), arena.bytes(id));
         if !arena.free(id, fence) {
-            return None;
+            return Err(pointer);
         }
-        let is_last = !arena.keeps() && arena.blocks() == 0;
-        if let Some(keeping) = keeping.filter(|_| is_last) {
-            self.trim(keeping);
+        if !arena.keeps() && arena.blocks() == 0 {
+            self.trim();
         }
-        Some(sizes)
+        Ok(sizes)
     }
 
     // ---- claims ----------------------------------------------------------------------------------
 
     /// The last claim is gone.
     pub(crate) fn release(&mut self, id: ArenaId) {
-        self.releases += 1;
-        self.released.push((self.releases, id));
+        self.released.push(id);
     }
 
-    /// Those that nobody claims any more.
-    fn released(&self) -> impl DoubleEndedIterator<Item = (u64, &Arena)> {
-        self.released.iter().filter_map(|(number, id)| self.get(*id).map(|arena| (*number, arena)))
-    }
-
-    /// The number of the newest that nobody claims any more, and that still keeps its pages.
-    pub(crate) fn newest_released(&self) -> Option<u64> {
-        self.released().rev().find(|(_, arena)| arena.keeps()).map(|(number, _)| number)
+    /// The last one that nobody claims any more, and that still keeps its pages.
+    pub(crate) fn newest_released(&self) -> Option<ArenaId> {
+        self.released.last().copied()
     }
 
     /// Of those released until then, no replay can come any more, and none is under way: gives back what is free.
-    pub(crate) fn let_go_until(&mut self, newest: u64) {
-        for (_, id) in self.released.iter().filter(|(number, _)| *number <= newest) {
-            self.keeping.get_mut(id).into_iter().for_each(|arena| arena.let_go());
+    pub(crate) fn let_go_until(&mut self, newest: ArenaId) {
+        let until = self.released.iter().position(|id| *id == newest).map_or(0, |at| at + 1);
+        for id in self.released.drain(..until) {
+            self.keeping.get_mut(&id).into_iter().for_each(|arena| arena.let_go());
+            self.let_go.push(id);
         }
-        self.trim_released();
+        self.trim();
     }
 
     // ---- giving back -----------------------------------------------------------------------------
 
-    /// Gives back what is free, and complete, of an arena that was let go.
-    fn trim(&mut self, id: ArenaId) {
-        if self.named_mut(Some(id)).is_some_and(trim) {
-            self.keeping.remove(&id);
-            self.released.retain(|(_, other)| *other != id);
-        }
-    }
-
-    fn trim_released(&mut self) {
-        for at in (0..self.released.len()).rev() {
-            self.trim(self.released[at].1);
-        }
-    }
-
-    /// Gives back what is free, and complete, of all arenas that were let go. Of those that keep their pages, what is mapped
-    /// nowhere.
-    pub(crate) fn trim_keeping(&mut self) {
-        if self.has_loose_pages {
-            note_visits(self.keeping.len());
-            self.has_loose_pages = false;
-            for arena in self.keeping.values_mut().filter(|arena| arena.keeps()) {
-                trim(arena);
-                self.has_loose_pages |= arena.has_loose_pages();
+    /// Gives back what is free, and complete, of all arenas that were let go.
+    pub(crate) fn trim(&mut self) {
+        let Self { keeping, let_go, .. } = self;
+        let_go.retain(|id| {
+            let is_gone = keeping.get_mut(id).is_none_or(|arena| trim(arena));
+            if is_gone {
+                keeping.remove(id);
             }
-        }
-        self.trim_released();
-    }
-
-    /// An arena that was allocated from may hold pages that are mapped nowhere: what a request left that failed.
-    pub(crate) fn note_loose_pages(&mut self, of: Option<ArenaId>) {
-        self.has_loose_pages |= of.and_then(|of| self.get(of)).is_some_and(Arena::has_loose_pages);
+            !is_gone
+        });
     }
 
     /// The work that must be complete before everything free can be given back.
     pub(crate) fn fence_of_all_free(&self) -> Fence {
         let mut fence = extents::fence_of_all_free(&self.own);
-        for (_, arena) in self.released().filter(|(_, arena)| !arena.keeps()) {
+        for arena in self.let_go.iter().filter_map(|id| self.keeping.get(id)) {
             _ = fence.try_join(&extents::fence_of_all_free(arena));
         }
         fence
@@ -198,31 +158,25 @@ impl Arenas {
 
     /// The pool is at its end: gives everything back, but what a replay may still use. Better lost than taken from it.
     pub(crate) fn tear_down(&mut self) -> DeviceResult<()> {
-        for arena in self.keeping.values_mut().filter(|arena| !arena.keeps()) {
-            if let Err(error) = extents::tear_down(arena) {
-                tracing::warn!(%error, "the memory of a capture could not be given back");
-            }
-        }
+        self.trim();
         extents::tear_down(&mut self.own)
     }
 }
 
-/// Gives back what is free, and complete. Returns whether nothing is left of memory that was let go.
+/// Gives back what is free, and complete, of an arena that was let go. Returns whether nothing is left of it.
 fn trim(arena: &mut Arena) -> bool {
-    let is_gone = extents::trim(arena, 0).and_then(|_| {
-        let is_left = arena.keeps() || arena.blocks() > 0 || arena.held() > 0;
-        // Only addresses are left else.
-        if is_left { Ok(false) } else { extents::tear_down(arena).map(|()| true) }
-    });
-    is_gone.unwrap_or_else(|error| {
+    #[cfg(test)]
+    VISITS.set(VISITS.get() + 1);
+    if let Err(error) = extents::tear_down(arena) {
         tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
-        false
-    })
+        return false;
+    }
+    arena.blocks() == 0 && arena.held() == 0
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::arenas::VISITS;
+    use super::VISITS;
     use crate::device::DevicePtr;
     use crate::device::sim::{SimDevice, SimOptions};
     use crate::extents::LOOKS;

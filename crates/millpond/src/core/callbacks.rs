@@ -23,46 +23,42 @@ pub(crate) type Observer = dyn Fn(&OutOfMemory) + Send + Sync;
 
 /// The callbacks of one kind of one pool, by number.
 pub(crate) struct Callbacks<F: ?Sized> {
-    next: AtomicU64,
     all: Mutex<Vec<(u64, Arc<F>)>>,
-    /// The threads that are inside of one now, and how deep each is nested.
-    under_way: Mutex<Vec<(usize, u32)>>,
+    /// The threads that are inside of one now.
+    under_way: Mutex<Vec<usize>>,
 }
 
 /// As long as this lives, the thread is inside of a callback.
-pub(crate) struct InCallback<'a> {
-    under_way: &'a Mutex<Vec<(usize, u32)>>,
-    thread: usize,
-}
+pub(crate) struct InCallback<'a>(&'a Mutex<Vec<usize>>);
 
 impl Drop for InCallback<'_> {
     fn drop(&mut self) {
-        self.under_way.lock().retain(|(thread, _)| *thread != self.thread);
+        let thread = this_thread();
+        self.0.lock().retain(|other| *other != thread);
     }
 }
 
 impl<F: ?Sized> Default for Callbacks<F> {
     fn default() -> Self {
-        Self { next: AtomicU64::new(0), all: Mutex::default(), under_way: Mutex::default() }
+        Self { all: Mutex::default(), under_way: Mutex::default() }
     }
 }
 
 impl<F: ?Sized> Callbacks<F> {
     /// Adds a callback, if the pool is this process's, and names it.
     pub(crate) fn add(&self, callback: Arc<F>, is_here: bool) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Before the number: numbers rise in the list.
+        let mut all = is_here.then(|| self.all.lock());
         // Relaxed: only uniqueness matters.
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        if is_here {
-            self.all.lock().push((number, callback));
-        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        all.iter_mut().for_each(|all| all.push((number, callback.clone())));
         number
     }
 
     /// Forgets one of them. What it holds is dropped without the lock.
     pub(crate) fn remove(&self, number: u64) -> bool {
-        let mut all = self.all.lock();
-        let removed = all.iter().position(|(known, _)| *known == number).map(|at| all.remove(at));
-        drop(all);
+        let removed = self.all.lock().extract_if(.., |(known, _)| *known == number).next();
         removed.is_some()
     }
 
@@ -72,42 +68,31 @@ impl<F: ?Sized> Callbacks<F> {
         drop(all);
     }
 
-    /// How deep a request that begins now may be nested in callbacks: each that is running may wait for it.
-    pub(crate) fn depth(&self) -> u32 {
-        self.under_way.lock().iter().map(|(_, depth)| depth + 1).max().unwrap_or(0)
-    }
-
     /// Whether there are any that a request of this thread may be asked of.
     pub(crate) fn can_be_asked(&self) -> bool {
-        !is_inside(&self.under_way.lock(), this_thread()) && !self.all.lock().is_empty()
+        !self.under_way.lock().contains(&this_thread()) && !self.all.lock().is_empty()
     }
 
-    /// To be entered before a callback is called; `None` where the depth is too great, or where this thread is inside
-    /// one already. That one would be asked for its own requests, without end.
-    pub(crate) fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
+    /// To be entered before a callback is called; `None` where too many are under way, each of which may wait for this one, or
+    /// where this thread is inside one already. That one would be asked for its own requests, without end.
+    pub(crate) fn enter(&self) -> Option<InCallback<'_>> {
         let (thread, mut under_way) = (this_thread(), self.under_way.lock());
-        if depth >= MOST_NESTED || is_inside(&under_way, thread) || under_way.try_reserve(1).is_err() {
+        let is_refused = under_way.len() >= MOST_NESTED || under_way.contains(&thread);
+        if is_refused || under_way.try_reserve(1).is_err() {
             return None;
         }
-        under_way.push((thread, depth));
-        Some(InCallback { under_way: &self.under_way, thread })
+        under_way.push(thread);
+        Some(InCallback(&self.under_way))
     }
 
     /// Those that are registered now, in that order. The lock is not held in between: they may register and remove others.
     pub(crate) fn each(&self) -> impl Iterator<Item = Arc<F>> {
-        let mut next = 0;
-        // Relaxed: a number.
-        let end = self.next.load(Ordering::Relaxed);
+        let (mut next, last) = (0, self.all.lock().last().map_or(0, |(number, _)| *number));
         std::iter::from_fn(move || {
             let all = self.all.lock();
-            let left = all.iter().filter(|(number, _)| (next..end).contains(number));
-            let (number, callback) = left.min_by_key(|(number, _)| *number)?;
+            let (number, callback) = all.iter().find(|(number, _)| (next..=last).contains(number))?;
             next = number + 1;
             Some(callback.clone())
         })
     }
-}
-
-fn is_inside(under_way: &[(usize, u32)], thread: usize) -> bool {
-    under_way.iter().any(|(other, _)| *other == thread)
 }

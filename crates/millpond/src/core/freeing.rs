@@ -3,16 +3,14 @@
 //! 1. Onto the thread's magazine: the fast path ([`Caches::free`](crate::cache::Caches::free)).
 //! 2. Without the pool's lock: the same where lock entries are closed, or where a full magazine can bring its older
 //!    half to the depot.
-//! 3. Under it, a block that no other stream used: room is made in the thread's magazines, or the arena takes it.
+//! 3. Under it, a block that no other stream used: 2 again, with the thread's cache open. Else the arena takes it.
 //! 4. Under it, any other block: the arena takes it, behind the fence of all streams that used it.
 //! 5. What is no live block is a mistake of the program's, and said so.
 
 use super::giving_back::unlock_freed;
-use super::holds::Freed;
 use super::pool_core::{Core, PoolState};
 use super::slow_path_time::lock_noting_waits;
 use crate::device::{DeviceError, DevicePtr};
-use crate::extents::Pointer;
 use crate::order::Stream;
 use crate::record::Moment;
 use crate::{Error, Result};
@@ -42,39 +40,24 @@ fn free_slow(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     {
         core.recording.free(ptr, requested, stream, before);
     }
-    core.report_freed_twice();
     freed
 }
 
 /// Frees a block, of which nobody is told.
 pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-    match core.caches.free_without_entry(ptr, stream) {
-        Some(_) => Ok(()),
-        None => free_locking(core, ptr, stream),
+    if core.caches.free_without_entry(ptr, stream) {
+        return Ok(());
     }
-}
-
-/// Bytes asked for in the live block that starts at `ptr`. Takes the lock only where the descriptor of the block does not say.
-pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
-    core.check_process()?;
-    if let Some((_, bytes)) = core.part_at(ptr) {
-        return Ok(bytes);
-    }
-    match core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
-        Some(descriptor) => Ok(descriptor.requested()),
-        None => core.with_live(ptr, |arena, id| arena.requested(id)),
-    }
-}
-
-fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     core.check_stream(stream)?;
     if ptr.is_null() {
         return Ok(());
     }
     let mut state = lock_noting_waits(core);
     if !free_plain(core, &mut state, ptr, stream) {
-        let pointer = state.arenas.look_up(ptr);
-        if !free_any(core, &mut state, ptr, pointer, stream) {
+        let kept = core.holds.keep(ptr, || stream.fence());
+        let free =
+            |is_kept| if is_kept { Ok(()) } else { core.free_in_arena(&mut state, ptr, stream.fence()) };
+        if let Err(pointer) = kept.and_then(free) {
             drop(state);
             return Err(core.misuse(ptr, pointer));
         }
@@ -83,31 +66,37 @@ fn free_locking(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
+/// Bytes asked for in the live block that starts at `ptr`. Takes the lock only where the descriptor of the block does not say.
+pub(crate) fn requested_at(core: &Core, ptr: DevicePtr) -> Result<u64> {
+    core.check_process()?;
+    if let Some((_, bytes)) = core.part_at(ptr) {
+        return Ok(bytes);
+    }
+    match core.caches.page_map.find_plain(ptr) {
+        Some(plain) => Ok(plain.descriptor.requested()),
+        None => core.with_live(ptr, |arena, id| arena.requested(id)),
+    }
+}
+
 /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
 /// done, where it is none, or another thread was first.
 fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
-    let plain = core.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
-    let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
+    let plain = core.caches.page_map.find_plain(ptr).map(|plain| plain.descriptor);
+    let Some(descriptor) = plain else { return false };
     let (locked, arena) = state.for_caches();
-    if core.caches.put_slow(locked, descriptor, stream, arena) {
+    let size = descriptor.bytes();
+    if core.caches.open(locked, size, stream, arena) && core.caches.free_without_entry(ptr, stream) {
         return true;
     }
-    let (requested, size) = (descriptor.requested(), descriptor.bytes());
+    if !descriptor.claim(ptr) {
+        return false;
+    }
+    let requested = descriptor.requested();
     let freed = state.arenas.own.take_back(descriptor, stream.fence());
     if freed {
         core.caches.count_free(&mut state.locked, requested, size);
     }
     freed
-}
-
-/// Frees a live block of any arena. `false`, and nothing done, where it is none.
-fn free_any(core: &Core, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer, stream: &Stream) -> bool {
-    let Pointer::Live(id) = pointer else { return false };
-    match core.holds.free(ptr, || stream.fence()) {
-        Freed::Now => core.free_in_arena(state, (ptr, id), stream.fence()),
-        Freed::Later => true,
-        Freed::Twice => false,
-    }
 }
 
 /// Notes that work on `stream`, of the pool's own device, uses a live block.
@@ -219,7 +208,7 @@ mod tests {
         }
 
         fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
-            self.pool.inner().page_map.find(ptr).expect("the block is allocated")
+            self.pool.inner().caches.page_map.find(ptr).expect("the block is allocated")
         }
 
         /// The calling thread frees a block, and the other one as well, as if it had looked at the same time. The
@@ -241,7 +230,7 @@ mod tests {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
                 pool.free_block(other, stream).unwrap();
-                pool.inner().page_map.find(other).expect("the block is allocated").place()
+                pool.inner().caches.page_map.find(other).expect("the block is allocated").place()
             });
             assert_ne!(mine, theirs);
             self.descriptor(ptr).move_to(theirs);
@@ -251,8 +240,8 @@ mod tests {
         fn end_other(&mut self) {
             self.other = None;
             while self.pool.inner().caches.threads_inside() > 1 {
-                // Reading the statistics collects what threads that ended cached.
-                self.pool.stats();
+                // Whatever it gives back, it collects what threads that ended cached.
+                self.pool.trim_to(u64::MAX).unwrap();
                 std::thread::yield_now();
             }
         }
@@ -331,7 +320,7 @@ mod tests {
             scope(|scope| {
                 let mut bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
-                let page_map = bench.pool.inner().page_map.clone();
+                let page_map = bench.pool.inner().caches.page_map.clone();
                 let descriptor = page_map.find(ptr).expect("the block is allocated");
                 bench.free_twice(ptr, true);
                 let mine = descriptor.place();

@@ -1,7 +1,8 @@
 //! The gate of a pool's memory: who gives work on it to the device holds it open for that long. It is closed while the pool
 //! sleeps.
 
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering, fence};
 use std::time::Duration;
 
 /// See the [module](self). Nobody waits for it but the thread that closes it, so that it can be entered with any lock held.
@@ -9,8 +10,9 @@ use std::time::Duration;
 pub(crate) struct Gate {
     /// How many are inside. Less than 0 while the pool sleeps: counted up from the least number then.
     inside: AtomicI32,
-    /// Who uses the pool's memory for long, without entering each time.
-    residents: AtomicUsize,
+    /// Cloned by who uses the pool's memory for long, without entering each time: until the clone goes, the pool is not put to
+    /// sleep. To be cloned inside.
+    pub(crate) resident: Arc<()>,
 }
 
 /// While it lives, the pool does not fall asleep.
@@ -27,25 +29,12 @@ impl Gate {
         (self.inside.fetch_add(1, Ordering::Acquire) >= 0).then_some(entered)
     }
 
-    /// Until it [moves out](Self::move_out), the pool is not put to sleep. `false` where it sleeps.
-    #[cfg(any(feature = "cudarc", test))]
-    pub(crate) fn move_in(&self) -> bool {
-        let Some(_entered) = self.enter() else { return false };
-        // Relaxed: who closes the gate waits for `_entered` to leave, and so sees this.
-        self.residents.fetch_add(1, Ordering::Relaxed);
-        true
-    }
-
-    #[cfg(any(feature = "cudarc", test))]
-    pub(crate) fn move_out(&self) {
-        // Release: pairs with `has_residents`. The work that the resident gave to the device comes before.
-        self.residents.fetch_sub(1, Ordering::Release);
-    }
-
     /// Whether anybody lives here. While the gate is closed nobody comes.
     pub(crate) fn has_residents(&self) -> bool {
-        // Acquire: pairs with `move_out`.
-        self.residents.load(Ordering::Acquire) > 0
+        let any = Arc::strong_count(&self.resident) > 1;
+        // Pairs with the Release by which each clone goes: the work that the resident gave to the device comes before.
+        fence(Ordering::Acquire);
+        any
     }
 
     /// Closes the gate, and waits until nobody is inside: for as long as it takes to give work to the device.

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::pool_core::{Core, PoolState};
-use crate::counters::Counted;
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{self, Pointer};
+use crate::extents;
 use crate::lock::MutexGuard;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
+use crate::stats::Stats;
 use crate::{Error, Result};
 
+/// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back. A destroyed pool
+/// keeps nothing.
 pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     core.timelines.check_process()?;
     if core.gate.is_closed() {
@@ -20,22 +22,19 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     }
     collect_held(core);
     let mut state = core.state.lock();
-    let released = trim_under_lock(core, &mut state, keep)?;
-    if !core.caches.holds_any() {
-        let (locked, arena) = state.for_caches();
-        core.caches.give_back(locked, arena);
-    }
+    let is_destroyed = state.destroyed;
+    let keep = if is_destroyed { 0 } else { keep };
+    let released = if state.is_asleep { Ok(0) } else { trim_under_lock(core, &mut state, keep) };
     drop(state);
-    core.report_freed_twice();
-    Ok(released)
+    if is_destroyed {
+        bury(core);
+    }
+    released
 }
 
 fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResult<u64> {
-    if state.is_asleep {
-        return Ok(0);
-    }
     core.collect_ended(state);
-    state.arenas.trim_keeping();
+    state.arenas.trim();
     if core.counters.reserved.current() <= keep {
         return Ok(0);
     }
@@ -43,15 +42,39 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
     let began = core.now();
     let released = extents::trim(&mut state.arenas.own, keep);
     core.counters.note_device_time(core.since(began));
+    let (locked, arena) = state.for_caches();
+    core.caches.revoke(locked, arena, true);
     let released = released?;
     core.recording.trim(keep, released);
     Ok(released)
 }
 
+/// As [`trim`]. If that is not enough, waits for the work on what is free.
+pub(super) fn trim_waiting(core: &Core, keep: u64) -> Result<u64> {
+    let before = core.counters.reserved.current();
+    trim(core, keep)?;
+    if core.counters.reserved.current() > keep && !core.gate.is_closed() {
+        wait_for_free(core)?;
+        trim(core, keep)?;
+    }
+    Ok(before.saturating_sub(core.counters.reserved.current()))
+}
+
+/// Waits until no work uses what is free, and memory of captures that nobody claims is free. Without the pool's lock: the device
+/// may be waiting for a function of the host that uses the pool. Returns whether there was anything to wait for.
+pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
+    let any = let_go_of_released(core) | core.unwrap_blocks(true) | collect_held(core);
+    let mut state = core.state.lock();
+    core.empty_caches(&mut state);
+    let fence = state.arenas.fence_of_all_free();
+    drop(state);
+    core.timelines.wait_on_host(&fence)?;
+    Ok(any || !fence.is_empty())
+}
+
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
 pub(crate) fn collect_held(core: &Core) -> bool {
-    let any = core.unwrap_blocks(false);
-    core.holds.any() && free_behind(core, core.holds.collect(false)) || any
+    core.unwrap_blocks(false) | free_behind(core, core.holds.collect(false))
 }
 
 /// Frees these live blocks behind their fences. Returns whether there are any.
@@ -61,20 +84,22 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
     }
     let mut state = core.state.lock();
     for (ptr, fence) in freed {
-        if let Pointer::Live(id) = state.arenas.look_up(ptr) {
-            core.free_in_arena(&mut state, (ptr, id), fence);
-        }
+        _ = core.free_in_arena(&mut state, ptr, fence);
     }
     unlock_freed(core, state);
     true
 }
 
-/// Ends frees under the lock. The memory of a destroyed pool goes back with its last block.
+/// Ends frees under the lock. The memory of a destroyed pool goes back with its last block: what pending work still uses goes when
+/// the host next synchronises, or with the context.
 pub(super) fn unlock_freed(core: &Core, state: MutexGuard<'_, PoolState>) {
     let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
     drop(state);
     if gives_back {
-        give_all_back(core);
+        end_sleep(core);
+        if let Err(error) = trim(core, 0) {
+            tracing::warn!(%error, pool = core.name, "a destroyed pool could not give back its memory");
+        }
     }
 }
 
@@ -89,46 +114,21 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     }
     let Some(newest) = core.state.lock().arenas.newest_released() else { return false };
     // Without the pool's lock.
-    let is_done = core.timelines.synchronize_device_unless_capturing().unwrap_or_else(|error| {
+    let waited = core.timelines.synchronize_device_unless_capturing();
+    if let Err(error) = &waited {
         tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
-        false
-    });
-    if !is_done {
-        return false;
     }
     let mut state = core.state.lock();
-    let lets_go = !state.is_asleep;
+    let lets_go = waited == Ok(true) && !state.is_asleep;
     if lets_go {
         state.arenas.let_go_until(newest);
     }
     lets_go
 }
 
-/// The work that must be complete before everything that is not live can be given back.
-pub(crate) fn fence_of_all_free(core: &Core) -> Fence {
-    let mut state = core.state.lock();
-    core.empty_caches(&mut state);
-    state.arenas.fence_of_all_free()
-}
-
-/// Gives back what can be given back without waiting. What
-/// pending work still uses goes when the host next synchronises, or with the context.
-#[cold]
-fn give_all_back(core: &Core) {
-    end_sleep(core);
-    if let Err(error) = trim(core, 0) {
-        tracing::warn!(%error, pool = core.name, "a destroyed pool could not give back its memory");
-    }
-    bury(core);
-}
-
-/// Nothing of the pool is live, and it will allocate no more: what sleeps need not wake.
+/// Nothing of the pool is live, and it will allocate no more: what sleeps need not wake, and goes as what is free.
 fn end_sleep(core: &Core) {
-    let mut state = core.state.lock();
-    if std::mem::take(&mut state.is_asleep) {
-        state.arenas.forget_gone();
-    }
-    drop(state);
+    core.state.lock().is_asleep = false;
     core.gate.open();
 }
 
@@ -141,12 +141,9 @@ pub(crate) fn bury(core: &Core) {
 
 /// Keeps the pool as long as it holds memory, also without a handle: it goes back later.
 pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
-    if !core.holds_nothing()
-        && let Some(registry) = core.registry.upgrade()
-    {
+    if let Some(registry) = core.registry.upgrade() {
         registry.outlive(core.number, core.clone());
     }
-    // What it held may have gone before the registry kept the pool.
     bury(core);
 }
 
@@ -161,7 +158,7 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
         return Ok(());
     }
     core.pause_caches(&mut state);
-    let Counted { blocks, requested, .. } = core.counted();
+    let Stats { blocks, requested, .. } = core.counted();
     drop(state);
     let ended = match blocks.current {
         0 => end(core),
@@ -171,30 +168,16 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
     ended
 }
 
-/// Gives everything back, without live blocks. Waits for work on it without the lock: the device may be waiting for a
-/// function of the host that uses the pool.
+/// Gives everything back, without live blocks, but what a replay may still use.
 fn end(core: &Core) -> Result<()> {
     end_sleep(core);
-    let_go_of_released(core);
-    core.timelines.wait_on_host(&fence_of_all_free(core))?;
-    let mut state = core.state.lock();
-    state.arenas.trim_keeping();
-    extents::tear_down(&mut state.arenas.own)?;
-    match state.arenas.own.held() {
+    let waited = wait_for_free(core);
+    core.state.lock().arenas.tear_down()?;
+    waited?;
+    match core.state.lock().arenas.own.held() {
         0 => Ok(()),
         bytes => Err(Error::MemoryInUse { pool: core.name_of(), bytes }),
     }
-}
-
-/// Gives back what is free until so much is held; waits for work on it if that is not enough.
-pub(super) fn trim_waiting(core: &Core, keep: u64) -> Result<u64> {
-    let released = trim(core, keep)?;
-    if core.counters.reserved.current() <= keep || core.gate.is_closed() {
-        return Ok(released);
-    }
-    let_go_of_released(core);
-    core.timelines.wait_on_host(&fence_of_all_free(core))?;
-    Ok(released + trim(core, keep)?)
 }
 
 impl GivesBack for Core {
@@ -212,22 +195,10 @@ impl GivesBack for Core {
 
 impl AfterSync for Core {
     fn after_sync(&self) {
-        if self.gate.is_closed() {
-            return;
-        }
         let_go_of_released(self);
-        collect_held(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
-        let threshold = self.release_threshold.load(Ordering::Relaxed);
-        let mut state = self.state.lock();
-        let keep = if state.destroyed { 0 } else { threshold };
-        if let Err(error) = trim_under_lock(self, &mut state, keep) {
+        if let Err(error) = trim(self, self.release_threshold.load(Ordering::Relaxed)) {
             tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
-        }
-        let is_destroyed = state.destroyed;
-        drop(state);
-        if is_destroyed {
-            bury(self);
         }
     }
 }
@@ -239,29 +210,16 @@ impl Drop for Core {
             return;
         }
         self.unwrap_blocks(true);
-        if let Some(wrapping) = &self.wrapping {
-            wrapping.end();
-        }
         free_behind(self, self.holds.collect(true));
-        end_sleep(self);
         // Nobody holds a claim on the memory of captures, nor the pool.
-        let_go_of_released(self);
-        let fence = fence_of_all_free(self);
-        if let Err(error) = self.timelines.wait_on_host(&fence) {
-            tracing::error!(%error, pool = self.name, "the end of a pool could not wait for work on its memory");
+        let (ended, lost) = (end(self), self.counters.reserved.current());
+        if ended.is_err() || lost > 0 {
+            tracing::error!(?ended, lost, pool = self.name, "a pool could not give back all its memory");
         }
-        if let Err(error) = self.state.get_mut().arenas.tear_down() {
-            tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
+        let double_frees = self.caches.freed_twice();
+        if double_frees > 0 {
+            tracing::error!(pool = self.name, double_frees, "two threads freed a block at once");
         }
-        let lost = self.counters.reserved.current();
-        if lost > 0 {
-            tracing::error!(
-                bytes = lost,
-                pool = self.name,
-                "memory of a pool is lost: its end could not wait until it was free"
-            );
-        }
-        self.report_freed_twice();
         if let Err(error) = self.recording.stop() {
             tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
         }

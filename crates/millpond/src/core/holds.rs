@@ -5,10 +5,10 @@
 //! and nobody else gets them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::device::DevicePtr;
+use crate::extents::Pointer;
 use crate::lock::Mutex;
 use crate::order::Fence;
 use crate::process::OfProcess;
@@ -34,78 +34,57 @@ impl HeldBlock {
     }
 }
 
-/// What became of a free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Freed {
-    /// Nothing holds the block: it is to be freed as any other.
-    Now,
-    /// It is kept until the holds are over.
-    Later,
-    /// It was freed before, and is kept.
-    Twice,
-}
-
 /// See the [module](self). Taken under the pool's lock, or without it; the pool's is never taken under this one.
 #[derive(Debug, Default)]
-pub(crate) struct Holds {
-    /// How many there are, for a look without the lock.
-    count: AtomicUsize,
-    blocks: OfProcess<Mutex<Vec<HeldBlock>>>,
-}
+pub(crate) struct Holds(OfProcess<Mutex<Vec<HeldBlock>>>);
 
 impl Holds {
     /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
-        // Relaxed: who holds a block and frees it comes after itself.
-        self.count.load(Ordering::Relaxed) > 0
+        !self.0.lock().is_empty()
     }
 
     /// Whether anything holds the block that starts here.
     pub(crate) fn has(&self, ptr: DevicePtr) -> bool {
         let now = Instant::now();
-        self.any() && self.blocks.lock().iter_mut().any(|block| block.ptr == ptr && !block.is_over(now))
+        self.0.lock().iter_mut().any(|block| block.ptr == ptr && !block.is_over(now))
     }
 
     /// Holds a live block from now on. Under the pool's lock. `false`, and nothing done, where it was freed.
     #[must_use]
     pub(crate) fn add(&self, ptr: DevicePtr, hold: Box<dyn Hold>) -> bool {
-        let mut blocks = self.blocks.lock();
+        let mut blocks = self.0.lock();
         match blocks.iter_mut().find(|block| block.ptr == ptr) {
             Some(block) if block.freed.is_some() => return false,
             Some(block) => block.holds.push(hold),
             None => blocks.push(HeldBlock { ptr, holds: vec![hold], freed: None }),
         }
-        self.count.store(blocks.len(), Ordering::Relaxed);
         true
     }
 
-    /// The owner of a live block frees it. Under the pool's lock.
-    pub(crate) fn free(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Freed {
-        if !self.any() {
-            return Freed::Now;
-        }
-        let mut blocks = self.blocks.lock();
-        let Some(at) = blocks.iter().position(|block| block.ptr == ptr) else { return Freed::Now };
+    /// The owner of a live block frees it. Returns whether it is kept until the holds are over: else it is to be freed as any
+    /// other. What the pointer is where it was freed before, and is kept. Under the pool's lock.
+    pub(crate) fn keep(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Result<bool, Pointer> {
+        let mut blocks = self.0.lock();
+        let Some(at) = blocks.iter().position(|block| block.ptr == ptr) else { return Ok(false) };
         if blocks[at].freed.is_some() {
-            return Freed::Twice;
+            return Err(Pointer::NotLive);
         }
-        if blocks[at].is_over(Instant::now()) {
+        let is_kept = !blocks[at].is_over(Instant::now());
+        if is_kept {
+            blocks[at].freed = Some(fence());
+        } else {
             blocks.swap_remove(at);
-            self.count.store(blocks.len(), Ordering::Relaxed);
-            return Freed::Now;
         }
-        blocks[at].freed = Some(fence());
-        Freed::Later
+        Ok(is_kept)
     }
 
     /// Forgets the blocks that nothing holds any more; or all, where the pool ends: whoever else uses their memory keeps it by
     /// what it has of it. Returns those of them that their owners freed.
     pub(crate) fn collect(&self, all: bool) -> Vec<(DevicePtr, Fence)> {
         let now = Instant::now();
-        let mut blocks = self.blocks.lock();
+        let mut blocks = self.0.lock();
         let over = blocks.extract_if(.., |block| all || block.is_over(now));
-        let freed = over.filter_map(|block| Some((block.ptr, block.freed?))).collect();
-        self.count.store(blocks.len(), Ordering::Relaxed);
-        freed
+        over.filter_map(|block| Some((block.ptr, block.freed?))).collect()
     }
 }

@@ -13,18 +13,26 @@ use super::pool_core::Core;
 use crate::extents::MOST_UNITS;
 use crate::physical::{Live, Shortage};
 
-/// What is live in other pools; `None` where limits are so far that the request is possible, whatever is live.
-/// Called without the lock: the last handle of another pool may be dropped here.
-#[inline]
-pub(crate) fn others_live(core: &Core, bytes: u64) -> Option<Live> {
-    // A block is less than twice as long as what is asked for, or has one unit.
-    let most = bytes.saturating_mul(2).saturating_add(core.caches.sizes().bytes(1));
-    if core.limits.have_room(most) { None } else { Some(count_others_live(core)) }
+/// The limit that makes a request for so many bytes impossible, beside what is live here and in other pools. Called without
+/// the lock: the last handle of another pool may be dropped here.
+pub(crate) fn limit_exceeded(core: &Core, bytes: u64) -> Option<Shortage> {
+    let units = core.caches.sizes().units(bytes);
+    let bytes = core.caches.sizes().bytes(units);
+    // Nearly always.
+    let is_far = core.limits.have_room(bytes);
+    let exceeded = || core.limits.verdict(bytes, count_live(core), core.counters.reserved.current());
+    // A region has no room for a longer block, whatever the device has.
+    let too_long = (units >= MOST_UNITS).then_some(Shortage::Device);
+    if is_far { too_long } else { exceeded().or(too_long) }
 }
 
+/// What cannot move: nothing, where a callback of the program may free it.
 #[cold]
-fn count_others_live(core: &Core) -> Live {
-    let mut live = Live::default();
+fn count_live(core: &Core) -> Live {
+    if core.reclaimers.can_be_asked() {
+        return Live::default();
+    }
+    let mut live = Live { own: core.counted().allocated.current, ..Live::default() };
     for other in others(core) {
         // Where that pool sleeps, its live blocks hold no memory.
         let bytes = other.counted().allocated.current.min(other.counters.reserved.current());
@@ -33,26 +41,6 @@ fn count_others_live(core: &Core) -> Live {
         live.under_hard_limit += if core.limits.hard_limit.is(&other.limits.hard_limit) { bytes } else { 0 };
     }
     live
-}
-
-/// The limit that makes a block of so many units impossible, beside what is live here and in `others`; without these, if
-/// nothing were live.
-#[cold]
-pub(crate) fn verdict(core: &Core, units: u64, others: Option<Live>) -> Option<Shortage> {
-    let bytes = core.caches.sizes().bytes(units);
-    // Nearly always.
-    if !core.limits.have_room(bytes) {
-        let live = match others.filter(|_| !core.reclaimers.can_be_asked()) {
-            Some(others) => Live { own: core.counted().allocated.current, ..others },
-            None => Live::default(),
-        };
-        let forbids = core.limits.verdict(bytes, live, core.counters.reserved.current());
-        if forbids.is_some() {
-            return forbids;
-        }
-    }
-    // A region has no room for a longer block, whatever the device has.
-    (units >= MOST_UNITS).then_some(Shortage::Device)
 }
 
 /// Whether both take the same memory: the device's own, or the same other memory.

@@ -7,37 +7,122 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
-use super::giving_back::{collect_held, fence_of_all_free, let_go_of_released, trim, trim_waiting};
+use super::giving_back::{trim, trim_waiting, wait_for_free};
 use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
-use crate::extents;
+use crate::extents::Refusal;
 use crate::host::try_box;
+use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
-use crate::physical::Shortage;
+use crate::physical::{Shortage, Tenancy};
 use crate::policy::budgets::ROUNDS;
 use crate::{Error, Result};
 
-/// The steps from the cheapest to the dearest, for a request that is nested so deep in callbacks.
-pub(super) fn steps(core: &Core, depth: u32) -> impl Iterator<Item = Step> {
-    let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
-    // More than once: another process may be faster to take what one gave back.
+/// A step that may make room.
+pub(crate) enum Step {
+    /// Wait on the host until everything free is complete, so that every stream may use it and remap its pages.
+    WaitForFences,
+    /// Give back about as much as was asked for: pages of other sizes may be had for it.
+    ReleaseSome,
+    /// Give back everything that is free.
+    ReleaseAll,
+    /// Let the other pools of the device give back what they cache.
+    TrimOthers,
+    /// Let the other processes of a named budget give back what they cache.
+    AskProcesses,
+    /// Ask the program.
+    Reclaim(Arc<Reclaimer>),
+}
+
+/// What others are asked for, first those of this process. Other processes more than once: a third one may be faster to take
+/// what one gave back.
+pub(crate) fn steps_of_others() -> impl Iterator<Item = Step> {
     let ask = std::iter::repeat_with(|| Step::AskProcesses).take(ROUNDS);
-    let reclaim = core.reclaimers.each().map(move |reclaimer| Step::Reclaim(reclaimer, depth));
-    steps.into_iter().chain(ask).chain(reclaim)
+    [Step::TrimOthers].into_iter().chain(ask)
+}
+
+/// All steps, from the cheapest to the dearest.
+fn steps(core: &Core) -> impl Iterator<Item = Step> {
+    let own = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll];
+    own.into_iter().chain(steps_of_others()).chain(core.reclaimers.each().map(Step::Reclaim))
+}
+
+/// Takes the steps, and attempts after each that may have made room what was refused at `first`. The shortage where none helps.
+pub(crate) fn make_room<T>(
+    core: &Core,
+    bytes: u64,
+    steps: impl Iterator<Item = Step>,
+    first: Refusal,
+    mut attempt: impl FnMut() -> Result<std::result::Result<T, Refusal>>,
+) -> Result<std::result::Result<T, Shortage>> {
+    let mut patience = core.limits.tenancy().map(Tenancy::patience);
+    let mut short = shortage_of(core, first)?;
+    for step in steps {
+        let has_made_room = match step {
+            Step::WaitForFences => wait_for_free(core)?,
+            Step::ReleaseSome => trim(core, core.counters.reserved.current().saturating_sub(bytes))? > 0,
+            // Worth a try also where nothing is left: a request that failed has given back its own pages, of
+            // whatever size.
+            Step::ReleaseAll => trim(core, 0).map(|_| true)?,
+            Step::TrimOthers => trim_others(core)?,
+            Step::AskProcesses => ask_processes(core, bytes, short, &mut patience),
+            Step::Reclaim(reclaimer) => core.reclaimers.enter().is_some_and(|_entered| reclaimer(bytes)),
+        };
+        // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
+        core.check_process()?;
+        if !has_made_room {
+            continue;
+        }
+        core.counters.retries.add(1);
+        match attempt()? {
+            Ok(done) => return Ok(Ok(done)),
+            Err(refusal) => short = shortage_of(core, refusal)?,
+        }
+    }
+    Ok(Err(short.0))
+}
+
+/// Makes room for a request of the program's, by all steps.
+#[cold]
+pub(super) fn under_pressure<T>(
+    core: &Core,
+    (bytes, align): (u64, u64),
+    stream: &Stream,
+    first: Refusal,
+    attempt: impl FnMut() -> Result<std::result::Result<T, Refusal>>,
+) -> Result<T> {
+    let made = make_room(core, bytes.next_multiple_of(align), steps(core), first, attempt)?;
+    made.map_err(|what| out_of_memory(core, bytes, what, stream))
+}
+
+/// What memory was short of, and for how many bytes at once; another refusal is the caller's error.
+pub(crate) fn shortage_of(core: &Core, refusal: Refusal) -> Result<(Shortage, u64)> {
+    match refusal {
+        Refusal::Short { what, bytes } => Ok((what, bytes)),
+        Refusal::Device(error) => Err(core.error_of(error)),
+    }
+}
+
+/// The error for a request of the program's, of which the recording and the observers are told.
+#[cold]
+pub(super) fn out_of_memory(core: &Core, bytes: u64, what: Shortage, stream: &Stream) -> Error {
+    let report = report(core, bytes, what);
+    core.recording.out_of_memory(bytes, report.device_free, stream);
+    tell_of(core, report)
 }
 
 /// The error for a pool that cannot wake.
 pub(crate) fn out_of_memory_awaking(core: &Core, what: Shortage) -> Error {
-    let report = out_of_memory(core, core.counters.asleep.current(), what, true);
+    let report = report(core, core.counters.asleep.current(), what);
     // Live blocks hold no memory now.
-    tell_of(core, OutOfMemory { live: 0, blocks: 0, ..report }, core.observers.depth())
+    tell_of(core, OutOfMemory { live: 0, blocks: 0, ..report })
 }
 
-/// Tells the observers, for a request that is nested so deep, and makes the error.
-pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
+/// Tells the observers, and makes the error.
+fn tell_of(core: &Core, report: OutOfMemory) -> Error {
     tracing::warn!(%report, "out of memory");
     core.recording.account(&report, || core.live());
-    if let Some(_entered) = core.observers.enter(depth) {
+    if let Some(_entered) = core.observers.enter() {
         core.observers.each().for_each(|observer| observer(&report));
     }
     match try_box(report) {
@@ -47,56 +132,19 @@ pub(super) fn tell_of(core: &Core, report: OutOfMemory, depth: u32) -> Error {
     }
 }
 
-/// Takes one step; `false` where it cannot have made room.
-pub(super) fn take_step(
-    core: &Core,
-    step: &Step,
-    request: u64,
-    short: (Shortage, u64),
-    patience: &mut Option<Duration>,
-) -> Result<bool> {
-    match step {
-        Step::WaitForFences => {
-            let let_go = let_go_of_released(core) | collect_held(core);
-            let fence = fence_of_all_free(core);
-            if fence.is_empty() {
-                return Ok(let_go);
-            }
-            core.timelines.wait_on_host(&fence)?;
-            extents::reap(&mut core.state.lock().arenas.own);
-            Ok(true)
-        }
-        Step::ReleaseSome => {
-            let keep = core.counters.reserved.current().saturating_sub(request);
-            Ok(trim(core, keep)? > 0)
-        }
-        // Worth a try also where nothing is left: a request that failed has given back its own pages, of
-        // whatever size.
-        Step::ReleaseAll => trim(core, 0).map(|_| true).map_err(Error::from),
-        Step::TrimOthers => trim_others(core),
-        Step::AskProcesses => Ok(ask_processes(core, request, short, patience)),
-        Step::Reclaim(reclaimer, depth) => {
-            Ok(core.reclaimers.enter(*depth).is_some_and(|_entered| reclaimer(request)))
-        }
-    }
-}
-
 /// Lets the other pools of the same memory or budget give back what they cache, once the work on it is complete.
-pub(crate) fn trim_others(core: &Core) -> Result<bool> {
-    let mut released = false;
-    let may_help = |other: &Arc<Core>| {
-        // A pool of the same hard limit has the same memory.
-        !other.gate.is_closed() && (has_memory_of(core, other) || has_budget_of(core, other))
-    };
-    for other in others(core).filter(may_help) {
-        released |= let_go_of_released(&other) | (trim_waiting(&other, 0)? > 0);
+fn trim_others(core: &Core) -> Result<bool> {
+    let mut released = 0;
+    // A pool of the same hard limit has the same memory.
+    for other in others(core).filter(|other| has_memory_of(core, other) || has_budget_of(core, other)) {
+        released += trim_waiting(&other, 0)?;
     }
-    Ok(released)
+    Ok(released > 0)
 }
 
 /// Waits until other processes have left so much of the budget, for as long as the patience lasts, which gets shorter.
 /// There is none any more where they have not. What was short says in which lengths memory is taken.
-pub(crate) fn ask_processes(
+fn ask_processes(
     core: &Core,
     bytes: u64,
     (what, at_once): (Shortage, u64),
@@ -110,23 +158,17 @@ pub(crate) fn ask_processes(
     has_room
 }
 
-pub(super) fn out_of_memory(core: &Core, requested: u64, what: Shortage, is_impossible: bool) -> OutOfMemory {
+fn report(core: &Core, requested: u64, what: Shortage) -> OutOfMemory {
     let limits = &core.limits;
-    let device = core.device.memory_info().unwrap_or_default();
+    let (device, properties) = (core.device.memory_info().unwrap_or_default(), core.device.properties());
     // Relaxed: a figure to read.
-    let all = core.limits.together.load(Ordering::Relaxed);
+    let all = limits.together.load(Ordering::Relaxed);
     let room = limits.room(device.free);
-    let tenants = limits.tenancy().map_or(Vec::new(), |tenancy| tenancy.tenants(false));
-    let mut state = core.state.lock();
-    if !is_impossible {
-        // For the longest free range. What was not tried leaves everything as it was.
-        core.empty_caches(&mut state);
-    }
     core.counters.out_of_memory.add(1);
     let stats = core.stats();
     OutOfMemory {
         pool: core.name_of(),
-        memory: core.device.properties().memory,
+        memory: properties.memory,
         requested,
         limit: match (what, &limits.budget) {
             (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit.limit()),
@@ -142,26 +184,10 @@ pub(super) fn out_of_memory(core: &Core, requested: u64, what: Shortage, is_impo
         cached: stats.cached(),
         reserved: stats.reserved.current,
         other_pools: all.saturating_sub(stats.reserved.current),
-        room: room - room % core.device.properties().granularity,
+        room: room - room % properties.granularity,
         device_free: device.free,
         device_total: device.total,
-        largest_free: state.arenas.own.largest_free(),
-        tenants,
+        largest_free: core.state.lock().arenas.own.largest_free(),
+        tenants: limits.tenancy().map_or(Vec::new(), |tenancy| tenancy.tenants(false)),
     }
-}
-
-/// A step that may make room.
-pub(super) enum Step {
-    /// Wait on the host until everything free is complete, so that every stream may use it and remap its pages.
-    WaitForFences,
-    /// Give back about as much as was asked for: pages of other sizes may be had for it.
-    ReleaseSome,
-    /// Give back everything that is free.
-    ReleaseAll,
-    /// Let the other pools of the device give back what they cache.
-    TrimOthers,
-    /// Let the other processes of a named budget give back what they cache.
-    AskProcesses,
-    /// Ask the program, for a request that is nested so deep.
-    Reclaim(Arc<Reclaimer>, u32),
 }

@@ -11,7 +11,7 @@
 //! - `slow_path_time`, `limits`, `recorded`, `recounting`: what a pool knows of its time, its limits, its recording and itself.
 //! - `giving_back`, then `freeing`: how memory goes back to the device, and blocks to the pool.
 //! - `making_room`: the steps of a pool that is short of memory.
-//! - `allocating`: the ladder, from the magazine to the error. `reserving` climbs it for memory in advance.
+//! - `allocating`: the ladder, from the magazine to the error. `reserving` takes memory in advance, and makes room as it does.
 
 pub(crate) mod allocating;
 mod arenas;

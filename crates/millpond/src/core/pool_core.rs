@@ -5,7 +5,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
 use crate::cache::{Caches, Locked};
-use crate::counters::{Counted, Counters};
+use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
-use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges, Refusal};
+use crate::extents::{Arena, ExtentId, Pointer, Ranges};
 use crate::host::name_for_error;
-use crate::lock::Mutex;
+use crate::lock::{Mutex, MutexGuard};
 use crate::order::{Fence, Reuse, Stream, Timelines};
-use crate::physical::{Limits, Shortage};
-use crate::policy::{Policy, ledger::Ledger};
+use crate::physical::Limits;
+use crate::policy::ledger::Ledger;
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -46,15 +46,12 @@ pub(crate) struct Core {
     pub(crate) counters: Arc<Counters>,
     pub(crate) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
-    pub(crate) page_map: Arc<PageMap>,
     pub(crate) routes: Routes,
     pub(crate) state: OfProcess<Mutex<PoolState>>,
     pub(crate) release_threshold: AtomicU64,
     pub(crate) reclaimers: Callbacks<Reclaimer>,
     pub(crate) observers: Callbacks<Observer>,
-    pub(crate) largest_align: u64,
     pub(crate) reuse: Reuse,
-    pub(crate) policy: Policy,
     /// Closed while the pool sleeps.
     pub(crate) gate: Gate,
     pub(crate) holds: Holds,
@@ -62,8 +59,6 @@ pub(crate) struct Core {
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
-    /// Whether a block that was freed twice at once was reported.
-    pub(crate) has_said_freed_twice: AtomicBool,
     /// The state of what stands beside the core, one of each type.
     pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -108,14 +103,9 @@ impl Core {
         self.timelines.is_here()
     }
 
-    /// Whose memory the pool takes.
-    pub(crate) fn device(&self) -> &dyn Device {
-        &*self.device
-    }
-
-    /// What every block's address is a multiple of, in bytes.
-    pub(crate) fn min_alignment(&self) -> u64 {
-        self.caches.sizes().bytes(1)
+    /// The state; `None` in a forked child, where a thread that is gone may have the lock.
+    pub(crate) fn lock_here(&self) -> Option<MutexGuard<'_, PoolState>> {
+        self.is_here().then(|| self.state.lock())
     }
 
     /// The pool's name, for an error; none where the host has no memory for it.
@@ -159,10 +149,9 @@ impl Core {
         self.check_process()?;
         let start = self.start_of(ptr);
         let mut state = self.state.lock();
-        let arena = state.arenas.of_mut(start);
-        match arena.look_up(start) {
-            Pointer::Live(id) => Ok(look(arena, id)),
-            pointer => {
+        match state.arenas.look_up(start) {
+            (Pointer::Live(id), arena) => Ok(look(arena, id)),
+            (pointer, _) => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
             }
@@ -199,7 +188,7 @@ impl Core {
     }
 
     #[cold]
-    pub(crate) fn error_asleep(&self) -> Error {
+    fn error_asleep(&self) -> Error {
         Error::Asleep { pool: self.name_of() }
     }
 
@@ -214,18 +203,6 @@ impl Core {
         if state.is_asleep { Err(self.error_asleep()) } else { Ok(()) }
     }
 
-    /// What memory was short of, and for how many bytes at once; another refusal is the caller's error.
-    pub(crate) fn shortage_of(&self, refusal: Refusal) -> Result<(Shortage, u64)> {
-        match refusal {
-            Refusal::Short { what, bytes } => {
-                tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
-                Ok((what, bytes))
-            }
-            Refusal::Host { what, bytes } => Err(self.no_host_memory(what, bytes)),
-            Refusal::Device(error) => Err(self.error_of(error)),
-        }
-    }
-
     // ---- the threads' caches ---------------------------------------------------------------------
 
     /// Gives the arena what every thread caches; returns whether there was anything.
@@ -234,7 +211,7 @@ impl Core {
         let any = self.caches.holds_any();
         if any {
             let (locked, arena) = state.for_caches();
-            self.caches.revoke(locked, arena);
+            self.caches.revoke(locked, arena, false);
         }
         any
     }
@@ -254,16 +231,6 @@ impl Core {
         self.caches.pause(locked, arena);
     }
 
-    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
-    #[cold]
-    pub(super) fn open_lock_entries(&self) {
-        if let Some(mut state) = self.state.try_lock()
-            && !self.closes_fast_path()
-        {
-            self.caches.set_lock_entries(&mut state.locked, true);
-        }
-    }
-
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
     pub(crate) fn resume_caches(&self, state: &mut PoolState) {
         if !state.is_asleep && !state.destroyed && self.routes.is_empty() {
@@ -271,30 +238,16 @@ impl Core {
         }
     }
 
-    /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
-    pub(crate) fn report_freed_twice(&self) {
-        let count = self.caches.freed_twice();
-        if count > 0 && !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                pool = self.name,
-                count,
-                "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
-            );
-        }
-    }
-
-    /// Gives a live block to its arena. `false`, and nothing done, where it is none.
+    /// Gives a live block to its arena. What else the pointer is, and nothing done, where it is none.
     pub(super) fn free_in_arena(
         &self,
         state: &mut PoolState,
-        (ptr, id): (DevicePtr, ExtentId),
+        ptr: DevicePtr,
         fence: Fence,
-    ) -> bool {
-        let freed = state.arenas.free(ptr, id, fence);
-        if let Some((requested, size)) = freed {
-            self.caches.count_free(&mut state.locked, requested, size);
-        }
-        freed.is_some()
+    ) -> std::result::Result<(), Pointer> {
+        let (requested, size) = state.arenas.free(ptr, fence)?;
+        self.caches.count_free(&mut state.locked, requested, size);
+        Ok(())
     }
 
     /// By the clock that the ledger goes by.
@@ -315,7 +268,7 @@ impl Core {
 
     /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
     /// figure never exceeds another, its peak is cut to the other's.
-    pub(crate) fn counted(&self) -> Counted {
+    pub(crate) fn counted(&self) -> Stats {
         let mut counted = self.caches.counted();
         let held = self.counters.reserved.level().high;
         counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
@@ -324,20 +277,11 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        if self.caches.any_ended()
-            && self.is_here()
-            && let Some(mut state) = self.state.try_lock()
-        {
-            self.collect_ended(&mut state);
-        }
         Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
     }
 
     pub(crate) fn reset_high_water(&self) {
-        if !self.is_here() {
-            return;
-        }
-        let mut state = self.state.lock();
+        let Some(mut state) = self.lock_here() else { return };
         self.counters.reserved.reset_high();
         self.caches.reset_high_water(&mut state.locked);
     }
@@ -362,10 +306,7 @@ impl Core {
 
     /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
     pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
-        if !self.is_here() {
-            return Vec::new();
-        }
-        let state = self.state.lock();
+        let Some(state) = self.lock_here() else { return Vec::new() };
         let of_each = |(id, arena): (Option<ArenaId>, &Arena)| {
             // Without the host's memory for a list, there is none.
             let backed = arena.backed().unwrap_or_default();
@@ -376,10 +317,7 @@ impl Core {
 
     /// Every live block, as its start and the bytes asked for.
     pub(crate) fn live(&self) -> Vec<(DevicePtr, u64)> {
-        if !self.is_here() {
-            return Vec::new();
-        }
-        self.as_the_program_knows(&self.state.lock())
+        self.lock_here().map_or(Vec::new(), |state| self.as_the_program_knows(&state))
     }
 
     /// The same, under the lock.

@@ -10,9 +10,9 @@ fn start(core: &Core, start: impl FnOnce(&PoolState) -> Result<()>) -> Result<()
     // The first one takes 20 ms, and others may need the lock.
     Moment::now();
     let mut state = core.state.lock();
-    core.caches.set_lock_entries(&mut state.locked, false);
+    core.caches.close_entries(&mut state.locked, true);
     let started = start(&state);
-    core.caches.set_lock_entries(&mut state.locked, !core.closes_fast_path());
+    core.caches.close_entries(&mut state.locked, core.closes_fast_path());
     started
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn start_checking(core: &Core) -> Result<()> {
 
 pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
     start(core, |state| {
-        core.recording.start(options, &Introduction::of(&core.name, core.device()))?;
+        core.recording.start(options, &Introduction::of(&core.name, &*core.device))?;
         core.recording.live(core.as_the_program_knows(state).into_iter());
         Ok(())
     })
@@ -31,7 +31,7 @@ pub(crate) fn start_recording(core: &Core, options: &Options) -> Result<()> {
 
 pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
     start(core, |_| {
-        core.recording.start_tracking(options, &Introduction::of(&core.name, core.device()));
+        core.recording.start_tracking(options, &Introduction::of(&core.name, &*core.device));
         Ok(())
     })
 }
@@ -40,7 +40,7 @@ pub(crate) fn start_tracking(core: &Core, options: &Tracking) -> Result<()> {
 pub(crate) fn stop<T>(core: &Core, stop: impl FnOnce(&Recording) -> T) -> Result<T> {
     core.check_process()?;
     let stopped = stop(&core.recording);
-    core.open_lock_entries();
+    core.caches.close_entries(&mut core.state.lock().locked, core.closes_fast_path());
     Ok(stopped)
 }
 

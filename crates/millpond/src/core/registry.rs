@@ -14,7 +14,8 @@ use crate::process::OfProcess;
 pub(crate) struct Registry<P> {
     /// By number, which is in the order in which they were built.
     pools: OfProcess<Mutex<BTreeMap<u64, Known<P>>>>,
-    ranges: Arc<Ranges>,
+    /// Which pool owns which addresses.
+    pub(crate) ranges: Arc<Ranges>,
 }
 
 #[derive(Debug)]
@@ -39,11 +40,6 @@ impl<P> Registry<P> {
     /// The pool is gone.
     pub(crate) fn leave(&self, number: u64) {
         self.pools.lock().remove(&number);
-    }
-
-    /// Which pool owns which addresses.
-    pub(crate) fn ranges(&self) -> &Arc<Ranges> {
-        &self.ranges
     }
 
     /// Keeps a pool, also without a handle, until it is [buried](Self::bury).

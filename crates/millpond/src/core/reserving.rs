@@ -1,52 +1,46 @@
 //! Memory taken in advance.
 
-use super::allocating::{alloc_slow, check_request};
-use super::freeing::free;
-use super::limits::verdict;
-use super::pool_core::{Core, PoolState};
+use super::allocating::{check_request, refuse_impossible};
+use super::making_room::under_pressure;
+use super::pool_core::Core;
 use crate::Result;
 use crate::device::MemoryKind;
-use crate::extents::Effort;
+use crate::extents::{Effort, Refusal};
 use crate::order::Stream;
 
 /// See [`Pool::reserve`](crate::Pool::reserve).
 pub(crate) fn reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
     core.check_process()?;
     check_request(core, bytes, 1, stream)?;
-    if bytes == 0 || reserve_under_lock(core, bytes, stream)? {
+    if bytes == 0 {
         return Ok(());
     }
-    // Memory is short. What an allocation can do about it, it does here.
-    let ptr = alloc_slow(core, bytes, 1, stream)?;
-    // SAFETY: nobody else knows the block.
-    unsafe { free(core, ptr, stream) }
+    let attempt = || try_reserve(core, bytes, stream);
+    match attempt()? {
+        Ok(()) => Ok(()),
+        Err(first) => under_pressure(core, (bytes, 1), stream, first, attempt),
+    }
 }
 
-/// Makes a free range of `bytes`, without a block of the program's. `false` where memory is short.
-fn reserve_under_lock(core: &Core, bytes: u64, stream: &Stream) -> Result<bool> {
-    let units = core.caches.sizes().units(bytes);
+/// Makes a free range of `bytes`, without a block of the program's.
+fn try_reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<std::result::Result<(), Refusal>> {
+    refuse_impossible(core, bytes, stream)?;
     let mut state = core.state.lock();
     core.check_allocates(&state)?;
-    if verdict(core, units, None).is_some() {
-        return Ok(false);
-    }
     core.empty_caches(&mut state);
-    let PoolState { arenas, ledger, .. } = &mut *state;
-    let arena = &mut arenas.own;
     // A device takes a segment of pinned memory several times as fast as pages of it.
     let effort = match core.device.properties().memory {
         MemoryKind::Pinned => Effort::TakeSegment,
-        MemoryKind::Device | MemoryKind::Managed => Effort::Map(ledger.balance(core.device.now())),
+        MemoryKind::Device | MemoryKind::Managed => Effort::Map(state.ledger.balance(core.now())),
     };
-    let found = match arena.alloc((units, 1), stream, effort) {
-        Ok(Some(found)) => found,
-        Ok(None) => return Ok(false),
-        Err(refusal) => return core.shortage_of(refusal).map(|_| false),
-    };
-    // SAFETY: the block is allocated, and the arena is this pool's.
-    let is_free = arena.take_back(unsafe { found.descriptor.get() }, stream.fence());
-    debug_assert!(is_free, "it was just allocated, and nobody was told");
-    Ok(true)
+    let arena = &mut state.arenas.own;
+    let found = arena.alloc((core.caches.sizes().units(bytes), 1), stream, effort);
+    Ok(found.map(|found| {
+        // SAFETY: the block is allocated, and the arena is this pool's.
+        let is_free =
+            found.is_some_and(|found| arena.take_back(unsafe { found.descriptor.get() }, stream.fence()));
+        debug_assert!(is_free, "it was just allocated, and nobody was told");
+    }))
 }
 
 #[cfg(test)]
@@ -96,7 +90,7 @@ mod tests {
                 let blocks: Vec<_> = (0..count).map(|_| pool.alloc(25 * MIB, &stream).unwrap()).collect();
                 // SAFETY: null is no block.
                 unsafe { pool.free(crate::device::DevicePtr::NULL, &stream) }.unwrap();
-                let is_found = |ptr| pool.inner().page_map.find(ptr).is_some_and(|found| found.is_plain(ptr));
+                let is_found = |ptr| pool.inner().caches.page_map.find_plain(ptr).is_some();
                 assert!(blocks.iter().all(|&ptr| is_found(ptr)), "round {round}");
                 // SAFETY: nobody else has the blocks, and there is no work on them.
                 blocks.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());

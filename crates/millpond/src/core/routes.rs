@@ -1,7 +1,6 @@
 //! Which allocations go to the memory of a capture. Asked on the slow path only. While there is any route, the threads'
 //! caches are paused. So every request comes here, and the fast path need not know.
 
-use std::iter::successors;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,8 +14,6 @@ pub(crate) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Route {
-    /// Rises from one to the next.
-    number: u64,
     to: ArenaId,
     takes: Arc<Filter>,
     /// Foreign streams that it took. Else each presentation of such a stream would be a new timeline, without what
@@ -45,8 +42,7 @@ impl Routes {
         if all.iter().any(|route| route.to == to) {
             return false;
         }
-        let number = all.last().map_or(0, |last| last.number + 1);
-        all.push(Route { number, to, takes: takes.clone(), seen: Arc::default() });
+        all.push(Route { to, takes: takes.clone(), seen: Arc::default() });
         // Relaxed: as for `of`.
         self.count.store(all.len(), Ordering::Relaxed);
         true
@@ -62,7 +58,8 @@ impl Routes {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.all.lock().is_empty()
+        // Relaxed: changed under the pool's lock, and asked there.
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// The memory that an allocation for work on `stream` belongs to, by the newest route that takes it: one may
@@ -70,12 +67,9 @@ impl Routes {
     pub(crate) fn of(&self, stream: &Stream) -> Option<ArenaId> {
         // Relaxed: whoever allocates for a capture knows that it began, and so ordered this after `add`. Other
         // requests belong to no route.
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        // A copy: filters are the program's, and run without locks.
-        let newest_before = |number| self.all.lock().iter().rfind(|route| route.number < number).cloned();
-        let mut routes = successors(newest_before(u64::MAX), |route| newest_before(route.number));
+        let newest_first = (0..self.count.load(Ordering::Relaxed)).rev();
+        // A copy: filters are the program's, and run without locks. Where another route ends meanwhile, one may be asked twice.
+        let mut routes = newest_first.filter_map(|at| self.all.lock().get(at).cloned());
         let route = routes.find(|route| (route.takes)(stream))?;
         if stream.timeline().is_marked_at_once() {
             let mut seen = route.seen.lock();

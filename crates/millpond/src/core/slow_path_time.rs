@@ -35,19 +35,9 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
     let look = || Observation { now: core.now(), served: core.counted().allocations };
     if state.ledger.note(took, look) {
-        tracing::debug!(
-            pool = core.name,
-            growth_allowance = state.ledger.growth_allowance(),
-            "throughput mode"
-        );
-        adapt(core, state);
+        tracing::debug!(pool = core.name, "throughput mode");
+        core.caches.set_throughput_mode(state.ledger.is_overdrawn());
     }
-}
-
-pub(super) fn adapt(core: &Core, state: &PoolState) {
-    let reserved = core.counters.reserved.current();
-    // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
-    core.caches.adapt(reserved, state.ledger.most_growth_allowance());
 }
 
 #[cfg(test)]

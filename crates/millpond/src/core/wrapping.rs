@@ -27,7 +27,4 @@ pub(crate) trait Wrapping<C>: fmt::Debug + Send + Sync {
     /// Frees the blocks that the program gave back: those that it is time for, or after a wait `all` of them. Returns whether
     /// there were any.
     fn give_back(&self, core: &C, all: bool) -> bool;
-
-    /// The pool ends: nothing of it is live.
-    fn end(&self);
 }

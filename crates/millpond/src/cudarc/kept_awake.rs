@@ -7,12 +7,16 @@ use crate::Result;
 use crate::core::Core;
 
 /// A pool that is not put to sleep as long as this lives.
-pub(super) struct KeptAwake(Arc<Core>);
+pub(super) struct KeptAwake {
+    core: Arc<Core>,
+    _resident: Arc<()>,
+}
 
 impl KeptAwake {
     pub(super) fn new(core: &Arc<Core>) -> Result<Self> {
         core.check_process()?;
-        if core.gate.move_in() { Ok(Self(core.clone())) } else { Err(core.error_asleep()) }
+        let _awake = core.stay_awake()?;
+        Ok(Self { core: core.clone(), _resident: core.gate.resident.clone() })
     }
 }
 
@@ -20,13 +24,7 @@ impl Deref for KeptAwake {
     type Target = Core;
 
     fn deref(&self) -> &Core {
-        &self.0
-    }
-}
-
-impl Drop for KeptAwake {
-    fn drop(&mut self) {
-        self.0.gate.move_out();
+        &self.core
     }
 }
 

@@ -1,19 +1,18 @@
 //! One allocation and one free, composed of the steps that other files do.
 
 use super::arena::Arena;
-use super::block_descriptor::{BlockDescriptor, MOST_UNITS};
+use super::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 use super::coalescing;
-use super::commit::Commit;
+use super::commit::{Commit, add_region};
 use super::extent::{ExtentId, ExtentState};
+use super::layout::Zone;
 use super::page_map::DescriptorRef;
-use super::planning::{PageOrigin, Planner};
-use super::refusal::Refusal;
-use super::search::{Found, Request, Search, find};
+use super::planning::Planner;
+use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::order::{Fence, Stream};
-use crate::physical::PageId;
-use crate::policy::ledger::Balance;
+use crate::physical::{PageId, Refusal};
 
 #[cfg(test)]
 thread_local! {
@@ -33,29 +32,6 @@ pub(crate) struct Allocation {
     pub(crate) misses: u64,
 }
 
-/// How far the arena goes to allocate a block.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Effort {
-    /// It takes what is ready.
-    Ready,
-    /// The same, wherever that lies; else new pages. Nothing is taken from anybody.
-    Grow,
-    /// All steps: those that map nothing come first. The balance decides how long new pages are.
-    Map(Balance),
-    /// The same, but where no free range is long enough, the block gets a segment of its own.
-    TakeSegment,
-}
-
-impl Effort {
-    fn balance(self) -> Balance {
-        match self {
-            Self::Ready | Self::TakeSegment => Balance::Even,
-            Self::Grow => Balance::Overdrawn,
-            Self::Map(balance) => balance,
-        }
-    }
-}
-
 impl Arena {
     /// Allocates a block of `units` for work on `stream`, as far as `effort` goes; `None` where that is not far enough. Its
     /// address is a multiple of `align` bytes, a power of two that is at most a base page.
@@ -65,19 +41,21 @@ impl Arena {
         stream: &Stream,
         effort: Effort,
     ) -> Result<Option<Allocation>, Refusal> {
-        let request = self.request((units, align), stream, effort.balance())?;
+        let request = self.request((units, align), stream, effort)?;
         let free = match effort {
-            Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready()?,
+            Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready(),
             Effort::Map(_) | Effort::TakeSegment => find(self, &request)?,
         };
         let found = match (free, effort) {
             (Some(found), _) => found,
             (None, Effort::Ready) => return Ok(None),
-            (None, Effort::Grow) => self.back(request, PageOrigin::Growth)?,
-            (None, Effort::Map(_)) => self.back(request, PageOrigin::All)?,
-            (None, Effort::TakeSegment) => segments::back(self, request)?,
+            (None, _) => self.back(request)?,
         };
-        self.make_room_to_carve(found)?;
+        let (extent, at) = found;
+        if self.map[extent].start != at {
+            // What is left before the block, and behind it, has the fence.
+            self.map.make_room(0, self.map[extent].fence.len())?;
+        }
         Ok(Some(self.carve(found, units, u64::from(free.is_none()))))
     }
 
@@ -85,18 +63,19 @@ impl Arena {
     pub(crate) fn alloc_as_segment(
         &mut self,
         units: u64,
-        stream: &Stream,
         take: impl FnOnce() -> DeviceResult<DevicePtr>,
     ) -> Result<Allocation, Refusal> {
-        let request = self.request((units, 1), stream, Balance::Even)?;
-        let found = segments::back_exactly(self, request, take)?;
-        Ok(self.carve(found, units, 1))
+        self.map.make_room(0, 0)?;
+        let layout = &self.map.layout;
+        let (zone, base_pages) = (layout.zone_of(units), layout.base_pages_for(units));
+        let whole = segments::add(self, (zone, base_pages), |_, _| take())?;
+        Ok(self.carve((whole, 0), units, 1))
     }
 
     /// Allocates the block of `units` at `ptr`, all of which is free, whatever work still uses it. Pages come back to their old
     /// mappings there. `None`, and nothing allocated, where it is not free; then some may have come back.
     pub(crate) fn alloc_at(&mut self, ptr: DevicePtr, units: u64) -> Option<Allocation> {
-        let (region, at) = self.map.regions.find(ptr).filter(|_| self.map.make_room())?;
+        let (region, at) = self.map.regions.find(ptr).filter(|_| self.map.make_room(0, 0).is_ok())?;
         let start = at >> self.map.layout.unit_shift;
         let (first, end) = (self.map.extent_at(region, start), start + units);
         let (mut last, mut fence) = (first, Fence::empty());
@@ -113,7 +92,8 @@ impl Arena {
             last = self.map[last].next?;
         }
         let whole = self.map.join_free(first, (start, end), fence);
-        self.map.extents.make_room_to_split(whole).then(|| self.carve((whole, start), units, 0))
+        self.map.make_room(0, self.map[whole].fence.len()).ok()?;
+        Some(self.carve((whole, start), units, 0))
     }
 
     /// Has a page come back to an old mapping of its own from where it is free, outside of a range of a region's units. `None`, and
@@ -123,22 +103,22 @@ impl Arena {
         (page, to): (PageId, ExtentId),
         (region, (start, end)): (u32, (u64, u64)),
     ) -> Option<()> {
-        let home = self.table.home(page)?;
-        let units = self.map.layout.units_of(home.span());
-        let is_outside = home.region != region || units.1 <= start || end <= units.0;
-        let from = self.map.extent_at(home.region, units.0);
+        let (at, base_pages) = self.pages.home(page)?;
+        let units = self.map.layout.units_of(base_pages);
+        let is_outside = at != region || units.1 <= start || end <= units.0;
+        let from = self.map.extent_at(at, units.0);
         let is_free = self.map.is(from, ExtentState::Free) && units.1 <= self.map[from].end();
         let mut fence = Fence::empty();
         if !is_outside
             || !is_free
             || !fence.try_join(&self.map[from].fence)
-            || !self.map.make_room_for(2, fence.len())
+            || self.map.make_room(2, fence.len()).is_err()
             || !self.old_mappings.make_room(1)
         {
             return None;
         }
         self.bring_back(page, from, to);
-        *self.map.fence_mut(to) = fence;
+        self.map.extents[to].fence = fence;
         self.map.note_if_unmerged(to);
         Some(())
     }
@@ -148,38 +128,47 @@ impl Arena {
         &mut self,
         (units, align): (u64, u64),
         stream: &'a Stream,
-        balance: Balance,
+        effort: Effort,
     ) -> Result<Request<'a>, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
-        let has_room = self.map.make_room();
-        self.map.ensure(has_room)?;
+        self.map.make_room(0, 0)?;
         let (zone, align) = (self.map.layout.zone_of(units), align.max(self.map.layout.unit_bytes));
-        let (may_wait, longest) = (self.rules.policies.internal_dependencies, self.map.layout.largest_page);
-        Ok(Request { zone, units, align, stream, balance, may_wait, longest })
+        let may_wait = self.rules.policies.internal_dependencies;
+        // A small block that lives long pins no more than a base page.
+        let longest = if zone == Zone::Small { 1 } else { self.map.layout.largest_page };
+        Ok(Request { zone, units, align, stream, effort, may_wait, longest })
     }
 
     /// A miss: no free extent fits. Backs a place for the request, by a plan that is carried out. Returns the free extent there,
     /// and the unit in it to start at.
     #[cold]
-    fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        if !self.pages.device().properties().virtual_memory {
+    fn back(&mut self, request: Request<'_>) -> Result<Found, Refusal> {
+        let has_pages = self.pages.device().properties().virtual_memory;
+        if !has_pages || matches!(request.effort, Effort::TakeSegment) {
             return segments::back(self, request);
         }
+        self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
         let parked = self.pages.parked.len();
-        let found = self.back_as_planned(request, origin);
+        let found = self.back_as_planned(request);
         if found.is_err() {
-            self.pages.release_parked_since(parked);
+            // Removes what was mapped in vain.
+            self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
+            if let Err(error) = self.pages.release_parked(parked, 0) {
+                tracing::warn!(%error, "a page for a request that failed could not be given back");
+            }
         }
         found
     }
 
-    fn back_as_planned(&mut self, mut request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
+    fn back_as_planned(&mut self, mut request: Request<'_>) -> Result<Found, Refusal> {
         #[cfg(test)]
         let unmapped = self.pages.counters.calls.unmap.get();
         // Each plan in vain leaves one dormant mapping less, makes no stream wait any more, or has shorter pages.
         loop {
-            let mut plan = Planner::new(self, request, origin).plan()?;
+            let Some(mut plan) = Planner::new(self, request).plan()? else {
+                add_region(self, request.zone, request.units)?;
+                continue;
+            };
             tracing::trace!(%plan, "a miss");
             #[cfg(test)]
             let planned = (plan.steps.clone(), !plan.waits.is_empty(), unmapped);
@@ -190,13 +179,6 @@ impl Arena {
                 return Ok(found);
             }
         }
-    }
-
-    /// Reserves the host's memory to cut a block out of the middle of a free extent: both rests have its fence.
-    #[inline]
-    fn make_room_to_carve(&mut self, (id, at): Found) -> Result<(), Refusal> {
-        let has_room = self.map[id].start == at || self.map.extents.make_room_to_split(id);
-        self.map.ensure(has_room)
     }
 
     /// Cuts `units` out of a free extent, and allocates them. What is left stays free.
@@ -211,39 +193,38 @@ impl Arena {
     /// What a miss of so many units would do now.
     #[cfg(test)]
     pub(crate) fn plan(&mut self, units: u64, stream: &Stream) -> String {
-        let request = self.request((units, 1), stream, Balance::Even).expect("there is host memory");
+        let effort = Effort::Map(crate::policy::ledger::Balance::Even);
+        let request = self.request((units, 1), stream, effort).expect("there is host memory");
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
-        let plan = Planner::new(self, request, PageOrigin::All).plan();
-        plan.expect("there is host memory").to_string()
+        let plan = Planner::new(self, request).plan().expect("there is host memory");
+        plan.expect("there is a region").to_string()
     }
 
     /// Takes back a descriptor's block, which nobody holds (`Place::BETWEEN`), as [`free`](Self::free) does.
     /// `false`, and nothing changed, where the block is not allocated or somebody holds it: then it was freed twice.
     #[must_use]
     pub(crate) fn take_back(&mut self, descriptor: &BlockDescriptor, fence: Fence) -> bool {
-        let is_allocated = descriptor.is_between();
-        is_allocated && self.free(descriptor.id(), fence)
+        descriptor.is_in(Place::BETWEEN, descriptor.ptr()) && self.free(descriptor.id(), fence)
     }
 
     /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were recorded.
     /// `false`, and nothing changed, where it is none.
     #[must_use]
     pub(crate) fn free(&mut self, id: ExtentId, mut fence: Fence) -> bool {
-        let is_closed = self.map.close(id, |uses| {
-            self.rules.timelines.add_uses(&mut fence, uses);
-            fence
-        });
-        if is_closed {
+        let is_allocated = self.map.is(id, ExtentState::Allocated);
+        if is_allocated {
+            self.rules.timelines.add_uses(&mut fence, &mut self.map.extents[id].fence);
+            self.map.close(id, fence);
             coalescing::insert_free(self, id);
         }
-        is_closed
+        is_allocated
     }
 
     /// Notes that the stream uses a live block, so that its free waits for the stream's work too. `false`, and nothing
     /// noted, where the host has no memory for it.
     #[must_use]
     pub(crate) fn record_use(&mut self, id: ExtentId, stream: &Stream) -> bool {
-        let is_noted = self.rules.timelines.add_use(self.map.fence_mut(id), stream);
+        let is_noted = self.rules.timelines.add_use(&mut self.map.extents[id].fence, stream);
         if is_noted && let Some(descriptor) = self.map.page_map.of_block(id) {
             descriptor.note_uses();
         }
@@ -253,7 +234,7 @@ impl Arena {
     /// The work that was noted to use a live block, on other streams than its own, up to now. `None` where the host has no
     /// memory for the list.
     pub(crate) fn uses(&mut self, id: ExtentId) -> Option<Fence> {
-        let mut uses = self.map.fence_mut(id).try_clone_to_raise()?;
+        let mut uses = self.map.extents[id].fence.try_clone_to_raise()?;
         let mut fence = Fence::empty();
         self.rules.timelines.add_uses(&mut fence, &mut uses);
         Some(fence)

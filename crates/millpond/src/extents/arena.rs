@@ -7,19 +7,35 @@ use std::sync::Arc;
 use super::block_descriptor::BlockDescriptor;
 use super::extent::{ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::index::Kind;
 use super::layout::{Layout, Zone};
 use super::old_mappings::OldMappings;
 use super::page_map::PageMap;
-use super::page_table::{Home, PageTable};
-use super::pointers::{self, Pointer};
 use super::ranges::{Owner, Ranges};
 use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
-use crate::physical::{PageId, Pages};
+use crate::physical::{Home, PageId, Pages};
 use crate::policy::shortening::Shortening;
+
+#[cfg(test)]
+thread_local! {
+    /// How many maps were asked by this thread what a pointer is.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// What a pointer is to an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointer {
+    /// The start of a live block.
+    Live(ExtentId),
+    /// Inside the live block that starts at the address.
+    Inside(DevicePtr),
+    /// In the arena's address space, but in no live block.
+    NotLive,
+    /// Elsewhere.
+    Foreign,
+}
 
 /// A page, and where the arena uses it.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +52,6 @@ pub(crate) struct Arena {
     pub(super) rules: ReuseRules,
     /// All pages, wherever they lie.
     pub(crate) pages: Pages,
-    pub(super) table: PageTable,
     pub(super) old_mappings: OldMappings,
     pub(super) shortening: Shortening,
 }
@@ -51,9 +66,8 @@ impl Arena {
     ) -> Self {
         Self {
             map: ExtentMap::new(layout, Regions::new(ranges, owner)),
-            rules: ReuseRules::new(timelines, policies, pages.counters.clone()),
+            rules: ReuseRules { timelines, policies, counters: pages.counters.clone() },
             pages,
-            table: PageTable::default(),
             old_mappings: OldMappings::default(),
             shortening: Shortening::default(),
         }
@@ -68,8 +82,9 @@ impl Arena {
         let Self { map, rules, pages, .. } = self;
         let owner = Owner { memory: Some(memory), ..map.regions.owner };
         let published = (map.regions.ranges.clone(), owner);
-        let new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
-        Self { old_mappings: OldMappings::that_stay(), ..new }
+        let mut new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
+        new.old_mappings.stay = true;
+        new
     }
 
     /// Where each page was mapped before, and still is, by the page: where old mappings stay.
@@ -88,18 +103,13 @@ impl Arena {
 
     /// From now on what is free may go back to the device, as in any arena.
     pub(crate) fn let_go(&mut self) {
-        self.old_mappings.let_go();
+        self.old_mappings.let_go(&mut self.map);
     }
 
     /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
     /// [`Arena::that_keeps`].
     pub(crate) fn keeps(&self) -> bool {
-        self.old_mappings.stay()
-    }
-
-    /// Whether it holds pages that no block can lie on: parked ones, and old mappings.
-    pub(crate) fn has_loose_pages(&self) -> bool {
-        !self.pages.parked.is_empty() || !self.old_mappings.is_empty()
+        self.old_mappings.stay
     }
 
     /// Leads from an address to its block without the lock.
@@ -147,7 +157,24 @@ impl Arena {
 
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        pointers::look_up(&self.map, ptr)
+        #[cfg(test)]
+        LOOKS.with(|looks| looks.set(looks.get() + 1));
+        let Some((region, at)) = self.map.regions.find(ptr) else { return Pointer::Foreign };
+        match self.map.page_map.find(ptr) {
+            Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
+            Some(_) => Pointer::NotLive,
+            None => self.look_inside(region, at >> self.map.layout.unit_shift),
+        }
+    }
+
+    /// For errors only: walks the region.
+    #[cold]
+    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
+        let id = self.map.extent_at(region, unit);
+        match self.map.page_map.of_block(id).is_some_and(BlockDescriptor::is_live) {
+            true => Pointer::Inside(self.map.address_of(id)),
+            false => Pointer::NotLive,
+        }
     }
 
     /// Every allocated block: its descriptor.
@@ -164,23 +191,17 @@ impl Arena {
 
     /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
     pub(crate) fn live_ranges(&self, gap: u64) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        self.map.ranges(gap, |state| match state {
-            ExtentState::Allocated => Some(true),
-            ExtentState::Free => Some(false),
-            _ => None,
-        })
+        self.map.ranges(gap, |state| state == ExtentState::Allocated)
     }
 
     /// The address ranges that pages back: first address and bytes of each.
     pub(crate) fn backed(&self) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        self.map
-            .ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free).then_some(true))
+        self.map.ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free))
     }
 
     /// Bytes of the longest free extent: the largest request that needs no page.
     pub(crate) fn largest_free(&self) -> u64 {
-        let longest = Zone::BOTH.map(|zone| self.map.index.longest(Kind::free(zone)));
-        longest.into_iter().max().unwrap_or(0) * self.map.layout.unit_bytes
+        self.map.index.free_of(0).map(|id| self.map.bytes(id)).max().unwrap_or(0)
     }
 
     /// Bytes that are reserved, by all that count together with this one.
@@ -191,44 +212,66 @@ impl Arena {
     /// Whether long pages should be exchanged for short ones before a block of so many units is allocated, if there is time.
     #[inline]
     pub(crate) fn is_shortening_due(&self, units: u64) -> bool {
-        self.map.layout.zone_of(units) == Zone::Large && self.shortening.is_due(self.map.frees)
+        let layout = &self.map.layout;
+        layout.policy.splitting
+            && layout.zone_of(units) == Zone::Large
+            && self.shortening.is_due(self.map.frees)
     }
 
     // ---- where pages lie -------------------------------------------------------------------------
 
-    fn at_home(&self, (id, home): (PageId, Home)) -> PageAtHome {
-        PageAtHome { id, at: self.map.address_of_home(home), bytes: self.pages.bytes_of(id) }
-    }
-
     /// The page that backs an address. It stays the same while a block lies there.
     pub(crate) fn page_at(&self, ptr: DevicePtr) -> Option<PageAtHome> {
         let (region, at) = self.map.regions.find(ptr)?;
-        let found = self.table.page_at(region, at / self.map.layout.base_page_bytes)?;
-        Some(self.at_home(found))
+        self.home_of(self.map.regions.page_at(region, at / self.map.layout.base_page_bytes)?)
     }
 
     /// The page with this id, if it lies somewhere.
     pub(crate) fn home_of(&self, id: PageId) -> Option<PageAtHome> {
-        self.table.home(id).map(|home| self.at_home((id, home)))
+        let (region, (first, _)) = self.pages.home(id)?;
+        let at = self.map.address_of_base_page(region, first);
+        Some(PageAtHome { id, at, bytes: self.pages.bytes_of(id) })
+    }
+
+    /// The last page that lies wholly in base pages of a region, which are all backed, or none.
+    pub(super) fn last_whole(&self, (region, (start, mut end)): Home) -> Option<(PageId, Home)> {
+        while start < end
+            && let Some(page) = self.map.regions.page_at(region, end - 1)
+            && let Some(home) = self.pages.home(page)
+        {
+            let (first, behind) = home.1;
+            if start <= first && behind <= end {
+                return Some((page, home));
+            }
+            end = first;
+        }
+        None
+    }
+
+    /// Notes that a page lies nowhere from now on. Returns the units where it was.
+    pub(super) fn leave(&mut self, page: PageId) -> (u64, u64) {
+        let home = self.pages.home(page).expect("a page leaves where it lies");
+        self.pages.get_mut(page).home = None;
+        self.map.regions.note_backing(home, None);
+        self.map.layout.units_of(home.1)
     }
 
     /// Notes that a page leaves the free extent that it lies in, or one of the pieces that this was cut into. It may come back,
-    /// if the usual devices could use it there: access belongs to a mapping. Returns the count of frees when it became free.
-    pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) -> u64 {
-        let home = self.table.leave(page).expect("the page of a free extent is at home");
-        let (start, end) = self.map.layout.units_of(home.span());
+    /// if the usual devices could use it there: access belongs to a mapping.
+    pub(super) fn move_out(&mut self, page: PageId, from: ExtentId) {
+        let (start, end) = self.leave(page);
         let old = self.map.cut(self.map.piece_at(from, start), (start, end));
         let may_come_back = self.pages.has_usual_peers(page) || self.keeps();
-        self.old_mappings.push(&mut self.map, (old, page), may_come_back);
-        self.map[old].freed
+        let state = if may_come_back { ExtentState::Dormant } else { ExtentState::PendingUnmap };
+        self.old_mappings.push(&mut self.map, &self.pages, old, state(page));
     }
 
     /// Notes that a page came back from a free extent to a dormant mapping, which is free now.
     pub(super) fn bring_back(&mut self, page: PageId, from: ExtentId, to: ExtentId) {
-        let freed = self.move_out(page, from);
+        self.move_out(page, from);
         self.old_mappings.take_up(&self.map, &self.pages, (to, page));
         self.move_in(page, (self.map[to].region, self.map.base_pages_within(to).0));
-        self.map.make_backed(to, freed);
+        self.map.make_backed(to);
     }
 
     /// Notes that a page lies elsewhere now, where the usual devices may use it.
@@ -237,10 +280,11 @@ impl Arena {
         self.set_home(page, place);
     }
 
-    /// Notes that a page backs the base pages of a region from `base_page` on.
-    pub(super) fn set_home(&mut self, page: PageId, (region, base_page): (u32, u64)) {
-        let first = u32::try_from(base_page).expect("a region has fewer than 2^32 base pages");
-        self.table.enter(page, Home { region, first, base_pages: self.pages.get(page).base_pages });
+    /// Notes that a page backs the base pages of a region from one on.
+    pub(super) fn set_home(&mut self, page: PageId, place: (u32, u64)) {
+        self.pages.get_mut(page).home = Some(place);
+        let home = self.pages.home(page).expect("it lies there now");
+        self.map.regions.note_backing(home, Some(page));
     }
 
     /// Lets these devices use all memory as soon as it is mapped, and no others. What is mapped already stays as it is. No page
@@ -255,18 +299,15 @@ impl Arena {
     /// Makes one page of two that have no memory now, are equally long, and lie side by side in the large zone. Of at most
     /// so many base pages.
     pub(crate) fn join_pages(&mut self, first: &mut PageAtHome, next: &PageAtHome, most: u32) -> bool {
-        let Some((region, at)) = self.map.regions.find(first.at) else { return false };
-        let most = u64::from(most.min(self.map.layout.largest_page)) * self.map.layout.base_page_bytes;
+        let Some((region, (at, next_at))) = self.pages.home(first.id) else { return false };
+        let end = 2 * next_at - at;
         let may_join = self.map[self.map.regions.get(region).head].zone == Zone::Large
-            && self.map.regions.find(next.at) == Some((region, at + first.bytes))
-            && first.bytes == next.bytes
-            && first.bytes + next.bytes <= most;
+            && self.pages.home(next.id) == Some((region, (next_at, end)))
+            && end - at <= u64::from(most.min(self.map.layout.largest_page));
         if !may_join || !self.pages.join_gone(first.id, next.id) {
             return false;
         }
-        self.table.leave(next.id);
-        self.table.leave(first.id);
-        self.set_home(first.id, (region, at / self.map.layout.base_page_bytes));
+        self.set_home(first.id, (region, at));
         first.bytes *= 2;
         true
     }

@@ -154,11 +154,6 @@ impl BlockDescriptor {
         is_live
     }
 
-    /// Whether the block is allocated, and in nobody's hands but those of whoever asks. Under the pool's lock.
-    pub(super) fn is_between(&self) -> bool {
-        self.key.load(Ordering::Relaxed) == Place::BETWEEN.0
-    }
-
     /// Where the allocated block starts.
     #[inline]
     pub(crate) fn ptr(&self) -> DevicePtr {

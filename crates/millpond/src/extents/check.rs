@@ -13,23 +13,21 @@ macro_rules! ensure {
     };
 }
 
-/// Recounts everything; says what is wrong, if anything is. `reserved` is what was counted, less what other arenas that count
-/// together with this one hold.
-pub(crate) fn check(arena: &Arena, reserved: u64) -> Result<(), String> {
+/// Recounts everything; says what is wrong, if anything is.
+pub(crate) fn check(arena: &Arena) -> Result<(), String> {
     let map = &arena.map;
     check_links(map)?;
-    for (id, extent) in map.iter() {
+    for (id, extent) in map.extents.iter() {
         check_extent(arena, id, extent)?;
-        check_backing(arena, id, extent)?;
     }
-    let count = |is: fn(&Extent) -> bool| map.iter().filter(|(_, extent)| is(extent)).count();
+    let count = |is: fn(&Extent) -> bool| map.extents.iter().filter(|(_, extent)| is(extent)).count();
     let indexed = count(|extent| matches!(extent.state, ExtentState::Free | ExtentState::Unmapped));
     ensure!(map.index.lacks() || map.index.len() == indexed, "the index has others than the regions");
     let old = count(|extent| page_of(extent.state).is_some());
     ensure!(arena.old_mappings.ids().count() == old, "an old mapping is listed twice, or not there");
     let blocks = count(|extent| extent.state == ExtentState::Allocated);
     ensure!(map.blocks == blocks as u64, "{} blocks, recount {blocks}", map.blocks);
-    check_pages(arena, reserved)
+    check_pages(arena)
 }
 
 /// The page that an old mapping is of.
@@ -55,11 +53,11 @@ fn check_links(map: &ExtentMap) -> Result<(), String> {
         }
         ensure!(unit * map.layout.unit_bytes == region.bytes, "the extents of region {id} do not fill it");
     }
-    ensure!(linked == map.iter().count(), "an extent is linked in no region");
+    ensure!(linked == map.extents.iter().count(), "an extent is linked in no region");
     Ok(())
 }
 
-/// It is where its state says, and could not be one with the next.
+/// It is where its state says, could not be one with the next, and is backed as its state says.
 fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), String> {
     let map = &arena.map;
     let descriptor = map.page_map.of_block(id).map(|descriptor| (descriptor.id(), descriptor.bytes()));
@@ -74,19 +72,13 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
             ensure!(is_apart || is_known, "{id:?} ({:?}) and the next could be one", extent.state);
         }
         ExtentState::PendingUnmap(page) | ExtentState::Dormant(page) => {
-            ensure!(arena.old_mappings.ids().any(|other| other == id), "old mapping {id:?} is not listed");
             let bytes = arena.pages.bytes_of(page);
             ensure!(map.bytes(id) == bytes, "old mapping {id:?} is not as long as its page");
         }
         ExtentState::Allocated | ExtentState::Unused => {}
     }
-    Ok(())
-}
-
-/// Allocated and free extents are backed in every base page they touch; unmapped and pending ones in none.
-fn check_backing(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), String> {
-    let map = &arena.map;
-    let (table, covered) = (&arena.table, arena.table.covered(extent.region));
+    // Allocated and free extents are backed in every base page that they touch; others in none.
+    let covered = map.regions.get(extent.region).backing.len() as u64;
     let backed = matches!(extent.state, ExtentState::Allocated | ExtentState::Free);
     let (start, end) = (map.layout.base_page_of(extent.start), map.layout.base_pages_for(extent.end()));
     let is_whole = map.layout.units_of((start, end)) == (extent.start, extent.end());
@@ -94,39 +86,32 @@ fn check_backing(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Str
     ensure!(!backed || end <= covered, "{id:?} lies beyond the page table");
     // An unmapped extent may be a terabyte long; nothing beyond what was ever backed can be in the table.
     for base_page in start..end.min(covered) {
-        let page = table.page_at(extent.region, base_page);
-        ensure!(
-            page.is_some() == backed,
-            "base page {base_page} of {id:?} ({:?}) has {page:?}",
-            extent.state
-        );
-        if let Some((page, home)) = page {
-            let (first, end) = home.span();
-            let inside = home.region == extent.region && (first..end).contains(&base_page);
-            ensure!(inside, "base page {base_page} of {id:?} names a page that lies at {home:?}");
-            let base_pages = arena.pages.get(page).base_pages;
-            ensure!(base_pages == home.base_pages, "{page:?} has {base_pages} base pages, not {home:?}");
+        let page = map.regions.page_at(extent.region, base_page);
+        ensure!(page.is_some() == backed, "base page {base_page} of {id:?} has {page:?}: {:?}", extent.state);
+        if let Some(page) = page {
+            let home = arena.pages.home(page);
+            let is_there =
+                |(region, (first, end))| region == extent.region && (first..end).contains(&base_page);
+            ensure!(home.is_some_and(is_there), "base page {base_page} of {id:?} names {page:?} at {home:?}");
         }
     }
     Ok(())
 }
 
 /// Every page is either at home or parked, and is mapped as often as extents say.
-fn check_pages(arena: &Arena, reserved: u64) -> Result<(), String> {
+fn check_pages(arena: &Arena) -> Result<(), String> {
     let pages = &arena.pages;
     let base_pages = pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
     ensure!(base_pages == pages.base_pages, "base pages: recount {base_pages}");
-    let recount = pages.recount_bytes();
-    ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
     for (id, page) in pages.iter() {
         let old = arena.old_mappings.ids().filter(|old| page_of(arena.map[*old].state) == Some(id)).count();
-        let home = arena.table.home(id);
+        let home = pages.home(id);
         ensure!(pages.parked.contains(&id) != home.is_some(), "{id:?} is parked and at home, or neither");
         let mappings = old as u32 + u32::from(home.is_some());
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
-        if let Some(home) = home {
-            let there = arena.table.page_at(home.region, home.span().0);
-            ensure!(there == Some((id, home)), "where {id:?} lies there is {there:?}");
+        if let Some((region, (first, _))) = home {
+            let there = arena.map.regions.page_at(region, first);
+            ensure!(there == Some(id), "where {id:?} lies there is {there:?}");
         }
     }
     Ok(())

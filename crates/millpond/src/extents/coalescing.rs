@@ -6,12 +6,13 @@
 
 use super::arena::Arena;
 use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent_map::ExtentMap;
 use crate::order::Fence;
 
 /// Puts an extent that has just become free on the index, joined with neighbours that are free behind the same
 /// streams, or for all.
 pub(super) fn insert_free(arena: &mut Arena, id: ExtentId) {
-    arena.rules.prune_several(arena.map.fence_mut(id));
+    arena.rules.prune_several(&mut arena.map.extents[id].fence);
     let Extent { prev, next, .. } = arena.map[id];
     let id = join_if_ready(arena, id, prev);
     let id = join_if_ready(arena, id, next);
@@ -25,7 +26,7 @@ fn join_if_ready(arena: &mut Arena, id: ExtentId, neighbour: Option<ExtentId>) -
     let Some(neighbour) = neighbour.filter(|other| arena.map.is(*other, ExtentState::Free)) else {
         return id;
     };
-    arena.rules.prune_several(arena.map.fence_mut(neighbour));
+    arena.rules.prune_several(&mut arena.map.extents[neighbour].fence);
     let is_alike = are_alike(arena, id, neighbour) || is_alike_or_complete_slow(arena, id, neighbour);
     if !is_alike || arena.rules.is_one_of_a_capture(&arena.map[id].fence, &arena.map[neighbour].fence) {
         return id;
@@ -45,10 +46,11 @@ fn are_alike(arena: &Arena, a: ExtentId, b: ExtentId) -> bool {
 /// must not wait for a shorter one, unless that is complete too.
 #[cold]
 fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentId) -> bool {
-    if !arena.rules.prune_to_nothing(arena.map.fence_mut(neighbour)) {
+    if !arena.rules.prune_to_nothing(&mut arena.map.extents[neighbour].fence) {
         return are_alike(arena, id, neighbour);
     }
-    arena.map[neighbour].units <= arena.map[id].units || arena.rules.prune_to_nothing(arena.map.fence_mut(id))
+    arena.map[neighbour].units <= arena.map[id].units
+        || arena.rules.prune_to_nothing(&mut arena.map.extents[id].fence)
 }
 
 /// As [`join_unmerged`], after asking the device where that matters.
@@ -56,7 +58,7 @@ fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentI
 pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
     let Arena { map, rules, .. } = &*arena;
     if rules.policies.opportunistic && !rules.policies.internal_dependencies {
-        rules.poll(&map.fence_of(map.free_of(0).filter(|id| map.has_free_neighbour(*id))));
+        rules.poll(&map.fence_of(map.index.free_of(0).filter(|id| map.has_free_neighbour(*id))));
     }
     join_unmerged(arena)
 }
@@ -66,8 +68,7 @@ pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
 /// joined.
 fn join_unmerged(arena: &mut Arena) -> bool {
     // Without memory for the list, they stay apart for now.
-    let Ok(mut free) = arena.map.list_for_free() else { return false };
-    free.extend(arena.map.free_of(0));
+    let Ok(free) = arena.map.list_free(0) else { return false };
     arena.map.has_unmerged = false;
     let mut joined = false;
     for id in free {
@@ -82,13 +83,13 @@ fn join_unmerged(arena: &mut Arena) -> bool {
 
 /// Joins neighbours whose work is complete, which the policies keep apart, so that pages across them can go.
 pub(super) fn join_complete(arena: &mut Arena) {
-    let Arena { map, rules, .. } = &mut *arena;
-    let Ok(mut free) = map.list_for_free() else { return };
-    free.extend(
-        map.free_of(0)
-            .filter(|id| map.has_free_neighbour(*id) && rules.timelines.is_complete(&map[*id].fence)),
-    );
-    free.into_iter().for_each(|id| *map.fence_mut(id) = Fence::empty());
+    let Arena { map: ExtentMap { index, extents, .. }, rules, .. } = &mut *arena;
+    for id in index.free_of(0) {
+        let fence = &mut extents[id].fence;
+        if rules.timelines.is_complete(fence) {
+            *fence = Fence::empty();
+        }
+    }
     join_unmerged(arena);
 }
 
@@ -107,7 +108,7 @@ fn join_those_behind(arena: &mut Arena, id: ExtentId) -> bool {
     }
     if joined {
         // Once for all: with many streams, each join would look at every stream again.
-        arena.rules.prune_several(arena.map.fence_mut(id));
+        arena.rules.prune_several(&mut arena.map.extents[id].fence);
         arena.map.index(id);
     }
     joined
@@ -123,6 +124,6 @@ fn may_join(arena: &mut Arena, a: ExtentId, b: ExtentId) -> bool {
     if arena.rules.policies.internal_dependencies {
         return arena.map.extents.make_room_to_join(a, b);
     }
-    [a, b].into_iter().for_each(|id| arena.rules.prune(arena.map.fence_mut(id)));
+    [a, b].into_iter().for_each(|id| arena.rules.prune(&mut arena.map.extents[id].fence));
     are_alike(arena, a, b)
 }

@@ -1,14 +1,15 @@
-//! A plan is carried out: all device calls first, each undone if a later one fails. Then it is noted what lies where, which
+//! A plan is carried out: all device calls first. If one fails, the mappings before it go as old ones do. Then it is noted what lies where, which
 //! cannot fail, since the host's memory for it was ensured before.
 
-use super::address_space;
 use super::arena::Arena;
 use super::extent::ExtentState;
+use super::layout::Zone;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
-use super::refusal::Refusal;
 use super::search::{Found, Request};
-use crate::physical::{MapFailure, NoPage, PageId, Shortage};
+use crate::device::{DeviceError, DeviceResult};
+use crate::physical::{MapFailure, PageId, Refusal, Shortage};
+use crate::policy::addresses::LONGEST_REGION;
 
 /// What a plan is carried out with.
 #[derive(Debug)]
@@ -22,12 +23,14 @@ impl Commit<'_, '_> {
     /// now, or an old mapping that could not be removed is pending unmap, so that no later plan clears it. On an error everything is
     /// as it was, but for old mappings that went, a stream that waited, a region that was reserved, and new pages, which are parked.
     pub(super) fn carry_out(mut self, plan: &mut Plan) -> Result<Option<Found>, Refusal> {
-        let mut place = match plan.place {
-            Some(place) => place,
-            None => self.add_region()?,
-        };
-        self.ensure_host_memory(plan, &place)?;
-        if !self.clear(plan, &mut place) {
+        // The host's memory to note what lies where, whether the plan succeeds or not. Each step may cut a donor's extent in three,
+        // and what is unmapped.
+        let Arena { map, old_mappings, .. } = &mut *self.arena;
+        map.make_room(4 * plan.steps.len(), plan.fence.len())?;
+        let has_room = old_mappings.make_room(plan.steps.len())
+            && map.regions.make_room_to_back(plan.place.region, map.layout.base_pages_for(plan.place.end));
+        map.ensure(has_room)?;
+        if !self.clear(plan) {
             return Ok(None);
         }
         if !plan.waits.is_empty() && !self.arena.rules.wait_for(&plan.waits, self.request.stream)? {
@@ -37,37 +40,17 @@ impl Commit<'_, '_> {
         if !self.create(plan)? {
             return Ok(None);
         }
-        self.map(plan, &place)?;
-        Ok(Some(self.enter(plan, &place)))
-    }
-
-    fn add_region(&mut self) -> Result<Placement, Refusal> {
-        let (Request { zone, units, .. }, is_short) = (*self.request, self.arena.keeps());
-        let Arena { map, pages, .. } = &mut *self.arena;
-        let missing = map.layout.base_pages_for(units);
-        map.regions.make_room_for_one()?;
-        let least = missing * map.layout.base_page_bytes;
-        let addresses = address_space::reserve(pages, &map.layout, least, is_short)?;
-        let first = map.enter_region(addresses, zone, ExtentState::Unmapped);
-        Ok(Placement { region: map[first].region, start: 0, end: units, first, missing })
-    }
-
-    /// All that is needed to note what lies where, whether the plan succeeds or not.
-    fn ensure_host_memory(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
-        let Arena { map, table, old_mappings, pages, .. } = &mut *self.arena;
-        let base_pages = (map.layout.base_page_of(place.start), map.layout.base_pages_for(place.end));
-        let has_room = map.make_room_for(plan.cuts, plan.fence.len())
-            && old_mappings.make_room(plan.steps.len())
-            && table.make_room(place.region, base_pages, pages.records());
-        map.ensure(has_room)
+        self.map(plan)?;
+        Ok(Some(self.enter(plan)))
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.
-    fn clear(&mut self, plan: &Plan, place: &mut Placement) -> bool {
-        plan.steps.iter().all(|step| {
-            let Step::Clear { mapping, of } = *step else { return true };
+    fn clear(&mut self, plan: &mut Plan) -> bool {
+        let Plan { place, steps, .. } = plan;
+        steps.iter().all(|step| {
+            let Step::Clear { mapping, .. } = *step else { return true };
             let Arena { map, old_mappings, pages, .. } = &mut *self.arena;
-            let unmapped = old_mappings.clear(map, pages, (mapping, of));
+            let unmapped = old_mappings.clear(map, pages, mapping);
             // It was joined with what is unmapped before it.
             place.first = unmapped.filter(|_| mapping == place.first).unwrap_or(place.first);
             unmapped.is_some()
@@ -86,73 +69,54 @@ impl Commit<'_, '_> {
             }
             match pages.create(base_pages) {
                 Ok(page) => {
-                    pages.park(page);
+                    pages.parked.push(page);
                     *step = Step::Unpark { page, at };
                 }
-                Err(NoPage::Short(what)) if base_pages > 1 && what != Shortage::Headroom => {
+                Err(Refusal::Short { what, .. }) if base_pages > 1 && what != Shortage::Headroom => {
                     self.request.longest = base_pages / 2;
                     return Ok(false);
                 }
-                Err(error) => return Err(Refusal::of_page(error, bytes)),
+                Err(refusal) => return Err(refusal),
             }
         }
         Ok(true)
     }
 
-    /// Maps all pages at the place; none if one fails.
-    fn map(&mut self, plan: &Plan, place: &Placement) -> Result<(), Refusal> {
+    /// Maps all pages at the place. If one fails, all mappings are pending unmap.
+    fn map(&mut self, plan: &Plan) -> Result<(), Refusal> {
         for (done, (page, at)) in plan.mapped().enumerate() {
-            let address = self.arena.map.address_of_base_page(place.region, at);
+            let address = self.arena.map.address_of_base_page(plan.place.region, at);
             // SAFETY: the region is reserved. A hole of the place is unmapped, and has one step for each base page.
-            if let Err(failure) = unsafe { self.arena.pages.map(page, address) } {
-                let error = match failure {
-                    MapFailure::Clean(error) => error,
-                    MapFailure::Stuck(error) => {
-                        self.note_stuck(place, (page, at));
-                        error
-                    }
-                };
-                plan.mapped().take(done).for_each(|mapped| self.unmap(place, mapped));
-                return Err(Refusal::of_mapping(error));
-            }
+            let (mapped, error) = match unsafe { self.arena.pages.map(page, address) } {
+                Ok(()) => continue,
+                Err(MapFailure::Clean(error)) => (done, error),
+                Err(MapFailure::Stuck(error)) => (done + 1, error),
+            };
+            plan.mapped().take(mapped).for_each(|mapped| self.leave_pending(&plan.place, mapped));
+            return Err(error.into());
         }
         Ok(())
     }
 
-    /// Undoes [`map`](Self::map) for a page.
+    /// Notes that a page is mapped at the place, and does not back it: the mapping is removed as old ones are.
     #[cold]
-    fn unmap(&mut self, place: &Placement, (page, at): (PageId, u64)) {
-        let address = self.arena.map.address_of_base_page(place.region, at);
-        // SAFETY: it was mapped here just now, and nobody was told the address.
-        if let Err(error) = unsafe { self.arena.pages.unmap(page, address) } {
-            tracing::warn!(%error, %address, "a mapping could not be removed; it is tried again");
-            self.note_stuck(place, (page, at));
-        }
-    }
-
-    /// Notes that a page stays mapped at the place, which it does not back: the mapping is removed later.
-    #[cold]
-    fn note_stuck(&mut self, place: &Placement, (page, at): (PageId, u64)) {
+    fn leave_pending(&mut self, place: &Placement, (page, at): (PageId, u64)) {
         let Arena { map, pages, old_mappings, .. } = &mut *self.arena;
         let range = map.layout.units_of((at, at + u64::from(pages.get(page).base_pages)));
-        let stuck = map.cut(map.piece_at(place.first, range.0), range);
-        old_mappings.push(map, (stuck, page), false);
+        let vain = map.cut(map.piece_at(place.first, range.0), range);
+        old_mappings.push(map, pages, vain, ExtentState::PendingUnmap(page));
     }
 
     /// Notes where the pages lie now; returns the free extent that the place became, and the unit to start at.
-    fn enter(&mut self, plan: &Plan, place: &Placement) -> Found {
-        let Self { arena, request } = self;
-        let mut freed = 0;
+    fn enter(&mut self, plan: &mut Plan) -> Found {
+        let (arena, place) = (&mut *self.arena, plan.place);
         for step in &plan.steps {
             match *step {
                 Step::Move { page, from, .. } => {
-                    freed = freed.max(arena.move_out(page, from));
+                    arena.move_out(page, from);
                     arena.pages.counters.pages_remapped.add(1);
                 }
-                Step::Unpark { page, .. } => {
-                    freed = arena.map.frees;
-                    arena.pages.unpark(page);
-                }
+                Step::Unpark { page, .. } => arena.pages.unpark(page),
                 Step::BringBack { page, from, to } => arena.bring_back(page, from, to),
                 Step::Clear { .. } | Step::Create { .. } => {}
             }
@@ -163,15 +127,40 @@ impl Commit<'_, '_> {
             if arena.map.is(id, ExtentState::Unmapped) {
                 let base_pages = arena.map.base_pages_in(id, (place.start, place.end));
                 id = arena.map.cut(id, arena.map.layout.units_of(base_pages));
-                arena.map.make_backed(id, freed);
+                arena.map.make_backed(id);
             }
             at = arena.map[id].next;
         }
         for (page, at) in plan.mapped() {
             arena.move_in(page, (place.region, at));
         }
-        // The stream comes after all of it, by waiting where it must. One tick of it needs no memory.
-        let fence = if plan.fence.is_long() { request.stream.fence() } else { plan.fence.clone() };
+        let fence = std::mem::take(&mut plan.fence);
         (arena.map.join_free(place.first, (place.start, place.end), fence), place.start)
     }
+}
+
+/// Reserves addresses with room for so many units. Nothing is mapped there.
+pub(super) fn add_region(arena: &mut Arena, zone: Zone, units: u64) -> DeviceResult<()> {
+    let Arena { map, pages, old_mappings, .. } = arena;
+    let backing = map.regions.make_room_for_one(0)?;
+    let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
+    // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
+    let total = if old_mappings.stay { 0 } else { device.properties().total_memory };
+    let least = map.layout.base_pages_for(units) * base_page;
+    let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
+    let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
+    let base = loop {
+        match device.reserve(bytes) {
+            Ok(base) => break base,
+            Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
+            // The process runs out of addresses, not the device.
+            Err(DeviceError::OutOfMemory { call, requested }) => {
+                return Err(DeviceError::HostMemory { what: call, bytes: requested });
+            }
+            Err(other) => return Err(other),
+        }
+    };
+    pages.counters.calls.reserve.add(1);
+    map.enter_region((base, bytes), zone, ExtentState::Unmapped, backing);
+    Ok(())
 }

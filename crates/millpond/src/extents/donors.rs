@@ -2,9 +2,8 @@
 
 use super::arena::Arena;
 use super::extent::ExtentId;
-use super::page_table::Home;
 use super::search::Request;
-use crate::physical::PageId;
+use crate::physical::{Home, PageId};
 use crate::policy::donating::enough_base_pages;
 
 /// A page that a free extent can give.
@@ -21,13 +20,14 @@ pub(super) struct DonorPage {
     is_taken: bool,
 }
 
-/// Base pages of a region: its number, the first, and the first behind them.
-pub(super) type Window = (u32, (u64, u64));
-
 impl DonorPage {
-    fn lies_outside(&self, (region, (start, end)): Window) -> bool {
-        let (first, behind) = self.home.span();
-        self.home.region != region || behind <= start || end <= first
+    fn lies_outside(&self, (region, (start, end)): Home) -> bool {
+        let (of, (first, behind)) = self.home;
+        of != region || behind <= start || end <= first
+    }
+
+    pub(super) fn base_pages(&self) -> u64 {
+        self.home.1.1 - self.home.1.0
     }
 }
 
@@ -49,18 +49,30 @@ impl Donors {
         let mut new = Self::default();
         let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
         let mut query = rules.query(request.stream);
-        for extent in map.free_of(map.layout.units_per_base_page()) {
-            if wanted == 0 {
-                break;
-            }
+        for extent in map.index.free_of(map.layout.units_per_base_page()) {
             let is_ready = query.covers(&map[extent].fence);
-            if is_ready || request.may_wait {
-                wanted = new.list_pages(arena, (extent, is_ready), wanted);
+            if !is_ready && !request.may_wait {
+                continue;
+            }
+            // Its pages, from its end. Where old mappings stay, a page that was given to a peer by itself stays too: that access
+            // belongs to its mapping.
+            let (start, mut end) = map.base_pages_within(extent);
+            while wanted > 0
+                && let Some((page, home)) = arena.last_whole((map[extent].region, (start, end)))
+                && !arena.pages.is_segment(page)
+                && (!arena.keeps() || arena.pages.has_usual_peers(page))
+                && new.pages.try_reserve(1).is_ok()
+            {
+                let rank = (u64::from(!is_ready) << 63 | map[extent].freed, new.pages.len());
+                let page = DonorPage { page, extent, home, rank, is_taken: false };
+                new.pages.push(page);
+                wanted = wanted.saturating_sub(page.base_pages());
+                end = home.1.0;
             }
         }
         new.pages.sort_unstable_by_key(|page| page.rank);
         // Where old mappings stay, a miss goes past them.
-        let ids = if old_mappings.is_empty() { 0 } else { arena.pages.records() };
+        let ids = if old_mappings.is_empty(map) { 0 } else { arena.pages.records() };
         if new.by_page.try_reserve_exact(ids).is_ok() {
             new.by_page.resize(ids, 0);
         }
@@ -72,48 +84,26 @@ impl Donors {
         new
     }
 
-    /// Lists pages of a free extent, from its end; returns how many base pages are wanted still. Where old mappings stay, a page
-    /// that was given to a peer by itself stays too: that access belongs to its mapping.
-    fn list_pages(&mut self, arena: &Arena, (extent, is_ready): (ExtentId, bool), mut wanted: u64) -> u64 {
-        let (start, mut end) = arena.map.base_pages_within(extent);
-        while wanted > 0
-            && let Some((page, home)) = arena.table.last_whole(arena.map[extent].region, (start, end))
-            && !arena.pages.is_segment(page)
-            && (!arena.keeps() || arena.pages.has_usual_peers(page))
-            && self.pages.try_reserve(1).is_ok()
-        {
-            let rank = (u64::from(!is_ready) << 63 | arena.map[extent].freed, self.pages.len());
-            self.pages.push(DonorPage { page, extent, home, rank, is_taken: false });
-            wanted = wanted.saturating_sub(u64::from(home.base_pages));
-            end = home.span().0;
-        }
-        wanted
-    }
-
-    /// Whether a donor has the page, outside of the window.
-    pub(super) fn have(&self, page: PageId, window: Window) -> bool {
-        self.place_of(page).is_some_and(|at| self.pages[at].lies_outside(window))
-    }
-
-    fn place_of(&self, page: PageId) -> Option<usize> {
-        (self.by_page.get(page.0 as usize).copied()? as usize).checked_sub(1)
+    /// The place in the list of this page, if a donor has it outside of the window.
+    pub(super) fn find(&self, page: PageId, window: Home) -> Option<usize> {
+        let at = (*self.by_page.get(page.0 as usize)? as usize).checked_sub(1)?;
+        let found = &self.pages[at];
+        (!found.is_taken && found.lies_outside(window)).then_some(at)
     }
 
     /// Takes this page, if a donor has it outside of the window. A page may have several old mappings, and comes back to one.
-    pub(super) fn take(&mut self, page: PageId, window: Window) -> Option<DonorPage> {
-        let at = self.place_of(page)?;
-        let found = Some(&mut self.pages[at]).filter(|page| !page.is_taken && page.lies_outside(window))?;
-        found.is_taken = true;
-        Some(*found)
+    pub(super) fn take(&mut self, page: PageId, window: Home) -> Option<DonorPage> {
+        let at = self.find(page, window)?;
+        self.pages[at].is_taken = true;
+        Some(self.pages[at])
     }
 
     /// Takes the next page of at most so many base pages that lies outside of the window.
-    pub(super) fn take_next(&mut self, most: u32, window: Window) -> Option<DonorPage> {
+    pub(super) fn take_next(&mut self, most: u64, window: Home) -> Option<DonorPage> {
         // Most are taken in their order.
         self.next += self.pages[self.next..].iter().take_while(|page| page.is_taken).count();
-        let fits = |page: &&mut DonorPage| {
-            !page.is_taken && page.home.base_pages <= most && page.lies_outside(window)
-        };
+        let fits =
+            |page: &&mut DonorPage| !page.is_taken && page.base_pages() <= most && page.lies_outside(window);
         let found = self.pages[self.next..].iter_mut().find(fits)?;
         found.is_taken = true;
         Some(*found)

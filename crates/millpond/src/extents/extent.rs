@@ -58,10 +58,6 @@ impl Extent {
         Self { state, zone, region, start: 0, units, prev: None, next: None, fence: Fence::empty(), freed: 0 }
     }
 
-    fn unused() -> Self {
-        Self::whole(0, Zone::Small, 0, ExtentState::Unused)
-    }
-
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.start + self.units
@@ -83,30 +79,45 @@ impl Extents {
         id
     }
 
-    /// Reserves the host's memory for so many more extents, and for joining any of them. `false` where the host
-    /// refuses it.
+    /// Whether so many more extents, with fences of so many streams, take no memory of the host's.
     #[inline]
-    pub(super) fn make_room(&mut self, more: usize) -> bool {
-        self.vacant.len() >= more || self.make_room_slow(more)
+    pub(super) fn has_room(&self, more: usize, streams: usize) -> bool {
+        self.vacant.len() >= more && !Fence::would_be_long(streams)
     }
 
+    /// Reserves the host's memory for so many more, and for joining any of them. `describe` does so for what belongs to all with
+    /// ids below a bound. `false` where the host refuses it.
     #[cold]
-    fn make_room_slow(&mut self, more: usize) -> bool {
-        // All records may become vacant.
-        let has_room = self.records.try_reserve(more).is_ok()
-            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok();
-        if has_room {
+    pub(super) fn make_room(
+        &mut self,
+        more: usize,
+        streams: usize,
+        describe: impl FnOnce(usize) -> bool,
+    ) -> bool {
+        if self.vacant.len() < more {
+            // All records may become vacant.
+            let has_room = self.records.try_reserve(more).is_ok()
+                && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
+                && describe(self.records.capacity());
+            if !has_room {
+                return false;
+            }
             let first = u32::try_from(self.records.len()).expect("fewer than 2^32 extents");
-            self.records.resize_with(self.records.len() + more, Extent::unused);
+            let unused = || Extent::whole(0, Zone::Small, 0, ExtentState::Unused);
+            self.records.resize_with(self.records.len() + more, unused);
             // The lowest are taken first, so that those behind the last in use go back.
             self.vacant.extend((first..first + more as u32).rev().map(ExtentId));
             self.vacant.rotate_right(more);
         }
-        has_room
+        let next = self.vacant.len() - more;
+        self.vacant[next..].iter().all(|id| {
+            let fence = &mut self.records[id.0 as usize].fence;
+            fence.make_room(streams.saturating_sub(fence.len()))
+        })
     }
 
-    /// Gives back the host's memory behind the last record in use. Returns the first id without a record.
-    pub(super) fn shrink(&mut self) -> ExtentId {
+    /// Gives back the host's memory behind the last record in use. Ids below what it returns name records.
+    pub(super) fn shrink(&mut self) -> usize {
         let used = self
             .records
             .iter()
@@ -117,7 +128,7 @@ impl Extents {
         self.vacant.retain(|id| (id.0 as usize) < used);
         // All records may become vacant.
         shrink(&mut self.vacant, self.records.capacity());
-        ExtentId(used as u32)
+        used
     }
 
     /// Ids below this may name extents.
@@ -156,49 +167,6 @@ impl Extents {
             self[next].prev = Some(new);
         }
         new
-    }
-
-    /// Cuts the first units off a longer extent, and returns them as one without a fence. The id keeps the rest and
-    /// its fence, so a free extent stays the same as others are cut from it. Indexes and the region's first extent
-    /// are the caller's.
-    pub(super) fn split_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
-        let new = self.vacant_record();
-        let [front, rest] = self.both(new, id);
-        debug_assert!(0 < units && units < rest.units);
-        (front.state, front.zone, front.region) = (rest.state, rest.zone, rest.region);
-        (front.start, front.units) = (rest.start, units);
-        front.next = Some(id);
-        front.fence = Fence::empty();
-        front.freed = rest.freed;
-        rest.start += units;
-        rest.units -= units;
-        let prev = rest.prev.replace(new);
-        front.prev = prev;
-        if let Some(prev) = prev {
-            self[prev].next = Some(new);
-        }
-        new
-    }
-
-    /// Reserves the host's memory for the fences of two [splits](Self::split), given room for the extents; `false`
-    /// where it is refused.
-    pub(super) fn make_room_to_split(&mut self, id: ExtentId) -> bool {
-        self.make_room_for_fences(2, self[id].fence.len())
-    }
-
-    /// The records that are taken next, so many, can have fences of so many streams. `false` where the host refuses it.
-    pub(super) fn make_room_for_fences(&mut self, records: usize, streams: usize) -> bool {
-        !Fence::would_be_long(streams) || self.make_room_for_long_fences(records, streams)
-    }
-
-    #[cold]
-    fn make_room_for_long_fences(&mut self, records: usize, streams: usize) -> bool {
-        let next = self.vacant.len() - records;
-        (next..next + records).all(|at| {
-            let id = self.vacant[at];
-            let fence = &mut self[id].fence;
-            fence.make_room(streams.saturating_sub(fence.len()))
-        })
     }
 
     /// Reserves the host's memory to [join](Self::join) the fences of two extents; `false` where it is refused.

@@ -9,14 +9,13 @@ use std::ops::Index;
 use std::sync::Arc;
 
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
-use super::index::{ExtentIndex, Kind};
+use super::index::ExtentIndex;
 use super::layout::{Layout, Zone};
-use super::page_map::PageMap;
-use super::page_table::Home;
-use super::refusal::Refusal;
+use super::page_map::{DescriptorRef, PageMap};
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
+use crate::policy::size_classes::class_of;
 
 /// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
@@ -32,8 +31,6 @@ pub(super) struct ExtentMap {
     pub(super) index: ExtentIndex,
     /// Whether there may be free neighbours that were not joined.
     pub(super) has_unmerged: bool,
-    /// Extents with ids below this have descriptors.
-    described: usize,
     /// Counts frees, to tell old free extents from young ones.
     pub(super) frees: u64,
     /// Allocated blocks.
@@ -57,7 +54,6 @@ impl ExtentMap {
             extents: Extents::default(),
             index: ExtentIndex::default(),
             has_unmerged: false,
-            described: 0,
             frees: 0,
             blocks: 0,
         }
@@ -65,54 +61,27 @@ impl ExtentMap {
 
     // ---- the host's memory -----------------------------------------------------------------------
 
-    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, and a descriptor
-    /// for each. And the place in the index that an earlier free was refused. `false` where it is refused.
+    /// Reserves the host's memory to cut an extent and free it again, and to cut so many more out of others, before anything
+    /// changes. Their fences are of at most so many streams. That is extents, and a descriptor for each. And the place in the
+    /// index that an earlier free was refused.
     #[inline]
-    pub(super) fn make_room(&mut self) -> bool {
-        // Nearly always true.
-        self.extents.make_room(ROOM)
-            && (self.described >= self.extents.capacity() && !self.index.lacks()
-                || self.describe() && self.index.complete(&self.extents))
-    }
-
-    /// The same, to cut so many more extents out of others. Their fences are of at most so many streams. Extents may be on no
-    /// index meanwhile.
-    pub(super) fn make_room_for(&mut self, cuts: usize, streams: usize) -> bool {
-        self.extents.make_room(cuts + ROOM)
-            && self.describe()
-            && self.extents.make_room_for_fences(cuts, streams)
-    }
-
-    #[cold]
-    fn describe(&mut self) -> bool {
-        let all = self.extents.capacity();
-        let has_room = self.described >= all || self.page_map.back(all);
-        if has_room {
-            self.described = self.described.max(all);
-        }
-        has_room
+    pub(super) fn make_room(&mut self, cuts: usize, streams: usize) -> DeviceResult<()> {
+        let (Self { extents, page_map, index, .. }, more) = (&mut *self, cuts + ROOM);
+        // Nearly always the first.
+        let has_room = extents.has_room(more, streams) && !index.lacks()
+            || extents.make_room(more, streams, |end| page_map.resize(end)) && index.complete(extents);
+        self.ensure(has_room)
     }
 
     /// Refuses a request if the host refused memory for it.
-    pub(super) fn ensure(&self, has_memory: bool) -> Result<(), Refusal> {
-        if has_memory { Ok(()) } else { Err(Refusal::of_host("a list of blocks", self.host_bytes())) }
+    pub(super) fn ensure(&self, has_memory: bool) -> DeviceResult<()> {
+        let bytes = (self.extents.capacity() * size_of::<Extent>()) as u64;
+        if has_memory { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of blocks", bytes }) }
     }
 
-    /// The host's memory for extents.
-    pub(super) fn host_bytes(&self) -> u64 {
-        (self.extents.capacity() * size_of::<Extent>()) as u64
-    }
-
-    /// Gives back the host's memory for extents and blocks that are gone.
+    /// Gives back the host's memory for extents and blocks behind the last that is in use.
     pub(super) fn shrink(&mut self) {
-        let end = self.extents.shrink();
-        let mut first = 0;
-        let gaps = self.in_state(ExtentState::Allocated).map(|(ExtentId(id), _)| {
-            let gap = first..id as usize;
-            first = id as usize + 1;
-            gap
-        });
-        self.page_map.shrink(end.0 as usize, gaps);
+        self.page_map.resize(self.extents.shrink());
     }
 
     // ---- regions ---------------------------------------------------------------------------------
@@ -123,10 +92,11 @@ impl ExtentMap {
         (base, bytes): (DevicePtr, u64),
         zone: Zone,
         state: ExtentState,
+        backing: Vec<u32>,
     ) -> ExtentId {
         let units = bytes / self.layout.unit_bytes;
         let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
-        self.regions.add(Region { base, bytes, head });
+        self.regions.add(Region { base, bytes, head, backing });
         self.index(head);
         head
     }
@@ -153,18 +123,8 @@ impl ExtentMap {
         self.extents[id].state == state
     }
 
-    /// Every extent that is in use.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
-        self.extents.iter()
-    }
-
     pub(super) fn in_state(&self, state: ExtentState) -> impl Iterator<Item = (ExtentId, &Extent)> {
-        self.iter().filter(move |(_, extent)| extent.state == state)
-    }
-
-    #[inline]
-    pub(super) fn fence_mut(&mut self, id: ExtentId) -> &mut Fence {
-        &mut self.extents[id].fence
+        self.extents.iter().filter(move |(_, extent)| extent.state == state)
     }
 
     /// The fence of all these extents; without host memory, of the first of them. Callers ask again for each extent.
@@ -196,11 +156,6 @@ impl ExtentMap {
     /// Where a base page of a region lies.
     pub(super) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
         self.regions.address(region, base_page << self.layout.base_page_shift, &self.layout)
-    }
-
-    /// Where a page lies.
-    pub(super) fn address_of_home(&self, home: Home) -> DevicePtr {
-        self.address_of_base_page(home.region, home.span().0)
     }
 
     /// The base pages that lie wholly in an extent: the first, and the first behind them.
@@ -280,14 +235,14 @@ impl ExtentMap {
         let mut whole = self.piece_at(first, start);
         // Off the index once and on it once, however many pieces there are.
         self.unindex(whole);
-        *self.fence_mut(whole) = Fence::empty();
+        self.extents[whole].fence = Fence::empty();
         while self.extents[whole].end() < end {
             let next = self.extents[whole].next.expect("a place is covered by extents");
             self.unindex(next);
-            *self.fence_mut(next) = Fence::empty();
+            self.extents[next].fence = Fence::empty();
             whole = self.extents.join(whole, next);
         }
-        *self.fence_mut(whole) = fence;
+        self.extents[whole].fence = fence;
         self.index(whole);
         // Its neighbours may be free too; whoever needs a longer extent joins them.
         self.note_if_unmerged(whole);
@@ -295,32 +250,25 @@ impl ExtentMap {
     }
 
     /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
-    /// What it is false for lies between two parts of one range, if it has at most `gap` bytes. What it is `None` for does not.
+    /// Between two parts of one range lie at most `gap` bytes.
     pub(super) fn ranges(
         &self,
         gap: u64,
-        counts: impl Fn(ExtentState) -> Option<bool>,
+        counts: impl Fn(ExtentState) -> bool,
     ) -> DeviceResult<Vec<(DevicePtr, u64)>> {
         let mut ranges: Vec<(DevicePtr, u64)> = Vec::new();
         for (_, region) in self.regions.iter() {
-            // Bytes since the last range ended.
-            let mut between = None;
-            for id in self.until(region.head, u64::MAX) {
-                let bytes = self.bytes(id);
-                match counts(self.extents[id].state) {
-                    Some(true) => {
-                        if ranges.try_reserve(1).is_err() {
-                            let bytes = size_of_val(&ranges[..]) as u64;
-                            return Err(DeviceError::HostMemory { what: "a list of blocks", bytes });
-                        }
-                        match (ranges.last_mut(), between.filter(|free| *free <= gap)) {
-                            (Some((_, length)), Some(free)) => *length += free + bytes,
-                            _ => ranges.push((self.address_of(id), bytes)),
-                        }
-                        between = Some(0);
+            let of_others = ranges.len();
+            for id in self.until(region.head, u64::MAX).filter(|id| counts(self.extents[*id].state)) {
+                let (at, bytes) = (self.address_of(id), self.bytes(id));
+                match ranges[of_others..].last_mut() {
+                    Some((first, length)) if at.raw() - first.raw() <= *length + gap => {
+                        *length = at.raw() - first.raw() + bytes;
                     }
-                    Some(false) => between = between.map(|free| free + bytes),
-                    None => between = None,
+                    _ => {
+                        self.ensure(ranges.try_reserve(1).is_ok())?;
+                        ranges.push((at, bytes));
+                    }
                 }
             }
         }
@@ -328,25 +276,54 @@ impl ExtentMap {
         Ok(ranges)
     }
 
-    // ---- free extents ----------------------------------------------------------------------------
+    // ---- blocks ----------------------------------------------------------------------------------
 
-    /// The free extents of both zones that have at least so many units.
-    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
-        let of_zone = move |zone| self.index.at_least(Kind::free(zone), units);
-        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
+    /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
+    pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
+        self.blocks += 1;
+        let extent = &mut self.extents[id];
+        let (is_first, end) = (extent.start == at, extent.end());
+        // What is left behind the block takes the fence over: a copy might take memory of the host's. Only what is left before
+        // the block, which is rare, needs one.
+        let fence = if is_first { std::mem::take(&mut extent.fence) } else { Fence::empty() };
+        let cut = self.cut(id, (at, at + units));
+        if is_first
+            && at + units < end
+            && let Some(rest) = self.extents[cut].next
+        {
+            self.extents[rest].fence = fence;
+        }
+        self.open(cut)
     }
 
-    /// A list that has room for every free extent; or the host refuses it.
-    pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
+    /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
+    /// shorter the wait when the lock is released.
+    #[inline]
+    fn open(&mut self, id: ExtentId) -> (DevicePtr, DescriptorRef) {
+        let extent = &mut self.extents[id];
+        extent.state = ExtentState::Allocated;
+        extent.fence = Fence::empty();
+        let ptr = self.address_of(id);
+        (ptr, self.page_map.open(ptr, id, self.bytes(id), class_of(self.extents[id].units)))
+    }
+
+    /// Takes back an allocated block: it is free behind the fence, and on no index.
+    pub(super) fn close(&mut self, id: ExtentId, fence: Fence) {
+        self.frees += 1;
+        self.blocks -= 1;
+        let extent = &mut self.extents[id];
+        (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
+        self.page_map.close(id);
+    }
+
+    // ---- free extents ----------------------------------------------------------------------------
+
+    /// A list of the free extents that have at least so many units; or the host refuses it.
+    pub(super) fn list_free(&self, units: u64) -> DeviceResult<Vec<ExtentId>> {
         let mut list = Vec::new();
-        let most = self.index.len();
-        match list.try_reserve_exact(most) {
-            Ok(()) => Ok(list),
-            Err(_) => Err(DeviceError::HostMemory {
-                what: "a list of free blocks",
-                bytes: (most * size_of::<T>()) as u64,
-            }),
-        }
+        self.ensure(list.try_reserve_exact(self.index.len()).is_ok())?;
+        list.extend(self.index.free_of(units));
+        Ok(list)
     }
 
     #[inline]
@@ -389,15 +366,10 @@ impl ExtentMap {
 
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes what an extent is that is on no index, and is to be on none.
-    pub(super) fn set_state(&mut self, id: ExtentId, state: ExtentState) {
-        self.extents[id].state = state;
-    }
-
-    /// Notes that an extent on no index is backed: it is free for all since that count of frees, and indexed.
-    pub(super) fn make_backed(&mut self, id: ExtentId, freed: u64) {
+    /// Notes that an extent on no index is backed: it is free for all from now on, and indexed.
+    pub(super) fn make_backed(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id];
-        (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), freed);
+        (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), self.frees);
         self.index(id);
     }
 }

@@ -5,7 +5,7 @@
 
 use super::extent::{Extent, ExtentId, ExtentState, Extents};
 use super::layout::Zone;
-use crate::policy::fit::LONGEST_RUN;
+use crate::policy::fit::CANDIDATES;
 
 /// Length, and region and start: sorts by best fit, then by address. Two numbers are compared faster than three.
 type Key = (u64, u64);
@@ -121,11 +121,11 @@ impl ExtentIndex {
             return;
         }
         run.insert(at, entry);
-        if run.len() > LONGEST_RUN {
+        if run.len() > CANDIDATES {
             // A long run is cut in two, if the host has memory for that: else it goes on growing.
-            let (mut second, half) = (Vec::new(), run.len() - LONGEST_RUN / 2);
+            let (mut second, half) = (Vec::new(), run.len() - CANDIDATES / 2);
             if second.try_reserve(half).is_ok() && runs.try_reserve(1).is_ok() {
-                second.extend(runs[number].drain(LONGEST_RUN / 2..));
+                second.extend(runs[number].drain(CANDIDATES / 2..));
                 runs.insert(number + 1, second);
             }
         }
@@ -180,9 +180,10 @@ impl ExtentIndex {
         runs[..number].iter().flatten().chain(&runs[number][..at]).rev()
     }
 
-    /// The length of the longest extent.
-    pub(super) fn longest(&self, kind: Kind) -> u64 {
-        self.below(kind, u64::MAX).next().map_or(0, IndexEntry::units)
+    /// The free extents of both zones that have at least so many units.
+    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
+        let of_zone = move |zone| self.at_least(Kind::free(zone), units);
+        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -232,7 +233,6 @@ mod tests {
             }
             all.sort_unstable();
             prop_assert_eq!(index.len(), all.len());
-            prop_assert_eq!(index.longest(KIND), all.last().map_or(0, |last| last.0));
             // Of other kinds.
             for state in [ExtentState::Free, ExtentState::Unmapped] {
                 index.insert(&Extent::whole(0, Zone::Small, 99, state), ExtentId(1000));

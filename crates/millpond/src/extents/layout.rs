@@ -3,6 +3,7 @@
 //! Small blocks and large ones lie in different zones: a small block that lives long pins a page of the smallest length only.
 
 use crate::policy::Policy;
+use crate::policy::size_classes::EXACT_FROM;
 
 /// Which of the two kinds of region an extent lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,8 +25,6 @@ pub(crate) struct Layout {
     pub(crate) base_page_bytes: u64,
     /// Base pages in the largest page.
     pub(crate) largest_page: u32,
-    /// Blocks of fewer bytes than this go to the small zone.
-    pub(crate) small_below: u64,
     /// What decides where blocks lie, and how many old mappings stay.
     pub(super) policy: Policy,
     /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
@@ -36,20 +35,15 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// All sizes are in bytes, and powers of two; `unit` divides `base_page`, which divides `largest_page`.
-    pub(crate) fn new(unit: u64, base_page: u64, largest_page: u64, small_below: u64) -> Self {
+    pub(crate) fn new(unit: u64, base_page: u64, largest_page: u64, policy: Policy) -> Self {
         Self {
             unit_bytes: unit,
             base_page_bytes: base_page,
             largest_page: u32::try_from(largest_page / base_page).unwrap_or(u32::MAX),
-            small_below,
-            policy: Policy::ALL,
+            policy,
             unit_shift: unit.ilog2(),
             base_page_shift: base_page.ilog2() - unit.ilog2(),
         }
-    }
-
-    pub(crate) fn with_policy(self, policy: Policy) -> Self {
-        Self { policy, ..self }
     }
 
     pub(crate) fn units_per_base_page(&self) -> u64 {
@@ -72,6 +66,6 @@ impl Layout {
     }
 
     pub(super) fn zone_of(&self, units: u64) -> Zone {
-        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
+        if units * self.unit_bytes < EXACT_FROM { Zone::Small } else { Zone::Large }
     }
 }

@@ -12,11 +12,10 @@
 //! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
-//! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses. Its
-//!   `blocks` are the allocated ones, and its `page_map` leads from an address to its block, of which `block_descriptor` says
-//!   what is known. It knows nothing of time.
-//! - `reuse_rules`: which free memory a stream may use, and when. `page_table` and `old_mappings`: which page backs which
-//!   address, now and before.
+//! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses, with the pages that back
+//!   them. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
+//!   of time.
+//! - `reuse_rules`: which free memory a stream may use, and when. `old_mappings`: which page backed which address before.
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
 //! - `coalescing` joins what is free, and `search` finds it. `segments`: memory that never moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
@@ -32,8 +31,9 @@
 //!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
 //!    give (`donors`), and only then new ones.
 //! 5. The plan is carried out (`commit`). The host's memory for it is ensured. New pages are created, and parked. Then come
-//!    the mappings; if one fails, those before it are undone. Then it is noted what lies where, which cannot fail. Where memory
-//!    is too short for long pages, it is planned anew with shorter ones.
+//!    the mappings; if one fails, those before it are removed as old ones are. Then it is noted what lies where, which cannot
+//!    fail. Where no region has room, one is reserved, and the miss is planned anew. So it is with shorter pages where memory is
+//!    too short for long ones.
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
 //! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
@@ -46,12 +46,10 @@
 //! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break. Boundary tags are kept out of
 //! band, since the memory is the device's.
 
-mod address_space;
 mod allocation;
 mod arena;
 mod atomics;
 mod block_descriptor;
-mod blocks;
 mod check;
 mod coalescing;
 mod commit;
@@ -64,15 +62,12 @@ mod layout;
 mod models;
 mod old_mappings;
 mod page_map;
-mod page_table;
 mod placement;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod planning;
-mod pointers;
 mod ranges;
-mod refusal;
 mod regions;
 mod reuse_rules;
 mod search;
@@ -83,17 +78,17 @@ mod sparse;
 mod tests;
 mod trim;
 
-pub(crate) use allocation::{Allocation, Effort};
-pub(crate) use arena::{Arena, PageAtHome};
+pub(crate) use crate::physical::Refusal;
+pub(crate) use allocation::Allocation;
+#[cfg(test)]
+pub(crate) use arena::LOOKS;
+pub(crate) use arena::{Arena, PageAtHome, Pointer};
 pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
 pub(crate) use check::check;
 pub(crate) use extent::ExtentId;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
-#[cfg(test)]
-pub(crate) use pointers::LOOKS;
-pub(crate) use pointers::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
-pub(crate) use refusal::Refusal;
+pub(crate) use search::Effort;
 pub(crate) use shorten::shorten;
 pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

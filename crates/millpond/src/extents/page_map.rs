@@ -23,7 +23,6 @@
 //! it found the block live, until the descriptor is another block's. It then writes to that one. A block at the same
 //! address may be handed out twice. One elsewhere is not, but its own free is refused, and it stays allocated.
 
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -156,9 +155,10 @@ impl Tables {
 }
 
 impl PageMap {
-    /// Sees to it that blocks with ids below `end` can be allocated; `false` where the host has no memory, or no addresses, for
-    /// them. Under the pool's lock, like all that changes.
-    pub(super) fn back(&self, end: usize) -> bool {
+    /// Sees to it that blocks with ids below `end` can be allocated, the only ones that are; `false` where the host has no
+    /// memory, or no addresses, for them. If that is much less than before, what is too much goes back to the host. Under the
+    /// pool's lock, like all that changes.
+    pub(super) fn resize(&self, end: usize) -> bool {
         if self.0.get().is_none()
             && let Some(new) = Tables::new()
         {
@@ -166,33 +166,20 @@ impl PageMap {
         }
         let backed = |tables: &&Tables| tables.descriptors.back(end + 1) && tables.chains.back(2);
         let Some(tables) = self.0.get().filter(backed) else { return false };
-        let wanted = chains_for(end.min(tables.descriptors.len()));
+        let wanted = chains_for(end);
         // With fewer chains than wanted, they are longer.
-        if wanted > tables.chains() && tables.chains.back(wanted) {
+        if wanted != tables.chains() && tables.chains.back(wanted) {
             tables.chain_anew(wanted, end);
+            tables.chains.let_go(wanted);
+            tables.descriptors.let_go(end + 1);
         }
         true
     }
 
-    /// Gives back the host's memory for blocks with ids from `end` on, and in the `gaps` below. None of them is allocated.
-    pub(super) fn shrink(&self, end: usize, gaps: impl Iterator<Item = Range<usize>>) {
-        let Some(tables) = self.0.get() else { return };
-        let all = tables.descriptors.len();
-        for gap in gaps.chain(std::iter::once(end..all)) {
-            tables.descriptors.let_go((gap.start + 1).min(all)..(gap.end + 1).min(all));
-        }
-        let (before, wanted) = (tables.chains(), chains_for(end));
-        if wanted < before {
-            tables.chain_anew(wanted, end);
-            tables.chains.let_go(wanted..before);
-        }
-    }
-
-    /// Allocates the block, for whose id there is [memory](Self::back).
+    /// Allocates the block, for whose id there is [memory](Self::resize).
     pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) -> DescriptorRef {
         let tables = self.0.get().expect("descriptors are backed before a block gets an id");
         let number = id.0 + 1;
-        debug_assert!(tables.descriptors.is_backed(number as usize));
         let descriptor = tables.descriptor(number);
         descriptor.open(ptr, id, bytes, class);
         tables.chain(number);
@@ -275,7 +262,7 @@ mod tests {
 
     fn map_of(end: usize) -> PageMap {
         let map = PageMap::default();
-        assert!(map.find(BASE).is_none() && map.back(end));
+        assert!(map.find(BASE).is_none() && map.resize(end));
         map
     }
 
@@ -319,7 +306,7 @@ mod tests {
         let ids = |map: &PageMap| (0..1000).filter(|id| map.find(at(*id)).is_some()).collect::<Vec<_>>();
         // With some chains at first, and with thousands later.
         for id in 0..1000_u32 {
-            assert!(id % 100 != 4 || map.back(id as usize + 100));
+            assert!(id % 100 != 4 || map.resize(id as usize + 100));
             // SAFETY: the block is allocated.
             unsafe { map.open(at(id), ExtentId(id), 512, 0).get() }.make_live(at(id), 512);
             assert_eq!(map.find(at(id)).map(BlockDescriptor::id), Some(ExtentId(id)));
@@ -330,13 +317,13 @@ mod tests {
         (0..1000).filter(|id| id % 7 != 3).for_each(|id| map.close(ExtentId(id)));
         let left: Vec<_> = (0..1000).filter(|id| id % 7 == 3).collect();
         assert_eq!(ids(&map), left);
-        map.shrink(1000, std::iter::empty());
+        assert!(map.resize(1000));
         assert_eq!(ids(&map), left);
         (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
-        map.shrink(8, [0..3, 4..8].into_iter());
+        assert!(map.resize(8));
         assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(64)));
         map.close(ExtentId(3));
-        map.shrink(0, std::iter::empty());
+        assert!(map.resize(0));
         assert!(ids(&map).is_empty());
     }
 
@@ -364,12 +351,12 @@ mod tests {
             scope.spawn(looks);
             // Others come and go, at the same addresses under other ids, and the table with them.
             for round in 0..rounds {
-                assert!(map.back(64));
+                assert!(map.resize(64));
                 for id in 4..64 {
                     map.open(at(id + round % 7), ExtentId(id), 512, 0);
                 }
                 (4..64).rev().for_each(|id| map.close(ExtentId(id)));
-                map.shrink(4, std::iter::empty());
+                assert!(map.resize(4));
             }
             is_done.store(true, Ordering::Relaxed);
         });

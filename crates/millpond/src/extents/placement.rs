@@ -5,7 +5,7 @@ use super::donors::Donors;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::index::Kind;
 use super::search::Request;
-use crate::policy::fit::GROWTH_CANDIDATES;
+use crate::policy::fit::CANDIDATES;
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -28,15 +28,12 @@ impl Placement {
 }
 
 /// The place for the request that the fewest pages have to be mapped at. Pages that `donors` can give back to their old
-/// mappings need not be. At a tie it grows what is free already, unless the stream would have to wait for that. So free space
-/// stays contiguous. `None` where only a new region has room.
+/// mappings need not be. At a tie it grows what is free already. So free space stays contiguous. `None` where only a new region
+/// has room.
 pub(super) fn choose_place(arena: &Arena, donors: &Donors, request: Request<'_>) -> Option<Placement> {
     let map = &arena.map;
     let base_pages = map.layout.base_pages_for(request.units);
-    let growth = Growth { arena, donors, request };
-    let grown = growth
-        .best()
-        .filter(|grown| grown.missing < base_pages || grown.missing == base_pages && growth.is_ready(grown));
+    let grown = Growth { arena, donors, request }.best().filter(|grown| grown.missing <= base_pages);
     grown.or_else(|| {
         // One of which all base pages are missing, in the unmapped extent that fits best.
         let units = base_pages << map.layout.base_page_shift;
@@ -62,7 +59,7 @@ impl Growth<'_> {
         let (map, align) = (&self.arena.map, self.request.align);
         let mut best: Option<Placement> = None;
         let longest = map.index.below(Kind::free(self.request.zone), self.request.units);
-        for id in longest.take(GROWTH_CANDIDATES).map(|entry| entry.id) {
+        for id in longest.take(CANDIDATES).map(|entry| entry.id) {
             if !self.could_be_ready(id) {
                 continue;
             }
@@ -112,7 +109,7 @@ impl Growth<'_> {
             ExtentState::Dormant(page) => {
                 let layout = &self.arena.map.layout;
                 let place = (layout.base_page_of(window.0), layout.base_pages_for(window.1));
-                if self.donors.have(page, (region, place)) {
+                if self.donors.find(page, (region, place)).is_some() {
                     return Some(0);
                 }
                 (fence.is_empty() && !self.arena.keeps()).then(all)
@@ -122,15 +119,7 @@ impl Growth<'_> {
     }
 
     fn could_be_ready(&self, id: ExtentId) -> bool {
-        self.request.may_wait || self.arena.rules.is_ready(&self.arena.map[id].fence, self.request.stream)
-    }
-
-    /// Whether the stream may use what is free in a place, by what is known already.
-    fn is_ready(&self, place: &Placement) -> bool {
-        let extents = self.arena.map.until(place.first, place.end).map(|id| &self.arena.map[id]);
-        extents
-            .filter(|extent| extent.state == ExtentState::Free)
-            .all(|extent| self.arena.rules.is_ready(&extent.fence, self.request.stream))
+        self.request.may_wait || self.arena.rules.query(self.request.stream).covers(&self.arena.map[id].fence)
     }
 }
 

@@ -26,15 +26,12 @@ pub(super) enum Step {
 /// become steps that unpark, then all that map. Only then is it noted what lies where, which cannot fail.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// `None` for the beginning of a new region.
-    pub(super) place: Option<Placement>,
+    pub(super) place: Placement,
     pub(super) steps: Vec<Step>,
     /// What the stream is made to wait for.
     pub(super) waits: Fence,
     /// The work that used the place, or its pages where they were.
     pub(super) fence: Fence,
-    /// Extents that carrying it out may add, at most.
-    pub(super) cuts: usize,
 }
 
 impl Plan {
@@ -49,12 +46,8 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Some(Placement { region, start, end, .. }) => {
-                write!(f, "units {start} to {end} of region {region}")?
-            }
-            None => write!(f, "a new region")?,
-        }
+        let Placement { region, start, end, .. } = self.place;
+        write!(f, "units {start} to {end} of region {region}")?;
         if !self.waits.is_empty() {
             write!(f, "; wait for {} streams", self.waits.len())?;
         }

@@ -2,25 +2,15 @@
 //! Nothing changes before the plan is carried out (`commit`).
 
 use super::arena::Arena;
-use super::donors::{Donors, Window};
+use super::donors::Donors;
 use super::extent::{ExtentId, ExtentState};
-use super::layout::Zone;
 use super::placement::{Placement, choose_place};
 use super::plan::{Plan, Step};
-use super::refusal::Refusal;
-use super::search::Request;
+use super::search::{Effort, Request};
 use crate::order::Fence;
-use crate::physical::PageId;
+use crate::physical::{Home, PageId, Refusal};
+use crate::policy::ledger::Balance;
 use crate::policy::page_length::{PageNeed, page_length};
-
-/// Where pages for a place may come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PageOrigin {
-    /// From free extents elsewhere, as long as there are some; else from the device.
-    All,
-    /// From the device only, but for parked pages.
-    Growth,
-}
 
 /// What is read for a plan.
 #[derive(Debug)]
@@ -33,37 +23,31 @@ pub(super) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(arena: &'a Arena, request: Request<'a>, origin: PageOrigin) -> Self {
+    pub(super) fn new(arena: &'a Arena, request: Request<'a>) -> Self {
         let (pages, mut parked) = (&arena.pages, Vec::new());
         // Without memory for the list, they stay parked.
         if parked.try_reserve_exact(pages.parked.len()).is_ok() {
             parked.extend_from_slice(&pages.parked);
             parked.sort_unstable_by_key(|page| pages.get(*page).base_pages);
         }
-        let donors = match origin {
-            PageOrigin::All => Donors::gather(arena, &request),
-            PageOrigin::Growth => Donors::default(),
-        };
+        let grows = matches!(request.effort, Effort::Grow);
+        let donors = if grows { Donors::default() } else { Donors::gather(arena, &request) };
         Self { arena, donors, request, parked }
     }
 
-    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones.
-    pub(super) fn plan(mut self) -> Result<Plan, Refusal> {
+    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones. `None` where
+    /// only a new region has room.
+    pub(super) fn plan(mut self) -> Result<Option<Plan>, Refusal> {
         let layout = &self.arena.map.layout;
-        let place = choose_place(self.arena, &self.donors, self.request);
+        let found = choose_place(self.arena, &self.donors, self.request);
+        let Some(place) = found else { return Ok(None) };
         let (waits, fence) = (Fence::empty(), Fence::empty());
-        let mut plan = Plan { place, steps: Vec::new(), waits, fence, cuts: 0 };
-        let Some(place) = place else {
-            // The number of no region.
-            let base_pages = (0, layout.base_pages_for(self.request.units));
-            self.fill(&mut plan, (u32::MAX, base_pages), base_pages)?;
-            return Ok(plan);
-        };
+        let mut plan = Plan { place, steps: Vec::new(), waits, fence };
         let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
         for hole in self.bring_back(&mut plan, &place, window)? {
             self.fill(&mut plan, window, hole)?;
         }
-        Ok(plan)
+        Ok(Some(plan))
     }
 
     /// Has pages come back to the dormant mappings in the place. Returns the base pages that have to be mapped.
@@ -71,7 +55,7 @@ impl<'a> Planner<'a> {
         &mut self,
         plan: &mut Plan,
         place: &Placement,
-        window: Window,
+        window: Home,
     ) -> Result<Vec<(u64, u64)>, Refusal> {
         let mut holes: Vec<(u64, u64)> = Vec::new();
         for id in self.arena.map.until(place.first, place.end) {
@@ -101,21 +85,20 @@ impl<'a> Planner<'a> {
     }
 
     /// Plans a page for each base page of a hole.
-    fn fill(&mut self, plan: &mut Plan, window: Window, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
-        plan.cuts += 2;
+    fn fill(&mut self, plan: &mut Plan, window: Home, (mut at, end): (u64, u64)) -> Result<(), Refusal> {
         while at < end {
-            let room = u32::try_from(end - at).unwrap_or(u32::MAX);
+            let room = end - at;
             let (step, base_pages) = if let Some(page) = self.take_parked(room) {
-                (Step::Unpark { page, at }, self.arena.pages.get(page).base_pages)
+                (Step::Unpark { page, at }, u64::from(self.arena.pages.get(page).base_pages))
             } else if let Some(donor) = self.donors.take_next(room, window) {
                 self.take_over(plan, donor.extent)?;
-                (Step::Move { page: donor.page, from: donor.extent, at }, donor.home.base_pages)
+                (Step::Move { page: donor.page, from: donor.extent, at }, donor.base_pages())
             } else {
-                let base_pages = self.length_of_new(room);
-                (Step::Create { base_pages, at }, base_pages)
+                let base_pages = self.length_of_new(u32::try_from(room).unwrap_or(u32::MAX));
+                (Step::Create { base_pages, at }, u64::from(base_pages))
             };
             self.push(plan, step)?;
-            at += u64::from(base_pages);
+            at += base_pages;
         }
         Ok(())
     }
@@ -123,13 +106,14 @@ impl<'a> Planner<'a> {
     /// The stream is to use what lies in a free extent, or pages of it.
     fn take_over(&self, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
         let fence = &self.arena.map[id].fence;
-        let is_ready = self.arena.rules.is_ready(fence, self.request.stream);
-        self.arena.map.ensure(plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence)))
+        let is_ready = self.arena.rules.query(self.request.stream).covers(fence);
+        let has_memory = plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence));
+        Ok(self.arena.map.ensure(has_memory)?)
     }
 
     /// The longest parked page of at most so many base pages.
-    fn take_parked(&mut self, most: u32) -> Option<PageId> {
-        let fits = |page: &PageId| self.arena.pages.get(*page).base_pages <= most;
+    fn take_parked(&mut self, most: u64) -> Option<PageId> {
+        let fits = |page: &PageId| u64::from(self.arena.pages.get(*page).base_pages) <= most;
         let at = self.parked.partition_point(fits).checked_sub(1)?;
         Some(self.parked.remove(at))
     }
@@ -137,22 +121,19 @@ impl<'a> Planner<'a> {
     /// The length of a new page that suits the block.
     fn length_of_new(&self, room: u32) -> u32 {
         let layout = &self.arena.map.layout;
-        if self.request.zone == Zone::Small {
-            return 1;
-        }
+        let effort = self.request.effort;
+        let balance = if let Effort::Map(balance) = effort { balance } else { Balance::Overdrawn };
         page_length(PageNeed {
             room,
             longest: self.request.longest,
             block: self.request.units >> layout.base_page_shift,
             held: self.arena.reserved() / layout.base_page_bytes,
-            balance: self.request.balance,
+            balance,
         })
     }
 
     fn push(&self, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
         self.arena.map.ensure(plan.steps.try_reserve(1).is_ok())?;
-        // A donor's extent; or what is unmapped, where a mapping could not be undone.
-        plan.cuts += 2;
         plan.steps.push(step);
         Ok(())
     }

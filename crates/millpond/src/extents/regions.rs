@@ -6,8 +6,8 @@ use super::extent::ExtentId;
 use super::index::is_region;
 use super::layout::Layout;
 use super::ranges::{Owner, Range, Ranges};
-use super::refusal::Refusal;
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
+use crate::physical::{Home, PageId};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -15,6 +15,8 @@ pub(super) struct Region {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) head: ExtentId,
+    /// By base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
+    pub(super) backing: Vec<u32>,
 }
 
 /// All regions of one arena.
@@ -31,11 +33,19 @@ impl Regions {
         Self { list: Vec::new(), ranges, owner }
     }
 
-    /// Reserves the host's memory for one more region.
-    pub(super) fn make_room_for_one(&mut self) -> Result<(), Refusal> {
-        let has_room = self.list.try_reserve(1).is_ok() && self.ranges.make_room();
+    /// Reserves the host's memory for one more region. Returns the list of what backs it, with so many base pages.
+    pub(super) fn make_room_for_one(&mut self, base_pages: u64) -> DeviceResult<Vec<u32>> {
+        let mut backing = Vec::new();
+        if self.list.try_reserve(1).is_ok() && self.ranges.make_room() && lengthen(&mut backing, base_pages) {
+            return Ok(backing);
+        }
         let bytes = (self.list.len().max(1) * size_of::<Region>()) as u64;
-        if has_room { Ok(()) } else { Err(Refusal::of_host("a list of regions", bytes)) }
+        Err(DeviceError::HostMemory { what: "a list of regions", bytes })
+    }
+
+    /// Reserves the host's memory to note pages behind base pages below `end`; `false` where it is refused.
+    pub(super) fn make_room_to_back(&mut self, id: u32, end: u64) -> bool {
+        lengthen(&mut self.get_mut(id).backing, end)
     }
 
     /// The id of the region that is added next.
@@ -78,13 +88,24 @@ impl Regions {
         self.list[id as usize].as_ref().expect("a region id in use names a region")
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Region)> {
-        self.list.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
+    fn get_mut(&mut self, id: u32) -> &mut Region {
+        self.list[id as usize].as_mut().expect("a region id in use names a region")
     }
 
-    /// Notes that another extent is the region's first.
-    pub(super) fn set_head(&mut self, id: u32, head: ExtentId) {
-        self.list[id as usize].as_mut().expect("a region id in use names a region").head = head;
+    /// The page that backs a base page.
+    #[inline]
+    pub(super) fn page_at(&self, id: u32, base_page: u64) -> Option<PageId> {
+        let number = self.get(id).backing.get(base_page as usize)?;
+        number.checked_sub(1).map(PageId)
+    }
+
+    /// Notes that a page backs these base pages, or none. There is [room](Self::make_room_to_back).
+    pub(super) fn note_backing(&mut self, (id, (first, end)): Home, page: Option<PageId>) {
+        self.get_mut(id).backing[first as usize..end as usize].fill(page.map_or(0, |page| page.0 + 1));
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Region)> {
+        self.list.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
     }
 
     /// The region that holds the address, and how far in it lies, in bytes.
@@ -96,6 +117,16 @@ impl Regions {
     pub(super) fn address(&self, region: u32, unit: u64, layout: &Layout) -> DevicePtr {
         self.get(region).base.offset(unit * layout.unit_bytes)
     }
+}
+
+/// Sees to it that a list has so many entries; `false` where the host has no memory for them.
+fn lengthen(list: &mut Vec<u32>, entries: u64) -> bool {
+    let more = (entries as usize).saturating_sub(list.len());
+    let has_room = list.try_reserve(more).is_ok();
+    if has_room {
+        list.resize(list.len() + more, 0);
+    }
+    has_room
 }
 
 impl Drop for Regions {

@@ -11,20 +11,11 @@ use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
 pub(super) struct ReuseRules {
     pub(super) timelines: Arc<Timelines>,
     pub(super) policies: ReusePolicies,
-    counters: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
 }
 
 impl ReuseRules {
-    pub(super) fn new(timelines: Arc<Timelines>, policies: ReusePolicies, counters: Arc<Counters>) -> Self {
-        Self { timelines, policies, counters }
-    }
-
-    /// Whether the stream may use what lies behind the fence, by what is known already.
-    pub(super) fn is_ready(&self, fence: &Fence, stream: &Stream) -> bool {
-        self.query(stream).covers(fence)
-    }
-
-    /// What [`is_ready`](Self::is_ready) says, for many fences.
+    /// Which fences the stream may use what lies behind, by what is known already.
     #[inline]
     pub(super) fn query<'a>(&'a self, stream: &'a Stream) -> ReadinessQuery<'a> {
         self.timelines.readiness(stream.timeline(), self.policies)
@@ -39,11 +30,13 @@ impl ReuseRules {
         Ok(true)
     }
 
-    /// Asks the device about a fence. An error only means that nothing is learned.
-    pub(super) fn poll(&self, fence: &Fence) {
-        if let Err(error) = self.timelines.poll(fence) {
+    /// Asks the device about a fence; returns whether more is complete than was known. An error only means that nothing is
+    /// learned.
+    pub(super) fn poll(&self, fence: &Fence) -> bool {
+        self.timelines.poll(fence).unwrap_or_else(|error| {
             tracing::warn!(%error, "the device could not be asked what is complete");
-        }
+            false
+        })
     }
 
     /// Takes what is ready for all out of the fence.

@@ -8,10 +8,23 @@ use super::coalescing;
 use super::extent::ExtentId;
 use super::index::{IndexEntry, Kind};
 use super::layout::Zone;
-use super::refusal::Refusal;
 use crate::order::{Fence, Stream};
+use crate::physical::Refusal;
 use crate::policy::fit::{CANDIDATES, is_snug};
 use crate::policy::ledger::Balance;
+
+/// How far the arena goes to allocate a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Effort {
+    /// It takes what is ready.
+    Ready,
+    /// The same, wherever that lies; else new pages. Nothing is taken from anybody.
+    Grow,
+    /// All steps: those that map nothing come first. The balance decides how long new pages are.
+    Map(Balance),
+    /// The same, but where no free range is long enough, the block gets a segment of its own.
+    TakeSegment,
+}
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy)]
@@ -22,8 +35,7 @@ pub(super) struct Request<'a> {
     pub(super) align: u64,
     /// The stream that will use it first.
     pub(super) stream: &'a Stream,
-    /// Decides how long new pages are.
-    pub(super) balance: Balance,
+    pub(super) effort: Effort,
     /// Whether the stream may be made to wait for others.
     pub(super) may_wait: bool,
     /// Base pages in the longest page that may be created.
@@ -37,7 +49,7 @@ pub(super) type Found = (ExtentId, u64);
 pub(super) fn find(arena: &mut Arena, request: &Request<'_>) -> Result<Option<Found>, Refusal> {
     loop {
         let now = Search { arena, request };
-        if let found @ Some(_) = now.ready()? {
+        if let found @ Some(_) = now.ready() {
             return Ok(found);
         }
         if let found @ Some(_) = now.by_waiting_slow()? {
@@ -58,14 +70,11 @@ pub(super) struct Search<'a> {
 
 impl Search<'_> {
     /// An extent that is ready: the best fit if that is snug, else the lowest.
-    pub(super) fn ready(&self) -> Result<Option<Found>, Refusal> {
+    pub(super) fn ready(&self) -> Option<Found> {
         let (found, passed_over) = self.look();
         // A better fit might be complete by now. Else the next best is cut up for nothing.
-        if passed_over && self.arena.rules.policies.opportunistic {
-            self.by_asking_slow(found)
-        } else {
-            Ok(found)
-        }
+        let learns = passed_over && self.arena.rules.policies.opportunistic && self.ask_slow();
+        if learns { self.look().0 } else { found }
     }
 
     /// The same, by what is known already. No device call. Also whether one that fits better than the best that is ready is not.
@@ -94,29 +103,23 @@ impl Search<'_> {
     }
 
     /// Shows the extents that the request fits into, and the unit to start at, until one `is_enough`. The best fit comes first. For
-    /// large alignments, a second pass tries extents that fit at any address: those before may all be too short.
+    /// large alignments all are looked at: many may lie badly.
     #[inline(always)]
     fn search(&self, mut is_enough: impl FnMut(&IndexEntry, u64) -> bool) {
         let Self { arena: Arena { map, .. }, request } = *self;
-        let wherever = request.units + (request.align >> map.layout.unit_shift) - 1;
-        let mut least = request.units;
-        loop {
-            for entry in map.index.at_least(Kind::free(request.zone), least).take(CANDIDATES) {
-                let (region, start) = entry.place();
-                let at = map.align_up(region, start, request.align);
-                if at + request.units <= start + entry.units() && is_enough(entry, at) {
-                    return;
-                }
-            }
-            if std::mem::replace(&mut least, wherever) == wherever {
+        let most = if request.align > map.layout.unit_bytes { usize::MAX } else { CANDIDATES };
+        for entry in map.index.at_least(Kind::free(request.zone), request.units).take(most) {
+            let (region, start) = entry.place();
+            let at = map.align_up(region, start, request.align);
+            if at + request.units <= start + entry.units() && is_enough(entry, at) {
                 return;
             }
         }
     }
 
-    /// What [`ready`](Self::ready) finds once the device was asked about the extents that fit better than the best that is ready.
+    /// Asks the device about the extents that fit better than the best that is ready. Returns whether more is complete.
     #[cold]
-    fn by_asking_slow(&self, found: Option<Found>) -> Result<Option<Found>, Refusal> {
+    fn ask_slow(&self) -> bool {
         let stream = self.request.stream;
         let (mut all, mut query) = (Fence::empty(), self.arena.rules.query(stream));
         self.search(|entry, _| {
@@ -128,15 +131,7 @@ impl Search<'_> {
         drop(query);
         // Each stream is asked once, however many extents it freed. This stream comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
-        match self.arena.rules.timelines.poll(&all) {
-            Ok(true) => Ok(self.look().0),
-            Ok(false) => Ok(found),
-            Err(error) if found.is_some() => {
-                tracing::warn!(%error, "the device could not be asked what is complete; the next best will do");
-                Ok(found)
-            }
-            Err(error) => Err(error.into()),
-        }
+        self.arena.rules.poll(&all)
     }
 
     /// The best fit, for whose fence the stream is made to wait.

@@ -4,12 +4,11 @@
 //! A segment is a region of one page, which never moves. It goes back to the driver when all of it is free.
 
 use super::arena::Arena;
-use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
-use super::refusal::Refusal;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
-use crate::policy::page_length::PAGES_IN_SEGMENT;
+use crate::physical::Refusal;
 
 /// Takes a segment with room for the request.
 pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Refusal> {
@@ -17,31 +16,20 @@ pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Ref
         .div_ceil(arena.map.layout.base_page_bytes);
     let ample = match request.zone {
         Zone::Small => least,
-        Zone::Large => least.max(u64::from(arena.map.layout.largest_page).min(PAGES_IN_SEGMENT)),
+        Zone::Large => least.max(u64::from(arena.map.layout.largest_page)),
     };
     let alloc = |device: &dyn Device, bytes| device.alloc_segment(bytes);
     let id = match add(arena, (request.zone, ample), alloc) {
         Err(Refusal::Short { .. }) if ample > least => add(arena, (request.zone, least), alloc)?,
         other => other?,
     };
-    let Extent { region, start, .. } = arena.map[id];
-    let at = arena.map.align_up(region, start, request.align);
+    let at = arena.map.align_up(arena.map[id].region, 0, request.align);
     debug_assert!(at + request.units <= arena.map[id].end(), "there is room for the alignment");
     Ok((id, at))
 }
 
-/// Has `take` take a segment of the base pages that the request needs, which need not be aligned.
-pub(super) fn back_exactly(
-    arena: &mut Arena,
-    request: Request<'_>,
-    take: impl FnOnce() -> DeviceResult<DevicePtr>,
-) -> Result<Found, Refusal> {
-    let base_pages = arena.map.layout.base_pages_for(request.units);
-    let id = add(arena, (request.zone, base_pages), |_, _| take())?;
-    Ok((id, arena.map[id].start))
-}
-
-fn add(
+/// Has `take` take a segment of so many base pages, which need not be aligned. Returns the free extent that it is.
+pub(super) fn add(
     arena: &mut Arena,
     (zone, base_pages): (Zone, u64),
     take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
@@ -49,12 +37,9 @@ fn add(
     let bytes = base_pages * arena.map.layout.base_page_bytes;
     let length = u32::try_from(base_pages).expect("a segment has fewer than 2^32 base pages");
     // First, since nothing is held yet that would have to be given back.
-    arena.map.regions.make_room_for_one()?;
-    let has_room = arena.table.make_room(arena.map.regions.next_id(), (0, base_pages), arena.pages.records());
-    arena.map.ensure(has_room)?;
-    let (page, base) =
-        arena.pages.take_segment(length, take).map_err(|error| Refusal::of_page(error, bytes))?;
-    let id = arena.map.enter_region((base, bytes), zone, ExtentState::Free);
+    let backing = arena.map.regions.make_room_for_one(base_pages)?;
+    let (page, base) = arena.pages.take_segment(length, take)?;
+    let id = arena.map.enter_region((base, bytes), zone, ExtentState::Free, backing);
     arena.set_home(page, (arena.map[id].region, 0));
     Ok(id)
 }

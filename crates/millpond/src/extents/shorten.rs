@@ -5,9 +5,6 @@
 //! then; nobody waits for it.
 
 use super::arena::Arena;
-use super::extent::ExtentId;
-use super::extent_map::ExtentMap;
-use super::index::Kind;
 use super::layout::Zone;
 use super::trim::trim_extent;
 use crate::policy::ledger::Ledger;
@@ -24,10 +21,12 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
         return false;
     }
     old_mappings.settle(map, rules, pages);
-    rules.poll(&map.fence_of(long(map)));
-    // Without host memory for the list, a later search finds them.
-    let Ok(mut free) = map.list_for_free() else { return false };
-    free.extend(long(map).filter(|id| rules.timelines.is_complete(&map[*id].fence)));
+    // Those that a long page may lie in. Without host memory for the list, a later search finds them.
+    let long = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift;
+    let Ok(mut free) = map.list_free(long) else { return false };
+    free.retain(|id| map[*id].zone == Zone::Large);
+    rules.poll(&map.fence_of(free.iter().copied()));
+    free.retain(|id| rules.timelines.is_complete(&map[*id].fence));
     let held = arena.reserved();
     let mut exchanged = 0;
     for id in free {
@@ -55,18 +54,12 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
     exchanged > 0
 }
 
-/// The free extents that a long page may lie in.
-fn long(map: &ExtentMap) -> impl Iterator<Item = ExtentId> {
-    let units = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift;
-    map.index.at_least(Kind::free(Zone::Large), units).map(|entry| entry.id)
-}
-
 /// Creates short pages for what is reserved no more, and parks them.
 fn park_short(arena: &mut Arena, held: u64) {
     let bytes = u64::from(SHORT_PAGE) * arena.map.layout.base_page_bytes;
     while arena.reserved() + bytes <= held
         && let Ok(page) = arena.pages.create(SHORT_PAGE)
     {
-        arena.pages.park(page);
+        arena.pages.parked.push(page);
     }
 }

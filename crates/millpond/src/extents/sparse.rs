@@ -9,7 +9,6 @@
 //! all that the array has room for.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -42,14 +41,10 @@ impl<T: Blank> Sparse<T> {
         Some(Self { memory, len, backed: AtomicUsize::new(0), elements: PhantomData })
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The first element.
     #[inline]
     pub(super) fn first(&self) -> NonNull<T> {
-        self.memory.start().cast()
+        self.memory.start.cast()
     }
 
     #[inline]
@@ -71,15 +66,10 @@ impl<T: Blank> Sparse<T> {
         is_backed
     }
 
-    /// Whether the element may be written. Under the pool's lock.
-    pub(super) fn is_backed(&self, at: usize) -> bool {
-        at < self.backed.load(Ordering::Relaxed)
-    }
-
-    /// Gives back the host's memory of these elements, which nobody needs. Those on pages of their own read as zeros
-    /// again, if the system can do that. Under the pool's lock.
-    pub(super) fn let_go(&self, range: Range<usize>) {
-        self.memory.let_go(range.start * size_of::<T>()..range.end * size_of::<T>());
+    /// Gives back the host's memory of the elements from `start` on, which nobody needs. Those on pages of their own read as
+    /// zeros again, if the system can do that. Under the pool's lock.
+    pub(super) fn let_go(&self, start: usize) {
+        self.memory.let_go(start * size_of::<T>());
     }
 }
 
@@ -98,7 +88,7 @@ mod mapped {
 
     #[derive(Debug)]
     pub(super) struct Memory {
-        start: NonNull<u8>,
+        pub(super) start: NonNull<u8>,
         bytes: usize,
     }
 
@@ -116,11 +106,6 @@ mod mapped {
             Some(Self { start: start.cast(), bytes })
         }
 
-        #[inline]
-        pub(super) fn start(&self) -> NonNull<u8> {
-            self.start
-        }
-
         /// Makes the pages of a range writable; `false` where the system has no memory to promise for them.
         pub(super) fn back(&self, Range { start, end }: Range<usize>) -> bool {
             let start = start / page_size() * page_size();
@@ -131,19 +116,18 @@ mod mapped {
         }
 
         #[cfg(not(target_os = "linux"))]
-        pub(super) fn let_go(&self, _: Range<usize>) {}
+        pub(super) fn let_go(&self, _: usize) {}
 
-        /// Gives the memory of whole pages in a range back to the system: they read as zeros.
+        /// Gives the memory of whole pages from `start` on back to the system: they read as zeros.
         #[cfg(target_os = "linux")]
-        pub(super) fn let_go(&self, Range { start, end }: Range<usize>) {
-            let page = page_size();
-            let (start, end) = (start.next_multiple_of(page), end.min(self.bytes) / page * page);
-            if start < end {
+        pub(super) fn let_go(&self, start: usize) {
+            let start = start.next_multiple_of(page_size());
+            if start < self.bytes {
                 // SAFETY: within what was asked for.
                 let at = unsafe { self.start.add(start) }.as_ptr().cast();
                 // SAFETY: the pages are this mapping's. Elements are atomics, and nobody needs those that are zeroed
                 // here.
-                let let_go = unsafe { madvise(at, end - start, Advice::LinuxDontNeed) };
+                let let_go = unsafe { madvise(at, self.bytes - start, Advice::LinuxDontNeed) };
                 if let Err(error) = let_go {
                     tracing::debug!(%error, "the host's memory for blocks that are gone is kept");
                 }
@@ -171,7 +155,7 @@ mod allocated {
 
     #[derive(Debug)]
     pub(super) struct Memory {
-        start: NonNull<u8>,
+        pub(super) start: NonNull<u8>,
         layout: Layout,
     }
 
@@ -183,15 +167,11 @@ mod allocated {
             Some(Self { start, layout })
         }
 
-        pub(super) fn start(&self) -> NonNull<u8> {
-            self.start
-        }
-
         pub(super) fn back(&self, _: std::ops::Range<usize>) -> bool {
             true
         }
 
-        pub(super) fn let_go(&self, _: std::ops::Range<usize>) {}
+        pub(super) fn let_go(&self, _: usize) {}
     }
 
     impl Drop for Memory {
@@ -220,7 +200,7 @@ mod tests {
     }
 
     fn set(array: &Sparse<AtomicU32>, at: usize, to: u32) {
-        assert!(array.back(at + 1) && array.is_backed(at));
+        assert!(array.back(at + 1));
         array.get(at).expect("there are so many").store(to, Ordering::Relaxed);
     }
 
@@ -234,7 +214,6 @@ mod tests {
             assert_eq!(value(&array, at), 7);
         }
         assert_eq!(value(&array, len / 2), 0);
-        assert!(array.is_backed(len / 8) && !array.is_backed(len / 2));
         assert!(array.get(len).is_none() && !array.back(len + 1));
         set(&array, len - 1, 7);
     }
@@ -246,14 +225,14 @@ mod tests {
         for at in [last, 0, half - 1, half] {
             set(&array, at, 7);
         }
-        array.let_go(0..last);
+        array.let_go(half);
         let is_given_back = cfg!(all(target_os = "linux", not(miri)));
-        for at in [0, half - 1, half] {
+        for at in [half, last] {
             assert_eq!(value(&array, at) == 0, is_given_back, "{at}");
         }
-        assert_eq!(value(&array, last), 7);
-        set(&array, 0, 9);
-        assert_eq!(value(&array, 0), 9);
+        assert_eq!([0, half - 1].map(|at| value(&array, at)), [7; 2]);
+        set(&array, last, 9);
+        assert_eq!(value(&array, last), 9);
     }
 
     #[test]

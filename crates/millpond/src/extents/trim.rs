@@ -1,23 +1,22 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
-use super::address_space::unreserve;
 use super::arena::Arena;
 use super::coalescing::join_complete;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
-use super::page_table::Home;
 use crate::device::DeviceError;
 use crate::order::Fence;
-use crate::physical::PageId;
+use crate::physical::{Home, PageId};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
-    arena.old_mappings.reap(&mut arena.map, &arena.rules, &mut arena.pages);
+    arena.old_mappings.retire(&mut arena.map, &mut arena.pages);
+    arena.old_mappings.settle(&mut arena.map, &arena.rules, &mut arena.pages);
 }
 
 /// The work that must be complete before everything free can be given back.
 pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
-    let mut all = arena.map.fence_of(arena.map.free_of(0));
+    let mut all = arena.map.fence_of(arena.map.index.free_of(0));
     // Host memory may be short, as there.
     let _ = all.try_join(&arena.old_mappings.fence(&arena.map));
     arena.rules.prune(&mut all);
@@ -32,20 +31,21 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     if before <= keep {
         return Ok(0);
     }
-    let moves = !arena.keeps();
-    if moves {
-        // Without memory for the index, a later trim gets what is missing there.
-        let _ = arena.map.index.complete(&arena.map.extents);
-        arena.rules.poll(&fence_of_all_free(arena));
+    if arena.keeps() {
+        // What is mapped nowhere no graph uses.
+        reap(arena);
+        arena.pages.release_parked(0, keep)?;
+        return Ok(before - arena.reserved());
     }
+    // Without memory for the index, a later trim gets what is missing there.
+    let _ = arena.map.index.complete(&arena.map.extents);
+    arena.rules.poll(&fence_of_all_free(arena));
     reap(arena);
-    if moves {
-        join_complete(arena);
-    }
-    // One failure is no reason to keep the rest. What is mapped nowhere no graph uses.
-    let parked = arena.pages.release_parked(keep);
-    let pages = if moves { trim_pages(arena, keep) } else { Ok(()) };
-    if moves && arena.reserved() < before {
+    join_complete(arena);
+    // One failure is no reason to keep the rest.
+    let parked = arena.pages.release_parked(0, keep);
+    let pages = trim_pages(arena, keep);
+    if arena.reserved() < before {
         arena.map.shrink();
     }
     parked.and(pages)?;
@@ -55,13 +55,11 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
 /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
 fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     let Arena { map, rules, .. } = &*arena;
-    let mut idle = map.list_for_free()?;
-    let free = map.free_of(map.layout.units_per_base_page());
-    let free = free.filter(|id| rules.timelines.is_complete(&map[*id].fence));
-    idle.extend(free.map(|id| (map[id].freed, id)));
-    idle.sort_unstable();
+    let mut idle = map.list_free(map.layout.units_per_base_page())?;
+    idle.retain(|id| rules.timelines.is_complete(&map[*id].fence));
+    idle.sort_unstable_by_key(|id| (map[*id].freed, *id));
     let mut done = Ok(());
-    for (_, id) in idle {
+    for id in idle {
         let goes = |arena: &mut Arena, _| (arena.reserved() > keep).then_some(true);
         done = done.and(trim_extent(arena, id, goes));
     }
@@ -70,10 +68,8 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
 
 /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
 pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
-    let mut free = arena.map.list_for_free()?;
-    free.extend(arena.map.free_of(0));
     let mut done = Ok(());
-    for id in free {
+    for id in arena.map.list_free(0)? {
         done = done.and(trim_extent(arena, id, |arena, page| Some(arena.pages.sleeps(page))));
     }
     done
@@ -95,7 +91,9 @@ pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
     while let Some(id) = next {
         done = done.and(map.remove_region(id, |region| {
             // SAFETY: nothing is mapped in the region, and the map forgets it.
-            unsafe { unreserve(pages, region.base, region.bytes) }
+            unsafe { pages.device().unreserve(region.base, region.bytes) }?;
+            pages.counters.calls.unreserve.add(1);
+            Ok(())
         }));
         next = bare(map, id);
     }
@@ -112,41 +110,37 @@ pub(super) fn trim_extent(
     let (start, mut end) = arena.map.base_pages_within(id);
     let mut done = Ok(());
     // From the end, so that `id` keeps naming the part that is left.
-    while let Some((page, home)) = arena.table.last_whole(region, (start, end))
+    while let Some((page, home)) = arena.last_whole((region, (start, end)))
         && let Some(goes) = goes(arena, page)
     {
         if goes {
             done = done.and(trim_page(arena, id, (page, home)));
         }
-        end = home.span().0;
+        end = home.1.0;
     }
     done
 }
 
 /// Gives back a page that lies wholly in a free and complete extent.
 fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
-    let Arena { map, pages, table, .. } = arena;
+    let (Arena { map, pages, .. }, (region, (first, _))) = (&mut *arena, home);
     if pages.is_segment(page) {
-        map.remove_region(home.region, |_| {
+        return map.remove_region(region, |_| {
             // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
             unsafe { pages.free_segment(page) }
-        })?;
-        table.leave(page);
-        return Ok(());
+        });
     }
-    if !map.make_room_for(2, map[id].fence.len()) {
-        return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: map.host_bytes() });
-    }
+    map.make_room(2, map[id].fence.len())?;
     // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
     // holds no pointer into it.
-    unsafe { pages.unmap(page, map.address_of_home(home)) }?;
-    table.leave(page);
-    let unmapped = map.cut(id, map.layout.units_of(home.span()));
-    map.make_unmapped(unmapped);
-    if pages.get(page).mappings > 0 {
+    unsafe { pages.unmap(page, map.address_of_base_page(region, first)) }?;
+    let units = arena.leave(page);
+    let unmapped = arena.map.cut(id, units);
+    arena.map.make_unmapped(unmapped);
+    if arena.pages.get(page).mappings > 0 {
         // An older mapping is still waiting for its work; the page goes when that has gone.
-        pages.park(page);
+        arena.pages.parked.push(page);
         return Ok(());
     }
-    pages.release(page).map(drop)
+    arena.pages.release(page).map(drop)
 }

@@ -98,7 +98,7 @@ impl Staging {
         Range { start, end }: Range<DevicePtr>,
         expected: Fill,
     ) -> DeviceResult<Option<Changed>> {
-        let device = core.device();
+        let device = &*core.device;
         let stream = self.pinned.stream(&core.device)?;
         let (window, room) = match self.window {
             Some(window) => window,
@@ -119,11 +119,8 @@ impl Staging {
             // SAFETY: the copy wrote so many bytes, and is complete.
             let read = unsafe { std::slice::from_raw_parts(to, bytes as usize) };
             if let Some((first, count, found)) = changed(read, expected) {
-                let first = at - start.raw() + first;
-                all = Some(match all {
-                    Some((before, others, found)) => (before, others + count, found),
-                    None => (first, count, found),
-                });
+                let all = all.get_or_insert((at - start.raw() + first, 0, found));
+                all.1 += count;
             }
             at += bytes;
         }

@@ -1,19 +1,15 @@
 //! Memory whose segments end at addresses that nothing backs: a device over another one.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::device::{Device, DevicePtr, DeviceResult, Forward, MemoryKind};
-use crate::lock::Mutex;
-use crate::mapped::Mapped;
-use crate::process::OfProcess;
+use crate::mapped::{Mapped, MappedSegments};
 
 /// See the [module](self). Everything else is the device's below.
 #[derive(Debug)]
 pub(crate) struct FencedMemory {
     below: Arc<dyn Device>,
-    /// By address.
-    segments: OfProcess<Mutex<HashMap<DevicePtr, Mapped>>>,
+    segments: MappedSegments<()>,
 }
 
 impl FencedMemory {
@@ -28,7 +24,7 @@ impl FencedMemory {
         if !Self::may_be_over(&*device) {
             return device;
         }
-        Arc::new(Self { below: device, segments: OfProcess::default() })
+        Arc::new(Self { below: device, segments: MappedSegments::new() })
     }
 }
 
@@ -46,21 +42,13 @@ unsafe impl Forward for FencedMemory {
         // SAFETY: created for this, and the addresses are longer.
         unsafe { mapped.push(self.below.create_page(bytes)?, bytes) }?;
         let at = mapped.base();
-        self.segments.lock().insert(at, mapped);
+        self.segments.add(at, (mapped, ()));
         Ok(at)
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let taken = self.segments.lock().remove(&at);
-        let Some(mut mapped) = taken else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.below.free_segment(at) };
-        };
+        self.below.synchronize()?;
         // SAFETY: the caller's promise, and the device is idle.
-        let closed = self.below.synchronize().and_then(|()| unsafe { mapped.close() });
-        if closed.is_err() {
-            self.segments.lock().insert(at, mapped);
-        }
-        closed
+        unsafe { self.segments.close(at) }
     }
 }

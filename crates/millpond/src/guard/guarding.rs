@@ -50,7 +50,7 @@ struct Blocks {
 }
 
 /// A block, a part of which the program has.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct GuardedBlock {
     /// Where the block starts, and the part.
     start: DevicePtr,
@@ -86,6 +86,24 @@ impl GuardedBlock {
     }
 }
 
+impl Quarantined {
+    /// What was found in the block, so far from its first byte on.
+    fn finding(&self, core: &Core, mistake: Mistake, from: i64, (first, changed, found): Changed) -> Finding {
+        Finding {
+            mistake,
+            pool: core.name.clone(),
+            ptr: self.block.ptr,
+            bytes: self.block.bytes,
+            offset: from + first as i64,
+            changed,
+            found,
+            allocated: self.block.allocated.clone(),
+            freed: self.freed.clone(),
+            again: None,
+        }
+    }
+}
+
 impl Guarding {
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
@@ -112,22 +130,24 @@ impl Guarding {
     /// Bytes that a block has before the program's part. Also where redzones are not watched: so no address that the program knows
     /// is a block's first, and one that is freed again frees no block.
     fn before(core: &Core, align: u64) -> u64 {
-        align.max(core.min_alignment()).max(REDZONE)
+        align.max(core.caches.sizes().bytes(1)).max(REDZONE)
     }
 
     fn fences_block(&self, core: &Core, bytes: u64) -> bool {
-        self.guard.fences && FencedMemory::may_be_over(core.device()) && bytes >= EXACT_FROM
+        self.guard.fences && FencedMemory::may_be_over(&*core.device) && bytes >= EXACT_FROM
     }
 
     /// A block in a segment of its own, with a part at its end: where each starts, and the bytes behind the part. `None` where
-    /// there is no room for it.
+    /// there is to be none, or there is no room for it.
     fn alloc_fenced(
         &self,
         core: &Core,
         bytes: u64,
         align: u64,
-        stream: &Stream,
     ) -> Result<Option<(DevicePtr, DevicePtr, u64)>> {
+        if !self.fences_block(core, bytes) {
+            return Ok(None);
+        }
         let before = Self::before(core, align);
         let mut state = core.state.lock();
         core.check_allocates(&state)?;
@@ -136,12 +156,12 @@ impl Guarding {
         if units >= MOST_UNITS {
             return Ok(None);
         }
-        let take = || core.device().alloc_segment(sizes.bytes(units));
-        let Ok(found) = state.arenas.own.alloc_as_segment(units, stream, take) else { return Ok(None) };
+        let take = || core.device.alloc_segment(sizes.bytes(units));
+        let Ok(found) = state.arenas.own.alloc_as_segment(units, take) else { return Ok(None) };
         let start = hand_out(core, &mut state, &found, before + bytes);
         let end = start.raw() + sizes.bytes(units);
         let last = end - bytes;
-        let ptr = last - last % align.max(core.min_alignment());
+        let ptr = last - last % align.max(core.caches.sizes().bytes(1));
         Ok(Some((start, DevicePtr::new(ptr), REDZONE.min(end - ptr - bytes))))
     }
 
@@ -151,7 +171,7 @@ impl Guarding {
     fn fill(&self, core: &Core, block: &GuardedBlock, stream: StreamHandle) -> DeviceResult<()> {
         let fill = |Range { start, end }: Range<DevicePtr>, fill: Fill| {
             // SAFETY: the range lies in the block, which was allocated for work on this stream just now.
-            unsafe { core.device().memset(start, fill as u8, end.raw() - start.raw(), stream) }
+            unsafe { core.device.memset(start, fill as u8, end.raw() - start.raw(), stream) }
         };
         if self.guard.has_redzones {
             block.redzones().into_iter().try_for_each(|redzone| fill(redzone, Fill::Canary))?;
@@ -163,7 +183,7 @@ impl Guarding {
     fn empty(&self, core: &Core, block: &GuardedBlock, stream: &Stream) -> Result<Option<Slot>> {
         order_after_uses(core, block.start, Some(stream))?;
         let handle = stream.handle_here()?;
-        let device = core.device();
+        let device = &*core.device;
         let reads = self.guard.has_redzones && device.properties().kind != Kind::Sim;
         let canaries =
             reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
@@ -211,47 +231,48 @@ impl Guarding {
 
     /// Compares the canaries of all blocks whose copies are complete.
     fn look_at_canaries(&self, core: &Core) {
-        let mut taken = Vec::new();
+        let mut found = Vec::new();
         let mut blocks = self.blocks.lock();
         // In the order of their frees, those that were compared come first.
         let first = blocks.quarantined.partition_point(|quarantined| quarantined.canaries.is_none());
-        for Quarantined { block, freed, fence, canaries, .. } in blocks.quarantined.range_mut(first..) {
-            if !is_complete(core, fence) {
+        for quarantined in blocks.quarantined.range_mut(first..) {
+            if !is_complete(core, &quarantined.fence) {
                 break;
             }
-            taken.extend(canaries.take().map(|canaries| (block.clone(), freed.clone(), canaries)));
+            found.extend(self.compare_canaries(core, quarantined));
         }
         drop(blocks);
-        for (block, freed, canaries) in taken {
-            self.compare_canaries(core, (&block, &freed), canaries);
-        }
+        found.into_iter().for_each(|finding| self.report(core, finding));
     }
 
-    fn compare_canaries(&self, core: &Core, (block, freed): (&GuardedBlock, &GuardedCall), canaries: Slot) {
-        let [before, behind] = self.staging.lock().read(canaries, REDZONE + block.behind, |bytes| {
+    /// What is wrong with a block's canaries, whose copies are complete; nothing where they were compared before.
+    fn compare_canaries(&self, core: &Core, quarantined: &mut Quarantined) -> Vec<Finding> {
+        let Some(canaries) = quarantined.canaries.take() else { return Vec::new() };
+        let (bytes, behind) = (quarantined.block.bytes as i64, quarantined.block.behind);
+        let redzones = self.staging.lock().read(canaries, REDZONE + behind, |bytes| {
             <[_; 2]>::from(bytes.split_at(REDZONE as usize)).map(|redzone| changed(redzone, Fill::Canary))
         });
-        let before = before.map(|changed| (Mistake::Before, (-(REDZONE as i64), changed)));
-        let behind = behind.map(|changed| (Mistake::Behind, (block.bytes as i64, changed)));
-        for (mistake, changed) in before.into_iter().chain(behind) {
-            self.report(core, finding(core, mistake, (block, freed), changed));
-        }
+        let places = [(Mistake::Before, -(REDZONE as i64)), (Mistake::Behind, bytes)];
+        let found = places.into_iter().zip(redzones);
+        found
+            .filter_map(|((mistake, from), changed)| Some(quarantined.finding(core, mistake, from, changed?)))
+            .collect()
     }
 
     /// Looks at all of a block that is about to be used again, once its fence is complete.
     fn look_at_whole(&self, core: &Core, quarantined: &mut Quarantined) {
-        let Quarantined { block, freed, canaries, .. } = quarantined;
-        if let Some(canaries) = canaries.take() {
-            self.compare_canaries(core, (block, freed), canaries);
+        for finding in self.compare_canaries(core, quarantined) {
+            self.report(core, finding);
         }
-        if !self.guard.poisons || core.device().properties().kind == Kind::Sim {
+        if !self.guard.poisons || core.device.properties().kind == Kind::Sim {
             return;
         }
-        let compared = self.staging.lock().compare(core, block.range(), self.guard.poison_of(Fill::Freed));
+        let (range, poison) = (quarantined.block.range(), self.guard.poison_of(Fill::Freed));
+        let compared = self.staging.lock().compare(core, range, poison);
         match compared {
             Ok(None) => {}
             Ok(Some(changed)) => {
-                self.report(core, finding(core, Mistake::AfterFree, (block, freed), (0, changed)));
+                self.report(core, quarantined.finding(core, Mistake::AfterFree, 0, changed));
             }
             Err(error) => tracing::warn!(%error, pool = core.name, "a freed block could not be looked at"),
         }
@@ -279,11 +300,11 @@ impl Guarding {
         stream.check_not_captured("Guard", "be guarded").is_err() || core.routes.of(stream).is_some()
     }
 
-    /// The block that was freed at this address, and is quarantined.
-    fn freed_at(&self, ptr: DevicePtr) -> Option<(GuardedBlock, GuardedCall)> {
+    /// What is wrong with a free of a block that is quarantined.
+    fn freed_again(&self, core: &Core, ptr: DevicePtr) -> Option<Finding> {
         let blocks = self.blocks.lock();
-        let found = blocks.quarantined.iter().find(|quarantined| quarantined.block.ptr == ptr)?;
-        Some((found.block.clone(), found.freed.clone()))
+        let freed = blocks.quarantined.iter().find(|quarantined| quarantined.block.ptr == ptr)?;
+        Some(freed.finding(core, Mistake::DoubleFree, 0, (0, 0, Vec::new())))
     }
 }
 
@@ -293,12 +314,7 @@ impl Wrapping<Core> for Guarding {
         if bytes == 0 || Self::leaves_alone(core, stream) {
             return alloc_block(core, bytes, align, stream);
         }
-        let fenced = if self.fences_block(core, bytes) {
-            self.alloc_fenced(core, bytes, align, stream)?
-        } else {
-            None
-        };
-        let (start, ptr, behind) = match fenced {
+        let (start, ptr, behind) = match self.alloc_fenced(core, bytes, align)? {
             Some(place) => place,
             None => {
                 let before = Self::before(core, align);
@@ -329,11 +345,8 @@ impl Wrapping<Core> for Guarding {
         // In a statement of its own, so that the lock is not held any more.
         let known = self.blocks.lock().live.remove(&ptr);
         let Some(block) = known else {
-            if let Some((block, freed)) = self.freed_at(ptr) {
-                let nothing = (0, (0, 0, Vec::new()));
-                let again = Some(self.call(stream));
-                let found = finding(core, Mistake::DoubleFree, (&block, &freed), nothing);
-                self.report(core, Finding { again, ..found });
+            if let Some(found) = self.freed_again(core, ptr) {
+                self.report(core, Finding { again: Some(self.call(stream)), ..found });
                 return Err(Error::DoubleFree { ptr, pool: core.name_of() });
             }
             return free_block(core, ptr, stream);
@@ -389,36 +402,10 @@ impl Wrapping<Core> for Guarding {
         }
         any
     }
-
-    fn end(&self) {
-        // Nothing is quarantined any more.
-        *self.staging.lock() = Staging::default();
-    }
 }
 
 /// Whether the fence's work is complete, by what the device says now.
 fn is_complete(core: &Core, fence: &Fence) -> bool {
     core.timelines.is_complete(fence)
         || core.timelines.poll(fence).is_ok() && core.timelines.is_complete(fence)
-}
-
-/// What was found in a block, so far from its first byte on.
-fn finding(
-    core: &Core,
-    mistake: Mistake,
-    (block, freed): (&GuardedBlock, &GuardedCall),
-    (from, (first, changed, found)): (i64, Changed),
-) -> Finding {
-    Finding {
-        mistake,
-        pool: core.name.clone(),
-        ptr: block.ptr,
-        bytes: block.bytes,
-        offset: from + first as i64,
-        changed,
-        found,
-        allocated: block.allocated.clone(),
-        freed: freed.clone(),
-        again: None,
-    }
 }

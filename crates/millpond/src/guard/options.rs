@@ -102,14 +102,8 @@ impl Guard {
 
     /// What the environment asks for.
     pub(crate) fn from_environment() -> Option<Self> {
-        let text = crate::record::environment(VARIABLE)?;
-        match text.to_string_lossy().parse() {
-            Ok(guard) => Some(guard),
-            Err(error) => {
-                crate::record::warn(&format!("{VARIABLE} is ignored: {error}"));
-                None
-            }
-        }
+        let guard = crate::record::environment(VARIABLE)?.to_string_lossy().parse();
+        guard.inspect_err(|error| crate::record::warn(&format!("{VARIABLE} is ignored: {error}"))).ok()
     }
 
     /// What this poison is.

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// The bytes of a live block of managed memory; `None` for null.
 fn managed_bytes(core: &Core, what: &'static str, ptr: DevicePtr) -> Result<Option<u64>> {
-    if core.device().properties().memory != MemoryKind::Managed {
+    if core.device.properties().memory != MemoryKind::Managed {
         return Err(Error::NotManaged { what, pool: core.name_of() });
     }
     if ptr.is_null() {
@@ -34,7 +34,7 @@ pub(crate) fn prefetch(
     let handle = stream.handle_here()?;
     // SAFETY: the stream is valid, and in no capture. The block is live, and stays so until the stream has done this: its
     // use is recorded below, before a free.
-    unsafe { core.device().prefetch(ptr, bytes, to, handle) }?;
+    unsafe { core.device.prefetch(ptr, bytes, to, handle) }?;
     if is_own {
         return Ok(());
     }
@@ -56,7 +56,7 @@ pub(crate) fn advise(core: &Core, what: &'static str, ptr: DevicePtr, all: &[Adv
     let mut given = Ok(());
     for advice in all {
         // One that fails leaves the others to be given.
-        given = given.and(core.device().advise(at, bytes, *advice));
+        given = given.and(core.device.advise(at, bytes, *advice));
     }
     Ok(given?)
 }
@@ -67,7 +67,7 @@ pub(crate) fn residency(core: &Core, what: &'static str, ptr: DevicePtr) -> Resu
         (_, 0) => (ptr, bytes),
         pages => pages,
     };
-    Ok(core.device().residency(at, of)?)
+    Ok(core.device.residency(at, of)?)
 }
 
 /// The pages of the system that lie in a range, from where on, and their bytes.

@@ -133,7 +133,7 @@ impl Inside {
     fn answer_all(&self) {
         // Signals of the program go to its own threads: one that waits for a signal must not find it taken by this one.
         SigSet::all().thread_block().ok();
-        let Some(listener) = self.listener.owner() else { return };
+        let Some(listener) = self.listener.here() else { return };
         loop {
             match listener.accept() {
                 Ok((socket, _)) => {

@@ -12,9 +12,6 @@ use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
 use crate::policy::watching::{CELLS, MOST_FRAMES, MOST_HOLDERS};
 use crate::stats::Stats;
 
-/// What a figure may be at most: whatever a process says, sums of many do not overflow, and a `f64` holds each exactly.
-const MOST: u64 = 1 << f64::MANTISSA_DIGITS;
-
 /// Letters of a name.
 pub(super) const LONGEST_NAME: usize = 128;
 
@@ -93,14 +90,14 @@ pub(super) fn tamed(name: &str) -> String {
 }
 
 pub(super) fn figures_of(core: &Core) -> SeenPool {
-    let about = core.device().properties();
+    let about = core.device.properties();
     let is_own = about.memory == MemoryKind::Device;
     SeenPool {
         number: core.number,
         name: tamed(&core.name),
         device: DeviceName::of(about).to_string(),
         memory: about.memory,
-        identity: if is_own { core.device().identity().ok() } else { None },
+        identity: if is_own { core.device.identity().ok() } else { None },
         stats: core.stats(),
         device_time: Duration::from_nanos(core.counters.device_nanoseconds.get()),
     }
@@ -172,7 +169,8 @@ pub(super) fn read<T: DeserializeOwned + Default>(text: &str) -> T {
 /// The same with figures and names that nobody stumbles over.
 fn bounded(value: Value) -> Value {
     match value {
-        Value::Number(number) => number.as_u64().unwrap_or(0).min(MOST).into(),
+        // Sums of many do not overflow, and a `f64` holds each exactly.
+        Value::Number(number) => number.as_u64().unwrap_or(0).min(1 << f64::MANTISSA_DIGITS).into(),
         Value::String(text) => tamed(&text).into(),
         Value::Array(all) => all.into_iter().map(bounded).collect(),
         Value::Object(all) => all.into_iter().map(|(name, value)| (name, bounded(value))).collect(),
@@ -202,6 +200,8 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{Bench, Freeing, MIB};
+
+    const MOST: u64 = 1 << f64::MANTISSA_DIGITS;
 
     #[test]
     fn what_is_written_of_a_pool_is_what_is_read() {

@@ -112,7 +112,7 @@ struct CheckedBlock {
     until: Until,
 }
 
-static OF_TOOL: PerProcess<Option<Blocks>> = PerProcess::with(|| Calls::of_tool().map(Blocks::new));
+static OF_TOOL: PerProcess<Option<Blocks>> = PerProcess::new(|| Calls::of_tool().map(Blocks::new));
 
 /// Where blocks are told of, if the tool that watches this process checks memory. Called once CUDA is initialized.
 pub(crate) fn blocks() -> Option<&'static Blocks> {
@@ -225,7 +225,9 @@ impl Blocks {
         let Some(segment) = segment_of(&mut segments, start) else { return };
         let mut block = (start, CheckedBlock { bytes, since, until });
         // What overlaps was freed, and its end is told later. Only memory of graphs is handed out while another use lasts.
-        while let Some((at, old)) = segment.overlapping(block.0, block.1.bytes) {
+        while let Some((&at, &old)) = segment.blocks.range(..block.0 + block.1.bytes).next_back()
+            && at + old.bytes > block.0
+        {
             self.calls.end(at);
             segment.blocks.remove(&at);
             if (old.until, until) == (Until::SegmentEnds, Until::SegmentEnds) {
@@ -248,13 +250,6 @@ impl Blocks {
             segment.blocks.remove(&start);
             self.calls.end(start);
         }
-    }
-}
-
-impl CheckedSegment {
-    fn overlapping(&self, start: u64, bytes: u64) -> Option<(u64, CheckedBlock)> {
-        let (&at, &block) = self.blocks.range(..start + bytes).next_back()?;
-        (at + block.bytes > start).then_some((at, block))
     }
 }
 

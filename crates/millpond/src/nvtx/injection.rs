@@ -32,20 +32,8 @@ const fn slots<const N: usize>() -> [Slot; N] {
     [const { Slot::new(ptr::null_mut()) }; N]
 }
 
-/// The pointers to slots, of which the first stands for no function.
-const fn table<const N: usize>(slots: &'static [Slot; N]) -> [Option<&'static Slot>; N] {
-    let mut table = [None; N];
-    let mut at = 1;
-    while at < N {
-        table[at] = Some(&slots[at]);
-        at += 1;
-    }
-    table
-}
-
 /// The functions with domains (`NVTX_CB_MODULE_CORE2`).
 static DOMAINS: [Slot; 16] = slots();
-static DOMAINS_TABLE: [Option<&Slot>; 16] = table(&DOMAINS);
 
 /// Those of them that we call, as NVTX numbers them.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +54,11 @@ impl DomainFunction {
 
 /// Functions of other modules, which we never call.
 static OTHERS: [Slot; 16] = slots();
-static OTHERS_TABLE: [Option<&Slot>; 16] = table(&OTHERS);
+
+/// The pointers to both. The first of each stands for no function.
+static TABLES: PerProcess<[[Option<&Slot>; 16]; 2]> = PerProcess::new(|| {
+    [&DOMAINS, &OTHERS].map(|slots| std::array::from_fn(|at| (at > 0).then(|| &slots[at])))
+});
 
 /// The functions about memory, numbered as in NVTX.
 pub(super) static MEMORY: [Slot; 63] = slots();
@@ -90,7 +82,7 @@ unsafe impl Send for Tool {}
 // SAFETY: likewise.
 unsafe impl Sync for Tool {}
 
-static TOOL: PerProcess<Option<Tool>> = PerProcess::with(load);
+static TOOL: PerProcess<Option<Tool>> = PerProcess::new(load);
 
 /// The tool, if there is one. It has heard of us then, and filled in [`DOMAINS`].
 #[inline]
@@ -161,12 +153,13 @@ unsafe extern "C" fn module_table(
     table: *mut *const Option<&'static Slot>,
     length: *mut c_uint,
 ) -> c_int {
+    let [domains, others] = TABLES.get();
     let (found, functions) = match module {
-        5 => (&DOMAINS_TABLE, 16),
-        1 => (&OTHERS_TABLE, 16),
-        2 => (&OTHERS_TABLE, 9),
-        3 => (&OTHERS_TABLE, 15),
-        4 | 6 => (&OTHERS_TABLE, 7),
+        5 => (domains, 16),
+        1 => (others, 16),
+        2 => (others, 9),
+        3 => (others, 15),
+        4 | 6 => (others, 7),
         _ => return 0,
     };
     // SAFETY: by NVTX, each is null or writable.

@@ -1,7 +1,7 @@
 //! What the timelines of one device share: the device, events for their marks, and whether a capture is under way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device::{Device, DeviceResult, EventHandle};
 use crate::lock::Mutex;
@@ -14,8 +14,8 @@ pub(super) struct Events {
     pub(super) device: Arc<dyn Device>,
     /// Events that stand for nothing, ready to be recorded.
     spare: OfProcess<Mutex<Vec<OwnedEvent>>>,
-    /// Whether pools were told of a capture that is under way.
-    pub(super) is_capturing: AtomicBool,
+    /// Captures under way that pools were told of.
+    pub(super) captures: AtomicUsize,
 }
 
 /// An event for a mark. Once it is dropped, another mark may have it.
@@ -80,7 +80,7 @@ impl Drop for OwnedEvent {
 
 impl Events {
     pub(super) fn new(device: Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(Self { device, spare: OfProcess::default(), is_capturing: AtomicBool::new(false) })
+        Arc::new(Self { device, spare: OfProcess::default(), captures: AtomicUsize::new(0) })
     }
 
     /// Whether a capture is under way that a pool was told of.
@@ -88,7 +88,7 @@ impl Events {
     pub(super) fn is_capturing(&self) -> bool {
         // Relaxed: whoever gives something to a stream that is being captured knows that the capture began. Who asks
         // a stream of another thread's looks within the timeline's lock, through which it sees the store.
-        self.is_capturing.load(Ordering::Relaxed)
+        self.captures.load(Ordering::Relaxed) > 0
     }
 
     pub(super) fn spare(self: &Arc<Self>) -> DeviceResult<MarkEvent> {

@@ -55,12 +55,6 @@ impl Fence {
         self.0.is_empty()
     }
 
-    /// Whether it names this timeline, and no other.
-    #[inline]
-    pub(crate) fn is_only_of(&self, timeline: TimelineId) -> bool {
-        matches!(self.0[..], [(of, _)] if of == timeline)
-    }
-
     /// How many streams it names.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
@@ -87,7 +81,7 @@ impl Fence {
         }
     }
 
-    /// Takes the later tick per stream.
+    /// Takes the later tick per stream: by searches, since what is long is joined with what names few.
     #[inline]
     pub(crate) fn join(&mut self, other: &Self) {
         match (&mut self.0[..], &other.0[..]) {
@@ -95,18 +89,8 @@ impl Fence {
             (mine, theirs) if same_streams(mine, theirs) => {
                 mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-            // Searches, and not a pass over its own.
-            (mine, theirs) if theirs.len().pow(2) < mine.len() => {
-                other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick));
-            }
-            (_, theirs) => self.merge(theirs),
+            _ => other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick)),
         }
-    }
-
-    /// Whether it has memory of its own.
-    #[inline]
-    pub(crate) fn is_long(&self) -> bool {
-        Self::would_be_long(self.0.len())
     }
 
     /// Whether a fence of so many streams has memory of its own.
@@ -154,21 +138,6 @@ impl Fence {
         });
     }
 
-    /// As [`join`](Self::join), sorted anew. Takes no more memory than both have.
-    fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
-        note_looks(self.len() + theirs.len());
-        self.0.extend_from_slice(theirs);
-        self.0.sort_unstable();
-        // Of two ticks of a stream the later one comes last.
-        self.0.dedup_by(|later, kept| {
-            let is_same = later.0 == kept.0;
-            if is_same {
-                *kept = *later;
-            }
-            is_same
-        });
-    }
-
     /// Whether both name the same streams, at whatever ticks.
     #[inline]
     pub(crate) fn same_streams(&self, other: &Self) -> bool {
@@ -204,14 +173,6 @@ mod tests {
 
     fn id(slot: u32) -> TimelineId {
         TimelineId { slot, generation: 0 }
-    }
-
-    #[test]
-    fn a_fence_of_one_stream_is_told_from_others() {
-        let mut fence = Fence::at(id(1), 5);
-        assert!(fence.is_only_of(id(1)) && !fence.is_only_of(id(2)) && !Fence::empty().is_only_of(id(1)));
-        fence.raise(id(2), 1);
-        assert!(!fence.is_only_of(id(1)));
     }
 
     #[test]

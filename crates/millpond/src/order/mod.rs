@@ -29,7 +29,6 @@ mod event;
 mod events;
 mod fence;
 mod questions;
-mod readiness;
 mod registered;
 mod stream;
 mod timeline;
@@ -42,8 +41,7 @@ pub(crate) use events::OwnedEvent;
 #[cfg(test)]
 pub(crate) use fence::LOOKS;
 pub(crate) use fence::{Fence, Tick, TimelineId};
-pub(crate) use questions::Admission;
-pub(crate) use readiness::ReadinessQuery;
+pub(crate) use questions::{Admission, ReadinessQuery};
 pub use registered::RegisteredStream;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;

@@ -1,7 +1,9 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
-use super::{Fence, ReadinessQuery, ReusePolicies, Stream, Timeline, Timelines};
+use super::timelines::Table;
+use super::{Fence, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
 use crate::device::{DeviceResult, EventHandle};
+use crate::lock::RwLockReadGuard;
 use crate::policy::streams::MANY;
 
 /// Whether a stream may use what is behind a fence.
@@ -171,6 +173,31 @@ impl Timelines {
             }
         }
         Ok(())
+    }
+}
+
+/// Answers whether many fences are ready for one stream, as one search asks. Locks are taken once. Drop it before any other
+/// call to the timelines or the device.
+pub(crate) struct ReadinessQuery<'a> {
+    timelines: &'a Timelines,
+    stream: &'a Timeline,
+    policies: ReusePolicies,
+    /// All timelines, locked at the first look.
+    all: Option<RwLockReadGuard<'a, Table>>,
+}
+
+impl ReadinessQuery<'_> {
+    /// Whether later work on the stream may use memory behind `fence`.
+    #[inline]
+    pub(crate) fn covers(&mut self, fence: &Fence) -> bool {
+        fence.iter().all(|(id, tick)| id == self.stream.id || self.is_reached(id, tick))
+    }
+
+    #[inline]
+    fn is_reached(&mut self, id: TimelineId, tick: Tick) -> bool {
+        let all = self.all.get_or_insert_with(|| self.timelines.all());
+        let ready = all.get(id).map_or(Tick::MAX, |timeline| timeline.ready_up_to(self.policies));
+        ready >= tick || (self.policies.follows() && self.stream.is_ordered_after(id, tick))
     }
 }
 

@@ -75,8 +75,9 @@ impl RegisteredStream {
 impl Drop for RegisteredStream {
     fn drop(&mut self) {
         self.withdraw();
-        if self.ends == Some(true) {
-            self.stream.timelines().end(&self.stream.inner);
+        // Nobody gets another clone. Without one, the end of the timeline is this.
+        if self.ends == Some(true) && Arc::strong_count(&self.stream.inner) > 1 {
+            self.stream.timelines().close_last(self.stream.timeline());
         }
     }
 }

@@ -100,7 +100,7 @@ impl Stream {
     /// [`handle_here`](Self::handle_here).
     #[inline]
     pub fn handle(&self) -> StreamHandle {
-        self.inner.handle
+        self.inner.timeline.handle
     }
 
     /// The driver's handle, for calls on this thread. It is an error where the handle would mean another stream here.
@@ -108,9 +108,8 @@ impl Stream {
     /// # Errors
     /// [`DeviceError::Invalid`] for another thread's default stream, for a foreign stream whose handle was recycled, and for
     /// one that is [registered](super::RegisteredStream) no longer; or the device's own.
-    #[inline]
     pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
-        self.inner.timeline.check_presented(self.inner.handle).map(|()| self.inner.handle)
+        self.inner.timeline.handle_here()
     }
 
     /// The stream's identity, which the device never gives to another.
@@ -246,20 +245,17 @@ impl Stream {
         // It would become a part of the capture.
         self.check_not_captured("record_use", "order work of another device")?;
         let event = self.record()?;
-        let known = {
-            let stand_ins = self.inner.stand_ins.lock();
-            stand_ins.iter().find(|known| Arc::ptr_eq(&known.timelines, timelines)).cloned()
-        };
+        let mut stand_ins = self.inner.stand_ins.lock();
+        let known = stand_ins.iter().find(|known| Arc::ptr_eq(&known.timelines, timelines)).cloned();
         let held = match known {
             Some(held) => held,
             None => {
                 // Each tick is closed by an event. Whether a stream that only waits is idle, a driver need not know.
-                let made = timelines.create(Promise::InCalls)?;
-                // Of two threads that come here at once, each adds one, and both are right.
-                self.inner.stand_ins.lock().push(made.clone());
-                made
+                stand_ins.push(timelines.create(Promise::InCalls)?);
+                stand_ins[stand_ins.len() - 1].clone()
             }
         };
+        drop(stand_ins);
         let stand_in = Self::new(held);
         stand_in.wait(&event)?;
         Ok(stand_in)

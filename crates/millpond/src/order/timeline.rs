@@ -13,8 +13,8 @@ use super::fence::{Fence, Tick, TimelineId};
 use crate::device::{DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
 use crate::policy::streams::MANY;
 
-/// How long the handle of a stream is valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// How long the handle of a stream is valid. What comes first is the most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Promise {
     /// While anybody holds the stream: either we destroy it, or nobody does.
     Stays,
@@ -47,9 +47,9 @@ impl Mark {
 
 #[derive(Debug)]
 struct TimelineState {
-    /// `None` once the timeline is retired: the stream may be gone. Before that it is *valid*: for whoever holds this
+    /// Whether the timeline is retired: the stream may be gone. Before that the handle is *valid*: for whoever holds this
     /// lock, and by [`Promise::InCalls`] only for who presents the stream.
-    handle: Option<StreamHandle>,
+    is_retired: bool,
     /// Marks not yet seen complete, in the order of their ticks. Each keeps its event.
     marks: VecDeque<Mark>,
     /// The ticks of other streams that later work on this one is ordered after.
@@ -79,6 +79,7 @@ pub(crate) struct Timeline {
     /// Unlike any other timeline's, of any device, for the life of the process. Never 0.
     pub(crate) serial: u64,
     pub(crate) stream: StreamId,
+    pub(super) handle: StreamHandle,
     pub(super) promise: Promise,
     /// The thread whose default stream it is: to others, its handle means a stream of their own.
     of_thread: Option<u64>,
@@ -107,13 +108,14 @@ impl Timeline {
             id: TimelineId { slot, generation: serial as u32 },
             serial,
             stream,
+            handle,
             promise,
             of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
             synchronized: AtomicU64::new(0),
             state: Mutex::new(TimelineState {
-                handle: Some(handle),
+                is_retired: false,
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
                 most_named: MANY,
@@ -141,11 +143,11 @@ impl Timeline {
     /// The last tick that work using a block may belong to, if the use was recorded at `recorded`. That is the present
     /// one while marks can be recorded, else the last closed one.
     pub(crate) fn last_tick(&self, recorded: Tick) -> Tick {
-        match self.state.lock().handle {
+        match self.state.lock().is_retired {
             _ if self.is_marked_at_once() => recorded,
-            Some(_) => self.now(),
+            false => self.now(),
             // What was recorded since is closed by no mark.
-            None => recorded.max(self.now() - 1),
+            true => recorded.max(self.now() - 1),
         }
     }
 
@@ -212,7 +214,8 @@ impl Timeline {
 
     /// The stream's handle, if it can be used by a caller that has the stream in hand or not.
     fn if_usable(&self, state: &TimelineState, presented: bool) -> Option<StreamHandle> {
-        if self.is_marked_at_once() && !presented { None } else { self.usable_handle(state).ok() }
+        let is_out_of_reach = state.is_retired || self.is_marked_at_once() && !presented;
+        if is_out_of_reach { None } else { self.usable_handle(state.is_retired).ok() }
     }
 
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
@@ -222,7 +225,7 @@ impl Timeline {
     /// The event is valid on this device.
     pub(super) unsafe fn record(&self, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
-        let handle = self.usable_handle(&state)?;
+        let handle = self.usable_handle(state.is_retired)?;
         if self.captures(handle)? {
             // SAFETY: the stream is valid, as `usable_handle` says within the lock. The event is the caller's promise.
             unsafe { self.events.device.record_event(event, handle) }?;
@@ -260,7 +263,7 @@ impl Timeline {
     /// The event is valid on this device.
     pub(super) unsafe fn wait(&self, event: EventHandle, after: &Fence) -> DeviceResult<bool> {
         let mut state = self.state.lock();
-        let handle = self.usable_handle(&state)?;
+        let handle = self.usable_handle(state.is_retired)?;
         if !state.ordered_after.make_room_to_join(after) {
             return Err(no_memory(after.len()));
         }
@@ -343,10 +346,6 @@ impl Timeline {
     }
 
     /// Takes the marks that are complete off the front. Returns whether anything new was learned.
-    pub(super) fn poll(&self) -> DeviceResult<bool> {
-        self.take_complete(&mut self.state.lock())
-    }
-
     fn take_complete(&self, state: &mut TimelineState) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
@@ -421,40 +420,32 @@ impl Timeline {
     /// The stream will not be used again and may be destroyed after this call. What closes its last tick is
     /// recorded already (`mark`) or can only be had by waiting for the device.
     pub(crate) fn retire(&self) {
-        self.state.lock().handle = None;
+        self.state.lock().is_retired = true;
     }
 
     /// Whether that was said.
     pub(super) fn is_retired(&self) -> bool {
-        self.state.lock().handle.is_none()
+        self.state.lock().is_retired
     }
 
-    /// The stream's handle, if it is still this stream's and the calling thread may use it.
-    fn usable_handle(&self, state: &TimelineState) -> DeviceResult<StreamHandle> {
-        let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
-        self.check_usable(handle).map(|()| handle)
+    /// The same as `usable_handle`, for who presents the stream.
+    pub(super) fn handle_here(&self) -> DeviceResult<StreamHandle> {
+        // Others are not retired as long as somebody holds them. A lock would have to ask for the process first.
+        let state = (self.promise == Promise::WhileRegistered).then(|| self.state.lock());
+        self.usable_handle(state.as_ref().is_some_and(|state| state.is_retired))
     }
 
-    /// As `usable_handle`, for who presents the stream.
-    #[inline]
-    pub(super) fn check_presented(&self, handle: StreamHandle) -> DeviceResult<()> {
-        match self.promise {
-            Promise::WhileRegistered => self.usable_handle(&self.state.lock()).map(drop),
-            _ => self.check_usable(handle),
+    /// The stream's handle, if it is still this stream's, and means no other to the calling thread. Every call that gives the
+    /// device the handle asks here first: else its ticks would be another stream's.
+    fn usable_handle(&self, is_retired: bool) -> DeviceResult<StreamHandle> {
+        let gone = |what: &str| Err(DeviceError::Invalid { call: "stream", what: what.to_owned() });
+        if is_retired {
+            return gone("the stream was destroyed");
         }
-    }
-
-    /// Refuses a handle that means another stream to the calling thread. Every call that gives the device the stream's
-    /// handle asks here first: else its ticks would be another stream's.
-    fn check_usable(&self, handle: StreamHandle) -> DeviceResult<()> {
         if let Some(thread) = self.of_thread {
-            return if thread == calling_thread() {
-                Ok(())
-            } else {
-                Err(gone(
-                    "it is another thread's default stream; use it on that thread, or synchronise the device",
-                ))
-            };
+            let other =
+                "it is another thread's default stream; use it on that thread, or synchronise the device";
+            return if thread == calling_thread() { Ok(self.handle) } else { gone(other) };
         }
         // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
         // between. So may registered ones, against their owner's promise; their calls to the device are few. (One that
@@ -463,18 +454,13 @@ impl Timeline {
         let may_be_recycled = matches!(self.promise, Promise::InCalls | Promise::WhileRegistered);
         if may_be_recycled && !self.stream.is_in_capture() {
             // SAFETY: presented by the caller or registered, so valid by promise.
-            let id = unsafe { self.events.device.stream_id(handle) }?;
+            let id = unsafe { self.events.device.stream_id(self.handle) }?;
             if id != self.stream && !id.is_in_capture() {
-                return Err(gone("the handle is another stream's now"));
+                return gone("the handle is another stream's now");
             }
         }
-        Ok(())
+        Ok(self.handle)
     }
-}
-
-#[cold]
-fn gone(what: &str) -> DeviceError {
-    DeviceError::Invalid { call: "stream", what: what.to_owned() }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
@@ -17,27 +17,44 @@ pub(crate) trait AfterSync: Send + Sync {
     fn after_sync(&self);
 }
 
+/// The timelines, and who holds their streams. One stream has one timeline however often it is presented. By different promises,
+/// it may have several: each promise has its own end.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    slots: Vec<Option<Arc<Timeline>>>,
-    free: Vec<u32>,
-}
+pub(super) struct Table(Vec<Option<(Arc<Timeline>, Weak<HeldTimeline>)>>);
 
 impl Table {
     /// The timeline, unless it is gone: then all of it is reached.
     #[inline]
     pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
-        self.slots.get(id.slot as usize)?.as_ref().filter(|timeline| timeline.id == id)
+        let (timeline, _) = self.0.get(id.slot as usize)?.as_ref()?;
+        (timeline.id == id).then_some(timeline)
     }
 
     fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
-        self.slots.iter().flatten()
+        self.0.iter().flatten().map(|(timeline, _)| timeline)
     }
 
-    /// Removes a timeline of which everything is complete.
-    fn remove(&mut self, id: TimelineId) {
-        self.slots[id.slot as usize] = None;
-        self.free.push(id.slot);
+    /// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
+    fn find(&self, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<HeldTimeline>> {
+        let suffice: &[_] = match promise {
+            Promise::Stays => &[Promise::Stays],
+            Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
+            Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
+            Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
+        };
+        // What the driver does not identify is known by its handle, where somebody promised that it stays.
+        let is_it = |of: &Timeline| {
+            let has_handle = id.is_in_capture() && of.promise != Promise::InCalls && of.handle == handle;
+            suffice.contains(&of.promise) && (of.stream == id || has_handle)
+        };
+        let all =
+            self.0.iter().flatten().filter(|(timeline, held)| is_it(timeline) && held.strong_count() > 0);
+        let found = all.min_by_key(|(timeline, _)| timeline.promise)?.1.upgrade()?;
+        if promise == Promise::WhileRegistered {
+            // Relaxed: the last one ends with the table locked.
+            found.registrations.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(found)
     }
 }
 
@@ -46,13 +63,10 @@ impl Table {
 pub(super) struct HeldTimeline {
     pub(super) timelines: Arc<Timelines>,
     pub(super) timeline: Arc<Timeline>,
-    pub(super) handle: StreamHandle,
     /// Whether the stream is ours to destroy.
     owned: bool,
-    /// How often the stream is registered. Written with the lock of those alive.
+    /// How often the stream is registered. Written with the table locked.
     pub(super) registrations: AtomicUsize,
-    /// Whether somebody held the stream when its registration ended.
-    is_left_over: AtomicBool,
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
     #[cfg(feature = "cudarc")]
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
@@ -66,31 +80,6 @@ impl Drop for HeldTimeline {
     }
 }
 
-/// Streams that somebody holds, by who they are and by the promise that they are held by.
-type Alive = HashMap<(StreamId, Promise), Weak<HeldTimeline>>;
-
-/// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
-fn find(alive: &Alive, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<HeldTimeline>> {
-    let suffice: &[_] = match promise {
-        Promise::Stays => &[Promise::Stays],
-        Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
-        Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
-        Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
-    };
-    let known = suffice.iter().find_map(|by| alive.get(&(id, *by))?.upgrade());
-    let found = known.or_else(|| {
-        // The driver does not identify it. Its handle does, where somebody promised that it stays.
-        let stays = |by: &Promise| *by != Promise::InCalls && suffice.contains(by);
-        let held = || alive.iter().filter(|((_, by), _)| stays(by)).filter_map(|(_, held)| held.upgrade());
-        if id.is_in_capture() { held().find(|held| held.handle == handle) } else { None }
-    })?;
-    if promise == Promise::WhileRegistered {
-        // Relaxed: under the lock.
-        found.registrations.fetch_add(1, Ordering::Relaxed);
-    }
-    Some(found)
-}
-
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Timelines {
@@ -99,13 +88,9 @@ pub(crate) struct Timelines {
     table: OfProcess<RwLock<Table>>,
     /// Retired timelines that are not known to be complete. Those at the back were asked last.
     retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
-    /// Streams alive now, so that one stream has one timeline however often it is presented. By different promises, it
-    /// may have several: each promise has its own end.
-    alive: OfProcess<Mutex<Alive>>,
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
-    /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
-    /// which would end a capture.
-    captures: Mutex<usize>,
+    /// Locked while a capture begins, and while the device is synchronised for a pool's own sake, which would end one.
+    beginning: Mutex<()>,
 }
 
 impl Timelines {
@@ -115,9 +100,8 @@ impl Timelines {
             process: Process::here(),
             table: OfProcess::default(),
             retired: OfProcess::default(),
-            alive: OfProcess::default(),
             listeners: OfProcess::default(),
-            captures: Mutex::default(),
+            beginning: Mutex::default(),
         })
     }
 
@@ -168,7 +152,8 @@ impl Timelines {
         self.check_process()?;
         let promise = match handle {
             StreamHandle::PER_THREAD => Promise::InCalls,
-            _ if is_legacy(handle) => Promise::Stays,
+            // The legacy default stream's, by either of its names. It is there as long as the device is.
+            _ if handle.raw() <= StreamHandle::LEGACY.raw() => Promise::Stays,
             _ => promise,
         };
         // SAFETY: the caller's promise.
@@ -177,7 +162,7 @@ impl Timelines {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
         }
-        let found = find(&self.alive.lock(), handle, id, promise);
+        let found = self.all().find(handle, id, promise);
         found.map_or_else(|| self.enter(handle, id, promise, false), Ok)
     }
 
@@ -189,73 +174,54 @@ impl Timelines {
         owned: bool,
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.sweep_retired();
-        let timeline = {
-            let mut table = self.table.write();
-            if !self.make_room(&mut table) {
-                let bytes = (table.slots.len() * size_of::<Option<Arc<Timeline>>>()) as u64;
-                return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
-            }
-            let slot = table.free.pop().unwrap_or_else(|| {
-                table.slots.push(None);
-                u32::try_from(table.slots.len() - 1).expect("fewer than 2^32 streams at once")
-            });
-            let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
-            table.slots[slot as usize].insert(timeline).clone()
-        };
+        let mut table = self.table.write();
+        if let Some(other) = table.find(handle, id, promise) {
+            // Another thread was faster.
+            return Ok(other);
+        }
+        let mut retired = self.retired.lock();
+        let more = (table.0.len() + 1).saturating_sub(retired.len());
+        if table.0.try_reserve(1).is_err() || retired.try_reserve(more).is_err() {
+            let bytes = (table.0.len() * size_of::<Arc<Timeline>>()) as u64;
+            return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
+        }
+        drop(retired);
+        let at = table.0.iter().position(Option::is_none).unwrap_or_else(|| {
+            table.0.push(None);
+            table.0.len() - 1
+        });
+        let slot = u32::try_from(at).expect("fewer than 2^32 streams at once");
+        let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
         let held = Arc::new(HeldTimeline {
             timelines: self.clone(),
-            timeline,
-            handle,
+            timeline: timeline.clone(),
             owned,
             registrations: AtomicUsize::new(usize::from(promise == Promise::WhileRegistered)),
-            is_left_over: AtomicBool::new(false),
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
         });
-        let mut alive = self.alive.lock();
-        if let Some(other) = find(&alive, handle, id, promise) {
-            // Another thread was faster. Without the lock, which the end of this one takes.
-            drop(alive);
-            return Ok(other);
-        }
-        alive.insert((id, promise), Arc::downgrade(&held));
+        table.0[at] = Some((timeline, Arc::downgrade(&held)));
         Ok(held)
-    }
-
-    /// Reserves host memory in all lists for one more stream, for its start and its end. `false` where the host refuses.
-    fn make_room(&self, table: &mut Table) -> bool {
-        let all = table.slots.len() + 1;
-        let mut retired = self.retired.lock();
-        let more = all - retired.len().min(all);
-        table.slots.try_reserve(1).is_ok()
-            && table.free.try_reserve(all - table.free.len()).is_ok()
-            && retired.try_reserve(more).is_ok()
-            && self.alive.lock().try_reserve(1).is_ok()
     }
 
     /// One registration ends. With the last one, who presents the handle is given the stream no more. Returns whether
     /// the promise that the handle is valid has ended, too.
     pub(super) fn unregister(&self, held: &HeldTimeline) -> bool {
-        let (mut alive, promise) = (self.alive.lock(), held.timeline.promise);
-        // Relaxed: under the lock.
-        let is_last = held.registrations.fetch_sub(1, Ordering::Relaxed) == 1;
-        is_last
-            && promise == Promise::WhileRegistered
-            && alive.remove(&(held.timeline.stream, promise)).is_some()
+        let (mut table, timeline) = (self.table.write(), &held.timeline);
+        // Relaxed: under the lock. A default stream is found without a registration, and has none.
+        let less = |count: usize| count.checked_sub(1);
+        let is_last = held.registrations.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) == Ok(1);
+        let ends = is_last && timeline.promise == Promise::WhileRegistered;
+        if ends && let Some((_, held)) = &mut table.0[timeline.id.slot as usize] {
+            *held = Weak::new();
+        }
+        ends
     }
 
-    /// What comes after the last registration [ended](Self::unregister): the owner may destroy the stream after this
-    /// call. Whoever still has a clone finds it gone.
-    pub(super) fn end(&self, held: &Arc<HeldTimeline>) {
-        // Nobody gets another clone. What is freed by one that is left, from here on, may be closed by no mark.
-        // Relaxed: read by whoever drops the last clone, which comes after.
-        held.is_left_over.store(Arc::strong_count(held) > 1, Ordering::Relaxed);
-        self.close_last(&held.timeline);
-    }
-
-    /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call.
-    fn close_last(&self, timeline: &Timeline) {
+    /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call. Whoever still has a
+    /// clone finds it gone.
+    pub(super) fn close_last(&self, timeline: &Timeline) {
         let closed = timeline.close(timeline.now(), false);
         if let Err(error) = &closed {
             tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
@@ -276,23 +242,17 @@ impl Timelines {
             return;
         }
         let timeline = &held.timeline;
-        {
-            let (mut alive, key) = (self.alive.lock(), (timeline.stream, timeline.promise));
-            // It may have been presented again since: then the entry is the newcomer's.
-            if alive.get(&key).is_some_and(|known| known.strong_count() == 0) {
-                alive.remove(&key);
-            }
-        }
-        if held.is_left_over.load(Ordering::Relaxed) {
-            // As in `close_last`.
+        if timeline.is_retired() {
+            // What was freed by a clone after the registration's end is closed by no mark: as in `close_last`.
             timeline.turn();
-        } else if !timeline.is_marked_at_once() && !timeline.is_retired() {
+        } else if timeline.is_marked_at_once() {
+            timeline.retire();
+        } else {
             self.close_last(timeline);
         }
-        timeline.retire();
         if held.owned {
             // SAFETY: the stream is ours, and this was the last clone.
-            if let Err(error) = unsafe { self.device().destroy_stream(held.handle) } {
+            if let Err(error) = unsafe { self.device().destroy_stream(timeline.handle) } {
                 tracing::warn!(%error, "a stream could not be destroyed");
             }
         }
@@ -306,10 +266,10 @@ impl Timelines {
         loop {
             let Some(timeline) = self.retired.lock().pop_front() else { return };
             // The turn at retirement closed every tick below `now`.
-            if timeline.poll().is_err() || timeline.observed() + 1 < timeline.now() {
+            if timeline.look(timeline.now() - 1).is_err() || timeline.observed() + 1 < timeline.now() {
                 return self.retired.lock().push_back(timeline);
             }
-            self.table.write().remove(timeline.id);
+            self.table.write().0[timeline.id.slot as usize] = None;
         }
     }
 
@@ -331,9 +291,9 @@ impl Timelines {
         let mut turned = Vec::new();
         {
             let all = self.all();
-            let bytes = (all.slots.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
+            let bytes = (all.0.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
             let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
-            turned.try_reserve_exact(all.slots.len()).map_err(no_memory)?;
+            turned.try_reserve_exact(all.0.len()).map_err(no_memory)?;
             turned.extend(all.iter().map(|timeline| (timeline.turn(), timeline.clone())));
         }
         self.device().synchronize()?;
@@ -347,10 +307,9 @@ impl Timelines {
     /// stream is asked whether it is idle. Once this has returned, neither is done until the capture has ended.
     pub(crate) fn begin_capture(&self) {
         {
-            let mut captures = self.captures.lock();
-            *captures += 1;
+            let _beginning = self.beginning.lock();
             // Relaxed: as for `is_capturing`.
-            self.events.is_capturing.store(true, Ordering::Relaxed);
+            self.events.captures.fetch_add(1, Ordering::Relaxed);
         }
         // Who adds a timeline after this look sees the store above, through the table's lock.
         self.all().iter().for_each(|timeline| timeline.let_calls_end());
@@ -364,21 +323,15 @@ impl Timelines {
 
     /// A capture that [began](Self::begin_capture) has ended; whether it was the last.
     pub(crate) fn end_capture(&self) -> bool {
-        let mut captures = self.captures.lock();
-        *captures -= 1;
         // Relaxed: as for `is_capturing`.
-        self.events.is_capturing.store(*captures > 0, Ordering::Relaxed);
-        *captures == 0
+        self.events.captures.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
     /// As [`synchronize_device`](Self::synchronize_device), but where a capture is under way, which that would end:
     /// `false`, and nothing is done.
     pub(crate) fn synchronize_device_unless_capturing(&self) -> DeviceResult<bool> {
-        let captures = self.captures.lock();
-        if *captures > 0 {
-            return Ok(false);
-        }
-        self.synchronize_device().map(|()| true)
+        let _none_begins = self.beginning.lock();
+        if self.is_capturing() { Ok(false) } else { self.synchronize_device().map(|()| true) }
     }
 
     /// Notes that the host has waited for everything in `clock`.
@@ -391,7 +344,7 @@ impl Timelines {
 
     pub(crate) fn listen(&self, listener: Weak<dyn AfterSync>) {
         let mut listeners = self.listeners.lock();
-        // Here too: a pool's memory stays as long as its listener is known, and not every program synchronises.
+        // A pool's memory stays as long as its listener is known.
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(listener);
     }
@@ -400,8 +353,7 @@ impl Timelines {
     pub(crate) fn after_sync(&self) {
         let mut told = Vec::new();
         {
-            let mut listeners = self.listeners.lock();
-            listeners.retain(|listener| listener.strong_count() > 0);
+            let listeners = self.listeners.lock();
             // Without memory for the list, none is told: what they do now they do after the next wait.
             if told.try_reserve_exact(listeners.len()).is_err() {
                 return;
@@ -412,11 +364,6 @@ impl Timelines {
             listener.after_sync();
         }
     }
-}
-
-/// Whether the handle is the legacy default stream's, by either of its names. It is there as long as the device is.
-fn is_legacy(handle: StreamHandle) -> bool {
-    handle.raw() <= StreamHandle::LEGACY.raw()
 }
 
 #[cfg(test)]

@@ -41,7 +41,6 @@ pub(crate) fn record_use(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result
     if ptr.is_null() {
         return Ok(());
     }
-    core.check_process()?;
     if core.check_stream(stream).is_ok() {
         return freeing::record_use(core, ptr, stream);
     }
@@ -59,7 +58,7 @@ pub(crate) fn check_beside(core: &Core, stream: &Stream) -> Result<()> {
 }
 
 fn is_beside(core: &Core, peer: Option<PeerId>) -> bool {
-    core.device().peer_id().zip(peer).is_some_and(|(own, peer)| own.is_beside(peer))
+    core.device.peer_id().zip(peer).is_some_and(|(own, peer)| own.is_beside(peer))
 }
 
 /// The name of a context's device, which has to work together with the pool's; `None` for the pool's own.
@@ -70,17 +69,17 @@ fn peer_of(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
         let what = "working together with that device: both have to be GPUs, or both host devices";
         return Err(unsupported(core, what));
     }
-    Ok(peer.filter(|_| core.device().peer_id() != peer))
+    Ok(peer.filter(|_| core.device.peer_id() != peer))
 }
 
 fn unsupported(core: &Core, what: &'static str) -> Error {
-    DeviceError::Unsupported { device: core.device().properties().name.clone(), what }.into()
+    DeviceError::Unsupported { device: core.device.properties().name.clone(), what }.into()
 }
 
 /// Likewise of one that has to reach the pool's memory.
 fn reachable_peer(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
     match peer_of(core, peer)? {
-        Some(peer) if !core.device().can_be_reached_from(peer)? => {
+        Some(peer) if !core.device.can_be_reached_from(peer)? => {
             Err(unsupported(core, "direct access from that GPU: copies between them go by way of the host"))
         }
         peer => Ok(peer),
@@ -110,13 +109,11 @@ fn is_shared_with(arena: &Arena, id: ExtentId, peers: PeerSet) -> bool {
 
 /// Lets devices use a live block, and what else lies on its pages.
 fn share(arena: &mut Arena, id: ExtentId, peers: PeerSet) -> DeviceResult<()> {
-    let mut next = pages_of(arena, id).next();
-    let end = arena.range_of(id).end;
-    while let Some(PageAtHome { id, at, bytes }) = next {
+    let Range { mut start, end } = arena.range_of(id);
+    while let Some(page) = arena.page_at(start).filter(|_| start < end) {
         // SAFETY: the page is mapped there.
-        unsafe { arena.pages.set_peer_access(id, at, peers, true) }?;
-        let behind = at.offset(bytes);
-        next = arena.page_at(behind).filter(|_| behind < end);
+        unsafe { arena.pages.set_peer_access(page.id, page.at, peers, true) }?;
+        start = page.at.offset(page.bytes);
     }
     Ok(())
 }
@@ -183,11 +180,11 @@ pub(crate) fn begin_copy_to(
 ) -> Result<(RwLockReadGuard<'_, ()>, bool)> {
     let guard = core.beside::<PeerCopies>().0.read();
     let peers = PeerSet::of(to);
-    let is_own = core.device().peer_id() == Some(to);
+    let is_own = core.device.peer_id() == Some(to);
     if is_own || core.with_live(ptr, |arena, id| is_shared_with(arena, id, peers))? {
         return Ok((guard, true));
     }
-    if !core.device().can_be_reached_from(to)? {
+    if !core.device.can_be_reached_from(to)? {
         return Ok((guard, false));
     }
     let shared = core.with_live(ptr, |arena, id| share(arena, id, peers))?;

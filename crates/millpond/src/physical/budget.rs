@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -212,11 +213,10 @@ impl Budget {
 
     /// Whether the two are the same budget.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        match (&self.inner, &other.inner) {
-            (Inner::Private(mine), Inner::Private(theirs)) => Arc::ptr_eq(mine, theirs),
-            (Inner::Named(mine), Inner::Named(theirs)) => Arc::ptr_eq(mine, theirs),
-            _ => false,
-        }
+        let place = |of: &Self| {
+            of.of_either(|private| ptr::from_ref(private).addr(), |named| ptr::from_ref(named).addr())
+        };
+        place(self) == place(other)
     }
 
     /// As [`held`](Self::held), without waiting for other processes, and so about that.

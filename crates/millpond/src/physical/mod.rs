@@ -42,6 +42,9 @@ enum Backing {
     Segment(DevicePtr),
 }
 
+/// Base pages of a range of addresses of an arena's: the range's number, the first, and the first behind them.
+pub(crate) type Home = (u32, (u64, u64));
+
 /// One physical page.
 #[derive(Debug)]
 pub(crate) struct Page {
@@ -51,19 +54,36 @@ pub(crate) struct Page {
     /// Mappings, the one in use and old ones. A page that sleeps has one, too.
     pub(crate) mappings: u32,
     presence: Presence,
+    /// Where the mapping in use is, as its arena notes it: the range's number, and the first base page.
+    pub(crate) home: Option<(u32, u64)>,
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
 }
 
-/// Why there is no page.
+/// Why memory was refused.
 #[derive(Debug)]
-pub(crate) enum NoPage {
-    /// There is no memory for it.
-    Short(Shortage),
-    /// The host has no memory for the records of all pages, of so many bytes.
-    Host(u64),
-    /// The device refused for another reason.
+pub(crate) enum Refusal {
+    /// Memory for a page of this many bytes is lacking.
+    Short {
+        /// What stood in the way.
+        what: Shortage,
+        /// Bytes that were asked of the device.
+        bytes: u64,
+    },
+    /// The device refused for another reason, or the host has no memory, or no addresses, left for what describes the device's.
     Device(DeviceError),
+}
+
+/// Memory that the driver itself lacks, as for page tables, is lacking too.
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::OutOfMemory { requested, .. } => {
+                Self::Short { what: Shortage::Device, bytes: requested }
+            }
+            other => Self::Device(other),
+        }
+    }
 }
 
 /// Why a page could not be mapped.
@@ -132,6 +152,13 @@ impl Pages {
         self.table[id.0 as usize].as_mut().expect("a page id in use names a page")
     }
 
+    /// Where the page with this id lies, if there is one and it lies somewhere.
+    #[inline]
+    pub(crate) fn home(&self, id: PageId) -> Option<Home> {
+        let page = self.table.get(id.0 as usize)?.as_ref()?;
+        page.home.map(|(range, first)| (range, (first, first + u64::from(page.base_pages))))
+    }
+
     /// Every page that is held, for recounts.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
@@ -151,13 +178,8 @@ impl Pages {
         u64::from(base_pages) * self.base_page_bytes
     }
 
-    /// Puts a page that is mapped nowhere aside.
-    pub(crate) fn park(&mut self, id: PageId) {
-        self.parked.push(id);
-    }
-
     /// Creates a page of `base_pages`, mapped nowhere: map or park it.
-    pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
+    pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, Refusal> {
         let id = self.add(base_pages, Self::create_page)?;
         self.counters.calls.create.add(1);
         Ok(id)
@@ -173,7 +195,7 @@ impl Pages {
         &mut self,
         base_pages: u32,
         take: impl FnOnce(&dyn Device, u64) -> DeviceResult<DevicePtr>,
-    ) -> Result<(PageId, DevicePtr), NoPage> {
+    ) -> Result<(PageId, DevicePtr), Refusal> {
         let mut at = DevicePtr::NULL;
         let id = self.add(base_pages, |device, bytes| {
             at = take(device, bytes)?;
@@ -209,14 +231,16 @@ impl Pages {
         &mut self,
         base_pages: u32,
         take: impl FnOnce(&dyn Device, u64) -> DeviceResult<Backing>,
-    ) -> Result<PageId, NoPage> {
+    ) -> Result<PageId, Refusal> {
         let bytes = self.bytes(base_pages);
         if !self.make_room() {
-            return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
+            let bytes = (self.table.len() * size_of::<Option<Page>>()) as u64;
+            return Err(DeviceError::HostMemory { what: "a list of pages", bytes }.into());
         }
         let backing = self.take_memory(bytes, take)?;
         self.base_pages += u64::from(base_pages);
-        let page = Page { backing, base_pages, mappings: 0, presence: Presence::Whole, peers: PeerSet::NONE };
+        let (presence, peers) = (Presence::Whole, PeerSet::NONE);
+        let page = Page { backing, base_pages, mappings: 0, presence, home: None, peers };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -234,8 +258,8 @@ impl Pages {
         &self,
         bytes: u64,
         take: impl FnOnce(&dyn Device, u64) -> DeviceResult<Backing>,
-    ) -> Result<Backing, NoPage> {
-        self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
+    ) -> Result<Backing, Refusal> {
+        self.limits.admit(bytes, self.device.as_ref()).map_err(|what| Refusal::Short { what, bytes })?;
         let taken = take(self.device.as_ref(), bytes).inspect_err(|_| self.limits.refuse(bytes))?;
         self.limits.count(bytes, &self.counters);
         Ok(taken)
@@ -264,13 +288,9 @@ impl Pages {
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
-        let usual = self.peers;
-        let before = std::mem::replace(&mut self.get_mut(id).peers, usual);
         let mut there = Presence::Unmapped;
         // SAFETY: the caller's promise.
-        let mapped = unsafe { self.bring_back(id, at, &mut there) };
-        self.get_mut(id).peers = before;
-        let Err(error) = mapped else {
+        let Err(error) = (unsafe { self.bring_back(id, at, &mut there, self.peers) }) else {
             self.get_mut(id).mappings += 1;
             return Ok(());
         };
@@ -381,7 +401,7 @@ impl Pages {
             // SAFETY: the page leaves the table below, and with it every trace of the handle.
             if let Err(error) = unsafe { self.device.release_page(handle) } {
                 self.get_mut(id).presence = Presence::Whole;
-                self.park(id);
+                self.parked.push(id);
                 return Err(error);
             }
             self.counters.calls.release.add(1);
@@ -391,31 +411,17 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// Takes this page, if it is parked.
-    pub(crate) fn unpark(&mut self, id: PageId) -> bool {
-        let at = self.parked.iter().position(|parked| *parked == id);
-        at.map(|at| self.parked.remove(at)).is_some()
+    /// Takes this page, which is parked.
+    pub(crate) fn unpark(&mut self, id: PageId) {
+        self.parked.retain(|parked| *parked != id);
     }
 
-    /// Releases the pages that were parked since there were `first`. One that cannot be released stays parked.
-    #[cold]
-    pub(crate) fn release_parked_since(&mut self, first: usize) {
-        for at in (first..self.parked.len()).rev() {
-            let page = self.parked[at];
-            if self.get(page).mappings == 0 {
-                self.parked.remove(at);
-                if let Err(error) = self.release(page) {
-                    tracing::warn!(%error, "a page for a request that failed could not be given back");
-                }
-            }
-        }
-    }
-
-    /// Releases parked pages until at most `keep` bytes are reserved.
-    pub(crate) fn release_parked(&mut self, keep: u64) -> DeviceResult<()> {
+    /// Releases pages that were parked since there were `first`, until at most `keep` bytes are reserved. One that cannot be
+    /// released stays parked.
+    pub(crate) fn release_parked(&mut self, first: usize, keep: u64) -> DeviceResult<()> {
         let mut at = self.parked.len();
         let mut result = Ok(());
-        while result.is_ok() && at > 0 && self.counters.reserved.current() > keep {
+        while result.is_ok() && at > first && self.counters.reserved.current() > keep {
             at -= 1;
             let page = self.parked[at];
             if self.get(page).mappings == 0 {

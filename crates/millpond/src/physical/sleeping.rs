@@ -2,8 +2,8 @@
 //!
 //! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
 
-use super::{NoPage, PageId, Pages, Shortage};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
+use super::{Page, PageId, Pages, Refusal};
+use crate::device::{DevicePtr, DeviceResult, PeerSet};
 
 /// How much of a page is there, at one of its addresses. Less than all of it only while its pool sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +62,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Maps a page that has memory, and lets the device and the page's peers use it there, as far as that was not done.
+    /// Maps a page that has memory, and lets the device and these peers use it there, as far as that was not done.
     ///
     /// # Safety
     /// The range is the page's, reserved from this device. Nothing is mapped there but what `there` says.
@@ -71,8 +71,9 @@ impl Pages {
         id: PageId,
         at: DevicePtr,
         there: &mut Presence,
+        peers: PeerSet,
     ) -> DeviceResult<()> {
-        let ((handle, bytes), peers) = (self.handle(id), self.get(id).peers);
+        let (handle, bytes) = self.handle(id);
         if *there == Presence::Unmapped {
             // SAFETY: the page is in the table, so not released. The range is the caller's promise.
             unsafe { self.device.map(at, bytes, handle) }?;
@@ -108,8 +109,9 @@ impl Pages {
     /// # Safety
     /// The page has been mapped there, and nothing else has since.
     pub(crate) unsafe fn get_up(&mut self, id: PageId, others: &mut OtherMappings) -> DeviceResult<()> {
+        let peers = self.get(id).peers;
         // SAFETY: the page has memory. The addresses are its own, and empty while it is away.
-        others.0.iter_mut().try_for_each(|(at, there)| unsafe { self.bring_back(id, *at, there) })
+        others.0.iter_mut().try_for_each(|(at, there)| unsafe { self.bring_back(id, *at, there, peers) })
     }
 
     /// Whether there is a page with this id.
@@ -167,7 +169,7 @@ impl Pages {
     ///
     /// # Safety
     /// The page's home is `at`.
-    pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), NoPage> {
+    pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), Refusal> {
         if self.get(id).presence == Presence::Gone {
             let bytes = self.bytes_of(id);
             let backing = self.take_memory(bytes, Self::create_page)?;
@@ -176,19 +178,10 @@ impl Pages {
             let page = self.get_mut(id);
             (page.backing, page.presence) = (backing, Presence::Unmapped);
         }
-        let mut there = self.get(id).presence;
+        let Page { presence: mut there, peers, .. } = *self.get(id);
         // SAFETY: the page has memory. Its home is reserved, and empty while it is away.
-        let mapped = unsafe { self.bring_back(id, at, &mut there) };
+        let mapped = unsafe { self.bring_back(id, at, &mut there, peers) };
         self.get_mut(id).presence = there;
         Ok(mapped?)
-    }
-}
-
-impl From<DeviceError> for NoPage {
-    fn from(error: DeviceError) -> Self {
-        match error {
-            DeviceError::OutOfMemory { .. } => Self::Short(Shortage::Device),
-            other => Self::Device(other),
-        }
     }
 }

@@ -12,6 +12,3 @@ pub(crate) const ROUND: Duration = Duration::from_millis(4);
 
 /// How often one request asks the other processes, as long as its time is not over.
 pub(crate) const ROUNDS: usize = 8;
-
-/// How long the lock of a register is waited for: it is held for less than a microsecond, unless its holder is stopped.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(1);

@@ -1,17 +1,9 @@
 //! Which free memory a request takes, and how far it is looked for.
 
-/// Free extents looked at before a search gives up: for one that is ready, and then for one at a lower address. Enough to find
-/// a best fit where streams share a pool evenly. A search over another stream's extents then costs about as much as the event
-/// query that follows. (128 give the same ratios; for the lower address, 1024 did.)
-pub(crate) const CANDIDATES: usize = 16;
-
-/// Free extents looked at as one end of a place that has to grow. The longest ones save the most pages. (One came to
-/// 1.0176, 32 to 1.0116, 64 to 1.0104, 128 to 1.0099, all to 1.0100.)
-pub(crate) const GROWTH_CANDIDATES: usize = 128;
-
-/// Free extents in the longest sorted list: a longer one is cut in two. To move half of them costs about as much as to find the
-/// place of one.
-pub(crate) const LONGEST_RUN: usize = 64;
+/// Free extents looked at before a search gives up: for one that is ready, for one at a lower address, and for one end of a place that
+/// has to grow. The longest of these save the most pages. (One came to 1.0176, 32 to 1.0116, 64 to 1.0104, 128 to 1.0099, all to
+/// 1.0100.) As many are in the longest sorted list: a longer one is cut in two.
+pub(crate) const CANDIDATES: usize = 128;
 
 /// Whether the best fit is taken for a large block: `rest` units are left over, and a base page has so many. No page of
 /// so little could serve elsewhere. Else the lowest address is taken. (docs/lab/pages.md, "The lowest address, or the best

@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use super::Policy;
-use super::caching::LEAST_LIMIT;
+use super::size_classes::most_wasted;
 
 /// What the ledger answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,30 +40,17 @@ pub(crate) struct Ledger {
     opened: Duration,
     /// What its pages took since then.
     paid: Duration,
-    /// Slow paths since the last look.
-    slow: Slow,
+    /// Time of slow paths since the last look.
+    slow: Duration,
     /// At the last look.
     looked: Observation,
-    /// Slow paths of the looks in a row, up to the last, that found much slow-path time.
-    row: Slow,
+    /// Time of slow paths, and how many, since the last look that found little slow-path time.
+    row: Duration,
+    paths: u32,
     /// Bytes; 0 unless overdrawn.
     growth_allowance: u64,
     /// Bytes that the growth allowance may come to.
     most_growth: u64,
-}
-
-/// Slow paths: their time, and how many.
-#[derive(Debug, Clone, Copy, Default)]
-struct Slow {
-    time: Duration,
-    paths: u32,
-}
-
-impl Slow {
-    fn add(&mut self, more: Self) {
-        self.time += more.time;
-        self.paths += more.paths;
-    }
 }
 
 /// What a pool sees when it looks.
@@ -102,17 +89,12 @@ const MOST_TIME: Duration = Duration::from_millis(50);
 pub(super) const MOST_PATHS: u32 = 4096;
 
 /// The most that the growth allowance comes to if the program does not say: this part of the device's memory.
-const MOST_GROWTH_PART: u64 = 32;
+pub(crate) const MOST_GROWTH_PART: u64 = 32;
 
 /// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it
 /// would cost as much. In throughput mode, a step of such a program saved 520 ns a block on 2 cores of an AMD EPYC. It
 /// saved 1,100 ns on a busy machine with an H200.
 pub(crate) const CUT: Duration = Duration::from_nanos(600);
-
-/// What the growth allowance may come to on a device with so many bytes, if the program does not say.
-pub(crate) fn most_growth(total_memory: u64) -> u64 {
-    total_memory / MOST_GROWTH_PART
-}
 
 impl Ledger {
     /// For a pool that is made `now`, whose growth allowance is at most so many bytes.
@@ -121,9 +103,10 @@ impl Ledger {
             policy,
             opened: now,
             paid: Duration::ZERO,
-            slow: Slow::default(),
+            slow: Duration::ZERO,
             looked: Observation { now, served: 0 },
-            row: Slow::default(),
+            row: Duration::ZERO,
+            paths: 0,
             growth_allowance: 0,
             most_growth,
         }
@@ -153,11 +136,6 @@ impl Ledger {
         self.growth_allowance
     }
 
-    /// Bytes that the allowance may come to in throughput mode.
-    pub(crate) fn most_growth_allowance(&self) -> Option<u64> {
-        self.is_overdrawn().then_some(self.most_growth)
-    }
-
     /// Notes what pages took: to create, map, unmap and search for them.
     pub(crate) fn pay_for_pages(&mut self, time: Duration) {
         self.paid += time;
@@ -166,8 +144,10 @@ impl Ledger {
     /// Notes a slow path that more memory would have saved, and the time that it took: [`CUT`] where it cut a block from free
     /// memory, or grew. Has the pool `look` if they took much by now. Returns whether the growth allowance has changed.
     pub(crate) fn note(&mut self, time: Duration, look: impl FnOnce() -> Observation) -> bool {
-        self.slow.add(Slow { time, paths: 1 });
-        self.slow.time >= LOOK_AFTER && self.look_slow(&look())
+        self.slow += time;
+        self.row += time;
+        self.paths += 1;
+        self.slow >= LOOK_AFTER && self.look_slow(&look())
     }
 
     #[cold]
@@ -178,27 +158,25 @@ impl Ledger {
         let passed = observed.now.saturating_sub(self.looked.now);
         let is_much = |time: Duration| time * MUCH_PART > passed;
         let before = self.growth_allowance;
+        let goes_on = !self.is_overdrawn() && is_much(self.slow);
         if self.is_overdrawn() {
             // Throughput mode removes the slow paths that began it. So it lasts, too, while requests come so fast
             // that they would take much time if each were cut from free memory.
             let saved = CUT.saturating_mul(
                 observed.served.saturating_sub(self.looked.served).try_into().unwrap_or(u32::MAX),
             );
-            if is_much(self.slow.time) {
+            if is_much(self.slow) {
                 self.growth_allowance = self.growth_allowance.saturating_mul(2).min(self.most_growth);
-            } else if !is_much(self.slow.time + saved) {
+            } else if !is_much(self.slow + saved) {
                 self.growth_allowance = 0;
             }
-        } else if is_much(self.slow.time) {
-            self.row.add(self.slow);
-            if self.row.time >= MOST_TIME || self.row.paths >= MOST_PATHS {
-                // What one thread may cache, at first.
-                (self.growth_allowance, self.row) = (LEAST_LIMIT.min(self.most_growth), Slow::default());
-            }
-        } else {
-            self.row = Slow::default();
+        } else if goes_on && (self.row >= MOST_TIME || self.paths >= MOST_PATHS) {
+            self.growth_allowance = most_wasted().min(self.most_growth);
         }
-        (self.looked, self.slow) = (*observed, Slow::default());
+        if !goes_on {
+            (self.row, self.paths) = (Duration::ZERO, 0);
+        }
+        (self.looked, self.slow) = (*observed, Duration::ZERO);
         self.growth_allowance != before
     }
 }
@@ -293,7 +271,7 @@ mod tests {
     fn the_growth_allowance_doubles_while_slow_paths_take_much() {
         let mut books = Books::new(200 << 20);
         (0..IN_A_ROW).for_each(|_| _ = books.spend(1));
-        assert_eq!(books.ledger.growth_allowance(), 64 << 20, "as much as a thread may cache");
+        assert_eq!(books.ledger.growth_allowance(), 64 << 20);
         // Little time, which would be much without throughput mode: the allowance is enough.
         let enough = (LOOK * 2 * MUCH_PART).div_duration_f64(CUT) as u64;
         assert!(!books.look(2 * MUCH_PART, enough));

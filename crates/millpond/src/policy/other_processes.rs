@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-/// How long who asks for figures may take to send a question, and to read each part of the answer: it is ready for both, unless
-/// it is stopped. As long, nobody else is answered.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// How long kernels of a process may run on after it died: docs/sharing.md promises it. As long may who asks for figures take to
+/// send a question, and to read each part of the answer, while nobody else is answered: it is ready for both, unless it is stopped.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long kernels of a process may run on after it died. No measurement chose it: docs/sharing.md promises it.
-pub(crate) const AFTER_DEATH: Duration = Duration::from_millis(200);
+/// How long is waited for what takes less than a millisecond, unless somebody is stopped meanwhile: the lock of a budget, which a
+/// process holds for less than a microsecond, and the end of a fork.
+pub(crate) const STOPPED: Duration = Duration::from_secs(1);

@@ -12,10 +12,6 @@ const PAGES_IN_BLOCK: u64 = 24;
 /// 104th and 108th to 1.0096, a 112th to 1.0094, all at 0.60 %. Without it three jobs take more than 1 %.)
 const PAGES_IN_POOL: u64 = 104;
 
-/// Base pages in a segment that the driver allocates for large blocks, where it has no pages. As in PyTorch's allocator
-/// (`kLargeBuffer`, 20 MiB).
-pub(crate) const PAGES_IN_SEGMENT: u64 = 10;
-
 /// What a new page is for. Lengths are in base pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageNeed {

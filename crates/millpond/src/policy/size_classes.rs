@@ -4,6 +4,8 @@
 //! units, 4 up to 64, and so on. So the longest of a class is a whole number of eighths of a power of two, and
 //! powers of two waste nothing.
 
+use super::caching::MOST_BYTES;
+
 /// Bits of a length that its class keeps, besides the leading one: eight classes a doubling. An eighth is
 /// wasted at most.
 pub(crate) const CLASS_BITS: u32 = 3;
@@ -11,29 +13,32 @@ pub(crate) const CLASS_BITS: u32 = 3;
 /// Bytes from which on blocks keep their exact size, outside of throughput mode.
 pub(crate) const EXACT_FROM: u64 = 1 << 20;
 
-/// Bytes of the longest request that is rounded to a class in throughput mode.
-pub(crate) const LONGEST_IN_THROUGHPUT_MODE: u64 = 1 << 30;
+/// Whether a request of so many bytes is rounded to a class, and its block cached, in throughput mode. (Zero bytes wrap around.)
+#[inline]
+pub(crate) fn is_rounded_in_throughput_mode(bytes: u64) -> bool {
+    bytes.wrapping_sub(1) < MOST_BYTES
+}
+
+/// Bytes that the class of a cached block may waste: an eighth of the longest. The pool grows by as many at first.
+pub(super) fn most_wasted() -> u64 {
+    MOST_BYTES >> CLASS_BITS
+}
+
+/// How often classes have doubled their width up to this length, less one.
+const fn doublings(last: u64) -> u32 {
+    (last | 1).ilog2().saturating_sub(CLASS_BITS)
+}
 
 /// The class of a length.
 pub(crate) const fn class_of(units: u64) -> u32 {
     let last = units - 1;
-    // Before the first doubling.
-    if last >> CLASS_BITS == 0 {
-        return last as u32;
-    }
-    let doublings = last.ilog2() - CLASS_BITS;
-    (doublings << CLASS_BITS) + (last >> doublings) as u32
+    (doublings(last) << CLASS_BITS) + (last >> doublings(last)) as u32
 }
 
 /// The longest length of the class.
 pub(crate) const fn rounded(units: u64) -> u64 {
     let last = units - 1;
-    // Before the first doubling.
-    if last >> CLASS_BITS == 0 {
-        return units;
-    }
-    let width = 1 << (last.ilog2() - CLASS_BITS);
-    (last | (width - 1)) + 1
+    (last | ((1 << doublings(last)) - 1)) + 1
 }
 
 #[cfg(test)]

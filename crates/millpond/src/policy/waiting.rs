@@ -11,9 +11,6 @@ pub(crate) const SPINS: u64 = 64;
 #[cfg(not(loom))]
 pub(crate) const NAP: Duration = Duration::from_micros(10);
 
-/// How often a descriptor is opened anew because of forks, a millisecond apart.
-pub(crate) const OPENED_ANEW: u32 = 1000;
-
-/// Most callbacks nested on threads of their own. On one thread callbacks do not nest; whether a callback waits for
+/// Most callbacks under way at once, each on a thread of its own. On one thread callbacks do not nest; whether a callback waits for
 /// another thread cannot be told.
-pub(crate) const MOST_NESTED: u32 = 4;
+pub(crate) const MOST_NESTED: usize = 32;

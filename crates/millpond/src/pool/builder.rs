@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
@@ -17,13 +17,12 @@ use crate::device::{Device, PeerSet};
 use crate::extents::{Arena, Layout, Owner};
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
-use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
+use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
-use crate::physical::{Budget, GivesBack, Limits, Pages};
+use crate::physical::{Budget, Limits, Pages};
 use crate::policy::Policy;
-use crate::policy::ledger::{self, Ledger};
+use crate::policy::ledger::{Ledger, MOST_GROWTH_PART};
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
-use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 use crate::record;
 use crate::record::Recording;
@@ -109,7 +108,8 @@ impl PoolBuilder {
 
     /// Of memory of other processes, which is gone once it is free.
     pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>) -> Self {
-        let new = Self::new(context, PoolMemory::new(memory)).name("shared");
+        let memory = PoolMemory { device: memory, together: Arc::default() };
+        let new = Self::new(context, memory).name("shared");
         Self {
             keeps_nothing: true,
             live: false,
@@ -255,25 +255,21 @@ impl PoolBuilder {
             Some(guard) if guard.fences => FencedMemory::over(device),
             _ => device,
         };
-        let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
-        let policy = self.policy;
-        let ledger = Ledger::new(policy, most_growth, device.now());
-        let largest_align = device.properties().granularity.min(layout.base_page_bytes);
-        let counters = Arc::new(Counters::default());
-        let headroom = self.headroom;
         let total = device.properties().total_memory;
-        let limits = Limits { hard_limit, headroom, budget: self.budget, total, together };
+        let most_growth = self.spare.unwrap_or(total / MOST_GROWTH_PART);
+        let ledger = Ledger::new(self.policy, most_growth, device.now());
+        let counters = Arc::new(Counters::default());
+        let limits = Limits { hard_limit, headroom: self.headroom, budget: self.budget, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let published = (registry.ranges().clone(), Owner { pool: number, memory: None });
+        let published = (registry.ranges.clone(), Owner { pool: number, memory: None });
         let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
-        let page_map = arena.page_map().clone();
-        let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
+        let sizes = Sizes::new(layout.unit_bytes);
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
         // it 10 to 20 ms.
-        let caches = OfProcess::new(Caches::new(page_map.clone(), sizes));
+        let caches = OfProcess::new(Caches::new(arena.page_map().clone(), sizes));
         let socket = if self.live { live::open() } else { None };
         let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         let guarding = guard.map(Guarding::new).map(Arc::new);
@@ -289,12 +285,11 @@ impl PoolBuilder {
             timelines: timelines.clone(),
             device,
             registry: Arc::downgrade(&registry),
-            ranges: registry.ranges().clone(),
+            ranges: registry.ranges.clone(),
             recording,
             limits,
             counters,
             caches,
-            page_map,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arenas: Arenas::new(arena),
@@ -306,14 +301,11 @@ impl PoolBuilder {
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
-            largest_align,
             reuse: Reuse::new(self.reuse),
-            policy,
             gate: Gate::default(),
             holds: Holds::default(),
             wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
-            has_said_freed_twice: AtomicBool::new(false),
             beside,
         });
         match &self.peers {
@@ -333,13 +325,12 @@ impl PoolBuilder {
         if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
             start_tracking(&inner, &tracking)?;
         }
+        let weak = Arc::downgrade(&inner);
         if let Some(tenancy) = inner.limits.tenancy() {
-            let pool: Arc<dyn GivesBack> = inner.clone();
-            tenancy.add_giver(Arc::downgrade(&pool))?;
+            tenancy.add_giver(weak.clone())?;
         }
         registry.enter(number, &inner);
-        let listener: Arc<dyn AfterSync> = inner.clone();
-        timelines.listen(Arc::downgrade(&listener));
+        timelines.listen(weak);
         if let Some(socket) = socket {
             live::show(&socket, &inner);
         }
@@ -347,29 +338,22 @@ impl PoolBuilder {
     }
 
     fn layout(&self) -> Result<Layout> {
-        let bad = |option, why| Err(Error::BadOption { option, why });
         let granularity = self.memory.device.properties().granularity;
         let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
-        if !smallest.is_power_of_two() || smallest < granularity {
-            let least = format!("at least {granularity} (the device's granularity)");
-            return bad(
-                "page_sizes",
-                format!("the smallest page is {smallest} bytes: use a power of two, {least}"),
-            );
-        }
-        let most = smallest.saturating_mul(1 << 20);
-        if !largest.is_power_of_two() || !(smallest..=most).contains(&largest) {
-            let range = format!("from {smallest} to {most}");
-            return bad(
-                "page_sizes",
-                format!("the largest page is {largest} bytes: use a power of two {range}"),
-            );
-        }
         let unit = self.min_alignment;
-        if !unit.is_power_of_two() || !ALIGNMENTS.contains(&unit) || unit > smallest {
-            let range = format!("from 256 bytes to 2 MiB, at most the smallest page ({smallest})");
-            return bad("min_alignment", format!("{unit} bytes: use a power of two {range}"));
+        let at_most = |least: u64| least..=least.saturating_mul(1 << 20);
+        let alignments = *ALIGNMENTS.start()..=smallest.min(*ALIGNMENTS.end());
+        for (option, what, bytes, range) in [
+            ("page_sizes", "the smallest page is ", smallest, at_most(granularity)),
+            ("page_sizes", "the largest page is ", largest, at_most(smallest)),
+            ("min_alignment", "", unit, alignments),
+        ] {
+            if !bytes.is_power_of_two() || !range.contains(&bytes) {
+                let (least, most) = range.into_inner();
+                let why = format!("{what}{bytes} bytes: use a power of two from {least} to {most}");
+                return Err(Error::BadOption { option, why });
+            }
         }
-        Ok(Layout::new(unit, smallest, largest, EXACT_FROM).with_policy(self.policy))
+        Ok(Layout::new(unit, smallest, largest, self.policy))
     }
 }

@@ -50,12 +50,6 @@ pub(super) struct PoolMemory {
     pub(super) together: Arc<AtomicU64>,
 }
 
-impl PoolMemory {
-    pub(super) fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, together: Arc::default() }
-    }
-}
-
 /// Which memory of the context's streams it is, that is not the device's own: of this NUMA node, if it is pinned.
 pub(super) type OtherMemory = (MemoryKind, Option<u32>);
 
@@ -78,7 +72,7 @@ impl Context {
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
             inner: Arc::new(ContextInner {
-                memory: PoolMemory::new(device.clone()),
+                memory: PoolMemory { device: device.clone(), together: Arc::default() },
                 other_memory: OfProcess::default(),
                 timelines: Timelines::new(device),
                 registry: Arc::default(),
@@ -236,7 +230,7 @@ impl Context {
             (MemoryKind::Pinned, node) => self.device().pinned(node),
             _ => self.device().managed(),
         };
-        let memory = PoolMemory::new(other?);
+        let memory = PoolMemory { device: other?, together: Arc::default() };
         known.push((which, memory.clone()));
         Ok(memory)
     }

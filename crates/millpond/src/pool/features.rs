@@ -103,11 +103,8 @@ impl Pool {
     ///
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
-        let mut given_back = self.sleep_state().sleep(self.inner(), keep)?;
-        for (_, of_tag) in self.tagged_pools() {
-            given_back += of_tag.sleep(keep)?;
-        }
-        Ok(given_back)
+        let own = self.sleep_state().sleep(self.inner(), keep)?;
+        self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.sleep(keep)?))
     }
 
     /// Ends a [sleep](Self::sleep): takes memory again, and maps it where it was. Returns once all bytes are in place. A pool
@@ -125,7 +122,7 @@ impl Pool {
 
     /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
     pub fn is_asleep(&self) -> bool {
-        self.inner().is_here() && self.inner().state.lock().is_asleep
+        self.inner().lock_here().is_some_and(|state| state.is_asleep)
     }
 
     /// Gives the pinned memory back that a [sleep](Self::sleep) left, unless the pool sleeps: its own, and that of its
@@ -135,11 +132,8 @@ impl Pool {
     /// The device's own; what could not be given back stays.
     pub fn trim_staging(&self) -> Result<u64> {
         self.inner().check_process()?;
-        let mut given_back = self.sleep_state().trim_staging()?;
-        for (_, of_tag) in self.tagged_pools() {
-            given_back += of_tag.trim_staging()?;
-        }
-        Ok(given_back)
+        let own = self.sleep_state().trim_staging()?;
+        self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.trim_staging()?))
     }
 
     fn sleep_state(&self) -> &Sleep {

@@ -235,7 +235,7 @@ impl Pool {
 
     /// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
     /// device call. A free range that is long enough already is one. Other threads wait meanwhile where they need more than
-    /// their caches have. Where memory is short, the pool does what it does for an allocation, and counts it as one.
+    /// their caches have. Where memory is short, the pool does what it does for an allocation.
     ///
     /// [Pinned memory](Context::pinned) comes in one segment then, which several threads touch: it is ready several times as
     /// fast as pages. A segment goes back to the system when all of it is free.
@@ -266,10 +266,7 @@ impl Pool {
 
     /// Changes the [reuse policies](PoolBuilder::reuse), for requests from now on; captures that have begun keep theirs.
     pub fn set_reuse(&self, policies: ReusePolicies) {
-        if !self.inner.is_here() {
-            return;
-        }
-        let mut state = self.inner.state.lock();
+        let Some(mut state) = self.inner.lock_here() else { return };
         state.arenas.own.set_policies(policies);
         self.inner.reuse.set(policies);
     }
@@ -415,18 +412,14 @@ impl Pool {
     ///
     /// [`Status::failure`]: record::Status::failure
     pub fn flush_recording(&self) {
-        if !self.inner.is_here() {
-            return;
+        if self.inner.is_here() {
+            self.inner.recording.flush();
         }
-        self.inner.recording.flush();
     }
 
     /// The recording that runs; `None` where none does.
     pub fn recording(&self) -> Option<record::Status> {
-        if !self.inner.is_here() {
-            return None;
-        }
-        self.inner.recording.status()
+        if self.inner.is_here() { self.inner.recording.status() } else { None }
     }
 
     /// Destroys the pool for all its handles, with those of its [tags](Self::tagged): it allocates no more. Waits for pending

@@ -41,7 +41,7 @@ impl RecordFile {
         for _ in 0..16 {
             let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
             let [opened] = CloseOnFork::open(|| Ok::<_, io::Error>([open()?]))?;
-            let file = opened.owner().ok_or_else(forked)?;
+            let file = opened.here().ok_or_else(forked)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -104,7 +104,7 @@ impl RecordFile {
         if std::mem::take(&mut self.torn) {
             self.heal()?;
         }
-        let mut file = self.file.owner().ok_or_else(forked)?;
+        let mut file = self.file.here().ok_or_else(forked)?;
         if self.is_named && file.metadata()?.nlink() == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -125,7 +125,7 @@ impl RecordFile {
     /// Removes what a failed write has left.
     fn heal(&mut self) -> io::Result<()> {
         self.torn = true;
-        let mut file = self.file.owner().ok_or_else(forked)?;
+        let mut file = self.file.here().ok_or_else(forked)?;
         file.set_len(self.good)?;
         file.seek(SeekFrom::Start(self.good))?;
         self.torn = false;

@@ -78,7 +78,7 @@ impl Drop for Tagged {
     }
 }
 
-static TAGS: PerProcess<Mutex<Tags>> = PerProcess::new();
+static TAGS: PerProcess<Mutex<Tags>> = PerProcess::new(Default::default);
 
 #[derive(Default)]
 struct Tags {
@@ -116,7 +116,7 @@ impl Tags {
     }
 }
 
-static SITES: PerProcess<Mutex<Sites>> = PerProcess::new();
+static SITES: PerProcess<Mutex<Sites>> = PerProcess::new(Default::default);
 
 /// A call stack.
 #[derive(Clone)]
@@ -180,7 +180,7 @@ pub(super) fn current_site() -> u32 {
     stacks::number(|stack| SITES.get().lock().enter(stack))
 }
 
-static RESOLVED: PerProcess<Mutex<Resolved>> = PerProcess::new();
+static RESOLVED: PerProcess<Mutex<Resolved>> = PerProcess::new(Default::default);
 
 /// The source code of call stacks. Its lock is held while debug information is read.
 #[derive(Default)]

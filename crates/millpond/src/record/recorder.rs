@@ -98,10 +98,10 @@ pub struct Status {
 }
 
 /// The recorders of this process.
-static OPEN: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
+static OPEN: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new(Default::default);
 
 /// Those that stay until the process ends.
-static KEPT: PerProcess<Mutex<Vec<Arc<Recorder>>>> = PerProcess::new();
+static KEPT: PerProcess<Mutex<Vec<Arc<Recorder>>>> = PerProcess::new(Default::default);
 
 impl Recorder {
     /// The recorder of this file: the one that other pools of this process use already, or a new one. `keep`

@@ -1,44 +1,32 @@
 //! Memory of other processes, as a device: its segments are what was imported.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::lease::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
-use crate::lock::Mutex;
-use crate::mapped::Mapped;
+use crate::mapped::{Mapped, MappedSegments};
 use crate::open_file::OpenFile;
-use crate::process::OfProcess;
 
-/// What goes with pages as long as they are open: the lease, and the file of the owner's budget.
+/// What goes with pages as long as they are open: the lease, and the file of the owner's budget. Let go of last: then the owner
+/// may use the pages for something else, and nobody's budget counts them.
 type Kept = (Arc<Borrowed>, Option<OpenFile>);
 
-/// Pages of another process, mapped one behind the other.
-#[derive(Debug)]
-pub(super) struct Import {
-    mapped: Mapped,
-    /// Where the memory begins, on the first page.
-    at: DevicePtr,
-    /// Closed last: then the owner may use the pages for something else, and nobody's budget counts them.
-    _kept: Kept,
-}
+/// Pages of another process, mapped one behind the other, and where the memory begins, on the first of them.
+pub(super) type Import = (DevicePtr, (Mapped, Kept));
 
 /// See the [module](self). Everything else is the device's below.
 #[derive(Debug)]
 pub(crate) struct ImportedMemory {
     below: Arc<dyn Device>,
     properties: Properties,
-    /// By address.
-    open: OfProcess<Mutex<HashMap<DevicePtr, Import>>>,
-    /// What could not be unmapped. It is tried again before the next import, and at the end.
-    stuck: OfProcess<Mutex<Vec<Mapped>>>,
+    pub(super) open: MappedSegments<Kept>,
 }
 
 impl ImportedMemory {
     pub(crate) fn new(below: Arc<dyn Device>) -> Self {
         let properties =
             Properties { virtual_memory: false, memory_pools: false, ..below.properties().clone() };
-        Self { below, properties, open: OfProcess::default(), stuck: OfProcess::default() }
+        Self { below, properties, open: MappedSegments::new() }
     }
 
     /// Maps pages, given with their lengths. Behind the offset there are at least `room` bytes of address space. Nothing is left
@@ -49,33 +37,16 @@ impl ImportedMemory {
         (offset, room): (u64, u64),
         kept: Kept,
     ) -> DeviceResult<Import> {
-        // SAFETY: nobody was told of these addresses.
-        self.stuck.lock().retain_mut(|mapped| unsafe { mapped.close() }.is_err());
         let granularity = self.properties.granularity;
         let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
         let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
         let mut mapped = Mapped::reserve(&self.below, reserved)?;
-        let all = pages.into_iter().try_for_each(|(page, bytes)| {
+        for (page, bytes) in pages {
             let page = self.below.import_page(page, bytes)?;
             // SAFETY: imported for this, and the addresses are as long as all pages.
-            unsafe { mapped.push(page, bytes) }
-        });
-        let Err(error) = all else {
-            return Ok(Import { at: mapped.base().offset(offset), mapped, _kept: kept });
-        };
-        // SAFETY: as above.
-        if let Err(error) = unsafe { mapped.close() } {
-            tracing::warn!(%error, "memory of another process could not be unmapped; it is tried again");
-            self.stuck.lock().push(mapped);
+            unsafe { mapped.push(page, bytes) }?;
         }
-        Err(error)
-    }
-
-    /// Makes an import a segment; returns where it begins.
-    pub(super) fn enter(&self, import: Import) -> DevicePtr {
-        let at = import.at;
-        self.open.lock().insert(at, import);
-        at
+        Ok((mapped.base().offset(offset), (mapped, kept)))
     }
 }
 
@@ -95,16 +66,7 @@ unsafe impl Forward for ImportedMemory {
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let taken = self.open.lock().remove(&at);
-        let Some(mut import) = taken else {
-            let what = format!("no memory of another process is open at {at}");
-            return Err(DeviceError::Invalid { call: "free_segment", what });
-        };
         // SAFETY: the caller's promise.
-        let closed = unsafe { import.mapped.close() };
-        if closed.is_err() {
-            self.open.lock().insert(at, import);
-        }
-        closed
+        unsafe { self.open.close(at) }
     }
 }

@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::close_on_fork::CloseOnFork;
 use crate::device::{DeviceResult, SharedNumber, system};
 use crate::peer::credentials;
-use crate::policy::other_processes::AFTER_DEATH;
+use crate::policy::other_processes::PATIENCE;
 use crate::process::Process;
 use crate::{Error, Result};
 
@@ -53,7 +53,7 @@ impl Lent {
         }
         let Some(ended) = self.ended else { return false };
         // Acquire: who closed its end counted itself out before.
-        self.users.load(Ordering::Acquire) == 0 || now.saturating_duration_since(ended) >= AFTER_DEATH
+        self.users.load(Ordering::Acquire) == 0 || now.saturating_duration_since(ended) >= PATIENCE
     }
 }
 
@@ -68,8 +68,7 @@ pub(crate) struct Borrowed {
 impl Borrowed {
     /// Takes the two descriptors that another process sent.
     pub(crate) fn begin(end: OwnedFd, users: &OwnedFd) -> Result<Self> {
-        let kind = rustix::fs::fstat(&end).map(|found| FileType::from_raw_mode(found.st_mode));
-        if kind != Ok(FileType::Socket) {
+        if !is_of(&end, FileType::Socket) {
             let why =
                 "its first descriptor is no lease: pass the descriptors in the order of Shared::descriptors";
             return Err(Error::BadToken { why: why.to_owned() });
@@ -94,6 +93,11 @@ impl Drop for Borrowed {
             self.users.fetch_sub(1, Ordering::Release);
         }
     }
+}
+
+/// Whether a descriptor that came from another process is of this kind.
+pub(super) fn is_of(file: &OwnedFd, kind: FileType) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == kind)
 }
 
 /// Whether a descriptor is in this state.
@@ -131,7 +135,7 @@ mod tests {
     /// A lease, and what a process gets that it was sent to.
     fn lease() -> (Lent, [OwnedFd; 2]) {
         let (lent, [end, users]) = Lent::new().unwrap();
-        let copy = |file: &CloseOnFork| file.here().unwrap().try_clone_to_owned().unwrap();
+        let copy = |file: &CloseOnFork| file.here().unwrap().try_clone().unwrap();
         (lent, [copy(&end), copy(&users)])
     }
 
@@ -177,7 +181,7 @@ mod tests {
         let (mut lent, [end, users]) = lease();
         die(Borrowed::begin(end, &users).unwrap());
         assert!(!lent.is_over(Instant::now()));
-        assert!(lent.is_over(Instant::now() + AFTER_DEATH));
+        assert!(lent.is_over(Instant::now() + PATIENCE));
     }
 
     #[test]
@@ -222,12 +226,11 @@ mod tests {
             || {
                 let (from, to) = UnixStream::pair().unwrap();
                 // Of three descriptors, since there is one page.
-                let header =
-                    Header { magic: Header::MAGIC, element: 1, bytes: 1, pages: 1, ..Header::zeroed() };
-                let token = SharedToken { header, positions: vec![0], pages: vec![1] };
+                let header = Header { magic: Header::MAGIC, element: 1, bytes: 1, ..Header::zeroed() };
+                let token = SharedToken { header, pages: vec![[0, 1]] };
                 in_child(|| {
                     let (lent, [end, users]) = Lent::new().unwrap();
-                    let all = [&end, &users, &lent.end].map(|file| file.here().unwrap());
+                    let all = [&end, &users, &lent.end].map(|file| file.here().unwrap().as_fd());
                     send(&from, &token, &all).unwrap();
                 });
                 let received = Received::receive(&to).unwrap().into_descriptors();

@@ -1,7 +1,7 @@
 //! A live block of a pool, lent to other processes.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,8 +43,8 @@ use crate::{Error, Result};
 /// ```
 pub struct Shared {
     token: SharedToken,
-    /// In the order of [`descriptors`](Self::descriptors). `None` once this is being dropped.
-    descriptors: Option<Vec<CloseOnFork>>,
+    /// In the order of [`descriptors`](Self::descriptors). None once this is being dropped.
+    descriptors: Vec<CloseOnFork>,
     event: SharedEvent,
     pool: Arc<Core>,
 }
@@ -70,7 +70,7 @@ impl Shared {
     /// for each page, and one where the pool has a named budget. None in a forked child, which closes them: for a child, make
     /// copies before it is forked.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.descriptors.iter().flatten().filter_map(CloseOnFork::here).collect()
+        self.descriptors.iter().filter_map(CloseOnFork::here).map(AsFd::as_fd).collect()
     }
 
     /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
@@ -82,7 +82,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.descriptors = None;
+        self.descriptors.clear();
         // Where nobody else has it, a block that was freed is the pool's again at once.
         if self.pool.is_here() {
             collect_held(&self.pool);
@@ -138,30 +138,29 @@ pub(crate) fn share(
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };
-    let (bytes, (pages, offset)) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
+    let (bytes, (under, offset)) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
     // From here on the block is kept. If an export fails, its only lease ends here.
     let mut descriptors = Vec::from(lease);
     let mut flags = export.descriptor.as_ref().map_or(0, |_| Flag::Event as u32);
     descriptors.extend(export.descriptor.map(CloseOnFork::new));
-    let mut positions = Vec::with_capacity(pages.len());
-    for (page, _) in &pages {
+    let mut pages = Vec::with_capacity(under.len());
+    for (page, bytes) in under {
         let mut at = 0;
         let export = || {
             // SAFETY: the page backs a block that stays allocated.
-            let PageExport { descriptor, position } = unsafe { core.device.export_page(*page) }?;
+            let PageExport { descriptor, position } = unsafe { core.device.export_page(page) }?;
             at = position;
             DeviceResult::Ok([descriptor])
         };
         descriptors.extend(CloseOnFork::open(export)?);
-        positions.push(at);
+        pages.push([at, bytes]);
     }
     let first_page = ptr.raw() - offset;
-    let bytes_of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
+    let bytes_of_pages: u64 = pages.iter().map(|[_, bytes]| bytes).sum();
     let lend = |tenancy: &Tenancy| tenancy.lend(first_page..first_page + bytes_of_pages);
     let counted = core.limits.tenancy().map(lend).transpose()?;
     flags |= counted.as_ref().map_or(0, |_| Flag::Budget as u32);
     descriptors.extend(counted.map(CloseOnFork::new));
-    let pages: Vec<_> = pages.into_iter().map(|(_, bytes)| bytes).collect();
     let header = Header {
         magic: Header::MAGIC,
         device: identity.0,
@@ -170,11 +169,9 @@ pub(crate) fn share(
         element: elements.map_or(1, |(_, element)| element as u32),
         offset,
         bytes,
-        pages: pages.len() as u64,
-        reserved: 0,
     };
-    let token = SharedToken { header, positions, pages };
-    Ok(Shared { token, descriptors: Some(descriptors), event, pool: core.clone() })
+    let token = SharedToken { header, pages };
+    Ok(Shared { token, descriptors, event, pool: core.clone() })
 }
 
 /// Pages with their bytes, and where on the first of them a block begins.
@@ -193,9 +190,9 @@ fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> 
 
 /// Notes the loan of a live block. Returns its bytes, and what they lie on.
 fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(u64, PagesUnder)> {
-    let state = core.state.lock();
+    let mut state = core.state.lock();
     core.check_allocates(&state)?;
-    let pointer = state.arenas.look_up(ptr);
+    let (pointer, _) = state.arenas.look_up(ptr);
     let Pointer::Live(id) = pointer else {
         drop(state);
         return Err(core.misuse(ptr, pointer));

@@ -7,7 +7,7 @@ use crate::device::DeviceIdentity;
 use crate::policy::options::ALIGNMENTS;
 use crate::{Error, Result};
 
-/// What comes before the positions and the lengths of the pages. Numbers begin with their least byte, as on all CPUs that CUDA
+/// What comes before the pages. Numbers begin with their least byte, as on all CPUs that CUDA
 /// is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -21,12 +21,10 @@ pub(crate) struct Header {
     /// Where on the first page the memory begins.
     pub(crate) offset: u64,
     pub(super) bytes: u64,
-    pub(super) pages: u64,
-    pub(super) reserved: u64,
 }
 
 impl Header {
-    pub(super) const MAGIC: [u8; 8] = *b"mpshare2";
+    pub(super) const MAGIC: [u8; 8] = *b"mpshare3";
 }
 
 /// What else there is a descriptor for.
@@ -57,10 +55,8 @@ pub(super) enum Flag {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedToken {
     pub(crate) header: Header,
-    /// Where each page begins in what its descriptor stands for, in bytes.
-    pub(super) positions: Vec<u64>,
-    /// The length of each page, in bytes.
-    pub(super) pages: Vec<u64>,
+    /// Where each page begins in what its descriptor stands for, and its length, in bytes.
+    pub(super) pages: Vec<[u64; 2]>,
 }
 
 impl SharedToken {
@@ -76,7 +72,7 @@ impl SharedToken {
 
     /// Bytes of the pages that the memory lies on. Other processes can reach all of them.
     pub fn exposed_bytes(&self) -> u64 {
-        self.pages.iter().sum()
+        self.pages.iter().map(|[_, bytes]| bytes).sum()
     }
 
     /// The device that the memory is of.
@@ -100,8 +96,7 @@ impl SharedToken {
 
     /// The token as bytes, of the same format in each version whose token begins the same.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let [positions, pages] = [&self.positions, &self.pages].map(|list| bytemuck::cast_slice(list));
-        [bytemuck::bytes_of(&self.header), positions, pages].concat()
+        [bytemuck::bytes_of(&self.header), bytemuck::cast_slice(&self.pages)].concat()
     }
 
     /// The token of these bytes. All of them are checked: they may be anybody's.
@@ -117,23 +112,25 @@ impl SharedToken {
         if header.magic != Header::MAGIC {
             return bad("it is no token of this version of millpond: both processes need the same");
         }
-        if header.flags > Flag::Event as u32 | Flag::Budget as u32 || header.reserved != 0 {
+        if header.flags > Flag::Event as u32 | Flag::Budget as u32 {
             return bad("it has flags that this version of millpond does not know");
         }
-        let length = header.pages.checked_mul(2 * size_of::<u64>() as u64);
-        if header.pages == 0 || length != Some(rest.len() as u64) {
-            return bad("its number of pages is not its length");
+        if rest.is_empty() || !rest.len().is_multiple_of(2 * size_of::<u64>()) {
+            return bad("it has no whole number of pages");
         }
-        let mut positions: Vec<u64> = bytemuck::pod_collect_to_vec(rest);
-        let pages = positions.split_off(header.pages as usize);
-        let total = pages.iter().try_fold(0_u64, |sum, page| sum.checked_add(*page));
+        let pages: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(rest);
+        let total =
+            pages.iter().try_fold(0_u64, |sum, [_, page]| sum.checked_add(*page).filter(|_| *page > 0));
         // No address range is longer.
-        let Some(total) = total.filter(|total| *total <= isize::MAX as u64 && !pages.contains(&0)) else {
+        let Some(total) = total.filter(|total| *total <= isize::MAX as u64) else {
             return bad("no page can have such a length");
         };
         let Header { offset, bytes, element, .. } = header;
         let end = offset.checked_add(bytes).filter(|end| *end <= total);
-        if bytes == 0 || offset >= pages[0] || end.is_none_or(|end| end <= total - pages[pages.len() - 1]) {
+        if bytes == 0
+            || offset >= pages[0][1]
+            || end.is_none_or(|end| end <= total - pages[pages.len() - 1][1])
+        {
             return bad("the memory does not lie on its pages");
         }
         if !offset.is_multiple_of(*ALIGNMENTS.start()) {
@@ -142,7 +139,7 @@ impl SharedToken {
         if element == 0 || !bytes.is_multiple_of(u64::from(element)) {
             return bad("its length is no whole number of elements");
         }
-        Ok(Self { header, positions, pages })
+        Ok(Self { header, pages })
     }
 }
 
@@ -159,10 +156,8 @@ mod tests {
             element: 4,
             offset: 512,
             bytes: 4 << 20,
-            pages: 3,
-            reserved: 0,
         };
-        SharedToken { header, positions: vec![6 << 20, 0, 0], pages: vec![2 << 20, 2 << 20, 2 << 20] }
+        SharedToken { header, pages: vec![[6 << 20, 2 << 20], [0, 2 << 20], [0, 2 << 20]] }
     }
 
     #[test]
@@ -178,9 +173,9 @@ mod tests {
             change(&mut changed);
             cases.push((name, changed));
         };
-        case("no pages", |token| token.header.pages = 0);
-        case("an empty page", |token| token.pages[1] = 0);
-        case("pages beyond all memory", |token| token.pages[1] = u64::MAX);
+        case("no pages", |token| token.pages.clear());
+        case("an empty page", |token| token.pages[1][1] = 0);
+        case("pages beyond all memory", |token| token.pages[1][1] = u64::MAX);
         case("too many bytes", |token| token.header.bytes = 6 << 20);
         case("a length that overflows", |token| token.header.bytes = u64::MAX - 3);
         case("no bytes", |token| token.header.bytes = 0);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pages::{PlacedPage, pages_that_can_sleep};
+use super::pages::{PlacedPage, pages_that_can_sleep, put_to_sleep};
 use crate::core::{ArenaId, Arenas};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::Arena;
@@ -19,10 +19,12 @@ pub enum Keep {
 }
 
 /// A pool that sleeps: its pages, and where their bytes are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Asleep {
     pub(super) pages: Vec<AsleepPage>,
-    pub(super) pieces: Vec<Piece>,
+    /// How many of them, from the first on, have what is to be kept in pinned memory. No other page may go.
+    pub(super) kept: usize,
+    pieces: Vec<Piece>,
 }
 
 #[derive(Debug)]
@@ -30,9 +32,7 @@ pub(super) struct AsleepPage {
     /// The memory of a capture that it belongs to; `None` for the pool's own.
     pub(super) of: Option<ArenaId>,
     pub(super) page: PlacedPage,
-    pub(super) pieces: Range<usize>,
-    /// Whether what is to be kept of it is in pinned memory.
-    pub(super) is_kept: bool,
+    pieces: Range<usize>,
 }
 
 /// Live bytes of a page.
@@ -66,25 +66,30 @@ impl Asleep {
         };
         self.pages.try_reserve(pages.len()).map_err(|_| no_memory())?;
         self.pieces.try_reserve(pages.len() + live.len()).map_err(|_| no_memory())?;
-        let (mut live, mut offset) = (live.into_iter().peekable(), self.bytes());
         for page in pages {
             let (start, end) = (page.0.at, page.0.at.offset(page.0.bytes));
             let first = self.pieces.len();
-            while let Some((at, bytes)) = live.peek().copied().filter(|(at, _)| *at < end) {
-                let (from, to) = (at.max(start), at.offset(bytes).min(end));
-                if from < to {
-                    let bytes = to.raw() - from.raw();
-                    self.pieces.push(Piece { at: from, bytes, offset });
-                    offset += bytes;
-                }
-                if at.offset(bytes) > end {
-                    break;
-                }
-                live.next();
+            let before = live.partition_point(|(at, bytes)| at.offset(*bytes) <= start);
+            for (at, bytes) in live[before..].iter().take_while(|(at, _)| *at < end) {
+                let (from, to) = (start.max(*at), end.min(at.offset(*bytes)));
+                let piece = Piece { at: from, bytes: to.raw() - from.raw(), offset: self.bytes() };
+                self.pieces.push(piece);
             }
-            self.pages.push(AsleepPage { of, page, pieces: first..self.pieces.len(), is_kept: false });
+            self.pages.push(AsleepPage { of, page, pieces: first..self.pieces.len() });
         }
         Ok(())
+    }
+
+    /// These pages go, as far as they have not: what is to be kept of them is in pinned memory. A page that cannot go is no
+    /// reason to keep the others.
+    pub(super) fn go(&mut self, pages: Range<usize>, arenas: &mut Arenas) -> DeviceResult<()> {
+        self.kept = pages.end;
+        let mut gone = Ok(());
+        for page in &mut self.pages[pages] {
+            let Some(arena) = arenas.named_mut(page.of) else { continue };
+            gone = gone.and(put_to_sleep(arena, &mut page.page));
+        }
+        gone
     }
 
     /// Bytes that are kept.
@@ -103,31 +108,32 @@ impl Asleep {
 
     /// Joins short pages that follow each other, and have gone: the fewer there are, the faster they wake.
     pub(super) fn join(&mut self, arenas: &mut Arenas) {
-        let mut kept = 0;
+        let mut left = 0;
         for at in 0..self.pages.len() {
-            self.pages.swap(kept, at);
-            kept += 1;
+            self.pages.swap(left, at);
+            left += 1;
             // Two that were joined may be half of a longer one.
-            while let [.., first, next] = &mut self.pages[..kept]
+            while let [.., first, next] = &mut self.pages[..left]
                 && first.of == next.of
                 && first.page.1.count() + next.page.1.count() == 0
                 && let Some(arena) = arenas.named_mut(first.of)
                 && arena.join_pages(&mut first.page.0, &next.page.0, PAGE_TO_WAKE)
             {
                 first.pieces.end = next.pieces.end;
-                kept -= 1;
+                left -= 1;
+                self.kept -= 1;
             }
         }
-        self.pages.truncate(kept);
+        self.pages.truncate(left);
     }
 
-    /// The pages from one on whose bytes are copied at once: those of as many bytes that are kept, or are not, as the first.
+    /// The pages from one on whose bytes are copied at once.
     pub(super) fn batch_from(&self, first: usize) -> Range<usize> {
         let mut bytes = 0;
         let batch = self.pages[first..].iter().take_while(|page| {
-            let is_full = bytes >= BATCH;
+            let has_room = bytes < BATCH;
             bytes += page.page.0.bytes;
-            !is_full && page.is_kept == self.pages[first].is_kept
+            has_room
         });
         first..first + batch.count()
     }

@@ -16,21 +16,18 @@ mod asleep;
 mod copies;
 mod pages;
 
-use std::ops::Range;
-
 use asleep::Asleep;
 pub use asleep::Keep;
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
-use crate::core::making_room::{ask_processes, out_of_memory_awaking, trim_others};
+use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::{Refusal, trim};
 use crate::lock::Mutex;
 use crate::order::OwnedEvent;
-use crate::physical::{Shortage, Tenancy};
+use crate::physical::Shortage;
 use crate::pinned::PinnedMemory;
-use crate::policy::budgets::ROUNDS;
 use crate::process::OfProcess;
 use crate::{Error, Result};
 
@@ -61,7 +58,8 @@ pub(crate) struct Sleep(OfProcess<Mutex<Sleeper>>);
 
 #[derive(Debug, Default)]
 struct Sleeper {
-    asleep: Option<Asleep>,
+    /// Nothing while the pool is awake.
+    asleep: Asleep,
     /// Kept from one sleep to the next.
     staging: PinnedMemory,
 }
@@ -83,10 +81,8 @@ impl Sleep {
     /// See [`Pool::wake`](crate::Pool::wake).
     pub(crate) fn wake(&self, core: &Core) -> Result<()> {
         core.check_process()?;
-        let short = self.0.lock().wake(core)?;
-        if let Some(what) = short {
-            return Err(out_of_memory_awaking(core, what));
-        }
+        let woken = self.0.lock().wake(core)?;
+        woken.map_err(|what| out_of_memory_awaking(core, what))?;
         // What was put off.
         let_go_of_released(core);
         Ok(())
@@ -95,35 +91,31 @@ impl Sleep {
     /// See [`Pool::trim_staging`](crate::Pool::trim_staging).
     pub(crate) fn trim_staging(&self) -> DeviceResult<u64> {
         let mut sleeper = self.0.lock();
-        if sleeper.asleep.is_some() { Ok(0) } else { sleeper.staging.release() }
+        if sleeper.asleep.pages.is_empty() { sleeper.staging.release() } else { Ok(0) }
     }
 }
 
 impl Sleeper {
     fn sleep_behind_gate(&mut self, core: &Core, keep: Keep) -> Result<u64> {
+        let refuse = |why| Err(cannot_sleep(core, why));
         if core.gate.has_residents() {
-            return Err(cannot_sleep(
-                core,
+            return refuse(
                 "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
                  millpond::Buffer",
-            ));
+            );
         }
         // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
         if !core.timelines.synchronize_device_unless_capturing()? {
-            return Err(cannot_sleep(
-                core,
+            return refuse(
                 "a graph is being captured, which a wait for the device would end: end the capture first",
-            ));
+            );
         }
         collect_held(core);
         let mut state = core.state.lock();
         core.check_not_destroyed(&state)?;
         // Under the lock, under which blocks are shared.
         if core.holds.any() {
-            return Err(cannot_sleep(
-                core,
-                "other processes may use blocks of it: wait until they have let go",
-            ));
+            return refuse("other processes may use blocks of it: wait until they have let go");
         }
         let before = core.counters.reserved.current();
         self.sleep_under_lock(core, &mut state, keep).map_err(|error| core.error_of(error))?;
@@ -134,16 +126,16 @@ impl Sleeper {
         if !state.is_asleep {
             core.pause_caches(state);
             let prepared = self.prepare(core, &mut state.arenas, keep);
-            self.asleep = Some(prepared.inspect_err(|_| core.resume_caches(state))?);
+            self.asleep = prepared.inspect_err(|_| core.resume_caches(state))?;
         }
         state.is_asleep = true;
-        let mut slept = self.copy_and_go(core, &mut state.arenas);
-        if slept.is_err() {
-            // Copies may be under way, and their pages may be used again.
-            slept = self.staging.wait().and(slept);
+        let slept = self.copy_and_go(core, &mut state.arenas);
+        if slept.is_ok() {
+            return Ok(());
         }
-        let has_unkept = |asleep: &Asleep| asleep.pages.iter().any(|page| !page.is_kept);
-        if slept.is_err() && self.asleep.as_ref().is_some_and(has_unkept) {
+        // Copies may be under way, and their pages may be used again.
+        let waited = self.staging.wait();
+        if self.asleep.kept < self.asleep.pages.len() {
             // Some bytes are in their pages only. So those that have gone come back.
             match self.wake_pages(core, &mut state.arenas) {
                 Ok(()) => self.end(core, state),
@@ -152,21 +144,22 @@ impl Sleeper {
                 }
             }
         }
-        slept
+        waited.and(slept)
     }
 
     /// All pages are awake.
     fn end(&mut self, core: &Core, state: &mut PoolState) {
-        self.asleep = None;
+        self.asleep = Asleep::default();
         state.is_asleep = false;
         core.resume_caches(state);
+        core.gate.open();
     }
 
     /// Gives back what is free, lists what will sleep, and takes pinned memory for what is to be kept.
     fn prepare(&mut self, core: &Core, arenas: &mut Arenas, keep: Keep) -> DeviceResult<Asleep> {
-        arenas.trim_keeping();
+        arenas.trim();
         trim(&mut arenas.own, 0)?;
-        let mut asleep = Asleep { pages: Vec::new(), pieces: Vec::new() };
+        let mut asleep = Asleep::default();
         for (id, arena) in arenas.iter_mut() {
             asleep.add(arena, id, keep)?;
         }
@@ -180,63 +173,46 @@ impl Sleeper {
     /// Copies what is to be kept of each page, and lets the page go once that is done. A page that cannot go is no reason to
     /// keep the others.
     fn copy_and_go(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let Self { asleep, staging } = self;
         let device = core.timelines.device();
         let stream = staging.stream(device)?;
-        let (mut under_way, mut next, mut gone) = (None::<(Range<usize>, OwnedEvent)>, 0, Ok(()));
+        let (mut under_way, mut next) = (None::<(usize, OwnedEvent)>, asleep.kept);
+        // Those that are kept, and could not go.
+        let mut gone = asleep.go(0..next, arenas);
         while next < asleep.pages.len() || under_way.is_some() {
             let batch = asleep.batch_from(next);
             next = batch.end;
-            if asleep.pages[batch.clone()].iter().all(|page| !page.is_kept) {
-                // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the pinned memory.
-                let copy = |piece| unsafe { copies::copy((device.as_ref(), stream), staging, piece, false) };
-                asleep.pieces_of(batch.clone()).try_for_each(copy)?;
-            }
-            let copied = if batch.is_empty() { None } else { Some((batch, copies::mark(device, stream)?)) };
+            // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the pinned memory.
+            let copy = |piece| unsafe { copies::copy((device.as_ref(), stream), staging, piece, false) };
+            asleep.pieces_of(batch.clone()).try_for_each(copy)?;
+            let copied = if batch.is_empty() { None } else { Some((next, copies::mark(device, stream)?)) };
             // This batch is copied while the pages of the one before go.
-            let Some((batch, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
+            let Some((end, copied)) = std::mem::replace(&mut under_way, copied) else { continue };
             copied.synchronize()?;
-            for page in &mut asleep.pages[batch] {
-                page.is_kept = true;
-                let went = arenas
-                    .named_mut(page.of)
-                    .map_or(Ok(()), |arena| pages::put_to_sleep(arena, &mut page.page));
-                gone = gone.and(went);
-            }
+            gone = gone.and(asleep.go(asleep.kept..end, arenas));
         }
         gone
     }
 
     // ---- wake --------------------------------------------------------------------------------------
 
-    /// What is short where there is no memory. Others of this process are asked for it first, then other processes.
-    fn wake(&mut self, core: &Core) -> Result<Option<Shortage>> {
-        let mut patience = core.limits.tenancy().map(Tenancy::patience);
-        let mut short = None;
-        for asked in 0..=ROUNDS {
-            let Err(refusal) = self.wake_under_lock(core, &mut core.state.lock()) else {
-                core.gate.open();
-                return Ok(None);
-            };
-            let (what, at_once) = core.shortage_of(refusal)?;
-            short = Some(what);
-            let has_made_room = (asked == 0 && trim_others(core)?)
-                || ask_processes(core, core.counters.asleep.current(), (what, at_once), &mut patience);
-            if !has_made_room {
-                break;
-            }
+    /// What is short where there is no memory. Others are asked for it first.
+    fn wake(&mut self, core: &Core) -> Result<std::result::Result<(), Shortage>> {
+        let mut attempt = || Ok(self.wake_under_lock(core, &mut core.state.lock()));
+        match attempt()? {
+            Ok(()) => Ok(Ok(())),
+            Err(first) => make_room(core, core.counters.asleep.current(), steps_of_others(), first, attempt),
         }
-        Ok(short)
     }
 
     fn wake_under_lock(&mut self, core: &Core, state: &mut PoolState) -> std::result::Result<(), Refusal> {
         if !state.is_asleep {
             // Also where the pool came to its end meanwhile, with nothing live in it.
-            self.asleep = None;
+            self.asleep = Asleep::default();
             return Ok(());
         }
         state.arenas.forget_gone();
-        self.asleep.iter_mut().for_each(|asleep| asleep.join(&mut state.arenas));
+        self.asleep.join(&mut state.arenas);
         self.wake_pages(core, &mut state.arenas)?;
         self.end(core, state);
         Ok(())
@@ -250,27 +226,22 @@ impl Sleeper {
         if woken.is_ok() && copied.is_ok() {
             return Ok(());
         }
-        if copied.is_ok() {
-            for page in
-                self.asleep.iter_mut().flat_map(|asleep| &mut asleep.pages).filter(|page| page.is_kept)
-            {
-                let Some(arena) = arenas.named_mut(page.of) else { continue };
-                if let Err(error) = pages::put_to_sleep(arena, &mut page.page) {
-                    tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
-                }
-            }
+        if copied.is_ok()
+            && let Err(error) = self.asleep.go(0..self.asleep.kept, arenas)
+        {
+            tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
         }
         woken.and(copied.map_err(Refusal::from))
     }
 
     /// Maps what is kept, and gives the copies to the device.
     fn bring_back(&mut self, core: &Core, arenas: &mut Arenas) -> std::result::Result<(), Refusal> {
-        let Self { asleep: Some(asleep), staging } = self else { return Ok(()) };
+        let Self { asleep, staging } = self;
         let device = core.timelines.device();
         let stream = staging.stream(device)?;
-        for at in 0..asleep.pages.len() {
+        for at in 0..asleep.kept {
             let page = &mut asleep.pages[at];
-            let Some(arena) = arenas.named_mut(page.of).filter(|_| page.is_kept) else { continue };
+            let Some(arena) = arenas.named_mut(page.of) else { continue };
             if !pages::wake(arena, &mut page.page)? {
                 continue;
             }
@@ -290,12 +261,15 @@ mod tests {
     fn who_comes_while_a_sleep_begins_is_refused() {
         let gate = Gate::default();
         gate.close();
-        assert!(!gate.move_in(), "the sleep looked for residents, or is about to");
+        assert!(gate.enter().is_none(), "the sleep looked for residents, or is about to");
         assert!(!gate.has_residents());
         gate.open();
-        assert!(gate.move_in() && gate.has_residents());
+        let entered = gate.enter();
+        let resident = gate.resident.clone();
+        drop(entered);
         gate.close();
-        gate.move_out();
+        assert!(gate.has_residents());
+        drop(resident);
         assert!(!gate.has_residents());
     }
 }

@@ -4,8 +4,8 @@
 //! the addresses.
 
 use crate::device::{DeviceError, DeviceResult};
-use crate::extents::{Arena, PageAtHome, Refusal, reap};
-use crate::physical::OtherMappings;
+use crate::extents::{Arena, PageAtHome, reap};
+use crate::physical::{OtherMappings, Refusal};
 
 /// A page, and where else it is mapped.
 pub(super) type PlacedPage = (PageAtHome, OtherMappings);
@@ -36,7 +36,7 @@ pub(super) fn pages_that_can_sleep(arena: &mut Arena) -> DeviceResult<Vec<Placed
     Ok(found)
 }
 
-/// Gives the page's memory back, but not its place. After an error, it can be called again.
+/// Gives the page's memory back, but not its place. After an error, it can be called again, and so can [`wake`].
 pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut PlacedPage) -> DeviceResult<()> {
     if !arena.pages.knows(page.id) {
         // Forgotten. No id is used again while the arena sleeps.
@@ -44,14 +44,7 @@ pub(super) fn put_to_sleep(arena: &mut Arena, (page, others): &mut PlacedPage) -
     }
     let pages = &mut arena.pages;
     // SAFETY: the page is mapped at home and there only. Who puts an arena to sleep has waited for the device.
-    let down = unsafe { pages.lay_down(page.id, others) };
-    if down.is_err() {
-        // SAFETY: nothing is mapped there meanwhile.
-        if let Err(error) = unsafe { pages.get_up(page.id, others) } {
-            tracing::warn!(%error, "a page could not sleep, and is not mapped everywhere");
-        }
-        return down;
-    }
+    unsafe { pages.lay_down(page.id, others) }?;
     // SAFETY: it is mapped at home only now.
     unsafe { pages.put_to_sleep(page.id, page.at) }
 }
@@ -62,9 +55,8 @@ pub(super) fn wake(arena: &mut Arena, (page, others): &mut PlacedPage) -> Result
         return Ok(false);
     }
     // SAFETY: the page's home is there: nothing moves while the arena sleeps.
-    let woken = unsafe { arena.pages.wake(page.id, page.at) };
-    woken.map_err(|error| Refusal::of_page(error, page.bytes))?;
+    unsafe { arena.pages.wake(page.id, page.at) }?;
     // SAFETY: the same holds for where else it was mapped.
-    unsafe { arena.pages.get_up(page.id, others) }.map_err(Refusal::from)?;
+    unsafe { arena.pages.get_up(page.id, others) }?;
     Ok(true)
 }

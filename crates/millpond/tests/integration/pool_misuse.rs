@@ -256,7 +256,9 @@ fn a_destroyed_pool_only_frees_what_is_live() {
     let error = bench.pool.destroy().unwrap_err();
     assert_eq!(error, Error::LiveBlocks { pool: mine(), blocks: 1, bytes: 1000 });
     assert!(
-        error.to_string().contains("with 1 live block of 1000 B: free it, and its memory goes back"),
+        error
+            .to_string()
+            .contains("with live blocks (1, 1000 B in all): free them, and their memory goes back"),
         "{error}"
     );
     let expected = Error::PoolDestroyed { pool: mine() };

@@ -132,7 +132,7 @@ impl Default for Books {
 }
 
 /// Of this process; a forked child has none of its parent's blocks.
-static BOOKS: PerProcess<Books> = PerProcess::new();
+static BOOKS: PerProcess<Books> = PerProcess::new(Default::default);
 
 /// The book of a GPU.
 pub(super) fn book(ordinal: usize) -> &'static Mutex<Book> {

@@ -35,7 +35,7 @@ struct Kept {
     capturing: Option<(Capturing, Arc<Filter>)>,
 }
 
-static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), Kept>>> = PerProcess::new();
+static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), Kept>>> = PerProcess::new(Default::default);
 
 /// Pools of this process, ever. While there is none, nothing has to be asked of the table.
 static MADE: AtomicUsize = AtomicUsize::new(0);

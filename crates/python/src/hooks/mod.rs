@@ -34,7 +34,7 @@ use pyo3::prelude::*;
 use crate::failure::Failure;
 
 /// The message of the last hook that failed.
-static LAST_ERROR: PerProcess<Mutex<Option<String>>> = PerProcess::new();
+static LAST_ERROR: PerProcess<Mutex<Option<String>>> = PerProcess::new(Default::default);
 
 #[cold]
 fn note(failure: &Failure) {

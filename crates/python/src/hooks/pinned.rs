@@ -35,7 +35,7 @@ struct Ledger {
     frees_before: u64,
 }
 
-static LEDGER: PerProcess<Mutex<Ledger>> = PerProcess::new();
+static LEDGER: PerProcess<Mutex<Ledger>> = PerProcess::new(Default::default);
 
 /// In the order of `pool.h`.
 #[repr(C)]

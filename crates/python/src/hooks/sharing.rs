@@ -43,7 +43,7 @@ pub(super) fn offer(gpu: c_int, ptr: DevicePtr) -> Result<String> {
 
 /// A stream of a GPU that is given no work: the order is PyTorch's, by events of its own.
 fn stream(gpu: c_int, device: &Device) -> Result<Stream> {
-    static STREAMS: PerProcess<Mutex<FxHashMap<c_int, Stream>>> = PerProcess::new();
+    static STREAMS: PerProcess<Mutex<FxHashMap<c_int, Stream>>> = PerProcess::new(Default::default);
     let mut streams = STREAMS.get().lock();
     if let Some(known) = streams.get(&gpu) {
         return Ok(known.clone());
@@ -72,7 +72,7 @@ struct OpenedBlocks {
     closing: Vec<Opened>,
 }
 
-static OPENED: PerProcess<Mutex<OpenedBlocks>> = PerProcess::new();
+static OPENED: PerProcess<Mutex<OpenedBlocks>> = PerProcess::new(Default::default);
 
 /// Opens a block that another process [offers](offer), on a GPU. [`close`] closes it.
 pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {

@@ -104,7 +104,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
 /// Says what a hook that must not throw could not do. The same is said once: after an error of a kernel, every later call of
 /// the GPU fails likewise, and the first error is what the program has to see.
 pub(super) fn report(result: Result<()>) {
-    static SAID: PerProcess<Mutex<String>> = PerProcess::new();
+    static SAID: PerProcess<Mutex<String>> = PerProcess::new(Default::default);
     if let Err(failure) = result {
         note(&failure);
         // A forked child drops its parent's tensors, which is no mistake of its own.

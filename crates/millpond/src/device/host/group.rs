@@ -38,7 +38,7 @@ impl Default for Group {
 impl Group {
     /// That of this process.
     pub(super) fn here() -> &'static Self {
-        static GROUP: PerProcess<Group> = PerProcess::new();
+        static GROUP: PerProcess<Group> = PerProcess::new(Default::default);
         GROUP.get()
     }
 

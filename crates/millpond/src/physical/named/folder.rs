@@ -20,10 +20,7 @@ pub(super) fn of_user() -> Result<PathBuf, (PathBuf, String)> {
         Some(runtime) => runtime.join("millpond"),
         None => Path::new(FOR_ALL).join(format!("millpond-{user}")),
     };
-    match make(&folder, user) {
-        Ok(()) => Ok(folder),
-        Err(what) => Err((folder, what)),
-    }
+    make(&folder, user).map_err(|what| (folder.clone(), what)).map(|()| folder)
 }
 
 /// Whether nobody but this user (and root) can write to a folder. Where it is another one's, as after `sudo`, it is not meant.

@@ -20,10 +20,10 @@ impl Lease {
     pub(super) fn mine() -> Result<Self, String> {
         let pid = std::process::id();
         let stat = Stat::read("self").ok_or("/proc/self/stat cannot be read: mount /proc")?;
-        if stat.pid != pid {
+        if stat.lease.pid() != pid {
             return Err("/proc shows another PID namespace: mount the process's own".to_owned());
         }
-        Ok(stat.lease())
+        Ok(stat.lease)
     }
 
     /// From what [`bits`](Self::bits) gave.
@@ -39,29 +39,35 @@ impl Lease {
         (self.0 >> START_BITS) as u32
     }
 
-    /// The name of the process's program; `None` once the process has ended, and all its memory was given back.
+    /// `None` once the process has ended, and all its memory was given back.
     ///
     /// A process that was killed counts as long as it is ending: only then the driver has its memory back. The kernel
     /// closes a process's files, and so gives the memory of the GPU back, before it makes the process a zombie.
-    pub(super) fn program(self) -> Option<String> {
+    fn stat(self) -> Option<Stat> {
         match Stat::read(&self.pid().to_string()) {
-            Some(stat) => (stat.lease() == self && !stat.has_ended).then_some(stat.program),
+            Some(stat) => (stat.lease == self && !stat.has_ended).then_some(stat),
             // Not readable is not gone.
-            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true).then(String::new),
+            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true).then_some(Stat {
+                lease: self,
+                program: String::new(),
+                is_ending: true,
+                has_ended: false,
+            }),
         }
     }
 
+    /// The name of the process's program, as long as it has not ended.
+    pub(super) fn program(self) -> Option<String> {
+        self.stat().map(|stat| stat.program)
+    }
+
     pub(super) fn is_alive(self) -> bool {
-        self.program().is_some()
+        self.stat().is_some()
     }
 
     /// Whether the process is ending: it runs nothing any more, but may have files open.
     pub(super) fn is_ending(self) -> bool {
-        match Stat::read(&self.pid().to_string()) {
-            Some(stat) => stat.lease() == self && stat.is_ending && !stat.has_ended,
-            // Not readable is not gone.
-            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true),
-        }
+        self.stat().is_some_and(|stat| stat.is_ending)
     }
 }
 
@@ -72,11 +78,10 @@ pub(super) fn namespaces() -> [u64; 2] {
 
 /// Of `/proc/PID/stat` (proc_pid_stat(5)).
 struct Stat {
-    pid: u32,
+    lease: Lease,
     program: String,
     is_ending: bool,
     has_ended: bool,
-    start: u64,
 }
 
 impl Stat {
@@ -92,17 +97,13 @@ impl Stat {
         // Field 3 is the first here. A first thread that has ended is a zombie, too, as long as others live.
         let (state, threads) = (*fields.first()?, fields.get(17)?.parse::<u64>().ok()?);
         let flags: u64 = fields.get(6)?.parse().ok()?;
+        let (pid, start): (u64, u64) = (text[..before].trim().parse().ok()?, fields.get(19)?.parse().ok()?);
         Some(Self {
-            pid: text[..before].trim().parse().ok()?,
+            lease: Lease(pid << START_BITS | start & ((1 << START_BITS) - 1)),
             program: text.get(before + 1..after)?.to_owned(),
             is_ending: flags & PF_EXITING != 0,
             has_ended: matches!(state, "X" | "x") || state == "Z" && threads <= 1,
-            start: fields.get(19)?.parse().ok()?,
         })
-    }
-
-    fn lease(&self) -> Lease {
-        Lease(u64::from(self.pid) << START_BITS | self.start & ((1 << START_BITS) - 1))
     }
 }
 
@@ -116,7 +117,7 @@ mod tests {
 
     impl Lease {
         pub(in super::super) fn of(pid: u32) -> Option<Self> {
-            Stat::read(&pid.to_string()).map(|stat| stat.lease())
+            Stat::read(&pid.to_string()).map(|stat| stat.lease)
         }
     }
 
@@ -164,9 +165,9 @@ mod tests {
             format!("42 (a) b (c) {state} 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 777 1 1 1")
         };
         let stat = Stat::parse(&text("Z", 2)).unwrap();
-        assert_eq!((stat.pid, stat.program.as_str(), stat.start), (42, "a) b (c", 777));
+        assert_eq!(stat.program, "a) b (c");
         assert!(stat.is_ending && !stat.has_ended);
-        assert_eq!((stat.lease().pid(), stat.lease().bits() % (1 << START_BITS)), (42, 777));
+        assert_eq!((stat.lease.pid(), stat.lease.bits() % (1 << START_BITS)), (42, 777));
         assert!(
             Stat::parse(&text("Z", 1)).unwrap().has_ended && !Stat::parse(&text("S", 1)).unwrap().has_ended
         );

@@ -15,8 +15,8 @@ use super::table::{ORDER, Table};
 
 const _: () = assert!(size_of::<Table>() == 4096);
 
-const MAGIC: u64 = u64::from_le_bytes(*b"millpond");
-const VERSION: u64 = 2;
+/// What a register's file is, and its version.
+const KIND: [u64; 2] = [u64::from_le_bytes(*b"millpond"), 2];
 
 /// The table that processes share, in a file that is mapped. What is asked of it, and who has which of its slots, is in
 /// [`register`](super::register).
@@ -39,15 +39,12 @@ impl std::ops::Deref for Register {
 impl Register {
     /// The register in this file, which is made if there is none.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
-        match Self::open_existing(path)? {
-            Some(found) => Ok(found),
-            None => {
-                create(path).map_err(|error| {
-                    format!("it cannot be made: {error}: is the folder there, and writable?")
-                })?;
-                Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
-            }
+        if let Some(found) = Self::open_existing(path)? {
+            return Ok(found);
         }
+        let failed = |error| format!("it cannot be made: {error}: is the folder there, and writable?");
+        create(path).map_err(failed)?;
+        Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
     }
 
     /// The register in this file; `None` where there is no such file.
@@ -62,7 +59,7 @@ impl Register {
         let about = file.metadata().map_err(|error| format!("it cannot be read: {error}"))?;
         let user = rustix::process::geteuid().as_raw();
         if !about.is_file() || about.len() != size_of::<Table>() as u64 {
-            return Err(format!("it is no register of a budget: {ANOTHER}"));
+            return Err(no_register());
         }
         if about.uid() != user || about.mode() & 0o077 != 0 {
             let (owner, mode) = (about.uid(), about.mode() & 0o777);
@@ -73,16 +70,11 @@ impl Register {
         let mapped = MmapOptions::new().len(size_of::<Table>()).map_raw(&file);
         let table = mapped.map_err(|error| format!("it cannot be mapped: {error}"))?;
         let register = Self { table, file };
-        match (register.magic.load(ORDER), register.version.load(ORDER)) {
-            (MAGIC, VERSION) => {}
-            (MAGIC, version) => {
-                return Err(format!(
-                    "it is of version {version}, and this library's is {VERSION}: use the same millpond in all processes"
-                ));
-            }
-            _ => return Err(format!("it is no register of a budget: {ANOTHER}")),
+        let head = register.head.each_ref().map(|word| word.load(ORDER));
+        if head[..2] != KIND {
+            return Err(no_register());
         }
-        if register.namespaces.each_ref().map(|word| word.load(ORDER)) != namespaces() {
+        if head[2..] != namespaces() {
             return Err(
                 "it was made in another PID or time namespace, where process ids mean others: share the namespace \
                  (docker run --pid), use another name, or remove it if no process has it"
@@ -101,11 +93,15 @@ impl Register {
 /// What to do where the file is not ours.
 const ANOTHER: &str = "remove it, or use another name";
 
+fn no_register() -> String {
+    format!("it is no register of a budget for this version of millpond: {ANOTHER}")
+}
+
 /// Makes the file. It is written under another name first, so that it is whole from its first moment on. Where another
 /// process is faster, its file stays.
 fn create(path: &Path) -> io::Result<()> {
-    let [pid, time] = namespaces();
-    let mut content = [MAGIC, VERSION, pid, time].map(u64::to_ne_bytes).concat();
+    let head = [KIND, namespaces()].concat();
+    let mut content: Vec<u8> = head.into_iter().flat_map(u64::to_ne_bytes).collect();
     content.resize(size_of::<Table>(), 0);
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", rustix::thread::gettid().as_raw_nonzero()));
@@ -149,7 +145,7 @@ mod tests {
         for length in [0, 10, size_of::<Table>(), size_of::<Table>() + 1] {
             fs::write(&path, vec![0xa5; length]).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-            assert!(refusal(&path).starts_with("it is no register of a budget: remove it"), "{length}");
+            assert!(refusal(&path).starts_with("it is no register of a budget for"), "{length}");
         }
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
@@ -159,12 +155,15 @@ mod tests {
         assert!(refusal(&path).contains("cannot be opened"));
         fs::remove_file(&path).unwrap();
         let mapped = Register::open(&path).unwrap();
-        mapped.version.store(VERSION + 1, ORDER);
-        assert!(refusal(&path).starts_with("it is of version 3"));
-        mapped.version.store(VERSION, ORDER);
-        mapped.namespaces[0].store(1, ORDER);
+        mapped.head[1].store(KIND[1] + 1, ORDER);
+        assert!(
+            refusal(&path)
+                .starts_with("it is no register of a budget for this version of millpond: remove it")
+        );
+        mapped.head[1].store(KIND[1], ORDER);
+        mapped.head[2].store(1, ORDER);
         assert!(refusal(&path).contains("namespace"));
-        mapped.namespaces[0].store(namespaces()[0], ORDER);
+        mapped.head[2].store(namespaces()[0], ORDER);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(refusal(&path).contains("with mode 644, not to user"));
     }

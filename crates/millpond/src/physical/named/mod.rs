@@ -92,7 +92,7 @@ impl Tenancy {
             register: register.clone(),
             at: seat.slot,
             seat: Some(seat),
-            patience: AtomicU64::new(nanoseconds(PATIENCE)),
+            patience: AtomicU64::new(PATIENCE.as_nanos() as u64),
             givers: OfProcess::default(),
             process: Process::here(),
         });
@@ -196,25 +196,23 @@ impl Tenancy {
 
     pub(super) fn set_patience(&self, patience: Duration) {
         // Relaxed: as above.
-        self.patience.store(nanoseconds(patience), Ordering::Relaxed);
+        self.patience.store(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The processes that have the budget: all, or the others.
     pub(crate) fn tenants(&self, all: bool) -> Vec<Tenant> {
-        let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
-            let words = [&slot.held, &slot.floor, &slot.claim];
-            (owner, words.map(|word| word.load(Ordering::SeqCst)))
-        };
         self.register.settle_all();
+        let figures = |(_, slot, owner): (usize, &Slot, Lease)| {
+            let [held, floor, claim] =
+                [&slot.held, &slot.floor, &slot.claim].map(|word| word.load(Ordering::SeqCst));
+            (owner, Tenant { pid: owner.pid(), program: String::new(), held, floor, claim })
+        };
         let found: Vec<_> = self.locked(|register| {
             register.owned().filter(|(at, ..)| all || *at != self.at).map(figures).collect()
         });
         // Without the lock: to look for a process takes some microseconds.
-        let tenant = |(owner, [held, floor, claim]): (Lease, [u64; 3])| {
-            let program = owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
-            Tenant { pid: owner.pid(), program, held, floor, claim }
-        };
-        found.into_iter().map(tenant).collect()
+        let program = |owner: Lease| owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
+        found.into_iter().map(|(owner, tenant)| Tenant { program: program(owner), ..tenant }).collect()
     }
 
     /// A descriptor for others who open the memory at these addresses: it counts as long as anybody has that descriptor, or the
@@ -342,17 +340,15 @@ fn patience_left(patience: Duration, room: u64, (since, most_room): &mut (Instan
 fn answer(register: &Register, tenancy: &Weak<Tenancy>) {
     loop {
         let asks = register.asks.load(Ordering::SeqCst);
-        if let Some(tenancy) = tenancy.upgrade() {
-            let answered = &tenancy.slot().answered;
-            if answered.load(Ordering::SeqCst) != asks {
-                tenancy.give_what_is_wanted();
-                answered.store(asks, Ordering::SeqCst);
-                register.answers.fetch_add(1, Ordering::SeqCst);
-                wake_all(&register.answers);
-            }
-        } else {
-            return;
+        let Some(tenancy) = tenancy.upgrade() else { return };
+        let answered = &tenancy.slot().answered;
+        if answered.load(Ordering::SeqCst) != asks {
+            tenancy.give_what_is_wanted();
+            answered.store(asks, Ordering::SeqCst);
+            register.answers.fetch_add(1, Ordering::SeqCst);
+            wake_all(&register.answers);
         }
+        drop(tenancy);
         wait(&register.asks, asks, None);
     }
 }
@@ -372,10 +368,6 @@ fn path(name: &str) -> Result<PathBuf> {
 /// The file or folder cannot be used.
 fn refused(path: &Path, what: String) -> Error {
     Error::SharedBudget { path: path.display().to_string(), what }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.

@@ -4,7 +4,7 @@
 //! computed over all slots, so that no step lies between a slot and the sum.
 //!
 //! **Whose a slot is.** Who has the [seat](super::seat) of a slot may claim and clear it. A process has its own as long as
-//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Register::settle) by whoever looks:
+//! it, or a child that it forked, has the driver's descriptors. Then its slot is [settled](Register::settle_all) by whoever looks:
 //! it is cleared, or it counts what others have open of its memory, as long as they do.
 //!
 //! **Who may write.** A slot grows under the register's lock, a word with its holder's slot. The lock of a process that is gone is
@@ -21,7 +21,8 @@ use super::mapped::Register;
 use super::modelled::{Patience, SLOTS};
 use super::seat::{self, Claim, Seat};
 use super::table::{ORDER, Slot};
-use crate::policy::budgets::{LOCK_PATIENCE, ROUND};
+use crate::policy::budgets::ROUND;
+use crate::policy::other_processes::STOPPED;
 
 impl Register {
     // ---- slots -------------------------------------------------------------------------------------
@@ -33,8 +34,7 @@ impl Register {
     }
 
     fn others(&self, mine: usize) -> impl Iterator<Item = &Slot> {
-        let others = self.slots.iter().enumerate().filter(move |(at, _)| *at != mine);
-        others.map(|(_, slot)| slot).filter(|slot| slot.owner().is_some())
+        self.owned().filter(move |(at, ..)| *at != mine).map(|(_, slot, _)| slot)
     }
 
     fn sum_of<'a>(slots: impl Iterator<Item = &'a Slot>, bytes: impl Fn(&Slot) -> u64) -> u64 {
@@ -149,26 +149,18 @@ impl Register {
         }
     }
 
-    /// Settles the slots of processes that are gone, and of their children; whether there were any.
-    pub(super) fn settle_all(&self) -> bool {
-        // All of them: no short cut.
-        self.owned().fold(false, |any, (at, _, _)| any | self.settle(at))
-    }
-
-    fn settle(&self, at: usize) -> bool {
+    /// Settles the slots of processes that are gone, and of their children.
+    pub(super) fn settle_all(&self) {
         // The seat of who is there is taken: one call of the system.
-        if seat::is_taken(self.file(), at) {
-            return false;
+        for (at, slot, _) in self.owned().filter(|(at, ..)| !seat::is_taken(self.file(), *at)) {
+            // Nobody takes the slot meanwhile. If that fails, somebody else settles it.
+            let Ok(Some(_claim)) = Claim::take(self.file(), at) else { continue };
+            // A process that ends may let go of its seat before the driver has its memory back: its threads end at once. One
+            // that becomes another program lets go of its seat last.
+            if let Some(owner) = slot.owner().filter(|owner| !owner.is_ending()) {
+                slot.settle(owner, seat::lent_bytes(self.file(), at));
+            }
         }
-        // Nobody takes the slot meanwhile. If that fails, somebody else settles it.
-        let Ok(Some(_claim)) = Claim::take(self.file(), at) else { return false };
-        let slot = &self.slots[at];
-        // A process that ends may let go of its seat before the driver has its memory back: its threads end at once. One
-        // that becomes another program lets go of its seat last.
-        let Some(owner) = slot.owner().filter(|owner| !owner.is_ending()) else { return false };
-        let before = slot.held.load(ORDER);
-        slot.settle(owner, seat::lent_bytes(self.file(), at));
-        slot.owner().is_none() || slot.held.load(ORDER) < before
     }
 
     // ---- with the lock ------------------------------------------------------------------------------
@@ -211,7 +203,7 @@ impl Register {
                 }
                 continue;
             }
-            if waited.is_some_and(|waited| waited >= LOCK_PATIENCE) {
+            if waited.is_some_and(|waited| waited >= STOPPED) {
                 tracing::warn!(slot = holder(seen), "the lock of a budget does not come free");
                 return None;
             }
@@ -287,6 +279,14 @@ mod tests {
     impl Register {
         fn joined(&self, limit: u64) -> Seat {
             self.join(Lease::mine().unwrap(), limit).unwrap()
+        }
+
+        /// Settles all; whether anything is less now.
+        fn settles(&self) -> bool {
+            let state = || (self.owned().count(), self.held());
+            let before = state();
+            self.settle_all();
+            state() != before
         }
 
         fn settled(&self) -> u64 {
@@ -381,7 +381,7 @@ mod tests {
         register.lock.store((7 << 6) | (theirs as u64 + 1), ORDER);
         assert!(!register.take(mine.slot, 2), "it counts until somebody looks");
         assert_eq!(register.lock.load(ORDER), 8 << 6, "the lock was taken over, and is free");
-        assert!(register.settle_all() && !register.settle_all());
+        assert!(register.settles() && !register.settles());
         assert!(register.take(mine.slot, 10) && register.owned().count() == 1);
     }
 
@@ -392,7 +392,7 @@ mod tests {
         let (mine, child) = (register.joined(10), register.joined(10));
         // The process is gone, and its child has the seat.
         register.slots[child.slot].owner.store(gone().bits(), ORDER);
-        assert!(register.take(child.slot, 9) && !register.settle_all());
+        assert!(register.take(child.slot, 9) && !register.settles());
         assert!(!register.take(mine.slot, 2));
         // It answers nobody, and nobody waits for it.
         let ask = register.asks.fetch_add(1, ORDER) + 1;
@@ -400,7 +400,7 @@ mod tests {
         register.look_for_ended(mine.slot);
         assert!(register.others_answered(mine.slot, ask));
         drop(child);
-        assert!(register.settle_all() && register.take(mine.slot, 10));
+        assert!(register.settles() && register.take(mine.slot, 10));
     }
 
     #[test]
@@ -413,7 +413,7 @@ mod tests {
         // One of its threads had the lock.
         register.lock.store(theirs as u64 + 1, ORDER);
         assert!(!register.take(mine.slot, 2), "the lock is taken over at once");
-        assert!(register.settle_all() && register.take(mine.slot, 10));
+        assert!(register.settles() && register.take(mine.slot, 10));
     }
 
     #[test]
@@ -439,7 +439,7 @@ mod tests {
         let mine = register.joined(100);
         let theirs = register.left_by(gone(), 90);
         let (large, small) = (lend(&register, theirs, 1000..1060), lend(&register, theirs, 1050..1070));
-        assert!(register.settle_all() && !register.settle_all());
+        assert!(register.settles() && !register.settles());
         assert_eq!(register.held(), 70);
         assert!(register.slots[theirs].has_ended(), "nobody waits for its answers");
         assert!(register.take(mine.slot, 30) && !register.take(mine.slot, 1));
@@ -451,7 +451,7 @@ mod tests {
         // The opener's process has it without a descriptor.
         let kept = keep_open(&small).unwrap();
         drop(small);
-        assert!(!register.settle_all());
+        assert!(!register.settles());
         drop(kept);
         assert_eq!(register.settled(), 30);
         assert_eq!(register.owned().count(), 2);
@@ -473,10 +473,10 @@ mod tests {
         let register = open(&path);
         let theirs = register.left_by(gone(), 9);
         let claim = Claim::take(register.file(), theirs).unwrap().unwrap();
-        assert!(!register.settle_all(), "somebody else does");
+        assert!(!register.settles(), "somebody else does");
         assert_eq!(register.joined(10).slot, theirs + 1);
         drop(claim);
-        assert!(register.settle_all());
+        assert!(register.settles());
     }
 
     #[test]
@@ -507,7 +507,7 @@ mod tests {
         let (mine, lost) = (register.joined(10), register.joined(10));
         assert!(register.take(lost.slot, 4));
         register.leave(lost);
-        assert!(!register.settle_all() && !register.take(mine.slot, 7));
+        assert!(!register.settles() && !register.take(mine.slot, 7));
     }
 
     #[test]
@@ -517,7 +517,7 @@ mod tests {
         let (mine, theirs) = (register.joined(10), register.joined(10));
         let lent = lend(&register, theirs.slot, 0..4);
         register.leave(theirs);
-        assert!(!register.settle_all() && !register.take(mine.slot, 7));
+        assert!(!register.settles() && !register.take(mine.slot, 7));
         drop(lent);
         assert_eq!(register.settled(), 0);
         assert!(register.take(mine.slot, 10));

@@ -12,10 +12,8 @@ pub(super) const ORDER: Ordering = Ordering::SeqCst;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Table {
-    pub(super) magic: AtomicU64,
-    pub(super) version: AtomicU64,
-    /// In which leases have a meaning.
-    pub(super) namespaces: [AtomicU64; 2],
+    /// What the file is, and the namespaces in which leases have a meaning.
+    pub(super) head: [AtomicU64; 4],
     /// Bytes that all processes may hold together.
     pub(super) limit: AtomicU64,
     /// How often it was taken, and in the lowest six bits the holder's slot, counted from 1, or 0.
@@ -32,11 +30,11 @@ pub(super) struct Table {
 impl Table {
     /// That of a budget which nobody has yet.
     pub(super) fn modelled(limit: u64) -> Self {
-        let [magic, version, lock, _unused] = Default::default();
+        let [lock, _unused] = Default::default();
         let limit = AtomicU64::new(limit);
         let slots = std::array::from_fn(|_| Slot::default());
         let (asks, answers) = Default::default();
-        Self { magic, version, namespaces: Default::default(), limit, lock, asks, answers, _unused, slots }
+        Self { head: Default::default(), limit, lock, asks, answers, _unused, slots }
     }
 }
 

@@ -44,7 +44,7 @@ struct Setup {
 }
 
 /// The trackers of this process that report at its end.
-static REPORTING: PerProcess<Mutex<Vec<Weak<Tracker>>>> = PerProcess::new();
+static REPORTING: PerProcess<Mutex<Vec<Weak<Tracker>>>> = PerProcess::new(Default::default);
 
 impl Tracker {
     pub(crate) fn new() -> Arc<Self> {
