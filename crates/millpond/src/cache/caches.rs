@@ -194,8 +194,9 @@ impl Caches {
         size: u64,
         (timeline, seen): (&Timeline, Option<(TimelineId, Tick)>),
     ) {
-        let most = magazine.restock_by();
-        if most == 0 || self.depot.held() == 0 {
+        // Mostly there is nothing: to find the ends of a magazine takes longer than this look.
+        let most = if self.depot.held() > 0 { magazine.restock_by() } else { 0 };
+        if most == 0 {
             return;
         }
         // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).

@@ -25,7 +25,7 @@
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::block_descriptor::{BlockDescriptor, Plain};
 use super::extent::ExtentId;
@@ -66,9 +66,10 @@ impl DescriptorRef {
 }
 
 /// The first descriptor of a chain: its number, 0 for none, and above that the class of its block. So a free finds the block's
-/// magazine while it still waits for the descriptor, which then says whether both belong together.
+/// magazine while it still waits for the descriptor, which then says whether both belong together. Blocks of the last class that
+/// it can name, and of longer ones, are found under the lock only: no device has one.
 #[derive(Debug)]
-struct First(AtomicU64);
+struct First(AtomicU32);
 
 // SAFETY: it is made of atomics, and zeros are a chain without descriptors.
 unsafe impl Blank for First {}
@@ -77,12 +78,13 @@ impl First {
     #[inline(always)]
     fn get(&self) -> (u32, u32) {
         let both = self.0.load(Ordering::Relaxed);
-        (both as u32, (both >> u32::BITS) as u32)
+        (both % MOST_ALLOCATED as u32, both / MOST_ALLOCATED as u32)
     }
 
     fn set(&self, number: u32, class: u32) {
         // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
-        self.0.store(u64::from(class) << u32::BITS | u64::from(number), Ordering::Relaxed);
+        let most = MOST_ALLOCATED as u32;
+        self.0.store(class.min(u32::MAX / most) * most + number, Ordering::Relaxed);
     }
 }
 
@@ -109,7 +111,7 @@ impl Tables {
         halves.take_while(|most| *most > 0).find_map(|most| {
             // Some pages more: where the two lie a power of two apart, processors take lines of one for lines of the other
             // (AMD's way predictor), and a pair takes twice as long (docs/lab/mechanisms.md, "tables by place").
-            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(chains_for(most) + (5 << 9))?);
+            let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(chains_for(most) + (5 << 10))?);
             Some(Self { descriptors, chains, shift: AtomicU32::new(u64::BITS - 1) })
         })
     }
@@ -249,7 +251,7 @@ impl PageMap {
 /// How many chains blocks with ids below `end` have: so many that few blocks come second in theirs. (With half as many, two
 /// threads with mixed sizes took 24 ns a pair, not 22: docs/lab/mechanisms.md, "tables by place".)
 fn chains_for(end: usize) -> usize {
-    (8 * end).next_power_of_two().max(2)
+    (16 * end).next_power_of_two().max(2)
 }
 
 #[cfg(test)]

@@ -4,5 +4,5 @@
 /// room beside what is free.
 pub(crate) const LONGEST_REGION: u64 = 1 << 40;
 
-/// Blocks that one arena may have allocated, where the process has addresses for so many: 4 GiB for descriptors.
-pub(crate) const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
+/// Blocks that one arena may have allocated, where the process has addresses for so many: 1 GiB for descriptors.
+pub(crate) const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 24 } else { 1 << 16 };
