@@ -88,6 +88,7 @@ mod policy;
 mod pool;
 mod process;
 pub mod record;
+mod recorded;
 mod shared_buffer;
 mod sharing;
 mod sleep;

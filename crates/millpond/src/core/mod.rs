@@ -1,14 +1,14 @@
 //! `core/`: one allocation as one ladder, one free, making room, limits, and giving back. It owns the one lock of a pool.
 //!
 //! Uses `cache/`, `extents/`, `record/` and what is below them. It names no feature: what stands beside it (`capture/`, `sleep/`,
-//! `sharing/`, `peers/`, `kinds/`) uses it, and leaves here a hold, a route, a closed gate, or state of its own
+//! `sharing/`, `peers/`, `kinds/`, `recorded`) uses it, and leaves here a hold, a route, a closed gate, or state of its own
 //! ([`Core::beside`]).
 //!
 //! **The files**, from the ground up. Each uses only files that come before it:
 //! - Objects: `gate` (who may give work on the memory to the device), `holds` (what keeps a block where it is), `arenas` (where
 //!   blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`, `registry` (the pools of a context).
 //! - `pool_core`: [`Core`], the state of a pool, with its checks and its figures.
-//! - `slow_path_time`, `limits`, `recorded`, `recounting`: what a pool knows of its time, its limits, its recording and itself.
+//! - `slow_path_time`, `limits`, `recounting`: what a pool knows of its time, its limits and itself.
 //! - `giving_back`, then `freeing`: how memory goes back to the device, and blocks to the pool.
 //! - `making_room`: the steps of a pool that is short of memory.
 //! - `allocating`: the ladder, from the magazine to the error. `reserving` takes memory in advance, and makes room as it does.
@@ -23,7 +23,6 @@ mod holds;
 mod limits;
 pub(crate) mod making_room;
 mod pool_core;
-pub(crate) mod recorded;
 pub(crate) mod recounting;
 mod registry;
 pub(crate) mod reserving;

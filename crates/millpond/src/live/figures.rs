@@ -122,7 +122,7 @@ pub(super) fn sizes_of(core: &Core) -> SeenSizes {
 }
 
 fn holders_of(core: &Core) -> Vec<SeenHolder> {
-    let blocks = crate::core::recorded::live_blocks(core).unwrap_or_default();
+    let blocks = crate::recorded::live_blocks(core).unwrap_or_default();
     let seen = |holder: crate::record::Holder| SeenHolder {
         tag: tamed(holder.tag.as_deref().unwrap_or_default()),
         stack: holder.frames().take(MOST_FRAMES).map(|frame| tamed(&frame.to_string())).collect(),

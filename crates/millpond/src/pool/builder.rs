@@ -10,7 +10,6 @@ use crate::lock::Mutex;
 use super::context::PoolMemory;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
-use crate::core::recorded::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
 use crate::device::{Device, PeerSet};
@@ -26,6 +25,7 @@ use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::process::OfProcess;
 use crate::record;
 use crate::record::Recording;
+use crate::recorded::{start_checking, start_recording, start_tracking};
 use crate::sleep::Sleep;
 use crate::{Error, Result};
 

@@ -8,10 +8,10 @@ use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::guard::{Finding, Guarding};
 use crate::kinds::managed;
 use crate::order::Stream;
+use crate::record;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
 use crate::{Error, Result, peers, sharing};
-use crate::{core, record};
 
 impl Pool {
     // ---- who holds memory ---------------------------------------------------------------------------
@@ -22,7 +22,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
-        core::recorded::start_tracking(self.inner(), &tracking)
+        crate::recorded::start_tracking(self.inner(), &tracking)
     }
 
     /// Ends tracking, and forgets what was tracked. It does nothing where nothing is.
@@ -30,7 +30,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn stop_tracking(&self) -> Result<()> {
-        core::recorded::stop(self.inner(), record::Recording::stop_tracking)
+        crate::recorded::stop(self.inner(), record::Recording::stop_tracking)
     }
 
     /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other
@@ -54,7 +54,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
-        core::recorded::live_blocks(self.inner())
+        crate::recorded::live_blocks(self.inner())
     }
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a

@@ -25,7 +25,6 @@ pub use context::Context;
 use crate::Error;
 use crate::capture::CapturePool;
 use crate::core::Core;
-use crate::core::recorded;
 use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
@@ -33,7 +32,7 @@ use crate::order::{ReusePolicies, Stream, Timelines};
 use crate::process::OfProcess;
 use crate::record;
 use crate::stats::{Level, Stats};
-use crate::{OutOfMemory, Result, live, peers};
+use crate::{OutOfMemory, Result, live, peers, recorded};
 
 /// A memory pool of one device. Clones are the same pool.
 ///

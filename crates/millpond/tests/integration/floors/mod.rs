@@ -31,7 +31,7 @@ const FLOORS: [&[&str]; 17] = [
     &["cache/"],
     &["record/"],
     &["core/"],
-    &["capture/", "guard/", "kinds/", "live/", "peers/", "sharing/", "sleep/"],
+    &["capture/", "guard/", "kinds/", "live/", "peers/", "recorded.rs", "sharing/", "sleep/"],
     &["pool/"],
     &["buffer.rs", "workspace.rs", "cudarc/"],
     &["shared_buffer.rs"],

@@ -1,7 +1,7 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
-use super::pool_core::{Core, PoolState};
 use crate::Result;
+use crate::core::{Core, PoolState};
 use crate::record::{Introduction, LiveBlock, Moment, Options, Recording, Tracking};
 
 /// Starts what notes blocks: no thread is on the fast path from then on, so that what is noted once is noted until its end.
