@@ -248,8 +248,8 @@ impl PageMap {
     }
 }
 
-/// How many chains blocks with ids below `end` have: so many that few blocks come second in theirs. (With half as many, two
-/// threads with mixed sizes took 24 ns a pair, not 22: docs/lab/mechanisms.md, "tables by place".)
+/// How many chains blocks with ids below `end` have: so many that few blocks come second in theirs. (With half as many, four
+/// threads with mixed sizes took 28 ns a pair, not 23: docs/lab/mechanisms.md, "chains of four bytes".)
 fn chains_for(end: usize) -> usize {
     (16 * end).next_power_of_two().max(2)
 }
