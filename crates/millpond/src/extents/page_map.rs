@@ -302,6 +302,16 @@ mod tests {
     }
 
     #[test]
+    fn a_block_whose_class_no_chain_can_name_is_found_under_the_lock() {
+        let (map, ptr, class) = (map_of(4), BASE, u32::MAX / MOST_ALLOCATED as u32 + 1);
+        // SAFETY: the block is allocated.
+        unsafe { map.open(ptr, ExtentId(1), 512, class).get() }.make_live(ptr, 512);
+        assert!(
+            map.find_soon(ptr).is_none() && map.find_plain(ptr).is_some_and(|found| found.class == class)
+        );
+    }
+
+    #[test]
     fn every_block_is_found_however_many_come_and_go() {
         let map = map_of(4);
         let at = |id: u32| BASE.offset(u64::from(id) * 512);
@@ -323,7 +333,7 @@ mod tests {
         assert_eq!(ids(&map), left);
         (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
         assert!(map.resize(8));
-        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(64)));
+        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(chains_for(8))));
         map.close(ExtentId(3));
         assert!(map.resize(0));
         assert!(ids(&map).is_empty());
