@@ -17,6 +17,9 @@ use crate::order::{Stream, StreamKey, Timeline};
 /// let device = millpond::Context::host()?;
 /// let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
 /// let block = pool.alloc(1000, &stream)?;
+/// // SAFETY: nobody else has the block.
+/// unsafe { pool.free(block, &stream) }?; // the thread caches blocks of this size from now on
+/// let block = pool.alloc(1000, &stream)?;
 /// let shortcut = Shortcut::new(&pool, &stream).expect("the thread had a block");
 /// // SAFETY: nobody else has the block. Pool and stream are alive, and this is the thread.
 /// unsafe {

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use super::lease::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
+use crate::lock::Mutex;
 use crate::mapped::{Mapped, MappedSegments};
 use crate::open_file::OpenFile;
+use crate::process::OfProcess;
 
 /// What goes with pages as long as they are open: the lease, and the file of the owner's budget. Let go of last: then the owner
 /// may use the pages for something else, and nobody's budget counts them.
@@ -20,13 +22,15 @@ pub(crate) struct ImportedMemory {
     below: Arc<dyn Device>,
     properties: Properties,
     pub(super) open: MappedSegments<Kept>,
+    /// What could not be unmapped. It is tried again before the next import, and at the end.
+    stuck: OfProcess<Mutex<Vec<Mapped>>>,
 }
 
 impl ImportedMemory {
     pub(crate) fn new(below: Arc<dyn Device>) -> Self {
         let properties =
             Properties { virtual_memory: false, memory_pools: false, ..below.properties().clone() };
-        Self { below, properties, open: MappedSegments::new() }
+        Self { below, properties, open: MappedSegments::new(), stuck: OfProcess::default() }
     }
 
     /// Maps pages, given with their lengths. Behind the offset there are at least `room` bytes of address space. Nothing is left
@@ -37,16 +41,23 @@ impl ImportedMemory {
         (offset, room): (u64, u64),
         kept: Kept,
     ) -> DeviceResult<Import> {
+        // SAFETY: nobody was told of these addresses.
+        self.stuck.lock().retain_mut(|mapped| unsafe { mapped.close() }.is_err());
         let granularity = self.properties.granularity;
         let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
         let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
         let mut mapped = Mapped::reserve(&self.below, reserved)?;
-        for (page, bytes) in pages {
+        let all = pages.into_iter().try_for_each(|(page, bytes)| {
             let page = self.below.import_page(page, bytes)?;
             // SAFETY: imported for this, and the addresses are as long as all pages.
-            unsafe { mapped.push(page, bytes) }?;
+            unsafe { mapped.push(page, bytes) }
+        });
+        let Err(error) = all else { return Ok((mapped.base().offset(offset), (mapped, kept))) };
+        // SAFETY: as above.
+        if unsafe { mapped.close() }.is_err() {
+            self.stuck.lock().push(mapped);
         }
-        Ok((mapped.base().offset(offset), (mapped, kept)))
+        Err(error)
     }
 }
 
