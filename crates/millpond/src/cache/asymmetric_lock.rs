@@ -80,8 +80,8 @@ impl Epoch {
         self.value() / 2
     }
 
-    /// Counts half as many passages, of an owner that is not inside. No read-modify-write: one thread writes. It wraps, since all threads that have no cache write the sentinel's, which means
-    /// nothing.
+    /// Counts half as many passages, of an owner that is not inside. No read-modify-write: one thread writes. It wraps, since
+    /// all threads that have no cache write the sentinel's, which means nothing.
     #[inline]
     pub(super) fn add(&self, more: u64, order: Ordering) {
         self.0.store(self.value().wrapping_add(more), order);

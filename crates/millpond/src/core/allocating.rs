@@ -5,8 +5,8 @@
 //! 3. Under it: the same once more, with the thread's cache open. Then the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
-//! The request is checked between 2 and 3: what is wrong finds no magazine, and what exceeds a limit is refused. Requests with a route climb the [`KEEPING`] rungs
-//! at 3, in an arena that keeps its pages.
+//! The request is checked between 2 and 3: what is wrong finds no magazine, and what exceeds a limit is refused. Requests
+//! with a route climb the [`KEEPING`] rungs at 3, in an arena that keeps its pages.
 
 use super::arenas::ArenaId;
 use super::limits::limit_exceeded;

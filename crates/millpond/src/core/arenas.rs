@@ -2,9 +2,8 @@
 //!
 //! What a graph uses must be where it was at every replay, which nobody tells the pool of. So an arena for captures *keeps*
 //! its pages and their addresses (`Arena::that_keeps`): only captures that share the arena can reuse freed memory, at the same
-//! addresses or at others. Once the last claim is
-//! gone, no replay can come. The host waits for those under way. Then the arena *lets go*: free memory goes back, and
-//! live blocks once they are freed.
+//! addresses or at others. Once the last claim is gone, no replay can come. The host waits for those under way. Then the
+//! arena *lets go*: free memory goes back, and live blocks once they are freed.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! One free, as a ladder, like an allocation's.
 //!
 //! 1. Onto the thread's magazine: the fast path ([`Caches::free`](crate::cache::Caches::free)).
-//! 2. Without the pool's lock: the same where lock entries are closed, or where a full magazine can bring its older
-//!    half to the depot.
+//! 2. Without the pool's lock: the same where lock entries are closed, where a magazine gets its first room, or where a full
+//!    one can bring its older half to the depot.
 //! 3. Under it, a block that no other stream used: 2 again, with the thread's cache open. Else the arena takes it.
 //! 4. Under it, any other block: the arena takes it, behind the fence of all streams that used it.
 //! 5. What is no live block is a mistake of the program's, and said so.

@@ -1,5 +1,5 @@
-//! A plan is carried out: all device calls first. If one fails, the mappings before it go as old ones do. Then it is noted what lies where, which
-//! cannot fail, since the host's memory for it was ensured before.
+//! A plan is carried out: all device calls first. If one fails, the mappings before it go as old ones do. Then it is noted
+//! what lies where, which cannot fail, since the host's memory for it was ensured before.
 
 use super::arena::Arena;
 use super::extent::ExtentState;
