@@ -12,7 +12,7 @@ use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::order::{Fence, Stream};
-use crate::physical::{PageId, Refusal};
+use crate::physical::{PageId, Pages, Refusal};
 
 #[cfg(test)]
 thread_local! {
@@ -80,7 +80,12 @@ impl Arena {
         let (first, end) = (self.map.extent_at(region, start), start + units);
         let (mut last, mut fence) = (first, Fence::empty());
         loop {
-            if let ExtentState::Dormant(page) = self.map[last].state {
+            let dormant = match self.map[last].state {
+                ExtentState::Dormant(page) => Some(page),
+                ExtentState::Idle(mapping) => Some(mapping.page()),
+                _ => None,
+            };
+            if let Some(page) = dormant {
                 self.bring_back_from_outside((page, last), (region, (start, end)))?;
             }
             if !self.map.is(last, ExtentState::Free) || !fence.try_join(&self.map[last].fence) {
@@ -113,7 +118,6 @@ impl Arena {
             || !is_free
             || !fence.try_join(&self.map[from].fence)
             || self.map.make_room(2, fence.len()).is_err()
-            || !self.old_mappings.make_room(1)
         {
             return None;
         }
@@ -148,12 +152,13 @@ impl Arena {
             return segments::back(self, request);
         }
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
-        let parked = self.pages.parked.len();
+        let taken = self.pages.taken();
         let found = self.back_as_planned(request);
         if found.is_err() {
             // Removes what was mapped in vain.
             self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
-            if let Err(error) = self.pages.release_parked(parked, 0) {
+            let is_new = |pages: &Pages, page| pages.is_younger(page, taken);
+            if let Err(error) = self.pages.release_parked(0, is_new) {
                 tracing::warn!(%error, "a page for a request that failed could not be given back");
             }
         }

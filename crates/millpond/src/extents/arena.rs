@@ -83,7 +83,7 @@ impl Arena {
         let owner = Owner { memory: Some(memory), ..map.regions.owner };
         let published = (map.regions.ranges.clone(), owner);
         let mut new = Self::new(rules.timelines.clone(), map.layout, policies, pages.none_yet(), published);
-        new.old_mappings.stay = true;
+        new.old_mappings = OldMappings::that_stay();
         new
     }
 
@@ -109,7 +109,7 @@ impl Arena {
     /// Whether pages stay, free or not, at all addresses where they were ever mapped: unknown work uses them. See
     /// [`Arena::that_keeps`].
     pub(crate) fn keeps(&self) -> bool {
-        self.old_mappings.stay
+        self.old_mappings.stay()
     }
 
     /// Leads from an address to its block without the lock.
@@ -127,6 +127,11 @@ impl Arena {
     /// Physical bytes held, by recount.
     pub(crate) fn held(&self) -> u64 {
         self.pages.recount_bytes()
+    }
+
+    /// Whether pages are held that lie nowhere.
+    pub(crate) fn has_parked(&self) -> bool {
+        self.pages.parked().take(u64::MAX).is_some()
     }
 
     /// How many blocks are allocated.
@@ -269,7 +274,7 @@ impl Arena {
     /// Notes that a page came back from a free extent to a dormant mapping, which is free now.
     pub(super) fn bring_back(&mut self, page: PageId, from: ExtentId, to: ExtentId) {
         self.move_out(page, from);
-        self.old_mappings.take_up(&self.map, &self.pages, (to, page));
+        self.old_mappings.take_up(&mut self.map, &self.pages, to);
         self.move_in(page, (self.map[to].region, self.map.base_pages_within(to).0));
         self.map.make_backed(to);
     }

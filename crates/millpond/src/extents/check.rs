@@ -24,7 +24,9 @@ pub(crate) fn check(arena: &Arena) -> Result<(), String> {
     let indexed = count(|extent| matches!(extent.state, ExtentState::Free | ExtentState::Unmapped));
     ensure!(map.index.lacks() || map.index.len() == indexed, "the index has others than the regions");
     let old = count(|extent| page_of(extent.state).is_some());
-    ensure!(arena.old_mappings.ids().count() == old, "an old mapping is listed twice, or not there");
+    ensure!(arena.old_mappings.ids(map).count() == old, "an old mapping is listed twice, or not there");
+    let misplaced = arena.old_mappings.misplaced(map);
+    ensure!(misplaced.is_none(), "{misplaced:?} is on the wrong list, or not as idle as it says");
     let blocks = count(|extent| extent.state == ExtentState::Allocated);
     ensure!(map.blocks == blocks as u64, "{} blocks, recount {blocks}", map.blocks);
     check_pages(arena)
@@ -34,6 +36,7 @@ pub(crate) fn check(arena: &Arena) -> Result<(), String> {
 fn page_of(state: ExtentState) -> Option<crate::physical::PageId> {
     match state {
         ExtentState::PendingUnmap(page) | ExtentState::Dormant(page) => Some(page),
+        ExtentState::Idle(mapping) => Some(mapping.page()),
         _ => None,
     }
 }
@@ -71,9 +74,9 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
             let is_apart = next.is_none_or(|next| !map[next].fence.same_streams(&extent.fence));
             ensure!(is_apart || is_known, "{id:?} ({:?}) and the next could be one", extent.state);
         }
-        ExtentState::PendingUnmap(page) | ExtentState::Dormant(page) => {
-            let bytes = arena.pages.bytes_of(page);
-            ensure!(map.bytes(id) == bytes, "old mapping {id:?} is not as long as its page");
+        ExtentState::PendingUnmap(_) | ExtentState::Dormant(_) | ExtentState::Idle(_) => {
+            let bytes = page_of(extent.state).map(|page| arena.pages.bytes_of(page));
+            ensure!(Some(map.bytes(id)) == bytes, "old mapping {id:?} is not as long as its page");
         }
         ExtentState::Allocated | ExtentState::Unused => {}
     }
@@ -103,11 +106,20 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
     let pages = &arena.pages;
     let base_pages = pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
     ensure!(base_pages == pages.base_pages, "base pages: recount {base_pages}");
+    pages.iter().for_each(|(_, page)| page.mark.set(0));
+    for page in arena.old_mappings.ids(&arena.map).filter_map(|id| page_of(arena.map[id].state)) {
+        let mark = &pages.get(page).mark;
+        mark.set(mark.get() + 1);
+    }
+    let mut parked = pages.parked();
+    let linked = std::iter::from_fn(|| parked.take(u64::MAX));
+    let linked = linked.take(pages.records()).filter(|page| pages.is_parked(*page)).count();
+    let parked = pages.iter().filter(|(id, _)| pages.is_parked(*id)).count();
+    ensure!(parked == linked, "{parked} parked pages, of which {linked} are linked");
     for (id, page) in pages.iter() {
-        let old = arena.old_mappings.ids().filter(|old| page_of(arena.map[*old].state) == Some(id)).count();
         let home = pages.home(id);
-        ensure!(pages.parked.contains(&id) != home.is_some(), "{id:?} is parked and at home, or neither");
-        let mappings = old as u32 + u32::from(home.is_some());
+        ensure!(pages.is_parked(id) != home.is_some(), "{id:?} is parked and at home, or neither");
+        let mappings = page.mark.get() + u32::from(home.is_some());
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
         if let Some((region, (first, _))) = home {
             let there = arena.map.regions.page_at(region, first);

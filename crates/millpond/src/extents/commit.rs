@@ -25,10 +25,10 @@ impl Commit<'_, '_> {
     pub(super) fn carry_out(mut self, plan: &mut Plan) -> Result<Option<Found>, Refusal> {
         // The host's memory to note what lies where, whether the plan succeeds or not. Each step may cut a donor's extent in three,
         // and what is unmapped.
-        let Arena { map, old_mappings, .. } = &mut *self.arena;
+        let map = &mut self.arena.map;
         map.make_room(4 * plan.steps.len(), plan.fence.len())?;
-        let has_room = old_mappings.make_room(plan.steps.len())
-            && map.regions.make_room_to_back(plan.place.region, map.layout.base_pages_for(plan.place.end));
+        let end = map.layout.base_pages_for(plan.place.end);
+        let has_room = map.regions.make_room_to_back(plan.place.region, end);
         map.ensure(has_room)?;
         if !self.clear(plan) {
             return Ok(None);
@@ -37,27 +37,42 @@ impl Commit<'_, '_> {
             self.request.may_wait = false;
             return Ok(None);
         }
-        if !self.create(plan)? {
+        let has_created = self.create(plan);
+        if !matches!(has_created, Ok(true)) {
+            // What was created so far serves the next plan, or goes with the request.
+            self.park_new(plan);
+        }
+        if !has_created? {
             return Ok(None);
         }
-        self.map(plan)?;
+        self.map(plan).inspect_err(|_| self.park_new(plan))?;
         Ok(Some(self.enter(plan)))
+    }
+
+    /// Parks the pages that were created and lie nowhere.
+    #[cold]
+    fn park_new(&mut self, plan: &Plan) {
+        for step in &plan.steps {
+            if let Step::MapNew { page, .. } = *step {
+                self.arena.pages.park(page);
+            }
+        }
     }
 
     /// Removes old mappings whose addresses are needed. `false` where one cannot be removed.
     fn clear(&mut self, plan: &mut Plan) -> bool {
         let Plan { place, steps, .. } = plan;
         steps.iter().all(|step| {
-            let Step::Clear { mapping, .. } = *step else { return true };
+            let Step::Clear { mapping, of } = *step else { return true };
             let Arena { map, old_mappings, pages, .. } = &mut *self.arena;
-            let unmapped = old_mappings.clear(map, pages, mapping);
+            let unmapped = old_mappings.clear(map, pages, (mapping, of));
             // It was joined with what is unmapped before it.
             place.first = unmapped.filter(|_| mapping == place.first).unwrap_or(place.first);
             unmapped.is_some()
         })
     }
 
-    /// Creates the new pages, and parks them. `false` where memory is short for long ones: shorter ones may do.
+    /// Creates the new pages. `false` where memory is short for long ones: shorter ones may do.
     fn create(&mut self, plan: &mut Plan) -> Result<bool, Refusal> {
         let Arena { map, pages, shortening, .. } = &mut *self.arena;
         for step in &mut plan.steps {
@@ -68,10 +83,7 @@ impl Commit<'_, '_> {
                 shortening.note_growth();
             }
             match pages.create(base_pages) {
-                Ok(page) => {
-                    pages.parked.push(page);
-                    *step = Step::Unpark { page, at };
-                }
+                Ok(page) => *step = Step::MapNew { page, at },
                 Err(Refusal::Short { what, .. }) if base_pages > 1 && what != Shortage::Headroom => {
                     self.request.longest = base_pages / 2;
                     return Ok(false);
@@ -118,7 +130,7 @@ impl Commit<'_, '_> {
                 }
                 Step::Unpark { page, .. } => arena.pages.unpark(page),
                 Step::BringBack { page, from, to } => arena.bring_back(page, from, to),
-                Step::Clear { .. } | Step::Create { .. } => {}
+                Step::Clear { .. } | Step::Create { .. } | Step::MapNew { .. } => {}
             }
         }
         // What is unmapped in the place is free now.
@@ -145,7 +157,7 @@ pub(super) fn add_region(arena: &mut Arena, zone: Zone, units: u64) -> DeviceRes
     let backing = map.regions.make_room_for_one(0)?;
     let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
     // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
-    let total = if old_mappings.stay { 0 } else { device.properties().total_memory };
+    let total = if old_mappings.stay() { 0 } else { device.properties().total_memory };
     let least = map.layout.base_pages_for(units) * base_page;
     let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
     let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);

@@ -17,7 +17,8 @@ pub(super) struct DonorPage {
     /// longest, by the count of frees. In a program that repeats its steps, its pages are likely to be free here each time.
     /// Of one donor, the last page gives first.
     rank: (u64, usize),
-    is_taken: bool,
+    /// The last place that it was claimed for.
+    claimed_for: u32,
 }
 
 impl DonorPage {
@@ -31,22 +32,26 @@ impl DonorPage {
     }
 }
 
-/// The pages that free extents could give to one miss.
+/// The pages that free extents could give to one miss. Each place that is considered claims those that it needs: no page is
+/// claimed twice for one place.
 #[derive(Debug, Default)]
 pub(super) struct Donors {
-    /// In the order in which they give.
+    /// In the order in which they give. A page is marked with its place here.
     pages: Vec<DonorPage>,
-    /// By page id: the place in the list of pages, and 1; 0 where no donor has the page. Empty where no page may come back.
-    by_page: Vec<u32>,
-    /// All pages before this one are taken.
+    /// Whether pages may come back to old mappings.
+    come_back: bool,
+    /// How many places were considered.
+    place: u32,
+    /// All pages before this one are claimed for the present place.
     next: usize,
 }
 
 impl Donors {
     /// Lists what free extents could give to a request. Where the host has no memory for more, what was found so far has to do.
     pub(super) fn gather(arena: &Arena, request: &Request<'_>) -> Self {
-        let Arena { map, rules, old_mappings, .. } = arena;
-        let mut new = Self::default();
+        let Arena { map, rules, .. } = arena;
+        // Where old mappings stay, a miss goes past them.
+        let mut new = Self { come_back: !arena.keeps(), ..Self::default() };
         let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
         let mut query = rules.query(request.stream);
         for extent in map.index.free_of(map.layout.units_per_base_page()) {
@@ -64,48 +69,53 @@ impl Donors {
                 && new.pages.try_reserve(1).is_ok()
             {
                 let rank = (u64::from(!is_ready) << 63 | map[extent].freed, new.pages.len());
-                let page = DonorPage { page, extent, home, rank, is_taken: false };
+                let page = DonorPage { page, extent, home, rank, claimed_for: 0 };
                 new.pages.push(page);
                 wanted = wanted.saturating_sub(page.base_pages());
                 end = home.1.0;
             }
+            if wanted == 0 {
+                break;
+            }
         }
         new.pages.sort_unstable_by_key(|page| page.rank);
-        // Where old mappings stay, a miss goes past them.
-        let ids = if old_mappings.is_empty(map) { 0 } else { arena.pages.records() };
-        if new.by_page.try_reserve_exact(ids).is_ok() {
-            new.by_page.resize(ids, 0);
-        }
-        for (page, at) in new.pages.iter().zip(1..) {
-            if let Some(place) = new.by_page.get_mut(page.page.0 as usize) {
-                *place = at;
+        if new.come_back {
+            for (page, at) in new.pages.iter().zip(0..) {
+                arena.pages.get(page.page).mark.set(at);
             }
         }
         new
     }
 
-    /// The place in the list of this page, if a donor has it outside of the window.
-    pub(super) fn find(&self, page: PageId, window: Home) -> Option<usize> {
-        let at = (*self.by_page.get(page.0 as usize)? as usize).checked_sub(1)?;
-        let found = &self.pages[at];
-        (!found.is_taken && found.lies_outside(window)).then_some(at)
+    /// Considers another place: nothing is claimed for it yet.
+    pub(super) fn consider(&mut self) {
+        self.place += 1;
+        self.next = 0;
     }
 
-    /// Takes this page, if a donor has it outside of the window. A page may have several old mappings, and comes back to one.
-    pub(super) fn take(&mut self, page: PageId, window: Home) -> Option<DonorPage> {
-        let at = self.find(page, window)?;
-        self.pages[at].is_taken = true;
-        Some(self.pages[at])
+    /// Claims this page for the place that is considered, so that it comes back to an old mapping there. `None` where no donor has
+    /// it outside of the window, or it was claimed: a page may have several old mappings, and comes back to one.
+    pub(super) fn claim(&mut self, arena: &Arena, page: PageId, window: Home) -> Option<DonorPage> {
+        let at = arena.pages.get(page).mark.get() as usize;
+        // A mark of an earlier miss names another page.
+        let donor = self.pages.get_mut(at).filter(|donor| self.come_back && donor.page == page)?;
+        if donor.claimed_for == self.place || !donor.lies_outside(window) {
+            return None;
+        }
+        donor.claimed_for = self.place;
+        Some(*donor)
     }
 
-    /// Takes the next page of at most so many base pages that lies outside of the window.
-    pub(super) fn take_next(&mut self, most: u64, window: Home) -> Option<DonorPage> {
-        // Most are taken in their order.
-        self.next += self.pages[self.next..].iter().take_while(|page| page.is_taken).count();
-        let fits =
-            |page: &&mut DonorPage| !page.is_taken && page.base_pages() <= most && page.lies_outside(window);
-        let found = self.pages[self.next..].iter_mut().find(fits)?;
-        found.is_taken = true;
+    /// Claims the next page of at most so many base pages that lies outside of the window.
+    pub(super) fn claim_next(&mut self, most: u64, window: Home) -> Option<DonorPage> {
+        let Self { pages, place, next, .. } = self;
+        // Most are claimed in their order.
+        *next += pages[*next..].iter().take_while(|page| page.claimed_for == *place).count();
+        let fits = |page: &&mut DonorPage| {
+            page.claimed_for != *place && page.base_pages() <= most && page.lies_outside(window)
+        };
+        let found = pages[*next..].iter_mut().find(fits)?;
+        found.claimed_for = *place;
         Some(*found)
     }
 }

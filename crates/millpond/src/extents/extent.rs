@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 use super::layout::Zone;
 use crate::host::shrink;
 use crate::order::Fence;
-use crate::physical::PageId;
+use crate::physical::{IdleMapping, PageId};
 
 /// Names an extent of one arena. Recycled when the extent is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,8 +24,10 @@ pub(super) enum ExtentState {
     /// pages.
     PendingUnmap(PageId),
     /// An old mapping that stays as long as nothing else needs its addresses: the page may come back. As long as the
-    /// page. Its fence is empty once its work is complete.
+    /// page. The work on it may be under way, or come again with a graph: nobody removes it.
     Dormant(PageId),
+    /// A dormant mapping whose work is complete, so that it may be removed. Its fence is empty.
+    Idle(IdleMapping),
     /// The record is unused.
     Unused,
 }
@@ -46,8 +48,17 @@ pub(super) struct Extent {
     pub(super) next: Option<ExtentId>,
     /// Free extents: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
-    /// Free extents, and those pending unmap: the work to wait for. Allocated blocks: the streams of recorded uses.
+    /// Free extents, and old mappings: the work to wait for. Allocated blocks: the streams of recorded uses.
     pub(super) fence: Fence,
+    /// Old mappings: the neighbours on their list.
+    pub(super) link: Link,
+}
+
+/// The extents before and behind one on a list.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Link {
+    pub(super) prev: Option<ExtentId>,
+    pub(super) next: Option<ExtentId>,
 }
 
 const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines");
@@ -55,7 +66,8 @@ const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines
 impl Extent {
     /// The one extent of a new region.
     pub(super) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
-        Self { state, zone, region, start: 0, units, prev: None, next: None, fence: Fence::empty(), freed: 0 }
+        let (fence, link) = (Fence::empty(), Link::default());
+        Self { state, zone, region, start: 0, units, prev: None, next: None, freed: 0, fence, link }
     }
 
     #[inline]
@@ -69,6 +81,10 @@ impl Extent {
 pub(super) struct Extents {
     records: Vec<Extent>,
     vacant: Vec<ExtentId>,
+    /// What belongs to records with ids below this has memory.
+    described: usize,
+    /// How many have to be vacant before it is looked for memory to give back.
+    look_from: usize,
 }
 
 impl Extents {
@@ -82,7 +98,9 @@ impl Extents {
     /// Whether so many more extents, with fences of so many streams, take no memory of the host's.
     #[inline]
     pub(super) fn has_room(&self, more: usize, streams: usize) -> bool {
-        self.vacant.len() >= more && !Fence::would_be_long(streams)
+        let unwritten = self.records.capacity() - self.records.len();
+        self.vacant.len() + unwritten.min(self.described - self.records.len()) >= more
+            && !Fence::would_be_long(streams)
     }
 
     /// Reserves the host's memory for so many more, and for joining any of them. `describe` does so for what belongs to all with
@@ -94,21 +112,30 @@ impl Extents {
         streams: usize,
         describe: impl FnOnce(usize) -> bool,
     ) -> bool {
-        if self.vacant.len() < more {
-            // All records may become vacant.
-            let has_room = self.records.try_reserve(more).is_ok()
-                && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
-                && describe(self.records.capacity());
-            if !has_room {
-                return false;
-            }
-            let first = u32::try_from(self.records.len()).expect("fewer than 2^32 extents");
-            let unused = || Extent::whole(0, Zone::Small, 0, ExtentState::Unused);
-            self.records.resize_with(self.records.len() + more, unused);
-            // The lowest are taken first, so that those behind the last in use go back.
-            self.vacant.extend((first..first + more as u32).rev().map(ExtentId));
-            self.vacant.rotate_right(more);
+        let new = more.saturating_sub(self.vacant.len());
+        let end = self.records.len() + new;
+        // All records may become vacant.
+        let has_room = self.records.try_reserve(new).is_ok()
+            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
+            && (end <= self.described || describe(self.records.capacity()));
+        if !has_room {
+            return false;
         }
+        self.described = self.described.max(self.records.capacity());
+        // Records are written once they are used. But a long fence needs one that is there.
+        !Fence::would_be_long(streams) || self.make_room_for_fences(more, streams)
+    }
+
+    fn make_room_for_fences(&mut self, more: usize, streams: usize) -> bool {
+        let new = more.saturating_sub(self.vacant.len());
+        for _ in 0..new {
+            let id = self.unused_record();
+            self.vacant.push(id);
+        }
+        // Those at the back are taken first. Let that be the lowest, so that the host's memory behind the last in use goes back.
+        let from = self.vacant.len() - new;
+        self.vacant[from..].reverse();
+        self.vacant.rotate_right(new);
         let next = self.vacant.len() - more;
         self.vacant[next..].iter().all(|id| {
             let fence = &mut self.records[id.0 as usize].fence;
@@ -116,19 +143,26 @@ impl Extents {
         })
     }
 
-    /// Gives back the host's memory behind the last record in use. Ids below what it returns name records.
-    pub(super) fn shrink(&mut self) -> usize {
-        let used = self
-            .records
-            .iter()
-            .rposition(|extent| extent.state != ExtentState::Unused)
-            .map_or(0, |last| last + 1);
+    /// Gives back the host's memory behind the last record in use, where that is at least half of it. Returns what ids stay below
+    /// then. Most calls look at no record: so many must have become vacant since the last look in vain.
+    pub(super) fn shrink(&mut self) -> Option<usize> {
+        if self.vacant.len() < self.look_from.max(self.records.len() / 2) {
+            return None;
+        }
+        let last = self.records.iter().rposition(|extent| extent.state != ExtentState::Unused);
+        let used = last.map_or(0, |last| last + 1);
+        if used > self.records.capacity() / 2 {
+            self.look_from = self.vacant.len() + self.records.len() / 8;
+            return None;
+        }
+        self.look_from = 0;
         self.records.truncate(used);
         shrink(&mut self.records, 0);
+        self.described = used;
         self.vacant.retain(|id| (id.0 as usize) < used);
         // All records may become vacant.
         shrink(&mut self.vacant, self.records.capacity());
-        used
+        Some(used)
     }
 
     /// Ids below this may name extents.
@@ -139,7 +173,16 @@ impl Extents {
     /// A record that is unused.
     #[inline]
     fn vacant_record(&mut self) -> ExtentId {
-        self.vacant.pop().expect("room is made before an extent is added")
+        self.vacant.pop().unwrap_or_else(|| self.unused_record())
+    }
+
+    /// A record behind all others.
+    #[cold]
+    fn unused_record(&mut self) -> ExtentId {
+        let at = self.records.len();
+        assert!(at < self.records.capacity(), "room is made before an extent is added");
+        self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
+        ExtentId(u32::try_from(at).expect("fewer than 2^32 extents"))
     }
 
     /// Two records at once.

@@ -79,9 +79,11 @@ impl ExtentMap {
         if has_memory { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of blocks", bytes }) }
     }
 
-    /// Gives back the host's memory for extents and blocks behind the last that is in use.
+    /// Gives back the host's memory for extents and blocks behind the last that is in use, where that is much of it.
     pub(super) fn shrink(&mut self) {
-        self.page_map.resize(self.extents.shrink());
+        if let Some(used) = self.extents.shrink() {
+            self.page_map.resize(used);
+        }
     }
 
     // ---- regions ---------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ mod coalescing;
 mod commit;
 mod donors;
 mod extent;
+mod extent_list;
 mod extent_map;
 mod index;
 mod layout;

@@ -4,165 +4,254 @@
 //! *dormant*. A program that repeats its steps needs the same addresses again. Its pages then come back to them without a
 //! device call. A dormant mapping goes where its addresses are needed for other pages, or where its page is given back.
 //!
+//! **Only what is idle goes.** A mapping becomes idle in one place ([`OldMappings::sort_out`]): its fence is reached, and whoever
+//! watches mappings is told. The page gives an [`IdleMapping`] for that, and nothing else can be unmapped.
+//!
 //! What a graph was captured with stays, whatever moves: at each replay its work uses the addresses that it was given, in the
 //! order of the capture. So where captures allocate, all old mappings *stay*, until [`OldMappings::let_go`].
 
-use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent::{ExtentId, ExtentState};
+use super::extent_list::ExtentList;
 use super::extent_map::ExtentMap;
 use super::reuse_rules::ReuseRules;
 use crate::device::DevicePtr;
-use crate::order::Fence;
-use crate::physical::{PageId, Pages};
-use crate::policy::donating::most_dormant;
+use crate::order::{Fence, Reached};
+use crate::physical::{IdleMapping, PageId, Pages};
+use crate::policy::donating::{MOST_PENDING_LOOKED_AT, most_dormant};
 
-/// The extents that are old mappings.
+/// The extents that are old mappings. Each change costs the same however many there are.
 #[derive(Debug, Default)]
 pub(super) struct OldMappings {
-    /// The oldest first. A dormant one that need not stay is *idle*, and laid aside, once its fence is empty.
-    list: Vec<ExtentId>,
+    /// Those whose work may be under way, dormant ones too, and those that could not be removed. The next to be asked about
+    /// comes first.
+    pending: ExtentList,
+    /// The idle ones, the oldest first.
+    idle: ExtentList,
+    /// The dormant ones that stay.
+    staying: ExtentList,
     /// Whether dormant ones stay.
-    pub(super) stay: bool,
+    stay: bool,
 }
 
 impl OldMappings {
-    /// From now on they go: no replay can come, and none is under way.
+    /// Old mappings that stay.
+    pub(super) fn that_stay() -> Self {
+        Self { stay: true, ..Self::default() }
+    }
+
+    /// From now on they may go: no replay can come, and none is under way.
     pub(super) fn let_go(&mut self, map: &mut ExtentMap) {
         self.stay = false;
-        for id in self.ids() {
-            if let ExtentState::Dormant(page) = map[id].state {
-                map.extents[id].state = ExtentState::PendingUnmap(page);
-            }
+        while let Some(id) = self.staying.first() {
+            self.staying.remove(&mut map.extents, id);
+            self.pending.push(&mut map.extents, id);
         }
+        self.let_none_come_back(map);
+    }
+
+    pub(super) fn stay(&self) -> bool {
+        self.stay
     }
 
     /// Where each page was mapped before, and stays mapped, by the page.
     pub(super) fn staying(&self, map: &ExtentMap) -> impl Iterator<Item = (PageId, DevicePtr)> {
         let page = |id| match map[id].state {
-            ExtentState::Dormant(page) if self.stay => Some((page, map.address_of(id))),
+            ExtentState::Dormant(page) => Some((page, map.address_of(id))),
             _ => None,
         };
-        self.ids().filter_map(page)
+        self.staying.iter(&map.extents).filter_map(page)
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = ExtentId> {
-        self.list.iter().copied()
+    pub(super) fn ids<'a>(&self, map: &'a ExtentMap) -> impl Iterator<Item = ExtentId> + use<'a> {
+        let lists = [&self.pending, &self.idle, &self.staying];
+        lists.map(|list| list.iter(&map.extents)).into_iter().flatten()
     }
 
-    /// Those that may go.
-    fn to_go(&self, map: &ExtentMap) -> impl Iterator<Item = ExtentId> {
-        self.ids().filter(|id| !self.stay || !matches!(map[*id].state, ExtentState::Dormant(_)))
+    /// One that is on another list than its state says, or idle without an empty fence, for recounts.
+    pub(super) fn misplaced(&self, map: &ExtentMap) -> Option<ExtentId> {
+        let is_idle =
+            |id: &ExtentId| matches!(map[*id].state, ExtentState::Idle(_)) && map[*id].fence.is_empty();
+        let stays = |id: &ExtentId| self.stay && matches!(map[*id].state, ExtentState::Dormant(_));
+        let is_pending = |id: &ExtentId| match map[*id].state {
+            ExtentState::PendingUnmap(_) => true,
+            ExtentState::Dormant(_) => !self.stay && !map[*id].fence.is_empty(),
+            _ => false,
+        };
+        let wrong = self.idle.iter(&map.extents).find(|id| !is_idle(id));
+        let wrong = wrong.or_else(|| self.staying.iter(&map.extents).find(|id| !stays(id)));
+        wrong.or_else(|| self.pending.iter(&map.extents).find(|id| !is_pending(id)))
     }
 
-    /// Whether there is none that may go.
-    pub(super) fn is_empty(&self, map: &ExtentMap) -> bool {
-        self.to_go(map).next().is_none()
+    /// The list that an old mapping is on, or is to be on.
+    fn list_of(&mut self, state: ExtentState) -> &mut ExtentList {
+        match state {
+            ExtentState::Idle(_) => &mut self.idle,
+            ExtentState::Dormant(_) if self.stay => &mut self.staying,
+            _ => &mut self.pending,
+        }
     }
 
-    /// Whether a dormant mapping is idle.
-    fn is_idle(&self, map: &ExtentMap, id: ExtentId) -> bool {
-        !self.stay && map[id].fence.is_empty()
+    fn enter(&mut self, map: &mut ExtentMap, id: ExtentId, state: ExtentState) {
+        map.extents[id].state = state;
+        self.list_of(state).push(&mut map.extents, id);
     }
 
-    /// Reserves the host's memory for so many more; `false` where it is refused.
-    pub(super) fn make_room(&mut self, more: usize) -> bool {
-        self.list.try_reserve(more).is_ok()
+    fn leave(&mut self, map: &mut ExtentMap, id: ExtentId) {
+        let state = map[id].state;
+        self.list_of(state).remove(&mut map.extents, id);
     }
 
     /// Lists an extent, which is on no index: it is dormant, or pending unmap.
     pub(super) fn push(&mut self, map: &mut ExtentMap, pages: &Pages, id: ExtentId, state: ExtentState) {
-        map.extents[id].state = state;
-        self.list.push(id);
-        if let ExtentState::Dormant(page) = state
-            && self.is_idle(map, id)
-        {
-            pages.lay_aside(page, map.address_of(id));
+        match (state, map[id].fence.reached()) {
+            (ExtentState::Dormant(page), Some(reached)) if !self.stay => {
+                let idle = lay_aside(map, pages, (id, page), reached);
+                self.enter(map, id, ExtentState::Idle(idle));
+            }
+            _ => self.enter(map, id, state),
         }
     }
 
     /// A page comes back to a dormant mapping.
-    pub(super) fn take_up(&mut self, map: &ExtentMap, pages: &Pages, (id, page): (ExtentId, PageId)) {
-        self.list.retain(|other| *other != id);
-        if self.is_idle(map, id) {
-            pages.take_up(page, map.address_of(id));
+    pub(super) fn take_up(&mut self, map: &mut ExtentMap, pages: &Pages, id: ExtentId) {
+        if let ExtentState::Idle(mapping) = map[id].state {
+            pages.take_up(mapping, map.address_of(id));
         }
+        self.leave(map, id);
     }
 
     /// The work on those that may go.
     pub(super) fn fence(&self, map: &ExtentMap) -> Fence {
-        map.fence_of(self.to_go(map))
+        map.fence_of(self.pending.iter(&map.extents))
     }
 
-    /// Removes those that are idle; all others are pending unmap from now on. But those that stay.
+    /// Removes those that may go and whose work is complete; all others that may go are pending unmap from now on.
+    pub(super) fn reap(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages) {
+        self.retire(map, pages);
+        self.sort_out(map, rules, pages, usize::MAX);
+    }
+
+    /// Removes those that are idle; all others that may go are pending unmap from now on.
     pub(super) fn retire(&mut self, map: &mut ExtentMap, pages: &mut Pages) {
-        if self.stay {
-            return;
-        }
-        self.list.retain(|&id| match map[id].state {
-            ExtentState::Dormant(_) if map[id].fence.is_empty() => remove(map, pages, id).is_none(),
-            ExtentState::Dormant(page) => {
-                map.extents[id].state = ExtentState::PendingUnmap(page);
-                true
-            }
-            _ => true,
-        });
+        self.remove_idle(map, pages, self.idle.len());
+        self.let_none_come_back(map);
     }
 
     /// Removes those pending unmap whose work is complete, and finds out which of the dormant ones are idle. Of those that were
-    /// before, the oldest go where there are too many.
+    /// before, the oldest go where there are too many. Looks at a few only: at others the next time.
     pub(super) fn settle(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages) {
-        rules.poll(&self.fence(map));
-        let idle = self.to_go(map).filter(|id| map[*id].fence.is_empty()).count();
-        let mut too_many = idle.saturating_sub(most_dormant(map.layout.policy, pages.records()));
-        let (mut complete, stay) = (Fence::empty(), self.stay);
-        self.list.retain(|&id| {
-            let Extent { state, ref fence, .. } = map[id];
-            match state {
-                ExtentState::Dormant(_) if stay => return true,
-                ExtentState::Dormant(_) if fence.is_empty() => {
-                    if too_many == 0 {
-                        return true;
-                    }
-                    too_many -= 1;
-                }
-                // What one donor gave has one fence, and lies side by side.
-                _ if *fence != complete && !rules.timelines.is_complete(fence) => return true,
-                _ => {
-                    complete = std::mem::take(&mut map.extents[id].fence);
-                    if let ExtentState::Dormant(page) = state {
-                        pages.lay_aside(page, map.address_of(id));
-                        return true;
-                    }
-                }
-            }
-            remove(map, pages, id).is_none()
-        });
+        let too_many = self.idle.len().saturating_sub(most_dormant(map.layout.policy, pages.records()));
+        self.remove_idle(map, pages, too_many);
+        self.sort_out(map, rules, pages, MOST_PENDING_LOOKED_AT);
     }
 
     /// Removes an idle mapping, whose addresses are needed. Returns the unmapped extent that they are in now. `None` where it
     /// cannot be removed: it is pending unmap.
-    pub(super) fn clear(&mut self, map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<ExtentId> {
-        let unmapped = remove(map, pages, id)?;
-        self.list.retain(|other| *other != id);
-        Some(unmapped)
+    pub(super) fn clear(
+        &mut self,
+        map: &mut ExtentMap,
+        pages: &mut Pages,
+        (id, mapping): (ExtentId, IdleMapping),
+    ) -> Option<ExtentId> {
+        debug_assert_eq!(map[id].state, ExtentState::Idle(mapping));
+        self.leave(map, id);
+        self.remove(map, pages, (id, mapping))
+    }
+
+    fn let_none_come_back(&mut self, map: &mut ExtentMap) {
+        let mut next = self.pending.first();
+        while let Some(id) = next {
+            let extent = &mut map.extents[id];
+            next = extent.link.next;
+            if let ExtentState::Dormant(page) = extent.state {
+                extent.state = ExtentState::PendingUnmap(page);
+            }
+        }
+    }
+
+    /// Removes so many idle ones, the oldest.
+    fn remove_idle(&mut self, map: &mut ExtentMap, pages: &mut Pages, count: usize) {
+        for _ in 0..count {
+            let Some(oldest) = self.idle.first() else { return };
+            let ExtentState::Idle(mapping) = map[oldest].state else { return };
+            self.clear(map, pages, (oldest, mapping));
+        }
+    }
+
+    /// Asks about the first `most` that are pending, and goes on where most of them are complete. Dormant ones become idle, others
+    /// are removed. What is not complete, or cannot be removed, is asked about again after all others.
+    fn sort_out(&mut self, map: &mut ExtentMap, rules: &ReuseRules, pages: &mut Pages, most: usize) {
+        let mut left = self.pending.len();
+        while left > 0 {
+            let looked_at = left.min(most);
+            rules.poll(&map.fence_of(self.pending.iter(&map.extents).take(looked_at)));
+            let mut gone = 0;
+            for _ in 0..looked_at {
+                let Some(id) = self.pending.first() else { return };
+                self.leave(map, id);
+                gone += usize::from(self.sort_out_one(map, rules, pages, id));
+            }
+            left -= looked_at;
+            if 2 * gone < looked_at {
+                return;
+            }
+        }
+    }
+
+    /// Sorts out one that was pending, and is on no list. `false` where it is pending again.
+    fn sort_out_one(
+        &mut self,
+        map: &mut ExtentMap,
+        rules: &ReuseRules,
+        pages: &mut Pages,
+        id: ExtentId,
+    ) -> bool {
+        let state = map[id].state;
+        match (state, rules.timelines.reached(&map[id].fence)) {
+            (ExtentState::Dormant(page), Some(reached)) => {
+                let idle = lay_aside(map, pages, (id, page), reached);
+                self.enter(map, id, ExtentState::Idle(idle));
+                true
+            }
+            (ExtentState::PendingUnmap(page), Some(reached)) => {
+                let idle = lay_aside(map, pages, (id, page), reached);
+                self.remove(map, pages, (id, idle)).is_some()
+            }
+            _ => {
+                self.enter(map, id, state);
+                false
+            }
+        }
+    }
+
+    /// Removes an idle mapping, which is on no list. Returns the unmapped extent that its addresses are in now. `None` where it
+    /// cannot be removed: it is pending unmap.
+    fn remove(
+        &mut self,
+        map: &mut ExtentMap,
+        pages: &mut Pages,
+        (id, mapping): (ExtentId, IdleMapping),
+    ) -> Option<ExtentId> {
+        let at = map.address_of(id);
+        // SAFETY: the page was mapped here before it was remapped.
+        if let Err(error) = unsafe { pages.unmap(mapping, at) } {
+            tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
+            self.enter(map, id, ExtentState::PendingUnmap(mapping.page()));
+            return None;
+        }
+        Some(map.make_unmapped(id))
     }
 }
 
-/// Removes a mapping that is idle, or pending unmap and complete; returns the unmapped extent that its addresses are in now. `None`
-/// where it cannot be removed: it is pending unmap.
-fn remove(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<ExtentId> {
-    let at = map.address_of(id);
-    let (page, removed) = match map[id].state {
-        // SAFETY: the page was mapped here before it was remapped. The work that used the range is complete. Later work cannot
-        // use it, since the program holds no pointer into it.
-        ExtentState::Dormant(page) => (page, unsafe { pages.unmap_laid_aside(page, at) }),
-        // SAFETY: likewise.
-        ExtentState::PendingUnmap(page) => (page, unsafe { pages.unmap(page, at) }),
-        _ => return None,
-    };
-    if let Err(error) = removed {
-        tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
-        map.extents[id].state = ExtentState::PendingUnmap(page);
-        return None;
-    }
-    Some(map.make_unmapped(id))
+/// Lays an old mapping aside whose fence is reached. The fence is empty from then on.
+fn lay_aside(
+    map: &mut ExtentMap,
+    pages: &Pages,
+    (id, page): (ExtentId, PageId),
+    reached: Reached,
+) -> IdleMapping {
+    map.extents[id].fence = Fence::empty();
+    // SAFETY: the page was mapped here before it was remapped. The extent's fence is that of the work that used the range. Later
+    // work cannot use it, since the program holds no pointer into it.
+    unsafe { pages.lay_aside(page, map.address_of(id), reached) }
 }

@@ -1,10 +1,12 @@
 //! Where an allocation goes that no free extent fits: the place in address space that lacks the fewest pages.
 
 use super::arena::Arena;
-use super::donors::Donors;
+use super::donors::{DonorPage, Donors};
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::index::Kind;
 use super::search::Request;
+use crate::order::ReadinessQuery;
+use crate::physical::IdleMapping;
 use crate::policy::fit::CANDIDATES;
 
 /// A place for an allocation that is not wholly backed yet.
@@ -27,13 +29,26 @@ impl Placement {
     }
 }
 
+/// What an extent of a place is to the plan.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Part {
+    /// It is free: the stream uses it as it is.
+    Free,
+    /// The page comes back to this dormant mapping.
+    ComesBack(DonorPage),
+    /// Nothing is mapped: a page has to be.
+    Unmapped,
+    /// An idle mapping, which has to be removed, so that a page is mapped there.
+    Idle(IdleMapping),
+}
+
 /// The place for the request that the fewest pages have to be mapped at. Pages that `donors` can give back to their old
 /// mappings need not be. At a tie it grows what is free already. So free space stays contiguous. `None` where only a new region
 /// has room.
-pub(super) fn choose_place(arena: &Arena, donors: &Donors, request: Request<'_>) -> Option<Placement> {
+pub(super) fn choose_place(arena: &Arena, donors: &mut Donors, request: Request<'_>) -> Option<Placement> {
     let map = &arena.map;
     let base_pages = map.layout.base_pages_for(request.units);
-    let grown = Growth { arena, donors, request }.best().filter(|grown| grown.missing <= base_pages);
+    let grown = Growth::new(arena, donors, request).best().filter(|grown| grown.missing <= base_pages);
     grown.or_else(|| {
         // One of which all base pages are missing, in the unmapped extent that fits best.
         let units = base_pages << map.layout.base_page_shift;
@@ -43,19 +58,47 @@ pub(super) fn choose_place(arena: &Arena, donors: &Donors, request: Request<'_>)
     })
 }
 
-/// The places that begin or end with a free extent.
-#[derive(Debug, Clone, Copy)]
-struct Growth<'a> {
+/// The extents of a place in the order of their addresses, with what each is to the plan; `None` for one that no plan may use. What
+/// an extent needs is claimed for it, so the same walk says the same to who chooses a place and to who plans for it.
+pub(super) fn walk<'a>(
     arena: &'a Arena,
-    donors: &'a Donors,
-    request: Request<'a>,
+    donors: &'a mut Donors,
+    place: &Placement,
+) -> impl Iterator<Item = (ExtentId, Option<Part>)> + use<'a> {
+    let layout = &arena.map.layout;
+    let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
+    donors.consider();
+    let part = move |id| match arena.map[id].state {
+        ExtentState::Free => Some(Part::Free),
+        ExtentState::Unmapped => Some(Part::Unmapped),
+        ExtentState::Dormant(page) => donors.claim(arena, page, window).map(Part::ComesBack),
+        ExtentState::Idle(mapping) => {
+            let donor = donors.claim(arena, mapping.page(), window);
+            Some(donor.map_or(Part::Idle(mapping), Part::ComesBack))
+        }
+        ExtentState::Allocated | ExtentState::PendingUnmap(_) | ExtentState::Unused => None,
+    };
+    let mut part = part;
+    arena.map.until(place.first, place.end).map(move |id| (id, part(id)))
 }
 
-impl Growth<'_> {
+/// The places that begin or end with a free extent.
+struct Growth<'a> {
+    arena: &'a Arena,
+    donors: &'a mut Donors,
+    request: Request<'a>,
+    ready: ReadinessQuery<'a>,
+}
+
+impl<'a> Growth<'a> {
+    fn new(arena: &'a Arena, donors: &'a mut Donors, request: Request<'a>) -> Self {
+        Self { arena, donors, request, ready: arena.rules.query(request.stream) }
+    }
+
     /// The place with the fewest missing base pages that begins or ends with one of the longest free extents. Of those that
     /// lack none it is the lowest: so a program that repeats its steps gets the same one each time, and the others keep
     /// their pages.
-    fn best(&self) -> Option<Placement> {
+    fn best(mut self) -> Option<Placement> {
         let (map, align) = (&self.arena.map, self.request.align);
         let mut best: Option<Placement> = None;
         let longest = map.index.below(Kind::free(self.request.zone), self.request.units);
@@ -78,48 +121,40 @@ impl Growth<'_> {
     }
 
     /// The place that starts at a unit of a region, if it lacks at most so many base pages. A free extent lies at one end of it.
-    fn place(&self, id: ExtentId, start: u64, most: u64) -> Option<Placement> {
+    fn place(&mut self, id: ExtentId, start: u64, most: u64) -> Option<Placement> {
         let map = &self.arena.map;
         let window = (start, start + self.request.units);
-        let mut missing = 0;
-        let mut add = |id| {
-            missing += self.missing_in(id, window)?;
-            (missing <= most).then_some(id)
-        };
-        let (mut first, mut last) = (id, id);
+        let mut first = id;
         while map[first].start > window.0 {
-            first = add(map[first].prev?)?;
-        }
-        while map[last].end() < window.1 {
-            last = add(map[last].next?)?;
-        }
-        Some(Placement { region: map[id].region, start, end: window.1, first, missing })
-    }
-
-    /// Base pages to be mapped in the part of an extent that lies in `window`. `None` where no place may hold the extent.
-    fn missing_in(&self, id: ExtentId, window: (u64, u64)) -> Option<u64> {
-        let Extent { state, region, ref fence, .. } = self.arena.map[id];
-        let all = || {
-            let (first, end) = self.arena.map.base_pages_in(id, window);
-            end - first
-        };
-        match state {
-            ExtentState::Free => self.could_be_ready(id).then_some(0),
-            ExtentState::Unmapped => Some(all()),
-            ExtentState::Dormant(page) => {
-                let layout = &self.arena.map.layout;
-                let place = (layout.base_page_of(window.0), layout.base_pages_for(window.1));
-                if self.donors.find(page, (region, place)).is_some() {
-                    return Some(0);
-                }
-                (fence.is_empty() && !self.arena.keeps()).then(all)
+            first = map[first].prev?;
+            let state = map[first].state;
+            if matches!(state, ExtentState::Allocated | ExtentState::PendingUnmap(_)) {
+                return None;
             }
-            _ => None,
         }
+        let mut place = Placement { region: map[id].region, start, end: window.1, first, missing: 0 };
+        let mut end = start;
+        let Self { arena, donors, request, ready } = self;
+        for (id, part) in walk(arena, donors, &place) {
+            place.missing += match part? {
+                Part::Free if request.may_wait || ready.covers(&map[id].fence) => 0,
+                Part::Free => return None,
+                Part::ComesBack(_) => 0,
+                Part::Unmapped | Part::Idle(_) => {
+                    let (first, end) = map.base_pages_in(id, window);
+                    end - first
+                }
+            };
+            if place.missing > most {
+                return None;
+            }
+            end = map[id].end();
+        }
+        (end >= window.1).then_some(place)
     }
 
-    fn could_be_ready(&self, id: ExtentId) -> bool {
-        self.request.may_wait || self.arena.rules.query(self.request.stream).covers(&self.arena.map[id].fence)
+    fn could_be_ready(&mut self, id: ExtentId) -> bool {
+        self.request.may_wait || self.ready.covers(&self.arena.map[id].fence)
     }
 }
 

@@ -5,25 +5,27 @@ use std::fmt;
 use super::extent::ExtentId;
 use super::placement::Placement;
 use crate::order::Fence;
-use crate::physical::PageId;
+use crate::physical::{IdleMapping, PageId};
 
 /// What happens to one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A dormant mapping is removed, since another page is mapped at its addresses.
-    Clear { mapping: ExtentId, of: PageId },
+    /// An idle mapping is removed, since another page is mapped at its addresses.
+    Clear { mapping: ExtentId, of: IdleMapping },
     /// The page moves back to its dormant mapping `to` from a free extent. Takes no device call.
     BringBack { page: PageId, from: ExtentId, to: ExtentId },
-    /// The page, mapped nowhere now, is mapped from base page `at` on.
+    /// The page, which is parked, is mapped from base page `at` on.
     Unpark { page: PageId, at: u64 },
     /// The page is mapped from base page `at` on, and leaves a free extent.
     Move { page: PageId, from: ExtentId, at: u64 },
     /// A new page of so many base pages is mapped from base page `at` on.
     Create { base_pages: u32, at: u64 },
+    /// The same, once the page is created.
+    MapNew { page: PageId, at: u64 },
 }
 
 /// See the [module](self). Steps are carried out in this order: all that clear, then the wait, then all that create, which
-/// become steps that unpark, then all that map. Only then is it noted what lies where, which cannot fail.
+/// become steps that map a new page, then all that map. Only then is it noted what lies where, which cannot fail.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) place: Placement,
@@ -38,7 +40,9 @@ impl Plan {
     /// The pages that are mapped, once none is to be created any more, and the first base page of each.
     pub(super) fn mapped(&self) -> impl Iterator<Item = (PageId, u64)> {
         self.steps.iter().filter_map(|step| match *step {
-            Step::Unpark { page, at } | Step::Move { page, at, .. } => Some((page, at)),
+            Step::Unpark { page, at } | Step::Move { page, at, .. } | Step::MapNew { page, at } => {
+                Some((page, at))
+            }
             _ => None,
         })
     }
@@ -53,10 +57,11 @@ impl fmt::Display for Plan {
         }
         for step in &self.steps {
             match step {
-                Step::Clear { of, .. } => write!(f, "; clear an old mapping of page {}", of.0)?,
+                Step::Clear { of, .. } => write!(f, "; clear an old mapping of page {}", of.page().0)?,
                 Step::BringBack { page, .. } => write!(f, "; bring page {} back", page.0)?,
                 Step::Unpark { page, at } => write!(f, "; map parked page {} at {at}", page.0)?,
                 Step::Move { page, at, .. } => write!(f, "; move page {} to {at}", page.0)?,
+                Step::MapNew { page, at } => write!(f, "; map new page {} at {at}", page.0)?,
                 Step::Create { base_pages, at } => write!(f, "; create {base_pages} base pages at {at}")?,
             }
         }

@@ -60,6 +60,6 @@ fn park_short(arena: &mut Arena, held: u64) {
     while arena.reserved() + bytes <= held
         && let Ok(page) = arena.pages.create(SHORT_PAGE)
     {
-        arena.pages.parked.push(page);
+        arena.pages.park(page);
     }
 }

@@ -10,8 +10,7 @@ use crate::physical::{Home, PageId};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
-    arena.old_mappings.retire(&mut arena.map, &mut arena.pages);
-    arena.old_mappings.settle(&mut arena.map, &arena.rules, &mut arena.pages);
+    arena.old_mappings.reap(&mut arena.map, &arena.rules, &mut arena.pages);
 }
 
 /// The work that must be complete before everything free can be given back.
@@ -34,7 +33,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     if arena.keeps() {
         // What is mapped nowhere no graph uses.
         reap(arena);
-        arena.pages.release_parked(0, keep)?;
+        arena.pages.release_parked(keep, |_, _| true)?;
         return Ok(before - arena.reserved());
     }
     // Without memory for the index, a later trim gets what is missing there.
@@ -43,7 +42,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     reap(arena);
     join_complete(arena);
     // One failure is no reason to keep the rest.
-    let parked = arena.pages.release_parked(0, keep);
+    let parked = arena.pages.release_parked(keep, |_, _| true);
     let pages = trim_pages(arena, keep);
     if arena.reserved() < before {
         arena.map.shrink();
@@ -123,7 +122,7 @@ pub(super) fn trim_extent(
 
 /// Gives back a page that lies wholly in a free and complete extent.
 fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
-    let (Arena { map, pages, .. }, (region, (first, _))) = (&mut *arena, home);
+    let (Arena { map, rules, pages, .. }, (region, (first, _))) = (&mut *arena, home);
     if pages.is_segment(page) {
         return map.remove_region(region, |_| {
             // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
@@ -131,15 +130,22 @@ fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> R
         });
     }
     map.make_room(2, map[id].fence.len())?;
-    // SAFETY: the page is mapped here, wholly in an extent that is free and complete: no work uses it, and the program
-    // holds no pointer into it.
-    unsafe { pages.unmap(page, map.address_of_base_page(region, first)) }?;
+    let (at, asleep) = (map.address_of_base_page(region, first), pages.asleep(page));
+    let mapping = asleep.or_else(|| {
+        let reached = rules.timelines.reached(&map[id].fence)?;
+        // SAFETY: the page is mapped here, wholly in a free extent, whose fence is that of the work on it. The program holds no
+        // pointer into it.
+        Some(unsafe { pages.lay_aside(page, at, reached) })
+    });
+    let Some(mapping) = mapping else { return Ok(()) };
+    // SAFETY: it is the mapping here.
+    unsafe { pages.unmap(mapping, at) }?;
     let units = arena.leave(page);
     let unmapped = arena.map.cut(id, units);
     arena.map.make_unmapped(unmapped);
     if arena.pages.get(page).mappings > 0 {
         // An older mapping is still waiting for its work; the page goes when that has gone.
-        arena.pages.parked.push(page);
+        arena.pages.park(page);
         return Ok(());
     }
     arena.pages.release(page).map(drop)

@@ -14,6 +14,11 @@ pub(crate) struct TimelineId {
     pub(crate) generation: u32,
 }
 
+/// The work that some fence named is complete. Made by [`Fence::reached`] and `Timelines::reached` only. What must not happen
+/// before a fence is reached asks for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reached(());
+
 /// A set of (timeline, tick), sorted by timeline, each timeline once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); NAMED_INLINE]>);
@@ -53,6 +58,21 @@ impl Fence {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Proof that it is reached, of one that names no stream.
+    #[inline]
+    pub(crate) fn reached(&self) -> Option<Reached> {
+        self.reached_if(|_, _| false)
+    }
+
+    /// Proof that it is reached, where `is_complete` says so of each stream's tick.
+    #[inline]
+    pub(super) fn reached_if(
+        &self,
+        mut is_complete: impl FnMut(TimelineId, Tick) -> bool,
+    ) -> Option<Reached> {
+        self.iter().all(|(id, tick)| is_complete(id, tick)).then_some(Reached(()))
     }
 
     /// How many streams it names.

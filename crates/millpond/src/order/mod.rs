@@ -40,7 +40,7 @@ pub use event::Event;
 pub(crate) use events::OwnedEvent;
 #[cfg(test)]
 pub(crate) use fence::LOOKS;
-pub(crate) use fence::{Fence, Tick, TimelineId};
+pub(crate) use fence::{Fence, Reached, Tick, TimelineId};
 pub(crate) use questions::{Admission, ReadinessQuery};
 pub use registered::RegisteredStream;
 pub use stream::Stream;

@@ -1,7 +1,7 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
 use super::timelines::Table;
-use super::{Fence, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
+use super::{Fence, Reached, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
 use crate::device::{DeviceResult, EventHandle};
 use crate::lock::RwLockReadGuard;
 use crate::policy::streams::MANY;
@@ -45,11 +45,16 @@ impl Timelines {
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
     pub(crate) fn is_complete(&self, fence: &Fence) -> bool {
+        self.reached(fence).is_some()
+    }
+
+    /// Proof that everything in `fence` is [known to be complete](Self::is_complete).
+    pub(crate) fn reached(&self, fence: &Fence) -> Option<Reached> {
         if fence.is_empty() {
-            return true;
+            return fence.reached();
         }
         let all = self.all();
-        fence.iter().all(|(id, tick)| all.get(id).is_none_or(|timeline| timeline.observed() >= tick))
+        fence.reached_if(|id, tick| all.get(id).is_none_or(|timeline| timeline.observed() >= tick))
     }
 
     /// Whether everything in `fence` is complete or can be waited for. Work of a stream that is being captured cannot

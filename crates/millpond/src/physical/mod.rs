@@ -1,6 +1,6 @@
 //! `physical/`: physical memory: pages are created, mapped, parked and released here, and nowhere else.
 //!
-//! Uses `device/`. It knows nothing of blocks or of who uses an address.
+//! Uses `order/` and `device/`. It knows nothing of blocks or of who uses an address.
 //!
 //! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. A *segment*, which
 //! the driver allocated whole, is a page that never moves. Others may be mapped at several addresses, of which the arena
@@ -9,30 +9,47 @@
 //!
 //! **How one request passes through.** The arena needs a run of base pages backed. It takes a parked page
 //! ([`Pages::unpark`]) or creates one ([`Pages::create`], which asks [`Limits`] first). Then it maps the page
-//! ([`Pages::map`]). When memory is given back, [`Pages::unmap`] and [`Pages::release`] undo this. Each step either
-//! happens whole or leaves everything as it was, so a failure anywhere loses no page.
+//! ([`Pages::map`]). When memory is given back, [`Pages::lay_aside`], [`Pages::unmap`] and [`Pages::release`] undo this. Each
+//! step either happens whole or leaves everything as it was, so a failure anywhere loses no page.
 
 mod budget;
 mod limits;
 mod named;
+mod parked;
 mod sleeping;
 mod watch;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Live, Shortage};
 pub(crate) use named::{GivesBack, Tenancy};
+pub(crate) use parked::ParkedCursor;
+use parked::{Parked, ParkedLink};
 pub(crate) use sleeping::OtherMappings;
 use sleeping::Presence;
 pub use watch::{Mapping, watch_mappings};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle, PeerSet};
+use crate::order::Reached;
 
 /// Names a page of one pool. Recycled when the page is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PageId(pub(crate) u32);
+
+/// A mapping of this page that is *idle*: the work on it is complete, no later work can use it, and whoever watches mappings
+/// was told so. Only such a mapping is removed. [`Pages::lay_aside`] makes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IdleMapping(PageId);
+
+impl IdleMapping {
+    /// Whose mapping it is.
+    pub(crate) fn page(self) -> PageId {
+        self.0
+    }
+}
 
 /// What a page is to the device.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +75,11 @@ pub(crate) struct Page {
     pub(crate) home: Option<(u32, u64)>,
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
+    parked: Option<ParkedLink>,
+    /// How many pages had been created before it.
+    number: u64,
+    /// A number that whoever plans with pages notes here, for as long as it plans.
+    pub(crate) mark: Cell<u32>,
 }
 
 /// Why memory was refused.
@@ -105,10 +127,11 @@ pub(crate) struct Pages {
     base_page_bytes: u64,
     table: Vec<Option<Page>>,
     vacant: Vec<u32>,
-    /// Pages mapped nowhere.
-    pub(crate) parked: Vec<PageId>,
+    parked: Parked,
     /// Base pages of all pages.
     pub(crate) base_pages: u64,
+    /// How many pages were ever created.
+    taken: u64,
     /// The other devices that may use every page, as soon as it is mapped.
     pub(crate) peers: PeerSet,
 }
@@ -127,8 +150,9 @@ impl Pages {
             base_page_bytes,
             table: Vec::new(),
             vacant: Vec::new(),
-            parked: Vec::new(),
+            parked: Parked::default(),
             base_pages: 0,
+            taken: 0,
             peers: PeerSet::NONE,
         }
     }
@@ -189,8 +213,8 @@ impl Pages {
         device.create_page(bytes).map(Backing::Handle)
     }
 
-    /// Has `take` take a segment of `base_pages`, which is a page that never moves: it is mapped where it lies from the start,
-    /// within reach of the usual peers. Returns where.
+    /// Has `take` take a segment of `base_pages`, which is a page that never moves: it is mapped where it lies from the start. The
+    /// usual peers have no access to it yet. Returns where.
     pub(crate) fn take_segment(
         &mut self,
         base_pages: u32,
@@ -203,12 +227,6 @@ impl Pages {
         })?;
         self.counters.calls.alloc.add(1);
         self.get_mut(id).mappings = 1;
-        // SAFETY: a whole segment.
-        if let Err(error) = unsafe { self.set_peer_access(id, at, self.peers, true) } {
-            // SAFETY: nobody knows it.
-            unsafe { self.free_segment(id) }?;
-            return Err(error.into());
-        }
         Ok((id, at))
     }
 
@@ -239,8 +257,20 @@ impl Pages {
         }
         let backing = self.take_memory(bytes, take)?;
         self.base_pages += u64::from(base_pages);
+        self.taken += 1;
         let (presence, peers) = (Presence::Whole, PeerSet::NONE);
-        let page = Page { backing, base_pages, mappings: 0, presence, home: None, peers };
+        let (number, mark) = (self.taken - 1, Cell::new(0));
+        let page = Page {
+            backing,
+            base_pages,
+            mappings: 0,
+            presence,
+            home: None,
+            peers,
+            parked: None,
+            number,
+            mark,
+        };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -251,6 +281,16 @@ impl Pages {
                 PageId(u32::try_from(self.table.len() - 1).expect("fewer than 2^32 pages"))
             }
         })
+    }
+
+    /// How many pages were ever created. So whoever asks before it creates some can tell them from others.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether the page was created when so many [had been](Self::taken), or later.
+    pub(crate) fn is_younger(&self, id: PageId, taken: u64) -> bool {
+        self.get(id).number >= taken
     }
 
     /// Takes memory from the device within the limits, and counts it.
@@ -272,7 +312,7 @@ impl Pages {
         self.vacant.push(id.0);
     }
 
-    /// Reserves the host's memory for one more page, and to park or release any; `false` where it is refused.
+    /// Reserves the host's memory for one more page, and to release any; `false` where it is refused.
     fn make_room(&mut self) -> bool {
         if !self.vacant.is_empty() {
             return true;
@@ -280,7 +320,6 @@ impl Pages {
         let all = |table: &Vec<_>, list: usize| table.capacity() - list;
         self.table.try_reserve(1).is_ok()
             && self.vacant.try_reserve_exact(all(&self.table, self.vacant.len())).is_ok()
-            && self.parked.try_reserve_exact(all(&self.table, self.parked.len())).is_ok()
     }
 
     /// Maps the page at `at` and makes it accessible there, also to the usual peers. The mapping in use is still the one before.
@@ -350,40 +389,44 @@ impl Pages {
         Ok(())
     }
 
-    /// Removes the page's mapping at `at`.
-    ///
-    /// # Safety
-    /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
-    pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        let mut there = self.get(id).presence;
-        // SAFETY: the caller's promise.
-        unsafe { self.take_away(id, at, &mut there) }?;
-        self.get_mut(id).mappings -= 1;
-        Ok(())
-    }
-
     fn tell(&self, at: DevicePtr, bytes: u64, is_mapped: bool) {
         watch::tell(Mapping { device: &*self.device, at, bytes, is_mapped });
     }
 
-    /// Lays the page's mapping at `at` aside. Whoever watches mappings is told that it is gone: no work uses it.
-    pub(crate) fn lay_aside(&self, id: PageId, at: DevicePtr) {
-        self.tell(at, self.bytes_of(id), false);
-    }
-
-    /// Takes the page's mapping at `at`, which was [laid aside](Self::lay_aside), in use again.
-    pub(crate) fn take_up(&self, id: PageId, at: DevicePtr) {
-        self.tell(at, self.bytes_of(id), true);
-    }
-
-    /// Removes the page's mapping at `at`, which was [laid aside](Self::lay_aside). After an error it no longer is.
+    /// Lays the page's mapping at `at` aside, on which the work is complete. Whoever watches mappings is told that it is gone.
     ///
     /// # Safety
-    /// As for [`unmap`](Self::unmap).
-    pub(crate) unsafe fn unmap_laid_aside(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+    /// The page is mapped there by [`map`](Self::map). What was reached is the fence of the work on the mapping, and no later work
+    /// uses it, until it is [taken up](Self::take_up).
+    pub(crate) unsafe fn lay_aside(&self, id: PageId, at: DevicePtr, _: Reached) -> IdleMapping {
+        self.tell(at, self.bytes_of(id), false);
+        IdleMapping(id)
+    }
+
+    /// The mapping at its home of a page that sleeps: no work has used it since. Whoever watches was told then.
+    pub(crate) fn asleep(&self, id: PageId) -> Option<IdleMapping> {
+        self.sleeps(id).then_some(IdleMapping(id))
+    }
+
+    /// Takes the idle mapping at `at` in use again.
+    pub(crate) fn take_up(&self, mapping: IdleMapping, at: DevicePtr) {
+        self.tell(at, self.bytes_of(mapping.0), true);
+    }
+
+    /// Removes the idle mapping at `at`: this is the only way in which a mapping goes that was in use, but for sleep. After an
+    /// error it no longer is laid aside.
+    ///
+    /// # Safety
+    /// It is the mapping at `at`.
+    pub(crate) unsafe fn unmap(&mut self, mapping: IdleMapping, at: DevicePtr) -> DeviceResult<()> {
+        let IdleMapping(id) = mapping;
         let mut there = self.get(id).presence.min(Presence::WithoutAccess);
-        // SAFETY: the caller's promise.
-        unsafe { self.take_away(id, at, &mut there) }.inspect_err(|_| self.take_up(id, at))?;
+        // SAFETY: the page is mapped there, as far as it is awake. The mapping is idle.
+        unsafe { self.take_away(id, at, &mut there) }.inspect_err(|_| {
+            if !self.sleeps(id) {
+                self.take_up(mapping, at);
+            }
+        })?;
         self.get_mut(id).mappings -= 1;
         Ok(())
     }
@@ -401,7 +444,7 @@ impl Pages {
             // SAFETY: the page leaves the table below, and with it every trace of the handle.
             if let Err(error) = unsafe { self.device.release_page(handle) } {
                 self.get_mut(id).presence = Presence::Whole;
-                self.parked.push(id);
+                self.park(id);
                 return Err(error);
             }
             self.counters.calls.release.add(1);
@@ -409,29 +452,6 @@ impl Pages {
         }
         self.forget(id);
         Ok(bytes)
-    }
-
-    /// Takes this page, which is parked.
-    pub(crate) fn unpark(&mut self, id: PageId) {
-        self.parked.retain(|parked| *parked != id);
-    }
-
-    /// Releases pages that were parked since there were `first`, until at most `keep` bytes are reserved. One that cannot be
-    /// released stays parked.
-    pub(crate) fn release_parked(&mut self, first: usize, keep: u64) -> DeviceResult<()> {
-        let mut at = self.parked.len();
-        let mut result = Ok(());
-        while result.is_ok() && at > first && self.counters.reserved.current() > keep {
-            at -= 1;
-            let page = self.parked[at];
-            if self.get(page).mappings == 0 {
-                self.parked.remove(at);
-                result = self.release(page).map(drop);
-            }
-        }
-        // Those that were looked at last are the last to be used again.
-        self.parked[at..].reverse();
-        result
     }
 
     /// Whether the page is a segment.

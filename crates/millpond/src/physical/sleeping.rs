@@ -55,7 +55,11 @@ impl Pages {
         if *there > Presence::Unmapped {
             // SAFETY: the caller's promise.
             let unmapped = unsafe { self.device.unmap(at, bytes) };
-            unmapped.inspect_err(|_| self.tell(at, bytes, *there == Presence::Whole))?;
+            unmapped.inspect_err(|_| {
+                if *there == Presence::Whole {
+                    self.tell(at, bytes, true);
+                }
+            })?;
             self.counters.calls.unmap.add(1);
             *there = Presence::Unmapped;
         }

@@ -6,6 +6,10 @@ use super::Policy;
 /// 2 MiB. (A quarter of it came to 1.0106, a sixteenth to 1.0111, four times as many as this to 1.0102 as this does.)
 const MOST_DONATED: u64 = 1024;
 
+/// Old mappings that one miss asks about, whose work may be under way. A miss goes on while most are complete, and the next one
+/// begins where it ended. So a miss costs the same behind any number of them.
+pub(crate) const MOST_PENDING_LOOKED_AT: usize = 32;
+
 /// Base pages of donors that are enough for a miss that lacks so many. There must be enough for all of them, or the pool would
 /// grow with free pages left.
 pub(crate) fn enough_base_pages(missing: u64) -> u64 {

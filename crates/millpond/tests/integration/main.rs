@@ -45,6 +45,7 @@ mod live;
 mod managed;
 mod mappings;
 mod nvtx;
+mod old_mappings;
 mod peaks;
 mod peers;
 mod pinned;
