@@ -257,6 +257,9 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
         ledger.pay_for_pages(took);
         core.counters.note_device_time(took);
     }
+    if let (Some(id), Err(_)) = (to, &found) {
+        arenas.note_failed(id);
+    }
     found
 }
 

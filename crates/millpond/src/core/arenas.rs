@@ -25,6 +25,8 @@ pub(crate) struct Arenas {
     released: Vec<ArenaId>,
     /// Those that were let go, and are not gone yet. With room for all.
     let_go: Vec<ArenaId>,
+    /// Those that keep their pages, and may hold some that a request in vain left parked. With room for all.
+    failed: Vec<ArenaId>,
 }
 
 #[cfg(test)]
@@ -35,7 +37,8 @@ thread_local! {
 
 impl Arenas {
     pub(crate) fn new(own: Arena) -> Self {
-        Self { own, keeping: BTreeMap::new(), released: Vec::new(), let_go: Vec::new() }
+        let (keeping, released, let_go, failed) = Default::default();
+        Self { own, keeping, released, let_go, failed }
     }
 
     /// Adds one that keeps its pages.
@@ -44,6 +47,7 @@ impl Arenas {
         // Here, so that the end of a claim takes no memory.
         self.released.reserve(self.keeping.len() - self.released.len());
         self.let_go.reserve(self.keeping.len() - self.let_go.len());
+        self.failed.reserve(self.keeping.len() - self.failed.len());
     }
 
     /// The one with this id, or the pool's own.
@@ -132,6 +136,25 @@ impl Arenas {
                 keeping.remove(id);
             }
             !is_gone
+        });
+    }
+
+    /// A request to one that keeps its pages failed. The pages that it leaves parked go with the next trim.
+    pub(crate) fn note_failed(&mut self, id: ArenaId) {
+        if !self.failed.contains(&id) {
+            self.failed.push(id);
+        }
+    }
+
+    /// Gives back what requests in vain left parked, until at most `keep` bytes are reserved: no graph uses that.
+    pub(crate) fn trim_parked(&mut self, keep: u64) {
+        let Self { keeping, failed, .. } = self;
+        failed.retain(|id| {
+            let Some(arena) = keeping.get_mut(id).filter(|arena| arena.keeps()) else { return false };
+            if let Err(error) = extents::trim(arena, keep) {
+                tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
+            }
+            arena.has_parked()
         });
     }
 

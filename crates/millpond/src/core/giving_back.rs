@@ -34,19 +34,22 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
 
 fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResult<u64> {
     core.collect_ended(state);
+    let before = core.counters.reserved.current();
+    let released = || before.saturating_sub(core.counters.reserved.current());
     state.arenas.trim();
+    state.arenas.trim_parked(keep);
     if core.counters.reserved.current() <= keep {
-        return Ok(0);
+        return Ok(released());
     }
     core.empty_caches(state);
     let began = core.now();
-    let released = extents::trim(&mut state.arenas.own, keep);
+    let trimmed = extents::trim(&mut state.arenas.own, keep);
     core.counters.note_device_time(core.since(began));
     let (locked, arena) = state.for_caches();
     core.caches.revoke(locked, arena, true);
-    let released = released?;
-    core.recording.trim(keep, released);
-    Ok(released)
+    trimmed?;
+    core.recording.trim(keep, released());
+    Ok(released())
 }
 
 /// As [`trim`]. If that is not enough, waits for the work on what is free.

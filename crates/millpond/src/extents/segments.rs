@@ -8,7 +8,7 @@ use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
-use crate::physical::Refusal;
+use crate::physical::{PageId, Refusal};
 
 /// Takes a segment with room for the request.
 pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Refusal> {
@@ -28,6 +28,17 @@ pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Ref
     Ok((id, at))
 }
 
+/// Gives a new segment back that its peers cannot use. Where the driver refuses, it stays a free one, which a trim gives back.
+#[cold]
+fn give_back_in_vain(arena: &mut Arena, id: ExtentId, page: PageId) {
+    let Arena { map, pages, .. } = arena;
+    // SAFETY: nobody knows the segment. The region goes with it.
+    let given_back = map.remove_region(map[id].region, |_| unsafe { pages.free_segment(page) });
+    if let Err(error) = given_back {
+        tracing::warn!(%error, "a segment could not be given back; it is tried again");
+    }
+}
+
 /// Has `take` take a segment of so many base pages, which need not be aligned. Returns the free extent that it is.
 pub(super) fn add(
     arena: &mut Arena,
@@ -41,5 +52,11 @@ pub(super) fn add(
     let (page, base) = arena.pages.take_segment(length, take)?;
     let id = arena.map.enter_region((base, bytes), zone, ExtentState::Free, backing);
     arena.set_home(page, (arena.map[id].region, 0));
+    let peers = arena.pages.peers;
+    // SAFETY: a whole segment.
+    if let Err(error) = unsafe { arena.pages.set_peer_access(page, base, peers, true) } {
+        give_back_in_vain(arena, id, page);
+        return Err(error.into());
+    }
     Ok(id)
 }
