@@ -1,6 +1,7 @@
 //! Random programs over Millpond's pools, watched for long.
 //!
-//! **How one program passes through.** Its number and the seed decide on what it runs (`setup`), and its steps (`step`). A
+//! **How one program passes through.** Its number and the seed decide on what it runs (`setup`), and its steps: random ones
+//! (`step`), or those of a job that repeats itself (`job`). A
 //! `stage` has the device, a checker over it, and the pools. Each thread is a `lane`: it has streams and blocks of its own,
 //! orders its work (`order`), and allocates, uses and frees. Device calls fail by chance (`failing`), and the host refuses
 //! memory (`refusing`). At the end everything must have gone back.
@@ -11,6 +12,7 @@
 mod failing;
 mod finding;
 mod graphs;
+mod job;
 mod lane;
 mod options;
 mod order;

@@ -95,6 +95,20 @@ impl Setup {
         }
     }
 
+    /// That of a job that repeats itself: its blocks are of whole pages of pools that remap them.
+    pub(crate) fn of_job(options: &Options, seed: u64) -> Self {
+        let random = Self::random(options, seed, true);
+        let pools =
+            random.pools.map(|memory| if memory == Memory::Managed { Memory::Device } else { memory });
+        Self {
+            virtual_memory: true,
+            pools,
+            refuses: false,
+            page_sizes: [0, random.page_sizes[1] / 2],
+            ..random
+        }
+    }
+
     /// That of a program whose calls fail where its steps say so, on the simulated device.
     pub(crate) fn without_faults(seed: u64) -> Self {
         let options = Options {

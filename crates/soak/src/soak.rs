@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::finding::{Finding, Kind};
+use crate::job::Job;
 use crate::options::Options;
 use crate::program::{Outcome, Program, run};
 use crate::refusing::refused;
@@ -70,6 +71,9 @@ const STEPS: usize = 40_000;
 /// Each program with a number that this divides runs on several threads.
 const TOGETHER: u64 = 16;
 
+/// Each program with a number that this divides is a job that repeats itself.
+const JOBS: u64 = 4;
+
 /// How often it is looked how far the programs are.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -103,12 +107,22 @@ fn seed_of(options: &Options, number: u64) -> u64 {
     fastrand::Rng::with_seed(options.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).u64(..)
 }
 
+/// The steps of one thread.
+type Lane = Box<dyn Iterator<Item = Step> + Send>;
+
 /// The program with this number.
-fn random(options: &Options, number: u64) -> (Setup, Vec<Steps>) {
+fn random(options: &Options, number: u64) -> (Setup, Vec<Lane>) {
+    if number.is_multiple_of(JOBS) {
+        let seed = seed_of(options, number);
+        let setup = Setup::of_job(options, seed);
+        let job: Lane = Box::new(Job::new(seed, STEPS, setup.streams));
+        return (setup, vec![job]);
+    }
     let lanes = if number % TOGETHER == TOGETHER - 1 { options.threads.max(2) } else { 1 };
     let (seed, steps) = (seed_of(options, number), STEPS / lanes);
     let setup = Setup::random(options, seed, lanes > 1);
-    let lane = |lane| Steps::new(seed.wrapping_add(lane), steps, setup.streams, lanes == 1);
+    let lane =
+        |lane| -> Lane { Box::new(Steps::new(seed.wrapping_add(lane), steps, setup.streams, lanes == 1)) };
     let lanes = (0..lanes as u64).map(lane).collect();
     (setup, lanes)
 }
