@@ -21,6 +21,9 @@ pub enum Error {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The suite is for the simulated device.
+    #[error("it is measured on the simulated device: --device sim")]
+    SimulatedOnly,
     /// A thread that measured ended early.
     #[error("a measuring thread panicked; its message is above")]
     Thread,

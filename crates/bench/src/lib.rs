@@ -21,6 +21,7 @@ mod ratio;
 pub mod report;
 mod row;
 mod samples;
+pub mod scale;
 mod subject;
 mod suite;
 mod suites;

@@ -19,13 +19,15 @@ pub enum Suite {
     Reuse,
     /// Allocated on one stream and freed on another, with kernels pending.
     Streams,
+    /// One call of the pool beside very many pages, streams, threads and blocks.
+    Scale,
     /// The host's reference: mimalloc's pair of 512 B, which every run measures.
     Reference,
 }
 
 impl Suite {
     /// All that can be asked for, in the order in which they run.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Latency,
         Self::Throughput,
         Self::Mixed,
@@ -34,6 +36,7 @@ impl Suite {
         Self::Churn,
         Self::Reuse,
         Self::Streams,
+        Self::Scale,
     ];
 
     /// What is measured, in one sentence.
@@ -47,6 +50,7 @@ impl Suite {
             Self::Churn => "Live blocks, of which one chosen at random is freed and another allocated.",
             Self::Reuse => "A thousand allocations of 1 MiB with nothing cached, and a thousand again.",
             Self::Streams => "Allocated on one stream and freed on another, with kernels pending on both.",
+            Self::Scale => "One call beside very many of something; CPU time, on the simulated device.",
             Self::Reference => "What a pair of 512 B costs the host's own allocator.",
         }
     }
@@ -62,6 +66,7 @@ impl Suite {
             Self::Churn => "churn",
             Self::Reuse => "reuse",
             Self::Streams => "streams",
+            Self::Scale => "scale",
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millpond::device::{DeviceName, MemoryKind};
+use millpond_bench::scale::Case;
 use millpond_bench::{Bench, MIMALLOC, Row, Suite, Target, names, repeat};
 
 fn bench() -> Bench {
@@ -88,6 +89,16 @@ fn streams_have_a_row_for_each_policy_and_baseline() {
     assert_eq!(modes(Suite::Streams, "millpond"), policies);
     assert_eq!(modes(Suite::Streams, "caching"), ["default"]);
     assert!(modes(Suite::Streams, MIMALLOC).is_empty());
+}
+
+#[test]
+fn scale_has_a_row_for_each_case_of_the_pool_alone() {
+    let modes = modes(Suite::Scale, "millpond");
+    assert_eq!(modes.len(), Case::ALL.len());
+    for (mode, case) in modes.iter().zip(Case::ALL) {
+        assert!(mode.ends_with(&format!("(at most {:?})", case.most)), "{mode}");
+    }
+    assert!(run(Suite::Scale, "caching").is_empty());
 }
 
 #[test]

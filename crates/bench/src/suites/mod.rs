@@ -7,6 +7,7 @@ mod churn;
 mod hand_over;
 mod latency;
 mod reuse;
+mod scale;
 mod streams;
 mod threads;
 mod throughput;
@@ -40,6 +41,7 @@ impl Visit for Measure<'_> {
             Suite::Churn => churn::run(bench, &build()?),
             Suite::Reuse => reuse::run(bench, build),
             Suite::Streams => streams::run(bench, build()?.name()),
+            Suite::Scale => scale::run(bench, build()?.name()),
         }
     }
 }
