@@ -122,8 +122,8 @@ impl Arena {
             return None;
         }
         self.bring_back(page, from, to);
-        self.map.extents[to].fence = fence;
-        self.map.note_if_unmerged(to);
+        let to_units = (self.map[to].start, self.map[to].end());
+        self.map.join_free(to, to_units, fence);
         Some(())
     }
 

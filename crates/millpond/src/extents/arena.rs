@@ -271,12 +271,12 @@ impl Arena {
         self.old_mappings.push(&mut self.map, &self.pages, old, state(page));
     }
 
-    /// Notes that a page came back from a free extent to a dormant mapping, which is free now.
+    /// Notes that a page came back from a free extent to a dormant mapping, which is entered now.
     pub(super) fn bring_back(&mut self, page: PageId, from: ExtentId, to: ExtentId) {
         self.move_out(page, from);
         self.old_mappings.take_up(&mut self.map, &self.pages, to);
         self.move_in(page, (self.map[to].region, self.map.base_pages_within(to).0));
-        self.map.make_backed(to);
+        self.map.enter(to);
     }
 
     /// Notes that a page lies elsewhere now, where the usual devices may use it.

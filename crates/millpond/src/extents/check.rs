@@ -78,6 +78,7 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
             let bytes = page_of(extent.state).map(|page| arena.pages.bytes_of(page));
             ensure!(Some(map.bytes(id)) == bytes, "old mapping {id:?} is not as long as its page");
         }
+        ExtentState::Entered => return Err(format!("{id:?} was entered, and not joined")),
         ExtentState::Allocated | ExtentState::Unused => {}
     }
     // Allocated and free extents are backed in every base page that they touch; others in none.

@@ -139,7 +139,7 @@ impl Commit<'_, '_> {
             if arena.map.is(id, ExtentState::Unmapped) {
                 let base_pages = arena.map.base_pages_in(id, (place.start, place.end));
                 id = arena.map.cut(id, arena.map.layout.units_of(base_pages));
-                arena.map.make_backed(id);
+                arena.map.enter(id);
             }
             at = arena.map[id].next;
         }

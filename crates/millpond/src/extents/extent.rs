@@ -3,9 +3,11 @@
 use std::ops::{Index, IndexMut};
 
 use super::layout::Zone;
+use super::sparse::Records;
 use crate::host::shrink;
 use crate::order::Fence;
 use crate::physical::{IdleMapping, PageId};
+use crate::policy::addresses::MOST_ALLOCATED;
 
 /// Names an extent of one arena. Recycled when the extent is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +20,8 @@ pub(super) enum ExtentState {
     Allocated,
     /// Backed by pages; its fence says who may use it.
     Free,
+    /// A part of a place that is being entered: backed, and about to be joined with the other parts. It is on no index.
+    Entered,
     /// Nothing is mapped. Starts and ends at base pages.
     Unmapped,
     /// An old mapping of a page that moved away, which is removed once its work is complete. Starts and ends at base
@@ -76,13 +80,23 @@ impl Extent {
     }
 }
 
+/// Why there are no more extents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    /// The host refuses memory, or has no addresses left.
+    HostMemory,
+    /// There are as many as there can be.
+    MostExtents(usize),
+}
+
+const IN_USE: &str = "an id in use names a record";
+
 /// All extents of one arena.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
-    records: Vec<Extent>,
+    /// Once there are any.
+    records: Option<Records<Extent>>,
     vacant: Vec<ExtentId>,
-    /// What belongs to records with ids below this has memory.
-    described: usize,
     /// How many have to be vacant before it is looked for memory to give back.
     look_from: usize,
 }
@@ -95,35 +109,46 @@ impl Extents {
         id
     }
 
+    /// Whether there is a list for them. It has to be [given](Self::begin).
+    pub(super) fn has_begun(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// Where they will be.
+    pub(super) fn begin(&mut self, records: Records<Extent>) {
+        self.records = Some(records);
+    }
+
     /// Whether so many more extents, with fences of so many streams, take no memory of the host's.
     #[inline]
     pub(super) fn has_room(&self, more: usize, streams: usize) -> bool {
-        let unwritten = self.records.capacity() - self.records.len();
-        self.vacant.len() + unwritten.min(self.described - self.records.len()) >= more
-            && !Fence::would_be_long(streams)
+        let unwritten = self.records.as_ref().map_or(0, |records| records.backed() - records.len());
+        self.vacant.len() + unwritten >= more && !Fence::would_be_long(streams)
     }
 
     /// Reserves the host's memory for so many more, and for joining any of them. `describe` does so for what belongs to all with
-    /// ids below a bound. `false` where the host refuses it.
+    /// ids below a bound.
     #[cold]
     pub(super) fn make_room(
         &mut self,
         more: usize,
         streams: usize,
         describe: impl FnOnce(usize) -> bool,
-    ) -> bool {
-        let new = more.saturating_sub(self.vacant.len());
-        let end = self.records.len() + new;
-        // All records may become vacant.
-        let has_room = self.records.try_reserve(new).is_ok()
-            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
-            && (end <= self.described || describe(self.records.capacity()));
-        if !has_room {
-            return false;
+    ) -> Result<(), NoRoom> {
+        let Some(records) = &mut self.records else { return Err(NoRoom::HostMemory) };
+        let end = records.len() + more.saturating_sub(self.vacant.len());
+        if end > records.most() {
+            // With fewer addresses of the process's there can be fewer.
+            let is_most = records.most() >= MOST_ALLOCATED - 1;
+            return Err(if is_most { NoRoom::MostExtents(records.most()) } else { NoRoom::HostMemory });
         }
-        self.described = self.described.max(self.records.capacity());
-        // Records are written once they are used. But a long fence needs one that is there.
-        !Fence::would_be_long(streams) || self.make_room_for_fences(more, streams)
+        // All records may become vacant.
+        let has_room = records.back(end)
+            && self.vacant.try_reserve(records.backed() - self.vacant.len()).is_ok()
+            && describe(records.backed())
+            // Records are written once they are used. But a long fence needs one that is there.
+            && (!Fence::would_be_long(streams) || self.make_room_for_fences(more, streams));
+        if has_room { Ok(()) } else { Err(NoRoom::HostMemory) }
     }
 
     fn make_room_for_fences(&mut self, more: usize, streams: usize) -> bool {
@@ -137,8 +162,9 @@ impl Extents {
         self.vacant[from..].reverse();
         self.vacant.rotate_right(new);
         let next = self.vacant.len() - more;
-        self.vacant[next..].iter().all(|id| {
-            let fence = &mut self.records[id.0 as usize].fence;
+        let Self { records: Some(records), vacant, .. } = self else { return false };
+        vacant[next..].iter().all(|id| {
+            let fence = &mut records[id.0 as usize].fence;
             fence.make_room(streams.saturating_sub(fence.len()))
         })
     }
@@ -146,28 +172,27 @@ impl Extents {
     /// Gives back the host's memory behind the last record in use, where that is at least half of it. Returns what ids stay below
     /// then. Most calls look at no record: so many must have become vacant since the last look in vain.
     pub(super) fn shrink(&mut self) -> Option<usize> {
-        if self.vacant.len() < self.look_from.max(self.records.len() / 2) {
+        let records = self.records.as_mut()?;
+        if self.vacant.len() < self.look_from.max(records.len() / 2) {
             return None;
         }
-        let last = self.records.iter().rposition(|extent| extent.state != ExtentState::Unused);
+        let last = records.iter().rposition(|extent| extent.state != ExtentState::Unused);
         let used = last.map_or(0, |last| last + 1);
-        if used > self.records.capacity() / 2 {
-            self.look_from = self.vacant.len() + self.records.len() / 8;
+        if used > records.len() / 2 {
+            self.look_from = self.vacant.len() + records.len() / 8;
             return None;
         }
         self.look_from = 0;
-        self.records.truncate(used);
-        shrink(&mut self.records, 0);
-        self.described = used;
+        records.truncate(used);
         self.vacant.retain(|id| (id.0 as usize) < used);
         // All records may become vacant.
-        shrink(&mut self.vacant, self.records.capacity());
+        shrink(&mut self.vacant, records.backed());
         Some(used)
     }
 
-    /// Ids below this may name extents.
-    pub(super) fn capacity(&self) -> usize {
-        self.records.capacity()
+    /// Bytes of the host's that those below the last take.
+    pub(super) fn host_bytes(&self) -> u64 {
+        self.records.as_ref().map_or(0, |records| size_of_val(&records[..]) as u64)
     }
 
     /// A record that is unused.
@@ -179,16 +204,17 @@ impl Extents {
     /// A record behind all others.
     #[cold]
     fn unused_record(&mut self) -> ExtentId {
-        let at = self.records.len();
-        assert!(at < self.records.capacity(), "room is made before an extent is added");
-        self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
-        ExtentId(u32::try_from(at).expect("fewer than 2^32 extents"))
+        let records = self.records.as_mut().expect("room is made before an extent is added");
+        let id = u32::try_from(records.len()).expect("fewer than 2^32 extents");
+        records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
+        ExtentId(id)
     }
 
     /// Two records at once.
     #[inline]
     fn both(&mut self, a: ExtentId, b: ExtentId) -> [&mut Extent; 2] {
-        let both = self.records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
+        let records = self.records.as_deref_mut().expect(IN_USE);
+        let both = records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
         both.expect("two extents have two records, and ids in use name records")
     }
 
@@ -257,6 +283,7 @@ impl Extents {
     pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.records
             .iter()
+            .flat_map(|records| records.iter())
             .zip(0..)
             .filter(|(extent, _)| extent.state != ExtentState::Unused)
             .map(|(extent, id)| (ExtentId(id), extent))
@@ -267,13 +294,13 @@ impl Index<ExtentId> for Extents {
     type Output = Extent;
     #[inline]
     fn index(&self, id: ExtentId) -> &Extent {
-        &self.records[id.0 as usize]
+        &self.records.as_deref().expect(IN_USE)[id.0 as usize]
     }
 }
 
 impl IndexMut<ExtentId> for Extents {
     #[inline]
     fn index_mut(&mut self, id: ExtentId) -> &mut Extent {
-        &mut self.records[id.0 as usize]
+        &mut self.records.as_deref_mut().expect(IN_USE)[id.0 as usize]
     }
 }

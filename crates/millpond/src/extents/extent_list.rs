@@ -57,12 +57,14 @@ impl ExtentList {
 mod tests {
     use super::super::extent::{Extent, ExtentState};
     use super::super::layout::Zone;
+    use super::super::sparse::Records;
     use super::*;
 
     #[test]
     fn a_list_keeps_its_order_whatever_is_taken_out() {
         let (mut extents, mut list) = (Extents::default(), ExtentList::default());
-        assert!(extents.make_room(6, 0, |_| true));
+        extents.begin(Records::new(6).expect("there are addresses"));
+        assert_eq!(extents.make_room(6, 0, |_| true), Ok(()));
         let ids: Vec<_> = (0..6)
             .map(|region| extents.add(Extent::whole(region, Zone::Large, 1, ExtentState::Free)))
             .collect();

@@ -8,7 +8,7 @@
 use std::ops::Index;
 use std::sync::Arc;
 
-use super::extent::{Extent, ExtentId, ExtentState, Extents};
+use super::extent::{Extent, ExtentId, ExtentState, Extents, NoRoom};
 use super::index::ExtentIndex;
 use super::layout::{Layout, Zone};
 use super::page_map::{DescriptorRef, PageMap};
@@ -66,23 +66,47 @@ impl ExtentMap {
     /// index that an earlier free was refused.
     #[inline]
     pub(super) fn make_room(&mut self, cuts: usize, streams: usize) -> DeviceResult<()> {
-        let (Self { extents, page_map, index, .. }, more) = (&mut *self, cuts + ROOM);
-        // Nearly always the first.
-        let has_room = extents.has_room(more, streams) && !index.lacks()
-            || extents.make_room(more, streams, |end| page_map.resize(end)) && index.complete(extents);
-        self.ensure(has_room)
+        let more = cuts + ROOM;
+        // Nearly always.
+        if self.extents.has_room(more, streams) && !self.index.lacks() {
+            return Ok(());
+        }
+        self.make_room_slow(more, streams)
+    }
+
+    #[cold]
+    fn make_room_slow(&mut self, more: usize, streams: usize) -> DeviceResult<()> {
+        let Self { extents, page_map, index, .. } = &mut *self;
+        if !extents.has_begun()
+            && let Some(records) = page_map.begin()
+        {
+            extents.begin(records);
+        }
+        match extents.make_room(more, streams, |end| page_map.back(end)) {
+            Ok(()) => {
+                let is_complete = index.complete(extents);
+                self.ensure(is_complete)
+            }
+            Err(NoRoom::HostMemory) => self.ensure(false),
+            Err(NoRoom::MostExtents(most)) => {
+                let what = format!(
+                    "the pool has {most} blocks and free ranges, as many as it can. Take larger blocks, or several pools"
+                );
+                Err(DeviceError::Invalid { call: "alloc", what })
+            }
+        }
     }
 
     /// Refuses a request if the host refused memory for it.
     pub(super) fn ensure(&self, has_memory: bool) -> DeviceResult<()> {
-        let bytes = (self.extents.capacity() * size_of::<Extent>()) as u64;
+        let bytes = self.extents.host_bytes();
         if has_memory { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of blocks", bytes }) }
     }
 
     /// Gives back the host's memory for extents and blocks behind the last that is in use, where that is much of it.
     pub(super) fn shrink(&mut self) {
         if let Some(used) = self.extents.shrink() {
-            self.page_map.resize(used);
+            self.page_map.shrink(used);
         }
     }
 
@@ -232,19 +256,23 @@ impl ExtentMap {
         cut
     }
 
-    /// Joins the free extents from the one at `start` to `end` behind one fence.
+    /// Joins the free and the entered extents from the one at `start` to `end` behind one fence.
     pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64), fence: Fence) -> ExtentId {
+        let take = |map: &mut Self, id| {
+            if map.is(id, ExtentState::Free) {
+                map.unindex(id);
+            }
+            map.extents[id].fence = Fence::empty();
+        };
         let mut whole = self.piece_at(first, start);
-        // Off the index once and on it once, however many pieces there are.
-        self.unindex(whole);
-        self.extents[whole].fence = Fence::empty();
+        take(self, whole);
         while self.extents[whole].end() < end {
             let next = self.extents[whole].next.expect("a place is covered by extents");
-            self.unindex(next);
-            self.extents[next].fence = Fence::empty();
+            take(self, next);
             whole = self.extents.join(whole, next);
         }
-        self.extents[whole].fence = fence;
+        let extent = &mut self.extents[whole];
+        (extent.state, extent.fence) = (ExtentState::Free, fence);
         self.index(whole);
         // Its neighbours may be free too; whoever needs a longer extent joins them.
         self.note_if_unmerged(whole);
@@ -368,10 +396,9 @@ impl ExtentMap {
 
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes that an extent on no index is backed: it is free for all from now on, and indexed.
-    pub(super) fn make_backed(&mut self, id: ExtentId) {
+    /// Notes that an extent on no index is backed. It stays on none until it is [joined](Self::join_free).
+    pub(super) fn enter(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id];
-        (extent.state, extent.fence, extent.freed) = (ExtentState::Free, Fence::empty(), self.frees);
-        self.index(id);
+        (extent.state, extent.fence, extent.freed) = (ExtentState::Entered, Fence::empty(), self.frees);
     }
 }

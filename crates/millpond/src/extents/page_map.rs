@@ -2,7 +2,8 @@
 //!
 //! Each allocated block has a [`BlockDescriptor`], under its number. A hash table leads from the block's address to it: a chain
 //! of descriptors for each hash. So a free finds its block with a multiplication, a shift and two loads. Descriptors and chains
-//! are [sparse](Sparse): they never move, and take the host's memory only where there are blocks.
+//! are [sparse](Sparse): they never move, and take the host's memory only where there are blocks. As blocks become more, chains
+//! are split in two, a few with each allocation: so none waits for all.
 //!
 //! **Who may look.** Chains change only under the pool's lock. Whoever looks without it may be led into another chain, and find
 //! nothing. Then it takes the lock, and looks again. It never finds a wrong descriptor: that of a block says where this starts.
@@ -23,15 +24,17 @@
 //! it found the block live, until the descriptor is another block's. It then writes to that one. A block at the same
 //! address may be handed out twice. One elsewhere is not, but its own free is refused, and it stays allocated.
 
+use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::block_descriptor::{BlockDescriptor, Plain};
 use super::extent::ExtentId;
-use super::sparse::{Blank, Sparse};
+use super::sparse::{Blank, Records, Sparse};
+
 use crate::device::DevicePtr;
-use crate::policy::addresses::MOST_ALLOCATED;
+use crate::policy::addresses::{CHAINS, MOST_ALLOCATED, SPLIT_AT_ONCE};
 
 // SAFETY: it is made of atomics, and zeros are the descriptor of no block.
 unsafe impl Blank for BlockDescriptor {}
@@ -98,32 +101,44 @@ pub(crate) struct PageMap(OnceLock<Tables>);
 struct Tables {
     /// By number: one more than a block's id, so that number 0 is that of no block.
     descriptors: Sparse<BlockDescriptor>,
-    /// By hash: where its chain begins. There are [several](chains_for) chains for each descriptor.
+    /// By hash: where its chain begins. There are [several](chains_for) chains for each block.
     chains: Sparse<First>,
-    /// Bits that a hash has too many. Written under the pool's lock.
-    shift: AtomicU32,
+    /// One less than how many chains there are, a power of two. Written under the pool's lock, like what follows.
+    mask: AtomicU32,
+    /// Chains grow twice as many at once, and blocks move to their new chains a few at a time: those of the chains below this
+    /// have. A block that has not yet is in the chain that its hash had before.
+    split: AtomicU32,
+    /// Allocated blocks.
+    blocks: AtomicU32,
 }
 
 impl Tables {
-    /// As many as the process has addresses for; `None` where it has none.
-    fn new() -> Option<Self> {
+    /// As many as the process has addresses for, and room for as many records; `None` where it has none.
+    fn new<R>() -> Option<(Self, Records<R>)> {
         let halves = std::iter::successors(Some(MOST_ALLOCATED), |most| Some(most / 2));
         halves.take_while(|most| *most > 0).find_map(|most| {
             // Some pages more: where the two lie a power of two apart, processors take lines of one for lines of the other
             // (AMD's way predictor), and a pair takes twice as long (docs/lab/mechanisms.md, "tables by place").
             let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(chains_for(most) + (5 << 10))?);
-            Some(Self { descriptors, chains, shift: AtomicU32::new(u64::BITS - 1) })
+            let [mask, split, blocks] = [1, 1, 0].map(AtomicU32::new);
+            let tables = Self { descriptors, chains, mask, split, blocks };
+            Some((tables, Records::new(most - 1)?))
         })
     }
 
-    /// Where an address's chain begins. The hash is Fibonacci's (Knuth, TAOCP 6.4): blocks in a row
-    /// have different ones.
+    /// The chain of an address, if all had moved. The hash is Fibonacci's (Knuth, TAOCP 6.4): blocks in a row have different ones.
+    /// Of its upper half, the lower bits: so a chain is split in two by one bit more.
     #[inline(always)]
-    fn first(&self, ptr: DevicePtr) -> &First {
-        // Relaxed: whatever shift there ever was leads into the table.
-        let hash = ptr.raw().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift.load(Ordering::Relaxed);
-        // SAFETY: the table was as long whenever the shift was set. The system has read access to all of it.
-        unsafe { self.chains.first().add(hash as usize).as_ref() }
+    fn number_of(&self, ptr: DevicePtr) -> u32 {
+        // Relaxed: whatever mask there ever was leads into the table.
+        ((u128::from(ptr.raw()) * 0x9e37_79b9_7f4a_7c15) >> 64) as u32 & self.mask.load(Ordering::Relaxed)
+    }
+
+    /// Where a chain begins.
+    #[inline(always)]
+    fn first(&self, chain: u32) -> &First {
+        // SAFETY: the table was as long whenever the mask was set. The system has read access to all of it.
+        unsafe { self.chains.first().add(chain as usize).as_ref() }
     }
 
     /// The descriptor whose number this is, which was read from the tables.
@@ -134,56 +149,145 @@ impl Tables {
     }
 
     /// How many chains there are.
-    fn chains(&self) -> usize {
-        1 << (u64::BITS - self.shift.load(Ordering::Relaxed))
+    fn chains(&self) -> u32 {
+        self.mask.load(Ordering::Relaxed) + 1
     }
 
-    /// From now on there are so many chains. Blocks have ids below `end`.
-    fn chain_anew(&self, chains: usize, end: usize) {
-        let old = (0..self.chains()).filter_map(|at| self.chains.get(at));
-        old.for_each(|first| first.set(0, 0));
-        self.shift.store(u64::BITS - chains.ilog2(), Ordering::Relaxed);
-        let is_block = |number: &u32| !self.descriptor(*number).ptr().is_null();
-        (1..=end as u32).filter(is_block).for_each(|number| self.chain(number));
+    /// The chain that the blocks of this one may still be in.
+    fn not_split(&self, chain: u32) -> Option<u32> {
+        let half = self.chains() / 2;
+        // Relaxed: under the lock. Without it, a block is not found, and looked for under the lock.
+        (chain >= half && chain - half >= self.split.load(Ordering::Relaxed)).then(|| chain - half)
+    }
+
+    /// The descriptor in a chain whose block starts here.
+    fn find_in(&self, chain: u32, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+        let mut number = self.first(chain).get().0;
+        while number != 0 {
+            let descriptor = self.descriptor(number);
+            if descriptor.starts_at(ptr) {
+                return Some(descriptor);
+            }
+            number = descriptor.next();
+        }
+        None
     }
 
     /// Puts an allocated block into its chain.
     fn chain(&self, number: u32) {
         let descriptor = self.descriptor(number);
-        let first = self.first(descriptor.ptr());
+        let first = self.first(self.number_of(descriptor.ptr()));
         descriptor.set_next(first.get().0);
         first.set(number, descriptor.class());
+    }
+
+    /// Takes a block out of a chain; `false` where it is in another one.
+    fn unchain(&self, chain: u32, number: u32) -> bool {
+        let (first, gone) = (self.first(chain), self.descriptor(number));
+        if first.get().0 == number {
+            first.set(gone.next(), self.descriptor(gone.next()).class());
+            return true;
+        }
+        let mut before = first.get().0;
+        while before != 0 {
+            let descriptor = self.descriptor(before);
+            if descriptor.next() == number {
+                descriptor.set_next(gone.next());
+                return true;
+            }
+            before = descriptor.next();
+        }
+        false
+    }
+
+    /// Moves the blocks of some chains to their new ones. There are twice as many soon where there are few for the blocks.
+    #[inline]
+    fn grow(&self, blocks: u32) {
+        let (half, split) = (self.chains() / 2, self.split.load(Ordering::Relaxed));
+        if split < half {
+            cold_path();
+            self.split_until((split + SPLIT_AT_ONCE).min(half));
+        } else if blocks as usize * CHAINS > 2 * half as usize && self.chains.back(4 * half as usize) {
+            cold_path();
+            // The new chains are zeros. What is not found there is looked for under the lock.
+            self.split.store(0, Ordering::Relaxed);
+            self.mask.store(4 * half - 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Moves the blocks of the chains below this to their new ones.
+    fn split_until(&self, end: u32) {
+        for chain in self.split.load(Ordering::Relaxed)..end {
+            let mut number = self.first(chain).get().0;
+            while number != 0 {
+                let descriptor = self.descriptor(number);
+                let next = descriptor.next();
+                if self.number_of(descriptor.ptr()) != chain {
+                    self.unchain(chain, number);
+                    self.chain(number);
+                }
+                number = next;
+            }
+        }
+        self.split.store(end, Ordering::Relaxed);
+    }
+
+    /// From now on there are half as many chains. What is no chain any more is zeros.
+    fn halve(&self) {
+        let half = self.chains() / 2;
+        self.split_until(half);
+        self.mask.store(half - 1, Ordering::Relaxed);
+        self.split.store(half / 2, Ordering::Relaxed);
+        for chain in half..2 * half {
+            let first = self.first(chain);
+            let mut number = first.get().0;
+            if number != 0 {
+                first.set(0, 0);
+            }
+            while number != 0 {
+                let next = self.descriptor(number).next();
+                self.chain(number);
+                number = next;
+            }
+        }
     }
 }
 
 impl PageMap {
-    /// Sees to it that blocks with ids below `end` can be allocated, the only ones that are; `false` where the host has no
-    /// memory, or no addresses, for them. If that is much less than before, what is too much goes back to the host. Under the
-    /// pool's lock, like all that changes.
-    pub(super) fn resize(&self, end: usize) -> bool {
-        if self.0.get().is_none()
-            && let Some(new) = Tables::new()
-        {
-            _ = self.0.set(new);
-        }
-        let backed = |tables: &&Tables| tables.descriptors.back(end + 1) && tables.chains.back(2);
-        let Some(tables) = self.0.get().filter(backed) else { return false };
-        let wanted = chains_for(end);
-        // With fewer chains than wanted, they are longer.
-        if wanted != tables.chains() && tables.chains.back(wanted) {
-            tables.chain_anew(wanted, end);
-            tables.chains.let_go(wanted);
-            tables.descriptors.let_go(end + 1);
-        }
-        true
+    /// Reserves the tables, and room for as many records as there can be blocks. `None` where the process has no addresses for
+    /// them.
+    pub(super) fn begin<R>(&self) -> Option<Records<R>> {
+        let (tables, records) = Tables::new()?;
+        _ = self.0.set(tables);
+        Some(records)
     }
 
-    /// Allocates the block, for whose id there is [memory](Self::resize).
+    /// Sees to it that blocks with ids below `end` can be allocated; `false` where the host has no memory, or no addresses, for
+    /// them. Under the pool's lock, like all that changes.
+    pub(super) fn back(&self, end: usize) -> bool {
+        self.0.get().is_some_and(|tables| tables.descriptors.back(end + 1) && tables.chains.back(2))
+    }
+
+    /// Gives back what is too much for the blocks that there are. They have ids below `end`.
+    pub(super) fn shrink(&self, end: usize) {
+        let Some(tables) = self.0.get() else { return };
+        let wanted = chains_for(tables.blocks.load(Ordering::Relaxed) as usize);
+        while tables.chains() as usize > wanted {
+            tables.halve();
+        }
+        tables.chains.let_go(tables.chains() as usize);
+        tables.descriptors.let_go(end + 1);
+    }
+
+    /// Allocates the block, for whose id there is [memory](Self::back).
     pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) -> DescriptorRef {
         let tables = self.0.get().expect("descriptors are backed before a block gets an id");
         let number = id.0 + 1;
         let descriptor = tables.descriptor(number);
         descriptor.open(ptr, id, bytes, class);
+        let blocks = tables.blocks.load(Ordering::Relaxed) + 1;
+        tables.blocks.store(blocks, Ordering::Relaxed);
+        tables.grow(blocks);
         tables.chain(number);
         DescriptorRef::new(descriptor)
     }
@@ -192,16 +296,12 @@ impl PageMap {
     pub(super) fn close(&self, id: ExtentId) {
         let Some(tables) = self.0.get() else { return };
         let (number, gone) = (id.0 + 1, tables.descriptor(id.0 + 1));
-        let first = tables.first(gone.ptr());
-        if first.get().0 == number {
-            first.set(gone.next(), tables.descriptor(gone.next()).class());
-        } else {
-            let mut before = tables.descriptor(first.get().0);
-            while before.next() != number {
-                before = tables.descriptor(before.next());
-            }
-            before.set_next(gone.next());
+        let chain = tables.number_of(gone.ptr());
+        if !tables.unchain(chain, number) {
+            let is_there = tables.not_split(chain).is_some_and(|chain| tables.unchain(chain, number));
+            debug_assert!(is_there, "an allocated block is in its chain");
         }
+        tables.blocks.store(tables.blocks.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         gone.close();
     }
 
@@ -215,15 +315,9 @@ impl PageMap {
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
         // Null is no block's, and is where one starts that is gone.
         let tables = self.0.get().filter(|_| !ptr.is_null())?;
-        let mut number = tables.first(ptr).get().0;
-        while number != 0 {
-            let descriptor = tables.descriptor(number);
-            if descriptor.starts_at(ptr) {
-                return Some(descriptor);
-            }
-            number = descriptor.next();
-        }
-        None
+        let chain = tables.number_of(ptr);
+        let found = tables.find_in(chain, ptr);
+        found.or_else(|| tables.find_in(tables.not_split(chain)?, ptr))
     }
 
     /// The live block without recorded uses that starts here.
@@ -237,7 +331,7 @@ impl PageMap {
     #[inline(always)]
     pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<Plain<'_>> {
         let tables = self.0.get().filter(|_| !ptr.is_null())?;
-        let (number, class) = tables.first(ptr).get();
+        let (number, class) = tables.first(tables.number_of(ptr)).get();
         let first = tables.descriptor(number);
         let found = first.plain(ptr, class);
         if found.is_some() {
@@ -248,10 +342,9 @@ impl PageMap {
     }
 }
 
-/// How many chains blocks with ids below `end` have: so many that few blocks come second in theirs. (With half as many, four
-/// threads with mixed sizes took 28 ns a pair, not 23: docs/lab/mechanisms.md, "chains of four bytes".)
-fn chains_for(end: usize) -> usize {
-    (16 * end).next_power_of_two().max(2)
+/// How many chains so many blocks have.
+fn chains_for(blocks: usize) -> usize {
+    (CHAINS * blocks).next_power_of_two().max(2)
 }
 
 #[cfg(test)]
@@ -264,7 +357,7 @@ mod tests {
 
     fn map_of(end: usize) -> PageMap {
         let map = PageMap::default();
-        assert!(map.find(BASE).is_none() && map.resize(end));
+        assert!(map.find(BASE).is_none() && map.begin::<u64>().is_some() && map.back(end));
         map
     }
 
@@ -318,24 +411,26 @@ mod tests {
         let ids = |map: &PageMap| (0..1000).filter(|id| map.find(at(*id)).is_some()).collect::<Vec<_>>();
         // With some chains at first, and with thousands later.
         for id in 0..1000_u32 {
-            assert!(id % 100 != 4 || map.resize(id as usize + 100));
+            assert!(id % 100 != 4 || map.back(id as usize + 100));
             // SAFETY: the block is allocated.
             unsafe { map.open(at(id), ExtentId(id), 512, 0).get() }.make_live(at(id), 512);
             assert_eq!(map.find(at(id)).map(BlockDescriptor::id), Some(ExtentId(id)));
         }
         assert_eq!(ids(&map), (0..1000).collect::<Vec<_>>());
+        // Those that have not moved to their new chains are found under the lock only.
+        map.0.get().iter().for_each(|tables| tables.split_until(tables.chains() / 2));
         let soon = (0..1000).filter(|id| map.find_soon(at(*id)).is_some()).count();
         assert!(soon > 990, "{soon} of a thousand are the first or second of their chains");
         (0..1000).filter(|id| id % 7 != 3).for_each(|id| map.close(ExtentId(id)));
         let left: Vec<_> = (0..1000).filter(|id| id % 7 == 3).collect();
         assert_eq!(ids(&map), left);
-        assert!(map.resize(1000));
+        map.shrink(1000);
         assert_eq!(ids(&map), left);
         (8..1000).filter(|id| id % 7 == 3).for_each(|id| map.close(ExtentId(id)));
-        assert!(map.resize(8));
-        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(chains_for(8))));
+        map.shrink(8);
+        assert_eq!((ids(&map), map.0.get().map(Tables::chains)), (vec![3], Some(chains_for(1) as u32)));
         map.close(ExtentId(3));
-        assert!(map.resize(0));
+        map.shrink(0);
         assert!(ids(&map).is_empty());
     }
 
@@ -363,12 +458,12 @@ mod tests {
             scope.spawn(looks);
             // Others come and go, at the same addresses under other ids, and the table with them.
             for round in 0..rounds {
-                assert!(map.resize(64));
+                assert!(map.back(64));
                 for id in 4..64 {
                     map.open(at(id + round % 7), ExtentId(id), 512, 0);
                 }
                 (4..64).rev().for_each(|id| map.close(ExtentId(id)));
-                assert!(map.resize(4));
+                map.shrink(4);
             }
             is_done.store(true, Ordering::Relaxed);
         });

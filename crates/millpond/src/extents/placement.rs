@@ -76,7 +76,10 @@ pub(super) fn walk<'a>(
             let donor = donors.claim(arena, mapping.page(), window);
             Some(donor.map_or(Part::Idle(mapping), Part::ComesBack))
         }
-        ExtentState::Allocated | ExtentState::PendingUnmap(_) | ExtentState::Unused => None,
+        ExtentState::Allocated
+        | ExtentState::Entered
+        | ExtentState::PendingUnmap(_)
+        | ExtentState::Unused => None,
     };
     let mut part = part;
     arena.map.until(place.first, place.end).map(move |id| (id, part(id)))

@@ -1,14 +1,19 @@
 //! Sparse arrays: room for all that may ever be needed, but memory only for pages that were written.
 //!
 //! So an element never moves, and a look-up needs no test: what was never written reads as zeros. (As in a sparse
-//! file.) The system counts nothing before it is writable: until then the array is mapped for reading only. Elements
-//! are [backed](Sparse::back) before anything is changed that will write them, so that this can fail while nothing
+//! file.) Linux counts only what is written, unless it is told to promise no more memory than it has
+//! (`vm.overcommit_memory` is 2). There the array is mapped for reading only, and elements are
+//! [backed](Sparse::back) before anything is changed that will write them. So this can fail while nothing
 //! has changed. Elements that are no longer needed [give](Sparse::let_go) their memory back.
+//!
+//! Where all is writable, arrays side by side are one mapping of the system's, of which a process has 65,530 at most: so many
+//! pools have few.
 //!
 //! The pages are the smallest that the host has. On huge pages a few hundred blocks that lie far apart took as much as
 //! all that the array has room for.
 
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -73,6 +78,91 @@ impl<T: Blank> Sparse<T> {
     }
 }
 
+/// A list in such an array: it grows without being copied, so that no request waits for that.
+#[derive(Debug)]
+pub(super) struct Records<T> {
+    memory: Memory,
+    len: usize,
+    /// How many have memory.
+    backed: usize,
+    most: usize,
+    records: PhantomData<T>,
+}
+
+// SAFETY: the memory is this struct's own, as that of a `Vec`.
+unsafe impl<T: Send> Send for Records<T> {}
+
+impl<T> Records<T> {
+    /// Room for so many, at least one. `None` where the process has not enough addresses left.
+    pub(super) fn new(most: usize) -> Option<Self> {
+        const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
+        let memory = Memory::reserve(most.checked_mul(size_of::<T>())?)?;
+        Some(Self { memory, len: 0, backed: 0, most, records: PhantomData })
+    }
+
+    /// How many there can be.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// How many there can be without more memory of the host's.
+    #[inline]
+    pub(super) fn backed(&self) -> usize {
+        self.backed
+    }
+
+    /// Reserves the host's memory for records below `end`, in steps that grow; `false` where it is refused, or there can be fewer.
+    pub(super) fn back(&mut self, end: usize) -> bool {
+        if end > self.backed && end <= self.most {
+            let ample = end.max(self.backed + self.backed / 4).min(self.most);
+            let is_backed = |end| self.memory.back(self.backed * size_of::<T>()..end * size_of::<T>());
+            self.backed = [ample, end].into_iter().find(|end| is_backed(*end)).unwrap_or(self.backed);
+        }
+        end <= self.backed
+    }
+
+    /// Adds one, for which there is memory.
+    pub(super) fn push(&mut self, record: T) {
+        assert!(self.len < self.backed, "a record has memory before it is added");
+        // SAFETY: the place has memory, and nothing is there.
+        unsafe { self.memory.start.cast::<T>().add(self.len).write(record) };
+        self.len += 1;
+    }
+
+    /// Forgets those from `len` on, and gives their memory back.
+    pub(super) fn truncate(&mut self, len: usize) {
+        while self.len > len {
+            self.len -= 1;
+            // SAFETY: it was pushed, and is not reached any more.
+            unsafe { self.memory.start.cast::<T>().add(self.len).drop_in_place() };
+        }
+        self.memory.let_go(self.len * size_of::<T>());
+    }
+}
+
+impl<T> Deref for Records<T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many were pushed.
+        unsafe { std::slice::from_raw_parts(self.memory.start.cast().as_ptr(), self.len) }
+    }
+}
+
+impl<T> DerefMut for Records<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: so many were pushed.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start.cast().as_ptr(), self.len) }
+    }
+}
+
+impl<T> Drop for Records<T> {
+    fn drop(&mut self) {
+        self.truncate(0);
+    }
+}
+
 #[cfg(all(unix, not(miri)))]
 use mapped::Memory;
 
@@ -80,6 +170,8 @@ use mapped::Memory;
 mod mapped {
     use std::ops::Range;
     use std::ptr::{self, NonNull};
+    #[cfg(target_os = "linux")]
+    use std::{io::Read, sync::OnceLock};
 
     #[cfg(target_os = "linux")]
     use rustix::mm::{Advice, madvise};
@@ -90,24 +182,55 @@ mod mapped {
     pub(super) struct Memory {
         pub(super) start: NonNull<u8>,
         bytes: usize,
+        /// Whether all of it can be written, and counts only where it is.
+        is_writable: bool,
+    }
+
+    /// Whether the system counts only what is written of memory that it was asked to promise nothing for.
+    #[cfg(target_os = "linux")]
+    fn counts_what_is_written() -> bool {
+        static COUNTS: OnceLock<bool> = OnceLock::new();
+        *COUNTS.get_or_init(|| {
+            let mut rule = [0];
+            let read = |mut file: std::fs::File| file.read(&mut rule);
+            // Without memory of the host's, which may be refused: its name is short.
+            let is_read = std::fs::File::open("/proc/sys/vm/overcommit_memory").and_then(read);
+            is_read.is_ok() && matches!(rule, [b'0' | b'1'])
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn counts_what_is_written() -> bool {
+        false
     }
 
     impl Memory {
         pub(super) fn reserve(bytes: usize) -> Option<Self> {
             let bytes = bytes.checked_next_multiple_of(page_size())?;
-            // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
-            let map = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::PRIVATE) };
-            let start = NonNull::new(map.ok()?)?;
+            let map = |access, flags| {
+                // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
+                let map =
+                    unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::PRIVATE | flags) };
+                map.ok().and_then(NonNull::new)
+            };
+            // A limit of the process's data counts all that can be written.
+            let writable = counts_what_is_written()
+                .then(|| map(ProtFlags::READ | ProtFlags::WRITE, MapFlags::NORESERVE))
+                .flatten();
+            let start = writable.or_else(|| map(ProtFlags::READ, MapFlags::empty()))?;
             // Else a system that is set so puts a huge page where one element is written. An advice: where there are no
             // huge pages it may be refused.
             #[cfg(target_os = "linux")]
             // SAFETY: the mapping is new, and what is read there stays as it is.
             let _ = unsafe { madvise(start.as_ptr(), bytes, Advice::LinuxNoHugepage) };
-            Some(Self { start: start.cast(), bytes })
+            Some(Self { start: start.cast(), bytes, is_writable: writable.is_some() })
         }
 
         /// Makes the pages of a range writable; `false` where the system has no memory to promise for them.
         pub(super) fn back(&self, Range { start, end }: Range<usize>) -> bool {
+            if self.is_writable {
+                return true;
+            }
             let start = start / page_size() * page_size();
             // SAFETY: the range lies within what was asked for.
             let at = unsafe { self.start.add(start) }.as_ptr().cast();
@@ -233,6 +356,27 @@ mod tests {
         assert_eq!([0, half - 1].map(|at| value(&array, at)), [7; 2]);
         set(&array, last, 9);
         assert_eq!(value(&array, last), 9);
+    }
+
+    #[test]
+    fn records_grow_where_they_are_and_end_once() {
+        let mut records = Records::new(1 << 20).expect("there are addresses");
+        let counted = std::rc::Rc::new(());
+        assert!(records.back(1));
+        records.push(counted.clone());
+        let first: *const _ = &records[0];
+        for _ in 1..5000 {
+            let end = records.len() + 1;
+            assert!(end <= records.backed() || records.back(end));
+            records.push(counted.clone());
+        }
+        assert!(std::ptr::eq(first, &records[0]) && std::rc::Rc::strong_count(&counted) == 5001);
+        records.truncate(3);
+        assert_eq!((records.len(), std::rc::Rc::strong_count(&counted)), (3, 4));
+        records.push(counted.clone());
+        assert!(!records.back((1 << 20) + 1) && records.back(1 << 20));
+        drop(records);
+        assert_eq!(std::rc::Rc::strong_count(&counted), 1);
     }
 
     #[test]

@@ -4,5 +4,13 @@
 /// room beside what is free.
 pub(crate) const LONGEST_REGION: u64 = 1 << 40;
 
-/// Blocks that one arena may have allocated, where the process has addresses for so many: 1 GiB for descriptors.
+/// Blocks and free ranges that one arena may have, where the process has addresses for so many: 4 GiB for what describes them.
 pub(crate) const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 24 } else { 1 << 16 };
+
+/// Chains of the page map for each block, at least: so many that few blocks come second in theirs. (With half as many, four threads
+/// with mixed sizes took 28 ns a pair, not 23: docs/lab/mechanisms.md, "chains of four bytes".)
+pub(crate) const CHAINS: usize = 16;
+
+/// Chains whose blocks move when a block is allocated while there come to be twice as many. It takes half as many blocks as there are
+/// until all have moved. A cache line has 16 chains.
+pub(crate) const SPLIT_AT_ONCE: u32 = 32;

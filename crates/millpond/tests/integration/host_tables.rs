@@ -63,3 +63,28 @@ fn a_pool_takes_little_host_memory_and_trims_it() {
         }
     });
 }
+
+/// A process has 65,530 mappings at most (`vm.max_map_count`), for all pools and all else.
+#[test]
+fn many_pools_have_at_most_a_mapping_each() {
+    // Where the system promises no more memory than it has, a pool has several: what is not written yet is mapped apart.
+    let rule = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    if rule.trim() == "2" {
+        return;
+    }
+    alone("many_pools_have_at_most_a_mapping_each", || {
+        let (_, context, stream) = sim_with(SimOptions::default());
+        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+        let with_block = |_| {
+            let pool = Pool::builder(&context).live(false).build().unwrap();
+            pool.alloc(4 * KIB, &stream).unwrap();
+            pool
+        };
+        let _first = with_block(0);
+        let before = mappings();
+        let pools: Vec<_> = (0..1000).map(with_block).collect();
+        // The C library's heap grows meanwhile, by a few.
+        let more = mappings() - before;
+        assert!(more <= pools.len() + 20, "{more} mappings of {} pools", pools.len());
+    });
+}
