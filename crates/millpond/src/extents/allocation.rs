@@ -11,6 +11,7 @@ use super::planning::Planner;
 use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::log::log;
 use crate::order::{Fence, Stream};
 use crate::physical::{PageId, Refusal};
 
@@ -154,7 +155,7 @@ impl Arena {
             // Removes what was mapped in vain.
             self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
             if let Err(error) = self.pages.release_parked(parked, 0) {
-                tracing::warn!(%error, "a page for a request that failed could not be given back");
+                log!(WARN, "a page for a request that failed could not be given back", error);
             }
         }
         found
@@ -169,7 +170,7 @@ impl Arena {
                 add_region(self, request.zone, request.units)?;
                 continue;
             };
-            tracing::trace!(%plan, "a miss");
+            log!(TRACE, "a miss", plan);
             #[cfg(test)]
             let planned = (plan.steps.clone(), !plan.waits.is_empty(), unmapped);
             let found = Commit { arena: self, request: &mut request }.carry_out(&mut plan)?;

@@ -11,6 +11,7 @@ use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use super::reuse_rules::ReuseRules;
 use crate::device::DevicePtr;
+use crate::log::log;
 use crate::order::Fence;
 use crate::physical::{PageId, Pages};
 use crate::policy::donating::most_dormant;
@@ -160,7 +161,7 @@ fn remove(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> Option<Extent
         _ => return None,
     };
     if let Err(error) = removed {
-        tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
+        log!(WARN, "an old mapping could not be removed; it is tried again", error, at);
         map.extents[id].state = ExtentState::PendingUnmap(page);
         return None;
     }
