@@ -11,6 +11,7 @@ use bytemuck::Pod;
 use crate::core::{Core, freeing};
 use crate::device::{Advice, DeviceError, DevicePtr, MemoryKind, Place, Residency, StreamHandle};
 use crate::kinds::managed;
+use crate::log::log;
 use crate::order::Stream;
 use crate::pool::Pool;
 use crate::{Error, Result, peers};
@@ -608,7 +609,7 @@ impl<T: Pod> Drop for Buffer<T> {
             && let Err(error) = managed::advise(&self.pool, "Buffer", self.ptr, &Advice::TAKEN_BACK)
             && error != Error::Forked
         {
-            tracing::error!(%error, "advice could not be taken back: the next owner of the memory has it");
+            log!(ERROR, "advice could not be taken back: the next owner of the memory has it", error);
         }
         // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
         let freed = unsafe { freeing::free(&self.pool, self.ptr, &self.stream) };
@@ -616,7 +617,7 @@ impl<T: Pod> Drop for Buffer<T> {
         if let Err(error) = freed
             && error != Error::Forked
         {
-            tracing::error!(%error, "a buffer could not be freed");
+            log!(ERROR, "a buffer could not be freed", error);
         }
     }
 }

@@ -75,6 +75,7 @@ mod host;
 mod kinds;
 pub mod live;
 mod lock;
+mod log;
 mod mapped;
 mod nvtx;
 mod open_file;

@@ -1,7 +1,7 @@
 //! Locks without a table that the whole process shares. Each is a lock of the standard library, one word for the
 //! kernel's futex, without poison.
 //!
-//! Uses nothing of ours. Every floor may use it. parking_lot's locks queue in one table for all locks of a process,
+//! Uses `log` only: while a thread holds a lock, what it says by `tracing` waits. Every floor may use it. parking_lot's locks queue in one table for all locks of a process,
 //! which has locks of its own. A thread that queues at a fork holds one of them, in the child for ever. The child's
 //! next thread that waits for any lock then hangs, even for a lock of its own.
 //!
@@ -15,12 +15,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{self, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::log::Quiet;
+
 /// While it lives, the lock is held.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     /// Before the lock: nobody else has it when this goes.
     held: Held<'a>,
     guard: sync::MutexGuard<'a, T>,
+    /// After the lock: what waited is sent then.
+    quiet: Quiet,
 }
 
 impl<T> Deref for MutexGuard<'_, T> {
@@ -91,8 +95,37 @@ pub(crate) fn end_interrupted() -> ! {
     std::process::abort()
 }
 
+/// While it lives, the lock is held for reading or for writing. What waited meanwhile is sent after the lock.
+#[derive(Debug)]
+pub struct QuietGuard<G> {
+    guard: G,
+    _quiet: Quiet,
+}
+
+impl<G> QuietGuard<G> {
+    fn new(guard: G) -> Self {
+        Self { guard, _quiet: Quiet::begin() }
+    }
+}
+
+impl<T, G: Deref<Target = T>> Deref for QuietGuard<G> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T, G: DerefMut<Target = T>> DerefMut for QuietGuard<G> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
 /// While it lives, nobody writes.
-pub(crate) type RwLockReadGuard<'a, T> = sync::RwLockReadGuard<'a, T>;
+pub(crate) type RwLockReadGuard<'a, T> = QuietGuard<sync::RwLockReadGuard<'a, T>>;
 
 /// See [`std::sync::Mutex`].
 #[derive(Debug, Default)]
@@ -108,7 +141,7 @@ impl<T> Mutex<T> {
     }
 
     fn guard<'a>(&'a self, guard: sync::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        MutexGuard { held: self.holder.hold(), guard }
+        MutexGuard { held: self.holder.hold(), guard, quiet: Quiet::begin() }
     }
 
     /// Waits until nobody holds the lock.
@@ -162,14 +195,14 @@ impl<T> RwLock<T> {
 
     /// Waits until nobody writes.
     #[inline]
-    pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    pub fn read(&self) -> QuietGuard<sync::RwLockReadGuard<'_, T>> {
+        QuietGuard::new(self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until nobody reads or writes.
     #[inline]
-    pub fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    pub fn write(&self) -> QuietGuard<sync::RwLockWriteGuard<'_, T>> {
+        QuietGuard::new(self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -190,11 +223,11 @@ impl Condvar {
 
     /// As [`wait`](Self::wait), for so long at most.
     pub fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, patience: Duration) -> MutexGuard<'a, T> {
-        let MutexGuard { held, guard } = guard;
+        let MutexGuard { held, guard, quiet } = guard;
         let holder = held.0;
         drop(held);
         let (guard, _) = self.0.wait_timeout(guard, patience).unwrap_or_else(PoisonError::into_inner);
-        MutexGuard { held: holder.hold(), guard }
+        MutexGuard { held: holder.hold(), guard, quiet }
     }
 
     /// Wakes one who waits.

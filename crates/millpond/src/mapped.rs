@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::process::OfProcess;
 
 /// See the [module](self). Dropped, it is closed; nobody may use it any more.
@@ -69,7 +70,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: nobody has the addresses: they were never given out, or it was closed before.
         if let Err(error) = unsafe { self.close() } {
-            tracing::error!(%error, "memory could not be unmapped: it stays until this process ends");
+            log!(ERROR, "memory could not be unmapped: it stays until this process ends", error);
         }
     }
 }

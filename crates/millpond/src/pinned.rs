@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
+use crate::log::log;
 
 /// See the [module](self). Dropped, it goes back to the host.
 #[derive(Debug, Default)]
@@ -74,7 +75,11 @@ impl Drop for PinnedMemory {
             unsafe { device.destroy_stream(stream) }
         });
         if let Err(error) = self.release().and(stream) {
-            tracing::warn!(%error, "pinned memory of a pool, or the stream of its copies, could not be given back");
+            log!(
+                WARN,
+                "pinned memory of a pool, or the stream of its copies, could not be given back",
+                error
+            );
         }
     }
 }

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
+use crate::log::log;
 
 /// A process: how many forks lie between it and the first of its line that used this library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +90,7 @@ fn watch() {
             // SAFETY: functions of this library, which the C library forgets when this one is unloaded.
             && unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0
         {
-            tracing::warn!("a forked child would not know that it is one: pthread_atfork failed");
+            log!(WARN, "a forked child would not know that it is one: pthread_atfork failed");
         }
         IS_WATCHED.store(true, Ordering::Release);
     }

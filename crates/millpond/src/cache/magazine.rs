@@ -6,6 +6,7 @@ use std::slice;
 use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{Arena, BlockDescriptor, DescriptorRef, Place};
+use crate::log::log;
 use crate::order::{Fence, TimelineId};
 
 /// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
@@ -55,7 +56,11 @@ impl Item {
         if !descriptor.leave(place, self.ptr) {
             self.note_stray(totals);
         } else if !arena.take_back(descriptor, Fence::at(of, descriptor.tick())) {
-            tracing::error!(?descriptor, "a cache gave up a block that is not allocated; it is dropped");
+            log!(
+                ERROR,
+                "a cache gave up a block that is not allocated; it is dropped",
+                descriptor = format_args!("{descriptor:?}")
+            );
         }
     }
 }

@@ -15,6 +15,7 @@ use super::pool_core::{Core, PoolState};
 use super::slow_path_time::{lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{self, Allocation, Effort, Refusal};
+use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
 use crate::policy::ledger::CUT;
 use crate::{Error, Result};
@@ -131,7 +132,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
         Ok(Admission::Waits) => core.counters.stream_waits.add(1),
         Ok(Admission::Refused) => return None,
         Err(error) => {
-            tracing::warn!(%error, "a stream could not be ordered after another");
+            log!(WARN, "a stream could not be ordered after another", error);
             return None;
         }
     }

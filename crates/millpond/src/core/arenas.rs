@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::device::{DevicePtr, DeviceResult};
 use crate::extents::{self, Arena, Pointer};
+use crate::log::log;
 use crate::order::Fence;
 
 /// Names an arena that keeps its pages, among all of this process, for ever.
@@ -152,7 +153,7 @@ impl Arenas {
         failed.retain(|id| {
             let Some(arena) = keeping.get_mut(id).filter(|arena| arena.keeps()) else { return false };
             if let Err(error) = extents::trim(arena, keep) {
-                tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
+                log!(WARN, "memory of a capture could not be given back; it is tried again", error);
             }
             arena.has_parked()
         });
@@ -173,7 +174,7 @@ impl Arenas {
             if (id.is_none() || !arena.keeps())
                 && let Err(error) = extents::forget_gone(arena)
             {
-                tracing::warn!(%error, "memory of a pool that sleeps could not be given back");
+                log!(WARN, "memory of a pool that sleeps could not be given back", error);
             }
         }
     }
@@ -190,7 +191,7 @@ fn trim(arena: &mut Arena) -> bool {
     #[cfg(test)]
     VISITS.set(VISITS.get() + 1);
     if let Err(error) = extents::tear_down(arena) {
-        tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
+        log!(WARN, "memory of a capture could not be given back; it is tried again", error);
         return false;
     }
     arena.blocks() == 0 && arena.held() == 0

@@ -7,6 +7,7 @@ use super::pool_core::{Core, PoolState};
 use crate::device::{DevicePtr, DeviceResult};
 use crate::extents;
 use crate::lock::MutexGuard;
+use crate::log::log;
 use crate::order::{AfterSync, Fence};
 use crate::physical::GivesBack;
 use crate::stats::Stats;
@@ -101,7 +102,7 @@ pub(super) fn unlock_freed(core: &Core, state: MutexGuard<'_, PoolState>) {
     if gives_back {
         end_sleep(core);
         if let Err(error) = trim(core, 0) {
-            tracing::warn!(%error, pool = core.name, "a destroyed pool could not give back its memory");
+            log!(WARN, "a destroyed pool could not give back its memory", error, pool = core.name);
         }
     }
 }
@@ -119,7 +120,12 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     // Without the pool's lock.
     let waited = core.timelines.synchronize_device_unless_capturing();
     if let Err(error) = &waited {
-        tracing::warn!(%error, pool = core.name, "the memory of a capture is kept: the device cannot be waited for");
+        log!(
+            WARN,
+            "the memory of a capture is kept: the device cannot be waited for",
+            error,
+            pool = core.name
+        );
     }
     let mut state = core.state.lock();
     let lets_go = waited == Ok(true) && !state.is_asleep;
@@ -190,7 +196,7 @@ impl GivesBack for Core {
         let free = held.saturating_sub(self.counted().allocated.current);
         let give = wanted.max(free / 2).min(free).min(at_most);
         trim_waiting(self, held - give).unwrap_or_else(|error| {
-            tracing::debug!(%error, pool = self.name, "a pool could not give memory to another process");
+            log!(DEBUG, "a pool could not give memory to another process", error, pool = self.name);
             0
         })
     }
@@ -201,7 +207,7 @@ impl AfterSync for Core {
         let_go_of_released(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
         if let Err(error) = trim(self, self.release_threshold.load(Ordering::Relaxed)) {
-            tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
+            log!(WARN, "the release threshold could not be applied", error, pool = self.name);
         }
     }
 }
@@ -217,14 +223,20 @@ impl Drop for Core {
         // Nobody holds a claim on the memory of captures, nor the pool.
         let (ended, lost) = (end(self), self.counters.reserved.current());
         if ended.is_err() || lost > 0 {
-            tracing::error!(?ended, lost, pool = self.name, "a pool could not give back all its memory");
+            log!(
+                ERROR,
+                "a pool could not give back all its memory",
+                ended = format_args!("{ended:?}"),
+                lost,
+                pool = self.name
+            );
         }
         let double_frees = self.caches.freed_twice();
         if double_frees > 0 {
-            tracing::error!(pool = self.name, double_frees, "two threads freed a block at once");
+            log!(ERROR, "two threads freed a block at once", pool = self.name, double_frees);
         }
         if let Err(error) = self.recording.stop() {
-            tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
+            log!(WARN, "the end of a recording is missing", error, pool = self.name);
         }
         if let Some(registry) = self.registry.upgrade() {
             registry.leave(self.number);

@@ -12,6 +12,7 @@ use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
 use crate::extents::Refusal;
 use crate::host::try_box;
+use crate::log::log;
 use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
 use crate::physical::{Shortage, Tenancy};
@@ -120,7 +121,7 @@ pub(crate) fn out_of_memory_awaking(core: &Core, what: Shortage) -> Error {
 
 /// Tells the observers, and makes the error.
 fn tell_of(core: &Core, report: OutOfMemory) -> Error {
-    tracing::warn!(%report, "out of memory");
+    log!(WARN, "out of memory", report);
     core.recording.account(&report, || core.live());
     if let Some(_entered) = core.observers.enter() {
         core.observers.each().for_each(|observer| observer(&report));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::lock::MutexGuard;
+use crate::log::log;
 
 use super::pool_core::{Core, PoolState};
 use crate::policy::ledger::Observation;
@@ -35,7 +36,7 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
     let look = || Observation { now: core.now(), served: core.counted().allocations };
     if state.ledger.note(took, look) {
-        tracing::debug!(pool = core.name, "throughput mode");
+        log!(DEBUG, "throughput mode", pool = core.name);
         core.caches.set_throughput_mode(state.ledger.is_overdrawn());
     }
 }

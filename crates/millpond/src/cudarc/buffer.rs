@@ -16,6 +16,7 @@ use super::uses::Uses;
 use super::{Stream, refused};
 use crate::core::freeing;
 use crate::device::StreamHandle;
+use crate::log::log;
 use crate::pool::Pool;
 use crate::{Result, device, peers};
 
@@ -223,7 +224,7 @@ impl<T> Drop for Buffer<T> {
         let freed =
             noted.and_then(|()| unsafe { freeing::free(&self.pool, self.ptr, self.stream.millpond()) });
         if let Err(error) = freed {
-            tracing::error!(%error, "a buffer could not be freed");
+            log!(ERROR, "a buffer could not be freed", error);
         }
     }
 }

@@ -11,6 +11,7 @@ use super::planning::Planner;
 use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::log::log;
 use crate::order::{Fence, Stream};
 use crate::physical::{PageId, Pages, Refusal};
 
@@ -159,7 +160,7 @@ impl Arena {
             self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
             let is_new = |pages: &Pages, page| pages.is_younger(page, taken);
             if let Err(error) = self.pages.release_parked(0, is_new) {
-                tracing::warn!(%error, "a page for a request that failed could not be given back");
+                log!(WARN, "a page for a request that failed could not be given back", error);
             }
         }
         found
@@ -174,7 +175,7 @@ impl Arena {
                 add_region(self, request.zone, request.units)?;
                 continue;
             };
-            tracing::trace!(%plan, "a miss");
+            log!(TRACE, "a miss", plan);
             #[cfg(test)]
             let planned = (plan.steps.clone(), !plan.waits.is_empty(), unmapped);
             let found = Commit { arena: self, request: &mut request }.carry_out(&mut plan)?;

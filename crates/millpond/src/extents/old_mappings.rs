@@ -15,6 +15,7 @@ use super::extent_list::ExtentList;
 use super::extent_map::ExtentMap;
 use super::reuse_rules::ReuseRules;
 use crate::device::DevicePtr;
+use crate::log::log;
 use crate::order::{Fence, Reached};
 use crate::physical::{IdleMapping, PageId, Pages};
 use crate::policy::donating::{MOST_PENDING_LOOKED_AT, most_dormant};
@@ -235,7 +236,7 @@ impl OldMappings {
         let at = map.address_of(id);
         // SAFETY: the page was mapped here before it was remapped.
         if let Err(error) = unsafe { pages.unmap(mapping, at) } {
-            tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
+            log!(WARN, "an old mapping could not be removed; it is tried again", error, at);
             self.enter(map, id, ExtentState::PendingUnmap(mapping.page()));
             return None;
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::counters::Counters;
 use crate::device::DeviceError;
+use crate::log::log;
 use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
 
 /// See the [module](self).
@@ -34,7 +35,7 @@ impl ReuseRules {
     /// learned.
     pub(super) fn poll(&self, fence: &Fence) -> bool {
         self.timelines.poll(fence).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the device could not be asked what is complete");
+            log!(WARN, "the device could not be asked what is complete", error);
             false
         })
     }

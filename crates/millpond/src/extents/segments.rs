@@ -8,6 +8,7 @@ use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
+use crate::log::log;
 use crate::physical::{PageId, Refusal};
 
 /// Takes a segment with room for the request.
@@ -35,7 +36,7 @@ fn give_back_in_vain(arena: &mut Arena, id: ExtentId, page: PageId) {
     // SAFETY: nobody knows the segment. The region goes with it.
     let given_back = map.remove_region(map[id].region, |_| unsafe { pages.free_segment(page) });
     if let Err(error) = given_back {
-        tracing::warn!(%error, "a segment could not be given back; it is tried again");
+        log!(WARN, "a segment could not be given back; it is tried again", error);
     }
 }
 

@@ -7,6 +7,7 @@
 use super::arena::Arena;
 use super::layout::Zone;
 use super::trim::trim_extent;
+use crate::log::log;
 use crate::policy::ledger::Ledger;
 use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, goes_on};
 
@@ -42,7 +43,7 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
             goes_on.then_some(is_long)
         };
         if let Err(error) = trim_extent(arena, id, goes) {
-            tracing::warn!(%error, "a long page could not be exchanged for short ones");
+            log!(WARN, "a long page could not be exchanged for short ones", error);
         }
     }
     park_short(arena, held);

@@ -178,6 +178,9 @@ mod mapped {
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     use rustix::param::page_size;
 
+    #[cfg(target_os = "linux")]
+    use crate::log::log;
+
     #[derive(Debug)]
     pub(super) struct Memory {
         pub(super) start: NonNull<u8>,
@@ -252,7 +255,7 @@ mod mapped {
                 // here.
                 let let_go = unsafe { madvise(at, self.bytes - start, Advice::LinuxDontNeed) };
                 if let Err(error) = let_go {
-                    tracing::debug!(%error, "the host's memory for blocks that are gone is kept");
+                    log!(DEBUG, "the host's memory for blocks that are gone is kept", error);
                 }
             }
         }

@@ -18,11 +18,12 @@ use crate::core::{Core, Wrapping};
 use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
 use crate::extents::MOST_UNITS;
 use crate::lock::Mutex;
+use crate::log::{log, warn_in_any_case};
 use crate::order::{Fence, Stream};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::policy::watching::{LONGEST_DELAY, MOST_FINDINGS};
 use crate::process::OfProcess;
-use crate::record::{WantedOfFrees, warn};
+use crate::record::WantedOfFrees;
 use crate::{Error, Result};
 
 /// See the [module](self).
@@ -274,7 +275,7 @@ impl Guarding {
             Ok(Some(changed)) => {
                 self.report(core, quarantined.finding(core, Mistake::AfterFree, 0, changed));
             }
-            Err(error) => tracing::warn!(%error, pool = core.name, "a freed block could not be looked at"),
+            Err(error) => log!(WARN, "a freed block could not be looked at", error, pool = core.name),
         }
     }
 
@@ -288,7 +289,7 @@ impl Guarding {
             writeln!(std::io::stderr(), "millpond: guard: {text}").ok();
             std::process::abort();
         }
-        warn(&format!("guard: {text}"));
+        warn_in_any_case(&format!("guard: {text}"));
         let mut found = self.found.lock();
         if found.len() < MOST_FINDINGS {
             found.push(finding);
@@ -389,7 +390,7 @@ impl Wrapping<Core> for Guarding {
             match core.timelines.wait_on_host(&quarantined.fence) {
                 Ok(()) => self.look_at_whole(core, quarantined),
                 Err(error) => {
-                    tracing::warn!(%error, pool = core.name, "a freed block could not be waited for")
+                    log!(WARN, "a freed block could not be waited for", error, pool = core.name)
                 }
             }
             freed.push((quarantined.block.start, std::mem::take(&mut quarantined.fence)));
@@ -398,7 +399,7 @@ impl Wrapping<Core> for Guarding {
         if due.iter().any(|quarantined| self.fences_block(core, quarantined.block.bytes))
             && let Err(error) = trim(core, 0)
         {
-            tracing::warn!(%error, pool = core.name, "a freed block is still mapped");
+            log!(WARN, "a freed block is still mapped", error, pool = core.name);
         }
         any
     }

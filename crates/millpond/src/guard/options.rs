@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use super::canaries::Fill;
 use crate::Error;
+use crate::log::warn_in_any_case;
 
 /// The variable that guards all pools of a process.
 const VARIABLE: &str = "MILLPOND_GUARD";
@@ -103,7 +104,7 @@ impl Guard {
     /// What the environment asks for.
     pub(crate) fn from_environment() -> Option<Self> {
         let guard = crate::record::environment(VARIABLE)?.to_string_lossy().parse();
-        guard.inspect_err(|error| crate::record::warn(&format!("{VARIABLE} is ignored: {error}"))).ok()
+        guard.inspect_err(|error| warn_in_any_case(&format!("{VARIABLE} is ignored: {error}"))).ok()
     }
 
     /// What this poison is.

@@ -15,6 +15,7 @@ use super::figures::{LONGEST_NAME, figures_of, sizes_of};
 use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::peer::{own_users_process, send_all};
 use crate::policy::other_processes::PATIENCE;
 use crate::process::{OfProcess, WhileHeld};
@@ -66,8 +67,7 @@ pub(crate) fn open() -> Option<Arc<LiveSocket>> {
     {
         return None;
     }
-    let refused =
-        |error: &io::Error| tracing::warn!(%error, "`millpond top` will not see this process's pools");
+    let refused = |error: &io::Error| log!(WARN, "`millpond top` will not see this process's pools", error);
     SOCKET.get((), || LiveSocket::new().map(Arc::new)).inspect_err(refused).ok()
 }
 
@@ -124,7 +124,7 @@ impl Drop for LiveSocket {
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that answers `millpond top` panicked");
+            log!(ERROR, "the thread that answers `millpond top` panicked");
         }
     }
 }
@@ -138,7 +138,7 @@ impl Inside {
             match listener.accept() {
                 Ok((socket, _)) => {
                     if let Err(error) = self.answer(&socket) {
-                        tracing::debug!(%error, "a question about this process's pools was not answered");
+                        log!(DEBUG, "a question about this process's pools was not answered", error);
                     }
                 }
                 // It was shut down.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LAZY};
 
+use crate::log::log;
 use crate::process::PerProcess;
 
 /// Where the tool says its library is.
@@ -98,7 +99,12 @@ fn load() -> Option<Tool> {
     // SAFETY: the tool that set the variable answers for what its library does when it is loaded.
     let library = unsafe { Library::open(Some(&path), RTLD_LAZY) };
     let library = library.inspect_err(|error| {
-        tracing::warn!(?path, %error, "the library that {PATH} names cannot be loaded; no tool hears of pools");
+        log!(
+            WARN,
+            "the library that {PATH} names cannot be loaded; no tool hears of pools",
+            path = format_args!("{path:?}"),
+            error
+        );
     });
     let library = ManuallyDrop::new(library.ok()?);
     type Initialize = unsafe extern "C" fn(extern "C" fn(u32) -> *const c_void) -> c_int;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device::{Device, DeviceResult, EventHandle};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::policy::streams::MANY;
 use crate::process::{OfProcess, Process};
 
@@ -73,7 +74,7 @@ impl Drop for OwnedEvent {
             // SAFETY: it is this object's alone, and goes with it. The device keeps it for what waits for it.
             && let Err(error) = unsafe { self.device.destroy_event(self.handle) }
         {
-            tracing::warn!(%error, "an event could not be destroyed");
+            log!(WARN, "an event could not be destroyed", error);
         }
     }
 }

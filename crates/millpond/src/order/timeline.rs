@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::host::Shared;
 use crate::lock::Mutex;
+use crate::log::log;
 
 use super::ReusePolicies;
 use super::events::{Events, MarkEvent, OwnedEvent};
@@ -301,7 +302,7 @@ impl Timeline {
         if state.marks.len() >= MANY
             && let Err(error) = self.take_complete(state)
         {
-            tracing::warn!(%error, "a stream's events could not be queried");
+            log!(WARN, "a stream's events could not be queried", error);
         }
         if state.has_mark_for(tick) {
             return Ok(true);
@@ -337,8 +338,8 @@ impl Timeline {
         match &closed {
             Ok(true) => return tick,
             Ok(false) if self.is_captured(true) == Ok(Some(true)) => {}
-            Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
-            Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
+            Ok(false) => log!(WARN, "a stream was used after its handle became another's"),
+            Err(error) => log!(WARN, "no event could be recorded on a stream", error),
         }
         // No mark closes the tick that is handed out. The counter goes past it, so that a retired timeline
         // is not taken for complete by what was seen before.
@@ -404,7 +405,11 @@ impl Timeline {
             }
             // It began since, and nobody told the pools before.
             Err(error) if self.captures(handle) == Ok(true) => {
-                tracing::warn!(%error, "a capture was ended by a question to its stream; tell the pool before it begins");
+                log!(
+                    WARN,
+                    "a capture was ended by a question to its stream; tell the pool before it begins",
+                    error
+                );
                 Ok(false)
             }
             other => other,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
+use crate::log::log;
 
 use super::events::Events;
 use super::timeline::Promise;
@@ -224,7 +225,11 @@ impl Timelines {
     pub(super) fn close_last(&self, timeline: &Timeline) {
         let closed = timeline.close(timeline.now(), false);
         if let Err(error) = &closed {
-            tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+            log!(
+                WARN,
+                "a stream's last event could not be recorded; its memory waits for a device synchronise",
+                error
+            );
         }
         if !matches!(closed, Ok(true)) {
             // After an error, or while the stream is being captured, the last tick stays open. The counter goes past
@@ -253,7 +258,7 @@ impl Timelines {
         if held.owned {
             // SAFETY: the stream is ours, and this was the last clone.
             if let Err(error) = unsafe { self.device().destroy_stream(timeline.handle) } {
-                tracing::warn!(%error, "a stream could not be destroyed");
+                log!(WARN, "a stream could not be destroyed", error);
             }
         }
         self.retired.lock().push_back(timeline.clone());

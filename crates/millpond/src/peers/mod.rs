@@ -16,6 +16,7 @@ use crate::core::{Core, freeing};
 use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerId, PeerSet};
 use crate::extents::{Arena, ExtentId, PageAtHome};
 use crate::lock::{RwLock, RwLockReadGuard};
+use crate::log::log;
 use crate::order::{Stream, Timelines};
 use crate::process::OfProcess;
 use crate::{Error, Result};
@@ -189,7 +190,7 @@ pub(crate) fn begin_copy_to(
     }
     let shared = core.with_live(ptr, |arena, id| share(arena, id, peers))?;
     if let Err(error) = &shared {
-        tracing::debug!(%error, "a copy goes by way of the host: its source got no access for the other device");
+        log!(DEBUG, "a copy goes by way of the host: its source got no access for the other device", error);
     }
     Ok((guard, shared.is_ok()))
 }

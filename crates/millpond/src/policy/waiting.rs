@@ -14,3 +14,6 @@ pub(crate) const NAP: Duration = Duration::from_micros(10);
 /// Most callbacks under way at once, each on a thread of its own. On one thread callbacks do not nest; whether a callback waits for
 /// another thread cannot be told.
 pub(crate) const MOST_NESTED: usize = 32;
+
+/// Most events of `tracing` that wait while a thread holds a lock. A trim that the device refuses has one for each page.
+pub(crate) const MOST_EVENTS: usize = 64;

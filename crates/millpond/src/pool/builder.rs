@@ -16,6 +16,7 @@ use crate::device::{Device, PeerSet};
 use crate::extents::{Arena, Layout, Owner};
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
+use crate::log::warn_in_any_case;
 use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
 use crate::physical::{Budget, Limits, Pages};
@@ -317,7 +318,7 @@ impl PoolBuilder {
             (Some(asked), _) => start_recording(&inner, &asked)?,
             (None, Some(environment)) => {
                 if let Err(error) = start_recording(&inner, &environment) {
-                    record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
+                    warn_in_any_case(&format!("MILLPOND_RECORD is ignored: {error}"));
                 }
             }
             (None, None) => {}

@@ -28,6 +28,7 @@ use crate::core::Core;
 use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::order::{ReusePolicies, Stream, Timelines};
 use crate::process::OfProcess;
 use crate::record;
@@ -102,7 +103,7 @@ impl Drop for Handle {
         self.inner.reclaimers.clear();
         self.inner.observers.clear();
         if let Err(error) = giving_back::close(&self.inner) {
-            tracing::warn!("{error}");
+            log!(WARN, "a pool that ends keeps memory", error);
         }
         // One that holds blocks is still seen.
         if self.inner.holds_nothing() {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::chunks::file_head;
 use super::format::MAGIC;
 use crate::close_on_fork::CloseOnFork;
+use crate::log::{log, warn_in_any_case};
 
 /// See the [module](self). Locked (`flock`) for as long as it is open, so that no other process takes it for
 /// an old one. A forked child would keep the lock.
@@ -47,7 +48,7 @@ impl RecordFile {
                 Err(TryLockError::WouldBlock) => {
                     let own = with_process(&path);
                     let (taken, instead) = (path.display(), own.display());
-                    super::warn(&format!(
+                    warn_in_any_case(&format!(
                         "another process records to {taken}; this one records to {instead}"
                     ));
                     path = own;
@@ -55,7 +56,7 @@ impl RecordFile {
                 }
                 // Pipes and some file systems know no locks.
                 Err(TryLockError::Error(error)) => {
-                    tracing::debug!(path = %path.display(), %error, "recording without a lock");
+                    log!(DEBUG, "recording without a lock", path = path.display(), error);
                 }
             }
             let found = file.metadata()?;

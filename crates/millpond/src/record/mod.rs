@@ -75,15 +75,3 @@ pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
 pub use tracking::{Holder, LiveBlock, StackFrame, Tracked, Tracking, holders};
-
-/// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C or Python.
-#[cold]
-pub(crate) fn warn(text: &str) {
-    if tracing::enabled!(tracing::Level::WARN) {
-        tracing::warn!("{text}");
-    } else {
-        use std::io::Write;
-        // Where that is closed, there is nobody to be told.
-        writeln!(std::io::stderr(), "millpond: {text}").ok();
-    }
-}

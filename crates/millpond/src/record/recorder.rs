@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::lock::{Condvar, Mutex, MutexGuard};
+use crate::log::{log, warn_in_any_case};
 use rtrb::Producer;
 
 use super::clock::{Moment, nanoseconds};
@@ -266,7 +267,7 @@ impl Recorder {
         let before = std::mem::replace(&mut state.failure, error.map(ToString::to_string));
         if let (None, Some(error)) = (before, error) {
             let path = self.path.display();
-            super::warn(&format!(
+            warn_in_any_case(&format!(
                 "the recording {path} cannot be written: {error}. It waits in memory, and is tried again"
             ));
         }
@@ -330,7 +331,7 @@ impl Recorder {
         drop(collector);
         if let Err(error) = self.write(&mut output) {
             let path = self.path.display();
-            super::warn(&format!("the end of the recording {path} could not be written: {error}"));
+            warn_in_any_case(&format!("the end of the recording {path} could not be written: {error}"));
         }
     }
 }
@@ -352,7 +353,7 @@ fn flush_at_exit() {
         // SAFETY: the handler is a function of this library, which the C runtime calls before it unloads it,
         // and it does not unwind.
         if unsafe { libc::atexit(end_all) } != 0 {
-            tracing::debug!("no handler at exit: the last moments of recordings may be missing");
+            log!(DEBUG, "no handler at exit: the last moments of recordings may be missing");
         }
     }
 }

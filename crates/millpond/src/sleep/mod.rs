@@ -25,6 +25,7 @@ use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::{Refusal, trim};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::order::OwnedEvent;
 use crate::physical::Shortage;
 use crate::pinned::PinnedMemory;
@@ -140,7 +141,12 @@ impl Sleeper {
             match self.wake_pages(core, &mut state.arenas) {
                 Ok(()) => self.end(core, state),
                 Err(refusal) => {
-                    tracing::warn!(?refusal, pool = core.name, "a sleep failed, and so did the wake after it")
+                    log!(
+                        WARN,
+                        "a sleep failed, and so did the wake after it",
+                        refusal = format_args!("{refusal:?}"),
+                        pool = core.name
+                    )
                 }
             }
         }
@@ -229,7 +235,7 @@ impl Sleeper {
         if copied.is_ok()
             && let Err(error) = self.asleep.go(0..self.asleep.kept, arenas)
         {
-            tracing::warn!(%error, pool = core.name, "a wake failed, and a page could not go again");
+            log!(WARN, "a wake failed, and a page could not go again", error, pool = core.name);
         }
         woken.and(copied.map_err(Refusal::from))
     }

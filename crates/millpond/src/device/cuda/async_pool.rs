@@ -8,6 +8,7 @@ use cudarc::driver::sys::{CUdevice, CUmemPool_attribute, CUmemPoolProps, CUmemor
 use super::api::Api;
 use super::structures::{NO_SHARING, PINNED, location};
 use crate::device::{AsyncUsage, DeviceResult};
+use crate::log::log;
 use crate::process::Process;
 
 /// A pool of our own rather than the device's default one: its threshold and its counters are ours alone.
@@ -52,7 +53,7 @@ impl AsyncPool {
     pub(super) fn trim(&self) {
         // SAFETY: the pool lives.
         if let Err(failure) = unsafe { self.api.cuMemPoolTrimTo(self.raw, 0) } {
-            tracing::debug!(?failure, "the driver's pool was not trimmed");
+            log!(DEBUG, "the driver's pool was not trimmed", failure = format_args!("{failure:?}"));
         }
     }
 
@@ -82,7 +83,7 @@ impl Drop for AsyncPool {
         }
         // SAFETY: the handle is not used again. The driver keeps the memory of blocks that are still live.
         if let Err(failure) = unsafe { self.api.cuMemPoolDestroy(self.raw) } {
-            tracing::debug!(?failure, "the driver's pool was not destroyed");
+            log!(DEBUG, "the driver's pool was not destroyed", failure = format_args!("{failure:?}"));
         }
     }
 }

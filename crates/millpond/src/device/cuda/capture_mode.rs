@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::api::{Api, CaptureMode};
+use crate::log::log;
 
 /// While this lives, the thread may allocate, free and ask although streams are being captured.
 ///
@@ -40,7 +41,7 @@ fn exchange(api: &Api, mut mode: CaptureMode) -> Option<CaptureMode> {
     match unsafe { api.cuThreadExchangeStreamCaptureMode(&mut mode) } {
         Ok(()) => Some(mode),
         Err(failure) => {
-            tracing::debug!(?failure, "the thread's capture mode was not changed");
+            log!(DEBUG, "the thread's capture mode was not changed", failure = format_args!("{failure:?}"));
             None
         }
     }

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUlaunchConfig, CUmodule, CUs
 use super::api::{Api, Failure};
 use crate::device::{DevicePtr, DeviceResult};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::process::Process;
 
 /// Ended by a zero byte, as the driver wants it.
@@ -46,7 +47,11 @@ impl Comparing {
         // SAFETY: `module` is writable, and the text is ended.
         let loaded = unsafe { api.cuModuleLoadData(&mut module, PTX.as_ptr().cast()) }?;
         if let Err(failure) = loaded {
-            tracing::debug!(?failure, "the kernel that compares bytes was not loaded");
+            log!(
+                DEBUG,
+                "the kernel that compares bytes was not loaded",
+                failure = format_args!("{failure:?}")
+            );
             return None;
         }
         let (mut function, mut found) = (null_mut(), 0);
@@ -55,7 +60,11 @@ impl Comparing {
         // SAFETY: `found` is writable.
         let taken = looked_up.and_then(|()| unsafe { api.cuMemAlloc_v2(&mut found, size_of::<c_uint>()) });
         if let Err(failure) = taken {
-            tracing::debug!(?failure, "the kernel that compares bytes cannot be used");
+            log!(
+                DEBUG,
+                "the kernel that compares bytes cannot be used",
+                failure = format_args!("{failure:?}")
+            );
             // SAFETY: nobody else knows the module.
             let _ = unsafe { api.cuModuleUnload(module) };
             return None;
@@ -125,7 +134,11 @@ impl Drop for Comparing {
         // SAFETY: as above.
         let unloaded = unsafe { self.api.cuModuleUnload(self.module) }.unwrap_or(Ok(()));
         if let Err(failure) = freed.and(unloaded) {
-            tracing::debug!(?failure, "the kernel that compares bytes was not unloaded");
+            log!(
+                DEBUG,
+                "the kernel that compares bytes was not unloaded",
+                failure = format_args!("{failure:?}")
+            );
         }
     }
 }

@@ -7,6 +7,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::api::Api;
 use crate::device::DeviceResult;
+use crate::log::log;
 use crate::process::Process;
 
 /// The device's primary context, which the CUDA runtime, PyTorch and cudarc use too.
@@ -81,7 +82,7 @@ impl Drop for Context {
         // SAFETY: one release for the one retain.
         if let Err(failure) = unsafe { self.api.cuDevicePrimaryCtxRelease_v2(self.device) } {
             // At process exit the driver may be gone already; there is nobody left to tell.
-            tracing::debug!(?failure, "the primary context was not released");
+            log!(DEBUG, "the primary context was not released", failure = format_args!("{failure:?}"));
         }
     }
 }
@@ -100,7 +101,7 @@ impl Drop for Entered {
             let mut popped = ptr::null_mut();
             // SAFETY: `popped` is writable, and the top of this thread's stack is what `enter` pushed.
             if let Err(failure) = unsafe { api.cuCtxPopCurrent_v2(&mut popped) } {
-                tracing::error!(?failure, "the caller's context was not restored");
+                log!(ERROR, "the caller's context was not restored", failure = format_args!("{failure:?}"));
             }
         }
     }

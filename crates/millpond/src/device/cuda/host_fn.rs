@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::device::{CudaDevice, stream_of};
 use crate::device::{DeviceResult, StreamHandle};
+use crate::log::log;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -44,7 +45,7 @@ unsafe extern "C" fn run(data: *mut c_void) {
     let work = unsafe { Box::from_raw(data.cast::<Work>()) };
     // Unwinding into the driver's C frames would abort the process.
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        tracing::error!("a host function panicked on its stream");
+        log!(ERROR, "a host function panicked on its stream");
     }
 }
 

@@ -6,6 +6,7 @@ use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 
 use super::api::{Api, Code, Failure};
 use super::structures::{PageExtras, page_props};
+use crate::log::log;
 
 /// All that the GPU offers, unless its driver refused that once.
 #[derive(Debug)]
@@ -48,7 +49,11 @@ impl PageExtrasInUse {
                 // Its error, where that is not the reason.
                 let page = create(PageExtras::default()).map_err(|_| failure)?;
                 self.are_refused.store(true, Ordering::Relaxed);
-                tracing::info!(?failure, "this GPU's pages cannot be shared with other processes");
+                log!(
+                    INFO,
+                    "this GPU's pages cannot be shared with other processes",
+                    failure = format_args!("{failure:?}")
+                );
                 Ok(page)
             }
             created => created,

@@ -33,6 +33,7 @@ use self::mapped::Register;
 use self::seat::Seat;
 use self::table::{Slot, lower};
 use crate::lock::Mutex;
+use crate::log::log;
 use crate::policy::budgets::{PATIENCE, ROUND};
 use crate::process::{OfProcess, Process};
 use crate::tenant::Tenant;
@@ -84,7 +85,7 @@ impl Tenancy {
         let seat = register.join(lease, limit).map_err(failed)?;
         let present = register.limit.load(Ordering::SeqCst);
         if limit != present {
-            tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
+            log!(WARN, "a budget that others have keeps its limit", name, limit, present);
         }
         let tenancy = Arc::new(Self {
             name: name.to_owned(),

@@ -21,6 +21,7 @@ use super::mapped::Register;
 use super::modelled::{Patience, SLOTS};
 use super::seat::{self, Claim, Seat};
 use super::table::{ORDER, Slot};
+use crate::log::log;
 use crate::policy::budgets::ROUND;
 use crate::policy::other_processes::STOPPED;
 
@@ -204,7 +205,7 @@ impl Register {
                 continue;
             }
             if waited.is_some_and(|waited| waited >= STOPPED) {
-                tracing::warn!(slot = holder(seen), "the lock of a budget does not come free");
+                log!(WARN, "the lock of a budget does not come free", slot = holder(seen));
                 return None;
             }
             patience.wait();

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use nix::fcntl::{FcntlArg, fcntl};
 
+use crate::log::log;
 use crate::open_file::{OpenFile, keep_open};
 use crate::policy::budgets::ROUND;
 
@@ -73,7 +74,7 @@ impl Drop for Claim {
         if let Some(file) = &self.file
             && let Err(error) = lock(file, libc::F_UNLCK, byte(self.slot))
         {
-            tracing::warn!(%error, "a slot of a budget could not be unlocked");
+            log!(WARN, "a slot of a budget could not be unlocked", error);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a pool is to know of its live blocks, and what it says of them.
 
+use crate::log::warn_in_any_case;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -89,7 +90,7 @@ impl Tracking {
             let interval = interval(&track);
             if interval.is_none() {
                 let track = track.display();
-                super::super::warn(&format!(
+                warn_in_any_case(&format!(
                     "{TRACK}={track} is ignored: use \"sampled\", \"all\", or the bytes between two samples"
                 ));
             }

@@ -12,6 +12,7 @@ use super::options::Tracking;
 use super::samples::{Held, Sample, Samples};
 use crate::device::DevicePtr;
 use crate::lock::Mutex;
+use crate::log::{log, warn_in_any_case};
 use crate::order::Stream;
 use crate::out_of_memory::OutOfMemory;
 use crate::process::{PerProcess, Process};
@@ -170,7 +171,7 @@ impl Tracker {
         let made = dump::create(&path);
         let warn = |text: &str| {
             if !self.has_warned.swap(true, Ordering::Relaxed) {
-                crate::record::warn(text);
+                warn_in_any_case(text);
             }
         };
         let (file, path) = match made {
@@ -193,7 +194,7 @@ impl Tracker {
         let bytes = dump::encode(origin, &pool, &held, &live(), failed);
         let shown = path.display();
         match dump::write((file, &path), &bytes) {
-            Ok(()) => crate::record::warn(&format!(
+            Ok(()) => warn_in_any_case(&format!(
                 "out of memory in pool '{}': `millpond replay {shown}` shows who held what",
                 pool.name
             )),
@@ -231,7 +232,7 @@ fn report_at_exit() {
         // SAFETY: the handler is a function of this library, which the C runtime calls before it unloads it,
         // and it does not unwind.
         if unsafe { libc::atexit(report_all) } != 0 {
-            tracing::debug!("no handler at exit: pools that are left will not report what is live");
+            log!(DEBUG, "no handler at exit: pools that are left will not report what is live");
         }
     }
 }

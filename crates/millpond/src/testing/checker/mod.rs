@@ -69,6 +69,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::{Mutex, MutexGuard};
+use crate::log::log;
 
 use self::clock::{DeviceNumber, StreamKey};
 use self::state::State;
@@ -199,7 +200,7 @@ impl CheckerDevice {
         if checked.is_err() {
             // Relaxed: a count. No lock: its holder may be a thread that this process does not have.
             self.calls_elsewhere.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(call, "a device call in a forked process");
+            log!(ERROR, "a device call in a forked process", call);
         }
         Ok(checked?)
     }

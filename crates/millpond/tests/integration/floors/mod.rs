@@ -15,6 +15,7 @@ const FLOORS: [&[&str]; 17] = [
     &[
         "host.rs",
         "lock.rs",
+        "log.rs",
         "process.rs",
         "close_on_fork.rs",
         "open_file.rs",
