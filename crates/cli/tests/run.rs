@@ -283,6 +283,21 @@ fn pythons_libraries_get_the_pool_when_they_are_imported() {
         "{}",
         stderr(&output)
     );
+    // One that only asked first whether they are there, and one that failed at its first try.
+    let asks = "import importlib.util as i\nfor n in range(2): i.find_spec('torch'), i.find_spec('numba.cuda')\nimport torch, numba.cuda";
+    let output = python(&modules, asks, &[]).unwrap();
+    assert_eq!(stdout(&output).matches("enabled").count(), 2, "{}{}", stdout(&output), stderr(&output));
+    let twice =
+        "import os\nif not os.environ.pop('TRIED', ''): raise ImportError('not yet')\nprint('torch loaded')";
+    let tries = "import os\ntry: import torch\nexcept ImportError: os.environ['TRIED'] = '1'\nimport torch";
+    let failing = [&PACKAGE[..], &[("torch", twice)]].concat();
+    let output = python(&failing, tries, &[]).unwrap();
+    assert!(
+        stdout(&output).ends_with("torch loaded\ntorch enabled\n"),
+        "{}{}",
+        stdout(&output),
+        stderr(&output)
+    );
     // Children too, and not what the caller's environment leaves out.
     let script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch, numba.cuda'], check=True)";
     let output = python(&modules, script, &[("MILLPOND_TORCH", "0")]).unwrap();
