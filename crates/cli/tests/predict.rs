@@ -261,6 +261,21 @@ fn what_a_script_writes_is_read_by_it_and_never_kept() {
 }
 
 #[test]
+fn folders_of_a_prediction_are_the_users_alone() {
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap().join("libmillpond_card.so");
+    let tells = "import os, stat; folder = os.environ['MILLPOND_PREDICT']; print(oct(stat.S_IMODE(os.stat(folder).st_mode)))";
+    let script = format!("{tells}\n{STAND_IN}");
+    let mut shell = std::process::Command::new("sh");
+    shell
+        .args(["-c", "umask 0; exec \"$0\" predict -- python3 -c \"$1\""])
+        .arg(command().get_program())
+        .arg(script);
+    let output = shell.env("MILLPOND_CARD_LIBRARY", library).output().unwrap();
+    assert!(stderr(&output).contains("0o700\n"), "{}", stderr(&output));
+}
+
+#[test]
 fn with_write_through_a_script_writes_its_own_files() {
     let folder = tempfile::tempdir().unwrap();
     real_files(folder.path());

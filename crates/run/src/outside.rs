@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::code::Code;
+use crate::due;
 use crate::settings::{Mode, settings};
 use crate::shadow;
 
@@ -86,6 +87,7 @@ pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Co
     if asked.kind.is_limited() && !outside.take(asked.bytes) {
         // Relaxed: a figure.
         outside.refused.fetch_add(1, Ordering::Relaxed);
+        due::set();
         return Code::OUT_OF_MEMORY;
     }
     let code = real();
@@ -204,7 +206,10 @@ impl Outside {
         let figures = &mut counted.figures[kind as usize];
         figures.allocations += 1;
         figures.bytes = figures.bytes + bytes - before;
-        figures.peak = figures.peak.max(figures.bytes);
+        if figures.bytes > figures.peak {
+            figures.peak = figures.bytes;
+            due::set();
+        }
         let limited = Kind::ALL.iter().filter(|kind| kind.is_limited());
         counted.peak = counted.peak.max(limited.map(|kind| counted.figures[*kind as usize].bytes).sum());
         drop(counted);

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::replay_progress::Progress;
 use crate::run::library::Library;
 use crate::run::program::{Ended, Program};
-use crate::run::{preloaded, python_path};
+use crate::run::{own_folder, preloaded, python_path};
 use crate::screen::{count, is_quiet};
 use crate::traces::read_file;
 
@@ -122,11 +122,7 @@ impl<'a> Job<'a> {
         let mut run = Run { processes: Vec::new(), kept: Kept::default(), _folders: Vec::new() };
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
         for rank in 0..self.options.ranks.unwrap_or(1) {
-            let folder = tempfile::tempdir().map_err(|source| Error::Io {
-                path: std::env::temp_dir(),
-                action: "make a folder there",
-                source,
-            })?;
+            let folder = own_folder(&std::env::temp_dir())?;
             let program = Program::new(&words);
             // The results have standard output for themselves.
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };

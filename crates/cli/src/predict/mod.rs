@@ -72,7 +72,7 @@ pub(crate) struct PredictArgs {
     /// What part of its elements a mask selects
     #[arg(long, value_name = "PART", value_parser = part)]
     selected: Option<f64>,
-    /// Let it write its files, which are kept as they are
+    /// Let it write its own files
     #[arg(long, conflicts_with = "recording")]
     write_through: bool,
     /// Left to the driver [default: 770MiB]
