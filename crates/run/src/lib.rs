@@ -24,6 +24,7 @@
 // | `said` | what is said on the standard error, and kept for the account |
 // | `shadow` | for `--watch`: a pool on a simulated device that does what the program does |
 // | `outside` | what the driver gave: counted, limited, watched |
+// | `pages` | pages of `cuMemCreate`, and how long each is there |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
 // | `captures` | which streams are being captured |
@@ -57,6 +58,7 @@ mod linker;
 mod lookup;
 mod names;
 mod outside;
+mod pages;
 mod pooled;
 mod said;
 mod settings;

@@ -234,6 +234,44 @@ fn a_limit_holds_for_the_sum() {
 }
 
 #[test]
+fn a_limit_counts_what_is_there_and_nothing_else() {
+    for mode in ["limit", "pool"] {
+        for case in ["pages", "ends"] {
+            linked(case, &[("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN", mode)]);
+        }
+    }
+}
+
+#[test]
+fn what_others_hold_of_a_budget_is_not_free() {
+    if built().is_none() {
+        return;
+    }
+    let name = format!("doors-test-{}", std::process::id());
+    let environment = [("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN_BUDGET", name.as_str())];
+    let left = || {
+        let ran = run("linked", &["told"], &environment).expect("it was built");
+        assert!(ran.output.status.success(), "{}", ran.stderr());
+        String::from_utf8(ran.output.stdout).expect("UTF-8")
+    };
+    assert_eq!(left(), "100\n");
+    let budget = millpond::Budget::named(&name, 100 * MIB).expect("a budget");
+    let context = millpond::Context::host().expect("the host");
+    let pool = millpond::Pool::builder(&context).budget(&budget).build().expect("a pool");
+    let block = pool.alloc(60 * MIB, &context.create_stream().expect("a stream")).expect("60 of 100 MiB");
+    assert_eq!(left(), format!("{}\n", 100 - budget.held() / MIB), "{block:?}");
+    std::fs::remove_file(budget.path().expect("it has a name")).expect("it is there");
+}
+
+#[test]
+fn a_budget_that_cannot_be_opened_gives_no_memory() {
+    let environment = [("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN_BUDGET", "no/such/budget")];
+    let Some(ran) = run("linked", &["refused"], &environment) else { return };
+    assert!(ran.output.status.success(), "{}", ran.stderr());
+    assert!(ran.stderr().contains("the budget cannot be kept: no memory is given"), "{}", ran.stderr());
+}
+
+#[test]
 fn a_watched_program_has_the_drivers_memory() {
     let Some(account) = linked("passes", &[("MILLPOND_RUN", "watch")]) else { return };
     assert_eq!((account["mode"].as_str(), &account["outside"]["peak"]), (Some("watch"), &(5 * MIB).into()));
