@@ -11,6 +11,7 @@
 // | `runtime` | functions of CUDA's runtime |
 // | `driver` | functions of CUDA's driver |
 // | `libraries` | functions of cuBLAS and cuDNN |
+// | `files` | what the program writes, in a folder of its own |
 //
 // **One allocation.** PyTorch's allocator asks `cudaMalloc` in `runtime`, which takes addresses in `memory`. A kernel's launch
 // does nothing, and a copy to the host writes zeros.
@@ -26,6 +27,7 @@ mod answers;
 mod card;
 #[cfg(not(test))]
 mod driver;
+mod files;
 #[cfg(not(test))]
 mod libraries;
 mod memory;

@@ -2,6 +2,7 @@
 
 mod shared;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -112,6 +113,11 @@ with open(os.path.join(folder, "1.json"), "w") as file:
 
 /// `millpond predict` of a program with the library that cargo built for this test; `None` where Python is not installed.
 fn predicted(program: &str, args: &[&str]) -> Option<Output> {
+    predicted_of(program, args, &[])
+}
+
+/// The same, of a program with arguments.
+fn predicted_of(program: &str, args: &[&str], words: &[&str]) -> Option<Output> {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "python3 is not installed");
         eprintln!("not run: python3 is not installed");
@@ -121,7 +127,15 @@ fn predicted(program: &str, args: &[&str]) -> Option<Output> {
     let mut predict = command();
     predict.env("MILLPOND_CARD_LIBRARY", test.parent().unwrap().join("libmillpond_card.so"));
     predict.env_remove("RANK").env_remove("WORLD_SIZE");
-    Some(predict.arg("predict").args(args).args(["--", "python3", "-c", program]).output().unwrap())
+    Some(
+        predict
+            .arg("predict")
+            .args(args)
+            .args(["--", "python3", "-c", program])
+            .args(words)
+            .output()
+            .unwrap(),
+    )
 }
 
 #[test]
@@ -181,12 +195,153 @@ with open(os.environ["MILLPOND_PREDICT"] + "/1.json", "w") as file:
     json.dump({"ended": "failed", "error": text, "remarks": []}, file)
 "#;
 
+/// A script that reads, writes, moves and removes files as scripts do, and finds what it did. Its argument is a folder.
+const WRITES: &str = include_str!("predict/writes.py");
+
+/// The files of a script, and what is in them.
+fn real_files(folder: &Path) -> Vec<(&'static str, &'static str)> {
+    let files = [
+        ("best.pt", "weights of a week"),
+        ("log.txt", "line one\n"),
+        ("array.bin", "values"),
+        ("config.json", "{}"),
+        ("gone.txt", "here"),
+        ("sub/inner.txt", "inner"),
+        ("tree/leaf/a.txt", "a"),
+        ("tree/b.txt", "b"),
+    ];
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    std::os::unix::fs::symlink("best.pt", folder.join("link.pt")).unwrap();
+    files.to_vec()
+}
+
+/// All that is in a folder: names, kinds, contents, rights and times.
+fn everything(folder: &Path) -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let about = path.symlink_metadata().unwrap();
+        let (rights, changed) = (about.permissions().mode(), about.modified().unwrap());
+        let text = if about.is_file() { std::fs::read_to_string(&path).unwrap() } else { String::new() };
+        all.push(format!("{} {rights:o} {changed:?} {text}", path.display()));
+        if about.is_dir() {
+            all.extend(everything(&path));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn what_a_script_writes_is_read_by_it_and_never_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let work = folder.path().canonicalize().unwrap();
+    real_files(&work);
+    let before = everything(&work);
+    let json = folder.path().with_extension("json");
+    let script = format!("{WRITES}{STAND_IN}");
+    let args = ["--json", json.to_str().unwrap()];
+    let Some(output) = predicted_of(&script, &args, &[work.to_str().unwrap()]) else { return };
+    let text = stdout(&output);
+    assert!(text.contains("requests 1.39 GiB at most"), "{text}{}", stderr(&output));
+    assert!(stderr(&output).contains("seen\nseen too\n"), "{}", stderr(&output));
+    assert_eq!(everything(&work), before);
+    assert!(text.contains("python3 wrote 1 file and removed "), "{text}");
+    let told = read_json(&json);
+    assert_eq!(
+        told["not_kept"]["written"][0].as_str(),
+        work.join("best.pt").to_str().map(|path| &path[1..]),
+        "{told}"
+    );
+    std::fs::remove_file(json).unwrap();
+}
+
+#[test]
+fn folders_of_a_prediction_are_the_users_alone() {
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap().join("libmillpond_card.so");
+    let tells = "import os, stat; folder = os.environ['MILLPOND_PREDICT']; print(oct(stat.S_IMODE(os.stat(folder).st_mode)))";
+    let script = format!("{tells}\n{STAND_IN}");
+    let mut shell = std::process::Command::new("sh");
+    shell
+        .args(["-c", "umask 0; exec \"$0\" predict -- python3 -c \"$1\""])
+        .arg(command().get_program())
+        .arg(script);
+    let output = shell.env("MILLPOND_CARD_LIBRARY", library).output().unwrap();
+    assert!(stderr(&output).contains("0o700\n"), "{}", stderr(&output));
+}
+
+#[test]
+fn with_write_through_a_script_writes_its_own_files() {
+    let folder = tempfile::tempdir().unwrap();
+    real_files(folder.path());
+    let script = format!("import sys; open(sys.argv[1] + '/best.pt', 'w').write('zeros')\n{STAND_IN}");
+    let words = [folder.path().to_str().unwrap()];
+    let Some(output) = predicted_of(&script, &["--write-through"], &words) else { return };
+    assert!(!stdout(&output).contains("nothing of that is kept"), "{}", stdout(&output));
+    assert_eq!(std::fs::read_to_string(folder.path().join("best.pt")).unwrap(), "zeros");
+}
+
+/// Past the C library's functions: by the number of the call.
+const PAST_THE_LIBRARY: &str = r#"
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+# Which version of Landlock the system has.
+if libc.syscall(444, None, 0, 1) < 2:
+    print("not tried: this system has no Landlock", file=sys.stderr)
+else:
+    file = libc.syscall(257, -100, (sys.argv[1] + "/best.pt").encode(), 0o1001, 0)
+    assert file == -1 and ctypes.get_errno() == 13, (file, ctypes.get_errno())
+"#;
+
+#[test]
+fn what_comes_past_the_library_is_refused_by_the_system() {
+    if !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let before = real_files(folder.path());
+    let script = format!("{PAST_THE_LIBRARY}{STAND_IN}");
+    let Some(output) = predicted_of(&script, &[], &[folder.path().to_str().unwrap()]) else { return };
+    stdout(&output);
+    assert_eq!(std::fs::read_to_string(folder.path().join(before[0].0)).unwrap(), before[0].1);
+}
+
 #[test]
 fn a_program_finds_a_card_that_does_nothing() {
     let Some(output) = predicted(ASKS, &["--ranks", "2", "--card", "A100"]) else { return };
     let said = shared::failure(&output);
     // All calls succeed, but for the choice of a third card.
     assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True"), "{said}");
+}
+
+/// Stands for a PyTorch without CUDA, which is refused as soon as it is watched.
+const TORCH: &str = "
+import sys
+from unittest.mock import MagicMock
+torch = MagicMock(__spec__=__spec__)
+torch.backends.cuda.is_built.return_value = False
+sys.modules['torch'] = torch
+";
+
+#[test]
+fn a_program_that_asks_for_torch_before_it_imports_it_is_watched() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("torch.py"), TORCH).unwrap();
+    for asks in ["pass", "importlib.util.find_spec('torch')"] {
+        let script =
+            format!("import importlib.util, sys; sys.path.insert(0, sys.argv[1]); {asks}; import torch");
+        let Some(output) = predicted_of(&script, &[], &[folder.path().to_str().unwrap()]) else { return };
+        assert!(
+            stderr(&output).contains("this PyTorch is built without CUDA"),
+            "{asks}: {}",
+            stderr(&output)
+        );
+    }
 }
 
 #[test]

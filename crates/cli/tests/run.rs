@@ -105,6 +105,128 @@ fn signals_are_passed_on() {
     assert_eq!(child.wait().unwrap().code(), Some(3));
 }
 
+/// Runs the command on a terminal of its own, and sends one SIGINT once the program is ready: by `kill`, or as Ctrl-C.
+const ONE_SIGINT: &str = r#"
+import os, pty, signal, sys, time
+how, command = sys.argv[1], sys.argv[2:]
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+process, terminal = pty.fork()
+if process == 0:
+    os.execv(command[0], command)
+told, is_sent = b"", False
+while True:
+    try:
+        some = os.read(terminal, 4096)
+    except OSError:
+        break
+    told += some
+    if not some:
+        break
+    if b"ready" in told and not is_sent:
+        is_sent = True
+        os.kill(process, signal.SIGINT) if how == "kill" else os.write(terminal, b"\x03")
+os.waitpid(process, 0)
+print(told.decode().replace("\r", ""))
+"#;
+
+/// Counts signals until one was there and a while has passed.
+const COUNTS: &str = "
+import signal, time
+count = 0
+def got(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, got)
+print('ready', flush=True)
+until = time.time() + 20
+while not count and time.time() < until:
+    time.sleep(0.01)
+time.sleep(0.3)
+print('signals:', count)
+";
+
+#[test]
+fn one_sigint_is_one_whoever_sends_it() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    for own_group in ["", "import os; os.setpgid(0, 0)"] {
+        for how in ["kill", "type"] {
+            let counts = format!("{own_group}\n{COUNTS}");
+            let run = run(&["--quiet", "python3", "-c", &counts]);
+            let mut harness = Command::new("python3");
+            harness.args(["-c", ONE_SIGINT, how]).arg(run.get_program()).args(run.get_args());
+            harness.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            let output = harness.output().unwrap();
+            let told = stdout(&output);
+            assert!(told.contains("signals: 1\n"), "{how} {own_group}: {told}{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn a_program_that_ctrl_c_ends_has_told_what_it_held() {
+    if built().is_none() || Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let run = run(&["sh", "-c", "(sleep 0.5; echo ready) & exec ./linked stays"]);
+    let mut harness = Command::new("python3");
+    harness.args(["-c", ONE_SIGINT, "type"]).arg(run.get_program()).args(run.get_args());
+    harness
+        .envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .current_dir(built().unwrap());
+    let told = stdout(&harness.output().unwrap());
+    assert!(told.replace('\n', " ").contains("for 5.00 MiB requested"), "{told}");
+}
+
+/// As the first process of a container, which is the parent of orphans.
+#[test]
+fn the_first_process_of_a_container_leaves_no_zombies() {
+    let orphan = "(sleep 0.1 &) ; sleep 0.6; grep -l '^State:.Z' /proc/[0-9]*/status";
+    let run = run(&["--quiet", "sh", "-c", orphan]);
+    let mut contained = Command::new("unshare");
+    contained.args(["-Urpf", "--mount-proc"]).arg(run.get_program()).args(run.get_args());
+    contained.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let possible = Command::new("unshare").args(["-Urpf", "--mount-proc", "true"]).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        return eprintln!("not run: this system makes no namespaces");
+    }
+    let output = contained.output().unwrap();
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (&b""[..], Some(1)), "{}", stderr(&output));
+}
+
+#[test]
+fn nothing_needs_a_temporary_folder_and_nothing_stays() {
+    let modules = [&PACKAGE[..], &[("torch", "print('torch loaded')")]].concat();
+    let missing = [("TMPDIR", "/no/such/folder")];
+    let Some(output) = python(&modules, "import torch", &missing) else { return };
+    assert_eq!(stdout(&output), "torch loaded\ntorch enabled\n", "{}", stderr(&output));
+    if built().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = run(&["sh", "-c", "./linked leaves; echo ready; read line"]);
+    command.env("TMPDIR", folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_exit_status_is_the_programs_where_figures_cannot_be_written() {
+    if !Path::new("/dev/full").exists() {
+        return;
+    }
+    for status in [0, 7] {
+        let output = ran(&["--json", "/dev/full", "sh", "-c", &format!("exit {status}")]);
+        assert_eq!(output.status.code(), Some(status), "{}", stderr(&output));
+        assert!(stderr(&output).contains("/dev/full: cannot write"), "{}", stderr(&output));
+    }
+}
+
 #[test]
 fn figures_and_a_recording_are_written() {
     if built().is_none() {
@@ -185,7 +307,11 @@ fn processes_share_a_named_limit() {
     assert_eq!(budget.held(), 0, "what ended gives back what it held");
     let output = ran(&["--pool", "--limit", "100MiB", "--budget", &name, "./linked", "is killed"]);
     assert_eq!((output.status.code(), budget.held()), (Some(137), 0), "and so does what was killed");
-    assert!(stderr(&output).contains("linked: it was killed before it could tell"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("the pool held 6.00 MiB at most, for 5.00 MiB requested"),
+        "{}",
+        stderr(&output)
+    );
     drop(budget);
     std::fs::remove_file(path).unwrap();
 }
@@ -281,6 +407,21 @@ fn pythons_libraries_get_the_pool_when_they_are_imported() {
     assert!(
         stderr(&output).contains("millpond: CuPy is served as any program: no CUDA here"),
         "{}",
+        stderr(&output)
+    );
+    // One that only asked first whether they are there, and one that failed at its first try.
+    let asks = "import importlib.util as i\nfor n in range(2): i.find_spec('torch'), i.find_spec('numba.cuda')\nimport torch, numba.cuda";
+    let output = python(&modules, asks, &[]).unwrap();
+    assert_eq!(stdout(&output).matches("enabled").count(), 2, "{}{}", stdout(&output), stderr(&output));
+    let twice =
+        "import os\nif not os.environ.pop('TRIED', ''): raise ImportError('not yet')\nprint('torch loaded')";
+    let tries = "import os\ntry: import torch\nexcept ImportError: os.environ['TRIED'] = '1'\nimport torch";
+    let failing = [&PACKAGE[..], &[("torch", twice)]].concat();
+    let output = python(&failing, tries, &[]).unwrap();
+    assert!(
+        stdout(&output).ends_with("torch loaded\ntorch enabled\n"),
+        "{}{}",
+        stdout(&output),
         stderr(&output)
     );
     // Children too, and not what the caller's environment leaves out.

@@ -1,16 +1,23 @@
-//! What is told when the process ends: a file for the command, which sums over processes.
+//! What the process tells the command, which sums over processes: in memory of a file that the command has. It is kept while the
+//! process runs, so it is there however that ends.
 
-use std::ffi::c_int;
+use std::fs::OpenOptions;
+use std::io::{Seek, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use millpond::Stats;
+use millpond::bindings::{Mutex, PerProcess, watch_mappings};
 use serde::Serialize;
 
-use crate::gpus;
 use crate::outside::{self, Figures};
 use crate::said;
 use crate::settings::{Mode, settings};
 use crate::shadow;
+use crate::{due, gpus};
 
 /// Sizes in bytes. The command reads it with types of its own: no program can link this library, whose `dlsym` it would get.
 #[derive(Debug, Serialize)]
@@ -70,43 +77,79 @@ impl Pool {
     }
 }
 
-/// The process that tells at its exit; 0 before it allocates.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Of one process, in the file of the command. Its first four bytes say which of two texts is whole: 1, 2, or 0 for none. Each ends
+/// with a zero. So what was told last is whole whenever the process ends.
+pub(crate) const SLOT_BYTES: usize = 16 << 10;
+const FIRST_TEXT: usize = 64;
+const TEXT_BYTES: usize = (SLOT_BYTES - FIRST_TEXT) / 2;
 
-/// Has this process tell what it did when it ends. A forked child tells of itself, once it allocates.
+#[derive(Debug, Default)]
+struct Told {
+    slot: Mutex<Option<Slot>>,
+}
+
+/// A part of the file, as memory. It stays mapped.
+#[derive(Debug)]
+struct Slot {
+    at: NonNull<u8>,
+    /// The text that is whole.
+    whole: u32,
+}
+
+// SAFETY: who has the lock uses the memory, and nobody else in this process.
+unsafe impl Send for Slot {}
+
+static TOLD: PerProcess<Told> = PerProcess::new(Default::default);
+
+/// Keeps the account: after an allocation that was no fast one. A forked child has one of its own, once it allocates.
 #[inline]
-pub(crate) fn write_at_exit() {
-    // Relaxed: a number that each thread of a process finds or writes alike.
-    if PROCESS.load(Ordering::Relaxed) == 0 {
-        begin();
+pub(crate) fn keep() {
+    if due::is_due() {
+        keep_slow();
     }
 }
 
 #[cold]
-fn begin() {
+fn keep_slow() {
     extern "C" fn at_exit() {
-        write();
+        write(true);
     }
     extern "C" fn in_child() {
-        PROCESS.store(0, Ordering::Relaxed);
+        due::set();
     }
-    if PROCESS.swap(std::process::id(), Ordering::Relaxed) != 0 || settings().accounts.is_none() {
+    static BEGUN: Once = Once::new();
+    due::clear();
+    if settings().accounts.is_none() {
         return;
     }
-    // SAFETY: functions of this library, which is never unloaded. Where the system refuses, the process tells nothing.
-    unsafe {
-        libc::atexit(at_exit);
-        libc::pthread_atfork(None, None, Some(in_child));
+    BEGUN.call_once(|| {
+        watch_mappings(|_| due::set());
+        // What the fast path did since is told by a process that returns from `main` or calls `exit`. One that ends otherwise runs
+        // nothing of ours.
+        // SAFETY: functions of this library, which is never unloaded. Where the system refuses, less is told.
+        unsafe {
+            libc::atexit(at_exit);
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
+    });
+    write(false);
+}
+
+/// Writes the account. After `vfork`, the child has its parent's memory, and ends without.
+fn write(is_last: bool) {
+    let Some(path) = &settings().accounts else { return };
+    // A handler of a signal may have come between.
+    let Some(mut slot) = TOLD.get().slot.try_lock() else { return };
+    // A child that did not allocate tells nothing.
+    if slot.is_none() && !is_last {
+        *slot = Slot::new(path);
+    }
+    if let Some(slot) = &mut *slot {
+        slot.put(&account());
     }
 }
 
-/// Writes the account, once. After `vfork`, the child has its parent's memory, and is not the process that tells.
-fn write() {
-    let here = std::process::id();
-    if PROCESS.compare_exchange(here, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-        return;
-    }
-    let Some(folder) = &settings().accounts else { return };
+fn account() -> Vec<u8> {
     let mut pools: Vec<_> = gpus::stats().iter().map(|(gpu, stats)| Pool::new(Some(*gpu), stats)).collect();
     if settings().mode == Mode::Watch {
         pools.extend(shadow::stats().map(|stats| Pool::new(None, &stats)));
@@ -114,26 +157,58 @@ fn write() {
     let ([plain, managed, pages, pinned], peak, refused) = outside::figures();
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default();
-    let account = Account {
-        pid: here,
+    let mut account = Account {
+        pid: std::process::id(),
         program: program.to_string_lossy().into_owned(),
         mode: settings().mode.name(),
         pools,
         outside: Outside { plain, managed, pages, pinned, peak, refused },
         said: said::all(),
     };
-    // Where the folder is gone, nobody waits for it.
-    if let Ok(text) = serde_json::to_vec(&account) {
-        std::fs::write(folder.join(format!("{here}.json")), text).ok();
+    let text = |account: &Account| serde_json::to_vec(account).unwrap_or_default();
+    let whole = text(&account);
+    if whole.len() < TEXT_BYTES {
+        return whole;
     }
+    account.said.clear();
+    text(&account)
 }
 
-/// As the C library's: it runs no handler of `atexit`, so the account is written here. Python ends its children by it.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-extern "C" fn _exit(status: c_int) -> ! {
-    // A panic must not keep the process from its end.
-    std::panic::catch_unwind(write).ok();
-    // SAFETY: ends the process.
-    unsafe { libc::syscall(libc::SYS_exit_group, status) };
-    std::process::abort()
+impl Slot {
+    /// A new one at the end of the file. `None` where the command is gone.
+    fn new(path: &Path) -> Option<Self> {
+        let mut file = OpenOptions::new().read(true).append(true).open(path).ok()?;
+        // What is appended at once, no other process's lies in.
+        file.write_all(&[0; SLOT_BYTES]).ok()?;
+        let start = (file.stream_position().ok()? as usize).checked_sub(SLOT_BYTES)?;
+        // SAFETY: asks for a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let before = start % page;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let (bytes, offset) = (before + SLOT_BYTES, (start - before) as libc::off_t);
+        // SAFETY: new addresses, of a part of the file that is there.
+        let at =
+            unsafe { libc::mmap(ptr::null_mut(), bytes, access, libc::MAP_SHARED, file.as_raw_fd(), offset) };
+        if at == libc::MAP_FAILED {
+            return None;
+        }
+        Some(Self { at: NonNull::new(at.cast::<u8>().wrapping_add(before))?, whole: 0 })
+    }
+
+    /// Writes the text that is not the whole one, and then says that this is it.
+    fn put(&mut self, text: &[u8]) {
+        if text.len() >= TEXT_BYTES {
+            return;
+        }
+        let next = if self.whole == 1 { 2 } else { 1 };
+        let to = self.at.as_ptr().wrapping_add(FIRST_TEXT + (next as usize - 1) * TEXT_BYTES);
+        // SAFETY: the slot has room for two texts and the number before them, which is aligned as the slot is.
+        unsafe {
+            ptr::copy_nonoverlapping(text.as_ptr(), to, text.len());
+            to.add(text.len()).write(0);
+            // Release: the command, which reads the number, finds the text.
+            AtomicU32::from_ptr(self.at.as_ptr().cast()).store(next, Ordering::Release);
+        }
+        self.whole = next;
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use millpond::Stats;
+
 use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle};
 use crate::gpus::{self, Block};
@@ -12,23 +14,26 @@ use crate::{outside, said};
 ///
 /// # Safety
 /// Both may be written, or are null.
-pub(crate) unsafe fn memory_info(free: *mut usize, total: *mut usize, real: impl FnOnce() -> Code) -> Code {
-    let code = real();
-    if !code.is_success() || free.is_null() || total.is_null() {
+pub(crate) unsafe fn memory_info(free: *mut usize, total: *mut usize) -> Code {
+    let mut info = (0usize, 0usize);
+    // SAFETY: both are writable. The driver writes each only where both are named.
+    let code = unsafe { driver::cuMemGetInfo_v2(&mut info.0, &mut info.1) };
+    if !code.is_success() {
         return code;
     }
     let stats = gpus::current().map(|gpu| gpu.pool.stats()).unwrap_or_default();
-    // SAFETY: the caller's promise.
-    let mut info = unsafe { (free.read() as u64 + stats.cached(), total.read() as u64) };
+    let mut info = (info.0 as u64 + stats.cached(), info.1 as u64);
     if let Some(limit) = settings().limit {
-        let used: u64 =
-            gpus::stats().iter().map(|(_, stats)| stats.allocated.current).sum::<u64>() + outside::bytes();
-        info = (info.0.min(limit.saturating_sub(used)), info.1.min(limit));
+        let all = gpus::stats();
+        let sum = |figure: fn(&Stats) -> u64| all.iter().map(|(_, stats)| figure(stats)).sum();
+        let left =
+            outside::left(sum(|stats| stats.allocated.current), sum(Stats::cached)).unwrap_or(u64::MAX);
+        info = (info.0.min(left), info.1.min(limit));
     }
     // SAFETY: the caller's promise.
     unsafe {
-        free.write(info.0 as usize);
-        total.write(info.1 as usize);
+        free.as_mut().into_iter().for_each(|free| *free = info.0 as usize);
+        total.as_mut().into_iter().for_each(|total| *total = info.1 as usize);
     }
     Code::SUCCESS
 }

@@ -9,7 +9,7 @@ use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, function
 use crate::linker::{Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
-use crate::{answers, captures, driver_pools, gpus, pooled, streams};
+use crate::{answers, captures, driver_pools, gpus, pages, pooled, streams};
 
 macro_rules! doors {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
@@ -86,7 +86,21 @@ fn reset(device: c_int, real: impl FnOnce() -> Code) -> Code {
         streams::forget_all_of(ordinal);
         gpus::remove(ordinal);
     }
-    real()
+    let context = gpus::primary_of(device);
+    let code = real();
+    if let Some(context) = context.filter(|_| code.is_success()) {
+        outside::forget_context(context.addr() as u64);
+    }
+    code
+}
+
+/// A context of the program's own ends.
+fn destroy_context(context: Handle, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code.is_success() {
+        outside::forget_context(context.addr() as u64);
+    }
+    code
 }
 
 fn begin_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {
@@ -134,11 +148,20 @@ doors! {
     cuMemFreeHost since 2000 (at: DeviceAddress) |real| outside::free((Kind::Pinned, at), None, real);
     cuMemCreate since 10020 (handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64) |real|
         if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) {
-            pooled::from_driver(Kind::Pages, (handle, bytes), 0, real)
+            let code = pooled::from_driver(Kind::Pages, (handle, bytes), 0, real);
+            if code.is_success() && !handle.is_null() {
+                pages::created(handle.read());
+            }
+            code
         } else {
             real()
         };
-    cuMemRelease since 10020 (handle: u64) |real| outside::free((Kind::Pages, handle), None, real);
+    cuMemRelease since 10020 (handle: u64) |real| pages::release(handle, real);
+    cuMemRetainAllocationHandle since 11000 (handle: *mut u64, at: *mut c_void) |real|
+        pages::retain(handle, at.addr() as u64, real);
+    cuMemMap since 10020 (at: DeviceAddress, bytes: usize, offset: usize, handle: u64, flags: u64) |real|
+        pages::map(at, handle, real);
+    cuMemUnmap since 10020 (at: DeviceAddress, bytes: usize) |real| pages::unmap(at, bytes, real);
 
     cuMemPoolCreate since 11020 (pool: *mut Handle, props: *const MemoryProps) |real|
         driver_pools::create(pool, props, real);
@@ -155,7 +178,7 @@ doors! {
     cuMemSetMemPool since 13000 (location: *const Location, kind: c_int, pool: Handle) |real|
         driver_pools::make_current(location.as_ref().and_then(|location| location.gpu()), pool, real);
 
-    cuMemGetInfo_v2 since 3020 (free: *mut usize, total: *mut usize) |real| answers::memory_info(free, total, real);
+    cuMemGetInfo_v2 since 3020 (free: *mut usize, total: *mut usize) |_real| answers::memory_info(free, total);
     cuMemGetAddressRange_v2 since 3020 (start: *mut DeviceAddress, bytes: *mut usize, at: DeviceAddress) |real|
         answers::address_range(start, bytes, at, real);
     cuPointerGetAttribute since 4000 (to: *mut c_void, attribute: c_int, at: DeviceAddress) |real|
@@ -180,5 +203,6 @@ doors! {
         end_capture(of_thread(stream), real);
 
     cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| answers::enable_peer(peer, real);
+    cuCtxDestroy_v2 since 4000 (context: Handle) |real| destroy_context(context, real);
     cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| reset(device, real);
 }

@@ -120,6 +120,9 @@ driver_functions! {
     cuMemFreeHost(at: DeviceAddress);
     cuMemCreate(handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64);
     cuMemRelease(handle: u64);
+    cuMemRetainAllocationHandle(handle: *mut u64, at: *mut c_void);
+    cuMemMap(at: DeviceAddress, bytes: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap(at: DeviceAddress, bytes: usize);
 
     cuMemPoolCreate(pool: *mut Handle, props: *const MemoryProps);
     cuMemPoolDestroy(pool: Handle);
@@ -155,6 +158,7 @@ driver_functions! {
     cuCtxGetDevice(device: *mut c_int);
     cuCtxPushCurrent_v2(context: Handle);
     cuCtxPopCurrent_v2(context: *mut Handle);
+    cuCtxDestroy_v2(context: Handle);
     cuCtxEnablePeerAccess(peer: Handle, flags: c_uint);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int);
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);

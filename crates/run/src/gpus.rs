@@ -127,7 +127,15 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
         }
         Err(error) => {
             failed.push(device);
-            said::say(&format!("GPU {device} has no pool: {error}. Its memory is the driver's"));
+            if settings().budget.is_some() {
+                // What the driver gave would be under no limit.
+                outside::close();
+                said::say(&format!(
+                    "GPU {device} has no pool: {error}. Without it, the budget cannot be kept: no memory is given"
+                ));
+            } else {
+                said::say(&format!("GPU {device} has no pool: {error}. Its memory is the driver's"));
+            }
             None
         }
     }
@@ -149,22 +157,27 @@ pub(crate) fn device_of(context: Handle) -> Option<c_int> {
     device
 }
 
-/// Whether a context is the primary one of its GPU. The primary one is not made for this.
+/// Whether a context is the primary one of its GPU.
 fn is_primary(context: Handle, device: c_int) -> bool {
+    primary_of(device) == Some(context)
+}
+
+/// A GPU's primary context. It is not made for this.
+pub(crate) fn primary_of(device: c_int) -> Option<Handle> {
     let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
     // SAFETY: both are writable.
     let asked = unsafe { driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active) };
     if !asked.is_success() || is_active == 0 {
-        return false;
+        return None;
     }
     let mut primary = ptr::null_mut();
     // SAFETY: `primary` is writable.
     if !unsafe { driver::cuDevicePrimaryCtxRetain(&mut primary, device) }.is_success() {
-        return false;
+        return None;
     }
     // SAFETY: one release for the one retain.
     unsafe { driver::cuDevicePrimaryCtxRelease_v2(device) };
-    primary == context
+    Some(primary)
 }
 
 impl Gpu {

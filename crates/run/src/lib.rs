@@ -20,9 +20,11 @@
 // | `settings` | what the environment asks for |
 // | `linker` | the real `dlsym`, and libcuda through it |
 // | `driver` | the driver's own functions, looked up at their first call |
+// | `due` | whether the account is to be written |
 // | `said` | what is said on the standard error, and kept for the account |
 // | `shadow` | for `--watch`: a pool on a simulated device that does what the program does |
 // | `outside` | what the driver gave: counted, limited, watched |
+// | `pages` | pages of `cuMemCreate`, and how long each is there |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
 // | `captures` | which streams are being captured |
@@ -32,7 +34,7 @@
 // | `names` | which door a name means, in which version |
 // | `doors` | the functions that programs call, and their table |
 // | `lookup` | `dlsym` and `dlopen` |
-// | `account` | what is told when the process ends |
+// | `account` | what the process tells, kept while it runs |
 //
 // **One allocation.** `cuMemAllocAsync` in `doors` asks `pooled`, which finds the stream in `streams`, and so the GPU and its
 // pool. Where there is none (another context, a capture, a mode without a pool), it asks `outside`, which asks the driver and
@@ -50,11 +52,13 @@ mod code;
 mod doors;
 mod driver;
 mod driver_pools;
+mod due;
 mod gpus;
 mod linker;
 mod lookup;
 mod names;
 mod outside;
+mod pages;
 mod pooled;
 mod said;
 mod settings;

@@ -1,7 +1,7 @@
 //! Memory that the driver gives: counted, under the limit, and watched.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond::Budget;
 use millpond::bindings::{Mutex, PerProcess};
@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::code::Code;
 use crate::settings::{Mode, settings};
 use crate::shadow;
+use crate::{driver, due};
 
 /// What of the driver's it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,9 +47,16 @@ pub(crate) struct Figures {
     pub(crate) peak: u64,
 }
 
+/// An allocation, and the context that it ends with.
+#[derive(Debug, Clone, Copy)]
+struct Live {
+    bytes: u64,
+    context: u64,
+}
+
 #[derive(Debug, Default)]
 struct Counted {
-    live: FxHashMap<(Kind, u64), u64>,
+    live: FxHashMap<(Kind, u64), Live>,
     figures: [Figures; Kind::ALL.len()],
     /// Of all kinds under the limit together.
     peak: u64,
@@ -64,6 +72,8 @@ struct Outside {
     /// The pools' part of the process's own limit, once there is a pool.
     budget: OnceLock<Budget>,
     refused: AtomicU64,
+    /// Whether nothing is given any more: what others have under a shared limit cannot be seen.
+    is_closed: AtomicBool,
 }
 
 static OUTSIDE: PerProcess<Outside> = PerProcess::new(Default::default);
@@ -86,6 +96,7 @@ pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Co
     if asked.kind.is_limited() && !outside.take(asked.bytes) {
         // Relaxed: a figure.
         outside.refused.fetch_add(1, Ordering::Relaxed);
+        due::set();
         return Code::OUT_OF_MEMORY;
     }
     let code = real();
@@ -95,7 +106,8 @@ pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Co
     }
     // SAFETY: the caller's promise.
     let at = unsafe { at.read() };
-    outside.enter(asked.kind, at, asked.bytes);
+    let context = driver::current_context().map_or(0, |context| context.addr() as u64);
+    outside.enter(asked.kind, at, Live { bytes: asked.bytes, context });
     if asked.kind.is_watched() {
         shadow::alloc(at, asked.bytes, asked.stream);
     }
@@ -105,19 +117,70 @@ pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Co
 /// Gives memory back to the driver. It is struck out before: another thread may get the address next.
 pub(crate) fn free((kind, at): (Kind, u64), stream: Option<u64>, real: impl FnOnce() -> Code) -> Code {
     let outside = OUTSIDE.get();
-    let bytes = outside.strike(kind, at);
-    let shadow = bytes.filter(|_| kind.is_watched());
+    let live = outside.strike(kind, at);
+    let shadow = live.filter(|_| kind.is_watched());
     let shadow = shadow.and_then(|_| shadow::take(at));
     let code = real();
-    match (code.is_success(), bytes) {
-        (true, Some(bytes)) => outside.give_back(kind, bytes),
-        (false, Some(bytes)) => outside.enter(kind, at, bytes),
+    match (code.is_success(), live) {
+        (true, Some(live)) => outside.give_back(kind, live.bytes),
+        (false, Some(live)) => outside.enter(kind, at, live),
         (_, None) => {}
     }
     if let Some(block) = shadow {
         shadow::settle(at, block, stream, code.is_success());
     }
     code
+}
+
+/// What was counted under one number is counted under another from now on.
+pub(crate) fn rename(kind: Kind, from: u64, to: u64) {
+    let mut counted = OUTSIDE.get().counted.lock();
+    if let Some(live) = counted.live.remove(&(kind, from)) {
+        counted.live.insert((kind, to), live);
+    }
+}
+
+/// The driver has something back.
+pub(crate) fn given_back(kind: Kind, at: u64) {
+    let outside = OUTSIDE.get();
+    if let Some(live) = outside.strike(kind, at) {
+        outside.give_back(kind, live.bytes);
+    }
+}
+
+/// A context ended, and all memory with it but for pages, which belong to none.
+pub(crate) fn forget_context(context: u64) {
+    let counted = OUTSIDE.get().counted.lock();
+    let of_context = |(key, live): (&(Kind, u64), &Live)| {
+        (live.context == context && key.0 != Kind::Pages).then_some(*key)
+    };
+    let gone: Vec<_> = counted.live.iter().filter_map(of_context).collect();
+    drop(counted);
+    for (kind, at) in gone {
+        given_back(kind, at);
+        if let Some(block) = shadow::take(at).filter(|_| kind.is_watched()) {
+            shadow::settle(at, block, None, true);
+        }
+    }
+}
+
+/// Gives no memory from here on. A limit that cannot be kept is none.
+pub(crate) fn close() {
+    // Relaxed: as in `take`.
+    OUTSIDE.get().is_closed.store(true, Ordering::Relaxed);
+}
+
+/// What the limit leaves beside `pooled` bytes that the process's pools use, and `cached` that they have ready; `None` without a limit.
+pub(crate) fn left(pooled: u64, cached: u64) -> Option<u64> {
+    let limit = settings().limit?;
+    Some(match budget() {
+        // What all processes hold.
+        Some(Ok(budget)) if settings().budget.is_some() => {
+            limit.saturating_sub(budget.held().saturating_sub(cached))
+        }
+        Some(Err(_)) => 0,
+        _ => limit.saturating_sub(pooled + bytes()),
+    })
 }
 
 /// The kind under which an address was counted.
@@ -147,10 +210,11 @@ fn own_limit() -> Option<u64> {
 /// The budget of the pools: the limit, less what the driver gave. With a name, processes share it, and it is the limit alone.
 pub(crate) fn budget() -> Option<millpond::Result<Budget>> {
     let limit = settings().limit?;
-    if let Some(name) = &settings().budget {
-        return Some(Budget::named(name, limit));
-    }
     let outside = OUTSIDE.get();
+    if let Some(name) = &settings().budget {
+        let known = outside.budget.get().cloned().map_or_else(|| Budget::named(name, limit), Ok);
+        return Some(known.inspect(|budget| drop(outside.budget.set(budget.clone()))));
+    }
     let _changing = outside.changing.lock();
     let budget = outside.budget.get_or_init(|| Budget::bytes(limit)).clone();
     // Relaxed: under the lock.
@@ -161,6 +225,10 @@ pub(crate) fn budget() -> Option<millpond::Result<Budget>> {
 impl Outside {
     /// Takes so many bytes of what the limit leaves, or nothing.
     fn take(&self, bytes: u64) -> bool {
+        // Relaxed: who is refused a pool sees it, and asks next.
+        if self.is_closed.load(Ordering::Relaxed) {
+            return false;
+        }
         let limit = own_limit().unwrap_or(u64::MAX);
         let _changing = self.changing.lock();
         // Relaxed, here and below: all changes are made under the lock.
@@ -197,14 +265,18 @@ impl Outside {
         self.budget.get().map_or(0, Budget::held)
     }
 
-    fn enter(&self, kind: Kind, at: u64, bytes: u64) {
+    fn enter(&self, kind: Kind, at: u64, live: Live) {
+        let bytes = live.bytes;
         let mut counted = self.counted.lock();
         // The driver may have freed what was there, with its context.
-        let before = counted.live.insert((kind, at), bytes).unwrap_or(0);
+        let before = counted.live.insert((kind, at), live).map_or(0, |before| before.bytes);
         let figures = &mut counted.figures[kind as usize];
         figures.allocations += 1;
         figures.bytes = figures.bytes + bytes - before;
-        figures.peak = figures.peak.max(figures.bytes);
+        if figures.bytes > figures.peak {
+            figures.peak = figures.bytes;
+            due::set();
+        }
         let limited = Kind::ALL.iter().filter(|kind| kind.is_limited());
         counted.peak = counted.peak.max(limited.map(|kind| counted.figures[*kind as usize].bytes).sum());
         drop(counted);
@@ -213,10 +285,10 @@ impl Outside {
         }
     }
 
-    fn strike(&self, kind: Kind, at: u64) -> Option<u64> {
+    fn strike(&self, kind: Kind, at: u64) -> Option<Live> {
         let mut counted = self.counted.lock();
-        let bytes = counted.live.remove(&(kind, at))?;
-        counted.figures[kind as usize].bytes -= bytes;
-        Some(bytes)
+        let live = counted.live.remove(&(kind, at))?;
+        counted.figures[kind as usize].bytes -= live.bytes;
+        Some(live)
     }
 }

@@ -26,8 +26,8 @@ pub(crate) unsafe fn alloc(to: To, bytes: usize, real: impl Fn() -> Code) -> Cod
         // SAFETY: the caller's promise.
         return unsafe { from_driver(Kind::Plain, (to, bytes), 0, real) };
     };
-    account::write_at_exit();
     let allocated = alloc_waited(&gpu, bytes as u64);
+    account::keep();
     // SAFETY: the caller's promise.
     unsafe { answer(to, allocated) }
 }
@@ -96,7 +96,7 @@ pub(crate) unsafe fn alloc_async(
         // SAFETY: the caller's promise.
         let served = unsafe { streams::with(handle, |gpu, stream| gpu.pool.alloc(bytes as u64, stream)) };
         if let Some(allocated) = served {
-            account::write_at_exit();
+            account::keep();
             // SAFETY: the caller's promise.
             return unsafe { answer(to, allocated) };
         }
@@ -137,7 +137,7 @@ pub(crate) unsafe fn from_driver(
     let code = unsafe { outside::alloc(asked, to, &real) };
     // A forked child of a program with CUDA has none, and nothing to tell.
     if code != Code::NOT_INITIALIZED {
-        account::write_at_exit();
+        account::keep();
     }
     if code != Code::OUT_OF_MEMORY || gpus::trim() == 0 {
         return code;

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use crate::due;
 use millpond::bindings::{Mutex, PerProcess};
 
 static SAID: PerProcess<Mutex<Vec<String>>> = PerProcess::new(Default::default);
@@ -14,6 +15,7 @@ pub(crate) fn say(text: &str) {
         return;
     }
     said.push(text.to_owned());
+    due::set();
     // Where that is closed, there is nobody to be told.
     writeln!(std::io::stderr(), "millpond: {text}").ok();
 }

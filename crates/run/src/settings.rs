@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) async_free: bool,
     /// `cuMemAlloc` is the driver's: the program gives such memory to other processes.
     pub(crate) ipc: bool,
-    /// The folder for accounts.
+    /// The file for accounts.
     pub(crate) accounts: Option<PathBuf>,
 }
 

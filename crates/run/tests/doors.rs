@@ -59,15 +59,24 @@ struct Ran {
 /// Runs a program with these arguments, and what the environment says.
 fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Option<Ran> {
     let folder = built()?;
-    let accounts = tempfile::tempdir().expect("a folder");
+    let file = tempfile::NamedTempFile::new().expect("a file");
     let mut command = Command::new(folder.join(program));
     command.args(arguments).env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
-    command.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).envs(environment.iter().copied());
+    command.env("MILLPOND_RUN_ACCOUNTS", file.path()).envs(environment.iter().copied());
     let output = command.output().expect("it was built");
-    let files = std::fs::read_dir(accounts.path()).expect("it is there");
-    let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON");
-    let accounts = files.map(|file| read(file.expect("a file").path())).collect();
+    let told = std::fs::read(file.path()).expect("it is there");
+    let accounts = told.chunks(SLOT).filter_map(account).collect();
     Some(Ran { output, accounts })
+}
+
+/// As `crates/run/src/account.rs` has it.
+const SLOT: usize = 16 << 10;
+
+/// What a process told in its part of the file.
+fn account(slot: &[u8]) -> Option<Value> {
+    let whole = usize::from(slot[0]).checked_sub(1)?;
+    let text = slot[64 + whole * (SLOT - 64) / 2..].split(|byte| *byte == 0).next()?;
+    Some(serde_json::from_slice(text).expect("JSON"))
 }
 
 impl Ran {
@@ -124,7 +133,7 @@ fn valgrind_finds_nothing() {
         return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
     }
     let Some(folder) = built() else { return };
-    let accounts = tempfile::tempdir().expect("a folder");
+    let accounts = tempfile::NamedTempFile::new().expect("a file");
     let cases = ["pairs", "reset"];
     let started = cases.map(|case| {
         let mut valgrind = Command::new("valgrind");
@@ -225,6 +234,44 @@ fn a_limit_holds_for_the_sum() {
 }
 
 #[test]
+fn a_limit_counts_what_is_there_and_nothing_else() {
+    for mode in ["limit", "pool"] {
+        for case in ["pages", "ends"] {
+            linked(case, &[("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN", mode)]);
+        }
+    }
+}
+
+#[test]
+fn what_others_hold_of_a_budget_is_not_free() {
+    if built().is_none() {
+        return;
+    }
+    let name = format!("doors-test-{}", std::process::id());
+    let environment = [("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN_BUDGET", name.as_str())];
+    let left = || {
+        let ran = run("linked", &["told"], &environment).expect("it was built");
+        assert!(ran.output.status.success(), "{}", ran.stderr());
+        String::from_utf8(ran.output.stdout).expect("UTF-8")
+    };
+    assert_eq!(left(), "100\n");
+    let budget = millpond::Budget::named(&name, 100 * MIB).expect("a budget");
+    let context = millpond::Context::host().expect("the host");
+    let pool = millpond::Pool::builder(&context).budget(&budget).build().expect("a pool");
+    let block = pool.alloc(60 * MIB, &context.create_stream().expect("a stream")).expect("60 of 100 MiB");
+    assert_eq!(left(), format!("{}\n", 100 - budget.held() / MIB), "{block:?}");
+    std::fs::remove_file(budget.path().expect("it has a name")).expect("it is there");
+}
+
+#[test]
+fn a_budget_that_cannot_be_opened_gives_no_memory() {
+    let environment = [("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN_BUDGET", "no/such/budget")];
+    let Some(ran) = run("linked", &["refused"], &environment) else { return };
+    assert!(ran.output.status.success(), "{}", ran.stderr());
+    assert!(ran.stderr().contains("the budget cannot be kept: no memory is given"), "{}", ran.stderr());
+}
+
+#[test]
 fn a_watched_program_has_the_drivers_memory() {
     let Some(account) = linked("passes", &[("MILLPOND_RUN", "watch")]) else { return };
     assert_eq!((account["mode"].as_str(), &account["outside"]["peak"]), (Some("watch"), &(5 * MIB).into()));
@@ -242,15 +289,59 @@ fn children_tell_of_themselves_once() {
     let mut allocations: Vec<_> =
         ran.accounts.iter().map(|account| &account["pools"][0]["allocations"]).collect();
     allocations.sort_by_key(|number| number.as_u64());
-    assert_eq!(allocations, [&Value::from(1), &Value::from(300)], "{}", ran.stderr());
+    // One of them tells of itself, and of the program that it became.
+    assert_eq!(allocations, [&Value::from(1), &Value::from(1), &Value::from(300)], "{}", ran.stderr());
 }
 
 #[test]
 fn a_program_that_frees_nothing_tells_what_it_leaves() {
-    for (case, status) in [("leaves", 0), ("leaves at once", 3)] {
+    let ends = [
+        ("leaves", Some(0)),
+        ("leaves at once", Some(3)),
+        ("_Exit", Some(4)),
+        ("quick_exit", Some(5)),
+        ("is killed", None),
+    ];
+    for (case, status) in ends {
         let Some(ran) = run("linked", &[case], &[]) else { return };
-        assert_eq!(ran.output.status.code(), Some(status), "{}", ran.stderr());
+        assert_eq!(ran.output.status.code(), status, "{}", ran.stderr());
+        assert_eq!(ran.accounts.len(), 1, "{case}: {}", ran.stderr());
         assert_eq!(ran.accounts[0]["pools"][0]["requested"], 5 * MIB, "{}", ran.stderr());
+    }
+}
+
+#[test]
+fn a_program_that_becomes_another_tells_of_both() {
+    let Some(ran) = run("linked", &["executes"], &[]) else { return };
+    let held: Vec<_> = ran.accounts.iter().map(|account| &account["pools"][0]["requested"]).collect();
+    assert_eq!(held, [&Value::from(500 * MIB), &Value::from(5 * MIB)], "{}", ran.stderr());
+}
+
+/// Where the library did anything there, one in two of these waited for ever.
+#[test]
+fn a_handler_may_end_the_program_anywhere() {
+    let Some(folder) = built() else { return };
+    let accounts = tempfile::NamedTempFile::new().expect("a file");
+    let started: Vec<_> = (0..16u32)
+        .map(|turn| {
+            let mut program = Command::new(folder.join("linked"));
+            program.arg("ends in a handler").env("MICROSECONDS", (2000 + turn * 171).to_string());
+            program.env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
+            program.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).spawn().expect("it was built")
+        })
+        .collect();
+    for mut program in started {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let ended = loop {
+            match program.try_wait().expect("it was started") {
+                None if std::time::Instant::now() < until => {
+                    std::thread::sleep(std::time::Duration::from_millis(5))
+                }
+                ended => break ended,
+            }
+        };
+        program.kill().ok();
+        assert_eq!(ended.and_then(|status| status.code()), Some(7), "it waits for itself");
     }
 }
 

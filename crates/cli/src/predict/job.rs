@@ -8,12 +8,13 @@ use millpond_replay::trace::Trace;
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use super::apart::{self, Kept};
 use super::cards::CardFacts;
 use crate::error::{Error, Result};
 use crate::replay_progress::Progress;
 use crate::run::library::Library;
 use crate::run::program::{Ended, Program};
-use crate::run::{preloaded, python_path};
+use crate::run::{own_folder, preloaded, python_path};
 use crate::screen::{count, is_quiet};
 use crate::traces::read_file;
 
@@ -44,6 +45,8 @@ pub(super) struct Options {
     pub(super) steps: u32,
     pub(super) item: Option<f64>,
     pub(super) selected: Option<f64>,
+    /// Whether it writes its own files.
+    pub(super) writes_through: bool,
 }
 
 /// A program that is to be predicted.
@@ -58,6 +61,7 @@ pub(super) struct Job<'a> {
 #[derive(Debug)]
 pub(super) struct Run {
     processes: Vec<Process>,
+    kept: Kept,
     /// Goes with this.
     _folders: Vec<TempDir>,
 }
@@ -115,19 +119,22 @@ impl<'a> Job<'a> {
     /// Runs it with these words behind its own, once for each rank.
     pub(super) fn run(&self, more: &[OsString], is_shown: bool) -> Result<Run> {
         let _progress = Progress::new(&self.name(), "predicting");
-        let mut run = Run { processes: Vec::new(), _folders: Vec::new() };
+        let mut run = Run { processes: Vec::new(), kept: Kept::default(), _folders: Vec::new() };
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
         for rank in 0..self.options.ranks.unwrap_or(1) {
-            let folder = tempfile::tempdir().map_err(|source| Error::Io {
-                path: std::env::temp_dir(),
-                action: "make a folder there",
-                source,
-            })?;
+            let folder = own_folder(&std::env::temp_dir())?;
             let program = Program::new(&words);
             // The results have standard output for themselves.
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
-            let ended = program.run(&self.environment(folder.path(), rank)?, stdout)?;
-            run.processes.extend(self.processes(folder.path(), ended)?);
+            // The path that the system itself has for it: what lies in it is told by that.
+            let path = folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_owned());
+            let environment = self.environment(&path, rank)?;
+            let ended = match self.options.writes_through {
+                true => program.run(&environment, stdout)?,
+                false => apart::run(&path, || program.run(&environment, stdout))?,
+            };
+            run.processes.extend(self.processes(&path, ended)?);
+            run.kept.add(&path);
             run._folders.push(folder);
         }
         run.processes.sort_by_key(|process| process.rank);
@@ -135,7 +142,7 @@ impl<'a> Job<'a> {
     }
 
     fn environment(&self, folder: &Path, rank: u32) -> Result<Vec<(&'static str, OsString)>> {
-        let Options { card, ranks, steps, item, selected } = &self.options;
+        let Options { card, ranks, steps, item, selected, writes_through } = &self.options;
         let number = |number: Option<f64>| number.map_or_else(String::new, |number| number.to_string());
         // Triton links what it compiles with a libcuda.so.1.
         let driver = folder.join("driver");
@@ -149,6 +156,7 @@ impl<'a> Job<'a> {
             // Files that go with the folder need no compiled form.
             ("PYTHONDONTWRITEBYTECODE", "1".into()),
             ("MILLPOND_PREDICT", folder.into()),
+            ("MILLPOND_PREDICT_APART", if *writes_through { "".into() } else { folder.into() }),
             ("MILLPOND_PREDICT_STEPS", steps.to_string().into()),
             ("MILLPOND_PREDICT_ITEM", number(*item).into()),
             ("MILLPOND_PREDICT_SELECTED", number(*selected).into()),
@@ -210,6 +218,11 @@ impl<'a> Job<'a> {
 impl Run {
     pub(super) fn processes(&self) -> &[Process] {
         &self.processes
+    }
+
+    /// What it wrote and removed, to no effect.
+    pub(super) fn kept(&self) -> &Kept {
+        &self.kept
     }
 
     /// Keeps the recording: of several ranks, that of the first.

@@ -2,6 +2,7 @@
 //!
 //! | file | concern |
 //! | --- | --- |
+//! | `apart` | what a program writes, apart from its real files |
 //! | `cards` | what programs find out about a card, by its name |
 //! | `job` | a program's first steps on a card that is not there |
 //! | `needs` | what is needed with each allocator, and which cards have that |
@@ -13,6 +14,7 @@
 //! **One prediction.** `job` starts the program with the library of `crates/card` preloaded and the Python files first on its path.
 //! Each process writes PyTorch's own history of its allocations, and what was noted beside it. `rank` replays it.
 
+mod apart;
 mod batch;
 mod cards;
 mod job;
@@ -27,6 +29,7 @@ use clap::Args;
 use millpond::HumanBytes;
 use serde::Serialize;
 
+use self::apart::Kept;
 use self::batch::{Batch, Largest};
 use self::cards::CardFacts;
 use self::job::{Job, Options};
@@ -69,6 +72,9 @@ pub(crate) struct PredictArgs {
     /// What part of its elements a mask selects
     #[arg(long, value_name = "PART", value_parser = part)]
     selected: Option<f64>,
+    /// Let it write its own files
+    #[arg(long, conflicts_with = "recording")]
+    write_through: bool,
     /// Left to the driver [default: 770MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     context: Option<u64>,
@@ -106,6 +112,8 @@ struct Told<'a> {
     card: &'a CardFacts,
     context: u64,
     ranks: &'a [Rank],
+    /// The program's files that are as they were.
+    not_kept: &'a Kept,
     #[serde(skip_serializing_if = "Option::is_none")]
     largest_batch: Option<Vec<Largest>>,
 }
@@ -128,6 +136,7 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
             steps: args.steps,
             item: args.item,
             selected: args.selected,
+            writes_through: args.write_through,
         },
     )?;
     let nccl = if args.ranks > Some(1) && args.context.is_none() { rank::NCCL_BYTES } else { 0 };
@@ -155,6 +164,9 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
     };
     let (run, ranks) = predict(batch, largest.is_none())?;
     show(args, &job, &ranks, (batch, largest.as_deref()));
+    if let Some(line) = run.kept().said(&job.name()) {
+        say(&wrapped(&format!("\n{line}"), WIDTH));
+    }
     if let Some(path) = &args.record {
         run.keep(path)?;
         say_written(path);
@@ -164,6 +176,7 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
         card: &card,
         context: wanted.beside(),
         ranks: &ranks,
+        not_kept: run.kept(),
         largest_batch: largest,
     };
     json.map_or(Ok(()), |file| write_json(file, &told))

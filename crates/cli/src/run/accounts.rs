@@ -1,6 +1,4 @@
-//! What the program's processes told at their ends, and what is said of it. Sizes in bytes.
-
-use std::path::Path;
+//! What the program's processes told, and what is said of it. Sizes in bytes.
 
 use millpond::HumanBytes;
 use serde::{Deserialize, Serialize};
@@ -62,12 +60,9 @@ struct Figures {
 pub(super) struct Told(Vec<Account>);
 
 impl Told {
-    pub(super) fn read(folder: &Path) -> Self {
-        let read = |path: &Path| serde_json::from_slice::<Account>(&std::fs::read(path).ok()?).ok();
-        let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
-        let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
-        // One that was killed while it wrote has told nothing.
-        let mut accounts: Vec<_> = files.filter_map(|path| read(&path)).collect();
+    /// From the file of accounts, which has a slot for each.
+    pub(super) fn read(file: &[u8]) -> Self {
+        let mut accounts: Vec<_> = file.chunks(SLOT_BYTES).filter_map(Account::of).collect();
         // A process with Python's libraries has two.
         accounts.sort_by_key(|account| (account.pid, !account.libraries.is_empty()));
         Self(accounts)
@@ -89,10 +84,7 @@ impl<'a> Json<'a> {
 }
 
 /// Says what was held, process by process.
-pub(super) fn say(told: &Told, program: &str, ended: Ended) {
-    if told.0.is_empty() && ended.is_killed() {
-        return remark(&format!("millpond: {program}: it was killed before it could tell what it held"));
-    }
+pub(super) fn say(told: &Told, program: &str) {
     if told.0.is_empty() {
         let why = match millpond::device::cuda::driver() {
             Ok(_) => "it allocated no CUDA memory".to_owned(),
@@ -125,7 +117,19 @@ pub(super) fn say(told: &Told, program: &str, ended: Ended) {
     }
 }
 
+/// As the preloaded library writes them: which of two texts is whole, and both, each with a zero at its end.
+const SLOT_BYTES: usize = 16 << 10;
+const FIRST_TEXT: usize = 64;
+
 impl Account {
+    /// `None` where the process has not told anything.
+    fn of(slot: &[u8]) -> Option<Self> {
+        let number = u32::from_ne_bytes(slot.get(..4)?.try_into().ok()?);
+        let whole = usize::try_from(number).ok()?.checked_sub(1)?;
+        let text = slot.get(FIRST_TEXT + whole.checked_mul((SLOT_BYTES - FIRST_TEXT) / 2)?..)?;
+        serde_json::from_slice(text.split(|byte| *byte == 0).next()?).ok()
+    }
+
     fn lines(&self, without_pages: bool) -> Vec<String> {
         let mut who = format!("{} ({})", self.program, self.pid);
         if !self.libraries.is_empty() {

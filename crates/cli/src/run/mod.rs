@@ -4,22 +4,29 @@
 //! | --- | --- |
 //! | `library` | where the library lies that is preloaded |
 //! | `program` | whether a program can be reached; its start, its signals, its end |
+//! | `handed` | files that its processes find, without a name |
 //! | `accounts` | what its processes told, and what is said of it |
 //! | `top` | what its pools hold while it runs |
 //! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
 mod accounts;
+mod handed;
 pub(crate) mod library;
 pub(crate) mod program;
 mod top;
 
 use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
+
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use clap::{Args, Parser};
+use tempfile::TempDir;
 
 use self::accounts::Told;
+use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes, refuse_stdout};
@@ -95,8 +102,8 @@ impl RunArgs {
     }
 
     /// The file to record to, if any.
-    fn recording(&self, folder: &Path) -> Option<PathBuf> {
-        self.record.clone().or_else(|| self.report.as_ref().map(|_| folder.join("run.mprec")))
+    fn recording(&self, folder: Option<&Path>) -> Option<PathBuf> {
+        self.record.clone().or_else(|| folder.map(|folder| folder.join("run.mprec")))
     }
 }
 
@@ -122,27 +129,32 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
     let (page, json) = (page?, json?);
     let library = library::RUN.find()?;
-    let folder = tempfile::tempdir().map_err(|source| Error::Io {
-        path: std::env::temp_dir(),
-        action: "make a folder there",
-        source,
-    })?;
-    let recording = args.recording(folder.path());
+    let folder =
+        args.report.as_ref().filter(|_| args.record.is_none()).map(|page| folder_beside(page)).transpose()?;
+    let recording = args.recording(folder.as_ref().map(TempDir::path));
+    let accounts = Handed::new("accounts", &[])?;
+    let python = Handed::new("python", &archive(&PYTHON))?;
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
-    let environment = environment(args, &library, folder.path(), recording.as_deref())?;
+    let environment = environment(args, &library, [&accounts, &python], recording.as_deref())?;
     let run = || program.run(&environment, Stdio::inherit());
     let ended = if args.top { top::beside(run)? } else { run()? };
-    let told = Told::read(folder.path());
+    let told = Told::read(&accounts.read()?);
     match &out_of_reach {
         Some(why) => remark(&format!("millpond: {}: {why}", program.name())),
-        None => accounts::say(&told, &program.name(), ended),
+        None => accounts::say(&told, &program.name()),
     }
+    // The exit status stays the program's, also where these cannot be written.
+    let said = |written: Result<()>| {
+        if let Err(error) = written {
+            remark(&format!("millpond: {}", error.worded()));
+        }
+    };
     if let Some(json) = json {
-        write_json(json, &accounts::Json::new(&program.name(), &ended, &told))?;
+        said(write_json(json, &accounts::Json::new(&program.name(), &ended, &told)));
     }
     if let (Some(_), Some(recording), Some(report)) = (page, recording, &args.report) {
-        write_report(&recording, report)?;
+        said(write_report(&recording, report));
     }
     match ended {
         Ended { status: 0 } => Ok(()),
@@ -154,20 +166,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 fn environment(
     args: &RunArgs,
     library: &Path,
-    folder: &Path,
+    [accounts, python]: [&Handed; 2],
     recording: Option<&Path>,
 ) -> Result<Vec<(&'static str, OsString)>> {
     let mut all = vec![
         ("LD_PRELOAD", preloaded(library)),
         ("MILLPOND_RUN", args.mode().into()),
-        ("MILLPOND_RUN_ACCOUNTS", folder.into()),
+        ("MILLPOND_RUN_ACCOUNTS", accounts.path()),
         ("MILLPOND_RUN_LIMIT", args.limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
         ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
     ];
     if args.mode() == "pool" {
-        all.extend(for_python(folder)?);
+        all.extend(for_python(python));
     }
     if let Some(recording) = recording {
         // A program may go to another folder before it allocates.
@@ -181,23 +193,37 @@ fn environment(
     Ok(all)
 }
 
-/// What Python processes begin with, in a folder that is the first on their path. A library that the caller's environment
-/// speaks of already is left to that.
-fn for_python(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
+/// Where a recording lies that only a page is made of.
+fn folder_beside(page: &Path) -> Result<TempDir> {
+    let beside = page.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    own_folder(&std::env::temp_dir()).or_else(|_| own_folder(beside))
+}
+
+/// A new folder that is this user's alone, whatever the umask.
+pub(crate) fn own_folder(place: &Path) -> Result<TempDir> {
+    let made = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir_in(place);
+    made.map_err(|source| Error::Io { path: place.to_owned(), action: "make a folder there", source })
+}
+
+/// What Python processes begin with.
+const START: (&str, &str) = ("sitecustomize.py", include_str!("python/sitecustomize.py"));
+const PYTHON: [(&str, &str); 2] =
+    [START, ("millpond_imports.py", include_str!("python/millpond_imports.py"))];
+
+/// What Python processes begin with is the first on their path. A library that the caller's environment speaks of already is
+/// left to that.
+fn for_python(python: &Handed) -> Vec<(&'static str, OsString)> {
     const LIBRARIES: [&str; 4] = ["MILLPOND_TORCH", "MILLPOND_CUPY", "MILLPOND_RMM", "MILLPOND_NUMBA"];
-    let files = [("millpond_imports.py", include_str!("python/millpond_imports.py"))];
-    let path = python_path(&folder.join("python"), &files)?;
+    let path = before_others(python.path(), "PYTHONPATH");
     let unsaid = LIBRARIES.into_iter().filter(|name| std::env::var_os(name).is_none());
-    Ok(unsaid.map(|name| (name, "1".into())).chain([("PYTHONPATH", path)]).collect())
+    unsaid.map(|name| (name, "1".into())).chain([("PYTHONPATH", path)]).collect()
 }
 
 /// Writes files into a new folder, beside what each Python process begins with: that imports `millpond_imports`. Returns
 /// PYTHONPATH with the folder before all others.
 pub(crate) fn python_path(folder: &Path, files: &[(&str, &str)]) -> Result<OsString> {
     let write = || {
-        for (name, text) in
-            files.iter().chain(&[("sitecustomize.py", include_str!("python/sitecustomize.py"))])
-        {
+        for (name, text) in files.iter().chain(&[START]) {
             let path = folder.join(name);
             std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
             std::fs::write(path, text)?;
@@ -205,22 +231,21 @@ pub(crate) fn python_path(folder: &Path, files: &[(&str, &str)]) -> Result<OsStr
         Ok(())
     };
     write().map_err(|source| Error::Io { path: folder.to_owned(), action: "write to it", source })?;
-    let mut path = folder.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("PYTHONPATH").filter(|others| !others.is_empty()) {
+    Ok(before_others(folder.into(), "PYTHONPATH"))
+}
+
+/// A path before those that a variable has already.
+fn before_others(mut path: OsString, variable: &str) -> OsString {
+    if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
         path.push(":");
         path.push(others);
     }
-    Ok(path)
+    path
 }
 
 /// The library that is to be preloaded, before those that are already.
 pub(crate) fn preloaded(library: &Path) -> OsString {
-    let mut all = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
-        all.push(":");
-        all.push(others);
-    }
-    all
+    before_others(library.into(), "LD_PRELOAD")
 }
 
 /// The recording of the program as a page.

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use object::Endianness;
 use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
-use rustix::process::{Pid, Signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::low_level;
 
 use crate::error::{Error, Result};
 
@@ -32,7 +32,7 @@ pub(crate) struct Ended {
     pub(crate) status: u8,
 }
 
-/// What asks a program for something. The first two come from a terminal, which sends them to all of its programs itself.
+/// What asks a program for something.
 const SIGNALS: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
 
 impl<'a> Program<'a> {
@@ -82,24 +82,29 @@ impl<'a> Program<'a> {
         let spawned = command.spawn();
         let mut child = spawned.map_err(|source| Error::CannotRun { program: self.path.into(), source })?;
         passing.to(&child);
-        let status = child.wait().map_err(|source| Error::Io {
-            path: self.path.into(),
-            action: "wait for it",
-            source,
-        })?;
-        Ok(Ended::of(status))
+        let ended = if std::process::id() == 1 { ended_among_orphans(&child) } else { child.wait() };
+        let failed = |source| Error::Io { path: self.path.into(), action: "wait for it", source };
+        ended.map(Ended::of).map_err(failed)
     }
 }
 
 impl Ended {
-    /// Whether a signal ended it, or a program in it.
-    pub(crate) fn is_killed(self) -> bool {
-        self.status > 128
-    }
-
     fn of(status: ExitStatus) -> Self {
         let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
         Self { status: u8::try_from(number).unwrap_or(u8::MAX) }
+    }
+}
+
+/// Waits for the program as the first process of a container does, which is the parent of all whose own has ended.
+fn ended_among_orphans(child: &Child) -> std::io::Result<ExitStatus> {
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((process, status))) if process.as_raw_pid() as u32 == child.id() => {
+                return Ok(ExitStatus::from_raw(status.as_raw()));
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -124,27 +129,26 @@ struct Passing {
     child: Arc<AtomicI32>,
     /// A signal that came before.
     early: Arc<AtomicI32>,
-    registered: Vec<signal_hook::SigId>,
+    registered: Vec<signal_hook_registry::SigId>,
 }
 
 impl Passing {
     /// Before the child is there: it may ask for a signal at once.
     fn begin() -> Self {
         let (child, early) = (Arc::<AtomicI32>::default(), Arc::<AtomicI32>::default());
-        let (has_terminal, ignored) = (is_in_front(), ignored());
+        let ignored = ignored();
         let register = |signal: i32| {
-            let is_from_terminal = has_terminal && (signal == SIGINT || signal == SIGQUIT);
             let (child, early) = (child.clone(), early.clone());
-            let pass = move || {
+            let pass = move |about: &libc::siginfo_t| {
                 // Sequentially consistent: `to` looks for an early signal after it has named the child.
-                match (is_from_terminal, child.load(Ordering::SeqCst)) {
-                    (true, _) => {}
-                    (_, 0) => early.store(signal, Ordering::SeqCst),
-                    (_, child) => send(child, signal),
+                match child.load(Ordering::SeqCst) {
+                    0 => early.store(signal, Ordering::SeqCst),
+                    child if is_from_terminal(about) && has_got_it(child) => {}
+                    child => send(child, signal),
                 }
             };
-            // SAFETY: the handler uses two numbers and one call of the system, which a handler may.
-            unsafe { low_level::register(signal, pass) }.ok()
+            // SAFETY: the handler uses two numbers and calls of the system, which a handler may.
+            unsafe { signal_hook_registry::register_sigaction(signal, pass) }.ok()
         };
         let heard = SIGNALS.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
         let registered = heard.filter_map(register).collect();
@@ -160,6 +164,17 @@ impl Passing {
             signal => send(child, signal),
         }
     }
+}
+
+/// The terminal's signals are the system's own. A process that sends one is named in it.
+fn is_from_terminal(about: &libc::siginfo_t) -> bool {
+    about.si_code == libc::SI_KERNEL
+}
+
+/// Whether what the terminal sends comes to the program, too: it goes to the whole group in front.
+fn has_got_it(child: i32) -> bool {
+    let group = Pid::from_raw(child).and_then(|child| rustix::process::getpgid(Some(child)).ok());
+    group.is_some_and(|group| group == rustix::process::getpgrp())
 }
 
 fn send(child: i32, signal: i32) {
@@ -179,13 +194,7 @@ fn ignored() -> u64 {
 impl Drop for Passing {
     fn drop(&mut self) {
         self.registered.drain(..).for_each(|id| {
-            low_level::unregister(id);
+            signal_hook_registry::unregister(id);
         });
     }
-}
-
-/// Whether the terminal sends this process's group what is typed there.
-fn is_in_front() -> bool {
-    let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
-    rustix::termios::tcgetpgrp(&terminal).is_ok_and(|front| front == rustix::process::getpgrp())
 }

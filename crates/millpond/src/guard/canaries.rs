@@ -83,6 +83,23 @@ impl Staging {
         Ok(slot)
     }
 
+    /// Fills ranges of device memory that are the guard's, and waits for that.
+    pub(super) fn fill(
+        &mut self,
+        core: &Core,
+        ranges: impl Iterator<Item = Range<DevicePtr>>,
+        fill: Fill,
+    ) -> DeviceResult<()> {
+        let device = &*core.device;
+        let stream = self.pinned.stream(&core.device)?;
+        for Range { start, end } in ranges {
+            // SAFETY: the stream is ours. No work of the program's may use the ranges, which lie beside its blocks.
+            unsafe { device.memset(start, fill as u8, end.raw() - start.raw(), stream) }?;
+        }
+        // SAFETY: as above.
+        unsafe { device.synchronize_stream(stream) }
+    }
+
     /// Shows `look` so many bytes of a slot, whose copies are complete, and takes it back.
     pub(super) fn read<R>(&mut self, slot: Slot, bytes: u64, look: impl FnOnce(&[u8]) -> R) -> R {
         // SAFETY: the copies wrote so many bytes, and are complete.

@@ -1,6 +1,7 @@
 //! The guard of one pool: it stands between the program and the pool's blocks.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::time::Instant;
@@ -42,8 +43,8 @@ pub(crate) struct Guarding {
 struct Blocks {
     /// By the address that the program knows.
     live: FxHashMap<DevicePtr, GuardedBlock>,
-    /// In the order of their frees.
-    quarantined: VecDeque<Quarantined>,
+    /// By the stream that they were freed to, whose work completes in the order of the frees. No queue is empty.
+    quarantined: FxHashMap<u64, VecDeque<Quarantined>>,
     /// Bytes of all that are quarantined.
     bytes: u64,
     /// Blocks quarantined so far.
@@ -60,6 +61,8 @@ struct GuardedBlock {
     bytes: u64,
     /// Bytes of the redzone behind it.
     behind: u64,
+    /// Whether its redzones have what the guard wrote: a sleep may have dropped that.
+    has_canaries: bool,
     allocated: GuardedCall,
 }
 
@@ -71,7 +74,8 @@ struct Quarantined {
     /// Its free, and the copies of its canaries.
     fence: Fence,
     canaries: Option<Slot>,
-    /// The count of frees from which on it may be used again.
+    /// The count of frees with its own, and the one from which on it may be used again.
+    number: u64,
     until: u64,
 }
 
@@ -124,6 +128,38 @@ impl Guarding {
 
     fn call(&self, stream: &Stream) -> GuardedCall {
         GuardedCall::new(stream.id().0, self.began.elapsed())
+    }
+
+    // ---- sleep -------------------------------------------------------------------------------------
+
+    /// Before the pool's pages go: what was freed is looked at, and the redzones of live blocks are not watched if their bytes will
+    /// not come back.
+    pub(crate) fn before_sleep(&self, core: &Core, keeps_bytes: bool) {
+        self.give_back(core, true);
+        if !keeps_bytes {
+            self.blocks.lock().live.values_mut().for_each(|block| block.has_canaries = false);
+        }
+    }
+
+    /// After a sleep that failed and changed nothing.
+    pub(crate) fn did_not_sleep(&self) {
+        self.blocks.lock().live.values_mut().for_each(|block| block.has_canaries = true);
+    }
+
+    /// After the wake: redzones whose bytes did not come back are written anew, and watched from here on.
+    pub(crate) fn after_wake(&self, core: &Core) -> Result<()> {
+        let mut blocks = self.blocks.lock();
+        let mut lost: Vec<_> = blocks.live.values_mut().filter(|block| !block.has_canaries).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let _awake = core.stay_awake()?;
+        if self.guard.has_redzones {
+            let redzones = lost.iter().flat_map(|block| block.redzones());
+            self.staging.lock().fill(core, redzones, Fill::Canary)?;
+        }
+        lost.iter_mut().for_each(|block| block.has_canaries = true);
+        Ok(())
     }
 
     // ---- where a block lies ----------------------------------------------------------------------
@@ -185,7 +221,7 @@ impl Guarding {
         order_after_uses(core, block.start, Some(stream))?;
         let handle = stream.handle_here()?;
         let device = &*core.device;
-        let reads = self.guard.has_redzones && device.properties().kind != Kind::Sim;
+        let reads = self.guard.has_redzones && block.has_canaries && device.properties().kind != Kind::Sim;
         let canaries =
             reads.then(|| self.staging.lock().copy(device, block.redzones(), handle)).transpose()?;
         if self.guard.poisons {
@@ -204,28 +240,36 @@ impl Guarding {
         blocks.bytes += block.bytes;
         let random = self.guard.seed.map(|seed| FxBuildHasher.hash_one((seed, blocks.frees)));
         let delay = random.map_or(0, |random| random % (LONGEST_DELAY + 1));
-        let until = blocks.frees + delay;
-        blocks.quarantined.push_back(Quarantined { block, freed, fence, canaries, until });
+        let (number, until) = (blocks.frees, blocks.frees + delay);
+        let queue = blocks.quarantined.entry(stream.id().0).or_default();
+        queue.push_back(Quarantined { block, freed, fence, canaries, number, until });
     }
 
     /// The blocks that it is time for, once their copies are complete; or all of them.
     fn due(&self, core: &Core, all: bool) -> Vec<Quarantined> {
         let mut blocks = self.blocks.lock();
         let Blocks { quarantined, bytes, frees, .. } = &mut *blocks;
+        // Of one stream, only the first few can be due: where one is not complete, none behind it is.
+        let first_of = |queue: &VecDeque<Quarantined>, frees: u64| {
+            let mut complete = queue
+                .iter()
+                .take(LONGEST_DELAY as usize + 1)
+                .take_while(|next| all || is_complete(core, &next.fence));
+            complete.position(|next| all || next.until <= frees)
+        };
         let mut due = Vec::new();
-        let mut at = 0;
-        while at < quarantined.len() {
-            let next = &quarantined[at];
-            if !all && *bytes <= self.guard.quarantine {
-                break;
+        while all || *bytes > self.guard.quarantine {
+            // The block that was freed first.
+            let first = quarantined.iter().filter_map(|(stream, queue)| {
+                first_of(queue, *frees).map(|at| (queue[at].number, *stream, at))
+            });
+            let Some((_, stream, at)) = first.min() else { break };
+            let Entry::Occupied(mut queue) = quarantined.entry(stream) else { break };
+            due.extend(queue.get_mut().remove(at));
+            if queue.get().is_empty() {
+                queue.remove();
             }
-            if all || next.until <= *frees && is_complete(core, &next.fence) {
-                let gone = quarantined.remove(at).expect("one of them");
-                *bytes -= gone.block.bytes;
-                due.push(gone);
-            } else {
-                at += 1;
-            }
+            *bytes -= due.last().map_or(0, |gone| gone.block.bytes);
         }
         due
     }
@@ -234,13 +278,15 @@ impl Guarding {
     fn look_at_canaries(&self, core: &Core) {
         let mut found = Vec::new();
         let mut blocks = self.blocks.lock();
-        // In the order of their frees, those that were compared come first.
-        let first = blocks.quarantined.partition_point(|quarantined| quarantined.canaries.is_none());
-        for quarantined in blocks.quarantined.range_mut(first..) {
-            if !is_complete(core, &quarantined.fence) {
-                break;
+        for queue in blocks.quarantined.values_mut() {
+            // In the order of their frees, those that were compared come first.
+            let first = queue.partition_point(|quarantined| quarantined.canaries.is_none());
+            for quarantined in queue.range_mut(first..) {
+                if !is_complete(core, &quarantined.fence) {
+                    break;
+                }
+                found.extend(self.compare_canaries(core, quarantined));
             }
-            found.extend(self.compare_canaries(core, quarantined));
         }
         drop(blocks);
         found.into_iter().for_each(|finding| self.report(core, finding));
@@ -304,7 +350,7 @@ impl Guarding {
     /// What is wrong with a free of a block that is quarantined.
     fn freed_again(&self, core: &Core, ptr: DevicePtr) -> Option<Finding> {
         let blocks = self.blocks.lock();
-        let freed = blocks.quarantined.iter().find(|quarantined| quarantined.block.ptr == ptr)?;
+        let freed = blocks.quarantined.values().flatten().find(|quarantined| quarantined.block.ptr == ptr)?;
         Some(freed.finding(core, Mistake::DoubleFree, 0, (0, 0, Vec::new())))
     }
 }
@@ -323,7 +369,8 @@ impl Wrapping<Core> for Guarding {
                 (start, start.offset(before), REDZONE)
             }
         };
-        let block = GuardedBlock { start, ptr, bytes, behind, allocated: self.call(stream) };
+        let block =
+            GuardedBlock { start, ptr, bytes, behind, has_canaries: true, allocated: self.call(stream) };
         let filled = core.stay_awake().and_then(|_awake| {
             self.fill(core, &block, stream.handle_here()?)?;
             let live = &mut self.blocks.lock().live;
@@ -377,7 +424,7 @@ impl Wrapping<Core> for Guarding {
         let known = self.blocks.lock();
         let live: FxHashMap<_, _> = known.live.values().map(|block| (block.start, block)).collect();
         let freed: FxHashSet<_> =
-            known.quarantined.iter().map(|quarantined| quarantined.block.start).collect();
+            known.quarantined.values().flatten().map(|quarantined| quarantined.block.start).collect();
         let blocks = blocks.into_iter().filter(|(start, _)| !freed.contains(start));
         blocks.map(|block| live.get(&block.0).map_or(block, |known| (known.ptr, known.bytes))).collect()
     }

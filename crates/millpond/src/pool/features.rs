@@ -103,7 +103,16 @@ impl Pool {
     ///
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
-        let own = self.sleep_state().sleep(self.inner(), keep)?;
+        let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
+        let was_awake = guarding.is_some() && !self.is_asleep();
+        if let Some(guarding) = guarding.as_ref().filter(|_| was_awake) {
+            guarding.before_sleep(self.inner(), keep != Keep::Nothing);
+        }
+        let slept = self.sleep_state().sleep(self.inner(), keep);
+        if let Some(guarding) = guarding.as_ref().filter(|_| was_awake && !self.is_asleep()) {
+            guarding.did_not_sleep();
+        }
+        let own = slept?;
         self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.sleep(keep)?))
     }
 
@@ -117,6 +126,9 @@ impl Pool {
     /// the device's own.
     pub fn wake(&self) -> Result<()> {
         self.sleep_state().wake(self.inner())?;
+        if let Some(guarding) = self.inner().beside::<Option<Arc<Guarding>>>() {
+            guarding.after_wake(self.inner())?;
+        }
         self.tagged_pools().iter().try_for_each(|(_, of_tag)| of_tag.wake())
     }
 

@@ -1,10 +1,12 @@
 //! The guard: planted mistakes are found, with the calls that allocated and freed the block.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond::device::host::HostDevice;
-use millpond::device::{DevicePtr, MemoryKind};
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::{Device, DevicePtr, DeviceResult, EventHandle, Forward, MemoryKind};
 use millpond::guard::{Finding, Guard, Mistake};
 use millpond::record::format::Record;
 use millpond::record::{Chunks, StackFrame, Tracking, records, tag};
@@ -265,6 +267,86 @@ fn what_pages_and_segments_hold_is_guarded_in_sleep_too() {
     pool.free_block(block, &stream).unwrap();
     pool.destroy().unwrap();
     assert_eq!(pool.guard_findings()[0].mistake, Mistake::Behind);
+}
+
+#[test]
+fn a_sleep_without_bytes_is_no_mistake() {
+    let guarded = guarded(Guard::all());
+    let (small, large) = (guarded.make(1000), guarded.make(5 * MIB));
+    guarded.write(small, 1000, &guarded.stream);
+    let freed = guarded.make(2000);
+    guarded.give_back(freed);
+    guarded.stream.synchronize().unwrap();
+    guarded.pool.sleep(millpond::Keep::Nothing).unwrap();
+    // One is freed while the pool sleeps.
+    guarded.give_back(large);
+    guarded.pool.wake().unwrap();
+    guarded.write(small, 1000, &guarded.stream);
+    // From the wake on, it is watched again.
+    let again = guarded.make(3000);
+    guarded.write(again.offset(3000), 1, &guarded.stream);
+    guarded.give_back(again);
+    let other = guarded.make(100);
+    guarded.pool.sleep(millpond::Keep::Nothing).unwrap();
+    guarded.pool.wake().unwrap();
+    guarded.give_back(small);
+    guarded.write(DevicePtr::new(other.raw() - 1), 1, &guarded.stream);
+    guarded.give_back(other);
+    let found = guarded.found();
+    assert_eq!(
+        found.iter().map(|finding| finding.mistake).collect::<Vec<_>>(),
+        [Mistake::Behind, Mistake::Before]
+    );
+}
+
+#[test]
+fn a_sleep_does_not_hide_a_write_to_a_freed_block() {
+    let guarded = guarded(Guard::all());
+    let block = guarded.make(1000);
+    guarded.give_back(block);
+    guarded.stream.synchronize().unwrap();
+    guarded.write(block.offset(10), 3, &guarded.stream);
+    guarded.pool.sleep(millpond::Keep::Nothing).unwrap();
+    guarded.pool.wake().unwrap();
+    assert_eq!(only(&guarded.found()).mistake, Mistake::AfterFree);
+}
+
+/// Counts how often it is asked for an event.
+#[derive(Debug)]
+struct Asked(Arc<SimDevice>, AtomicU64);
+
+// SAFETY: each call goes to the device below, and its answer is given back.
+unsafe impl Forward for Asked {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { self.0.query_event(event) }
+    }
+}
+
+#[test]
+fn redzones_ask_for_the_first_of_many_pending_frees_only() {
+    const PAIRS: u64 = 1000;
+    let sim = SimDevice::new(SimOptions::default()).unwrap();
+    let device = Arc::new(Asked(sim.clone(), AtomicU64::new(0)));
+    let context = Context::new(device.clone());
+    let pool = Pool::builder(&context).guard(Guard::none().redzones(true)).build().unwrap();
+    let [busy, idle] = [(); 2].map(|()| context.create_stream().unwrap());
+    sim.launch(busy.handle(), Duration::from_secs(1000)).unwrap();
+    for _ in 0..PAIRS {
+        for stream in [&busy, &idle] {
+            let block = pool.alloc(600, stream).unwrap();
+            pool.free_block(block, stream).unwrap();
+        }
+    }
+    let asked = device.1.load(Ordering::Relaxed);
+    assert!(asked < 20 * PAIRS, "{asked}");
+    // What the stream without work freed has gone back meanwhile.
+    assert!(pool.used().current < (PAIRS + 100) * 2048, "{}", pool.used().current);
 }
 
 #[test]

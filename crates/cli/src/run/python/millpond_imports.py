@@ -44,8 +44,8 @@ class Account:
 
         from millpond import _millpond
 
-        folder = os.environ.get("MILLPOND_RUN_ACCOUNTS")
-        if not folder or not os.path.isdir(folder):
+        accounts = os.environ.get("MILLPOND_RUN_ACCOUNTS")
+        if not accounts:
             return
         stats = {gpu: _millpond.device_pool(gpu).stats() for gpu in _millpond.devices_in_use()}
         nothing = {"allocations": 0, "bytes": 0, "peak": 0}
@@ -58,8 +58,16 @@ class Account:
             "outside": {**dict.fromkeys(("plain", "managed", "pages", "pinned"), nothing), "peak": 0, "refused": 0},
             "said": self.said,
         }
-        with open(os.path.join(folder, f"{os.getpid()}-python.json"), "w", encoding="utf-8") as file:
-            json.dump(account, file)
+        # As the preloaded library writes it: a slot of the file, whose first of two texts is whole.
+        slot = (1).to_bytes(4, sys.byteorder).ljust(64, b"\0") + json.dumps(account).encode()
+        if len(slot) >= 16 << 10:
+            return
+        try:
+            with open(accounts, "ab", buffering=0) as file:
+                file.write(slot.ljust(16 << 10, b"\0"))
+        except OSError:
+            # The command is gone.
+            pass
 
 
 def pool(gpu: int, stats: Any) -> dict[str, int]:
@@ -90,23 +98,29 @@ class MillpondImports:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.wanted:
             return None
-        library = self.wanted.pop(name)
-        if not self.wanted:
-            sys.meta_path.remove(self)
+        # A program may only ask whether there is such a module. It is waited for until it is loaded.
         for finder in list(sys.meta_path):
             spec: Any = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = Loader(spec.loader, name, library, self.account)
+                    spec.loader = Loader(spec.loader, name, self)
                 return spec
         return None
+
+    def loaded(self, name: str) -> None:
+        """Enables a library that the program has just imported, unless that was done."""
+        library = self.wanted.pop(name, None)
+        if not self.wanted and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if library is not None:
+            enable(name.partition(".")[0], library, self.account)
 
 
 class Loader:
     """Another loader, with one step after it. What is asked of the loader itself is that one's to answer."""
 
-    def __init__(self, loader: Any, name: str, library: str, account: Account) -> None:
-        self._loader, self._name, self._library, self._account = loader, name, library, account
+    def __init__(self, loader: Any, name: str, imports: MillpondImports) -> None:
+        self._loader, self._name, self._imports = loader, name, imports
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -117,7 +131,7 @@ class Loader:
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        enable(self._name.partition(".")[0], self._library, self._account)
+        self._imports.loaded(self._name)
 
 
 def enable(name: str, library: str, account: Account) -> None:

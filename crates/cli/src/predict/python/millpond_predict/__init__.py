@@ -44,18 +44,14 @@ class Imports:
     """Finds no module. Once one of these is loaded by the others, it is looked at."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        after = AFTER.pop(name, None)
-        if after is None:
+        if name not in AFTER:
             return None
-        if name == "torch":
-            # A replay tries other settings. Some of them call the driver, which is not there.
-            for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-                os.environ.pop(setting, None)
+        # A program may only ask whether there is such a module. It is waited for until it is loaded.
         for finder in list(sys.meta_path):
             spec: Any = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = Loader(spec.loader, after)
+                    spec.loader = Loader(spec.loader, name)
                 return spec
         return None
 
@@ -63,8 +59,8 @@ class Imports:
 class Loader:
     """Another loader, with one step after it."""
 
-    def __init__(self, loader: Any, after: Any) -> None:
-        self._loader, self._after = loader, after
+    def __init__(self, loader: Any, name: str) -> None:
+        self._loader, self._name = loader, name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -74,8 +70,14 @@ class Loader:
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
+        if self._name == "torch":
+            # A replay tries other settings. Some of them call the driver, which is not there.
+            for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+                os.environ.pop(setting, None)
         self._loader.exec_module(module)
-        self._after(module)
+        after = AFTER.pop(self._name, None)
+        if after is not None:
+            after(module)
 
 
 def begin() -> None:
