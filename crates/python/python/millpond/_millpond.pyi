@@ -846,6 +846,12 @@ def launch_host_function(stream: Stream, function: int, argument: int) -> None:
 def set_tag(tag: Optional[str]) -> Optional[str]:
     """Lets PyTorch's allocations on this thread belong to a tag of the GPUs' pools. Returns the one before."""
 
+def torch_open_captures() -> list[tuple[int, int, int]]:
+    """The pools that this thread began, and that have not ended: the GPU's number, and PyTorch's name of the pool."""
+
+def torch_abandon_capture(number: int, first: int, second: int) -> None:
+    """A capture failed, and no graph came of it: its pool ends, and is released. Does nothing where it has ended."""
+
 def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
     """Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls."""
 

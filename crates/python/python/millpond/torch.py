@@ -80,6 +80,9 @@ def enable(
 
 def _enable(torch: Any, wanted: str, *, pinned: bool) -> None:
     global _enabled
+    from ._torch_captures import release_failed
+
+    release_failed(torch.cuda.CUDAGraph)
     if wanted == "native-interface" and _derive(torch, pinned=pinned):
         _enabled = "native-interface"
         from ._torch_sharing import replace_rebuild

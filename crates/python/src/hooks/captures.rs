@@ -6,9 +6,12 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
 
 use millpond::bindings::{self, Mutex, PerProcess, RwLock};
 use millpond::{CapturePool, Capturing};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::devices::device;
@@ -32,7 +35,14 @@ struct Kept {
     uses: usize,
     /// Whether others may have its free memory before they get an out-of-memory error.
     use_on_oom: bool,
-    capturing: Option<(Capturing, Arc<Filter>)>,
+    capturing: Option<Open>,
+}
+
+/// A beginning that has not ended.
+struct Open {
+    capturing: Capturing,
+    filter: Arc<Filter>,
+    by: ThreadId,
 }
 
 static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), Kept>>> = PerProcess::new(Default::default);
@@ -68,7 +78,7 @@ pub(super) fn begin(number: c_int, id: PoolId, takes: Option<Box<Takes>>) -> Res
         // `end` takes the filter away before PyTorch lets go of what it refers to.
         asked.read().as_ref().is_some_and(|takes| takes(stream.handle().raw()))
     })?;
-    kept.capturing = Some((capturing, filter));
+    kept.capturing = Some(Open { capturing, filter, by: std::thread::current().id() });
     kept.uses += 1;
     Ok(())
 }
@@ -76,11 +86,28 @@ pub(super) fn begin(number: c_int, id: PoolId, takes: Option<Box<Takes>>) -> Res
 /// Allocations come from the device's own memory again. `false` where they did already.
 pub(super) fn end(number: c_int, id: PoolId) -> bool {
     let ended = KEPT.get().lock().get_mut(&(number, id)).and_then(|kept| kept.capturing.take());
-    let Some((capturing, filter)) = ended else { return false };
+    let Some(Open { capturing, filter, .. }) = ended else { return false };
     // Waits for those who ask it at this moment.
     let takes = filter.write().take();
     drop((takes, capturing));
     true
+}
+
+/// The pools that this thread began, and that have not ended: the GPU's number, and PyTorch's name of the pool.
+#[pyfunction]
+pub(super) fn torch_open_captures() -> Vec<(c_int, u64, u64)> {
+    let (kept, here) = (KEPT.get().lock(), std::thread::current().id());
+    let open = kept.iter().filter(|(_, kept)| kept.capturing.as_ref().is_some_and(|open| open.by == here));
+    open.map(|((number, PoolId(first, second)), _)| (*number, *first, *second)).collect()
+}
+
+/// A capture failed, and no graph came of it: PyTorch neither ends nor releases its pool then. Does nothing where it has ended.
+#[pyfunction]
+pub(super) fn torch_abandon_capture(py: Python<'_>, number: c_int, first: u64, second: u64) -> PyResult<()> {
+    let id = PoolId(first, second);
+    // Waits for the device.
+    let released = py.detach(|| if end(number, id) { release(number, id) } else { Ok(()) });
+    released.map_err(|failure| PyRuntimeError::new_err(failure.to_string()))
 }
 
 /// The graph is gone, or the program's use of the pool over. With the last of them the memory goes back.

@@ -79,6 +79,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
     module.add_function(wrap_pyfunction!(torch_hooks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_shim_table, module)?)?;
+    module.add_function(wrap_pyfunction!(captures::torch_open_captures, module)?)?;
+    module.add_function(wrap_pyfunction!(captures::torch_abandon_capture, module)?)?;
     module.add_function(wrap_pyfunction!(settings::torch_set_fraction, module)?)?;
     module.add_function(wrap_pyfunction!(settings::torch_set_kept, module)?)?;
     module.add_function(wrap_pyfunction!(settings::torch_synchronized, module)?)?;

@@ -807,3 +807,33 @@ def test_a_capture_refuses_a_copy_of_memory_that_is_not_pinned(to_host: bool) ->
             host, on_gpu = torch.empty(8), torch.empty(8, device="cuda")
             (host if to_host else on_gpu).copy_(on_gpu if to_host else host, non_blocking=True)
     assert bytes_of(MIB).sum().item() == MIB, "the process goes on"
+
+
+@pytest.mark.parametrize("how", ["sync", "python", "free"])
+def test_a_capture_that_fails_keeps_no_memory(how: str) -> None:
+    before = torch.cuda.memory_reserved()
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises((RuntimeError, ValueError)), torch.cuda.graph(graph):
+            block = torch.ones(64 * MIB // 4, device="cuda")
+            if how == "sync":
+                block.sum().item()  # not allowed in a capture
+            elif how == "python":
+                raise ValueError("the program's own")
+            del block
+            torch.cuda.synchronize()
+        block = None
+        del graph
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before <= 8 * MIB
+    # A good one works afterwards.
+    ones = torch.ones(1024, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tripled = ones * 3
+    ones.fill_(5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert tripled[0].item() == 15
