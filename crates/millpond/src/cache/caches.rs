@@ -8,6 +8,7 @@ use super::asymmetric_lock::Passage;
 use super::depot::Depot;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
+use super::stream_cache::Magazines;
 use super::tally::Tally;
 use super::thread::ThreadCache;
 use super::threads::Threads;
@@ -49,7 +50,7 @@ impl Caches {
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
         // (`Threads::collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`).
-        unsafe { self.get(self.threads.mine(), bytes, stream.key()) }
+        unsafe { self.get(self.threads.mine_near(), bytes, stream.key()) }
     }
 
     /// # Safety
@@ -138,6 +139,9 @@ impl Caches {
         let fits = |size: u64| size >= bytes;
         let mut found = magazine.take_top(fits);
         if found.is_none() {
+            // SAFETY: inside of the cache, as entered.
+            unsafe { mine.list(stream.key(), magazines) };
+            let magazine = magazines.magazine(index);
             self.give_room(magazine, size);
             self.fetch(magazine, &mine.tally, size, (stream.timeline(), seen));
             found = magazine.take_top(fits);
@@ -247,7 +251,8 @@ impl Caches {
     #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         // SAFETY: the cache is this thread's (`alloc`).
-        unsafe { self.put::<false>(self.threads.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
+        unsafe { self.put::<false>(self.threads.mine_near(), ptr, stream.key(), || stream.timeline()) }
+            .is_some()
     }
 
     /// As [`free`](Self::free), also where lock entries are closed, and where room can be made.
@@ -282,9 +287,12 @@ impl Caches {
         }
         // SAFETY: the class is an allocated block's.
         let index = unsafe { MagazineIndex::of_class(class) };
-        if magazines.magazine(index).is_full()
-            && !(WITHOUT_ENTRY && self.make_room(magazines.magazine(index), bytes, timeline().id))
-        {
+        let make_room = |magazines: &mut Magazines| {
+            // SAFETY: inside of the cache, as entered.
+            unsafe { mine.list(stream, magazines) };
+            self.make_room(magazines.magazine(index), bytes, timeline().id)
+        };
+        if magazines.magazine(index).is_full() && !(WITHOUT_ENTRY && make_room(magazines)) {
             cold_path();
             return None;
         }
@@ -348,7 +356,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::cache::stream_cache::Magazines;
+    use crate::cache::stream_cache::DRAINED;
     use crate::fixtures::{Bench, Freeing};
 
     #[test]
@@ -359,6 +367,32 @@ mod tests {
         assert!(size_of::<ThreadCache>() <= 4 << 10, "{}", size_of::<ThreadCache>());
         // 2,200: a pointer for each magazine.
         assert!(size_of::<Magazines>() <= 9 << 8, "{}", size_of::<Magazines>());
+    }
+
+    /// Stream caches that are emptied by a miss beside so many, of which one holds a block.
+    fn emptied_beside(streams: usize) -> usize {
+        let Bench { context, pool, stream, .. } = Bench::new(|pool| pool);
+        let pair = |stream: &Stream| {
+            let block = pool.alloc(4096, stream).unwrap();
+            pool.free_block(block, stream).unwrap();
+        };
+        let others: Vec<_> = (0..streams).map(|_| context.create_stream().unwrap()).collect();
+        others.iter().for_each(&pair);
+        let miss = |bytes| {
+            let before = DRAINED.get();
+            pool.alloc(bytes, &stream).unwrap();
+            DRAINED.get() - before
+        };
+        assert!(miss(64 << 20) >= streams);
+        pair(&stream);
+        let emptied = miss(128 << 20);
+        pool.check().unwrap();
+        emptied
+    }
+
+    #[test]
+    fn a_miss_empties_only_stream_caches_that_hold_something() {
+        assert_eq!([emptied_beside(0), emptied_beside(300)], [1, 1]);
     }
 
     #[test]

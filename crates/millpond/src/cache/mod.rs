@@ -38,6 +38,7 @@ mod shortcut;
 mod sizes;
 mod stream_cache;
 mod sync;
+mod table;
 mod tally;
 mod thread;
 mod thread_index;

@@ -25,6 +25,9 @@ pub(super) struct Magazines {
     of: TimelineId,
     /// How often a block was borrowed here, or refused.
     borrowed: u64,
+    /// Whether they are in the [list](StreamCaches::with_room) of those with room, and which comes after them there.
+    is_listed: bool,
+    next: Option<NonNull<Self>>,
 }
 
 /// The serial number of [`Magazines::closed`].
@@ -50,6 +53,8 @@ impl Magazines {
         of: TimelineId { slot: 0, generation: 0 },
         all: [const { Magazine::NEW }; _],
         borrowed: 0,
+        is_listed: false,
+        next: None,
     };
 
     #[inline]
@@ -88,19 +93,27 @@ impl Magazines {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Stream caches that this thread emptied.
+    pub(super) static DRAINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// All stream caches of one thread in one pool.
 #[derive(Debug)]
 pub(super) struct StreamCaches {
     /// Sorted by the streams' slots. Raw pointers own the magazines: lock entries have copies, and a `Box` would claim to be the only
     /// one.
     by_slot: Vec<(StreamKey, NonNull<Magazines>)>,
+    /// The first of those that got room since they were last drained. The others hold nothing.
+    with_room: Option<NonNull<Magazines>>,
 }
 
 // SAFETY: the stream caches own their magazines, of which nothing is bound to a thread.
 unsafe impl Send for StreamCaches {}
 
 impl StreamCaches {
-    pub(super) const NEW: Self = Self { by_slot: Vec::new() };
+    pub(super) const NEW: Self = Self { by_slot: Vec::new(), with_room: None };
 
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
         self.by_slot.binary_search_by_key(&slot, |(stream, _)| stream.slot)
@@ -146,15 +159,32 @@ impl StreamCaches {
         Some(*magazines)
     }
 
-    /// Empties the magazines of every stream cache into the arena.
+    /// Notes that a magazine of the stream, whose magazines these are, gets room: so [`drain`](Self::drain) looks there.
+    pub(super) fn list(&mut self, stream: StreamKey, magazines: &mut Magazines) {
+        if !std::mem::replace(&mut magazines.is_listed, true) {
+            // Not made of the reference, which claims to be the only one as long as it lives.
+            let first = self.of_stream(stream);
+            magazines.next = std::mem::replace(&mut self.with_room, first);
+        }
+    }
+
+    /// Empties the magazines of every stream cache into the arena. Looks only at those that may hold something.
     pub(super) fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
-        // SAFETY: as in `of_or_add`.
-        self.all().for_each(|(_, mut magazines)| unsafe { magazines.as_mut() }.drain(totals, arena));
+        while let Some(mut magazines) = self.with_room {
+            // SAFETY: as in `of_or_add`: what is listed is there until `clear`.
+            let magazines = unsafe { magazines.as_mut() };
+            self.with_room = magazines.next.take();
+            magazines.is_listed = false;
+            magazines.drain(totals, arena);
+            #[cfg(test)]
+            DRAINED.set(DRAINED.get() + 1);
+        }
     }
 
     /// Drops all stream caches, which are empty. No owner has their magazines: it is outside, and its lock entries are
     /// closed, or it is the calling thread.
     pub(super) fn clear(&mut self) {
+        self.with_room = None;
         for (_, magazines) in take(&mut self.by_slot) {
             // SAFETY: the pointer came from `try_box` (`of_or_add`), and is given up here only.
             drop(unsafe { Box::from_raw(magazines.as_ptr()) });

@@ -84,6 +84,15 @@ impl ThreadCache {
         unsafe { &mut *self.stream_caches.get() }
     }
 
+    /// See [`StreamCaches::list`].
+    ///
+    /// # Safety
+    /// The calling thread owns the cache, and is inside. The magazines are what it [entered](Self::enter) for the stream.
+    pub(super) unsafe fn list(&self, stream: StreamKey, magazines: &mut Magazines) {
+        // SAFETY: the caller's promise: the owner is inside, so nobody else reaches the stream caches. They only point to magazines.
+        unsafe { &mut *self.stream_caches.get() }.list(stream, magazines);
+    }
+
     pub(super) fn owner(&self) -> u64 {
         // Relaxed: written and read under the pool's lock.
         self.owner.load(Ordering::Relaxed)

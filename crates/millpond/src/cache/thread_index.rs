@@ -8,22 +8,73 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::policy::caching::MOST_THREADS;
+use super::table::Table;
+use crate::policy::caching::NEAR_THREADS;
 use crate::process::{self, Listeners};
 
-/// The index of a thread that has none. Those of the others follow, up to `MOST_THREADS`.
+/// The index of a thread that has none. Those of the others follow.
 pub(super) const NO_THREAD: usize = 0;
 
 thread_local! {
     // Not dropped, and constant at first: reading it is one load, or a call of the loader in a shared library.
+    static NEAR: Cell<usize> = const { Cell::new(NO_THREAD) };
     static INDEX: Cell<usize> = const { Cell::new(NO_THREAD) };
     static END: End = const { End };
 }
 
 /// The id of the thread that has each index; 0 for none.
-static IDS: Ids = [const { AtomicU64::new(0) }; _];
+static IDS: Ids = Ids::new();
 
-type Ids = [AtomicU64; MOST_THREADS + 1];
+#[derive(Debug)]
+struct Ids {
+    near: [AtomicU64; NEAR_THREADS],
+    far: Table<AtomicU64>,
+}
+
+/// The bits of an id that are its index.
+const INDEX_BITS: u32 = 24;
+
+impl Ids {
+    const fn new() -> Self {
+        Self { near: [const { AtomicU64::new(0) }; _], far: Table::new() }
+    }
+
+    /// The place for the id of an index, if there is one yet.
+    fn at(&self, index: usize) -> Option<&AtomicU64> {
+        self.near.get(index).or_else(|| self.far.get(index))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.near.iter().chain(self.far.iter())
+    }
+
+    /// Takes the lowest index that no thread has; `None` where the host has no memory for more.
+    fn take_lowest(&self) -> Option<usize> {
+        /// Threads that ever asked.
+        static ASKED: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: a count. It tells ids with the same index apart.
+        let nth = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
+        let take = |index: usize, place: &AtomicU64| {
+            let id = nth << INDEX_BITS | index as u64;
+            // Relaxed: a look. Acquire: what the index's last owner did to its caches came before it was given back.
+            let is_taken = place.load(Ordering::Relaxed) == 0
+                && place.compare_exchange(0, id, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            is_taken.then_some(index)
+        };
+        let known = self.all().enumerate().skip(NO_THREAD + 1);
+        let mut end = NEAR_THREADS;
+        for (index, place) in known {
+            if let Some(index) = take(index, place) {
+                return Some(index);
+            }
+            end = index + 1;
+        }
+        // All that there are have owners. Another thread may have made the same chunk.
+        (end..).find_map(|index| {
+            self.far.get_or_make(index).map_or(Some(None), |place| take(index, place).map(Some))
+        })?
+    }
+}
 
 /// Threads that had an index and ended.
 static ENDED: AtomicU64 = AtomicU64::new(0);
@@ -37,16 +88,22 @@ pub fn on_thread_end(tell: fn()) {
     TOLD.add(tell);
 }
 
-/// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
+/// The calling thread's index, if it is below `NEAR_THREADS`; else [`NO_THREAD`]. For the fast path.
 #[inline(always)]
-pub(crate) fn thread_index() -> usize {
+pub(super) fn near_index() -> usize {
+    NEAR.get()
+}
+
+/// The calling thread's index; [`NO_THREAD`] where it has none.
+#[inline]
+pub(super) fn thread_index() -> usize {
     INDEX.get()
 }
 
 /// The calling thread's id; 0 where it has no index.
 pub(super) fn thread_id() -> u64 {
     // Relaxed, here and in `has_ended`: the thread wrote it itself.
-    IDS[thread_index()].load(Ordering::Relaxed)
+    IDS.at(thread_index()).map_or(0, |id| id.load(Ordering::Relaxed))
 }
 
 /// How many threads have ended so far.
@@ -58,30 +115,24 @@ pub(super) fn ended() -> u64 {
 
 /// Whether the thread that had this id has ended. Of one whose end was [counted](ended), it is known.
 pub(super) fn has_ended(id: u64) -> bool {
-    IDS[id as usize % IDS.len()].load(Ordering::Acquire) != id
+    let index = id & ((1 << INDEX_BITS) - 1);
+    IDS.at(index as usize).is_none_or(|place| place.load(Ordering::Acquire) != id)
 }
 
-/// Takes the lowest index that no thread has; `None` where all are taken.
-fn take_lowest(ids: &Ids) -> Option<usize> {
-    /// Threads that ever asked.
-    static ASKED: AtomicU64 = AtomicU64::new(0);
-    // Relaxed: a count. It tells ids with the same index apart.
-    let nth = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
-    (NO_THREAD + 1..=MOST_THREADS).find(|index| {
-        let id = nth * ids.len() as u64 + *index as u64;
-        // Acquire: what the index's last owner did to its caches came before it was given back.
-        ids[*index].compare_exchange(0, id, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    })
+/// Notes the calling thread's index.
+fn set_index(index: usize) {
+    INDEX.set(index);
+    NEAR.set(if index < NEAR_THREADS { index } else { NO_THREAD });
 }
 
-/// The calling thread's index, which it gets if it has none; `None` where there is none left, the thread is ending already,
-/// or the host has no memory for it.
+/// The calling thread's index, which it gets if it has none; `None` where the thread is ending already, or the
+/// host has no memory for it.
 #[cold]
 pub(super) fn find_index() -> Option<usize> {
     END.try_with(|_| ()).ok()?;
     if INDEX.get() == NO_THREAD {
         process::on_fork(forget_indices);
-        INDEX.set(take_lowest(&IDS)?);
+        set_index(IDS.take_lowest()?);
     }
     Some(INDEX.get())
 }
@@ -89,8 +140,8 @@ pub(super) fn find_index() -> Option<usize> {
 /// Takes the forking thread's index away in a child, where the parent's caches must not be used. So it finds no cache,
 /// and meets the check on the slow path. The other threads are gone, and their indices free.
 fn forget_indices() {
-    INDEX.set(NO_THREAD);
-    IDS.iter().for_each(|id| id.store(0, Ordering::Relaxed));
+    set_index(NO_THREAD);
+    IDS.all().for_each(|id| id.store(0, Ordering::Relaxed));
 }
 
 /// Gives the thread's index back when the thread ends.
@@ -98,14 +149,15 @@ struct End;
 
 impl Drop for End {
     fn drop(&mut self) {
-        let index = INDEX.replace(NO_THREAD);
+        let index = thread_index();
+        set_index(NO_THREAD);
         if index == NO_THREAD {
             return;
         }
         // Before another thread may get the index.
         TOLD.each(|tell| tell());
         // Release, both: who gets the index, and who sees the count, also sees what this thread did to its caches.
-        IDS[index].store(0, Ordering::Release);
+        IDS.at(index).into_iter().for_each(|id| id.store(0, Ordering::Release));
         ENDED.fetch_add(1, Ordering::Release);
     }
 }
@@ -158,13 +210,16 @@ mod tests {
     }
 
     #[test]
-    fn every_index_can_be_had_once() {
-        let ids: Ids = [const { AtomicU64::new(0) }; _];
-        let all: Vec<_> = std::iter::from_fn(|| take_lowest(&ids)).collect();
-        assert_eq!(all, (1..=MOST_THREADS).collect::<Vec<_>>());
-        let before = ids[7].swap(0, Ordering::Relaxed);
-        assert_eq!(take_lowest(&ids), Some(7));
-        assert_ne!(ids[7].load(Ordering::Relaxed), before);
-        assert_eq!(take_lowest(&ids), None);
+    fn every_index_can_be_had_once_and_there_is_no_last_one() {
+        let ids = Ids::new();
+        let count = 3 * NEAR_THREADS + 5;
+        let all: Vec<_> = (0..count).map(|_| ids.take_lowest().unwrap()).collect();
+        assert_eq!(all, (1..=count).collect::<Vec<_>>());
+        for index in [7, NEAR_THREADS, 2 * NEAR_THREADS + 1] {
+            let before = ids.at(index).unwrap().swap(0, Ordering::Relaxed);
+            assert_eq!(ids.take_lowest(), Some(index));
+            assert_ne!(ids.at(index).unwrap().load(Ordering::Relaxed), before);
+        }
+        assert_eq!(ids.take_lowest(), Some(count + 1));
     }
 }

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use super::Locked;
 use super::asymmetric_lock::Epoch;
 use super::sync::{heavy_barrier, register};
+use super::table::Table;
 use super::thread::ThreadCache;
-use super::thread_index::{NO_THREAD, ended, find_index, has_ended, thread_index};
+use super::thread_index::{NO_THREAD, ended, find_index, has_ended, near_index, thread_index};
 use crate::host::try_box;
-use crate::policy::caching::MOST_THREADS;
+use crate::policy::caching::NEAR_THREADS;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -18,7 +19,9 @@ pub(super) struct Threads {
     ///
     /// The first one is the sentinel, and so is that of each thread without a cache here: permanently closed, without owner
     /// or magazines. So the fast path needs no null check. Threads that enter it write its epochs, and nothing else.
-    caches: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
+    caches: [AtomicPtr<ThreadCache>; NEAR_THREADS],
+    /// Those of the threads whose indices follow; null for none.
+    far: Table<AtomicPtr<ThreadCache>>,
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
     /// Whether the kernel does what asymmetric locks need. Else all of them stay closed.
@@ -32,20 +35,33 @@ impl Threads {
         let sentinel = Box::into_raw(Box::new(ThreadCache::new()));
         Self {
             caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
+            far: Table::new(),
             used: AtomicUsize::new(0),
             may_open: register(),
             collected: AtomicU64::new(0),
         }
     }
 
-    /// The calling thread's cache, or the sentinel.
+    /// The calling thread's cache if its index is a near one, or the sentinel. For the fast path.
     #[inline(always)]
-    pub(super) fn mine(&self) -> &ThreadCache {
-        // SAFETY: an index is at most `MOST_THREADS`.
-        let place = unsafe { self.caches.get_unchecked(thread_index()) };
+    pub(super) fn mine_near(&self) -> &ThreadCache {
+        // SAFETY: a near index is below `NEAR_THREADS`.
+        let place = unsafe { self.caches.get_unchecked(near_index()) };
         // Acquire: pairs with the Release in `join`; another thread with this index may have made it.
         // SAFETY: caches are dropped with the pool only.
         unsafe { &*place.load(Ordering::Acquire) }
+    }
+
+    /// The calling thread's cache, or the sentinel.
+    pub(super) fn mine(&self) -> &ThreadCache {
+        let index = thread_index();
+        if index < NEAR_THREADS {
+            return self.mine_near();
+        }
+        // Acquire: as in `mine_near`.
+        let far = self.far.get(index).map_or(ptr::null_mut(), |place| place.load(Ordering::Acquire));
+        // SAFETY: as in `mine_near`.
+        unsafe { far.as_ref() }.unwrap_or_else(|| self.mine_near())
     }
 
     fn sentinel(&self) -> *mut ThreadCache {
@@ -57,10 +73,12 @@ impl Threads {
         // Relaxed: an index beyond it has nothing to tell yet.
         let used = self.used.load(Ordering::Relaxed);
         let sentinel = self.sentinel();
+        let near = self.caches[..used.min(NEAR_THREADS)].iter();
+        let far = self.far.iter().take(used.saturating_sub(NEAR_THREADS));
         // Acquire: as in `mine`.
-        let all = self.caches[..used].iter().map(|place| place.load(Ordering::Acquire));
+        let all = near.chain(far).map(|place| place.load(Ordering::Acquire));
         // SAFETY: as in `mine`.
-        all.filter(move |cache| *cache != sentinel).map(|cache| unsafe { &*cache })
+        all.filter(move |cache| *cache != sentinel).filter_map(|cache| unsafe { cache.as_ref() })
     }
 
     /// The threads that have a cache here.
@@ -73,9 +91,10 @@ impl Threads {
     #[cold]
     pub(super) fn join(&self) -> Option<&ThreadCache> {
         let index = find_index()?;
-        let place = &self.caches[index];
+        let place = self.caches.get(index).or_else(|| self.far.get_or_make(index))?;
         // Relaxed: written under the lock.
-        if place.load(Ordering::Relaxed) == self.sentinel() {
+        let known = place.load(Ordering::Relaxed);
+        if known.is_null() || known == self.sentinel() {
             // Without memory for it, the thread keeps the sentinel.
             let cache = try_box(ThreadCache::new())?;
             // Release: see `mine`.
@@ -141,10 +160,72 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         let sentinel = self.sentinel();
-        let all = self.caches.iter_mut().map(|place| *place.get_mut());
-        for cache in all.filter(|cache| *cache != sentinel).chain([sentinel]) {
+        // Relaxed: nobody else has it any more.
+        let all = self.caches.iter().chain(self.far.iter()).map(|place| place.load(Ordering::Relaxed));
+        for cache in all.filter(|cache| *cache != sentinel && !cache.is_null()).chain([sentinel]) {
             // SAFETY: the cache came from a box (`new`, `join`). The pool is going, so no thread is inside.
             drop(unsafe { Box::from_raw(cache) });
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::sync::{Arc, Barrier, mpsc};
+    use std::thread::Builder;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fixtures::{Bench, Freeing, alone};
+
+    #[test]
+    fn a_thread_beside_many_pairs_without_the_pools_lock() {
+        // Other tests expect near indices.
+        let name = "cache::threads::tests::a_thread_beside_many_pairs_without_the_pools_lock";
+        alone(name, pair_beside_many);
+    }
+
+    fn pair_beside_many() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let (ready, end) =
+            (Arc::new(Barrier::new(NEAR_THREADS + 1)), Arc::new(Barrier::new(NEAR_THREADS + 1)));
+        let idle = |_| {
+            let (ready, end) = (ready.clone(), end.clone());
+            let stay = move || {
+                find_index().unwrap();
+                ready.wait();
+                end.wait();
+            };
+            Builder::new().stack_size(64 << 10).spawn(stay).unwrap()
+        };
+        let threads: Vec<_> = (0..NEAR_THREADS).map(idle).collect();
+        ready.wait();
+        let (done, is_done) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let pair = || {
+                let block = pool.alloc(4096, &stream).unwrap();
+                pool.free_block(block, &stream).unwrap();
+            };
+            let (go, may_go) = mpsc::channel();
+            scope.spawn(move || {
+                pair();
+                assert!(thread_index() >= NEAR_THREADS);
+                done.send(()).unwrap();
+                may_go.recv().unwrap();
+                (0..100).for_each(|_| pair());
+                done.send(()).unwrap();
+            });
+            is_done.recv().unwrap();
+            let held = pool.inner().state.lock();
+            go.send(()).unwrap();
+            let paired = is_done.recv_timeout(Duration::from_secs(60));
+            drop(held);
+            paired.expect("the pairs did not wait for the lock");
+        });
+        end.wait();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.check().unwrap();
+        pool.trim_to(0).unwrap();
+        assert_eq!(pool.reserved().current, 0);
     }
 }

@@ -127,6 +127,10 @@ impl CapturePool {
         let (ptr, bytes) = block;
         pool.check_process()?;
         check_request(pool, bytes, 1, stream)?;
+        if bytes == 0 {
+            // Such a block lies nowhere.
+            return Ok(false);
+        }
         let units = pool.caches.sizes().units(bytes);
         let mut state = pool.state.lock();
         pool.check_allocates(&state)?;

@@ -236,6 +236,7 @@ mod tests {
         assert_eq!(again(), [false; 5], "they are live");
         pool.check().unwrap();
         assert!(!memory.alloc_at((DevicePtr::new(1 << 50), 1000), &stream).unwrap());
+        assert!(!memory.alloc_at((blocks[0], 0), &stream).unwrap(), "no bytes lie nowhere");
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
         assert_eq!(live(), 0);
         pool.check().unwrap();

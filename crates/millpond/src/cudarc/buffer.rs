@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUdeviceptr, CUpointer_attribute, CUresult, cuPointerGetAttribute,
+};
 use cudarc::driver::{
     CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, HostSlice,
     LaunchArgs, PushKernelArg, SyncOnDrop, ValidAsZeroBits,
@@ -97,7 +99,7 @@ impl<T: DeviceRepr> Buffer<T> {
     }
 
     /// A buffer with the elements of a slice, a `Vec`, an array or cudarc's pinned memory, copied in stream
-    /// order. Pageable memory has been read on return.
+    /// order. All but cudarc's pinned memory has been read on return: for a slice of pinned memory, the host waits for the stream.
     ///
     /// # Errors
     /// Those of [`uninit`](Self::uninit).
@@ -108,6 +110,9 @@ impl<T: DeviceRepr> Buffer<T> {
         let mut buffer = Self::unordered(pool, elements.len(), stream)?;
         if buffer.num_bytes() > 0 {
             stream.cuda().memcpy_htod(elements, &mut buffer).map_err(refused("cuMemcpyHtoDAsync"))?;
+            if is_read_later(elements, stream.cuda()) {
+                stream.cuda().synchronize().map_err(refused("cuStreamSynchronize"))?;
+            }
         }
         Ok(buffer)
     }
@@ -131,6 +136,30 @@ impl<T: DeviceRepr> Buffer<T> {
         let stream = stream.clone();
         Ok(Self { uses, ptr, len, pool: awake, stream, element: PhantomData })
     }
+}
+
+/// Whether a copy of the elements to the device may read them after the call, and nothing but a wait tells when it has: cudarc takes
+/// a slice for pageable memory, and safe code may write to it next.
+fn is_read_later<T, S: HostSlice<T> + ?Sized>(elements: &S, stream: &CudaStream) -> bool {
+    // SAFETY: only looked at.
+    let (slice, uses) = unsafe { elements.stream_synced_slice(stream) };
+    if matches!(uses, SyncOnDrop::Record(Some(_))) {
+        // cudarc's pinned memory: its events tell.
+        return false;
+    }
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+    let (mut kind, at) = (0_u32, slice.as_ptr().addr() as CUdeviceptr);
+    // Where that cannot be known, one wait more.
+    stream.context().attribute(attribute) != Ok(0)
+        // SAFETY: this attribute is written as an unsigned int. The address is only looked up; one that the driver does not know is
+        // an error.
+        || unsafe {
+            cuPointerGetAttribute(
+                (&raw mut kind).cast(),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                at,
+            )
+        } == CUresult::CUDA_SUCCESS
 }
 
 impl<T> Buffer<T> {

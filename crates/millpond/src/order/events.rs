@@ -1,7 +1,7 @@
 //! What the timelines of one device share: the device, events for their marks, and whether a capture is under way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::device::{Device, DeviceResult, EventHandle};
 use crate::lock::Mutex;
@@ -25,11 +25,19 @@ pub(super) struct MarkEvent {
     /// `None` once this is being dropped.
     event: Option<OwnedEvent>,
     events: Arc<Events>,
+    /// Whether a capture recorded it: then no other mark may have it.
+    is_spoilt: AtomicBool,
 }
 
 impl MarkEvent {
     pub(super) fn event(&self) -> &OwnedEvent {
         self.event.as_ref().expect("it is not being dropped")
+    }
+
+    /// A capture recorded it: it is destroyed with the mark. To ask or to wait for it would be an error.
+    pub(super) fn spoil(&self) {
+        // Relaxed: who drops it comes after.
+        self.is_spoilt.store(true, Ordering::Relaxed);
     }
 }
 
@@ -95,17 +103,39 @@ impl Events {
     pub(super) fn spare(self: &Arc<Self>) -> DeviceResult<MarkEvent> {
         let spare = self.spare.lock().pop();
         let event = spare.map_or_else(|| OwnedEvent::create(&self.device), Ok)?;
-        Ok(MarkEvent { event: Some(event), events: self.clone() })
+        Ok(MarkEvent { event: Some(event), events: self.clone(), is_spoilt: AtomicBool::new(false) })
     }
 }
 
 impl Drop for MarkEvent {
     fn drop(&mut self) {
+        if *self.is_spoilt.get_mut() {
+            return;
+        }
         // In a forked child, the event is the parent's.
         let Some(spare) = OfProcess::here(&self.events.spare) else { return };
         let mut spare = spare.lock();
         if spare.len() < 2 * MANY && spare.try_reserve(1).is_ok() {
             spare.extend(self.event.take());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+
+    #[test]
+    fn an_event_that_a_capture_recorded_is_not_used_again() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let events = Events::new(sim);
+        let spare = || events.spare.lock().len();
+        let spoilt = events.spare().unwrap();
+        spoilt.spoil();
+        drop(spoilt);
+        assert_eq!(spare(), 0);
+        drop(events.spare().unwrap());
+        assert_eq!(spare(), 1);
     }
 }

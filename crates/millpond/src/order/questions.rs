@@ -312,7 +312,9 @@ mod tests {
         sim.release(hold);
         timelines.poll(&fence).unwrap();
         device.end_capture(stream.handle()).expect("no rule was broken");
+        let created = sim.calls()[Call::CreateEvent];
         assert!(timelines.make_wait(&fence, waiting.timeline()).unwrap(), "a later mark closes the tick");
+        assert_eq!(sim.calls()[Call::CreateEvent], created + 1, "by an event that no capture recorded");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::device::{DeviceError, DeviceResult, EventHandle, StreamHandle, Stream
 use crate::policy::streams::MANY;
 
 /// How long the handle of a stream is valid. What comes first is the most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Promise {
     /// While anybody holds the stream: either we destroy it, or nobody does.
     Stays,
@@ -322,6 +322,7 @@ impl Timeline {
         // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
         // that does not hurt, but to ask or to wait for it would.
         if !presented && !matches!(self.captures(handle), Ok(false)) {
+            event.spoil();
             return Ok(false);
         }
         let clock = recorded?;

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 use crate::log::log;
+use rustc_hash::FxHashMap;
 
 use super::events::Events;
 use super::timeline::Promise;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
+use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 use crate::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -19,20 +20,27 @@ pub(crate) trait AfterSync: Send + Sync {
 }
 
 /// The timelines, and who holds their streams. One stream has one timeline however often it is presented. By different promises,
-/// it may have several: each promise has its own end.
+/// it may have several: each promise has its own end. No step takes longer where there are more streams.
 #[derive(Debug, Default)]
-pub(super) struct Table(Vec<Option<(Arc<Timeline>, Weak<HeldTimeline>)>>);
+pub(super) struct Table {
+    slots: Vec<Option<(Arc<Timeline>, Weak<HeldTimeline>)>>,
+    /// The slots that are free, with room for all.
+    free: Vec<u32>,
+    /// The slots of the streams that somebody holds, by what the driver calls the stream, and by handle.
+    by_id: FxHashMap<(StreamId, Promise), u32>,
+    by_handle: FxHashMap<(StreamHandle, Promise), u32>,
+}
 
 impl Table {
     /// The timeline, unless it is gone: then all of it is reached.
     #[inline]
     pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
-        let (timeline, _) = self.0.get(id.slot as usize)?.as_ref()?;
+        let (timeline, _) = self.slots.get(id.slot as usize)?.as_ref()?;
         (timeline.id == id).then_some(timeline)
     }
 
     fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
-        self.0.iter().flatten().map(|(timeline, _)| timeline)
+        self.slots.iter().flatten().map(|(timeline, _)| timeline)
     }
 
     /// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
@@ -43,20 +51,71 @@ impl Table {
             Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
             Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
         };
-        // What the driver does not identify is known by its handle, where somebody promised that it stays.
-        let is_it = |of: &Timeline| {
-            let has_handle = id.is_in_capture() && of.promise != Promise::InCalls && of.handle == handle;
-            suffice.contains(&of.promise) && (of.stream == id || has_handle)
-        };
-        let all =
-            self.0.iter().flatten().filter(|(timeline, held)| is_it(timeline) && held.strong_count() > 0);
-        let found = all.min_by_key(|(timeline, _)| timeline.promise)?.1.upgrade()?;
+        let found = suffice.iter().find_map(|promise| {
+            #[cfg(test)]
+            LOOKS.set(LOOKS.get() + 1);
+            let by_id = self.by_id.get(&(id, *promise));
+            // What the driver does not identify is known by its handle, where somebody promised that it stays.
+            let has_handle = || id.is_in_capture() && *promise != Promise::InCalls;
+            let by_handle = || has_handle().then(|| self.by_handle.get(&(handle, *promise))).flatten();
+            // Who lets go of it now still has its place.
+            let held = |slot: &u32| self.slots[*slot as usize].as_ref()?.1.upgrade();
+            by_id.and_then(held).or_else(|| by_handle().and_then(held))
+        })?;
         if promise == Promise::WhileRegistered {
             // Relaxed: the last one ends with the table locked.
             found.registrations.fetch_add(1, Ordering::Relaxed);
         }
         Some(found)
     }
+
+    /// Makes room for one more; `false` where the host has no memory.
+    fn make_room(&mut self) -> bool {
+        let more = (self.slots.len() + 1).saturating_sub(self.free.len());
+        (!self.free.is_empty() || self.slots.try_reserve(1).is_ok())
+            && self.free.try_reserve(more).is_ok()
+            && self.by_id.try_reserve(1).is_ok()
+            && self.by_handle.try_reserve(1).is_ok()
+    }
+
+    /// A free slot, which is taken with [`put`](Self::put). There is [room](Self::make_room).
+    fn free_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 streams at once")
+        })
+    }
+
+    fn put(&mut self, timeline: Arc<Timeline>, held: Weak<HeldTimeline>) {
+        let (slot, promise) = (timeline.id.slot, timeline.promise);
+        self.by_id.insert((timeline.stream, promise), slot);
+        self.by_handle.insert((timeline.handle, promise), slot);
+        self.slots[slot as usize] = Some((timeline, held));
+    }
+
+    /// Nobody finds the timeline any more.
+    fn hide(&mut self, timeline: &Timeline) {
+        let (slot, promise) = (timeline.id.slot, timeline.promise);
+        // The name may be another's by now.
+        if self.by_id.get(&(timeline.stream, promise)) == Some(&slot) {
+            self.by_id.remove(&(timeline.stream, promise));
+        }
+        if self.by_handle.get(&(timeline.handle, promise)) == Some(&slot) {
+            self.by_handle.remove(&(timeline.handle, promise));
+        }
+    }
+
+    /// The timeline is complete, and gone.
+    fn remove(&mut self, id: TimelineId) {
+        self.slots[id.slot as usize] = None;
+        self.free.push(id.slot);
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Names that this thread looked up.
+    static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// A stream's timeline for as long as the program holds the stream. Its end retires the timeline.
@@ -181,17 +240,13 @@ impl Timelines {
             return Ok(other);
         }
         let mut retired = self.retired.lock();
-        let more = (table.0.len() + 1).saturating_sub(retired.len());
-        if table.0.try_reserve(1).is_err() || retired.try_reserve(more).is_err() {
-            let bytes = (table.0.len() * size_of::<Arc<Timeline>>()) as u64;
+        let more = (table.slots.len() + 1).saturating_sub(retired.len());
+        if !table.make_room() || retired.try_reserve(more).is_err() {
+            let bytes = (table.slots.len() * size_of::<Arc<Timeline>>()) as u64;
             return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
         }
         drop(retired);
-        let at = table.0.iter().position(Option::is_none).unwrap_or_else(|| {
-            table.0.push(None);
-            table.0.len() - 1
-        });
-        let slot = u32::try_from(at).expect("fewer than 2^32 streams at once");
+        let slot = table.free_slot();
         let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
         let held = Arc::new(HeldTimeline {
             timelines: self.clone(),
@@ -202,7 +257,7 @@ impl Timelines {
             owner: Default::default(),
             stand_ins: Mutex::default(),
         });
-        table.0[at] = Some((timeline, Arc::downgrade(&held)));
+        table.put(timeline, Arc::downgrade(&held));
         Ok(held)
     }
 
@@ -214,8 +269,8 @@ impl Timelines {
         let less = |count: usize| count.checked_sub(1);
         let is_last = held.registrations.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) == Ok(1);
         let ends = is_last && timeline.promise == Promise::WhileRegistered;
-        if ends && let Some((_, held)) = &mut table.0[timeline.id.slot as usize] {
-            *held = Weak::new();
+        if ends {
+            table.hide(timeline);
         }
         ends
     }
@@ -261,6 +316,7 @@ impl Timelines {
                 log!(WARN, "a stream could not be destroyed", error);
             }
         }
+        self.table.write().hide(timeline);
         self.retired.lock().push_back(timeline.clone());
         self.sweep_retired();
     }
@@ -274,7 +330,7 @@ impl Timelines {
             if timeline.look(timeline.now() - 1).is_err() || timeline.observed() + 1 < timeline.now() {
                 return self.retired.lock().push_back(timeline);
             }
-            self.table.write().0[timeline.id.slot as usize] = None;
+            self.table.write().remove(timeline.id);
         }
     }
 
@@ -296,9 +352,9 @@ impl Timelines {
         let mut turned = Vec::new();
         {
             let all = self.all();
-            let bytes = (all.0.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
+            let bytes = (all.slots.len() * size_of::<(Tick, Arc<Timeline>)>()) as u64;
             let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
-            turned.try_reserve_exact(all.0.len()).map_err(no_memory)?;
+            turned.try_reserve_exact(all.slots.len()).map_err(no_memory)?;
             turned.extend(all.iter().map(|timeline| (timeline.turn(), timeline.clone())));
         }
         self.device().synchronize()?;
@@ -402,6 +458,34 @@ mod tests {
         fn count(&self) -> usize {
             self.all().iter().count()
         }
+    }
+
+    /// Names that are looked up to find a stream, and one that is not there.
+    fn looks_beside(streams: usize) -> usize {
+        let (sim, timelines) = sim();
+        let all: Vec<_> = (0..streams).map(|_| Stream::create(&timelines).unwrap()).collect();
+        let foreign = sim.create_stream().unwrap();
+        let before = LOOKS.get();
+        let last = all.last().unwrap();
+        assert_eq!(present(&timelines, last.handle()).timeline().id, last.timeline().id);
+        present(&timelines, foreign);
+        LOOKS.get() - before
+    }
+
+    #[test]
+    fn a_stream_is_found_equally_fast_beside_many() {
+        assert_eq!(looks_beside(3000), looks_beside(2));
+    }
+
+    #[test]
+    fn slots_of_streams_that_are_gone_serve_again() {
+        let (_, timelines) = sim();
+        for _ in 0..3 {
+            drop((0..50).map(|_| Stream::create(&timelines).unwrap()).collect::<Vec<_>>());
+        }
+        let table = timelines.all();
+        assert_eq!((table.slots.len(), table.free.len()), (50, 50));
+        assert!(table.by_id.is_empty() && table.by_handle.is_empty());
     }
 
     #[test]

@@ -2,8 +2,12 @@
 //!
 //! It may be much, but nothing is lost: whoever needs it takes it back.
 
-/// Threads that can have caches at the same time: a pool has a pointer for each. The others allocate under its lock.
-pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
+/// Threads, but for one, whose caches the fast path finds: each pool has a pointer for each. More threads at once find theirs by a
+/// table that grows, and a slower path. A power of two.
+pub(crate) const NEAR_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
+
+/// Chunks of that table: for more threads than Linux lets live at once, which are 2^22.
+pub(crate) const CHUNKS: usize = 13;
 
 /// Entries of a thread's lock, by which it finds a stream's magazines: as many as a byte tells apart, so that finding one takes no
 /// instruction. A model tries what may happen at one of them.

@@ -356,6 +356,29 @@ fn buffers_live_on_every_kind_of_stream() -> Outcome {
     Ok(())
 }
 
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn pinned_elements_are_read_before_they_can_be_written() -> Outcome {
+    let Rig { device, pool, on, .. } = rig()?;
+    let pinned = device.pinned()?.build()?;
+    let mut elements = millpond::Buffer::<f32>::new(&pinned, 16 * ELEMENTS, on.millpond())?;
+    for round in 0..8 {
+        let (before, after) = (round as f32, -1.0 - round as f32);
+        elements.as_mut_slice()?.fill(before);
+        let copy = Buffer::from_slice(&pool, elements.as_slice()?, &on)?;
+        elements.as_mut_slice()?.fill(after);
+        assert!(on.cuda().clone_dtoh(&copy)?.iter().all(|element| *element == before), "round {round}");
+    }
+    // What is borrowed as a slice is written without asking the pool.
+    let (front, back) = elements.as_mut_slice()?.split_at_mut(8 * ELEMENTS);
+    front.fill(1.0);
+    back.fill(2.0);
+    let copy = Buffer::from_slice(&pool, &*front, &on)?;
+    front.fill(3.0);
+    assert!(on.cuda().clone_dtoh(&copy)?.iter().all(|element| *element == 1.0));
+    Ok(())
+}
+
 /// What a pair costs on top of the pool's own, and beside cudarc's. For a person to read.
 #[test]
 #[ignore = "needs a CUDA GPU"]

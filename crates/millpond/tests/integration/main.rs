@@ -42,6 +42,7 @@ mod guard;
 mod host_tables;
 #[cfg(target_os = "linux")]
 mod live;
+mod logging;
 mod managed;
 mod mappings;
 mod nvtx;

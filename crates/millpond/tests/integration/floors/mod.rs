@@ -129,6 +129,24 @@ fn no_floor_uses_one_above_it() {
 }
 
 #[test]
+fn only_one_file_sends_events() {
+    let src = crates().join("millpond/src");
+    let mut found = Vec::new();
+    let mut folders = vec![src.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder of sources") {
+            let path = entry.expect("src/ can be read").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if fs::read_to_string(&path).expect("a text").contains("tracing::") {
+                found.push(path);
+            }
+        }
+    }
+    assert_eq!(found, [src.join("log.rs")], "others use `log`, which waits until no lock is held");
+}
+
+#[test]
 fn methods_away_from_their_type_close_a_circle() {
     let folder = tempfile::tempdir().expect("a folder");
     let files = [

@@ -1,0 +1,127 @@
+//! Events of `tracing` are sent with no lock held: a subscriber may use the pool that they are about.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use millpond::device::sim::Call;
+use millpond::{Context, Pool, Stream};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::shared::{Freeing, MIB, sim};
+
+thread_local! {
+    /// What the subscriber uses on each event, and the texts that it has heard.
+    static USED: RefCell<Option<(Context, Pool, Stream)>> = const { RefCell::new(None) };
+    static HEARD: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// Allocates and frees in the pool, trims it, and asks its streams, on each event.
+struct UsesThePool;
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for UsesThePool {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("millpond")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        HEARD.with_borrow_mut(|heard| heard.insert(text.0));
+        let used = USED.with_borrow(|used| used.clone());
+        let Some((context, pool, stream)) = used else { return };
+        for bytes in [512, 3 * MIB] {
+            if let Ok(block) = pool.alloc(bytes, &stream) {
+                pool.free_block(block, &stream).unwrap();
+            }
+        }
+        _ = pool.trim_to(64 * MIB);
+        _ = stream.record();
+        _ = context.create_stream();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Asks a pool for what it can do, on a device whose calls fail now and then.
+fn work() {
+    let (sim, context, stream) = sim(256 * MIB);
+    let pool = Pool::builder(&context).build().unwrap();
+    let other = context.create_stream().unwrap();
+    USED.set(Some((context.clone(), pool.clone(), stream.clone())));
+    Call::ALL.into_iter().for_each(|call| sim.fail_randomly(call, 0.05));
+    let mut live = Vec::new();
+    for step in 0_u64..2_000 {
+        let on = if step % 3 == 0 { &other } else { &stream };
+        let bytes = [512, 40_000, 3 * MIB, 17 * MIB, 90 * MIB][(step % 5) as usize] + 512 * (step % 7);
+        live.extend(pool.alloc(bytes, on));
+        _ = sim.launch(on.handle(), Duration::from_millis(1));
+        if live.len() > 12 {
+            live.drain(..8).for_each(|block| pool.free_block(block, on).unwrap());
+        }
+        match step % 50 {
+            10 => _ = context.synchronize(),
+            20 => _ = pool.trim_to(0),
+            30 => _ = pool.alloc(300 * MIB, on),
+            40 => _ = pool.capture_pool().begin(on).map(|_capturing| pool.alloc(5 * MIB, on)),
+            _ => {}
+        }
+        // SAFETY: the stream is alive.
+        _ = unsafe { context.foreign_stream(on.handle()) };
+        drop(context.create_stream());
+    }
+    sim.fail_no_more();
+    live.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+    pool.check().unwrap();
+    USED.take();
+    context.synchronize().unwrap();
+}
+
+#[test]
+fn a_subscriber_that_uses_the_pool_on_each_event_does_not_hang() {
+    let (done, is_done) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        tracing::subscriber::with_default(UsesThePool, work);
+        done.send(HEARD.take()).unwrap();
+    });
+    let heard = match is_done.recv_timeout(Duration::from_secs(300)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("an event was sent with a lock held"),
+        heard => heard,
+    };
+    worker.join().unwrap();
+    let heard = heard.unwrap();
+    // Each of them comes under the pool's lock, or under that of a stream.
+    for text in [
+        "a miss",
+        "an old mapping could not be removed; it is tried again",
+        "the device could not be asked what is complete",
+    ] {
+        assert!(heard.contains(text), "{text:?} is not in {heard:#?}");
+    }
+    // Without a lock.
+    assert!(heard.contains("out of memory"), "{heard:#?}");
+}
