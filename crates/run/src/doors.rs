@@ -77,7 +77,12 @@ unsafe fn replace(code: Code, name: *const c_char, to: *mut Address, (version, f
 /// A stream ends, and what the pools know of it.
 fn destroy_stream(stream: Handle, real: impl FnOnce() -> Code) -> Code {
     streams::forget(stream.addr() as u64);
-    real()
+    let code = real();
+    // Its capture is over, if it had one.
+    if code.is_success() {
+        captures::end(stream.addr() as u64);
+    }
+    code
 }
 
 /// The primary context of a GPU ends, with all that the program has there.

@@ -219,7 +219,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Frees a block when the GPU is next waited for.
+    /// Frees a block when the GPU is next waited for, which is at the latest when the last capture ends.
     pub(crate) fn free_late(&self, ptr: DevicePtr) {
         self.late.lock().push(ptr);
     }
@@ -252,6 +252,15 @@ pub(crate) fn block_at(at: u64) -> Option<Block> {
 /// Gives back what the pools hold and nobody uses. Returns the bytes.
 pub(crate) fn trim() -> u64 {
     known().iter().filter_map(|gpu| gpu.pool.trim_to(0).ok()).sum()
+}
+
+/// Frees what the program freed while a capture was under way, once the GPU has done its work.
+pub(crate) fn free_late() {
+    for gpu in known().iter().filter(|gpu| !gpu.late.lock().is_empty()) {
+        if let Err(error) = gpu.wait() {
+            said::say(&format!("what was freed during a capture stays held: {error}"));
+        }
+    }
 }
 
 /// Lets one GPU use the pool's memory of another, from when both have pools.
