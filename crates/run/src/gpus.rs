@@ -9,6 +9,7 @@ use millpond::bindings::{Mutex, PerProcess, RwLock};
 use millpond::device::DevicePtr;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool, Stats, Stream};
+use rustc_hash::FxHashMap;
 
 use crate::driver::{self, Handle};
 use crate::linker::Own;
@@ -45,6 +46,8 @@ struct Gpus {
     building: Mutex<Vec<c_int>>,
     /// What the pools did that are gone, by GPU.
     gone: Mutex<Vec<(usize, Stats)>>,
+    /// Of GPUs, by their numbers, what the program said before they had pools.
+    thresholds: Mutex<FxHashMap<usize, u64>>,
     /// Which GPU's memory which other GPU may use, by their numbers.
     peers: Mutex<Vec<(usize, usize)>>,
 }
@@ -120,6 +123,9 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
     match Gpu::new(device as usize) {
         Ok(gpu) => {
             let gpu = Arc::new(gpu);
+            if let Some(bytes) = gpus.thresholds.lock().get(&gpu.ordinal) {
+                gpu.pool.set_release_threshold(*bytes);
+            }
             gpus.known.write().push(gpu.clone());
             drop(failed);
             share_known(gpus);
@@ -261,6 +267,12 @@ pub(crate) fn free_late() {
             said::say(&format!("what was freed during a capture stays held: {error}"));
         }
     }
+}
+
+/// Sets how much the pool of a GPU may keep at a synchronization, also before it is there.
+pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
+    GPUS.get().thresholds.lock().insert(ordinal, bytes);
+    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.pool.set_release_threshold(bytes));
 }
 
 /// Lets one GPU use the pool's memory of another, from when both have pools.

@@ -234,6 +234,11 @@ fn a_limit_holds_for_the_sum() {
 }
 
 #[test]
+fn pools_of_other_kinds_are_the_drivers() {
+    linked("other pools", &[]);
+}
+
+#[test]
 fn what_is_freed_during_a_capture_is_free_after_it() {
     linked("late", &[]);
 }
