@@ -19,10 +19,26 @@ pub(crate) fn credentials(socket: &impl AsFd) -> io::Result<UnixCredentials> {
 /// The number of the process at the other end, which must be of this user. `None` where this process cannot know the number.
 pub(crate) fn own_users_process(socket: &impl AsFd) -> io::Result<Option<u32>> {
     let peer = credentials(socket)?;
-    if peer.uid() != rustix::process::geteuid().as_raw() {
+    let own = rustix::process::geteuid().as_raw();
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    if peer.uid() != own || stands_for_many(own, &read(OVERFLOW), &read(USERS)) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0))
+}
+
+/// What a user is called that a user namespace has no number for.
+const OVERFLOW: &str = "/proc/sys/kernel/overflowuid";
+
+/// The users that this process's user namespace has numbers for: their first number inside, outside, and how many.
+const USERS: &str = "/proc/self/uid_map";
+
+/// Whether a user's number may be that of any user: the one for all that the namespace does not know.
+fn stands_for_many(user: u32, overflow: &str, users: &str) -> bool {
+    /// As systems have it that do not say.
+    const USUAL: u32 = 65_534;
+    let knows_all = users.split_ascii_whitespace().eq(["0", "0", "4294967295"]);
+    user == overflow.trim().parse().unwrap_or(USUAL) && !knows_all
 }
 
 /// Without a signal where the other end is closed.
@@ -39,6 +55,15 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn a_user_without_a_number_is_not_told_from_others() {
+        let all = "         0          0 4294967295\n";
+        let one = "     65534       1000          1\n";
+        assert!(!stands_for_many(65534, "65534\n", all));
+        assert!(stands_for_many(65534, "65534\n", one) && stands_for_many(65534, "", ""));
+        assert!(!stands_for_many(1000, "65534\n", one));
+    }
 
     #[test]
     fn the_other_end_of_a_pair_is_this_process() {

@@ -57,6 +57,7 @@ pub(crate) fn end(stream: u64) {
         drop(begun);
         // Makes up for what was put off.
         drop(held_back);
+        gpus::free_late();
     }
 }
 

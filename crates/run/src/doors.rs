@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use crate::code::Code;
-use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, functions};
+use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, PoolProps, functions};
 use crate::linker::{Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
@@ -77,7 +77,12 @@ unsafe fn replace(code: Code, name: *const c_char, to: *mut Address, (version, f
 /// A stream ends, and what the pools know of it.
 fn destroy_stream(stream: Handle, real: impl FnOnce() -> Code) -> Code {
     streams::forget(stream.addr() as u64);
-    real()
+    let code = real();
+    // Its capture is over, if it had one.
+    if code.is_success() {
+        captures::end(stream.addr() as u64);
+    }
+    code
 }
 
 /// The primary context of a GPU ends, with all that the program has there.
@@ -127,15 +132,15 @@ doors! {
     ) |real| pooled::alloc_pitch(at, pitch, (width, height), real);
     cuMemFree_v2 since 3020 (at: DeviceAddress) |real| pooled::free(at, real);
     cuMemAllocAsync since 11020 (at: *mut DeviceAddress, bytes: usize, stream: Handle) |real|
-        pooled::alloc_async((at, bytes), stream, driver_pools::is_any_current_special(), real);
+        pooled::alloc_async((at, bytes), stream, driver_pools::of_current(), real);
     cuMemAllocAsync_ptsz since 11020 (at: *mut DeviceAddress, bytes: usize, stream: Handle) |real|
-        pooled::alloc_async((at, bytes), of_thread(stream), driver_pools::is_any_current_special(), real);
+        pooled::alloc_async((at, bytes), of_thread(stream), driver_pools::of_current(), real);
     cuMemAllocFromPoolAsync since 11020 (
         at: *mut DeviceAddress, bytes: usize, pool: Handle, stream: Handle,
-    ) |real| pooled::alloc_async((at, bytes), stream, driver_pools::is_special(pool), real);
+    ) |real| pooled::alloc_async((at, bytes), stream, driver_pools::of(pool), real);
     cuMemAllocFromPoolAsync_ptsz since 11020 (
         at: *mut DeviceAddress, bytes: usize, pool: Handle, stream: Handle,
-    ) |real| pooled::alloc_async((at, bytes), of_thread(stream), driver_pools::is_special(pool), real);
+    ) |real| pooled::alloc_async((at, bytes), of_thread(stream), driver_pools::of(pool), real);
     cuMemFreeAsync since 11020 (at: DeviceAddress, stream: Handle) |real| pooled::free_async(at, stream, real);
     cuMemFreeAsync_ptsz since 11020 (at: DeviceAddress, stream: Handle) |real|
         pooled::free_async(at, of_thread(stream), real);
@@ -163,7 +168,7 @@ doors! {
         pages::map(at, handle, real);
     cuMemUnmap since 10020 (at: DeviceAddress, bytes: usize) |real| pages::unmap(at, bytes, real);
 
-    cuMemPoolCreate since 11020 (pool: *mut Handle, props: *const MemoryProps) |real|
+    cuMemPoolCreate since 11020 (pool: *mut Handle, props: *const PoolProps) |real|
         driver_pools::create(pool, props, real);
     cuMemPoolDestroy since 11020 (pool: Handle) |real| driver_pools::destroy(pool, real);
     cuMemPoolTrimTo since 11020 (pool: Handle, keep: usize) |real| driver_pools::trim(pool, keep, real);

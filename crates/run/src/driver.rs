@@ -39,6 +39,26 @@ pub(crate) struct MemoryProps {
     pub(crate) location: Location,
 }
 
+/// `CUmemPoolProps`, as far as anything is in it.
+#[repr(C)]
+pub(crate) struct PoolProps {
+    memory: MemoryProps,
+    security: *const c_void,
+    most_bytes: usize,
+    usage: u16,
+}
+
+impl PoolProps {
+    /// The GPU, if the memory is as plain as that of the GPU's default pool: `CU_MEM_ALLOCATION_TYPE_PINNED`, for no other processes,
+    /// without a limit, for no special use.
+    pub(crate) fn plain_on(&self) -> Option<usize> {
+        const PINNED: c_int = 1;
+        let Self { memory: MemoryProps { kind, handle_types, location }, most_bytes, usage, .. } = self;
+        let is_plain = (*kind, *handle_types, *most_bytes, *usage) == (PINNED, 0, 0, 0);
+        location.gpu().filter(|_| is_plain)
+    }
+}
+
 /// A function of the driver's.
 pub(crate) struct Function {
     name: &'static CStr,
@@ -124,7 +144,7 @@ driver_functions! {
     cuMemMap(at: DeviceAddress, bytes: usize, offset: usize, handle: u64, flags: u64);
     cuMemUnmap(at: DeviceAddress, bytes: usize);
 
-    cuMemPoolCreate(pool: *mut Handle, props: *const MemoryProps);
+    cuMemPoolCreate(pool: *mut Handle, props: *const PoolProps);
     cuMemPoolDestroy(pool: Handle);
     cuMemPoolTrimTo(pool: Handle, keep: usize);
     cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: *mut c_void);
@@ -132,6 +152,7 @@ driver_functions! {
     cuMemPoolSetAccess(pool: Handle, access: *const c_void, count: usize);
     cuDeviceSetMemPool(device: c_int, pool: Handle);
     cuMemSetMemPool(location: *const Location, kind: c_int, pool: Handle);
+    cuDeviceGetCount(count: *mut c_int);
     cuDeviceGetDefaultMemPool(pool: *mut Handle, device: c_int);
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
@@ -164,6 +185,14 @@ driver_functions! {
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
     cuDevicePrimaryCtxReset_v2(device: c_int);
+}
+
+/// How many GPUs there are.
+pub(crate) fn device_count() -> usize {
+    let mut count: c_int = 0;
+    // SAFETY: `count` is writable.
+    let asked = unsafe { cuDeviceGetCount(&mut count) };
+    usize::try_from(count).ok().filter(|_| asked.is_success()).unwrap_or(0)
 }
 
 /// The calling thread's context; `None` where it has none.

@@ -4,27 +4,25 @@
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use millpond::bindings::{Mutex, PerProcess};
 use rustc_hash::FxHashMap;
 
 use crate::code::Code;
-use crate::driver::{self, Handle, Location, MemoryProps};
+use crate::driver::{self, Handle, Location, PoolProps};
 use crate::gpus::{self, Gpu};
-
-/// A pool that the program made.
-#[derive(Debug, Clone, Copy)]
-struct Made {
-    device: usize,
-    /// Its memory is for other processes, or not a GPU's: a block of ours cannot be that.
-    is_special: bool,
-}
+use crate::pooled::Source;
 
 #[derive(Debug, Default)]
 struct Pools {
-    made: Mutex<FxHashMap<u64, Made>>,
+    /// Those that the program made: the GPU of one whose memory ours can be.
+    made: Mutex<FxHashMap<u64, Option<usize>>>,
+    /// The default pool of each GPU, by its handle.
+    defaults: OnceLock<FxHashMap<u64, usize>>,
+    /// The special pool that is a GPU's current one.
+    current: Mutex<FxHashMap<usize, u64>>,
 }
 
 /// The GPUs whose current pool is special, one bit each. A forked child of who has such pools has no CUDA.
@@ -36,19 +34,12 @@ static POOLS: PerProcess<Pools> = PerProcess::new(Default::default);
 ///
 /// # Safety
 /// `pool` may be written, and `props` is readable.
-pub(crate) unsafe fn create(
-    pool: *mut Handle,
-    props: *const MemoryProps,
-    real: impl FnOnce() -> Code,
-) -> Code {
+pub(crate) unsafe fn create(pool: *mut Handle, props: *const PoolProps, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code.is_success() {
         // SAFETY: the caller's promise: the driver has read the one and written the other.
-        let (pool, props) = unsafe { (pool.read(), &*props) };
-        let gpu = props.location.gpu();
-        let made =
-            Made { device: gpu.unwrap_or_default(), is_special: props.handle_types != 0 || gpu.is_none() };
-        POOLS.get().made.lock().insert(pool.addr() as u64, made);
+        let (pool, gpu) = unsafe { (pool.read(), (*props).plain_on()) };
+        POOLS.get().made.lock().insert(pool.addr() as u64, gpu);
     }
     code
 }
@@ -57,9 +48,18 @@ pub(crate) unsafe fn create(
 pub(crate) fn destroy(pool: Handle, real: impl FnOnce() -> Code) -> Code {
     // Before: another thread may be given the handle next.
     if let Entry::Occupied(made) = POOLS.get().made.lock().entry(pool.addr() as u64) {
-        set_current(made.get().device, false);
         made.remove();
     }
+    // Its GPU has the default pool again.
+    let mut current = POOLS.get().current.lock();
+    current.retain(|device, of| {
+        let stays = *of != pool.addr() as u64;
+        if !stays {
+            set_current(*device, false);
+        }
+        stays
+    });
+    drop(current);
     real()
 }
 
@@ -69,7 +69,13 @@ pub(crate) fn make_current(device: Option<usize>, pool: Handle, real: impl FnOnc
     if code.is_success()
         && let Some(device) = device
     {
-        set_current(device, is_special(pool));
+        let is_special = !matches!(of(pool), Source::Pool(Some(of)) if of == device);
+        let mut current = POOLS.get().current.lock();
+        current.remove(&device);
+        if is_special {
+            current.insert(device, pool.addr() as u64);
+        }
+        set_current(device, is_special);
     }
     code
 }
@@ -84,32 +90,40 @@ fn set_current(device: usize, is_special: bool) {
     };
 }
 
-/// Whether a pool's memory is the driver's to give.
-pub(crate) fn is_special(pool: Handle) -> bool {
-    POOLS.get().made.lock().get(&(pool.addr() as u64)).is_some_and(|made| made.is_special)
-}
-
-/// Whether the current pool of any GPU is such a one: then `cuMemAllocAsync` is the driver's.
-#[inline]
-pub(crate) fn is_any_current_special() -> bool {
-    SPECIAL_CURRENT.load(Ordering::Relaxed) != 0
-}
-
-/// The GPU of one of the driver's pools, where that is not special.
-fn gpu_of(pool: Handle) -> Option<Arc<Gpu>> {
-    let made = POOLS.get().made.lock().get(&(pool.addr() as u64)).copied();
-    let known = gpus::known();
-    if let Some(made) = made {
-        return known.into_iter().find(|gpu| gpu.ordinal == made.device && !made.is_special);
+/// Of a pool whose memory is given out: the GPU whose pool stands for it. Any other is the driver's own, such as one for managed memory
+/// or for the host's, one that another process made, or one with a limit.
+pub(crate) fn of(pool: Handle) -> Source {
+    let handle = pool.addr() as u64;
+    let made = POOLS.get().made.lock().get(&handle).copied();
+    match made.unwrap_or_else(|| defaults().get(&handle).copied()) {
+        Some(gpu) => Source::Pool(Some(gpu)),
+        None => Source::Driver,
     }
-    let is_default = |gpu: &Arc<Gpu>| {
-        let mut default = ptr::null_mut();
-        // SAFETY: `default` is writable.
-        let asked = unsafe { driver::cuDeviceGetDefaultMemPool(&mut default, gpu.ordinal as c_int) };
-        asked.is_success() && default == pool
-    };
-    // A program may ask before its first allocation.
-    known.into_iter().find(is_default).or_else(|| gpus::current().filter(is_default))
+}
+
+/// Of the current pool of the stream's GPU.
+#[inline]
+pub(crate) fn of_current() -> Source {
+    if SPECIAL_CURRENT.load(Ordering::Relaxed) == 0 { Source::Pool(None) } else { Source::Driver }
+}
+
+fn defaults() -> &'static FxHashMap<u64, usize> {
+    POOLS.get().defaults.get_or_init(|| {
+        let default_of = |device: usize| {
+            let mut pool = ptr::null_mut();
+            // SAFETY: `pool` is writable.
+            let asked = unsafe { driver::cuDeviceGetDefaultMemPool(&mut pool, device as c_int) };
+            asked.is_success().then_some((pool.addr() as u64, device))
+        };
+        (0..driver::device_count()).filter_map(default_of).collect()
+    })
+}
+
+/// The GPU of one of the driver's pools, if ours stands for it and is there. A program may ask before its first allocation.
+fn gpu_of(pool: Handle) -> Option<Arc<Gpu>> {
+    let Source::Pool(Some(device)) = of(pool) else { return None };
+    let known = gpus::known().into_iter().find(|gpu| gpu.ordinal == device);
+    known.or_else(|| gpus::current().filter(|gpu| gpu.ordinal == device))
 }
 
 /// `CUmemPool_attribute`.
@@ -160,11 +174,13 @@ pub(crate) unsafe fn set_attribute(
     if !code.is_success() {
         return code;
     }
-    let Some(gpu) = gpu_of(pool) else { return code };
+    let Source::Pool(Some(device)) = of(pool) else { return code };
     match which {
         // SAFETY: the caller's promise; the attribute is a number of 64 bits, which the driver read.
-        RELEASE_THRESHOLD => gpu.pool.set_release_threshold(unsafe { value.cast::<u64>().read() }),
-        RESERVED_MOST | USED_MOST => gpu.pool.reset_high_water(),
+        RELEASE_THRESHOLD => gpus::set_release_threshold(device, unsafe { value.cast::<u64>().read() }),
+        RESERVED_MOST | USED_MOST => {
+            gpu_of(pool).into_iter().for_each(|gpu| gpu.pool.reset_high_water());
+        }
         _ => {}
     }
     code
@@ -201,13 +217,13 @@ pub(crate) unsafe fn share(
     const READ_WRITE: c_int = 3;
     let code = real();
     if code.is_success()
-        && let Some(gpu) = gpu_of(pool)
+        && let Source::Pool(Some(owner)) = of(pool)
     {
         // SAFETY: the caller's promise.
         let access = unsafe { std::slice::from_raw_parts(access.cast::<Access>(), count) };
         let peers = access.iter().filter(|entry| entry.flags == READ_WRITE);
-        let peers = peers.filter_map(|entry| entry.location.gpu()).filter(|peer| *peer != gpu.ordinal);
-        peers.for_each(|peer| gpus::share(gpu.ordinal, peer));
+        let peers = peers.filter_map(|entry| entry.location.gpu()).filter(|peer| *peer != owner);
+        peers.for_each(|peer| gpus::share(owner, peer));
     }
     code
 }

@@ -9,6 +9,7 @@ use millpond::bindings::{Mutex, PerProcess, RwLock};
 use millpond::device::DevicePtr;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool, Stats, Stream};
+use rustc_hash::FxHashMap;
 
 use crate::driver::{self, Handle};
 use crate::linker::Own;
@@ -45,6 +46,8 @@ struct Gpus {
     building: Mutex<Vec<c_int>>,
     /// What the pools did that are gone, by GPU.
     gone: Mutex<Vec<(usize, Stats)>>,
+    /// Of GPUs, by their numbers, what the program said before they had pools.
+    thresholds: Mutex<FxHashMap<usize, u64>>,
     /// Which GPU's memory which other GPU may use, by their numbers.
     peers: Mutex<Vec<(usize, usize)>>,
 }
@@ -120,6 +123,9 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
     match Gpu::new(device as usize) {
         Ok(gpu) => {
             let gpu = Arc::new(gpu);
+            if let Some(bytes) = gpus.thresholds.lock().get(&gpu.ordinal) {
+                gpu.pool.set_release_threshold(*bytes);
+            }
             gpus.known.write().push(gpu.clone());
             drop(failed);
             share_known(gpus);
@@ -219,7 +225,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Frees a block when the GPU is next waited for.
+    /// Frees a block when the GPU is next waited for, which is at the latest when the last capture ends.
     pub(crate) fn free_late(&self, ptr: DevicePtr) {
         self.late.lock().push(ptr);
     }
@@ -252,6 +258,21 @@ pub(crate) fn block_at(at: u64) -> Option<Block> {
 /// Gives back what the pools hold and nobody uses. Returns the bytes.
 pub(crate) fn trim() -> u64 {
     known().iter().filter_map(|gpu| gpu.pool.trim_to(0).ok()).sum()
+}
+
+/// Frees what the program freed while a capture was under way, once the GPU has done its work.
+pub(crate) fn free_late() {
+    for gpu in known().iter().filter(|gpu| !gpu.late.lock().is_empty()) {
+        if let Err(error) = gpu.wait() {
+            said::say(&format!("what was freed during a capture stays held: {error}"));
+        }
+    }
+}
+
+/// Sets how much the pool of a GPU may keep at a synchronization, also before it is there.
+pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
+    GPUS.get().thresholds.lock().insert(ordinal, bytes);
+    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.pool.set_release_threshold(bytes));
 }
 
 /// Lets one GPU use the pool's memory of another, from when both have pools.

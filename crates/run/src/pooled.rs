@@ -10,6 +10,14 @@ use crate::outside::{self, Asked, Kind};
 use crate::settings::{Mode, settings};
 use crate::{account, captures, streams};
 
+/// Where memory comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Source {
+    /// The pool of the stream's GPU, if that is the one that is named.
+    Pool(Option<usize>),
+    Driver,
+}
+
 /// Where an allocation's address goes.
 pub(crate) type To = *mut DeviceAddress;
 
@@ -69,7 +77,7 @@ pub(crate) unsafe fn alloc_pitch(
 
 /// `cuMemAllocAsync`: memory for work that the stream is given afterwards.
 ///
-/// `is_special`: from one of the driver's pools whose memory ours cannot be.
+/// Memory of another GPU than the stream's is the driver's.
 ///
 /// # Safety
 /// As for [`alloc`]; the handle is null or a live stream.
@@ -77,25 +85,31 @@ pub(crate) unsafe fn alloc_pitch(
 pub(crate) unsafe fn alloc_async(
     (to, bytes): (To, usize),
     stream: Handle,
-    is_special: bool,
+    from: Source,
     real: impl Fn() -> Code,
 ) -> Code {
     let handle = stream.addr() as u64;
-    if !to.is_null()
-        && !is_special
+    if let Source::Pool(of) = from
+        && !to.is_null()
         && !captures::is_any()
-        && let Some(ptr) = streams::alloc_ready(handle, bytes as u64)
+        && let Some(ptr) = streams::alloc_ready(handle, bytes as u64, of)
     {
         // SAFETY: the caller's promise.
         unsafe { to.write(ptr.raw()) };
         return Code::SUCCESS;
     }
-    let may = bytes > 0 && !to.is_null() && settings().mode == Mode::Pool && !is_special;
-    // SAFETY: the caller's promise.
-    if may && !unsafe { captures::is_captured(stream) } {
+    let may = bytes > 0 && !to.is_null() && settings().mode == Mode::Pool;
+    if let Source::Pool(of) = from
+        && may
         // SAFETY: the caller's promise.
-        let served = unsafe { streams::with(handle, |gpu, stream| gpu.pool.alloc(bytes as u64, stream)) };
-        if let Some(allocated) = served {
+        && !unsafe { captures::is_captured(stream) }
+    {
+        let alloc = |gpu: &Gpu, stream: &Stream| {
+            of.is_none_or(|of| of == gpu.ordinal).then(|| gpu.pool.alloc(bytes as u64, stream))
+        };
+        // SAFETY: the caller's promise.
+        let served = unsafe { streams::with(handle, alloc) };
+        if let Some(allocated) = served.flatten() {
             account::keep();
             // SAFETY: the caller's promise.
             return unsafe { answer(to, allocated) };

@@ -45,6 +45,7 @@ impl Drop for Last {
 struct Ready {
     generation: u64,
     handle: u64,
+    gpu: usize,
     shortcut: Shortcut,
 }
 
@@ -54,11 +55,12 @@ thread_local! {
     static READY: Cell<Option<Ready>> = const { Cell::new(None) };
 }
 
-/// A block that the thread has ready for work on a stream; `None`, and nothing done, where it is not as simple as that.
+/// A block that the thread has ready for work on a stream, on the GPU if one is named; `None`, and nothing done, where it is not as simple as that.
 #[inline]
-pub(crate) fn alloc_ready(handle: u64, bytes: u64) -> Option<DevicePtr> {
+pub(crate) fn alloc_ready(handle: u64, bytes: u64, gpu: Option<usize>) -> Option<DevicePtr> {
+    let ready = ready(handle).filter(|ready| gpu.is_none_or(|gpu| gpu == ready.gpu))?;
     // SAFETY: `LAST` keeps pool and stream alive. The thread made the shortcut, which goes when that ends or forks.
-    unsafe { ready(handle)?.alloc(bytes) }
+    unsafe { ready.shortcut.alloc(bytes) }
 }
 
 /// Takes a block into the thread's magazines; `false`, and nothing done, where it is not as simple as that.
@@ -68,13 +70,12 @@ pub(crate) fn alloc_ready(handle: u64, bytes: u64) -> Option<DevicePtr> {
 #[inline]
 pub(crate) unsafe fn free_ready(handle: u64, ptr: DevicePtr) -> bool {
     // SAFETY: as in `alloc_ready`; and the caller's promise.
-    ready(handle).is_some_and(|shortcut| unsafe { shortcut.free(ptr) })
+    ready(handle).is_some_and(|ready| unsafe { ready.shortcut.free(ptr) })
 }
 
 #[inline]
-fn ready(handle: u64) -> Option<Shortcut> {
-    let Ready { generation, handle: its_handle, shortcut } = READY.get()?;
-    (its_handle == handle && generation == gpus::generation()).then_some(shortcut)
+fn ready(handle: u64) -> Option<Ready> {
+    READY.get().filter(|ready| ready.handle == handle && ready.generation == gpus::generation())
 }
 
 /// The handle of each thread's own default stream.
@@ -138,9 +139,10 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
+            let gpu = known.gpu.ordinal;
             *last = Some(Last { generation, handle, known });
             // After the one before was dropped, which takes its own away.
-            READY.set(shortcut.map(|shortcut| Ready { generation, handle, shortcut }));
+            READY.set(shortcut.map(|shortcut| Ready { generation, handle, gpu, shortcut }));
         }
     })
     .ok();

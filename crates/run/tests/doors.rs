@@ -234,6 +234,16 @@ fn a_limit_holds_for_the_sum() {
 }
 
 #[test]
+fn pools_of_other_kinds_are_the_drivers() {
+    linked("other pools", &[]);
+}
+
+#[test]
+fn what_is_freed_during_a_capture_is_free_after_it() {
+    linked("late", &[]);
+}
+
+#[test]
 fn a_limit_counts_what_is_there_and_nothing_else() {
     for mode in ["limit", "pool"] {
         for case in ["pages", "ends"] {

@@ -135,6 +135,10 @@ impl Guarding {
     /// Before the pool's pages go: what was freed is looked at, and the redzones of live blocks are not watched if their bytes will
     /// not come back.
     pub(crate) fn before_sleep(&self, core: &Core, keeps_bytes: bool) {
+        // Late writes are found, too. While a graph is captured, which the wait would end, no pool sleeps.
+        if !matches!(core.timelines.synchronize_device_unless_capturing(), Ok(true)) {
+            return;
+        }
         self.give_back(core, true);
         if !keeps_bytes {
             self.blocks.lock().live.values_mut().for_each(|block| block.has_canaries = false);

@@ -83,9 +83,17 @@ pub struct SizeRow {
 
 // ---- writing ---------------------------------------------------------------------------------------
 
+/// Whether a terminal shows something else than this character: what controls it, or the order and the joining of others.
+/// (Unicode's categories Cc, Zl and Zp, and those of Cf that are no letters' parts.)
+pub(super) fn is_unshown(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 /// One line whatever the name is, and not too long.
 pub(super) fn tamed(name: &str) -> String {
-    let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let shown = |c: char| if is_unshown(c) { char::REPLACEMENT_CHARACTER } else { c };
     name.trim().chars().map(shown).take(LONGEST_NAME).collect()
 }
 
@@ -205,12 +213,12 @@ mod tests {
 
     #[test]
     fn what_is_written_of_a_pool_is_what_is_read() {
-        let bench = Bench::new(|pool| pool.name("a\tname\nof two lines \u{1b}[2J"));
+        let bench = Bench::new(|pool| pool.name("a\tname\nof two lines \u{1b}[2J\u{202e}\u{2066}\u{200b}"));
         let blocks = [5 * MIB, 1000].map(|bytes| bench.pool.alloc(bytes, &bench.stream).unwrap());
         bench.pool.free_block(blocks[1], &bench.stream).unwrap();
         let text = serde_json::to_string(&[figures_of(bench.pool.inner())]).unwrap();
         let [seen] = &read_pools(&text)[..] else { panic!("{text}") };
-        assert_eq!(seen.name, "a\u{fffd}name\u{fffd}of two lines \u{fffd}[2J");
+        assert_eq!(seen.name, "a\u{fffd}name\u{fffd}of two lines \u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}");
         assert_eq!((seen.device.as_str(), seen.memory), ("sim", MemoryKind::Device));
         assert_eq!((seen.stats, seen.number), (bench.pool.stats(), bench.pool.inner().number));
         assert_eq!(seen.identity, bench.pool.device().identity().ok());

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use super::answering::prefix;
-use super::figures::{SeenPool, SeenSizes, read, read_pools, read_sizes, tamed};
+use super::figures::{SeenPool, SeenSizes, is_unshown, read, read_pools, read_sizes, tamed};
 use crate::peer::{own_users_process, send_all};
 
 /// Bytes of an answer that are read: enough for a thousand pools, of which none takes 2 KiB.
@@ -119,7 +119,7 @@ impl SeenProcess {
         };
         match answer.strip_prefix("error ") {
             Some(what) => {
-                let what = what.trim_end().chars().filter(|c| !c.is_control()).take(400);
+                let what = what.trim_end().chars().filter(|c| !is_unshown(*c)).take(400);
                 Err(LookError::Refused(what.collect()))
             }
             None => Ok(answer),
@@ -137,14 +137,14 @@ pub fn processes(patience: Duration) -> Result<Vec<SeenProcess>, LookError> {
     let sockets = sockets().map_err(LookError::NoList)?;
     // All are asked before the first answer is read.
     let asked: Vec<_> =
-        sockets.into_iter().map(|socket| (Asked::new(&socket, "figures\n"), socket)).collect();
+        sockets.into_iter().map(|(socket, node)| (Asked::new(&socket, "figures\n"), socket, node)).collect();
     let mut seen: Vec<_> = asked
         .into_iter()
-        .filter_map(|(asked, socket)| {
+        .filter_map(|(asked, socket, node)| {
             let (pid, answer) = match asked {
                 Ok(asked) => (asked.pid, asked.answer(until)),
-                // Too many wait for an answer.
-                Err(Errno::AGAIN) => (number_in(&socket)?, None),
+                // Too many wait for an answer, so that it cannot be asked whose it is.
+                Err(Errno::AGAIN) => (number_in(&socket).filter(|pid| has_socket(*pid, node))?, None),
                 // It ended meanwhile, or is another user's.
                 Err(_) => return None,
             };
@@ -157,15 +157,16 @@ pub fn processes(patience: Duration) -> Result<Vec<SeenProcess>, LookError> {
     Ok(seen)
 }
 
-/// The names of all such sockets of this user.
-fn sockets() -> io::Result<Vec<String>> {
+/// The names and the numbers of all sockets that have the name of one of this user. Anybody may give a socket such a name.
+fn sockets() -> io::Result<Vec<(String, u64)>> {
     // Other sockets' names may be any bytes.
     let list = String::from_utf8_lossy(&fs::read(SOCKETS)?).into_owned();
     let own = format!("@{}", prefix());
     let of_line = |line: &str| {
         let mut words = line.split_ascii_whitespace();
-        let (flags, name) = (words.nth(3)?, words.nth(3)?);
-        (flags == ACCEPTS && name.starts_with(&own)).then(|| name[1..].to_owned())
+        let (flags, node, name) = (words.nth(3)?, words.nth(2)?, words.next()?);
+        let is_named_so = flags == ACCEPTS && name.starts_with(&own);
+        is_named_so.then_some((name[1..].to_owned(), node.parse().ok()?))
     };
     Ok(list.lines().filter_map(of_line).collect())
 }
@@ -173,6 +174,14 @@ fn sockets() -> io::Result<Vec<String>> {
 /// The process's number, as the name of its socket has it.
 fn number_in(socket: &str) -> Option<u32> {
     socket.strip_prefix(&prefix())?.split('-').next()?.parse().ok()
+}
+
+/// Whether the process has this socket. Only this user's can be looked at.
+fn has_socket(pid: u32, node: u64) -> bool {
+    let own = format!("socket:[{node}]");
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut links = files.filter_map(|file| fs::read_link(file.path()).ok());
+    links.any(|link| link.as_os_str() == own.as_str())
 }
 
 fn program(pid: u32) -> String {

@@ -26,6 +26,32 @@ fn names(pools: &[SeenPool]) -> Vec<&str> {
     pools.iter().map(|pool| pool.name.as_str()).collect()
 }
 
+/// A socket that has another process's name, and takes no more questions: whose it is, the system does not say.
+#[test]
+fn a_socket_with_anothers_name_is_nobodys() {
+    use std::os::fd::OwnedFd;
+
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    };
+
+    let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+    // Of the first process, which has no pool.
+    let name = format!("millpond/{}/1-deadbeef-0", rustix::process::geteuid().as_raw());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let squatter = make();
+    bind(&squatter, &address).unwrap();
+    listen(&squatter, 0).unwrap();
+    let mut waiting: Vec<OwnedFd> = Vec::new();
+    loop {
+        waiting.push(make());
+        if connect(waiting.last().unwrap(), &address).is_err() {
+            break;
+        }
+    }
+    assert!(seen(1).is_none());
+}
+
 #[test]
 fn another_process_sees_the_figures_and_trims_a_pool() {
     Other::with(

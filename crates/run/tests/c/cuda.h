@@ -55,6 +55,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props);
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
 CUresult cuMemSetMemPool(const int *location, int kind, CUmemoryPool pool);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int type, unsigned long long flags);
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const void *access, size_t count);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
