@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use millpond::device::{DeviceName, MemoryKind};
 use millpond::{Context, HumanBytes};
-use millpond_baselines::{Caching, MILLPOND, name_of};
+use millpond_baselines::{Caching, MILLPOND, StreamOrdered, name_of};
 use millpond_probe::cost_table;
 use millpond_replay::cores::in_order;
 use millpond_replay::read::ReadError;
@@ -146,6 +146,11 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
     if (is_real(args.device) || args.capacity.is_some()) && !args.card.is_empty() {
         return Err(Error::Usage(
             "--card is for the table of cards, which is made on --device sim without --capacity".to_owned(),
+        ));
+    }
+    if args.fail_if_oom && !args.card.is_empty() && names == [StreamOrdered::NAME] {
+        return Err(Error::Usage(
+            "--fail-if-oom --card: what stream-ordered needs is not known well enough; name another allocator".to_owned(),
         ));
     }
     if let Some(capacity) = args.capacity.filter(|capacity| *capacity <= args.context_beside()) {

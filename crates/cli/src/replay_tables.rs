@@ -143,7 +143,7 @@ pub(crate) fn moved(rows: &[Row]) -> String {
 }
 
 /// Which cards would do, for each allocator. Where the recording does not have all of the job, none is promised.
-pub(crate) fn which_cards(rows: &[Row], cards: &[Card], context: u64, is_whole: bool) -> String {
+pub(crate) fn which_cards(rows: &[&Row], cards: &[Card], context: u64, is_whole: bool) -> String {
     let sizes = cards.iter().any(Card::is_a_size);
     let note = format!(
         "({}{} of each are left to the driver's context and libraries; --context sets that)",
@@ -153,7 +153,7 @@ pub(crate) fn which_cards(rows: &[Row], cards: &[Card], context: u64, is_whole: 
     let mut titles = vec!["allocator".to_owned()];
     titles.extend(cards.iter().map(|card| card.name.clone()));
     let mut lines = vec![titles];
-    for Row { outcome, need, .. } in rows {
+    for &Row { outcome, need, .. } in rows {
         let mut line = vec![outcome.allocator.clone()];
         let fits = |card: &Card| need.is_some_and(|need| card.fits(need.bytes, context));
         let told = |fits| match fits {
@@ -277,9 +277,8 @@ pub(crate) fn grew_by(growth: &Growth, grown: &[Grown]) -> String {
         let (from, to) = grown.from_to();
         let each = format!("+{}", HumanBytes(grown.bytes_a_step.round() as u64));
         let [from, to] = [from, to].map(|bytes| HumanBytes(bytes).to_string());
-        let line = format!("\n{each:>11} {:>6.3} {from:>11} {to:>11}  ", grown.r2);
-        let room = WIDTH + 1 - line.chars().count();
-        text += &(line + &cut(&grown.name(), room));
+        text += "\n";
+        text += &whole(&format!("{each:>11} {:>6.3} {from:>11} {to:>11}  ", grown.r2), &grown.name());
     }
     text
 }
@@ -313,6 +312,31 @@ pub(crate) fn cut(name: &str, room: usize) -> String {
         }
         _ => short(name, room),
     }
+}
+
+/// Columns before what goes on in the next line.
+const CONTINUED: usize = 6;
+
+/// A row with all of its name, which goes on in lines of its own where the terminal ends.
+pub(crate) fn whole(row: &str, name: &str) -> String {
+    let mut lines = row.to_owned();
+    let (mut column, mut is_first) = (row.chars().count(), true);
+    for word in name.split(' ') {
+        let word = cut(word, WIDTH - CONTINUED);
+        let length = word.chars().count();
+        let space = usize::from(!is_first);
+        if column + space + length > WIDTH {
+            lines.truncate(lines.trim_end().len());
+            lines += &format!("\n{}", " ".repeat(CONTINUED));
+            column = CONTINUED;
+        } else {
+            lines += &" ".repeat(space);
+            column += space;
+        }
+        lines += &word;
+        (column, is_first) = (column + length, false);
+    }
+    lines
 }
 
 /// Who fits in the capacity asked for.
@@ -352,6 +376,17 @@ mod tests {
             "step/cache: … (t3.py:67)"
         );
         assert_eq!(cut("step: a_long_name (t3.py:67) < main (t3.py:1)", 24), "step: a_long… (t3.py:67)");
+    }
+
+    #[test]
+    fn a_row_has_all_of_its_name_in_lines_that_fit() {
+        let row = format!("{:>11}  ", "+1.00 MiB");
+        assert_eq!(whole(&row, "train (a.py:1)"), format!("{row}train (a.py:1)"));
+        let name = (1..9).map(|at| format!("function_{at} (file.py:{at})")).collect::<Vec<_>>().join(" < ");
+        let told = whole(&row, &name);
+        assert!(told.lines().count() > 2 && told.lines().all(|line| line.chars().count() <= WIDTH), "{told}");
+        let words: Vec<_> = told.split_whitespace().skip(2).collect();
+        assert_eq!(words.join(" "), name);
     }
 
     #[test]

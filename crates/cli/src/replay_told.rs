@@ -21,7 +21,7 @@ use crate::replay_args::ReplayArgs;
 use crate::replay_tables::{
     Row, account, calls, grew, held, kept, moved, room, wasted, which_cards, wrapped,
 };
-use crate::replay_work::{Replayed, is_about_cards, is_real};
+use crate::replay_work::{Replayed, is_about_cards, is_promised, is_real};
 use crate::screen::{remark, say};
 
 /// What is told of one trace.
@@ -158,11 +158,18 @@ fn say_out_of_memory(trace: &Trace, found: &OutOfMemory) {
     say(&format!("{}\n", kept(found)));
 }
 
+/// Why an allocator has no cards.
+const NOT_PROMISED: &str = "(stream-ordered is left out: what the driver's own pool holds is not known well enough to promise a card)";
+
 /// The tables behind the first.
 fn say_details(args: &ReplayArgs, trace: &Trace, replayed: &Replayed) {
     let rows = &replayed.rows;
     if args.capacity.is_none() && is_about_cards(args) {
-        let cards = which_cards(rows, &args.cards(), args.context(), trace.lacks.is_none());
+        let promised: Vec<&Row> = rows.iter().filter(|row| is_promised(&row.outcome.allocator)).collect();
+        let mut cards = which_cards(&promised, &args.cards(), args.context(), trace.lacks.is_none());
+        if promised.len() < rows.len() {
+            cards += &format!("\n{}", wrapped(NOT_PROMISED));
+        }
         say(&format!("\nCards that would do\n{cards}"));
     }
     if is_about_cards(args) {

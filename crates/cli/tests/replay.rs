@@ -90,6 +90,7 @@ fn a_program_that_leaked_and_freed_all_at_its_end_is_told_what_grew() {
     let mut command = command();
     let text = stdout(&command.arg("replay").arg(&path).args(["--allocator", "millpond"]).output().unwrap());
     let grew = text.split("\n\n").find(|part| part.starts_with("Grew from step to step")).unwrap();
+    let grew = unwrapped(grew);
     assert!(grew.contains("step/cache: ") && grew.contains("(replay.rs:"), "{text}");
     assert!(!grew.contains("4.00 MiB to"), "{text}");
     assert!(text.contains("\nLive at the end: nothing\n"), "{text}");
@@ -211,6 +212,24 @@ fn out_of_memory_fails_where_that_was_asked_for() {
     let ran = |args: &[&str]| replay(GNN, &[&["--capacity", "10.35GiB", "--fail-if-oom"], args].concat());
     assert_eq!(stderr(&ran(&[])), format!("millpond: out of memory: {GNN} with caching\n"));
     stdout(&ran(&["--allocator", "millpond"]));
+}
+
+#[test]
+fn no_card_is_promised_with_the_driver_s_own_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let args = ["--allocator", "millpond,stream-ordered", "--card", "H100", "--json", file.to_str().unwrap()];
+    let text = stdout(&replay(GNN, &args));
+    let cards = text.split("\n\n").find(|part| part.starts_with("Cards that would do")).unwrap();
+    assert!(cards.contains("\nmillpond ") && !cards.contains("\nstream-ordered "), "{cards}");
+    assert!(unwrapped(cards).contains("(stream-ordered is left out: "), "{cards}");
+    let row = &read_json(&file)[0]["allocators"][1];
+    assert_eq!(row["allocator"], "stream-ordered");
+    assert!(
+        row["needs"].is_null() && row["cards"].is_null() && row["peak_reserved"].as_u64() > Some(9 << 30)
+    );
+    let alone = replay(GNN, &["--allocator", "stream-ordered", "--card", "8", "--fail-if-oom"]);
+    assert!(stderr(&alone).contains("name another allocator"));
 }
 
 const DIED: &str = "gpt_out_of_memory.pickle.gz";

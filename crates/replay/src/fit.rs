@@ -63,8 +63,8 @@ const NAMED: [(&str, u64, u64); 40] = [
     ("L4", 24, 22558),
     ("L40", 48, 45465),
     ("L40S", 48, 45465),
-    ("H100", 80, 0),
-    ("H100 NVL", 94, 0),
+    ("H100", 80, 81000),
+    ("H100 NVL", 94, 95232),
     ("H200", 141, 0),
     ("B200", 180, 0),
 ];
@@ -378,8 +378,8 @@ mod tests {
             let bytes = text.parse::<Card>().unwrap().bytes;
             format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
         };
-        let found = ["L4", "RTX 4090", "T4", "L40", "A10", "A30", "RTX 5090", "A100-80"].map(gib);
-        assert_eq!(found, ["22.03", "23.64", "14.56", "44.40", "21.99", "23.53", "31.37", "79.25"]);
+        let found = ["L4", "RTX 4090", "T4", "L40", "A10", "A30", "RTX 5090", "A100-80", "H100"].map(gib);
+        assert_eq!(found, ["22.03", "23.64", "14.56", "44.40", "21.99", "23.53", "31.37", "79.25", "79.10"]);
         for (name, sold, mib) in NAMED {
             let bytes = name.parse::<Card>().unwrap().bytes;
             assert!(bytes < sold << 30 && (mib == 0 || bytes == mib << 20), "{name}");

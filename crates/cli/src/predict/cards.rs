@@ -51,6 +51,8 @@ const KNOWN: [(&str, (u32, u32), u32); 24] = [
 /// Bytes from which on a card that is only named by its size is taken for one of a data center.
 const LARGE: u64 = 76 << 30;
 
+const GIB: u64 = 1 << 30;
+
 impl Default for CardFacts {
     fn default() -> Self {
         Self::of("H100".parse().unwrap_or(Card { name: "H100".to_owned(), bytes: 79 << 30 }))
@@ -71,7 +73,11 @@ impl CardFacts {
             None if bytes >= LARGE => ((9, 0), 132),
             None => ((8, 9), 128),
         };
-        let name = if is_size { format!("a card of {}", HumanBytes(bytes)) } else { card.name.clone() };
+        let name = match is_size {
+            true if bytes.is_multiple_of(GIB) => format!("a card of {} GiB", bytes / GIB),
+            true => format!("a card of {}", HumanBytes(bytes)),
+            false => card.name.clone(),
+        };
         Self { name, bytes, major, minor, multiprocessors, card }
     }
 
@@ -107,12 +113,12 @@ mod tests {
         };
         assert_eq!(facts("RTX 4090"), (24, 8, 9));
         assert_eq!(facts("A100-40"), (39, 8, 0));
-        assert_eq!(facts("H100"), (77, 9, 0));
+        assert_eq!(facts("H100"), (80, 9, 0));
         assert_eq!(facts("V100-32"), (31, 7, 0));
         assert_eq!(facts("L40S"), (45, 8, 9));
         assert_eq!(facts("24GiB"), (24, 8, 9));
         assert_eq!(facts("80"), (80, 9, 0));
-        assert_eq!("24GiB".parse::<CardFacts>().unwrap().name, "a card of 24.00 GiB");
+        assert_eq!("24GiB".parse::<CardFacts>().unwrap().name, "a card of 24 GiB");
         assert!("Voodoo".parse::<CardFacts>().unwrap_err().contains("no card"));
     }
 

@@ -63,6 +63,7 @@ impl Section {
                     shown.need.iter().flat_map(|need| self.cards.iter().filter(|card| fits(need, card)));
                 let least = cards.min_by_key(|card| card.bytes);
                 row.push(match least {
+                    None if shown.need.is_none() => unknown(),
                     None => "<span class=no>none</span>".to_owned(),
                     Some(_) if !self.is_whole => unknown(),
                     Some(card) => escaped(&card.name),
