@@ -12,7 +12,7 @@ use millpond_replay::trace::Trace;
 
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
-use crate::replay_tables::{WIDTH, cut, wrapped};
+use crate::replay_tables::{whole, wrapped};
 use crate::screen::{count, remark, say};
 use crate::traces::{is_stdin, read_traces, write_json};
 
@@ -190,9 +190,7 @@ fn rows(changes: &[Change]) {
 }
 
 fn line([became, change, before, after]: [&str; 4], who: &str) -> String {
-    let line = format!("{became:<6} {change:>12} {before:>11} {after:>11}  ");
-    let room = WIDTH - line.chars().count();
-    line + &cut(who, room)
+    whole(&format!("{became:<6} {change:>12} {before:>11} {after:>11}  "), who)
 }
 
 fn human(bytes: u64) -> String {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use millpond::HumanBytes;
 use millpond_replay::growth::Growth;
+use millpond_replay::out_of_memory::OutOfMemory;
 use millpond_replay::replay::{FreeWhen, Program};
 use millpond_replay::sites::Live;
 use millpond_replay::steps::{StepBy, Steps};
@@ -59,13 +60,18 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
 }
 
 fn look(args: &LeaksArgs, trace: &Trace) -> Result<Told> {
+    // What the program has freed is no leak, though it waits for a stream.
+    let holds = Program::new(trace, FreeWhen::Requested);
     let program = Program::new(trace, FreeWhen::Completed);
     let steps = match &args.step {
-        Some(name) => Steps::named(trace, &program, name)?,
-        None => Steps::found(trace, &program),
+        Some(name) => Steps::named(trace, &holds, name)?,
+        None => Steps::found(trace, &holds),
     };
+    if let Some(died) = OutOfMemory::of(trace) {
+        died.lines().first().into_iter().for_each(|line| say(&wrapped(line)));
+    }
     let remarks = introduce(trace, &program);
-    let growth = Growth::of(trace, &program, steps);
+    let growth = Growth::of(trace, &holds, steps);
     let live_at_end = Live::at_end(trace, &program);
     say(&format!("{}\n", grew(&growth)));
     say(&held("Live at the end", &live_at_end));

@@ -104,6 +104,8 @@ struct ToldJob {
     job: String,
     needs: u64,
     peak_requested: u64,
+    /// What of its history is not in its recording.
+    lacks: Option<String>,
 }
 
 /// Runs the command.
@@ -120,7 +122,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         name: format!("gpu{number}"),
         card,
         jobs: shared.jobs.iter().map(|job| told[*job].clone()).collect(),
-        guaranteed: shared.likely.is_none(),
+        guaranteed: shared.likely.is_none() && shared.jobs.iter().all(|job| told[*job].lacks.is_none()),
         shared: SharedFigures { budget: shared.budget, needs: shared.needs, likely: shared.likely },
     };
     let told = Told {
@@ -128,6 +130,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         left: packing.left.iter().map(|job| told[*job].clone()).collect(),
         context,
     };
+    let jobs = told.cards.iter().flat_map(|card| &card.jobs).chain(&told.left);
+    for ToldJob { job, lacks, .. } in jobs {
+        lacks.iter().for_each(|lacks| say(&wrapped(&format!("{job}: {lacks}.\n"), WIDTH)));
+    }
     told.cards.iter().for_each(show);
     json.map_or(Ok(()), |file| write_json(file, &told))?;
     refuse_left(&told)
@@ -163,12 +169,17 @@ fn job(trace: &Trace) -> Result<(ToldJob, Job)> {
     let choose = |context: &Context| Choice::default().build(MILLPOND, context);
     let unlimited = on_sim(trace, &program, &choose, UNLIMITED)?;
     let need = Need::of(&program, &choose, &unlimited)?.map_or(u64::MAX, |need| need.bytes);
-    let told = ToldJob { job: trace.name.clone(), needs: need, peak_requested: program.peak_requested().0 };
+    let told = ToldJob {
+        job: trace.name.clone(),
+        needs: need,
+        peak_requested: program.peak_requested().0,
+        lacks: trace.lacks.clone(),
+    };
     Ok((told, Job { need, curve: Curve::of(&program, need) }))
 }
 
 fn show(card: &ToldCard) {
-    let ToldCard { name, card, jobs, shared, .. } = card;
+    let ToldCard { name, card, jobs, shared, guaranteed } = card;
     if jobs.is_empty() {
         say(&format!("{name}, {}: free\n", card.name));
         return;
@@ -179,6 +190,9 @@ fn show(card: &ToldCard) {
         say(&format!("{:>12}  {}", HumanBytes(job.needs).to_string(), job.job));
     }
     let said = match &shared.likely {
+        None if !guaranteed => format!(
+            "Together they need {needs} at least. That is no guarantee: a recording does not have all of its job's history."
+        ),
         None => format!("Guaranteed: together they need {needs}, so none fails for another's sake."),
         Some(together) => format!(
             "Likely: together they need {needs}, but rarely at once. At {:.1} % of 400 ways to begin, they stay \
@@ -212,9 +226,10 @@ mod tests {
 
     #[test]
     fn cards_are_counted_or_one() {
-        let cards = |text: &str| text.parse::<Cards>().map(|cards| (cards.count, cards.card.gib));
+        let cards =
+            |text: &str| text.parse::<Cards>().map(|cards| (cards.count, cards.card.bytes.div_ceil(1 << 30)));
         assert_eq!(cards("24GiB"), Ok((1, 24)));
-        assert_eq!(cards("2xA100-40"), Ok((2, 40)));
+        assert_eq!(cards("2xA100-40"), Ok((2, 39)));
         assert_eq!(cards("8x RTX 4090"), Ok((8, 24)));
         assert!(cards("0x24GiB").unwrap_err().contains("1 to 64 cards"));
         assert!(cards("65x24GiB").is_err());

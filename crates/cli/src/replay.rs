@@ -5,9 +5,9 @@
 
 use std::path::PathBuf;
 
-use millpond::Context;
 use millpond::device::{DeviceName, MemoryKind};
-use millpond_baselines::{Caching, MILLPOND, name_of};
+use millpond::{Context, HumanBytes};
+use millpond_baselines::{Caching, MILLPOND, StreamOrdered, name_of};
 use millpond_probe::cost_table;
 use millpond_replay::cores::in_order;
 use millpond_replay::read::ReadError;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
 use crate::replay_export::{self, Exports};
-use crate::replay_told::{Told, tell};
+use crate::replay_told::{Told, ToldRow, tell};
 use crate::replay_work::{Work, WorkedOn, is_real};
 use crate::screen::complain;
 use crate::traces::{is_stdin, write_json};
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     if let Some(error) = last {
         return Err(error.into());
     }
-    if args.fail_if_oom { refuse_oom(&all) } else { Ok(()) }
+    if args.fail_if_oom { refuse_oom(args, &all) } else { Ok(()) }
 }
 
 /// What came of the traces so far.
@@ -104,11 +104,20 @@ impl Answer {
     }
 }
 
-/// For `--fail-if-oom`.
-fn refuse_oom(all: &[Told]) -> Result<()> {
+/// For `--fail-if-oom`: the allocators that were chosen run out of memory, or do not fit on a card that was named.
+fn refuse_oom(args: &ReplayArgs, all: &[Told]) -> Result<()> {
+    let of_row = |row: &ToldRow| {
+        let name = &row.outcome.allocator;
+        let cards = if args.card.is_empty() { &[][..] } else { &row.too_small };
+        match (row.outcome.oom, cards) {
+            (Some(_), _) => Some(name.clone()),
+            (None, []) => None,
+            (None, cards) => Some(format!("{name} on {}", cards.join(" and "))),
+        }
+    };
     let of = |told: &Told| {
-        let rows = told.allocators.iter().filter(|row| row.outcome.oom.is_some());
-        let names: Vec<_> = rows.map(|row| row.outcome.allocator.as_str()).collect();
+        let rows = told.allocators.iter().filter(|row| row.is_judged);
+        let names: Vec<_> = rows.filter_map(of_row).collect();
         (!names.is_empty()).then(|| format!("{} with {}", told.trace, names.join(", ")))
     };
     let without: Vec<_> = all.iter().filter_map(of).collect();
@@ -131,12 +140,24 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
             "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),
         ));
     }
-    let for_cards = [("--context", args.context.is_some()), ("--card", !args.card.is_empty())];
-    if (is_real(args.device) || args.capacity.is_some())
-        && let Some((flag, _)) = for_cards.into_iter().find(|(_, is_given)| *is_given)
-    {
+    if args.context.is_some() && is_real(args.device) {
+        return Err(Error::Usage("--context is for --device sim; a real device has its own".to_owned()));
+    }
+    if (is_real(args.device) || args.capacity.is_some()) && !args.card.is_empty() {
+        return Err(Error::Usage(
+            "--card is for the table of cards, which is made on --device sim without --capacity".to_owned(),
+        ));
+    }
+    if args.fail_if_oom && !args.card.is_empty() && names == [StreamOrdered::NAME] {
+        return Err(Error::Usage(
+            "--fail-if-oom --card: what stream-ordered needs is not known well enough; name another allocator".to_owned(),
+        ));
+    }
+    if let Some(capacity) = args.capacity.filter(|capacity| *capacity <= args.context_beside()) {
         return Err(Error::Usage(format!(
-            "{flag} is for the table of cards, which is made on --device sim without --capacity"
+            "--capacity {} leaves nothing beside the context's {}: name more, or a smaller --context",
+            HumanBytes(capacity),
+            HumanBytes(args.context_beside())
         )));
     }
     refuse_for_memory(args, &names)?;

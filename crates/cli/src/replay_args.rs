@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use millpond::device::{DeviceName, MemoryKind};
-use millpond_baselines::{Caching, CachingOptions, NAMES, StreamOrdered, name_of};
+use millpond_baselines::{Caching, CachingOptions, MILLPOND, NAMES, StreamOrdered, name_of};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
@@ -35,7 +35,7 @@ pub(crate) struct ReplayArgs {
     /// Left to the driver on a card [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
-    /// End with status 1 if an allocator runs out of memory
+    /// End with status 1 if one chosen runs out of memory
     #[arg(long)]
     pub(crate) fail_if_oom: bool,
     /// Write a page with charts, for a browser
@@ -138,6 +138,22 @@ impl ReplayArgs {
         self.context.unwrap_or(CONTEXT_BYTES)
     }
 
+    /// What a process takes of `--capacity` beside what the allocator gets: of device memory on the simulated device.
+    pub(crate) fn context_beside(&self) -> u64 {
+        let has_context = self.device == DeviceName::SIM && self.memory == MemoryKind::Device;
+        if has_context { self.context() } else { 0 }
+    }
+
+    /// Whether `--fail-if-oom` is about an allocator: one that was named, or where none was, the one that ran. Of a trace that does
+    /// not say which it was, the pool.
+    pub(crate) fn is_judged(&self, name: &str, ran: &str) -> bool {
+        match self.allocator.iter().any(|asked| asked == ALL) {
+            true if ran.is_empty() => name == MILLPOND,
+            true => name == ran,
+            false => true,
+        }
+    }
+
     /// The cards to look at.
     pub(crate) fn cards(&self) -> Vec<Card> {
         if self.card.is_empty() { Card::all() } else { self.card.clone() }
@@ -168,7 +184,12 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 
 /// No more than a device may claim to have: allocators reserve addresses in proportion to it.
 fn capacity(text: &str) -> Result<u64, String> {
-    match size(text) {
+    // A bare number can only be GiB: no device has so few bytes.
+    let text = match text.trim().parse::<f64>() {
+        Ok(number) if (1.0..=512.0).contains(&number) => format!("{}GiB", text.trim()),
+        _ => text.to_owned(),
+    };
+    match size(&text) {
         Ok(bytes) if bytes > UNLIMITED => Err("16TiB are the most that can be simulated".to_owned()),
         other => other,
     }
@@ -219,6 +240,8 @@ mod tests {
         assert!(size("0").is_err());
         assert!(size("much").is_err());
         assert_eq!(capacity("16TiB"), Ok(UNLIMITED));
+        let sizes = ["24", "23.5GiB", "24564MiB"].map(|text| capacity(text).unwrap() >> 20);
+        assert_eq!(sizes, [24 << 10, 24064, 24564]);
         assert!(capacity("17TiB").unwrap_err().starts_with("16TiB are the most"));
         assert_eq!(size_or_none("0"), Ok(0));
         assert_eq!(page_sizes("2M..64MiB"), Ok((2 << 20, 64 << 20)));

@@ -3,10 +3,11 @@
 use millpond::HumanBytes;
 use millpond_replay::fit::{Card, Need};
 use millpond_replay::growth::{Grown, Growth};
-use millpond_replay::holes::Holes;
+use millpond_replay::holes::{Beside, Holes};
+use millpond_replay::out_of_memory::OutOfMemory;
 use millpond_replay::possible::Possible;
 use millpond_replay::replay::{Moves, Outcome, Waste};
-use millpond_replay::sites::Live;
+use millpond_replay::sites::{Live, WAITING};
 use millpond_replay::steps::StepBy;
 
 use crate::screen::{self, count, table, thousands};
@@ -141,21 +142,26 @@ pub(crate) fn moved(rows: &[Row]) -> String {
     format!("{}\n{}", fitted(&lines), wrapped(note))
 }
 
-/// Which cards would do, for each allocator.
-pub(crate) fn which_cards(rows: &[Row], cards: &[Card], context: u64) -> String {
-    let sizes = cards.iter().any(|card| card.name == card.gib.to_string());
+/// Which cards would do, for each allocator. Where the recording does not have all of the job, none is promised.
+pub(crate) fn which_cards(rows: &[&Row], cards: &[Card], context: u64, is_whole: bool) -> String {
+    let sizes = cards.iter().any(Card::is_a_size);
     let note = format!(
         "({}{} of each are left to the driver's context and libraries; --context sets that)",
-        if sizes { "cards in GiB; " } else { "" },
+        if sizes { "cards by the GiB that they are sold with; " } else { "" },
         HumanBytes(context)
     );
     let mut titles = vec!["allocator".to_owned()];
     titles.extend(cards.iter().map(|card| card.name.clone()));
     let mut lines = vec![titles];
-    for Row { outcome, need, .. } in rows {
+    for &Row { outcome, need, .. } in rows {
         let mut line = vec![outcome.allocator.clone()];
         let fits = |card: &Card| need.is_some_and(|need| card.fits(need.bytes, context));
-        line.extend(cards.iter().map(|card| if fits(card) { "yes" } else { "no" }.to_owned()));
+        let told = |fits| match fits {
+            true if !is_whole => "?",
+            true => "yes",
+            false => "no",
+        };
+        line.extend(cards.iter().map(|card| told(fits(card)).to_owned()));
         lines.push(line);
     }
     format!("{}\n{}", fitted(&lines), wrapped(&note))
@@ -191,6 +197,9 @@ pub(crate) fn held(when: &str, live: &Live) -> String {
         return format!("{when}: nothing");
     }
     let mut text = format!("{when}: {} in {}", HumanBytes(live.bytes), count(live.blocks, "block"));
+    if live.refused > 0 {
+        text += &format!(", of which {} were refused", HumanBytes(live.refused));
+    }
     let line = |bytes: u64, blocks: Option<u64>, name: &str| {
         let share = format!("{:.0} %", bytes as f64 * 100.0 / live.bytes.max(1) as f64);
         let blocks = blocks.map_or_else(String::new, thousands);
@@ -208,6 +217,9 @@ pub(crate) fn held(when: &str, live: &Live) -> String {
         text += "\n(no tags or call stacks were recorded to say whose; by size of block)";
         let mut sizes: Vec<_> = live.by_size.iter().map(|(&from, &bytes)| (bytes, from)).collect();
         sizes.sort_unstable_by(|one, other| other.cmp(one));
+        if live.waiting > 0 {
+            text += &line(live.waiting, Some(live.waiting_blocks), WAITING);
+        }
         for (bytes, from) in sizes.into_iter().take(MOST_HELD) {
             text += &line(bytes, None, &of_sizes(from));
         }
@@ -218,6 +230,28 @@ pub(crate) fn held(when: &str, live: &Live) -> String {
     let named: u64 = shown.iter().map(|site| site.blocks).sum();
     if named < live.blocks {
         text += &format!("\nand {} of other call sites", count(live.blocks - named, "block"));
+    }
+    text
+}
+
+/// Whose blocks kept free memory from being used when a request found none.
+pub(crate) fn kept(found: &OutOfMemory) -> String {
+    let beside = &found.holes.beside;
+    let all: u64 = found.holes.by_size.values().sum();
+    if beside.is_empty() {
+        return String::new();
+    }
+    let mut text = "Whose blocks kept it from being used\n   free beside    holes  who".to_owned();
+    let shown = &beside[..beside.len().min(MOST_HELD)];
+    for Beside { site, bytes, holes } in shown {
+        let share = format!("{:.0} %", *bytes as f64 * 100.0 / all.max(1) as f64);
+        let holes = thousands(*holes);
+        let line = format!("\n{:>11} {share:>5} {holes:>5}  ", HumanBytes(*bytes).to_string());
+        let room = WIDTH + 1 - line.chars().count();
+        text += &(line + &cut(site, room));
+    }
+    if shown.len() < beside.len() {
+        text += &format!("\nand {} more", count((beside.len() - shown.len()) as u64, "call site"));
     }
     text
 }
@@ -243,9 +277,8 @@ pub(crate) fn grew_by(growth: &Growth, grown: &[Grown]) -> String {
         let (from, to) = grown.from_to();
         let each = format!("+{}", HumanBytes(grown.bytes_a_step.round() as u64));
         let [from, to] = [from, to].map(|bytes| HumanBytes(bytes).to_string());
-        let line = format!("\n{each:>11} {:>6.3} {from:>11} {to:>11}  ", grown.r2);
-        let room = WIDTH + 1 - line.chars().count();
-        text += &(line + &cut(&grown.name(), room));
+        text += "\n";
+        text += &whole(&format!("{each:>11} {:>6.3} {from:>11} {to:>11}  ", grown.r2), &grown.name());
     }
     text
 }
@@ -281,8 +314,33 @@ pub(crate) fn cut(name: &str, room: usize) -> String {
     }
 }
 
+/// Columns before what goes on in the next line.
+const CONTINUED: usize = 6;
+
+/// A row with all of its name, which goes on in lines of its own where the terminal ends.
+pub(crate) fn whole(row: &str, name: &str) -> String {
+    let mut lines = row.to_owned();
+    let (mut column, mut is_first) = (row.chars().count(), true);
+    for word in name.split(' ') {
+        let word = cut(word, WIDTH - CONTINUED);
+        let length = word.chars().count();
+        let space = usize::from(!is_first);
+        if column + space + length > WIDTH {
+            lines.truncate(lines.trim_end().len());
+            lines += &format!("\n{}", " ".repeat(CONTINUED));
+            column = CONTINUED;
+        } else {
+            lines += &" ".repeat(space);
+            column += space;
+        }
+        lines += &word;
+        (column, is_first) = (column + length, false);
+    }
+    lines
+}
+
 /// Who fits in the capacity asked for.
-pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
+pub(crate) fn room(rows: &[Row], capacity: u64, context: u64) -> String {
     let named = |fits: bool| {
         let names = rows.iter().filter(|row| row.outcome.oom.is_none() == fits);
         names.map(|row| row.outcome.allocator.as_str()).collect::<Vec<_>>().join(", ")
@@ -293,7 +351,11 @@ pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
         (_, "") => format!("fits with {fits}"),
         _ => format!("fits with {fits}; not with {does_not}"),
     };
-    format!("in {}: {who}", HumanBytes(capacity))
+    let context = match context {
+        0 => String::new(),
+        bytes => format!(", {} of it for the context", HumanBytes(bytes)),
+    };
+    format!("in {}{context}: {who}", HumanBytes(capacity))
 }
 
 /// A paragraph in lines of [`WIDTH`].
@@ -314,6 +376,17 @@ mod tests {
             "step/cache: … (t3.py:67)"
         );
         assert_eq!(cut("step: a_long_name (t3.py:67) < main (t3.py:1)", 24), "step: a_long… (t3.py:67)");
+    }
+
+    #[test]
+    fn a_row_has_all_of_its_name_in_lines_that_fit() {
+        let row = format!("{:>11}  ", "+1.00 MiB");
+        assert_eq!(whole(&row, "train (a.py:1)"), format!("{row}train (a.py:1)"));
+        let name = (1..9).map(|at| format!("function_{at} (file.py:{at})")).collect::<Vec<_>>().join(" < ");
+        let told = whole(&row, &name);
+        assert!(told.lines().count() > 2 && told.lines().all(|line| line.chars().count() <= WIDTH), "{told}");
+        let words: Vec<_> = told.split_whitespace().skip(2).collect();
+        assert_eq!(words.join(" "), name);
     }
 
     #[test]

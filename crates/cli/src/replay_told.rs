@@ -3,9 +3,11 @@
 use millpond::HumanBytes;
 use millpond::device::MemoryKind;
 use millpond_baselines::name_of;
-use millpond_replay::fit::Need;
+use millpond_replay::choice::ran;
+use millpond_replay::fit::{Card, Need};
 use millpond_replay::growth::Growth;
 use millpond_replay::holes::Holes;
+use millpond_replay::out_of_memory::OutOfMemory;
 use millpond_replay::phases::PhaseSum;
 use millpond_replay::possible::Possible;
 use millpond_replay::replay::{Moves, Outcome, Program, Waste};
@@ -16,8 +18,10 @@ use serde::Serialize;
 
 use crate::introduction::introduce;
 use crate::replay_args::ReplayArgs;
-use crate::replay_tables::{Row, account, calls, grew, held, moved, room, wasted, which_cards, wrapped};
-use crate::replay_work::{Replayed, is_about_cards, is_real};
+use crate::replay_tables::{
+    Row, account, calls, grew, held, kept, moved, room, wasted, which_cards, wrapped,
+};
+use crate::replay_work::{Replayed, is_about_cards, is_promised, is_real};
 use crate::screen::{remark, say};
 
 /// What is told of one trace.
@@ -30,6 +34,8 @@ pub(crate) struct Told {
     /// Bytes that the recorded run itself reserved, where that is known.
     recorded_reserved: Option<u64>,
     remarks: Vec<String>,
+    /// The request that found no memory when the trace was recorded.
+    out_of_memory: Option<ToldOutOfMemory>,
     /// `None` where there is no verdict.
     verdict: Option<ToldVerdict>,
     /// The least memory that is possible, on the simulated device.
@@ -40,6 +46,13 @@ pub(crate) struct Told {
     growth: Growth,
     phases: Vec<PhaseSum>,
     pub(crate) allocators: Vec<ToldRow>,
+}
+
+#[derive(Serialize)]
+struct ToldOutOfMemory {
+    lines: Vec<String>,
+    #[serde(flatten)]
+    figures: OutOfMemory,
 }
 
 #[derive(Serialize)]
@@ -61,8 +74,14 @@ pub(crate) struct ToldRow {
     /// Bytes.
     needs: Option<u64>,
     retries: Option<u64>,
-    /// Names of the cards that would do; `None` where that was not asked.
+    /// Names of the cards that would do; `None` where that was not asked, and where nobody can say.
     cards: Option<Vec<String>>,
+    /// Names of those that would not.
+    #[serde(skip)]
+    pub(crate) too_small: Vec<String>,
+    /// Whether `--fail-if-oom` is about it.
+    #[serde(skip)]
+    pub(crate) is_judged: bool,
     at_peak: Option<AtPeak>,
 }
 
@@ -77,6 +96,9 @@ struct AtPeak {
 /// Tells people what came of a trace, and returns what programs are told.
 pub(crate) fn tell(args: &ReplayArgs, trace: &Trace, replayed: Replayed) -> (Told, Program) {
     let Replayed { program, rows, .. } = &replayed;
+    if let Some(found) = &replayed.out_of_memory {
+        say_out_of_memory(trace, found);
+    }
     let mut remarks = introduce(trace, program);
     if args.memory != MemoryKind::Device {
         say(&format!("replayed in {}, at its costs\n", args.memory));
@@ -91,7 +113,7 @@ pub(crate) fn tell(args: &ReplayArgs, trace: &Trace, replayed: Replayed) -> (Tol
     replayed.remarked.iter().for_each(|said| remark(said));
     let fits = args.capacity.filter(|_| args.memory != MemoryKind::Managed && !is_real(args.device));
     if let Some(capacity) = fits {
-        say(&format!("{}\n", wrapped(&room(rows, capacity))));
+        say(&format!("{}\n", wrapped(&room(rows, capacity, args.context_beside()))));
     }
     say(&format!("{}\n\n{}\n", held("Held at the peak", &replayed.live_at_peak), grew(&replayed.growth)));
     let lines = replayed.verdict.as_ref().map(Verdict::lines);
@@ -106,8 +128,8 @@ pub(crate) fn tell(args: &ReplayArgs, trace: &Trace, replayed: Replayed) -> (Tol
         }
     });
     say(&account(rows, replayed.possible));
-    say_details(args, &replayed);
-    let Replayed { program, rows, verdict, .. } = replayed;
+    say_details(args, trace, &replayed);
+    let Replayed { program, rows, verdict, out_of_memory, .. } = replayed;
     let told = Told {
         trace: trace.name.clone(),
         blocks: program.blocks,
@@ -115,22 +137,40 @@ pub(crate) fn tell(args: &ReplayArgs, trace: &Trace, replayed: Replayed) -> (Tol
         wall_us: trace.wall_us,
         recorded_reserved: trace.recorded_reserved,
         remarks,
+        out_of_memory: out_of_memory.map(|figures| ToldOutOfMemory { lines: figures.lines(), figures }),
         verdict: verdict.ok().map(|figures| ToldVerdict { lines: figures.lines(), figures }),
         possible: replayed.possible,
         live_at_peak: replayed.live_at_peak,
         live_at_end: replayed.live_at_end,
         growth: replayed.growth,
         phases: replayed.phases,
-        allocators: rows.into_iter().map(|row| told_of(args, row)).collect(),
+        allocators: rows.into_iter().map(|row| told_of(args, trace, row)).collect(),
     };
     (told, program)
 }
 
+/// What a program that ran out of memory wants to know first.
+fn say_out_of_memory(trace: &Trace, found: &OutOfMemory) {
+    let lines = found.lines();
+    let (first, rest) = lines.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+    say(&wrapped(&format!("{}: {first}", trace.name)));
+    rest.iter().for_each(|line| say(&wrapped(line)));
+    say(&format!("{}\n", kept(found)));
+}
+
+/// Why an allocator has no cards.
+const NOT_PROMISED: &str = "(stream-ordered is left out: what the driver's own pool holds is not known well enough to promise a card)";
+
 /// The tables behind the first.
-fn say_details(args: &ReplayArgs, replayed: &Replayed) {
+fn say_details(args: &ReplayArgs, trace: &Trace, replayed: &Replayed) {
     let rows = &replayed.rows;
     if args.capacity.is_none() && is_about_cards(args) {
-        say(&format!("\nCards that would do\n{}", which_cards(rows, &args.cards(), args.context())));
+        let promised: Vec<&Row> = rows.iter().filter(|row| is_promised(&row.outcome.allocator)).collect();
+        let mut cards = which_cards(&promised, &args.cards(), args.context(), trace.lacks.is_none());
+        if promised.len() < rows.len() {
+            cards += &format!("\n{}", wrapped(NOT_PROMISED));
+        }
+        say(&format!("\nCards that would do\n{cards}"));
     }
     if is_about_cards(args) {
         // Whatever the capacity: where memory is short, allocators give back what they cache.
@@ -149,19 +189,27 @@ fn say_details(args: &ReplayArgs, replayed: &Replayed) {
 }
 
 /// What programs are told of an allocator.
-fn told_of(args: &ReplayArgs, row: Row) -> ToldRow {
+fn told_of(args: &ReplayArgs, trace: &Trace, row: Row) -> ToldRow {
     let Row { outcome, need, waste, holes, moves } = row;
     let judged = need.filter(|_| args.capacity.is_none()).map(|need: Need| {
         let cards = args.cards().into_iter();
-        cards.filter(|card| card.fits(need.bytes, args.context())).map(|card| card.name).collect()
+        let (fits, too_small): (Vec<_>, Vec<_>) =
+            cards.partition(|card| card.fits(need.bytes, args.context()));
+        let names = |cards: Vec<Card>| cards.into_iter().map(|card| card.name).collect::<Vec<_>>();
+        (names(fits), names(too_small))
     });
+    let (cards, too_small) = judged.unzip();
+    let is_judged = args.is_judged(&outcome.allocator, ran(trace));
     ToldRow {
         outcome,
         memory: name_of(args.memory),
         moves,
         needs: need.map(|need| need.bytes),
         retries: need.map(|need| need.retries),
-        cards: judged,
+        // None is promised where a part of the job is missing.
+        cards: cards.filter(|_| trace.lacks.is_none()),
+        too_small: too_small.unwrap_or_default(),
+        is_judged,
         at_peak: waste.map(|waste| AtPeak { waste, holes }),
     }
 }

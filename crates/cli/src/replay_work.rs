@@ -7,17 +7,19 @@ use std::path::Path;
 use millpond::device::sim::CostTable;
 use millpond::device::{DeviceName, MemoryKind};
 use millpond::{Context, HumanBytes};
-use millpond_baselines::{Caching, MILLPOND, memory_of};
+use millpond_baselines::{Caching, Driver, MILLPOND, StreamOrdered, memory_of};
+use millpond_replay::choice::ran;
 use millpond_replay::cores::on_all_cores;
 use millpond_replay::fit::Need;
 use millpond_replay::growth::Growth;
 use millpond_replay::holes::Holes;
+use millpond_replay::out_of_memory::OutOfMemory;
 use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::possible::Possible;
 use millpond_replay::read::ReadError;
 use millpond_replay::replay::{
-    Choose, DriverMemory, Outcome, Program, UNLIMITED, in_managed_memory, map_at_peak, on_device, on_sim,
-    on_sim_memory, on_sim_timed,
+    Choose, DriverMemory, FreeWhen, Outcome, Program, UNLIMITED, in_managed_memory, map_at_peak, on_device,
+    on_sim, on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
@@ -46,6 +48,8 @@ pub(crate) struct Work<'a> {
 pub(crate) struct Replayed {
     pub(crate) program: Program,
     pub(crate) rows: Vec<Row>,
+    /// The request that found no memory when the trace was recorded.
+    pub(crate) out_of_memory: Option<OutOfMemory>,
     /// For device memory of the simulated device.
     pub(crate) possible: Option<Possible>,
     /// The verdict, or why there is none.
@@ -123,20 +127,27 @@ impl<'a> Work<'a> {
             }
             (lacking, _) => Err(lacking.unwrap_or("leave --memory out")),
         };
-        let section = match args.report {
+        let out_of_memory = out_of_memory(args, trace, &rows);
+        let mut section = match args.report {
             Some(_) => {
                 let lines = verdict.as_ref().map(Verdict::lines).unwrap_or_default();
                 Some(section(args, (trace, &program), lines, (&rows, possible))?)
             }
             None => None,
         };
+        if let Some((section, found)) = section.as_mut().zip(out_of_memory.clone()) {
+            section.set_out_of_memory(found);
+        }
+        // What the program has freed grows nowhere, though it waits for a stream.
+        let holds = Program::new(trace, FreeWhen::Requested);
         Ok(Replayed {
             live_at_peak: Live::at_peak(trace, &program),
             live_at_end: Live::at_end(trace, &program),
-            growth: Growth::of(trace, &program, Steps::found(trace, &program)),
+            growth: Growth::of(trace, &holds, Steps::found(trace, &holds)),
             phases: sums(trace, &program),
             program,
             rows,
+            out_of_memory,
             possible,
             verdict,
             section,
@@ -163,7 +174,8 @@ impl<'a> Work<'a> {
                 Unit::Possible => Ok(Done::Possible(Possible::of(program))),
                 Unit::Allocator(name) => {
                     let choose = |context: &Context| choice.build(name, context);
-                    let is_judged = has_verdict && [MILLPOND, Caching::NAME].contains(&name);
+                    let is_judged = has_verdict && [MILLPOND, Caching::NAME].contains(&name)
+                        || !trace.recorded_ooms.is_empty();
                     let row = simulated(self.args, (trace, program), &choose, is_judged);
                     row.map(|row| Done::Allocator(Box::new(row)))
                 }
@@ -185,6 +197,12 @@ impl<'a> Work<'a> {
 /// Whether what is needed is looked for, and which cards have it.
 pub(crate) fn is_about_cards(args: &ReplayArgs) -> bool {
     !is_real(args.device) && args.memory == MemoryKind::Device
+}
+
+/// Whether a replay comes close enough to an allocator to say what a job needs with it. Of the driver's own pool it does not: on an
+/// H200 that held from a tenth of what a replay says to twice as much.
+pub(crate) fn is_promised(allocator: &str) -> bool {
+    allocator != StreamOrdered::NAME
 }
 
 /// Whether the device keeps bytes.
@@ -226,6 +244,22 @@ fn lacking_for_a_verdict(args: &ReplayArgs, names: &[&str]) -> Option<&'static s
     }
 }
 
+/// The request that found no memory when the trace was recorded, and who would have had it.
+fn out_of_memory(args: &ReplayArgs, trace: &Trace, rows: &[Row]) -> Option<OutOfMemory> {
+    let mut found = OutOfMemory::of(trace)?;
+    // Nobody runs a job without a pool.
+    let is_choice =
+        |row: &&Row| ![StreamOrdered::NAME, Driver::NAME].contains(&row.outcome.allocator.as_str());
+    // With other settings, it is not the one that ran.
+    let ran = if args.alloc_conf.is_none() { ran(trace) } else { "" };
+    if is_about_cards(args) {
+        let needs: Vec<_> =
+            rows.iter().filter(is_choice).map(|row| (row.outcome.allocator.as_str(), row.need)).collect();
+        found.judge(&needs, ran, args.capacity);
+    }
+    Some(found)
+}
+
 /// What the report shows of a trace. Charts are of replays on the simulated device.
 fn section(
     args: &ReplayArgs,
@@ -262,14 +296,16 @@ fn simulated(
         };
         return Ok(Row { moves, ..Row::of(outcome) });
     }
+    // What the process's context takes, the allocator does not get.
+    let capacity = args.capacity.map_or(UNLIMITED, |capacity| capacity.saturating_sub(args.context_beside()));
     let outcome = on_sim_timed(trace, program, choose, capacity)?;
     let unlimited = match args.capacity {
         None => Some(outcome.clone()),
         Some(_) if is_judged => Some(on_sim(trace, program, choose, UNLIMITED)?),
         Some(_) => None,
     };
-    let need =
-        unlimited.as_ref().map(|unlimited| Need::of(program, choose, unlimited)).transpose()?.flatten();
+    let promised = unlimited.as_ref().filter(|outcome| is_promised(&outcome.allocator));
+    let need = promised.map(|unlimited| Need::of(program, choose, unlimited)).transpose()?.flatten();
     let most = unlimited.map_or(u64::MAX, |unlimited| unlimited.peak_reserved);
     let (waste, map) = map_at_peak(program, choose, most)?;
     Ok(Row { need, waste: Some(waste), holes: Holes::of(trace, &map), ..Row::of(outcome) })

@@ -147,12 +147,12 @@ fn a_program_is_predicted_by_kind_module_and_card() {
     let Some(output) = predicted(STAND_IN, &args) else { return };
     let text = stdout(&output);
     for line in [
-        "python3, predicted on RTX 4090 (24.00 GiB)",
+        "python3, predicted on RTX 4090 (23.64 GiB)",
         "(PyTorch 2.11.0; 5 steps of the optimizer)",
         "requests 1.39 GiB at most",
         "   1.00 GiB  72 %  parameter",
         " 400.00 MiB  28 %  h.*.mlp (4)",
-        "the card is RTX 4090|25769803776|8|9|128|1",
+        "the card is RTX 4090|25382879232|8|9|128|1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }
@@ -349,7 +349,7 @@ fn each_rank_is_predicted() {
     let Some(output) = predicted(STAND_IN, &["--ranks", "2"]) else { return };
     let text = stdout(&output);
     assert!(text.contains("\nRank 0\n") && text.contains("\nRank 1\n"), "{text}");
-    assert!(text.contains("the card is H100|85899345920|9|0|132|2"), "{text}");
+    assert!(text.contains("the card is H100|84934656000|9|0|132|2"), "{text}");
 }
 
 #[test]

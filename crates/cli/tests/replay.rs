@@ -90,6 +90,7 @@ fn a_program_that_leaked_and_freed_all_at_its_end_is_told_what_grew() {
     let mut command = command();
     let text = stdout(&command.arg("replay").arg(&path).args(["--allocator", "millpond"]).output().unwrap());
     let grew = text.split("\n\n").find(|part| part.starts_with("Grew from step to step")).unwrap();
+    let grew = unwrapped(grew);
     assert!(grew.contains("step/cache: ") && grew.contains("(replay.rs:"), "{text}");
     assert!(!grew.contains("4.00 MiB to"), "{text}");
     assert!(text.contains("\nLive at the end: nothing\n"), "{text}");
@@ -106,7 +107,7 @@ fn a_replay_that_waits_gives_a_sign_of_life_where_there_is_no_terminal() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert_eq!(lines.next().unwrap(), "millpond: working: -: reading");
     drop(child.stdin.take());
-    assert!(lines.next().unwrap().starts_with("millpond: -: not a trace"));
+    assert!(lines.next().unwrap().starts_with("millpond: -: is empty"));
     assert_eq!(child.wait().unwrap().code(), Some(1));
 }
 
@@ -124,6 +125,7 @@ fn json_has_all_that_is_printed() {
             "growth",
             "live_at_end",
             "live_at_peak",
+            "out_of_memory",
             "phases",
             "possible",
             "recorded_reserved",
@@ -202,6 +204,128 @@ fn out_of_memory_fails_where_that_was_asked_for() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stderr(&output), format!("millpond: out of memory: {GNN} with millpond, driver\n"));
     stdout(&replay(GNN, &["--capacity", "20GiB", "--allocator", "millpond", "--fail-if-oom"]));
+    // A card that was named, and of all allocators the one that ran.
+    let card = |card: &str| replay(GNN, &["--card", card, "--fail-if-oom"]);
+    assert_eq!(stderr(&card("24564MiB,8")), format!("millpond: out of memory: {GNN} with caching on 8\n"));
+    stdout(&card("24564MiB"));
+    // The job needs 9.80 GiB with the pool, and 9.88 with caching; the context takes 0.5 of it.
+    let ran = |args: &[&str]| replay(GNN, &[&["--capacity", "10.35GiB", "--fail-if-oom"], args].concat());
+    assert_eq!(stderr(&ran(&[])), format!("millpond: out of memory: {GNN} with caching\n"));
+    stdout(&ran(&["--allocator", "millpond"]));
+}
+
+#[test]
+fn no_card_is_promised_with_the_driver_s_own_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let args = ["--allocator", "millpond,stream-ordered", "--card", "H100", "--json", file.to_str().unwrap()];
+    let text = stdout(&replay(GNN, &args));
+    let cards = text.split("\n\n").find(|part| part.starts_with("Cards that would do")).unwrap();
+    assert!(cards.contains("\nmillpond ") && !cards.contains("\nstream-ordered "), "{cards}");
+    assert!(unwrapped(cards).contains("(stream-ordered is left out: "), "{cards}");
+    let row = &read_json(&file)[0]["allocators"][1];
+    assert_eq!(row["allocator"], "stream-ordered");
+    assert!(
+        row["needs"].is_null() && row["cards"].is_null() && row["peak_reserved"].as_u64() > Some(9 << 30)
+    );
+    let alone = replay(GNN, &["--allocator", "stream-ordered", "--card", "8", "--fail-if-oom"]);
+    assert!(stderr(&alone).contains("name another allocator"));
+}
+
+const DIED: &str = "gpt_out_of_memory.pickle.gz";
+
+#[test]
+fn a_program_that_died_is_told_first_what_held_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (page, file) = (dir.path().join("page.html"), dir.path().join("out.json"));
+    let limit = ["--capacity", "7.8GiB", "--context", "0", "--allocator", "millpond,caching,expandable"];
+    let written = ["--report", page.to_str().unwrap(), "--json", file.to_str().unwrap()];
+    let text = stdout(&replay(DIED, &[&limit[..], &written].concat()));
+    let first = unwrapped(text.split("\n\n").next().unwrap());
+    let died = "It died asking for 500.00 MiB, with 7.03 GiB live and 488.98 MiB reserved but unallocated. The longest \
+                free stretch had 420.00 MiB.";
+    assert!(
+        first.starts_with(&format!(
+            "{DIED}: {died} It held 7.51 GiB of the 7.80 GiB that it could have had. "
+        ))
+    );
+    assert!(first.contains("Whose blocks kept it from being used"), "{text}");
+    assert!(first.contains("436.00 MiB 89 % 3 forward (gpt.py:28) < forward (gpt.py:36)"), "{text}");
+    // The request is one: no allocator runs with less than what was live and what was asked for.
+    let told = &read_json(&file)[0];
+    let found = &told["out_of_memory"];
+    let requested = 8_075_108_742_u64;
+    assert_eq!(found["asked"], 500 << 20);
+    assert_eq!(found["live"].as_u64().unwrap() + (500 << 20), told["live_at_peak"]["bytes"]);
+    assert_eq!(told["live_at_peak"]["refused"], 500 << 20);
+    assert_eq!(told["live_at_peak"]["bytes"], requested);
+    assert_eq!(found["lines"][0], died);
+    assert!(found["would_run"].as_array().unwrap().iter().any(|would| would["allocator"] == "expandable"));
+    assert!(found["would_not"].as_array().unwrap().iter().any(|would| would["allocator"] == "caching"));
+    for row in told["allocators"].as_array().unwrap() {
+        assert!(row["needs"].as_u64().unwrap() >= requested, "{row}");
+    }
+    let page = std::fs::read_to_string(page).unwrap().replace("&nbsp;", " ");
+    assert!(page.contains(died) && page.contains("Whose blocks kept it from being used"));
+    // Without the limit, which no recording has.
+    let text = unwrapped(&stdout(&replay(DIED, &["--allocator", "caching,expandable"])));
+    assert!(
+        text.contains("It is from 7.51 GiB to 8.00 GiB; --capacity LIMIT makes the answer exact."),
+        "{text}"
+    );
+    assert!(text.contains("It would have run, if the limit is as large as that, with expandable"), "{text}");
+}
+
+#[test]
+fn a_history_that_is_not_whole_is_said_first_and_promises_no_card() {
+    use serde_json::json;
+    let dir = tempfile::tempdir().unwrap();
+    let event = |action: &str, addr: u64| json!({"action": action, "addr": addr, "size": 1 << 20, "stream": 0, "time_us": addr});
+    let live = json!({"device": 0, "address": 0, "total_size": 4 << 20, "stream": 0,
+        "blocks": [{"address": 0, "size": 1 << 20, "requested_size": 1 << 20, "state": "active_allocated"}]});
+    let late = [event("free_completed", 4096), event("alloc", 8192)];
+    for (name, events, settings, said) in [
+        (
+            "ring",
+            &late[..1],
+            json!({"trace_alloc_overflowed": true, "trace_alloc_max_entries": 5000}),
+            "only the last 5000 are in the file. Pass a larger max_entries",
+        ),
+        (
+            "late",
+            &late[..],
+            json!({}),
+            "the history began late, when 2 blocks of 2.00 MiB were live already: call torch",
+        ),
+        (
+            "none",
+            &[],
+            json!({}),
+            "there is no history, only what was live when the file was written, 1.00 MiB in 1 block",
+        ),
+    ] {
+        let snapshot = json!({"device_traces": [events], "segments": [live], "allocator_settings": settings});
+        let (path, file) = (dir.path().join(name), dir.path().join("out.json"));
+        let bytes = serde_pickle::to_vec(&snapshot, serde_pickle::SerOptions::new()).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        let (path, file) = (path.to_str().unwrap(), file.to_str().unwrap());
+        let text = stdout(&millpond(&[
+            "replay",
+            path,
+            "--allocator",
+            "millpond",
+            "--json",
+            file,
+            "--card",
+            "8,H100",
+        ]));
+        let first = unwrapped(text.split("\n\n").next().unwrap());
+        assert!(first.contains(said) && first.ends_with("no card is promised."), "{text}");
+        assert_eq!(cells(&text, "Cards that would do", "millpond"), ["millpond", "?", "?"], "{text}");
+        let told = &read_json(Path::new(file))[0];
+        assert!(told["remarks"][0].as_str().unwrap().contains(said), "{told}");
+        assert!(told["allocators"][0]["cards"].is_null());
+    }
 }
 
 #[test]
@@ -212,7 +336,7 @@ fn a_trace_comes_from_standard_input() {
     assert!(stdout(&output).starts_with("-: "), "{}", stdout(&output));
     let output = command.stdin(std::process::Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).starts_with("millpond: -: not a trace"), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("millpond: -: is empty"), "{}", stderr(&output));
 }
 
 #[test]
@@ -236,7 +360,8 @@ fn a_bad_trace_does_not_cost_the_others() {
 
 #[test]
 fn a_capacity_tells_who_fits_and_where_the_others_end() {
-    let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,bfc"]));
+    let text =
+        stdout(&replay(GNN, &["--capacity", "9.85GiB", "--context", "0", "--allocator", "millpond,bfc"]));
     assert!(text.contains("in 9.85 GiB: fits with millpond; not with bfc"), "{text}");
     assert!(text.contains("out of memory at event"), "{text}");
 }
@@ -289,7 +414,8 @@ fn a_recording_that_the_environment_names_is_not_overwritten() {
 
 #[test]
 fn with_a_capacity_figures_without_a_limit_say_so() {
-    let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,caching"]));
+    let text =
+        stdout(&replay(GNN, &["--capacity", "9.85GiB", "--context", "0", "--allocator", "millpond,caching"]));
     assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
     assert!(text.contains("\nWithout a limit:\nThe job requests 9.78 GiB at most."), "{text}");
 }
@@ -313,10 +439,12 @@ fn where_there_is_no_verdict_it_says_why() {
 fn who_fits_is_said_in_whole_sentences() {
     let last = |capacity: &str| {
         let text = stdout(&replay(GNN, &["--capacity", capacity, "--allocator", "millpond,driver"]));
-        text.lines().find(|line| line.starts_with("in ")).unwrap().to_owned()
+        unwrapped(text.split("\n\n").find(|part| part.starts_with("in ")).unwrap())
     };
-    assert_eq!(last("20GiB"), "in 20.00 GiB: fits with millpond, driver");
-    assert_eq!(last("5GiB"), "in 5.00 GiB: does not fit with millpond, driver");
+    assert_eq!(last("20"), "in 20.00 GiB, 512.00 MiB of it for the context: fits with millpond, driver");
+    assert!(last("5GiB").ends_with(": does not fit with millpond, driver"));
+    // The job requests 9.78 GiB.
+    assert!(last("10GiB").ends_with(": does not fit with millpond, driver"));
 }
 
 #[test]
@@ -334,7 +462,7 @@ fn options_change_what_is_replayed() {
         reserved(&["--allocator", "millpond", "--page-sizes", "256MiB..256MiB"])
     );
     let all_fit = stdout(&replay(GNN, &["--allocator", "driver", "--context", "0"]));
-    assert!(all_fit.contains("(cards in GiB; 0 B of each"), "{all_fit}");
+    assert!(all_fit.contains("(cards by the GiB that they are sold with; 0 B of"), "{all_fit}");
 }
 
 #[test]
@@ -455,11 +583,15 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     let refused = said(&["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]);
     assert!(refused.starts_with("millpond: --page-sizes: ") && refused.contains("power of two"), "{refused}");
     for args in [["--capacity", "24GiB"], ["--device", "host"]] {
-        for flag in [["--context", "1GiB"], ["--card", "H100"]] {
-            let wanted = format!("{} is for the table of cards", flag[0]);
-            assert!(said(&[&flag, &args[..]].concat()).contains(&wanted));
-        }
+        assert!(
+            said(&[&["--card", "H100"], &args[..]].concat()).contains("--card is for the table of cards")
+        );
     }
+    assert!(said(&["--context", "1GiB", "--device", "host"]).contains("--context is for --device sim"));
+    assert!(
+        said(&["--context", "9GiB", "--capacity", "8"])
+            .contains("leaves nothing beside the context's 9.00 GiB")
+    );
     let wrong = replay(GNN, &["--capacity", "16EiB"]);
     assert_eq!(wrong.status.code(), Some(2));
     let wrong = replay(GNN, &["--capacity", "18446744073709551615"]);
@@ -665,7 +797,7 @@ fn compare_verdict(trace: &Path) {
 #[test]
 fn all_that_is_said_fits_eighty_columns_and_commands_no_terminal() {
     let cards =
-        "3060,3080,3090,4060,4070,4080,4090,5080,5090,T4,V100,A10,A40,A100-40,A100,L4,L40S,H100,H200,B200";
+        "3060,3080,3090,4060,4070,4080,4090,5080,5090,T4,V100-32,A10,A40,A100-40,A100,L4,L40S,H100,H200,B200";
     for args in
         [&[][..], &["--card", cards], &["--capacity", "5GiB"], &["--device", "host"], &["-h"], &["--help"]]
     {

@@ -82,11 +82,21 @@ fn leaks_of_a_snapshot_are_told_by_call_site() {
     let text = stdout(&millpond(&["leaks", &data(PIPELINE)]));
     fits_a_terminal(&text);
     assert!(
-        text.contains("16 parts: no step was found") && text.contains("  pipeline_streams (t3.py:74)"),
+        text.contains("16 parts: no step was found") && text.contains("  pipeline_streams (t3.py:76)"),
         "{text}"
     );
     let (recording, given) = (json(&["leaks", &data(PIPELINE)]), &data(PIPELINE));
-    assert_eq!(recording[0]["live_at_end"]["blocks"], 76, "{given}");
+    let live = &recording[0]["live_at_end"];
+    assert_eq!(live["blocks"], 76, "{given}");
+    // Four streams still use most of it.
+    assert!(text.contains("   4.06 GiB  97 %       68  (freed, waiting for streams)\n"), "{text}");
+    assert_eq!((&live["waiting_blocks"], &live["sites"][1]["blocks"]), (&68.into(), &8.into()));
+    let row = json(&["diff", &data(PIPELINE)]);
+    let rows = row[0]["changes"].as_array().unwrap();
+    let waiting = rows.iter().find(|row| row["site"] == "(freed, waiting for streams)").unwrap();
+    assert_eq!((&waiting["after"], &waiting["blocks_after"]), (&live["waiting"], &68.into()));
+    let all: i64 = rows.iter().map(|row| row["change"].as_i64().unwrap()).sum();
+    assert_eq!(all, row[0]["requested"].as_i64().unwrap());
 }
 
 #[test]

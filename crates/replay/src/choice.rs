@@ -3,6 +3,8 @@
 use millpond::{Context, Pool};
 use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError, MILLPOND};
 
+use crate::trace::Trace;
+
 /// What the allocators are built with, beyond their names. By default as by
 /// [`by_name`](millpond_baselines::by_name).
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -11,6 +13,15 @@ pub struct Choice {
     pub page_sizes: Option<(u64, u64)>,
     /// Options of PyTorch's allocator, for `caching` and, with expandable segments, for `expandable`.
     pub pytorch: Option<CachingOptions>,
+}
+
+/// The allocator that ran when a trace was recorded, as far as it is known; nothing for a trace that does not say.
+pub fn ran(trace: &Trace) -> &'static str {
+    match trace.is_pytorchs {
+        true if trace.settings.contains("expandable_segments:True") => Caching::EXPANDABLE,
+        true => Caching::NAME,
+        false => "",
+    }
 }
 
 impl Choice {

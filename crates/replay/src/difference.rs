@@ -14,9 +14,9 @@ use serde::Serialize;
 
 use crate::moment::Moment;
 use crate::owners::{Owner, Owners, Who, named};
-use crate::replay::Program;
-use crate::sites::Place;
-use crate::trace::{OpKind, Trace};
+use crate::replay::{FreeWhen, Program};
+use crate::sites::{Place, ops_of, waiting_after};
+use crate::trace::Trace;
 
 /// What became of a call site's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -116,7 +116,8 @@ pub struct At<'a> {
 impl<'a> At<'a> {
     /// After so many steps of the program, which is the moment.
     pub fn new(trace: &'a Trace, program: &Program, moment: &Moment, steps: usize) -> Self {
-        let owners = Owners::of(trace);
+        let mut owners = Owners::of(trace);
+        owners.all.push(Owner { tag: None, who: Who::Waiting });
         let mut sums = vec![(0, 0); owners.all.len()];
         for step in &program.steps[..steps] {
             let (bytes, blocks): &mut Sum = &mut sums[owners.of_block[step.block as usize] as usize];
@@ -126,25 +127,30 @@ impl<'a> At<'a> {
                 (*bytes, *blocks) = (*bytes - step.size, *blocks - 1);
             }
         }
+        // What comes behind the last step is a part of the end.
+        let ops = match *moment {
+            Moment::End => trace.ops.len(),
+            _ => ops_of(trace, program, steps),
+        };
+        if program.free == FreeWhen::Completed {
+            for block in waiting_after(trace, ops) {
+                let (bytes, owner) =
+                    (trace.blocks[block as usize].size, owners.of_block[block as usize] as usize);
+                sums[owner] = (sums[owner].0 - bytes, sums[owner].1 - 1);
+                let waiting = &mut sums[owners.all.len() - 1];
+                *waiting = plus(*waiting, (bytes, 1));
+            }
+        }
         let side = Side {
             trace: trace.name.clone(),
             moment: moment.words(),
             time_us: program.times(trace).take(steps).last().unwrap_or_default(),
             requested: sums.iter().map(|(bytes, _)| bytes).sum(),
             blocks: sums.iter().map(|(_, blocks)| blocks).sum(),
-            held: trace.segments.held_after(ops(trace, program, steps)),
+            held: trace.segments.held_after(ops),
         };
         Self { trace, side, owners, sums }
     }
-}
-
-/// How many ops of the trace these steps of its program are.
-fn ops(trace: &Trace, program: &Program, steps: usize) -> usize {
-    let Some(last) = steps.checked_sub(program.before + 1) else { return 0 };
-    let freeing = program.free.kind();
-    let replayed =
-        trace.ops.iter().enumerate().filter(|(_, op)| op.kind == OpKind::Alloc || op.kind == freeing);
-    replayed.map(|(at, _)| at + 1).nth(last).unwrap_or(trace.ops.len())
 }
 
 impl Difference {
@@ -288,7 +294,6 @@ fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Row> {
 mod tests {
     use super::*;
     use crate::event::{Event, EventKind, Frame, StackId};
-    use crate::replay::FreeWhen;
     use crate::trace::TraceBuilder;
 
     /// A recording in which these functions, each with its line, hold so many bytes at the end.

@@ -1,6 +1,9 @@
 //! One event of a trace, the same whichever program recorded it.
 
+use std::ops::Range;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -92,11 +95,16 @@ pub struct Stacks {
     lines: Vec<FrameId>,
     /// Where in `lines` each stack ends. The first is the empty stack.
     ends: Vec<usize>,
+    /// For each stack under which a request was refused, that with a tag which says so.
+    refused: FxHashMap<StackId, StackId>,
 }
+
+/// The tag of requests that were refused.
+pub const REFUSED: &str = "(the request that failed)";
 
 impl Default for Stacks {
     fn default() -> Self {
-        Self { frames: Vec::new(), lines: Vec::new(), ends: vec![0] }
+        Self { frames: Vec::new(), lines: Vec::new(), ends: vec![0], refused: FxHashMap::default() }
     }
 }
 
@@ -117,11 +125,30 @@ impl Stacks {
         StackId(self.ends.len() as u32 - 1)
     }
 
+    /// A stack with [`REFUSED`] as its outermost tag. Where no stacks were recorded, there is none.
+    pub(crate) fn refused(&mut self, stack: StackId) -> StackId {
+        if self.is_empty() {
+            return stack;
+        }
+        if let Some(&known) = self.refused.get(&stack) {
+            return known;
+        }
+        let tag = self.add_frame(Frame::of_tag(REFUSED));
+        let frames: Vec<FrameId> = self.lines[self.lines_of(stack)].iter().copied().chain([tag]).collect();
+        let refused = self.add_stack(&frames);
+        self.refused.insert(stack, refused);
+        refused
+    }
+
     /// The frames of a stack, innermost first.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = &Frame> {
+        self.lines[self.lines_of(stack)].iter().map(|frame| &self.frames[frame.0 as usize])
+    }
+
+    fn lines_of(&self, stack: StackId) -> Range<usize> {
         let index = stack.0 as usize;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        self.lines[start..self.ends[index]].iter().map(|frame| &self.frames[frame.0 as usize])
+        start..self.ends[index]
     }
 
     /// Whether any stack was recorded.

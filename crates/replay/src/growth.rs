@@ -118,7 +118,10 @@ impl Growth {
             StepBy::Phase => format!("a step begins with the phase {}", self.step),
             StepBy::Tag => format!("a step begins with the tag {}", self.step),
             StepBy::Allocation => format!("a step begins with an allocation, {}", self.step),
-            StepBy::Part => "no step was found, so the run is cut into equal parts".to_owned(),
+            StepBy::Part => format!(
+                "no step was found, which is a phase or a tag that comes more than {FEWEST} times; so the run is cut into \
+                 equal parts"
+            ),
         }
     }
 }

@@ -5,7 +5,7 @@ use millpond::HumanBytes;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::event::StackId;
-use crate::sites::{Place, joined, places, tag, without_stack};
+use crate::sites::{Place, WAITING, joined, places, tag, without_stack};
 use crate::trace::Trace;
 
 /// Whose blocks they are.
@@ -29,6 +29,8 @@ pub(crate) enum Who {
     /// The recording has neither call stacks nor tags: the power of two that the blocks' sizes are not below; `None` for
     /// blocks of no bytes.
     Size(Option<u64>),
+    /// The program has freed them, and they wait for other streams.
+    Waiting,
 }
 
 impl Owner {
@@ -37,6 +39,7 @@ impl Owner {
         match &self.who {
             Who::Site(places) => Some(joined(places)),
             Who::NoStack { before } if self.tag.is_none() => Some(without_stack(*before).to_owned()),
+            Who::Waiting => Some(WAITING.to_owned()),
             Who::NoStack { .. } | Who::Size(_) => None,
         }
     }

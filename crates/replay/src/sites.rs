@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use crate::event::{Frame, StackId};
-use crate::replay::Program;
-use crate::trace::Trace;
+use crate::event::{Frame, REFUSED, StackId};
+use crate::replay::{FreeWhen, Program};
+use crate::trace::{OpKind, Trace};
 
 /// Live bytes of one call site under one tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -56,7 +56,16 @@ pub struct Live {
     pub sites: Vec<Site>,
     /// Bytes by the power of two that the block's size is not below.
     pub by_size: BTreeMap<u64, u64>,
+    /// Bytes of these that the program has freed, and that wait for other streams.
+    pub waiting: u64,
+    /// In how many blocks.
+    pub waiting_blocks: u64,
+    /// Bytes of these that were asked for and refused.
+    pub refused: u64,
 }
+
+/// Whose blocks those are that the program has freed, and that wait for other streams.
+pub const WAITING: &str = "(freed, waiting for streams)";
 
 /// Call sites that are listed.
 const MOST_SITES: usize = 20;
@@ -64,33 +73,58 @@ const MOST_SITES: usize = 20;
 impl Live {
     /// When most is requested.
     pub fn at_peak(trace: &Trace, program: &Program) -> Self {
-        Self::after(trace, program, program.peak_requested().1 + 1)
+        let steps = program.peak_requested().1 + 1;
+        Self::after(trace, program, steps, ops_of(trace, program, steps))
     }
 
     /// When the trace ends: what a program keeps, or leaks.
     pub fn at_end(trace: &Trace, program: &Program) -> Self {
-        Self::after(trace, program, program.steps.len())
+        Self::after(trace, program, program.steps.len(), trace.ops.len())
     }
 
-    fn after(trace: &Trace, program: &Program, steps: usize) -> Self {
+    fn after(trace: &Trace, program: &Program, steps: usize, ops: usize) -> Self {
         let is_live = live_after(program, steps);
+        let waits = waiting_after(trace, ops);
         let before: FxHashSet<u32> = trace.live_before.iter().copied().collect();
         let mut live = Self::default();
         let mut by_stack: FxHashMap<(StackId, bool), (u64, u64)> = FxHashMap::default();
         for (number, block) in (0u32..).zip(&trace.blocks).filter(|(at, _)| is_live[*at as usize]) {
             live.bytes += block.size;
             live.blocks += 1;
-            let sum = by_stack.entry((block.stack, before.contains(&number))).or_default();
-            *sum = (sum.0 + block.size, sum.1 + 1);
             if block.size > 0 {
                 *live.by_size.entry(1 << block.size.ilog2()).or_default() += block.size;
             }
+            if trace.is_refused(number) {
+                live.refused += block.size;
+            }
+            if program.free == FreeWhen::Completed && waits.contains(&number) {
+                live.waiting += block.size;
+                live.waiting_blocks += 1;
+                continue;
+            }
+            let sum = by_stack.entry((block.stack, before.contains(&number))).or_default();
+            *sum = (sum.0 + block.size, sum.1 + 1);
         }
         if !trace.stacks.is_empty() {
             live.tags = by_tag(trace, &by_stack);
             live.sites = named(trace, by_stack);
+            live.add_waiting();
         }
         live
+    }
+
+    /// What the program has freed is nobody's: a row of its own.
+    fn add_waiting(&mut self) {
+        let Self { waiting: bytes, waiting_blocks: blocks, .. } = *self;
+        if blocks == 0 {
+            return;
+        }
+        if !self.tags.is_empty() {
+            self.tags.push(Tag { tag: Some(WAITING.to_owned()), bytes, blocks });
+            self.tags.sort_by_key(|tag| std::cmp::Reverse(tag.bytes));
+        }
+        self.sites.push(Site { tag: None, site: WAITING.to_owned(), bytes, blocks });
+        self.sites.sort_by_key(|site| std::cmp::Reverse(site.bytes));
     }
 }
 
@@ -108,6 +142,28 @@ pub fn tags_at_peak(trace: &Trace, program: &Program) -> Vec<(Vec<String>, u64)>
     let mut tags: Vec<_> = tags.into_iter().collect();
     tags.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     tags
+}
+
+/// The blocks that the program has freed after so many ops, and that wait for other streams.
+pub(crate) fn waiting_after(trace: &Trace, ops: usize) -> FxHashSet<u32> {
+    let mut waits = FxHashSet::default();
+    for op in &trace.ops[..ops] {
+        match op.kind {
+            OpKind::FreeRequested => waits.insert(op.block),
+            OpKind::FreeCompleted => waits.remove(&op.block),
+            OpKind::Alloc => false,
+        };
+    }
+    waits
+}
+
+/// How many ops of the trace these steps of its program are.
+pub(crate) fn ops_of(trace: &Trace, program: &Program, steps: usize) -> usize {
+    let Some(last) = steps.checked_sub(program.before + 1) else { return 0 };
+    let freeing = program.free.kind();
+    let replayed =
+        trace.ops.iter().enumerate().filter(|(_, op)| op.kind == OpKind::Alloc || op.kind == freeing);
+    replayed.map(|(at, _)| at + 1).nth(last).unwrap_or(trace.ops.len())
 }
 
 /// Which blocks are live after so many steps.
@@ -153,6 +209,18 @@ fn named(trace: &Trace, by_stack: FxHashMap<(StackId, bool), (u64, u64)>) -> Vec
     sites.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name().cmp(&other.name())));
     sites.truncate(MOST_SITES);
     sites
+}
+
+/// The call site of a stack under its tags, where it was recorded.
+pub(crate) fn site_of(trace: &Trace, stack: StackId) -> Option<String> {
+    let tag = tags_of(trace, stack).into_iter().filter(|tag| tag != REFUSED).collect::<Vec<_>>().join("/");
+    let site = joined(&places(trace, stack));
+    match (tag.is_empty(), site.is_empty()) {
+        (true, true) => None,
+        (true, false) => Some(site),
+        (false, true) => Some(tag),
+        (false, false) => Some(format!("{tag}: {site}")),
+    }
 }
 
 /// What is said of a block without a call stack.
@@ -273,7 +341,6 @@ fn is_interpreter(frame: &Frame) -> bool {
 mod tests {
     use super::*;
     use crate::event::{Event, EventKind};
-    use crate::replay::FreeWhen;
     use crate::trace::TraceBuilder;
 
     #[test]
@@ -330,6 +397,30 @@ mod tests {
         let live = Live::at_end(&trace, &Program::new(&trace, FreeWhen::Completed));
         let sites: Vec<_> = live.sites.iter().map(|site| (site.site.as_str(), site.blocks)).collect();
         assert_eq!(sites, [("forward (train.py:12)", 2)]);
+    }
+
+    #[test]
+    fn what_was_freed_and_waits_is_a_row_of_its_own() {
+        let mut builder = TraceBuilder::default();
+        let frame = builder.stacks.add_frame(Frame { name: "copy".into(), file: "a.py".into(), line: 7 });
+        let stack = builder.stacks.add_stack(&[frame]);
+        let mut push = |kind, address, size| {
+            builder.push(Event { kind, device: 0, stream: 0, time_us: 0, address, size, stack }).unwrap();
+        };
+        push(EventKind::Alloc, 64, 100);
+        push(EventKind::Alloc, 256, 10);
+        push(EventKind::FreeRequested, 64, 100);
+        let trace = builder.finish("t").remove(0);
+        let of = |free| {
+            let live = Live::at_end(&trace, &Program::new(&trace, free));
+            let rows: Vec<_> = live.sites.iter().map(|site| (site.site.clone(), site.bytes)).collect();
+            (rows, live.waiting, live.bytes)
+        };
+        let own = ("copy (a.py:7)".to_owned(), 10);
+        assert_eq!(of(FreeWhen::Completed), (vec![(WAITING.to_owned(), 100), own.clone()], 100, 110));
+        assert_eq!(of(FreeWhen::Requested), (vec![own], 0, 10));
+        let peak = Live::at_peak(&trace, &Program::new(&trace, FreeWhen::Completed));
+        assert_eq!(peak.waiting, 0, "it was freed afterwards");
     }
 
     #[test]

@@ -263,7 +263,11 @@ fn counted(retries: u64) -> String {
     }
 }
 
-/// The setting that needs least, where that is 1 % less than `need`. Of several that need the same it is the first.
+/// What two settings may differ in for the one with fewer retries to be advised: each retry waits for the device.
+const AS_LITTLE_PERCENT: u64 = 1;
+
+/// The setting that needs least, where that is 1 % less than `need`. Of those that need nearly as little it is the one with the
+/// fewest retries, and of these the first.
 fn best_setting(
     trace: &Trace,
     program: &Program,
@@ -289,7 +293,13 @@ fn best_setting(
         Ok(need.map(|need| Setting { setting, need }))
     });
     let found = found.into_iter().collect::<Result<Vec<_>, ReplayError>>()?;
-    Ok(found.into_iter().flatten().min_by_key(|found| found.need.bytes))
+    Ok(best(found.into_iter().flatten().collect()))
+}
+
+fn best(found: Vec<Setting>) -> Option<Setting> {
+    let least = found.iter().map(|found| found.need.bytes).min()?;
+    let as_little = |found: &Setting| found.need.bytes <= least + least / 100 * AS_LITTLE_PERCENT;
+    found.into_iter().filter(as_little).min_by_key(|found| (found.need.retries, found.need.bytes))
 }
 
 /// What is reserved and not requested when an allocator first holds the most.
@@ -474,6 +484,18 @@ mod tests {
             line.ends_with(" Holes of 1.00 GiB to 2.00 GiB have most, 3.00 GiB. Beside attention (t.py:7), there are 3.00 GiB."),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_setting_without_retries_is_advised_where_it_needs_as_little() {
+        let setting =
+            |setting, bytes, retries| Setting { setting, need: need(bytes, bytes, retries).unwrap() };
+        let split = setting("max_split_size_mb:64", 1000 << 20, 16);
+        let expandable = |mib: u64| setting(EXPANDABLE, mib << 20, 0);
+        let advised = |found: &[Setting]| best(found.to_vec()).map(|found| found.setting);
+        assert_eq!(advised(&[split, expandable(1005)]), Some(EXPANDABLE));
+        assert_eq!(advised(&[split, expandable(1100)]), Some("max_split_size_mb:64"));
+        assert_eq!(advised(&[]), None);
     }
 
     #[test]

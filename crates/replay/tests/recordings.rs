@@ -50,7 +50,10 @@ fn what_a_pool_did_comes_back_as_a_trace() {
     pool.stop_recording().unwrap();
 
     let trace = only(&path);
-    assert_eq!(steps(&trace), [(3 << 20, false), (700, false), (3 << 20, true), (700, true)]);
+    assert_eq!(
+        steps(&trace),
+        [(3 << 20, false), (700, false), (3 << 20, true), (1 << 30, false), (1 << 30, true), (700, true)]
+    );
     assert_eq!(trace.streams, [one.id().0, two.id().0]);
     assert_eq!((trace.blocks[0].stream, trace.blocks[1].stream), (0, 1));
     let tags: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).map(|frame| &*frame.name).collect();
@@ -249,13 +252,13 @@ fn dropped_events_are_reported_be_it_one_or_many() {
     const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, device_key: 1 };
     const AT: Record<'_> = Record::At { pool: 1, stream: 1 };
     const ALLOC: Record<'_> = Record::Alloc { after: 1, address: 512, size: 1 };
-    let remarks = |events| {
+    let lacks = |events| {
         let file = with_records(&[POOL, AT, ALLOC, Record::Dropped { events }, Record::End]);
-        read_from(&mut &file[..], "x", Limits::default()).unwrap().remove(0).remarks
+        read_from(&mut &file[..], "x", Limits::default()).unwrap().remove(0).lacks.unwrap()
     };
     let rest = "dropped while recording: more waited for the disk than may";
-    assert_eq!(remarks(1), [format!("1 event was {rest}")]);
-    assert_eq!(remarks(2), [format!("2 events were {rest}")]);
+    assert_eq!(lacks(1), format!("1 event was {rest}"));
+    assert_eq!(lacks(2), format!("2 events were {rest}"));
 }
 
 #[test]

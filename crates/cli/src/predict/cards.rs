@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use millpond::HumanBytes;
 use millpond_replay::fit::Card;
 use serde::Serialize;
 
@@ -48,18 +49,20 @@ const KNOWN: [(&str, (u32, u32), u32); 24] = [
 ];
 
 /// Bytes from which on a card that is only named by its size is taken for one of a data center.
-const LARGE: u64 = 79 << 30;
+const LARGE: u64 = 76 << 30;
+
+const GIB: u64 = 1 << 30;
 
 impl Default for CardFacts {
     fn default() -> Self {
-        Self::of(Card { name: "H100".to_owned(), gib: 80 })
+        Self::of("H100".parse().unwrap_or(Card { name: "H100".to_owned(), bytes: 79 << 30 }))
     }
 }
 
 impl CardFacts {
     fn of(card: Card) -> Self {
         let plain: String = card.name.to_lowercase().chars().filter(char::is_ascii_alphanumeric).collect();
-        let bytes = card.gib << 30;
+        let bytes = card.bytes;
         // "24gib" names no model.
         let is_size =
             plain.trim_start_matches(|c: char| c.is_ascii_digit()).chars().all(|c| "gib".contains(c));
@@ -70,7 +73,11 @@ impl CardFacts {
             None if bytes >= LARGE => ((9, 0), 132),
             None => ((8, 9), 128),
         };
-        let name = if is_size { format!("a card of {} GiB", card.gib) } else { card.name.clone() };
+        let name = match is_size {
+            true if bytes.is_multiple_of(GIB) => format!("a card of {} GiB", bytes / GIB),
+            true => format!("a card of {}", HumanBytes(bytes)),
+            false => card.name.clone(),
+        };
         Self { name, bytes, major, minor, multiprocessors, card }
     }
 
@@ -102,13 +109,13 @@ mod tests {
     fn a_card_is_known_by_its_name_or_its_size() {
         let facts = |text: &str| {
             let CardFacts { bytes, major, minor, .. } = text.parse().unwrap();
-            (bytes >> 30, major, minor)
+            (bytes.div_ceil(1 << 30), major, minor)
         };
         assert_eq!(facts("RTX 4090"), (24, 8, 9));
-        assert_eq!(facts("A100-40"), (40, 8, 0));
+        assert_eq!(facts("A100-40"), (39, 8, 0));
         assert_eq!(facts("H100"), (80, 9, 0));
-        assert_eq!(facts("V100"), (32, 7, 0));
-        assert_eq!(facts("L40S"), (48, 8, 9));
+        assert_eq!(facts("V100-32"), (31, 7, 0));
+        assert_eq!(facts("L40S"), (45, 8, 9));
         assert_eq!(facts("24GiB"), (24, 8, 9));
         assert_eq!(facts("80"), (80, 9, 0));
         assert_eq!("24GiB".parse::<CardFacts>().unwrap().name, "a card of 24 GiB");
@@ -117,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_library_is_told_one_line() {
-        let card = CardFacts::default();
-        assert_eq!(card.as_variable(2), "H100|85899345920|9|0|132|2");
+        let card: CardFacts = "A100-80".parse().unwrap();
+        assert_eq!(card.as_variable(2), "A100-80|85094039552|8|0|108|2");
     }
 }

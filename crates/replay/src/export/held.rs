@@ -53,6 +53,9 @@ fn hold_every_block(trace: &Trace) -> bool {
                 return false;
             }
         }
+        if trace.is_refused(op.block) {
+            continue;
+        }
         let address = trace.blocks[op.block as usize].address;
         match op.kind {
             OpKind::FreeCompleted if !held.holds(address) => return false,
@@ -109,13 +112,14 @@ impl Held {
 /// The stretches of addresses in which blocks ever were, held all the time.
 fn stretches(trace: &Trace) -> Vec<Segment> {
     let mut held = Held::default();
-    for block in &trace.blocks {
+    let blocks = || (0u32..).zip(&trace.blocks).filter(|(number, _)| !trace.is_refused(*number));
+    for (_, block) in blocks() {
         let start = block.address / SLOT * SLOT;
         let end = block.address.saturating_add(block.size.max(1)).div_ceil(SLOT).saturating_mul(SLOT);
         held.add(&Segment { address: start, bytes: end - start, stream: 0 });
     }
     let mut streams = BTreeMap::new();
-    for block in &trace.blocks {
+    for (_, block) in blocks() {
         streams.entry(block.address).or_insert(trace.streams[usize::from(block.stream)]);
     }
     let stream = |start| streams.range(start..).next().map_or(0, |(_, &stream)| stream);

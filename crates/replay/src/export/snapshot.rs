@@ -6,7 +6,7 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
 use super::{ExportError, held};
-use crate::event::StackId;
+use crate::event::{REFUSED, StackId};
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 use crate::trace::{Op, OpKind, RecordedOom, Trace};
 
@@ -118,20 +118,19 @@ impl Serialize for Devices<'_> {
 impl Serialize for Events<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self { trace, held } = self;
-        let events = trace.ops.len() + held.ops.len() + trace.recorded_ooms.len();
+        // A request that was refused has three ops, which its event stands for.
+        let events = trace.ops.len() + held.ops.len() - 2 * trace.recorded_ooms.len();
         let mut list = to.serialize_seq(Some(events))?;
         let mut segments = held.ops.iter().peekable();
         let mut ooms = trace.recorded_ooms.iter().peekable();
-        let mut time_us = 0;
         for at in 0..=trace.ops.len() {
             while let Some(op) = segments.next_if(|op| op.before_op <= at) {
                 list.serialize_element(&segment_event(op))?;
             }
             while let Some(oom) = ooms.next_if(|oom| oom.before_op <= at) {
-                list.serialize_element(&oom_event(oom, time_us))?;
+                list.serialize_element(&oom_event(trace, oom))?;
             }
-            if let Some(op) = trace.ops.get(at) {
-                time_us = op.time_us;
+            if let Some(op) = trace.ops.get(at).filter(|op| !trace.is_refused(op.block)) {
                 list.serialize_element(&block_event(trace, op))?;
             }
         }
@@ -163,17 +162,13 @@ fn segment_event(op: &SegmentOp) -> EventOut {
     EventOut { action, addr, size, stream: Number(stream), time_us: Number(op.time_us), frames: Vec::new() }
 }
 
-/// The recorder's own time of it is not kept: it takes that of the event before.
-fn oom_event(oom: &RecordedOom, time_us: u64) -> OomOut {
+fn oom_event(trace: &Trace, oom: &RecordedOom) -> OomOut {
     let (device_free, size) = (Number(oom.device_free), Number(oom.size));
-    OomOut {
-        action: "oom",
-        device_free,
-        size,
-        stream: Number(0),
-        time_us: Number(time_us),
-        frames: Vec::new(),
-    }
+    let op = &trace.ops[oom.before_op];
+    let stack = trace.blocks[oom.block as usize].stack;
+    let frames = frames(trace, stack).into_iter().filter(|frame| frame.name != REFUSED).collect();
+    let stream = Number(trace.streams[usize::from(op.stream)]);
+    OomOut { action: "oom", device_free, size, stream, time_us: Number(op.time_us), frames }
 }
 
 fn frames(trace: &Trace, stack: StackId) -> Vec<FrameOut> {

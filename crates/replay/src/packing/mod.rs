@@ -57,7 +57,7 @@ pub struct Packing {
 impl Packing {
     /// Packs jobs on cards. Each job's process takes `context` bytes of its card besides.
     pub fn of(jobs: &[Job], cards: &[Card], context: u64) -> Self {
-        let room: Vec<u64> = cards.iter().map(|card| card.gib << 30).collect();
+        let room: Vec<u64> = cards.iter().map(|card| card.bytes).collect();
         let mut search = Search { sizes: Vec::new(), free: room.clone(), tries: 0, best: None };
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         order.sort_by_key(|job| std::cmp::Reverse(jobs[*job].need));

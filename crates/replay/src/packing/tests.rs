@@ -21,7 +21,7 @@ fn job(need_gib: u64, busy: f64) -> Job {
 }
 
 fn cards(gib: &[u64]) -> Vec<Card> {
-    gib.iter().map(|&gib| Card { name: format!("{gib}GiB"), gib }).collect()
+    gib.iter().map(|&gib| Card { name: format!("{gib}GiB"), bytes: gib << 30 }).collect()
 }
 
 #[test]

@@ -97,20 +97,20 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
     if !recording.ended && remarks.is_empty() {
         remarks.push("the recording has no end: the process was killed, or still records".to_owned());
     }
-    if recording.dropped > 0 {
-        remarks.push(format!(
+    let lacks = (recording.dropped > 0).then(|| {
+        format!(
             "{} event{} dropped while recording: more waited for the disk than may",
             recording.dropped,
             if recording.dropped == 1 { " was" } else { "s were" }
-        ));
-    }
+        )
+    });
     remarks.extend(
         std::mem::take(&mut recording.messages)
             .into_iter()
             .map(|text| format!("the program was told: {text}")),
     );
     let mut builder = recording.in_order(limits)?;
-    builder.remarks = remarks;
+    (builder.remarks, builder.lacks) = (remarks, lacks);
     Ok(builder)
 }
 

@@ -37,6 +37,14 @@ pub enum FormatError {
     /// It is compressed, and ends within its compression.
     #[error("ends before its compressed contents do; it was cut off, copy it again")]
     CutOff,
+    /// It has no bytes.
+    #[error("is empty: the program did not write it, or has not yet")]
+    NoBytes,
+    /// It is a zip, which no trace is.
+    #[error(
+        "is a zip, as torch.save writes: a checkpoint, and no memory snapshot. torch.cuda.memory._dump_snapshot writes one"
+    )]
+    Zip,
     /// Its first bytes are those of no format that we read.
     #[error(
         "not a trace: expected a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), an RMM log (Thread,Time,Action,Pointer,Size,Stream) or a recording of millpond's (MILLPOND_RECORD), plain, gzipped or zstd-compressed"
@@ -143,6 +151,8 @@ pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result
         _ if start.starts_with(&::millpond::record::format::MAGIC) => {
             (millpond::read(source, limits)?, "record for longer")
         }
+        [] => return Err(FormatError::NoBytes),
+        _ if start.starts_with(b"PK\x03\x04") => return Err(FormatError::Zip),
         _ if start.starts_with(b"Thread,") => (rmm::read(source, limits)?, "log for longer"),
         _ => return Err(FormatError::Unknown),
     };

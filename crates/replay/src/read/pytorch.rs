@@ -114,6 +114,13 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn read(mut self, root: Value, limits: Limits) -> Result<TraceBuilder, FormatError> {
         let mut builder = TraceBuilder::within(limits.memory);
+        if self.heap.items(root).is_some() {
+            return wrong(
+                "snapshot",
+                "a list, as torch.cuda.memory_snapshot() returns: it has no history. torch.cuda.memory._dump_snapshot \
+                 writes a snapshot with one",
+            );
+        }
         let Some(traces) = self.heap.look_up(root, "device_traces") else {
             return wrong(
                 "snapshot",
@@ -141,6 +148,9 @@ impl Reader<'_> {
         self.phases(&mut builder, root)?;
         builder.is_pytorchs = true;
         builder.settings = self.settings(root);
+        builder.lacks = self.overflowed(root);
+        builder.from_the_start =
+            "call torch.cuda.memory._record_memory_history() before the first allocation";
         Ok(builder)
     }
 
@@ -269,6 +279,20 @@ impl Reader<'_> {
             let line = u32::try_from(line).unwrap_or(0);
             Some(builder.stacks.add_frame(Frame { name: text("name")?, file: text("filename")?, line }))
         })
+    }
+
+    /// The history is a ring: PyTorch says whether its oldest events were overwritten, from 2.12 on.
+    fn overflowed(&self, root: Value) -> Option<String> {
+        let settings = self.heap.look_up(root, "allocator_settings")?;
+        let number = |key| self.heap.look_up(settings, key).and_then(integer);
+        if number("trace_alloc_overflowed")? == 0 {
+            return None;
+        }
+        let kept = number("trace_alloc_max_entries").map_or_else(String::new, |most| format!(" {most}"));
+        Some(format!(
+            "the history overflowed: older events were overwritten, and only the last{kept} are in the file. Pass a larger \
+             max_entries to torch.cuda.memory._record_memory_history()"
+        ))
     }
 
     fn settings(&self, root: Value) -> String {

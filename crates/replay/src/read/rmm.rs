@@ -27,6 +27,13 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
     let mut record = StringRecord::new();
     while log.read_record(&mut record).map_err(broken)? {
         let line = record.position().map_or(0, csv::Position::line);
+        // RMM ends each line, and flushes none: what is in the buffer when a program dies is lost.
+        if line == log.get_ref().line {
+            builder.remarks.push(format!(
+                "the log ends within line {line}, which is left out: the program died, or still logs"
+            ));
+            break;
+        }
         let event = event(&record, &mut clock).or_else(|what| wrong(line, what))?;
         let Some(event) = event else { continue };
         builder.push(event)?;
@@ -180,10 +187,10 @@ mod tests {
     #[test]
     fn a_log_gives_its_blocks_streams_and_times() {
         let trace = one(LOG).unwrap();
-        assert_eq!(trace.blocks.iter().map(|block| block.size).collect::<Vec<_>>(), [1024, 512]);
+        assert_eq!(trace.blocks.iter().map(|block| block.size).collect::<Vec<_>>(), [1024, 512, 4096]);
         assert_eq!(trace.streams, [0, 5]);
         assert_eq!(trace.wall_us, 916_760);
-        assert_eq!(trace.ops.last().map(|op| (op.kind, op.block)), Some((OpKind::FreeCompleted, 0)));
+        assert_eq!(trace.ops.last().map(|op| (op.kind, op.block)), Some((OpKind::FreeCompleted, 2)));
         assert_eq!(trace.recorded_ooms[0].size, 4096);
     }
 
@@ -200,6 +207,20 @@ mod tests {
         let (plain, through) =
             (one(LOG).unwrap(), one(&format!("\u{feff}{}", LOG.replace('\n', "\r\n"))).unwrap());
         assert_eq!((plain.ops, plain.blocks, plain.wall_us), (through.ops, through.blocks, through.wall_us));
+    }
+
+    #[test]
+    fn a_log_that_was_cut_is_read_up_to_its_last_whole_line() {
+        let whole = one(LOG).unwrap();
+        let line = "141,11:31:53.000003,allocate,0x7f00,1024,0x5";
+        for cut in 1..=line.len() {
+            let trace = one(&format!("{LOG}{}", &line[..cut])).unwrap();
+            assert_eq!((&trace.ops, &trace.blocks), (&whole.ops, &whole.blocks), "{cut}");
+            let said = "the log ends within line 6, which is left out: the program died, or still logs";
+            assert_eq!(trace.remarks, [said], "{cut}");
+        }
+        assert!(whole.remarks.is_empty());
+        assert_eq!(one(&format!("{LOG}{line}\n")).unwrap().blocks.len(), whole.blocks.len() + 1);
     }
 
     #[test]

@@ -17,16 +17,18 @@ mod timeline;
 use std::io::{self, Write};
 
 use millpond::HumanBytes;
-use millpond_baselines::{Caching, MILLPOND};
+use millpond_baselines::MILLPOND;
 
+use crate::choice::ran;
 use crate::export::flame;
 use crate::fit::{Card, Need};
 use crate::growth::Growth;
 use crate::holes::Holes;
+use crate::out_of_memory::OutOfMemory;
 use crate::owners::Owners;
 use crate::phases::{PhaseSum, sums};
 use crate::possible::Possible;
-use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
+use crate::replay::{Choose, FreeWhen, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
 use crate::sites::Live;
 use crate::steps::Steps;
 use crate::trace::Trace;
@@ -67,6 +69,9 @@ pub struct Section {
     by_site: Option<Holders>,
     phases: Vec<PhaseSum>,
     verdict: Vec<String>,
+    out_of_memory: Option<OutOfMemory>,
+    /// Whether the recording has all of the job's history.
+    is_whole: bool,
     possible: Option<Possible>,
     cards: Vec<Card>,
     /// Bytes of each card that the driver's context takes.
@@ -95,6 +100,7 @@ impl Section {
         (cards, context): (Vec<Card>, u64),
     ) -> Self {
         let owners = Owners::of(trace);
+        let holds = Program::new(trace, FreeWhen::Requested);
         Self {
             by_tag: holders::by_tag((trace, program), &owners),
             by_site: holders::by_site((trace, program), &owners),
@@ -108,13 +114,26 @@ impl Section {
             at_peak: Live::at_peak(trace, program),
             at_end: Live::at_end(trace, program),
             flame: if trace.stacks.is_empty() { None } else { flame::svg(trace, program) },
-            growth: Growth::of(trace, program, Steps::found(trace, program)),
+            growth: Growth::of(trace, &holds, Steps::found(trace, &holds)),
             phases: sums(trace, program),
             verdict,
+            out_of_memory: None,
+            is_whole: trace.lacks.is_none(),
             possible: None,
             cards,
             context,
         }
+    }
+
+    /// Begins with the request that found no memory.
+    pub fn set_out_of_memory(&mut self, found: OutOfMemory) {
+        self.out_of_memory = Some(found);
+    }
+
+    /// The first sentence of the answer.
+    fn first(&self) -> String {
+        let died = self.out_of_memory.as_ref().and_then(|found| found.lines().into_iter().next());
+        died.or_else(|| self.verdict.first().cloned()).unwrap_or_default()
     }
 
     /// Shows what is possible beside the allocators.
@@ -150,6 +169,7 @@ impl Section {
         for fact in &self.facts {
             writeln!(out, "<p class=note>{}</p>", prose(fact))?;
         }
+        self.write_out_of_memory(out)?;
         for line in &self.verdict {
             writeln!(out, "<p class=verdict>{}</p>", prose(line))?;
         }
@@ -241,15 +261,6 @@ impl Section {
     }
 }
 
-/// The allocator that ran; nothing for a trace that does not say.
-fn ran(trace: &Trace) -> &'static str {
-    match trace.is_pytorchs {
-        true if trace.settings.contains("expandable_segments:True") => Caching::EXPANDABLE,
-        true => Caching::NAME,
-        false => "",
-    }
-}
-
 /// What was recorded.
 fn facts(trace: &Trace, program: &Program) -> Vec<String> {
     let many = |number: usize, what: &str| {
@@ -266,7 +277,12 @@ fn facts(trace: &Trace, program: &Program) -> Vec<String> {
     if let Some(reserved) = trace.recorded_reserved {
         recorded += &format!(", reserved by the recorded run {}", HumanBytes(reserved));
     }
-    let mut facts = vec![recorded + "."];
+    let lacks = trace.lacks.iter().map(|lacks| {
+        let first: String = lacks.chars().take(1).flat_map(char::to_uppercase).collect();
+        let rest: String = lacks.chars().skip(1).collect();
+        format!("{first}{rest}. So the job may need more than what follows says, and no card is promised.")
+    });
+    let mut facts: Vec<String> = lacks.chain([recorded + "."]).collect();
     if !trace.settings.is_empty() {
         facts.push(format!("Recorded with PYTORCH_CUDA_ALLOC_CONF={}.", trace.settings));
     }
@@ -298,9 +314,8 @@ pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Re
     )?;
     if sections.len() > 1 {
         writeln!(out, "<nav><h2>Traces</h2><ol>")?;
-        for (number, Section { name, verdict, .. }) in sections.iter().enumerate() {
-            let first = verdict.first().map(String::as_str).unwrap_or_default();
-            let (name, first) = (escaped(name), prose(first));
+        for (number, section) in sections.iter().enumerate() {
+            let (name, first) = (escaped(&section.name), prose(&section.first()));
             writeln!(out, "<li><a href=\"#trace-{number}\">{name}</a> <span class=no>{first}</span></li>")?;
         }
         writeln!(out, "</ol></nav>")?;

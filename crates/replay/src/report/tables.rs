@@ -12,6 +12,27 @@ use crate::sites::Live;
 use crate::steps::StepBy;
 
 impl Section {
+    /// The request that found no memory, and whose blocks kept what was free.
+    pub(super) fn write_out_of_memory(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some(found) = &self.out_of_memory else { return Ok(()) };
+        for line in found.lines() {
+            writeln!(out, "<p class=verdict>{}</p>", prose(&line))?;
+        }
+        let beside = &found.holes.beside;
+        if beside.is_empty() {
+            return Ok(());
+        }
+        let all: u64 = found.holes.by_size.values().sum();
+        writeln!(out, "<h3>Whose blocks kept it from being used</h3><div class=\"names held\">")?;
+        let rows = beside.iter().map(|beside| {
+            let mut row = share(beside.bytes, all).to_vec();
+            row.extend([thousands(beside.holes), breakable(&beside.site)]);
+            row
+        });
+        table(&["free beside", "", "holes", "call site"], rows, out)?;
+        writeln!(out, "</div>")
+    }
+
     /// What each allocator needs, held and did, and on which cards it would fit; or, where one capacity was asked
     /// about and so that was not looked for, whether it fitted there.
     pub(super) fn write_needs(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -40,10 +61,13 @@ impl Section {
             if judges {
                 let cards =
                     shown.need.iter().flat_map(|need| self.cards.iter().filter(|card| fits(need, card)));
-                let least = cards.min_by_key(|card| card.gib);
-                row.push(
-                    least.map_or_else(|| "<span class=no>none</span>".to_owned(), |card| escaped(&card.name)),
-                );
+                let least = cards.min_by_key(|card| card.bytes);
+                row.push(match least {
+                    None if shown.need.is_none() => unknown(),
+                    None => "<span class=no>none</span>".to_owned(),
+                    Some(_) if !self.is_whole => unknown(),
+                    Some(card) => escaped(&card.name),
+                });
             }
             row.push(HumanBytes(*peak_reserved).to_string());
             if is_known {
@@ -53,8 +77,11 @@ impl Section {
             if let Some(oom) = oom {
                 row.push(format!("out of memory at event {}", thousands(oom.event as u64)));
             } else if judges {
-                let mark =
-                    |fits| if fits { "<span class=yes>yes</span>" } else { "<span class=no>no</span>" };
+                let mark = |fits| match fits {
+                    true if !self.is_whole => "?",
+                    true => "<span class=yes>yes</span>",
+                    false => "<span class=no>no</span>",
+                };
                 let marks = shown.need.iter().flat_map(|need| self.cards.iter().map(|card| fits(need, card)));
                 row.extend(marks.map(|fits| mark(fits).to_owned()));
             }
@@ -77,7 +104,7 @@ impl Section {
             writeln!(out, "<p class=note>{}</p>", prose(&about_possible(possible)))?;
         }
         if is_known {
-            let in_gib = self.cards.iter().any(|card| card.name == card.gib.to_string());
+            let in_gib = self.cards.iter().any(Card::is_a_size);
             writeln!(
                 out,
                 "<p class=note>Needs: the smallest device on which the job runs, with so many retries. Runs on: the smallest \
@@ -235,7 +262,11 @@ pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Re
     }
     let (bytes, blocks) = (HumanBytes(live.bytes), thousands(live.blocks));
     let many = if live.blocks == 1 { "block" } else { "blocks" };
-    let title = prose(&format!("{when}: {bytes} in {blocks} {many}"));
+    let refused = match live.refused {
+        0 => String::new(),
+        bytes => format!(", of which {} were refused", HumanBytes(bytes)),
+    };
+    let title = prose(&format!("{when}: {bytes} in {blocks} {many}{refused}"));
     writeln!(out, "<h3>{title}</h3><div class=beside>")?;
     write_tags(live, out)?;
     if live.sites.is_empty() {

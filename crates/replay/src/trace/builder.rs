@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millpond::HumanBytes;
 use rustc_hash::FxHashMap;
 
 use super::phase::PhaseBuilder;
@@ -24,6 +25,10 @@ pub struct TraceBuilder {
     pub settings: String,
     /// What is to be said about the file.
     pub remarks: Vec<String>,
+    /// What of the history is not in the file, as far as the reader knows.
+    pub lacks: Option<String>,
+    /// How to record a history from its beginning.
+    pub from_the_start: &'static str,
 }
 
 impl Default for TraceBuilder {
@@ -96,6 +101,8 @@ impl TraceBuilder {
             is_pytorchs: false,
             settings: String::new(),
             remarks: Vec::new(),
+            lacks: None,
+            from_the_start: "record from the start of the program",
         }
     }
 
@@ -103,7 +110,10 @@ impl TraceBuilder {
     ///
     /// # Errors
     /// [`TraceError`] where the event names more devices, streams or blocks than there can be, or is one too many.
-    pub fn push(&mut self, event: Event) -> Result<(), TraceError> {
+    pub fn push(&mut self, mut event: Event) -> Result<(), TraceError> {
+        if event.kind == EventKind::OutOfMemory {
+            event.stack = self.stacks.refused(event.stack);
+        }
         self.device(event.device)?.push(event)
     }
 
@@ -152,6 +162,7 @@ impl TraceBuilder {
     pub fn finish(self, name: &str) -> Vec<Trace> {
         let stacks = Arc::new(self.stacks);
         let (is_pytorchs, settings, remarks) = (self.is_pytorchs, self.settings, self.remarks);
+        let (lacks, from_the_start) = (self.lacks, self.from_the_start);
         let eventful = |device: &DeviceBuilder| !device.ops.is_empty() || !device.live_before.is_empty();
         let built = self.devices.into_iter().enumerate();
         let built = built.filter_map(|(number, device)| Some((number as u32, device.filter(eventful)?)));
@@ -164,6 +175,7 @@ impl TraceBuilder {
             is_pytorchs,
             settings: settings.clone(),
             remarks: remarks.clone(),
+            lacks: lacks.clone().or_else(|| device.lacks(from_the_start)),
             ..device.finish(named(number))
         };
         built.into_iter().map(trace).collect()
@@ -225,11 +237,7 @@ impl DeviceBuilder {
             EventKind::SegmentFree => self.segment(event, SegmentKind::Free),
             EventKind::SegmentMap => self.segment(event, SegmentKind::Map),
             EventKind::SegmentUnmap => self.segment(event, SegmentKind::Unmap),
-            EventKind::OutOfMemory => {
-                let before_op = self.ops.len();
-                self.ooms.push(RecordedOom { before_op, size: event.size, device_free: event.address });
-                Ok(())
-            }
+            EventKind::OutOfMemory => self.refused(event),
             EventKind::Snapshot => Ok(()),
         }
     }
@@ -288,7 +296,26 @@ impl DeviceBuilder {
         Ok(())
     }
 
-    fn begin(&mut self, event: Event, before: bool) -> Result<u32, TraceError> {
+    /// What a job needs is what serves all of its requests. So one that was refused counts as served, and as freed at once: what
+    /// the program would have done with it, nobody knows.
+    fn refused(&mut self, event: Event) -> Result<(), TraceError> {
+        // No memory is needed for it.
+        if event.size == 0 {
+            return Ok(());
+        }
+        let Event { size, address: device_free, .. } = event;
+        let before_op = self.ops.len();
+        let block = self.block(Event { address: 0, ..event })?;
+        self.live_bytes -= size;
+        self.ooms.push(RecordedOom { before_op, block, size, device_free });
+        let stream = self.blocks[block as usize].stream;
+        for kind in [OpKind::Alloc, OpKind::FreeRequested, OpKind::FreeCompleted] {
+            self.op(block, stream, kind);
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, event: Event) -> Result<u32, TraceError> {
         let Ok(block) = u32::try_from(self.blocks.len()) else {
             return Err(TraceError::TooManyBlocks { device: self.number });
         };
@@ -298,6 +325,11 @@ impl DeviceBuilder {
             return Err(TraceError::TooMuchLive { device: self.number });
         }
         self.blocks.push(Block { size: event.size, address: event.address, stack: event.stack, stream });
+        Ok(block)
+    }
+
+    fn begin(&mut self, event: Event, before: bool) -> Result<u32, TraceError> {
+        let block = self.block(event)?;
         self.live.insert(event.address, Live { block, before, let_go: false });
         if before {
             self.live_before.push(block);
@@ -340,8 +372,34 @@ impl DeviceBuilder {
             lost_frees: self.lost_frees,
             is_pytorchs: false,
             settings: String::new(),
+            lacks: None,
             remarks: Vec::new(),
         }
+    }
+
+    /// What of the history is not in the events.
+    fn lacks(&self, from_the_start: &str) -> Option<String> {
+        if self.lost_frees > 0 {
+            let times = if self.lost_frees == 1 { "time" } else { "times" };
+            return Some(format!(
+                "an address was allocated twice without a free between, {} {times}: the recording lost events",
+                self.lost_frees
+            ));
+        }
+        if self.live_before.is_empty() {
+            return None;
+        }
+        let bytes: u64 = self.live_before.iter().map(|&block| self.blocks[block as usize].size).sum();
+        let (blocks, bytes) = (self.live_before.len(), HumanBytes(bytes));
+        let (blocks, were) =
+            if blocks == 1 { ("1 block".to_owned(), "was") } else { (format!("{blocks} blocks"), "were") };
+        Some(if self.ops.is_empty() {
+            format!(
+                "there is no history, only what was live when the file was written, {bytes} in {blocks}: {from_the_start}"
+            )
+        } else {
+            format!("the history began late, when {blocks} of {bytes} {were} live already: {from_the_start}")
+        })
     }
 }
 
@@ -367,6 +425,12 @@ mod tests {
         builder.push(event(EventKind::FreeCompleted, 64, 10)).unwrap();
         let trace = only(builder);
         assert_eq!(trace.live_before, [0]);
+        assert!(
+            trace
+                .lacks
+                .unwrap()
+                .starts_with("the history began late, when 1 block of 10 B was live already: ")
+        );
         assert_eq!(trace.blocks[0].size, 10);
         assert_eq!(trace.ops.len(), 2);
     }
@@ -389,6 +453,7 @@ mod tests {
         builder.push(event(EventKind::Alloc, 64, 30)).unwrap();
         let trace = only(builder);
         assert_eq!(trace.lost_frees, 1);
+        assert!(trace.lacks.as_ref().unwrap().ends_with("1 time: the recording lost events"));
         let kinds: Vec<_> = trace.ops.iter().map(|op| op.kind).collect();
         assert_eq!(kinds, [OpKind::Alloc, OpKind::FreeRequested, OpKind::FreeCompleted, OpKind::Alloc]);
     }
@@ -408,6 +473,24 @@ mod tests {
         assert_eq!(kinds(&[E::FreeCompleted]), whole[1..]);
         // Its completion was lost, and the address allocated anew.
         assert_eq!(kinds(&[E::Alloc, E::FreeRequested, E::Alloc]), [&whole[..], &[OpKind::Alloc]].concat());
+    }
+
+    #[test]
+    fn a_refused_request_is_asked_for_and_freed_at_once() {
+        let mut builder = TraceBuilder::default();
+        builder.push(event(EventKind::Alloc, 64, 10)).unwrap();
+        builder.push(event(EventKind::SegmentAlloc, 64, 100)).unwrap();
+        builder.push(event(EventKind::OutOfMemory, 0, 30)).unwrap();
+        builder.push(event(EventKind::OutOfMemory, 0, 0)).unwrap();
+        builder.push(event(EventKind::SegmentFree, 64, 100)).unwrap();
+        let trace = only(builder);
+        assert_eq!(trace.recorded_ooms, [RecordedOom { before_op: 1, block: 1, size: 30, device_free: 0 }]);
+        assert_eq!([0, 1].map(|block| trace.is_refused(block)), [false, true]);
+        let ops: Vec<_> = trace.ops.iter().map(|op| (op.block, op.kind)).collect();
+        let (alloc, let_go) = (OpKind::Alloc, OpKind::FreeRequested);
+        assert_eq!(ops, [(0, alloc), (1, alloc), (1, let_go), (1, OpKind::FreeCompleted)]);
+        assert_eq!(trace.segments.ops.iter().map(|op| op.before_op).collect::<Vec<_>>(), [1, 4]);
+        assert_eq!(crate::replay::Program::new(&trace, Default::default()).peak_requested().0, 40);
     }
 
     #[test]

@@ -48,11 +48,14 @@ pub struct Op {
     pub kind: OpKind,
 }
 
-/// A request that the recorded allocator could not serve.
+/// A request that the recorded allocator could not serve. It is a request all the same: it has a block, which is allocated and
+/// freed at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedOom {
     /// How many ops of the trace came before it.
     pub before_op: usize,
+    /// The block that was asked for, as an index into [`Trace::blocks`].
+    pub block: u32,
     /// Bytes asked for.
     pub size: u64,
     /// Bytes that the device had free then.
@@ -92,6 +95,16 @@ pub struct Trace {
     pub is_pytorchs: bool,
     /// The recorded allocator's settings, where the file has them.
     pub settings: String,
+    /// What of the job's history is not in the file, and what to do about it: the job may need more than what is replayed.
+    pub lacks: Option<String>,
     /// What the reader of the file has to say about it: that its end is missing, or events in it.
     pub remarks: Vec<String>,
+}
+
+impl Trace {
+    /// Whether this block was asked for and refused.
+    pub fn is_refused(&self, block: u32) -> bool {
+        // Blocks are numbered in the order in which they come.
+        self.recorded_ooms.binary_search_by_key(&block, |oom| oom.block).is_ok()
+    }
 }
