@@ -1,11 +1,13 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::log::log;
-use rustc_hash::FxHashMap;
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
 
 use super::events::Events;
 use super::timeline::Promise;
@@ -23,12 +25,24 @@ pub(crate) trait AfterSync: Send + Sync {
 /// it may have several: each promise has its own end. No step takes longer where there are more streams.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    slots: Vec<Option<(Arc<Timeline>, Weak<HeldTimeline>)>>,
+    slots: Vec<Option<Entered>>,
     /// The slots that are free, with room for all.
     free: Vec<u32>,
     /// The slots of the streams that somebody holds, by what the driver calls the stream, and by handle.
-    by_id: FxHashMap<(StreamId, Promise), u32>,
-    by_handle: FxHashMap<(StreamHandle, Promise), u32>,
+    by_id: HashTable<u32>,
+    by_handle: HashTable<u32>,
+}
+
+/// A timeline, and who holds its stream.
+type Entered = (Arc<Timeline>, Weak<HeldTimeline>);
+
+fn hash<T: Hash>(name: T, promise: Promise) -> u64 {
+    FxBuildHasher.hash_one((name, promise))
+}
+
+/// The hash of the stream in a slot that is found, by what the driver calls it, or by handle.
+fn hash_in<T: Hash>(slots: &[Option<Entered>], slot: u32, name: impl FnOnce(&Timeline) -> T) -> u64 {
+    slots[slot as usize].as_ref().map_or(0, |(timeline, _)| hash(name(timeline), timeline.promise))
 }
 
 impl Table {
@@ -54,12 +68,20 @@ impl Table {
         let found = suffice.iter().find_map(|promise| {
             #[cfg(test)]
             LOOKS.set(LOOKS.get() + 1);
-            let by_id = self.by_id.get(&(id, *promise));
+            let of =
+                |slot: &u32| self.slots[*slot as usize].as_ref().filter(|(_, held)| held.strong_count() > 0);
+            let has = |slot: &u32, is_it: &dyn Fn(&Timeline) -> bool| {
+                of(slot).is_some_and(|(timeline, _)| timeline.promise == *promise && is_it(timeline))
+            };
+            let by_id = self.by_id.find(hash(id, *promise), |slot| has(slot, &|it| it.stream == id));
             // What the driver does not identify is known by its handle, where somebody promised that it stays.
-            let has_handle = || id.is_in_capture() && *promise != Promise::InCalls;
-            let by_handle = || has_handle().then(|| self.by_handle.get(&(handle, *promise))).flatten();
+            let by_handle = || {
+                let has_handle = id.is_in_capture() && *promise != Promise::InCalls;
+                let is_it = |slot: &u32| has(slot, &|it| it.handle == handle);
+                has_handle.then(|| self.by_handle.find(hash(handle, *promise), is_it)).flatten()
+            };
             // Who lets go of it now still has its place.
-            let held = |slot: &u32| self.slots[*slot as usize].as_ref()?.1.upgrade();
+            let held = |slot: &u32| of(slot)?.1.upgrade();
             by_id.and_then(held).or_else(|| by_handle().and_then(held))
         })?;
         if promise == Promise::WhileRegistered {
@@ -74,8 +96,8 @@ impl Table {
         let more = (self.slots.len() + 1).saturating_sub(self.free.len());
         (!self.free.is_empty() || self.slots.try_reserve(1).is_ok())
             && self.free.try_reserve(more).is_ok()
-            && self.by_id.try_reserve(1).is_ok()
-            && self.by_handle.try_reserve(1).is_ok()
+            && self.by_id.try_reserve(1, |slot| hash_in(&self.slots, *slot, |it| it.stream)).is_ok()
+            && self.by_handle.try_reserve(1, |slot| hash_in(&self.slots, *slot, |it| it.handle)).is_ok()
     }
 
     /// A free slot, which is taken with [`put`](Self::put). There is [room](Self::make_room).
@@ -88,20 +110,25 @@ impl Table {
 
     fn put(&mut self, timeline: Arc<Timeline>, held: Weak<HeldTimeline>) {
         let (slot, promise) = (timeline.id.slot, timeline.promise);
-        self.by_id.insert((timeline.stream, promise), slot);
-        self.by_handle.insert((timeline.handle, promise), slot);
+        let hashes = [hash(timeline.stream, promise), hash(timeline.handle, promise)];
         self.slots[slot as usize] = Some((timeline, held));
+        let Self { slots, by_id, by_handle, .. } = self;
+        // There is room: no hash is computed anew.
+        by_id.insert_unique(hashes[0], slot, |slot| hash_in(slots, *slot, |it| it.stream));
+        by_handle.insert_unique(hashes[1], slot, |slot| hash_in(slots, *slot, |it| it.handle));
     }
 
     /// Nobody finds the timeline any more.
     fn hide(&mut self, timeline: &Timeline) {
         let (slot, promise) = (timeline.id.slot, timeline.promise);
-        // The name may be another's by now.
-        if self.by_id.get(&(timeline.stream, promise)) == Some(&slot) {
-            self.by_id.remove(&(timeline.stream, promise));
-        }
-        if self.by_handle.get(&(timeline.handle, promise)) == Some(&slot) {
-            self.by_handle.remove(&(timeline.handle, promise));
+        let names = [
+            (&mut self.by_id, hash(timeline.stream, promise)),
+            (&mut self.by_handle, hash(timeline.handle, promise)),
+        ];
+        for (table, hash) in names {
+            if let Ok(entry) = table.find_entry(hash, |other| *other == slot) {
+                entry.remove();
+            }
         }
     }
 
