@@ -222,10 +222,10 @@ impl<T: Pod> Buffer<T> {
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }
-        if elsewhere { self.note_read(from) } else { Ok(()) }
+        if elsewhere { from.note_read_on(&self.stream) } else { Ok(()) }
     }
 
-    fn check_len(&self, what: &'static str, found: usize) -> Result<()> {
+    pub(crate) fn check_len(&self, what: &'static str, found: usize) -> Result<()> {
         if found == self.len {
             Ok(())
         } else {
@@ -233,16 +233,16 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// Notes that a copy on this buffer's stream reads the other one.
-    fn note_read(&self, from: &Self) -> Result<()> {
+    /// Notes that a copy on another stream reads the buffer.
+    pub(crate) fn note_read_on(&self, stream: &Stream) -> Result<()> {
         // After the copy: of a thread's default stream, a recorded use covers only what was given before.
-        if let Err(error) = from.record_use(&self.stream) {
+        if let Err(error) = self.record_use(stream) {
             // Nobody knows of the copy, so that nothing could wait for it.
-            self.stream.synchronize()?;
+            stream.synchronize()?;
             return Err(error);
         }
-        // Relaxed: who writes to `from` has it alone, and so comes after this.
-        from.read_elsewhere.store(true, Ordering::Relaxed);
+        // Relaxed: who writes to the buffer has it alone, and so comes after this.
+        self.read_elsewhere.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -271,7 +271,7 @@ impl<T: Pod> Buffer<T> {
         // and later not before the device has done this.
         unsafe { self.stream.device().copy_from_peer(self.ptr, from.ptr, self.byte_len(), source, handle) }?;
         drop(copying);
-        self.note_read(from)
+        from.note_read_on(&self.stream)
     }
 
     /// Lets the GPU of another context use the buffer at its address, as [`Pool::allow_access_to`] does.
@@ -369,6 +369,11 @@ impl<T: Pod> Buffer<T> {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     ///
+    /// A slice does not tell that its memory is page-locked. Keep it from functions of other crates that give a slice to the device
+    /// and return before the device is done, such as cudarc's `memcpy_htod` and `memcpy_dtoh`. Page-locked memory is used after
+    /// such a call, and then anybody may write to it. [`copy_to_pinned`](Self::copy_to_pinned) and
+    /// [`copy_from_pinned`](Self::copy_from_pinned) are ordered; `docs/rust.md` has the calls for cudarc's memory.
+    ///
     /// # Errors
     /// [`Error::NoHostAccess`] where the CPU cannot read the memory: that of a device. [`Error::BadAlignment`] for an element
     /// whose alignment the pool does not have. [`DeviceError::Invalid`] while the stream is being captured, which cannot be
@@ -376,8 +381,11 @@ impl<T: Pod> Buffer<T> {
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait_for_host_access()?;
         // Nobody writes to the block while the slice lives:
-        // - The buffer is borrowed. Safe code has the device write to it through `&mut self` only, on the buffer's stream.
-        //   All that the stream was given is complete.
+        // - The buffer is borrowed. Safe code has the device write to it through `&mut self` only, on the buffer's stream or on one
+        //   that the buffer's then waits for. All that the buffer's stream was given is complete.
+        // - Who is given the slice uses it no longer than it is borrowed, as safe functions of Rust do. cudarc's `memcpy_htod` and
+        //   `memcpy_dtoh` break that for all page-locked memory, its own `PinnedHostSlice::as_slice` and that of
+        //   `cuMemHostRegister` included. No type keeps a slice from them. The documentation warns, and has the ordered calls.
         // - Earlier blocks of the same memory are ordered before work on this stream, and so are complete as well.
         // - The block is not freed, and a live block is not remapped.
         // - A copy in a graph runs when somebody launches the graph. That is no safe call of this crate: who makes it vouches
@@ -401,6 +409,8 @@ impl<T: Pod> Buffer<T> {
     /// assert_eq!(staging.to_vec()?, [1.0, 2.0, 3.0]);
     /// # Ok::<(), millpond::Error>(())
     /// ```
+    ///
+    /// Functions that it must be kept from are said at [`as_slice`](Self::as_slice).
     ///
     /// # Errors
     /// As for [`as_slice`](Self::as_slice); also while a stream of those copies and uses is being captured.
@@ -529,7 +539,7 @@ impl<T: Pod> Buffer<T> {
 
     /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams. Returns the
     /// stream's handle, and what keeps the pool awake meanwhile.
-    fn begin_write(&self) -> Result<(StreamHandle, impl Sized + use<'_, T>)> {
+    pub(crate) fn begin_write(&self) -> Result<(StreamHandle, impl Sized + use<'_, T>)> {
         self.pool.check_process()?;
         let handle = self.stream.handle_here()?;
         // Relaxed, both: who writes to the buffer has it alone.

@@ -143,9 +143,12 @@ impl<T: DeviceRepr> Buffer<T> {
 fn is_read_later<T, S: HostSlice<T> + ?Sized>(elements: &S, stream: &CudaStream) -> bool {
     // SAFETY: only looked at.
     let (slice, uses) = unsafe { elements.stream_synced_slice(stream) };
-    if matches!(uses, SyncOnDrop::Record(Some(_))) {
-        // cudarc's pinned memory: its events tell.
-        return false;
+    match uses {
+        // cudarc's pinned memory: its events tell, where it records them.
+        SyncOnDrop::Record(Some(_)) if stream.context().is_managing_stream_synchronization() => return false,
+        // The copy has been waited for.
+        SyncOnDrop::Sync(Some(_)) => return false,
+        _ => {}
     }
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
     let (mut kind, at) = (0_u32, slice.as_ptr().addr() as CUdeviceptr);

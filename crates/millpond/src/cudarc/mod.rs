@@ -1,7 +1,8 @@
 //! Memory of a pool in [cudarc]'s launches, copies, cuBLAS and NCCL.
 //!
 //! [`Stream`] is a stream of cudarc's that a pool knows too. [`Buffer`] is memory of a pool that goes wherever a
-//! `CudaSlice` goes. cudarc orders its use between streams, as it does for its own slices.
+//! `CudaSlice` goes. cudarc orders its use between streams, as it does for its own slices. Copies of pinned memory go through
+//! [`Pinned`], or [`copy_to_cudarc`](crate::Buffer::copy_to_cudarc) and [`copy_from_cudarc`](crate::Buffer::copy_from_cudarc).
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;
@@ -27,6 +28,8 @@
 // | --- | --- |
 // | `stream` | `Stream`: a stream of cudarc's that a pool knows too |
 // | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
+// | `copies` | copies between a plain buffer, of pinned memory, and cudarc's device memory |
+// | `pinned` | `Pinned`: page-locked elements for cudarc's own copies, which it makes wait |
 // | `kept_awake` | a pool that is not put to sleep, since cudarc does not ask it |
 // | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
 //
@@ -42,7 +45,9 @@
 // memory.
 
 mod buffer;
+mod copies;
 mod kept_awake;
+mod pinned;
 mod stream;
 mod uses;
 
@@ -52,6 +57,7 @@ use ::cudarc::driver::{CudaContext, DeviceRepr, DriverError, LaunchArgs, PushKer
 use bytemuck::Pod;
 
 pub use buffer::Buffer;
+pub use pinned::Pinned;
 pub use stream::Stream;
 
 use crate::device::{DeviceError, DevicePtr};

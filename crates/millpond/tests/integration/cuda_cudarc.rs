@@ -5,13 +5,15 @@
 //! system's loader (LD_LIBRARY_PATH).
 
 use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys::cublasOperation_t};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, LaunchConfig,
-    PushKernelArg,
+    CudaContext, CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, HostSlice, LaunchArgs,
+    LaunchConfig, PushKernelArg,
 };
-use millpond::cudarc::{Buffer, Stream};
+use millpond::cudarc::{Buffer, Pinned, Stream};
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Keep, Pool};
@@ -39,6 +41,26 @@ fn a_buffer_is_what_cudarc_asks_of_a_slice() {
     is_a_slice::<f32, Buffer<f32>>();
     is_a_slice::<u8, Buffer<u8>>();
     is_a_slice::<[i64; 3], Buffer<[i64; 3]>>();
+}
+
+/// What cudarc's copies ask of memory of the host.
+fn is_host_memory<T, S: HostSlice<T>>(_: &S) {}
+
+#[test]
+fn pinned_elements_are_host_memory_and_a_plain_buffer_is_none() {
+    let mut elements = [1_u8, 2, 3];
+    let pinned = Pinned(&mut elements);
+    is_host_memory::<u8, _>(&pinned);
+    assert_eq!((HostSlice::len(&pinned), HostSlice::is_empty(&pinned)), (3, false));
+
+    /// Ambiguous, and so no program, for a type that is a `HostSlice`.
+    trait IsNone<A> {
+        fn holds() {}
+    }
+    impl<S: ?Sized> IsNone<()> for S {}
+    impl<S: HostSlice<u8> + ?Sized> IsNone<u8> for S {}
+    // Memory of a device is no slice, and a slice of pinned memory would not be waited for.
+    <millpond::Buffer<u8> as IsNone<_>>::holds();
 }
 
 #[test]
@@ -376,6 +398,130 @@ fn pinned_elements_are_read_before_they_can_be_written() -> Outcome {
     let copy = Buffer::from_slice(&pool, &*front, &on)?;
     front.fill(3.0);
     assert!(on.cuda().clone_dtoh(&copy)?.iter().all(|element| *element == 1.0));
+    Ok(())
+}
+
+/// Lets the held stream go on while the call may wait for it.
+fn waits<R>(held: mpsc::Sender<()>, call: impl FnOnce() -> R) -> R {
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            drop(held);
+        });
+        call()
+    })
+}
+
+/// The copy's stream is held back, so that nothing but a wait can make this right.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_pinned_source_is_written_after_the_copy_has_read_it() -> Outcome {
+    let Rig { cuda, device, pool, stream, on } = rig()?;
+    let pinned = device.pinned()?.build()?;
+    let second = Stream::new(&device, &cuda.new_stream()?)?;
+    let mut source = millpond::Buffer::<f32>::new(&pinned, ELEMENTS, on.millpond())?;
+    let mut slice = stream.alloc_zeros::<f32>(ELEMENTS)?;
+    let mut buffer = Buffer::<f32>::zeroed(&pool, ELEMENTS, &on)?;
+    for copies in [&on, &second] {
+        source.as_mut_slice()?.fill(1.0);
+        let held = hold(copies)?;
+        source.copy_to_cudarc(&mut slice, copies)?;
+        source.copy_to_cudarc(&mut buffer, copies)?;
+        assert!(!copies.millpond().is_idle()?, "the host did not wait");
+        waits(held, || source.as_mut_slice().map(|elements| elements.fill(2.0)))?;
+        assert_eq!(stream.clone_dtoh(&slice)?, vec![1.0; ELEMENTS], "{copies:?}");
+        assert_eq!(stream.clone_dtoh(&buffer)?, vec![1.0; ELEMENTS], "{copies:?}");
+
+        let elements = source.as_mut_slice()?;
+        let held = hold(copies)?;
+        waits(held, || copies.cuda().memcpy_htod(&Pinned(elements), &mut slice))?;
+        elements.fill(3.0);
+        assert_eq!(stream.clone_dtoh(&slice)?, vec![2.0; ELEMENTS], "{copies:?}");
+    }
+    // The free comes after the copy, too, and so does whoever has the memory next.
+    let held = hold(&second)?;
+    source.copy_to_cudarc(&mut slice, &second)?;
+    drop(source);
+    let mut next = millpond::Buffer::<f32>::new(&pinned, ELEMENTS, on.millpond())?;
+    waits(held, || next.as_mut_slice().map(|elements| elements.fill(4.0)))?;
+    assert_eq!(stream.clone_dtoh(&slice)?, vec![3.0; ELEMENTS]);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_pinned_destination_is_read_after_the_copy_has_written_it() -> Outcome {
+    let Rig { cuda, device, pool, stream, on } = rig()?;
+    let pinned = device.pinned()?.build()?;
+    let second = Stream::new(&device, &cuda.new_stream()?)?;
+    let mut destination = millpond::Buffer::<f32>::zeroed(&pinned, ELEMENTS, on.millpond())?;
+    let slice = stream.clone_htod(&vec![1.0_f32; ELEMENTS])?;
+    let buffer = Buffer::from_slice(&pool, &vec![2.0_f32; ELEMENTS], &on)?;
+    for copies in [&on, &second] {
+        let held = hold(copies)?;
+        destination.copy_from_cudarc(&slice, copies)?;
+        assert!(!copies.millpond().is_idle()?, "the host did not wait");
+        let found = waits(held, || destination.as_slice().map(<[f32]>::to_vec))?;
+        assert_eq!(found, vec![1.0; ELEMENTS], "{copies:?}");
+
+        // Later work on the buffer's own stream comes after the copy.
+        let held = hold(copies)?;
+        destination.copy_from_cudarc(&buffer, copies)?;
+        assert_eq!(waits(held, || destination.to_vec())?, vec![2.0; ELEMENTS], "{copies:?}");
+
+        let elements = destination.as_mut_slice()?;
+        let held = hold(copies)?;
+        waits(held, || copies.cuda().memcpy_dtoh(&slice, &mut Pinned(elements)))?;
+        assert_eq!(elements, vec![1.0; ELEMENTS], "{copies:?}");
+        destination.set_zero()?;
+    }
+    Ok(())
+}
+
+/// cudarc records no event then, but for its own pinned memory relies on one.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn pinned_copies_are_waited_for_on_the_default_stream_alone() -> Outcome {
+    let cuda = CudaContext::new(0)?;
+    let device = Context::from_cudarc(&cuda)?;
+    let pinned = device.pinned()?.build()?;
+    let stream = cuda.default_stream();
+    let on = Stream::new(&device, &stream)?;
+    let mut staging = millpond::Buffer::<f32>::zeroed(&pinned, ELEMENTS, on.millpond())?;
+    let mut slice = stream.alloc_zeros::<f32>(ELEMENTS)?;
+    staging.as_mut_slice()?.fill(1.0);
+    let held = hold(&on)?;
+    staging.copy_to_cudarc(&mut slice, &on)?;
+    waits(held, || staging.as_mut_slice().map(|elements| elements.fill(2.0)))?;
+    let held = hold(&on)?;
+    staging.copy_from_cudarc(&slice, &on)?;
+    assert_eq!(waits(held, || staging.as_slice().map(<[f32]>::to_vec))?, vec![1.0; ELEMENTS]);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn pinned_copies_of_another_length_or_in_a_capture_are_refused() -> Outcome {
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    let Rig { device, stream, on, .. } = rig()?;
+    let pinned = device.pinned()?.build()?;
+    let mut staging = millpond::Buffer::<f32>::zeroed(&pinned, 16, &device.create_stream()?)?;
+    let mut slice = stream.alloc_zeros::<f32>(16)?;
+    let refused = staging.copy_to_cudarc(&mut slice.slice_mut(..15), &on);
+    assert!(matches!(refused, Err(Error::LengthMismatch { found: 15, expected: 16, .. })), "{refused:?}");
+    let refused = staging.copy_from_cudarc(&slice.slice(..15), &on);
+    assert!(matches!(refused, Err(Error::LengthMismatch { found: 15, expected: 16, .. })), "{refused:?}");
+
+    stream.synchronize()?;
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let to = staging.copy_to_cudarc(&mut slice, &on);
+    let from = staging.copy_from_cudarc(&slice, &on);
+    stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
+    for refused in [to, from] {
+        assert!(matches!(refused, Err(Error::Device(DeviceError::Invalid { .. }))), "{refused:?}");
+    }
+    staging.copy_to_cudarc(&mut slice, &on)?;
+    assert_eq!(stream.clone_dtoh(&slice)?, [0.0; 16]);
     Ok(())
 }
 
