@@ -90,6 +90,8 @@ impl Case {
         Self {
             size: 1_100,
             most: MICROSECOND.saturating_mul(2),
+            // Valgrind has 500 threads at most.
+            growth: None,
             ..Self::new("threads", "a pair of a thread beside {n} others", threads::pair)
         },
         Self {
