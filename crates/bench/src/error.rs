@@ -21,8 +21,8 @@ pub enum Error {
         /// Bytes asked for.
         bytes: u64,
     },
-    /// The suite is for the simulated device.
-    #[error("it is measured on the simulated device: --device sim")]
+    /// The suite is for the memory of the simulated device.
+    #[error("it is measured on the memory of the simulated device: --device sim")]
     SimulatedOnly,
     /// A thread that measured ended early.
     #[error("a measuring thread panicked; its message is above")]

@@ -1,5 +1,6 @@
 //! `scale`: one call of the pool beside very many pages, streams, threads and blocks.
 
+use millpond::device::MemoryKind;
 use millpond_baselines::MILLPOND;
 
 use super::Suite;
@@ -15,7 +16,7 @@ pub(super) fn run(bench: &Bench, name: &'static str) -> Result<Vec<Row>> {
     if name != MILLPOND {
         return Ok(Vec::new());
     }
-    if !bench.target.is_simulated() {
+    if !bench.target.is_simulated() || bench.target.memory() != MemoryKind::Device {
         return Err(Error::SimulatedOnly);
     }
     Case::ALL.iter().map(|case| measure(bench, case)).collect()
