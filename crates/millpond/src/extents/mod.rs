@@ -5,7 +5,7 @@
 //! **Base pages and extents.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
 //! Every byte of a region belongs to one *extent*. It is allocated (a *block*, live or in a magazine of `cache/`), free
 //! (backed by pages), unmapped, or the old mapping of a page that moved. That is *dormant*, if the page may come back, or
-//! *pending unmap*.
+//! *pending unmap*. A dormant one is *idle* once the work on it is complete: only then can it be removed.
 //! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
@@ -13,7 +13,7 @@
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
 //! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses, with the pages that back
-//!   them. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
+//!   them. An `extent_list` links some of them. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
 //!   of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `old_mappings`: which page backed which address before.
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
@@ -30,8 +30,8 @@
 //! 4. A *miss* is planned first (`planning`). The place is the one that the fewest pages have to be mapped at
 //!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
 //!    give (`donors`), and only then new ones.
-//! 5. The plan is carried out (`commit`). The host's memory for it is ensured. New pages are created, and parked. Then come
-//!    the mappings; if one fails, those before it are removed as old ones are. Then it is noted what lies where, which cannot
+//! 5. The plan is carried out (`commit`). The host's memory for it is ensured. New pages are created. Then come
+//!    the mappings; if one fails, those before it are removed as old ones are, and new pages are parked. Then it is noted what lies where, which cannot
 //!    fail. Where no region has room, one is reserved, and the miss is planned anew. So it is with shorter pages where memory is
 //!    too short for long ones.
 //!
