@@ -68,7 +68,7 @@ pub(super) fn walk<'a>(
     let layout = &arena.map.layout;
     let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
     donors.consider();
-    let part = move |id| match arena.map[id].state {
+    let mut part = move |id| match arena.map[id].state {
         ExtentState::Free => Some(Part::Free),
         ExtentState::Unmapped => Some(Part::Unmapped),
         ExtentState::Dormant(page) => donors.claim(arena, page, window).map(Part::ComesBack),
@@ -81,7 +81,6 @@ pub(super) fn walk<'a>(
         | ExtentState::PendingUnmap(_)
         | ExtentState::Unused => None,
     };
-    let mut part = part;
     arena.map.until(place.first, place.end).map(move |id| (id, part(id)))
 }
 
