@@ -102,9 +102,9 @@ const SOAK: [Wrong<'_>; 8] = [
 
 const OTHERS: [Wrong<'_>; 15] = [
     (
-        &["replay", "x", "--capacity", "24"],
+        &["replay", "x", "--capacity", "24x"],
         2,
-        "--capacity: 24 without a unit is 24 bytes; did you mean 24GiB?",
+        "--capacity: expected a size such as 24GiB, 512MiB or 8000000000",
     ),
     (
         &["replay", "x", "--context", "512"],

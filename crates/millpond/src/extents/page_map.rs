@@ -200,18 +200,23 @@ impl Tables {
         false
     }
 
-    /// Moves the blocks of some chains to their new ones. There are twice as many soon where there are few for the blocks.
+    /// Has twice as many chains where there are few for the blocks, and moves some blocks to their new ones.
     #[inline]
     fn grow(&self, blocks: u32) {
-        let (half, split) = (self.chains() / 2, self.split.load(Ordering::Relaxed));
+        let (mut half, mut split) = (self.chains() / 2, self.split.load(Ordering::Relaxed));
+        if split == half
+            && blocks as usize * CHAINS > 2 * half as usize
+            && self.chains.back(4 * half as usize)
+        {
+            cold_path();
+            // The new chains are zeros. What is not found there is looked for in the old ones, which takes longer.
+            (half, split) = (2 * half, 0);
+            self.split.store(split, Ordering::Relaxed);
+            self.mask.store(2 * half - 1, Ordering::Relaxed);
+        }
         if split < half {
             cold_path();
             self.split_until((split + SPLIT_AT_ONCE).min(half));
-        } else if blocks as usize * CHAINS > 2 * half as usize && self.chains.back(4 * half as usize) {
-            cold_path();
-            // The new chains are zeros. What is not found there is looked for under the lock.
-            self.split.store(0, Ordering::Relaxed);
-            self.mask.store(4 * half - 1, Ordering::Relaxed);
         }
     }
 
