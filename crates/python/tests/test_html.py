@@ -94,7 +94,7 @@ def test_replays_show_the_allocators_and_the_peak(tmp_path: Path) -> None:
     assert any(text.startswith("<step>") for text in texts)
     assert replays == list(replays) and replays[0]["trace"] == "job.mprec", "it is a list as before"
     # A device that is too small.
-    texts = shown(millpond.replay(path, allocator="millpond", capacity=16 * MIB))
+    texts = shown(millpond.replay(path, allocator="millpond", capacity=16 * MIB, context=0))
     assert "out of memory" in texts and "more than there is" in texts
     assert shown(millpond.Replays()) == ["Nothing was replayed"]
 

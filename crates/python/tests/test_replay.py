@@ -54,7 +54,7 @@ def test_options_are_the_commands(recording: Path, tmp_path: Path, capfd: pytest
     assert page.read_text().startswith("<!")
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", ""), "nothing is printed"
-    (told,) = millpond.replay(recording, allocator="millpond", capacity=16 * MIB)
+    (told,) = millpond.replay(recording, allocator="millpond", capacity=16 * MIB, context=0)
     assert told["allocators"][0]["oom"] is not None
 
 

@@ -850,7 +850,7 @@ def torch_open_captures() -> list[tuple[int, int, int]]:
     """The pools that this thread began, and that have not ended: the GPU's number, and PyTorch's name of the pool."""
 
 def torch_abandon_capture(number: int, first: int, second: int) -> None:
-    """A capture failed, and no graph came of it: its pool ends, and is released. Does nothing where it has ended."""
+    """A capture failed, and no graph came of it: PyTorch neither ends nor releases its pool then. Does nothing where it has ended."""
 
 def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
     """Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls."""
