@@ -1,8 +1,8 @@
 //! Locks without a table that the whole process shares. Each is a lock of the standard library, one word for the
 //! kernel's futex, without poison.
 //!
-//! Uses `log` only: while a thread holds a lock, what it says by `tracing` waits. Every floor may use it. parking_lot's locks queue in one table for all locks of a process,
-//! which has locks of its own. A thread that queues at a fork holds one of them, in the child for ever. The child's
+//! Uses `log` only: while a thread holds a lock, what it says by `tracing` waits. Every floor may use it. parking_lot's locks
+//! queue in one table for all locks of a process, which has locks of its own. A thread that queues at a fork holds one of them, in the child for ever. The child's
 //! next thread that waits for any lock then hangs, even for a lock of its own.
 //!
 //! A panic while a lock is held leaves what it guards as it is then: nothing of ours calls the program with a lock held.
