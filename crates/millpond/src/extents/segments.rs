@@ -9,32 +9,47 @@ use super::layout::Zone;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
 use crate::log::log;
-use crate::physical::{PageId, Refusal};
+use crate::physical::Refusal;
+use crate::policy::addresses::segment_length;
 
-/// Takes a segment with room for the request.
+/// Takes a segment with room for the request. It is no longer than that where memory is short, and longer only for an alignment
+/// that the device did not give.
 pub(super) fn back(arena: &mut Arena, request: Request<'_>) -> Result<Found, Refusal> {
-    let least = (request.units * arena.map.layout.unit_bytes + request.align)
-        .div_ceil(arena.map.layout.base_page_bytes);
+    let layout = arena.map.layout;
+    let exact = request.units * layout.unit_bytes;
+    let [least, aligned] = [exact, exact + request.align].map(|bytes| bytes.div_ceil(layout.base_page_bytes));
     let ample = match request.zone {
         Zone::Small => least,
-        Zone::Large => least.max(u64::from(arena.map.layout.largest_page)),
+        Zone::Large => segment_length(least, u64::from(layout.largest_page)),
     };
     let alloc = |device: &dyn Device, bytes| device.alloc_segment(bytes);
     let id = match add(arena, (request.zone, ample), alloc) {
         Err(Refusal::Short { .. }) if ample > least => add(arena, (request.zone, least), alloc)?,
         other => other?,
     };
-    let at = arena.map.align_up(arena.map[id].region, 0, request.align);
-    debug_assert!(at + request.units <= arena.map[id].end(), "there is room for the alignment");
+    if let Some(at) = place_in(arena, id, request) {
+        return Ok((id, at));
+    }
+    give_back(arena, id);
+    let id = add(arena, (request.zone, aligned), alloc)?;
+    let at = place_in(arena, id, request).expect("there is room for the alignment");
     Ok((id, at))
 }
 
-/// Gives a new segment back that its peers cannot use. Where the driver refuses, it stays a free one, which a trim gives back.
+/// Where the request lies in a new segment, if it has room for the alignment.
+fn place_in(arena: &Arena, id: ExtentId, request: Request<'_>) -> Option<u64> {
+    let at = arena.map.align_up(arena.map[id].region, 0, request.align);
+    (at + request.units <= arena.map[id].end()).then_some(at)
+}
+
+/// Gives a new segment back. Where the driver refuses, it stays a free one, which a trim gives back.
 #[cold]
-fn give_back_in_vain(arena: &mut Arena, id: ExtentId, page: PageId) {
+fn give_back(arena: &mut Arena, id: ExtentId) {
     let Arena { map, pages, .. } = arena;
+    let region = map[id].region;
+    let page = map.regions.page_at(region, 0).expect("a segment is one page");
     // SAFETY: nobody knows the segment. The region goes with it.
-    let given_back = map.remove_region(map[id].region, |_| unsafe { pages.free_segment(page) });
+    let given_back = map.remove_region(region, |_| unsafe { pages.free_segment(page) });
     if let Err(error) = given_back {
         log!(WARN, "a segment could not be given back; it is tried again", error);
     }
@@ -56,7 +71,7 @@ pub(super) fn add(
     let peers = arena.pages.peers;
     // SAFETY: a whole segment.
     if let Err(error) = unsafe { arena.pages.set_peer_access(page, base, peers, true) } {
-        give_back_in_vain(arena, id, page);
+        give_back(arena, id);
         return Err(error.into());
     }
     Ok(id)

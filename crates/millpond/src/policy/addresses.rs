@@ -1,4 +1,6 @@
-//! How many addresses a pool reserves, of the device and of the host. They are free: memory is taken only where something lies.
+//! How many addresses a pool reserves, of the device and of the host, and how long a segment is.
+//!
+//! Addresses are free: memory is taken only where something lies.
 
 /// Bytes of the longest region, unless a block is longer. That is several times what a device has, so that blocks which grow find
 /// room beside what is free.
@@ -15,3 +17,19 @@ pub(crate) const CHAINS: usize = 16;
 /// So few blocks are found by the longer way, and only while a pool of more than these grows. (With 32 a pool whose blocks no longer
 /// became more kept half of them there: hand-over and mixed sizes took up to 1.4 times as long.)
 pub(crate) const SPLIT_AT_ONCE: u32 = 1 << 16;
+
+/// The length of a segment for a large request of `least` base pages. Short requests share a segment as long as the longest page.
+/// What more than half of it would lie in has a segment of its own: the rest would serve only shorter requests.
+pub(crate) fn segment_length(least: u64, longest_page: u64) -> u64 {
+    if least > longest_page / 2 { least } else { longest_page }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_more_than_half_a_page_have_their_own_segment() {
+        assert_eq!([1, 8, 9, 10, 40].map(|least| segment_length(least, 16)), [16, 16, 9, 10, 40]);
+    }
+}

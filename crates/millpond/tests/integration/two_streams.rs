@@ -468,6 +468,42 @@ fn bytes_are_read_before_their_page_is_written_elsewhere(bench: &dyn Bench) {
     assert_eq!(pool.reserved().current, 0);
 }
 
+/// Segments are as long as what is asked for, and nothing is kept for an alignment that the device gives anyway.
+fn a_limit_of_whole_pages_is_given_out_whole(bench: &dyn Bench) {
+    let context = Context::new(bench.device());
+    let stream = bench.stream(&context);
+    for pages in [1, 4, 10, 16, 32] {
+        let pool = bench.builder(&context).hard_limit(32 * PAGE).build().unwrap();
+        for _ in 0..2 {
+            let blocks: Vec<_> =
+                (0..32 / pages).map(|_| pool.alloc(pages * PAGE, &stream).unwrap()).collect();
+            assert_eq!(pool.reserved().current, blocks.len() as u64 * pages * PAGE, "{pages} pages");
+            if 32 % pages == 0 {
+                assert!(pool.alloc(1, &stream).is_err(), "one byte more than the limit was given");
+            }
+            blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+        }
+        stream.synchronize().unwrap();
+        pool.check().unwrap();
+    }
+}
+
+fn aligned_blocks_fit_into_what_they_fill(bench: &dyn Bench) {
+    let context = Context::new(bench.device());
+    let stream = bench.stream(&context);
+    let pool = bench.builder(&context).min_alignment(PAGE).hard_limit(6 * PAGE).build().unwrap();
+    // Where the device gives segments of another alignment, each is a page longer.
+    for bytes in [PAGE, PAGE + 1, 3 * PAGE] {
+        let block = pool.alloc(bytes, &stream).unwrap();
+        assert_eq!(block.raw() % PAGE, 0);
+        pool.free_block(block, &stream).unwrap();
+        stream.synchronize().unwrap();
+        pool.check().unwrap();
+    }
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
 // ---- bytes -------------------------------------------------------------------------------------------
 
 fn fill(context: &Context, at: DevicePtr, value: u8, bytes: u64, stream: &Stream) {
@@ -561,4 +597,6 @@ on_each_device! {
     a_small_block_is_taken_again_once_a_recorded_use_is_complete
     bytes_are_read_before_the_next_owner_writes_them
     bytes_are_read_before_their_page_is_written_elsewhere
+    a_limit_of_whole_pages_is_given_out_whole
+    aligned_blocks_fit_into_what_they_fill
 }
