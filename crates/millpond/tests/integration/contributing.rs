@@ -38,3 +38,51 @@ fn the_walk_names_files_and_folders_that_there_are() {
         assert!(text.contains(&format!("{folder}/")), "docs/walk.md does not name {folder}/");
     }
 }
+
+/// The pages that users read.
+fn pages() -> Vec<PathBuf> {
+    let in_folder = |folder: &str| {
+        let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|end| end == "md")).collect::<Vec<_>>()
+    };
+    ["", "docs", "docs/lab", "docs/upstream"]
+        .into_iter()
+        .filter(|folder| root().join(folder).exists())
+        .flat_map(in_folder)
+        .collect()
+}
+
+/// The lines of a page that are no code.
+fn prose(page: &Path) -> String {
+    let text = fs::read_to_string(page).unwrap();
+    let parts = text.split("```").step_by(2);
+    parts.collect()
+}
+
+/// What GitHub makes of a heading.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+}
+
+#[test]
+fn links_between_pages_lead_to_headings_that_there_are() {
+    let mut seen = 0;
+    for page in pages() {
+        let text = prose(&page);
+        let targets =
+            text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let to = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            assert!(to.exists(), "{} links to {target}", page.display());
+            if !heading.is_empty() && to.extension().is_some_and(|end| end == "md") {
+                let has = prose(&to).lines().any(|line| line.starts_with('#') && anchor(line) == heading);
+                assert!(has, "{} links to {target}, and there is no such heading", page.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "{seen} links");
+}
