@@ -103,8 +103,15 @@ struct Tables {
     descriptors: Sparse<BlockDescriptor>,
     /// By hash: where its chain begins. There are [several](chains_for) chains for each block.
     chains: Sparse<First>,
-    /// One less than how many chains there are, a power of two. Written under the pool's lock, like what follows.
+    /// One less than how many chains there are, a power of two. Written under the pool's lock, where that changes.
     mask: AtomicU32,
+    growth: Growth,
+}
+
+/// Written under the pool's lock, with each block: so on a cache line that the fast path does not read.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Growth {
     /// Chains grow twice as many at once, and blocks move to their new chains a few at a time: those of the chains below this
     /// have. A block that has not yet is in the chain that its hash had before.
     split: AtomicU32,
@@ -121,7 +128,7 @@ impl Tables {
             // (AMD's way predictor), and a pair takes twice as long (docs/lab/mechanisms.md, "tables by place").
             let (descriptors, chains) = (Sparse::new(most)?, Sparse::new(chains_for(most) + (5 << 10))?);
             let [mask, split, blocks] = [1, 1, 0].map(AtomicU32::new);
-            let tables = Self { descriptors, chains, mask, split, blocks };
+            let tables = Self { descriptors, chains, mask, growth: Growth { split, blocks } };
             Some((tables, Records::new(most - 1)?))
         })
     }
@@ -157,7 +164,7 @@ impl Tables {
     fn not_split(&self, chain: u32) -> Option<u32> {
         let half = self.chains() / 2;
         // Relaxed: under the lock. Without it, a block is not found, and looked for under the lock.
-        (chain >= half && chain - half >= self.split.load(Ordering::Relaxed)).then(|| chain - half)
+        (chain >= half && chain - half >= self.growth.split.load(Ordering::Relaxed)).then(|| chain - half)
     }
 
     /// The descriptor in a chain whose block starts here.
@@ -203,7 +210,7 @@ impl Tables {
     /// Has twice as many chains where there are few for the blocks, and moves some blocks to their new ones.
     #[inline]
     fn grow(&self, blocks: u32) {
-        let (mut half, mut split) = (self.chains() / 2, self.split.load(Ordering::Relaxed));
+        let (mut half, mut split) = (self.chains() / 2, self.growth.split.load(Ordering::Relaxed));
         if split == half
             && blocks as usize * CHAINS > 2 * half as usize
             && self.chains.back(4 * half as usize)
@@ -211,7 +218,7 @@ impl Tables {
             cold_path();
             // The new chains are zeros. What is not found there is looked for in the old ones, which takes longer.
             (half, split) = (2 * half, 0);
-            self.split.store(split, Ordering::Relaxed);
+            self.growth.split.store(split, Ordering::Relaxed);
             self.mask.store(2 * half - 1, Ordering::Relaxed);
         }
         if split < half {
@@ -222,7 +229,7 @@ impl Tables {
 
     /// Moves the blocks of the chains below this to their new ones.
     fn split_until(&self, end: u32) {
-        for chain in self.split.load(Ordering::Relaxed)..end {
+        for chain in self.growth.split.load(Ordering::Relaxed)..end {
             let mut number = self.first(chain).get().0;
             while number != 0 {
                 let descriptor = self.descriptor(number);
@@ -234,7 +241,7 @@ impl Tables {
                 number = next;
             }
         }
-        self.split.store(end, Ordering::Relaxed);
+        self.growth.split.store(end, Ordering::Relaxed);
     }
 
     /// From now on there are half as many chains. What is no chain any more is zeros.
@@ -242,7 +249,7 @@ impl Tables {
         let half = self.chains() / 2;
         self.split_until(half);
         self.mask.store(half - 1, Ordering::Relaxed);
-        self.split.store(half / 2, Ordering::Relaxed);
+        self.growth.split.store(half / 2, Ordering::Relaxed);
         for chain in half..2 * half {
             let first = self.first(chain);
             let mut number = first.get().0;
@@ -276,7 +283,7 @@ impl PageMap {
     /// Gives back what is too much for the blocks that there are. They have ids below `end`.
     pub(super) fn shrink(&self, end: usize) {
         let Some(tables) = self.0.get() else { return };
-        let wanted = chains_for(tables.blocks.load(Ordering::Relaxed) as usize);
+        let wanted = chains_for(tables.growth.blocks.load(Ordering::Relaxed) as usize);
         while tables.chains() as usize > wanted {
             tables.halve();
         }
@@ -290,8 +297,8 @@ impl PageMap {
         let number = id.0 + 1;
         let descriptor = tables.descriptor(number);
         descriptor.open(ptr, id, bytes, class);
-        let blocks = tables.blocks.load(Ordering::Relaxed) + 1;
-        tables.blocks.store(blocks, Ordering::Relaxed);
+        let blocks = tables.growth.blocks.load(Ordering::Relaxed) + 1;
+        tables.growth.blocks.store(blocks, Ordering::Relaxed);
         tables.grow(blocks);
         tables.chain(number);
         DescriptorRef::new(descriptor)
@@ -306,7 +313,7 @@ impl PageMap {
             let is_there = tables.not_split(chain).is_some_and(|chain| tables.unchain(chain, number));
             debug_assert!(is_there, "an allocated block is in its chain");
         }
-        tables.blocks.store(tables.blocks.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        tables.growth.blocks.store(tables.growth.blocks.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         gone.close();
     }
 
