@@ -43,14 +43,15 @@ struct Waiting {
     fields: usize,
 }
 
+/// See [`Thread::held`].
+const ANY: usize = 1 << (usize::BITS - 1);
+
 /// What is known of a thread. Nothing to be dropped: it is there until the thread is gone, and taking it needs no memory.
 struct Thread {
-    /// Locks that it holds.
+    /// Locks that it holds, and the bit [`ANY`] if something waits or was lost: the last unlock compares once.
     held: Cell<usize>,
     /// Whether it is inside of a subscriber.
     is_sending: Cell<bool>,
-    /// Whether anything waits, or was lost.
-    any: Cell<bool>,
     /// Empty without a lock held, but while the thread panics.
     waiting: Cell<ManuallyDrop<Vec<Waiting>>>,
     lost: Cell<u64>,
@@ -61,7 +62,6 @@ thread_local! {
         Thread {
             held: Cell::new(0),
             is_sending: Cell::new(false),
-            any: Cell::new(false),
             waiting: Cell::new(ManuallyDrop::new(Vec::new())),
             lost: Cell::new(0),
         }
@@ -92,7 +92,7 @@ impl Drop for Quiet {
     fn drop(&mut self) {
         let is_due = THREAD.with(|thread| {
             thread.held.set(thread.held.get() - 1);
-            thread.held.get() == 0 && thread.any.get()
+            thread.held.get() == ANY
         });
         if is_due {
             send_waiting();
@@ -123,11 +123,11 @@ pub(crate) fn say(values: &[&dyn Display], send: Emit) {
         if thread.is_sending.get() {
             return;
         }
-        if thread.held.get() == 0 {
+        if thread.held.get() & !ANY == 0 {
             let _sending = Sending::begin();
             return send(values);
         }
-        thread.any.set(true);
+        thread.held.set(thread.held.get() | ANY);
         let mut waiting = ManuallyDrop::into_inner(thread.waiting.take());
         if waiting.len() < MOST_EVENTS && waiting.try_reserve(1).is_ok() {
             waiting.push(Waiting { send, values: texts(values), fields: values.len() });
@@ -147,7 +147,7 @@ fn send_waiting() {
     }
     let Some(_sending) = Sending::begin() else { return };
     let (waiting, lost) = THREAD.with(|thread| {
-        thread.any.set(false);
+        thread.held.set(thread.held.get() & !ANY);
         (ManuallyDrop::into_inner(thread.waiting.take()), thread.lost.take())
     });
     for Waiting { send, values, fields } in waiting {
