@@ -293,6 +293,17 @@ fn what_the_pools_hold_is_said_while_the_program_runs() {
 }
 
 #[test]
+fn the_decay_is_the_programs() {
+    if built().is_none() {
+        return;
+    }
+    let output = ran(&["--decay", "0.02", "./linked", "idle"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = ran(&["--decay", "off", "sh", "-c", "echo $MILLPOND_DECAY"]);
+    assert_eq!(stdout(&output), "off\n");
+}
+
+#[test]
 fn processes_share_a_named_limit() {
     if built().is_none() {
         return;
@@ -352,6 +363,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["--limit", "1GiB", "--record", "x", "true"], "--record and --report are for --pool and --watch"),
         (&["--limit", "1GiB", "--async-free", "true"], "--async-free is for the pool"),
         (&["--limit", "1GiB", "--top", "true"], "--top is for the pool"),
+        (&["--limit", "1GiB", "--decay", "1", "true"], "--decay is for the pool"),
+        (&["--decay", "soon", "true"], "--decay: 'soon' is no time"),
         (&["--watch", "--top", "true"], "--watch and --top exclude each other"),
         (&["--budget", "gpu0", "true"], "--"),
         (&["--json", "-", "true"], "--json -: the program has standard output"),

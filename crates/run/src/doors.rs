@@ -9,7 +9,7 @@ use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, PoolProp
 use crate::linker::{Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
-use crate::{answers, captures, driver_pools, gpus, pages, pooled, streams};
+use crate::{answers, captures, contexts, driver_pools, pages, pooled, streams};
 
 macro_rules! doors {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
@@ -81,29 +81,6 @@ fn destroy_stream(stream: Handle, real: impl FnOnce() -> Code) -> Code {
     // Its capture is over, if it had one.
     if code.is_success() {
         captures::end(stream.addr() as u64);
-    }
-    code
-}
-
-/// The primary context of a GPU ends, with all that the program has there.
-fn reset(device: c_int, real: impl FnOnce() -> Code) -> Code {
-    if let Ok(ordinal) = usize::try_from(device) {
-        streams::forget_all_of(ordinal);
-        gpus::remove(ordinal);
-    }
-    let context = gpus::primary_of(device);
-    let code = real();
-    if let Some(context) = context.filter(|_| code.is_success()) {
-        outside::forget_context(context.addr() as u64);
-    }
-    code
-}
-
-/// A context of the program's own ends.
-fn destroy_context(context: Handle, real: impl FnOnce() -> Code) -> Code {
-    let code = real();
-    if code.is_success() {
-        outside::forget_context(context.addr() as u64);
     }
     code
 }
@@ -208,6 +185,8 @@ doors! {
         end_capture(of_thread(stream), real);
 
     cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| answers::enable_peer(peer, real);
-    cuCtxDestroy_v2 since 4000 (context: Handle) |real| destroy_context(context, real);
-    cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| reset(device, real);
+    cuCtxDestroy_v2 since 4000 (context: Handle) |real| contexts::destroy(context, real);
+    cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
+    cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);
+    cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| contexts::reset(device, real);
 }

@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use millpond::bindings::{Mutex, PerProcess, RwLock};
+use millpond::bindings::{DECAY, Mutex, PerProcess, RwLock};
 use millpond::device::DevicePtr;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool, Stats, Stream};
@@ -14,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::driver::{self, Handle};
 use crate::linker::Own;
 use crate::settings::{Mode, settings};
-use crate::{outside, said};
+use crate::{outside, retained, said};
 
 /// A GPU with its pool.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Gpu {
     pub(crate) pool: Pool,
     /// A stream without work. Who frees on it has waited for all work on the block, or promises that there is none.
     pub(crate) waited: Stream,
+    /// How long the pool keeps what nobody uses, unless the program has the driver's keep it.
+    decay: Option<Duration>,
     /// What `cuMemFree` frees, and could not wait for yet.
     late: Mutex<Vec<DevicePtr>>,
 }
@@ -122,9 +125,10 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
     }
     match Gpu::new(device as usize) {
         Ok(gpu) => {
+            retained::is_used(device);
             let gpu = Arc::new(gpu);
             if let Some(bytes) = gpus.thresholds.lock().get(&gpu.ordinal) {
-                gpu.pool.set_release_threshold(*bytes);
+                gpu.keep(*bytes);
             }
             gpus.known.write().push(gpu.clone());
             drop(failed);
@@ -197,9 +201,19 @@ impl Gpu {
         if let Some(budget) = outside::budget() {
             builder = builder.budget(&budget?);
         }
+        if !settings().says_decay {
+            builder = builder.decay(DECAY);
+        }
         let pool = builder.build()?;
-        let waited = context.create_stream()?;
-        Ok(Self { ordinal, primary, context, pool, waited, late: Mutex::default() })
+        let (waited, decay) = (context.create_stream()?, pool.decay());
+        Ok(Self { ordinal, primary, context, pool, waited, decay, late: Mutex::default() })
+    }
+
+    /// The program has said how many bytes the driver's pool may keep. That is none by default, which the GPU's pool honours a while
+    /// later.
+    fn keep(&self, bytes: u64) {
+        self.pool.set_release_threshold(if bytes == 0 { u64::MAX } else { bytes });
+        self.pool.set_decay(self.decay.filter(|_| bytes < u64::MAX));
     }
 
     /// The primary context.
@@ -272,7 +286,7 @@ pub(crate) fn free_late() {
 /// Sets how much the pool of a GPU may keep at a synchronization, also before it is there.
 pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
     GPUS.get().thresholds.lock().insert(ordinal, bytes);
-    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.pool.set_release_threshold(bytes));
+    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.keep(bytes));
 }
 
 /// Lets one GPU use the pool's memory of another, from when both have pools.

@@ -211,6 +211,19 @@ fn after_a_reset_the_program_begins_anew() {
 }
 
 #[test]
+fn memory_ends_with_the_last_release_of_its_context() {
+    for limit in ["", "104857600"] {
+        linked("releases", &[("MILLPOND_RUN_LIMIT", limit)]);
+    }
+    linked("releases", &[("MILLPOND_RUN", "limit")]);
+}
+
+#[test]
+fn a_gpu_gets_back_what_nobody_uses() {
+    linked("idle", &[("MILLPOND_DECAY", "0.02")]);
+}
+
+#[test]
 fn threads_share_a_pool() {
     linked("threads", &[]);
 }
