@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::driver::{self, Handle};
 use crate::linker::Own;
 use crate::settings::{Mode, settings};
-use crate::{outside, retained, said};
+use crate::{identity, outside, retained, said};
 
 /// A GPU with its pool.
 #[derive(Debug)]
@@ -40,6 +40,16 @@ pub(crate) struct Block {
     pub(crate) start: DevicePtr,
     /// As it was asked for.
     pub(crate) bytes: u64,
+}
+
+/// What lies at an address.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Block(Block),
+    /// Memory of a pool that is in no block: to the program there is nothing.
+    Free,
+    /// No memory of a pool.
+    Elsewhere,
 }
 
 #[derive(Debug, Default)]
@@ -244,29 +254,41 @@ impl Gpu {
         self.late.lock().push(ptr);
     }
 
-    /// The block in which an address lies.
-    fn block_at(&self, at: DevicePtr) -> Option<(DevicePtr, u64)> {
-        let start = match self.pool.size_of(at) {
-            Ok(bytes) => return Some((at, bytes)),
-            Err(Error::InteriorPointer { start, .. }) => start,
-            Err(_) => return None,
+    /// What lies at an address, which is not null.
+    fn find(self: &Arc<Self>, at: DevicePtr) -> Place {
+        let (start, bytes) = match self.pool.size_of(at) {
+            Ok(bytes) => (at, bytes),
+            Err(Error::InteriorPointer { start, .. }) => (start, self.pool.size_of(start).unwrap_or(0)),
+            Err(Error::DoubleFree { .. }) => return Place::Free,
+            Err(_) => return Place::Elsewhere,
         };
-        self.pool.size_of(start).ok().map(|bytes| (start, bytes))
+        // What a block is rounded up to is nobody's.
+        if at.raw() - start.raw() < bytes {
+            Place::Block(Block { gpu: self.clone(), start, bytes })
+        } else {
+            Place::Free
+        }
     }
+}
+
+/// What lies at an address, which may be in any pool.
+pub(crate) fn find(at: u64) -> Place {
+    let at = DevicePtr::new(at);
+    // A pool knows null as no block, and frees it.
+    if at.is_null() {
+        return Place::Elsewhere;
+    }
+    let gpus = GPUS.get().known.read();
+    let mut places = gpus.iter().map(|gpu| gpu.find(at)).filter(|place| !matches!(place, Place::Elsewhere));
+    places.next().unwrap_or(Place::Elsewhere)
 }
 
 /// The block of any pool in which an address lies.
 pub(crate) fn block_at(at: u64) -> Option<Block> {
-    let at = DevicePtr::new(at);
-    // A pool knows null as no block, and frees it.
-    if at.is_null() {
-        return None;
+    match find(at) {
+        Place::Block(block) => Some(block),
+        Place::Free | Place::Elsewhere => None,
     }
-    let gpus = GPUS.get().known.read();
-    gpus.iter().find_map(|gpu| {
-        let (start, bytes) = gpu.block_at(at)?;
-        Some(Block { gpu: gpu.clone(), start, bytes })
-    })
 }
 
 /// Gives back what the pools hold and nobody uses. Returns the bytes.
@@ -318,6 +340,7 @@ pub(crate) fn remove(ordinal: usize) {
     };
     let Some(gpu) = removed else { return };
     begin_generation();
+    identity::forget_all_of(ordinal);
     gpus.gone.lock().push((ordinal, gpu.pool.stats()));
     let freed = gpu.wait().and_then(|()| {
         gpu.pool.live_blocks()?.iter().try_for_each(|block| {

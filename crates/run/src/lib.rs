@@ -25,6 +25,8 @@
 // | `shadow` | for `--watch`: a pool on a simulated device that does what the program does |
 // | `outside` | what the driver gave: counted, limited, watched |
 // | `pages` | pages of `cuMemCreate`, and how long each is there |
+// | `shortcuts` | whether requests may take the fast path |
+// | `identity` | numbers of blocks that the program asked about |
 // | `retained` | who keeps the primary contexts |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
@@ -57,6 +59,7 @@ mod driver;
 mod driver_pools;
 mod due;
 mod gpus;
+mod identity;
 mod linker;
 mod lookup;
 mod names;
@@ -67,4 +70,5 @@ mod retained;
 mod said;
 mod settings;
 mod shadow;
+mod shortcuts;
 mod streams;

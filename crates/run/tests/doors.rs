@@ -44,6 +44,9 @@ fn built() -> Option<&'static Path> {
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
+        compile(&folder, &["-shared", "-fPIC", &source("mock.c"), "-o", "libmock.so"]);
+        compile(&folder, &[&source("others.c"), "-ldl", "-o", "others"]);
+        compile(&folder, &["-DLINKED", &source("others.c"), "./libmock.so", "-ldl", "-o", "linked-mock"]);
         Some(folder)
     };
     BUILT.get_or_init(build).as_deref()
@@ -62,7 +65,7 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Optio
     let file = tempfile::NamedTempFile::new().expect("a file");
     let mut command = Command::new(folder.join(program));
     command.args(arguments).env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
-    command.env("MILLPOND_RUN_ACCOUNTS", file.path()).envs(environment.iter().copied());
+    command.current_dir(folder).env("MILLPOND_RUN_ACCOUNTS", file.path()).envs(environment.iter().copied());
     let output = command.output().expect("it was built");
     let told = std::fs::read(file.path()).expect("it is there");
     let accounts = told.chunks(SLOT).filter_map(account).collect();
@@ -128,6 +131,20 @@ fn a_library_that_is_opened_deep_comes_by_the_doors() {
 }
 
 #[test]
+fn what_is_not_the_drivers_is_left_alone() {
+    for (program, arguments) in [("others", &["mock"][..]), ("others", &["namespace"]), ("linked-mock", &[])]
+    {
+        let Some(ran) = run(program, arguments, &[]) else { return };
+        assert!(ran.output.status.success(), "{program} {arguments:?}: {}", ran.stderr());
+        assert!(
+            ran.accounts.is_empty() && ran.stderr().is_empty(),
+            "{program} {arguments:?}: {}",
+            ran.stderr()
+        );
+    }
+}
+
+#[test]
 fn valgrind_finds_nothing() {
     if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() {
         return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
@@ -168,6 +185,11 @@ fn no_stream_uses_what_a_plain_allocation_gets() {
 #[test]
 fn questions_about_memory_are_answered() {
     linked("answers", &[]);
+}
+
+#[test]
+fn a_block_is_as_memory_of_the_drivers() {
+    linked("attributes", &[]);
 }
 
 #[test]

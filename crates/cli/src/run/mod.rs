@@ -196,6 +196,8 @@ fn environment(
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
         ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
+        // Its runtime would not start where another library comes before it. That one has no function which it watches.
+        ("ASAN_OPTIONS", before_others("verify_asan_link_order=0".into(), "ASAN_OPTIONS")),
     ];
     if args.mode() == "pool" {
         all.extend(for_python(python));
@@ -264,8 +266,16 @@ fn before_others(mut path: OsString, variable: &str) -> OsString {
 }
 
 /// The library that is to be preloaded, before those that are already.
+///
+/// It is named by a way that only glibc goes: from the program's folder up to the root, and down again. Musl knows no `$ORIGIN` there,
+/// and does not find the library, which it could not load. It does not start a program with one that it finds.
 pub(crate) fn preloaded(library: &Path) -> OsString {
-    before_others(library.into(), "LD_PRELOAD")
+    /// More folders than there are above any program.
+    const UP: usize = 64;
+    let mut path = OsString::from("$ORIGIN");
+    path.push("/..".repeat(UP));
+    path.push(library);
+    before_others(path, "LD_PRELOAD")
 }
 
 /// The recording of the program as a page.

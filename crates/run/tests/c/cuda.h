@@ -50,6 +50,10 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, unsigned long lon
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr at);
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr at);
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, CUdeviceptr at);
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at);
+CUresult cuMemRetainAllocationHandle(unsigned long long *handle, void *at);
+CUresult cuCtxGetFlags(unsigned *flags);
 CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr at);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props);
