@@ -293,6 +293,17 @@ fn what_the_pools_hold_is_said_while_the_program_runs() {
 }
 
 #[test]
+fn the_decay_is_the_programs() {
+    if built().is_none() {
+        return;
+    }
+    let output = ran(&["--decay", "0.02", "./linked", "idle"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = ran(&["--decay", "off", "sh", "-c", "echo $MILLPOND_DECAY"]);
+    assert_eq!(stdout(&output), "off\n");
+}
+
+#[test]
 fn processes_share_a_named_limit() {
     if built().is_none() {
         return;
@@ -324,9 +335,91 @@ fn a_program_out_of_reach_runs_and_it_is_said() {
     let output = ran(&["./static"]);
     assert_eq!(output.status.code(), Some(5));
     assert!(stderr(&output).contains("static: it is linked statically"), "{}", stderr(&output));
-    let output = ran(&["true"]);
+    let output = ran(&["env", "-i", "true"]);
     assert!(
-        output.status.success() && stderr(&output).starts_with("millpond: true: it allocated no CUDA memory")
+        output.status.success()
+            && stderr(&output).starts_with("millpond: env: it allocated no CUDA memory, unless in a process"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_program_of_musl_runs_as_it_is_and_so_does_a_child() {
+    let Some(folder) = built() else { return };
+    if Command::new("musl-gcc").arg("--version").output().is_err() {
+        return eprintln!("not run: musl-gcc is not installed");
+    }
+    std::fs::write(folder.join("five.c"), "int main(void) { return 5; }").unwrap();
+    let compiled =
+        Command::new("musl-gcc").args(["five.c", "-o", "of-musl"]).current_dir(folder).status().unwrap();
+    assert!(compiled.success());
+    let output = ran(&["./of-musl"]);
+    assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+    assert!(stderr(&output).contains("of-musl: it is linked with musl"), "{}", stderr(&output));
+    let output = ran(&["sh", "-c", "./of-musl; echo $?; ./linked leaves"]);
+    assert_eq!(stdout(&output), "5\n", "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("linked (") && !stderr(&output).contains("Error"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_program_with_the_address_sanitizer_is_served() {
+    let Some(folder) = built() else { return };
+    let source = sources().join("linked.c");
+    let mut compiler = Command::new("cc");
+    compiler.args([
+        "-fsanitize=address",
+        "-pthread",
+        source.to_str().unwrap(),
+        "./libcuda.so.1",
+        "-o",
+        "sanitized",
+    ]);
+    if !compiler.current_dir(folder).output().unwrap().status.success() {
+        return eprintln!("not run: cc has no address sanitizer");
+    }
+    for case in ["pairs", "reset", "threads"] {
+        let output = ran(&["./sanitized", case]);
+        assert!(output.status.success(), "{case}: {}", stderr(&output));
+        assert!(stderr(&output).contains("sanitized ("), "{case}: {}", stderr(&output));
+    }
+}
+
+/// A file with capabilities is another user's to run.
+#[test]
+fn a_file_with_capabilities_is_said_to_be_out_of_reach() {
+    let Some(folder) = built() else { return };
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let file = place.path().join("capable");
+    std::fs::copy(folder.join("linked"), &file).unwrap();
+    // `cap_chown` as the kernel reads it, version 2.
+    let granted = [0x0200_0001_u32, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let set = rustix::fs::setxattr(&file, "security.capability", &granted, rustix::fs::XattrFlags::empty());
+    let run = run(&[file.to_str().unwrap(), "leaves"]);
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let is_reached =
+        other.args(["test", "-x"]).arg(run.get_program()).status().is_ok_and(|status| status.success());
+    if set.is_err() || !is_reached {
+        return eprintln!(
+            "not run: this user cannot give capabilities, or no other user reaches the command"
+        );
+    }
+    let mut other = Command::new("setpriv");
+    other
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(run.get_program())
+        .args(run.get_args());
+    other.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said = stderr(&other.output().unwrap());
+    assert!(
+        said.contains("capable: its file has capabilities, and the system preloads nothing there"),
+        "{said}"
     );
 }
 
@@ -352,6 +445,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["--limit", "1GiB", "--record", "x", "true"], "--record and --report are for --pool and --watch"),
         (&["--limit", "1GiB", "--async-free", "true"], "--async-free is for the pool"),
         (&["--limit", "1GiB", "--top", "true"], "--top is for the pool"),
+        (&["--limit", "1GiB", "--decay", "1", "true"], "--decay is for the pool"),
+        (&["--decay", "soon", "true"], "--decay: 'soon' is no time"),
         (&["--watch", "--top", "true"], "--watch and --top exclude each other"),
         (&["--budget", "gpu0", "true"], "--"),
         (&["--json", "-", "true"], "--json -: the program has standard output"),

@@ -13,6 +13,8 @@ use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::{RegisteredStream, Stream};
 pub use crate::physical::{Mapping, watch_mappings};
+/// The [decay](crate::PoolBuilder::decay) of programs that rely on the driver's pools, which give back at once.
+pub use crate::policy::decay::DELAY as DECAY;
 use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};

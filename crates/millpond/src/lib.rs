@@ -65,6 +65,7 @@ mod core;
 mod counters;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
+mod decay;
 pub mod device;
 mod error;
 mod extents;

@@ -75,6 +75,17 @@ void copy_all(To& to, const Stat (&from)[3]) {
 
 void delete_block(void* ptr);
 
+// A block that the program gives up goes back when this ends.
+struct GoesBack {
+  explicit GoesBack(const Entry& entry) : entry(entry) {}
+  GoesBack(const GoesBack&) = delete;
+  GoesBack& operator=(const GoesBack&) = delete;
+  ~GoesBack() {
+    pool->free(&entry);
+  }
+  const Entry& entry;
+};
+
 // What was live in a pool of PyTorch's.
 struct Checkpoint : native::AllocatorState {
   explicit Checkpoint(void* live) : live(live) {}
@@ -155,9 +166,12 @@ class MillpondAllocator final : public CUDAAllocator {
       }
       return;
     }
-    history_.freed(entry);
-    trace_on_gpu(entry, false);
-    pool->free(&entry);
+    {
+      // Also where one of those who are told throws.
+      GoesBack goes_back(entry);
+      history_.freed(entry);
+      trace_on_gpu(entry, false);
+    }
     report(entry, -static_cast<int64_t>(entry.bytes));
   }
 
@@ -366,6 +380,8 @@ class MillpondAllocator final : public CUDAAllocator {
       history_.mapped(gpu, at, bytes, is_mapped);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "millpond: who tracks PyTorch's memory failed: %s\n", error.what());
+    } catch (...) {
+      std::fputs("millpond: who tracks PyTorch's memory failed\n", stderr);
     }
   }
 
@@ -481,24 +497,29 @@ class MillpondAllocator final : public CUDAAllocator {
     struct Told {
       MillpondAllocator* self;
       native::CheckpointDelta delta;
-    } told{this, {}};
+      Thrown thrown;
+    } told{this, {}, {}};
     Failed* failed = pool->restore(
         gpu,
         checkpoint->live,
         &told,
         [](void* context, const Entry* entry) {
           auto told = static_cast<Told*>(context);
-          told->self->history_.freed(*entry);
-          report(*entry, -static_cast<int64_t>(entry->bytes));
-          told->delta.ptrs_freed.push_back(entry->ptr);
+          told->thrown.keep([&] { told->delta.ptrs_freed.push_back(entry->ptr); });
+          told->thrown.keep([&] { told->self->history_.freed(*entry); });
+          told->thrown.keep([&] { report(*entry, -static_cast<int64_t>(entry->bytes)); });
         },
         [](void* context, const Entry* entry) {
           auto told = static_cast<Told*>(context);
-          told->self->history_.allocated(*entry);
-          report(*entry, static_cast<int64_t>(entry->bytes));
-          told->delta.dataptrs_allocd.emplace_back(entry->ptr, entry->ptr, &delete_block, device_of(entry->gpu));
+          // First: what owns the block frees it where something is thrown.
+          told->thrown.keep([&] {
+            told->delta.dataptrs_allocd.emplace_back(entry->ptr, entry->ptr, &delete_block, device_of(entry->gpu));
+          });
+          told->thrown.keep([&] { told->self->history_.allocated(*entry); });
+          told->thrown.keep([&] { report(*entry, static_cast<int64_t>(entry->bytes)); });
         });
     check(failed);
+    told.thrown.rethrow();
     return std::move(told.delta);
   }
 
@@ -563,9 +584,17 @@ class MillpondAllocator final : public CUDAAllocator {
     if (C10_UNLIKELY(failed != nullptr)) {
       allocate_again(gpu, bytes, stream, failed, entry);
     }
-    history_.allocated(entry);
-    trace_on_gpu(entry, true);
-    report(entry, static_cast<int64_t>(entry.bytes));
+    try {
+      history_.allocated(entry);
+      trace_on_gpu(entry, true);
+      report(entry, static_cast<int64_t>(entry.bytes));
+    } catch (...) {
+      // Nobody gets the block.
+      if (pool->strike(entry.ptr, &entry)) {
+        pool->free(&entry);
+      }
+      throw;
+    }
     return entry.ptr;
   }
 
@@ -646,7 +675,8 @@ class MillpondAllocator final : public CUDAAllocator {
       c10::DeviceIndex gpu;
       std::vector<SegmentInfo>& segments;
       size_t end;
-    } told{this, gpu, segments, 0};
+      Thrown thrown;
+    } told{this, gpu, segments, 0, {}};
     size_t first = segments.size();
     PoolId of_pool = only ? id_of(*only) : PoolId{};
     pool->snapshot(
@@ -655,40 +685,13 @@ class MillpondAllocator final : public CUDAAllocator {
         &told,
         [](void* context, const Segment* segment) {
           auto told = static_cast<Told*>(context);
-          SegmentInfo info;
-          info.device = told->gpu;
-          info.address = reinterpret_cast<size_t>(segment->start);
-          info.total_size = segment->bytes;
-          info.is_large = true;
-          info.is_expandable = true;
-          info.owner_private_pool_id = {segment->pool.first, segment->pool.second};
-          told->segments.push_back(std::move(info));
-          told->end = reinterpret_cast<size_t>(segment->start);
+          told->thrown.keep([&] { told->self->add_segment(told->gpu, *segment, told->segments, told->end); });
         },
         [](void* context, const Entry* entry) {
           auto told = static_cast<Told*>(context);
-          size_t start = reinterpret_cast<size_t>(entry->ptr);
-          auto stream = static_cast<cudaStream_t>(entry->stream);
-          if (told->segments.back().blocks.empty()) {
-            told->segments.back().stream = stream;
-          } else if (told->segments.back().stream != stream) {
-            split_segment(told->segments, told->end, start, stream);
-            told->end = start;
-          }
-          SegmentInfo& segment = told->segments.back();
-          add_gap(segment, told->end, start);
-          BlockInfo block;
-          block.size = entry->bytes;
-          block.requested_size = entry->requested;
-          block.allocated = true;
-          block.active = true;
-          block.context_when_allocated = told->self->history_.context_of(entry->ptr);
-          segment.requested_size += entry->requested;
-          segment.allocated_size += entry->bytes;
-          segment.active_size += entry->bytes;
-          segment.blocks.push_back(std::move(block));
-          told->end = start + entry->bytes;
+          told->thrown.keep([&] { told->self->add_block(*entry, told->segments, told->end); });
         });
+    told.thrown.rethrow();
     for (size_t at = first; at < segments.size(); ++at) {
       SegmentInfo& segment = segments[at];
       size_t end = segment.address;
@@ -697,6 +700,43 @@ class MillpondAllocator final : public CUDAAllocator {
       }
       add_gap(segment, end, segment.address + segment.total_size);
     }
+  }
+
+  static void add_segment(c10::DeviceIndex gpu, const Segment& segment, std::vector<SegmentInfo>& segments, size_t& end) {
+    SegmentInfo info;
+    info.device = gpu;
+    info.address = reinterpret_cast<size_t>(segment.start);
+    info.total_size = segment.bytes;
+    info.is_large = true;
+    info.is_expandable = true;
+    info.owner_private_pool_id = {segment.pool.first, segment.pool.second};
+    segments.push_back(std::move(info));
+    end = reinterpret_cast<size_t>(segment.start);
+  }
+
+  // The block lies in the last segment, whose blocks end at `end`.
+  void add_block(const Entry& entry, std::vector<SegmentInfo>& segments, size_t& end) {
+    size_t start = reinterpret_cast<size_t>(entry.ptr);
+    auto stream = static_cast<cudaStream_t>(entry.stream);
+    if (segments.back().blocks.empty()) {
+      segments.back().stream = stream;
+    } else if (segments.back().stream != stream) {
+      split_segment(segments, end, start, stream);
+      end = start;
+    }
+    SegmentInfo& segment = segments.back();
+    add_gap(segment, end, start);
+    BlockInfo block;
+    block.size = entry.bytes;
+    block.requested_size = entry.requested;
+    block.allocated = true;
+    block.active = true;
+    block.context_when_allocated = history_.context_of(entry.ptr);
+    segment.requested_size += entry.requested;
+    segment.allocated_size += entry.bytes;
+    segment.active_size += entry.bytes;
+    segment.blocks.push_back(std::move(block));
+    end = start + entry.bytes;
   }
 
   // Ends the last segment, whose blocks end at `end`, at `start`; the rest of it is the next one.

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <exception>
 #include <string>
 
 #include "pool.h"
@@ -23,6 +24,30 @@ inline void check(Failed* failed) {
     TORCH_CHECK(false, text_of(failed));
   }
 }
+
+// The first exception of functions that the table calls: none may pass through it.
+class Thrown {
+ public:
+  template <typename Call>
+  void keep(Call call) noexcept {
+    try {
+      call();
+    } catch (...) {
+      if (!first_) {
+        first_ = std::current_exception();
+      }
+    }
+  }
+
+  void rethrow() const {
+    if (first_) {
+      std::rethrow_exception(first_);
+    }
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 inline c10::DeviceIndex current_gpu() {
   c10::DeviceIndex gpu = 0;

@@ -3,19 +3,19 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, PoolProps, functions};
-use crate::linker::{Address, is_own};
+use crate::linker::{self, Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
-use crate::{answers, captures, driver_pools, gpus, pages, pooled, streams};
+use crate::{answers, captures, contexts, driver_pools, pages, pooled, streams};
 
 macro_rules! doors {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
         // The safety contract of each is that of the driver function of its name: what it is called with is the program's.
-        $(#[cfg_attr(not(test), unsafe(no_mangle))]
-        #[allow(non_snake_case, reason = "it is the driver's name")]
+        $(#[allow(non_snake_case, reason = "it is the driver's name")]
         #[allow(unused_unsafe, reason = "some of the bodies are safe")]
         unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
             // SAFETY: the program keeps the driver function's contract.
@@ -28,6 +28,27 @@ macro_rules! doors {
             catch_unwind(AssertUnwindSafe(|| unsafe { $body })).unwrap_or(Code::UNKNOWN)
         })*
 
+        /// What programs that are linked with these names call, since a preloaded library comes first.
+        mod by_name {
+            use super::*;
+
+            $(#[cfg_attr(not(test), unsafe(no_mangle))]
+            #[allow(non_snake_case, reason = "it is the driver's name")]
+            pub(super) unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+                static MEANT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+                // Relaxed: each thread finds the same, and nothing is behind it but code.
+                let mut meant = MEANT.load(Ordering::Relaxed);
+                if meant.is_null() {
+                    meant = meant_by(concat!(stringify!($name), "\0"));
+                    MEANT.store(meant, Ordering::Relaxed);
+                }
+                // SAFETY: a function of this name has these types, as in `driver`.
+                let meant = unsafe { std::mem::transmute::<Address, unsafe extern "C" fn($($ty),*) -> Code>(meant) };
+                // SAFETY: the program keeps the function's contract.
+                unsafe { meant($($arg),*) }
+            })*
+        }
+
         /// All doors.
         pub(crate) static DOORS: &[Door] = &[
             $(Door {
@@ -37,6 +58,7 @@ macro_rules! doors {
                 },
                 since: $since,
                 function: Function($name as *const ()),
+                exported: Function(by_name::$name as *const ()),
             },)*
         ];
 
@@ -48,6 +70,40 @@ macro_rules! doors {
             ptr::null_mut()
         }
     };
+}
+
+/// What the program found under a door's name without this library.
+pub(crate) enum Meant {
+    Door,
+    /// The function of another library that is neither this one nor the driver: a mock, or one that stands before the driver.
+    Others(Address),
+}
+
+impl Meant {
+    /// By what was found: only the driver's own function has a door.
+    pub(crate) fn by(found: Address, door: &Door) -> Self {
+        // Else the driver would be loaded for it.
+        let is_drivers = || linker::loaded_driver().is_some() && found == behind(door);
+        if found == door.address() || is_drivers() { Self::Door } else { Self::Others(found) }
+    }
+
+    /// By the name alone.
+    pub(crate) fn by_name(door: &Door) -> Self {
+        // SAFETY: it asks for the libraries behind this one.
+        let next = unsafe { linker::symbol(libc::RTLD_NEXT, door.symbol) };
+        // The driver may be loaded for others than all.
+        if next.is_null() { Self::Door } else { Self::by(next, door) }
+    }
+}
+
+#[cold]
+fn meant_by(symbol: &'static str) -> Address {
+    let name = CStr::from_bytes_with_nul(symbol.as_bytes()).unwrap_or_default();
+    let door = names::by_symbol(DOORS, name).expect("the table has all of them");
+    match Meant::by_name(door) {
+        Meant::Door => door.address(),
+        Meant::Others(found) => found,
+    }
 }
 
 /// The stream that a function for a thread's own default stream means.
@@ -81,29 +137,6 @@ fn destroy_stream(stream: Handle, real: impl FnOnce() -> Code) -> Code {
     // Its capture is over, if it had one.
     if code.is_success() {
         captures::end(stream.addr() as u64);
-    }
-    code
-}
-
-/// The primary context of a GPU ends, with all that the program has there.
-fn reset(device: c_int, real: impl FnOnce() -> Code) -> Code {
-    if let Ok(ordinal) = usize::try_from(device) {
-        streams::forget_all_of(ordinal);
-        gpus::remove(ordinal);
-    }
-    let context = gpus::primary_of(device);
-    let code = real();
-    if let Some(context) = context.filter(|_| code.is_success()) {
-        outside::forget_context(context.addr() as u64);
-    }
-    code
-}
-
-/// A context of the program's own ends.
-fn destroy_context(context: Handle, real: impl FnOnce() -> Code) -> Code {
-    let code = real();
-    if code.is_success() {
-        outside::forget_context(context.addr() as u64);
     }
     code
 }
@@ -163,7 +196,7 @@ doors! {
         };
     cuMemRelease since 10020 (handle: u64) |real| pages::release(handle, real);
     cuMemRetainAllocationHandle since 11000 (handle: *mut u64, at: *mut c_void) |real|
-        pages::retain(handle, at.addr() as u64, real);
+        if answers::has_handle(at.addr() as u64) { pages::retain(handle, at.addr() as u64, real) } else { Code::INVALID_VALUE };
     cuMemMap since 10020 (at: DeviceAddress, bytes: usize, offset: usize, handle: u64, flags: u64) |real|
         pages::map(at, handle, real);
     cuMemUnmap since 10020 (at: DeviceAddress, bytes: usize) |real| pages::unmap(at, bytes, real);
@@ -191,6 +224,8 @@ doors! {
     cuPointerGetAttributes since 7000 (
         count: c_uint, attributes: *mut c_int, to: *mut *mut c_void, at: DeviceAddress,
     ) |real| answers::pointer_attributes(count, (attributes, to), at, real);
+    cuPointerSetAttribute since 6000 (value: *const c_void, attribute: c_int, at: DeviceAddress) |real|
+        answers::set_pointer_attribute(value, attribute, at, real);
     cuIpcGetMemHandle since 4010 (handle: *mut c_void, at: DeviceAddress) |real| answers::ipc_handle(at, real);
 
     cuStreamDestroy_v2 since 4000 (stream: Handle) |real| destroy_stream(stream, real);
@@ -208,6 +243,8 @@ doors! {
         end_capture(of_thread(stream), real);
 
     cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| answers::enable_peer(peer, real);
-    cuCtxDestroy_v2 since 4000 (context: Handle) |real| destroy_context(context, real);
-    cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| reset(device, real);
+    cuCtxDestroy_v2 since 4000 (context: Handle) |real| contexts::destroy(context, real);
+    cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
+    cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);
+    cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| contexts::reset(device, real);
 }

@@ -159,6 +159,7 @@ driver_functions! {
     cuMemGetAddressRange_v2(start: *mut DeviceAddress, bytes: *mut usize, at: DeviceAddress);
     cuPointerGetAttribute(to: *mut c_void, attribute: c_int, at: DeviceAddress);
     cuPointerGetAttributes(count: c_uint, attributes: *mut c_int, to: *mut *mut c_void, at: DeviceAddress);
+    cuPointerSetAttribute(value: *const c_void, attribute: c_int, at: DeviceAddress);
     cuIpcGetMemHandle(handle: *mut c_void, at: DeviceAddress);
 
     cuStreamDestroy_v2(stream: Handle);
@@ -177,6 +178,8 @@ driver_functions! {
 
     cuCtxGetCurrent(context: *mut Handle);
     cuCtxGetDevice(device: *mut c_int);
+    cuCtxGetFlags(flags: *mut c_uint);
+    cuCtxSetFlags(flags: c_uint);
     cuCtxPushCurrent_v2(context: Handle);
     cuCtxPopCurrent_v2(context: *mut Handle);
     cuCtxDestroy_v2(context: Handle);

@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use millpond::bindings::{Mutex, PerProcess, RwLock};
+use millpond::bindings::{DECAY, Mutex, PerProcess, RwLock};
 use millpond::device::DevicePtr;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool, Stats, Stream};
@@ -14,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::driver::{self, Handle};
 use crate::linker::Own;
 use crate::settings::{Mode, settings};
-use crate::{outside, said};
+use crate::{identity, outside, retained, said};
 
 /// A GPU with its pool.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Gpu {
     pub(crate) pool: Pool,
     /// A stream without work. Who frees on it has waited for all work on the block, or promises that there is none.
     pub(crate) waited: Stream,
+    /// How long the pool keeps what nobody uses, unless the program has the driver's keep it.
+    decay: Option<Duration>,
     /// What `cuMemFree` frees, and could not wait for yet.
     late: Mutex<Vec<DevicePtr>>,
 }
@@ -37,6 +40,16 @@ pub(crate) struct Block {
     pub(crate) start: DevicePtr,
     /// As it was asked for.
     pub(crate) bytes: u64,
+}
+
+/// What lies at an address.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Block(Block),
+    /// Memory of a pool that is in no block: to the program there is nothing.
+    Free,
+    /// No memory of a pool.
+    Elsewhere,
 }
 
 #[derive(Debug, Default)]
@@ -122,9 +135,10 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
     }
     match Gpu::new(device as usize) {
         Ok(gpu) => {
+            retained::is_used(device);
             let gpu = Arc::new(gpu);
             if let Some(bytes) = gpus.thresholds.lock().get(&gpu.ordinal) {
-                gpu.pool.set_release_threshold(*bytes);
+                gpu.keep(*bytes);
             }
             gpus.known.write().push(gpu.clone());
             drop(failed);
@@ -197,9 +211,19 @@ impl Gpu {
         if let Some(budget) = outside::budget() {
             builder = builder.budget(&budget?);
         }
+        if !settings().says_decay {
+            builder = builder.decay(DECAY);
+        }
         let pool = builder.build()?;
-        let waited = context.create_stream()?;
-        Ok(Self { ordinal, primary, context, pool, waited, late: Mutex::default() })
+        let (waited, decay) = (context.create_stream()?, pool.decay());
+        Ok(Self { ordinal, primary, context, pool, waited, decay, late: Mutex::default() })
+    }
+
+    /// The program has said how many bytes the driver's pool may keep. That is none by default, which the GPU's pool honours a while
+    /// later.
+    fn keep(&self, bytes: u64) {
+        self.pool.set_release_threshold(if bytes == 0 { u64::MAX } else { bytes });
+        self.pool.set_decay(self.decay.filter(|_| bytes < u64::MAX));
     }
 
     /// The primary context.
@@ -230,29 +254,41 @@ impl Gpu {
         self.late.lock().push(ptr);
     }
 
-    /// The block in which an address lies.
-    fn block_at(&self, at: DevicePtr) -> Option<(DevicePtr, u64)> {
-        let start = match self.pool.size_of(at) {
-            Ok(bytes) => return Some((at, bytes)),
-            Err(Error::InteriorPointer { start, .. }) => start,
-            Err(_) => return None,
+    /// What lies at an address, which is not null.
+    fn find(self: &Arc<Self>, at: DevicePtr) -> Place {
+        let (start, bytes) = match self.pool.size_of(at) {
+            Ok(bytes) => (at, bytes),
+            Err(Error::InteriorPointer { start, .. }) => (start, self.pool.size_of(start).unwrap_or(0)),
+            Err(Error::DoubleFree { .. }) => return Place::Free,
+            Err(_) => return Place::Elsewhere,
         };
-        self.pool.size_of(start).ok().map(|bytes| (start, bytes))
+        // What a block is rounded up to is nobody's.
+        if at.raw() - start.raw() < bytes {
+            Place::Block(Block { gpu: self.clone(), start, bytes })
+        } else {
+            Place::Free
+        }
     }
+}
+
+/// What lies at an address, which may be in any pool.
+pub(crate) fn find(at: u64) -> Place {
+    let at = DevicePtr::new(at);
+    // A pool knows null as no block, and frees it.
+    if at.is_null() {
+        return Place::Elsewhere;
+    }
+    let gpus = GPUS.get().known.read();
+    let mut places = gpus.iter().map(|gpu| gpu.find(at)).filter(|place| !matches!(place, Place::Elsewhere));
+    places.next().unwrap_or(Place::Elsewhere)
 }
 
 /// The block of any pool in which an address lies.
 pub(crate) fn block_at(at: u64) -> Option<Block> {
-    let at = DevicePtr::new(at);
-    // A pool knows null as no block, and frees it.
-    if at.is_null() {
-        return None;
+    match find(at) {
+        Place::Block(block) => Some(block),
+        Place::Free | Place::Elsewhere => None,
     }
-    let gpus = GPUS.get().known.read();
-    gpus.iter().find_map(|gpu| {
-        let (start, bytes) = gpu.block_at(at)?;
-        Some(Block { gpu: gpu.clone(), start, bytes })
-    })
 }
 
 /// Gives back what the pools hold and nobody uses. Returns the bytes.
@@ -272,7 +308,7 @@ pub(crate) fn free_late() {
 /// Sets how much the pool of a GPU may keep at a synchronization, also before it is there.
 pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
     GPUS.get().thresholds.lock().insert(ordinal, bytes);
-    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.pool.set_release_threshold(bytes));
+    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.keep(bytes));
 }
 
 /// Lets one GPU use the pool's memory of another, from when both have pools.
@@ -304,6 +340,7 @@ pub(crate) fn remove(ordinal: usize) {
     };
     let Some(gpu) = removed else { return };
     begin_generation();
+    identity::forget_all_of(ordinal);
     gpus.gone.lock().push((ordinal, gpu.pool.stats()));
     let freed = gpu.wait().and_then(|()| {
         gpu.pool.live_blocks()?.iter().try_for_each(|block| {

@@ -25,12 +25,16 @@
 // | `shadow` | for `--watch`: a pool on a simulated device that does what the program does |
 // | `outside` | what the driver gave: counted, limited, watched |
 // | `pages` | pages of `cuMemCreate`, and how long each is there |
+// | `shortcuts` | whether requests may take the fast path |
+// | `identity` | numbers of blocks that the program asked about |
+// | `retained` | who keeps the primary contexts |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
 // | `captures` | which streams are being captured |
 // | `pooled` | allocations and frees that a pool serves |
 // | `answers` | what asks about memory: sizes, ranges, attributes |
 // | `driver_pools` | the driver's own pools, and what is asked about them |
+// | `contexts` | contexts that the program ends |
 // | `names` | which door a name means, in which version |
 // | `doors` | the functions that programs call, and their table |
 // | `lookup` | `dlsym` and `dlopen` |
@@ -49,18 +53,22 @@ mod account;
 mod answers;
 mod captures;
 mod code;
+mod contexts;
 mod doors;
 mod driver;
 mod driver_pools;
 mod due;
 mod gpus;
+mod identity;
 mod linker;
 mod lookup;
 mod names;
 mod outside;
 mod pages;
 mod pooled;
+mod retained;
 mod said;
 mod settings;
 mod shadow;
+mod shortcuts;
 mod streams;

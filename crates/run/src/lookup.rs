@@ -7,7 +7,7 @@ use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use crate::doors::{DOORS, behind};
+use crate::doors::{DOORS, Meant, behind};
 use crate::linker::{self, Address, is_own};
 use crate::names;
 
@@ -39,7 +39,7 @@ unsafe extern "C" fn decide(library: Address, name: *const c_char) -> Decision {
 }
 
 enum Found {
-    /// One of our doors.
+    /// One of our doors, or what is there without this library.
     Door(Address),
     /// What only this library has: without a driver, the program shall find none.
     Nothing,
@@ -60,9 +60,16 @@ fn look_up(library: Address, name: &CStr) -> Found {
     if found.is_null() {
         return Found::Other;
     }
-    let is_door = found == door.address();
-    let has_driver = !is_door || linker::loaded_driver().is_some();
-    if has_driver && !behind(door).is_null() { Found::Door(door.address()) } else { Found::Nothing }
+    let is_own = found == door.exported.0.cast_mut().cast();
+    match if is_own { Meant::by_name(door) } else { Meant::by(found, door) } {
+        Meant::Others(_) if !is_own => Found::Other,
+        Meant::Others(found) => Found::Door(found),
+        // Where only this library has it, there may be no driver.
+        Meant::Door if linker::loaded_driver().is_some() && !behind(door).is_null() => {
+            Found::Door(door.address())
+        }
+        Meant::Door => Found::Nothing,
+    }
 }
 
 /// Stands for `dlsym` where there is nothing. So `dlerror` says that.

@@ -11,6 +11,8 @@ pub(crate) struct Door {
     /// The first CUDA version that has it (`CUDA_VERSION`), which is how `cuGetProcAddress` tells versions apart.
     pub(crate) since: c_int,
     pub(crate) function: Function,
+    /// What programs find by the symbol alone.
+    pub(crate) exported: Function,
 }
 
 /// Where a door is.
@@ -70,7 +72,8 @@ mod tests {
     use super::*;
 
     const fn door(symbol: &'static CStr, since: c_int) -> Door {
-        Door { symbol, since, function: Function(std::ptr::null()) }
+        let [function, exported] = [const { Function(std::ptr::null()) }; 2];
+        Door { symbol, since, function, exported }
     }
 
     const DOORS: [Door; 5] = [

@@ -8,7 +8,7 @@ use crate::driver::{DeviceAddress, Handle};
 use crate::gpus::{self, Gpu};
 use crate::outside::{self, Asked, Kind};
 use crate::settings::{Mode, settings};
-use crate::{account, captures, streams};
+use crate::{account, captures, identity, shortcuts, streams};
 
 /// Where memory comes from.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +91,7 @@ pub(crate) unsafe fn alloc_async(
     let handle = stream.addr() as u64;
     if let Source::Pool(of) = from
         && !to.is_null()
-        && !captures::is_any()
+        && shortcuts::are_open()
         && let Some(ptr) = streams::alloc_ready(handle, bytes as u64, of)
     {
         // SAFETY: the caller's promise.
@@ -166,6 +166,7 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
         return outside::free((outside::kind_of(at), at), None, real);
     };
     let gpu = &block.gpu;
+    identity::forget(at);
     if block.start.raw() != at {
         return Code::INVALID_VALUE;
     }
@@ -190,10 +191,11 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
 pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl FnOnce() -> Code) -> Code {
     let handle = stream.addr() as u64;
     // SAFETY: the program frees what it allocated, and orders its uses.
-    if !captures::is_any() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
+    if shortcuts::are_open() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
         return Code::SUCCESS;
     }
     if settings().mode == Mode::Pool && at != 0 {
+        identity::forget(at);
         // SAFETY: the caller's promise.
         if unsafe { captures::is_captured(stream) } {
             // A graph frees only what it allocated.

@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) async_free: bool,
     /// `cuMemAlloc` is the driver's: the program gives such memory to other processes.
     pub(crate) ipc: bool,
+    /// Whether the environment says how long pools keep what nobody uses.
+    pub(crate) says_decay: bool,
     /// The file for accounts.
     pub(crate) accounts: Option<PathBuf>,
 }
@@ -75,6 +77,7 @@ impl Settings {
             budget: variable("MILLPOND_RUN_BUDGET"),
             async_free: is_on("MILLPOND_RUN_ASYNC_FREE"),
             ipc: is_on("MILLPOND_RUN_IPC"),
+            says_decay: variable("MILLPOND_DECAY").is_some(),
             accounts: std::env::var_os("MILLPOND_RUN_ACCOUNTS")
                 .filter(|folder| !folder.is_empty())
                 .map(PathBuf::from),

@@ -194,6 +194,7 @@ pub(crate) fn forget_all_of(ordinal: usize) {
         !is_of
     });
     forgotten.iter().for_each(|known| end(known));
+    LAST.try_with(|last| last.try_borrow_mut().ok().and_then(|mut last| last.take())).ok();
 }
 
 fn end(known: &Known) {

@@ -44,6 +44,9 @@ fn built() -> Option<&'static Path> {
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
+        compile(&folder, &["-shared", "-fPIC", &source("mock.c"), "-o", "libmock.so"]);
+        compile(&folder, &[&source("others.c"), "-ldl", "-o", "others"]);
+        compile(&folder, &["-DLINKED", &source("others.c"), "./libmock.so", "-ldl", "-o", "linked-mock"]);
         Some(folder)
     };
     BUILT.get_or_init(build).as_deref()
@@ -62,7 +65,7 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Optio
     let file = tempfile::NamedTempFile::new().expect("a file");
     let mut command = Command::new(folder.join(program));
     command.args(arguments).env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
-    command.env("MILLPOND_RUN_ACCOUNTS", file.path()).envs(environment.iter().copied());
+    command.current_dir(folder).env("MILLPOND_RUN_ACCOUNTS", file.path()).envs(environment.iter().copied());
     let output = command.output().expect("it was built");
     let told = std::fs::read(file.path()).expect("it is there");
     let accounts = told.chunks(SLOT).filter_map(account).collect();
@@ -128,6 +131,20 @@ fn a_library_that_is_opened_deep_comes_by_the_doors() {
 }
 
 #[test]
+fn what_is_not_the_drivers_is_left_alone() {
+    for (program, arguments) in [("others", &["mock"][..]), ("others", &["namespace"]), ("linked-mock", &[])]
+    {
+        let Some(ran) = run(program, arguments, &[]) else { return };
+        assert!(ran.output.status.success(), "{program} {arguments:?}: {}", ran.stderr());
+        assert!(
+            ran.accounts.is_empty() && ran.stderr().is_empty(),
+            "{program} {arguments:?}: {}",
+            ran.stderr()
+        );
+    }
+}
+
+#[test]
 fn valgrind_finds_nothing() {
     if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() {
         return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
@@ -171,6 +188,11 @@ fn questions_about_memory_are_answered() {
 }
 
 #[test]
+fn a_block_is_as_memory_of_the_drivers() {
+    linked("attributes", &[]);
+}
+
+#[test]
 fn memory_for_other_processes_is_the_drivers_after_the_first_request() {
     let Some(account) = linked("ipc", &[]) else { return };
     let said = account["said"][0].as_str().expect("it is said");
@@ -208,6 +230,19 @@ fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
 fn after_a_reset_the_program_begins_anew() {
     let Some(account) = linked("reset", &[]) else { return };
     assert_eq!(account["pools"].as_array().map(Vec::len), Some(3), "{account}");
+}
+
+#[test]
+fn memory_ends_with_the_last_release_of_its_context() {
+    for limit in ["", "104857600"] {
+        linked("releases", &[("MILLPOND_RUN_LIMIT", limit)]);
+    }
+    linked("releases", &[("MILLPOND_RUN", "limit")]);
+}
+
+#[test]
+fn a_gpu_gets_back_what_nobody_uses() {
+    linked("idle", &[("MILLPOND_DECAY", "0.02")]);
 }
 
 #[test]

@@ -87,7 +87,10 @@ impl<'a> Json<'a> {
 pub(super) fn say(told: &Told, program: &str) {
     if told.0.is_empty() {
         let why = match millpond::device::cuda::driver() {
-            Ok(_) => "it allocated no CUDA memory".to_owned(),
+            // What is not reached is not seen.
+            Ok(_) => "it allocated no CUDA memory, unless in a process that is out of reach: one with other rights, or \
+                      started without this environment (env -i, sudo)"
+                .to_owned(),
             // What is missing, without what to do about it: the program may need no GPU.
             Err(error) => {
                 let error = error.to_string();

@@ -21,6 +21,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use clap::{Args, Parser};
 use tempfile::TempDir;
@@ -65,6 +66,9 @@ pub(crate) struct RunArgs {
     /// Leave cuMemAlloc to the driver, for CUDA's IPC
     #[arg(long)]
     ipc: bool,
+    /// Give back what nobody used for so long; 1 by default
+    #[arg(long, value_name = "SECONDS|off", value_parser = seconds, conflicts_with = "watch")]
+    decay: Option<String>,
     /// Record the allocations, for millpond replay
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -89,6 +93,15 @@ fn name(text: &str) -> std::result::Result<String, String> {
         return Ok(text.to_owned());
     }
     Err(format!("'{text}' is not a name of letters, digits, - and _"))
+}
+
+/// As the variable takes it.
+fn seconds(text: &str) -> std::result::Result<String, String> {
+    let is_time = |seconds: f64| Duration::try_from_secs_f64(seconds).is_ok();
+    if text == "off" || text.parse().is_ok_and(is_time) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("'{text}' is no time: use seconds, such as 1 or 0.5, or off"))
 }
 
 impl RunArgs {
@@ -120,7 +133,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let why = "--record and --report are for --pool and --watch: with a limit alone, nothing is recorded";
         return Err(Error::Usage(why.to_owned()));
     }
-    for (flag, is_given) in [("--async-free", args.async_free), ("--ipc", args.ipc), ("--top", args.top)] {
+    let of_the_pool = [
+        ("--async-free", args.async_free),
+        ("--ipc", args.ipc),
+        ("--top", args.top),
+        ("--decay", args.decay.is_some()),
+    ];
+    for (flag, is_given) in of_the_pool {
         if args.mode() == "limit" && is_given {
             return Err(Error::Usage(format!("{flag} is for the pool: add --pool")));
         }
@@ -177,10 +196,13 @@ fn environment(
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
         ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
+        // Its runtime would not start where another library comes before it. That one has no function which it watches.
+        ("ASAN_OPTIONS", before_others("verify_asan_link_order=0".into(), "ASAN_OPTIONS")),
     ];
     if args.mode() == "pool" {
         all.extend(for_python(python));
     }
+    all.extend(args.decay.as_ref().map(|seconds| ("MILLPOND_DECAY", seconds.into())));
     if let Some(recording) = recording {
         // A program may go to another folder before it allocates.
         let path = std::path::absolute(recording).map_err(|source| Error::Io {
@@ -244,8 +266,16 @@ fn before_others(mut path: OsString, variable: &str) -> OsString {
 }
 
 /// The library that is to be preloaded, before those that are already.
+///
+/// It is named by a way that only glibc goes: from the program's folder up to the root, and down again. Musl knows no `$ORIGIN` there,
+/// and does not find the library, which it could not load. It does not start a program with one that it finds.
 pub(crate) fn preloaded(library: &Path) -> OsString {
-    before_others(library.into(), "LD_PRELOAD")
+    /// More folders than there are above any program.
+    const UP: usize = 64;
+    let mut path = OsString::from("$ORIGIN");
+    path.push("/..".repeat(UP));
+    path.push(library);
+    before_others(path, "LD_PRELOAD")
 }
 
 /// The recording of the program as a page.

@@ -58,7 +58,16 @@ impl<'a> Program<'a> {
                 "it runs with another user's rights, and the system preloads nothing there: it ran as it is",
             );
         }
-        is_static(&path).then_some("it is linked statically, so nothing can be preloaded: it ran as it is")
+        if has_capabilities(&path) && !rustix::process::geteuid().is_root() {
+            return Some("its file has capabilities, and the system preloads nothing there: it ran as it is");
+        }
+        match linker(&path)? {
+            Linker::None => Some("it is linked statically, so nothing can be preloaded: it ran as it is"),
+            Linker::Named(name) if name.starts_with(b"ld-musl-") => {
+                Some("it is linked with musl, and what is preloaded needs glibc: it ran as it is")
+            }
+            Linker::Named(_) => None,
+        }
     }
 
     /// The file, as the system finds it.
@@ -108,19 +117,31 @@ fn ended_among_orphans(child: &Child) -> std::io::Result<ExitStatus> {
     }
 }
 
-/// Whether a program has no dynamic linker. A script has its interpreter's, and what cannot be read is left to the system.
-fn is_static(path: &Path) -> bool {
+/// Whether the file gives a process more rights than its user has.
+fn has_capabilities(path: &Path) -> bool {
+    rustix::fs::getxattr(path, "security.capability", &mut [0_u8; 64][..]).is_ok()
+}
+
+/// A program's dynamic linker, by the name of its file.
+enum Linker {
+    None,
+    Named(Vec<u8>),
+}
+
+/// A script has its interpreter's: `None`, as for what cannot be read, which is left to the system.
+fn linker(path: &Path) -> Option<Linker> {
     /// What is asked for is at the beginning of a file.
     const BEGINNING: u64 = 64 << 10;
     let mut bytes = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut bytes));
-    if read.is_err() {
-        return false;
-    }
-    let Ok(header) = FileHeader64::<Endianness>::parse(&*bytes) else { return false };
-    let Ok(endian) = header.endian() else { return false };
-    let Ok(parts) = header.program_headers(endian, &*bytes) else { return false };
-    parts.iter().all(|part| part.p_type(endian) != PT_INTERP)
+    std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut bytes)).ok()?;
+    let header = FileHeader64::<Endianness>::parse(&*bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let parts = header.program_headers(endian, &*bytes).ok()?;
+    let Some(named) = parts.iter().find(|part| part.p_type(endian) == PT_INTERP) else {
+        return Some(Linker::None);
+    };
+    let path = named.data(endian, &*bytes).ok()?.split(|byte| *byte == 0).next()?;
+    Some(Linker::Named(path.rsplit(|byte| *byte == b'/').next()?.to_vec()))
 }
 
 /// While this lives, signals that this process gets are passed on. Those that it ignores, the program ignores, too.

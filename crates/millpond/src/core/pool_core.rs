@@ -5,7 +5,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ pub(crate) struct Core {
     /// A copy of the arena's, for readers without the lock.
     pub(crate) limits: Limits,
     pub(crate) counters: Arc<Counters>,
+    /// The highest marks before the last [mark](Self::mark_high_water): of requested and allocated bytes, and of blocks.
+    pub(crate) marks: [AtomicU64; 3],
     pub(crate) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
     pub(crate) routes: Routes,
@@ -270,6 +272,13 @@ impl Core {
     /// figure never exceeds another, its peak is cut to the other's.
     pub(crate) fn counted(&self) -> Stats {
         let mut counted = self.caches.counted();
+        // Pairs with the fence in `mark_high_water`: who sees marks that began again sees what they were.
+        fence(Ordering::Acquire);
+        let highs = [&mut counted.requested.high, &mut counted.allocated.high, &mut counted.blocks.high];
+        highs
+            .into_iter()
+            .zip(&self.marks)
+            .for_each(|(high, before)| *high = (*high).max(before.load(Ordering::Relaxed)));
         let held = self.counters.reserved.level().high;
         counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
         counted.requested.high = counted.requested.high.min(counted.allocated.high);
@@ -283,7 +292,24 @@ impl Core {
     pub(crate) fn reset_high_water(&self) {
         let Some(mut state) = self.lock_here() else { return };
         self.counters.reserved.reset_high();
+        self.marks.iter().for_each(|before| before.store(0, Ordering::Relaxed));
         self.caches.reset_high_water(&mut state.locked);
+    }
+
+    /// Has [`peak_since_mark`](Self::peak_since_mark) start again. The pool's own marks stay.
+    pub(crate) fn mark_high_water(&self) {
+        let Some(mut state) = self.lock_here() else { return };
+        let Stats { requested, allocated, blocks, .. } = self.caches.counted();
+        for (before, level) in self.marks.iter().zip([requested, allocated, blocks]) {
+            before.fetch_max(level.high, Ordering::Relaxed);
+        }
+        fence(Ordering::Release);
+        self.caches.reset_high_water(&mut state.locked);
+    }
+
+    /// The most bytes in live blocks since the last [mark](Self::mark_high_water), or since the marks were reset.
+    pub(crate) fn peak_since_mark(&self) -> u64 {
+        self.caches.counted().allocated.high
     }
 
     // ---- addresses -------------------------------------------------------------------------------

@@ -37,6 +37,12 @@ pub fn hide_all() {
     HIDDEN.store(true, Ordering::Relaxed);
 }
 
+/// Whether pools that are built now are [hidden](hide_all).
+pub(crate) fn are_hidden() -> bool {
+    // Relaxed: as in `hide_all`.
+    HIDDEN.load(Ordering::Relaxed)
+}
+
 /// What the names of a user's sockets begin with. No two sockets have one name.
 pub(super) fn prefix() -> String {
     format!("millpond/{}/", rustix::process::geteuid().as_raw())
@@ -60,11 +66,7 @@ struct Inside {
 /// pool is the same without.
 pub(crate) fn open() -> Option<Arc<LiveSocket>> {
     static SOCKET: WhileHeld<(), LiveSocket> = WhileHeld::new();
-    // Relaxed: as in `hide_all`.
-    if cfg!(miri)
-        || HIDDEN.load(Ordering::Relaxed)
-        || std::env::var_os(VARIABLE).is_some_and(|is| is == "off")
-    {
+    if cfg!(miri) || are_hidden() || std::env::var_os(VARIABLE).is_some_and(|is| is == "off") {
         return None;
     }
     let refused = |error: &io::Error| log!(WARN, "`millpond top` will not see this process's pools", error);

@@ -47,6 +47,6 @@ mod figures;
 mod look;
 
 pub use answering::hide_all;
-pub(crate) use answering::{hide, open, show};
+pub(crate) use answering::{are_hidden, hide, open, show};
 pub use figures::{SeenHolder, SeenPool, SeenSizes, SizeRow};
 pub use look::{LookError, SeenProcess, processes};

@@ -7,6 +7,7 @@ pub(crate) mod addresses;
 pub(crate) mod borrowing;
 pub(crate) mod budgets;
 pub(crate) mod caching;
+pub(crate) mod decay;
 pub(crate) mod donating;
 pub(crate) mod fit;
 pub(crate) mod ledger;

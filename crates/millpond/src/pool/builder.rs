@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::lock::Mutex;
 
@@ -12,7 +13,8 @@ use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
 use crate::counters::Counters;
-use crate::device::{Device, PeerSet};
+use crate::decay::{self, Decay};
+use crate::device::{Device, MemoryKind, PeerSet};
 use crate::extents::{Arena, Layout, Owner};
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
@@ -55,6 +57,7 @@ pub struct PoolBuilder {
     name: String,
     hard_limit: u64,
     release_threshold: u64,
+    decay: Option<Duration>,
     headroom: u64,
     reuse: ReusePolicies,
     policy: Policy,
@@ -88,6 +91,7 @@ impl PoolBuilder {
             name: "pool".to_owned(),
             hard_limit: u64::MAX,
             release_threshold: u64::MAX,
+            decay: None,
             headroom: 0,
             reuse: ReusePolicies::ALL,
             #[cfg(not(feature = "lab"))]
@@ -132,6 +136,26 @@ impl PoolBuilder {
     /// millpond. What is free above that goes back to the device. By default, the pool keeps everything.
     pub fn release_threshold(self, bytes: u64) -> Self {
         Self { release_threshold: bytes, ..self }
+    }
+
+    /// Gives free memory back that nobody used for so long, also while the program makes no call. Up to a
+    /// [release threshold](Self::release_threshold) that was set, it stays. The zero duration keeps everything, as a pool does by
+    /// default. Without this option, `MILLPOND_DECAY` in the environment says the seconds, such as `1` or `0.5`, for all
+    /// [pools of the device's memory that are seen](Self::live).
+    ///
+    /// While the program allocates, the pool keeps the peak of the last such times, and an eighth more. The first pool with a
+    /// delay starts a thread for the process, which ends with the last one. An allocation costs what it costs without.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use millpond::{Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).decay(Duration::from_secs(1)).build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn decay(self, delay: Duration) -> Self {
+        Self { decay: Some(delay), ..self }
     }
 
     /// Bytes of the device that the pool always leaves free for others. 0 by default. More costs a memory-information
@@ -268,6 +292,9 @@ impl PoolBuilder {
         let published = (registry.ranges.clone(), Owner { pool: number, memory: None });
         let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
         let sizes = Sizes::new(layout.unit_bytes);
+        // What is not the device's takes long to give back, and may wait for running work.
+        let is_seen = self.live && !live::are_hidden() && device.properties().memory == MemoryKind::Device;
+        let delay = self.decay.or_else(|| decay::from_environment().filter(|_| is_seen));
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
         // it 10 to 20 ms.
         let caches = OfProcess::new(Caches::new(arena.page_map().clone(), sizes));
@@ -279,6 +306,7 @@ impl PoolBuilder {
             Box::new(PeerCopies::default()),
             Box::new(socket.clone()),
             Box::new(guarding.clone()),
+            Box::new(Decay::default()),
         ];
         let inner = Arc::new(Core {
             name: self.name,
@@ -290,6 +318,7 @@ impl PoolBuilder {
             recording,
             limits,
             counters,
+            marks: Default::default(),
             caches,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
@@ -335,6 +364,7 @@ impl PoolBuilder {
         if let Some(socket) = socket {
             live::show(&socket, &inner);
         }
+        inner.beside::<Decay>().set(&inner, delay);
         Ok(Pool::new(inner, Some(options)))
     }
 

@@ -17,6 +17,7 @@ mod features;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 pub use builder::PoolBuilder;
 pub use context::Context;
@@ -26,6 +27,7 @@ use crate::Error;
 use crate::capture::CapturePool;
 use crate::core::Core;
 use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
+use crate::decay::Decay;
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
 use crate::log::log;
@@ -108,6 +110,7 @@ impl Drop for Handle {
         // One that holds blocks is still seen.
         if self.inner.holds_nothing() {
             live::hide(&self.inner);
+            self.inner.beside::<Decay>().end(&self.inner);
         }
     }
 }
@@ -285,6 +288,16 @@ impl Pool {
     /// The present [release threshold](PoolBuilder::release_threshold) in bytes.
     pub fn release_threshold(&self) -> u64 {
         self.inner.release_threshold.load(Ordering::Relaxed)
+    }
+
+    /// Changes the [decay](PoolBuilder::decay): how long free memory stays that nobody uses; `None` for always.
+    pub fn set_decay(&self, delay: Option<Duration>) {
+        self.inner.beside::<Decay>().set(&self.inner, delay);
+    }
+
+    /// The present [decay](PoolBuilder::decay); `None` where free memory stays.
+    pub fn decay(&self) -> Option<Duration> {
+        self.inner.beside::<Decay>().get()
     }
 
     /// What the pool did and holds. Waits for no lock.

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::chunks::file_head;
@@ -40,7 +40,10 @@ impl RecordFile {
         let mut path = path.to_owned();
         // Each turn is one that another process won.
         for _ in 0..16 {
-            let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            // Names, sizes and call stacks are nobody else's business, whatever the umask.
+            let open = || {
+                OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)
+            };
             let [opened] = CloseOnFork::open(|| Ok::<_, io::Error>([open()?]))?;
             let file = opened.here().ok_or_else(forked)?;
             match file.try_lock() {
@@ -180,6 +183,7 @@ mod tests {
         assert_eq!(file.path(), path);
         assert_eq!(std::fs::read(folder.path().join("run.mprec.old")).unwrap(), earlier);
         assert!(std::fs::read(&path).unwrap().ends_with(b"now"));
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(file.len(), std::fs::metadata(&path).unwrap().len());
     }
 

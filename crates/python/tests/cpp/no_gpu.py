@@ -269,7 +269,71 @@ def others() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-for each in (figures, limits, settings, history, segments, pools, checkpoints, pinned, without_cache, others):
+TRACKER = """
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <stdexcept>
+static int throws_at = -1;
+extern "C" void track() {
+  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) {
+    if (entry.action_ == throws_at) throw std::runtime_error("not tracked");
+  });
+}
+extern "C" void throw_at(int action) { throws_at = action; }
+extern "C" int alloc_throws(size_t bytes) {
+  try {
+    c10::cuda::CUDACachingAllocator::raw_delete(c10::cuda::CUDACachingAllocator::raw_alloc(bytes));
+  } catch (const std::runtime_error&) {
+    return 1;
+  }
+  return 0;
+}
+"""
+
+ALLOC, FREE_REQUESTED = 0, 1
+
+
+def throwing_trackers() -> None:
+    """A tracker's exception reaches the program, passes no pool, and leaves no block behind."""
+    import ctypes
+    import subprocess
+
+    from millpond import _compile
+    from torch.utils import cpp_extension
+
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "tracker.cpp").write_text(TRACKER)
+        includes = [f"-I{path}" for path in [*cpp_extension.include_paths(), *_compile.cuda_includes()]]
+        library = f"{folder}/libtracker.so"
+        command = ["g++", "-std=c++20", "-shared", "-fPIC", "-w", f"{folder}/tracker.cpp", "-o", library, *includes]
+        subprocess.run([*command, f"-L{Path(torch.__file__).parent}/lib", "-lc10_cuda", "-lc10"], check=True)
+        tracker = ctypes.CDLL(library)
+        tracker.track()
+        before = pool.stats().blocks.current
+        for action in (ALLOC, FREE_REQUESTED):
+            tracker.throw_at(action)
+            for _ in range(3):
+                assert tracker.alloc_throws(ctypes.c_size_t(MIB)) == 1
+            tracker.throw_at(-1)
+            assert tracker.alloc_throws(ctypes.c_size_t(MIB)) == 0
+            assert pool.stats().blocks.current == before
+        # In the midst of a restored pool.
+        memory = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(memory):
+            tensors = [empty(MIB), empty(MIB)]
+        state = torch._C._cuda_getCheckpointState(0, memory.id)
+        tensors.clear()
+        tracker.throw_at(ALLOC)
+        fails(lambda: torch._C._cuda_setCheckpointPoolState(0, state, [], []), RuntimeError, "not tracked")
+        tracker.throw_at(-1)
+        del memory, state
+        gc.collect()
+        assert pool.stats().blocks.current == before
+
+
+for each in (
+    *(figures, limits, settings, history, segments, pools, checkpoints, pinned, without_cache, others),
+    throwing_trackers,
+):
     each()
     gc.collect()
     pool.check()

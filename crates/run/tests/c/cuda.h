@@ -20,6 +20,7 @@ enum { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY 
 CUresult cuInit(unsigned flags);
 CUresult cuDeviceGet(CUdevice *device, int ordinal);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy_v2(CUcontext context);
@@ -49,6 +50,10 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, unsigned long lon
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr at);
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr at);
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, CUdeviceptr at);
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at);
+CUresult cuMemRetainAllocationHandle(unsigned long long *handle, void *at);
+CUresult cuCtxGetFlags(unsigned *flags);
 CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr at);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props);
@@ -70,6 +75,8 @@ unsigned long standin_calls(const char *name);
 void standin_work(CUstream stream);
 /* How often pages of one GPU were given to another. */
 int standin_granted(int owner, int peer);
+/* Bytes that a GPU gave. */
+size_t standin_held(int device);
 /* Whether a stream's work is done. */
 int standin_is_idle(CUstream stream);
 

@@ -3,6 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -55,7 +56,7 @@ pub(super) fn create(path: &Path) -> io::Result<Option<(std::fs::File, PathBuf)>
     }
     for number in 1..=MOST_FILES {
         let path = numbered(&path, number);
-        match OpenOptions::new().write(true).create_new(true).open(&path) {
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => return Ok(Some((file, path))),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -157,6 +158,8 @@ fn events(origin: Origin, held: &Held, live: &[(DevicePtr, u64)], failed: &OutOf
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -167,7 +170,8 @@ mod tests {
             std::iter::from_fn(|| create(&named("a.b.mprec")).unwrap()).map(|made| made.1).collect();
         let expected = ["a.b.mprec", "a.b.2.mprec", "a.b.3.mprec", "a.b.4.mprec"].map(named);
         assert_eq!(made, expected);
-        let (_, own) = create(folder.path()).unwrap().unwrap();
+        let (file, own) = create(folder.path()).unwrap().unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
         assert_eq!(own, named(&format!("millpond-oom.{}.mprec", std::process::id())));
         assert!(create(&named("none/there.mprec")).is_err());
     }

@@ -32,7 +32,7 @@ const FLOORS: [&[&str]; 17] = [
     &["cache/"],
     &["record/"],
     &["core/"],
-    &["capture/", "guard/", "kinds/", "live/", "peers/", "recorded.rs", "sharing/", "sleep/"],
+    &["capture/", "decay/", "guard/", "kinds/", "live/", "peers/", "recorded.rs", "sharing/", "sleep/"],
     &["pool/"],
     &["buffer.rs", "workspace.rs", "cudarc/"],
     &["shared_buffer.rs"],

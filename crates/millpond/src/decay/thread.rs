@@ -1,0 +1,117 @@
+//! The thread that has each pool with a delay look, one for the process.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sys::signal::SigSet;
+
+use crate::core::Core;
+use crate::lock::Mutex;
+use crate::log::log;
+use crate::process::{OfProcess, Process, WhileHeld};
+
+/// One look at a pool, and the time until the next; `None` for one that is looked at no more.
+type Look = fn(&Core) -> Option<Duration>;
+
+/// See the [module](self). Each pool with a delay has it; it ends with the last one.
+#[derive(Debug)]
+pub(super) struct DecayThread {
+    inside: Arc<Inside>,
+    thread: Option<JoinHandle<()>>,
+    process: Process,
+}
+
+/// What the thread has, too.
+#[derive(Debug)]
+struct Inside {
+    look: Look,
+    /// Locked while one of them looks: see [`DecayThread::leave`].
+    pools: OfProcess<Mutex<Vec<Weak<Core>>>>,
+    ends: AtomicBool,
+}
+
+impl DecayThread {
+    /// The process's.
+    pub(super) fn get(look: Look) -> io::Result<Arc<Self>> {
+        static THREAD: WhileHeld<(), DecayThread> = WhileHeld::new();
+        THREAD.get((), || Self::new(look).map(Arc::new))
+    }
+
+    fn new(look: Look) -> io::Result<Self> {
+        let inside = Arc::new(Inside { look, pools: OfProcess::default(), ends: AtomicBool::new(false) });
+        let of_thread = inside.clone();
+        let builder = std::thread::Builder::new().name("millpond-decay".to_owned());
+        let thread = builder.spawn(move || of_thread.look_at_all())?;
+        Ok(Self { inside, thread: Some(thread), process: Process::here() })
+    }
+
+    /// Has the thread look at a pool from now on.
+    pub(super) fn enter(&self, core: &Arc<Core>) {
+        let mut pools = self.inside.pools.lock();
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(core));
+        drop(pools);
+        self.wake();
+    }
+
+    /// Has it look at the pool no more, and waits for a look that is under way.
+    pub(super) fn leave(&self, core: &Core) {
+        // A look may drop a pool itself: a trim calls functions of the program.
+        if !self.is_this_thread() {
+            self.inside.pools.lock().retain(|pool| !std::ptr::eq(pool.as_ptr(), core));
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    fn is_this_thread(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
+    }
+}
+
+impl Drop for DecayThread {
+    fn drop(&mut self) {
+        if !self.process.is_here() {
+            // The thread is the parent's. Its handle would detach one that may be another's by now.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        // Release: the thread sees it after the `unpark` in any case.
+        self.inside.ends.store(true, Ordering::Release);
+        self.wake();
+        // The last pool may end on the thread itself, where a look had it. Else the thread is waited for, so that a program which
+        // ends its pools has none of ours left.
+        if !self.is_this_thread()
+            && let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log!(ERROR, "the thread that gives back what pools no longer use panicked");
+        }
+    }
+}
+
+impl Inside {
+    fn look_at_all(&self) {
+        // Signals of the program go to its own threads.
+        SigSet::all().thread_block().ok();
+        // Acquire: pairs with the Release of the drop.
+        while !self.ends.load(Ordering::Acquire) {
+            let pause = {
+                let pools = self.pools.lock();
+                // One that ends here is dropped under the lock, by this thread: see `leave`.
+                pools.iter().filter_map(|pool| (self.look)(&*pool.upgrade()?)).min()
+            };
+            match pause {
+                Some(pause) => std::thread::park_timeout(pause),
+                None => std::thread::park(),
+            }
+        }
+    }
+}

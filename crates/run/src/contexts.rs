@@ -1,0 +1,56 @@
+//! Contexts that the program begins and ends, and what ends with them.
+
+use std::ffi::c_int;
+
+use crate::code::Code;
+use crate::driver::Handle;
+use crate::{gpus, outside, retained, streams};
+
+/// `cuDevicePrimaryCtxRetain`.
+pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let mut retained = retained::lock();
+    let code = real();
+    if code.is_success() {
+        retained.add(device);
+    }
+    code
+}
+
+/// `cuDevicePrimaryCtxRelease`: with the program's last one, the context ends.
+pub(crate) fn release(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let mut retained = retained::lock();
+    let code = if retained.is_last(device) { end(device, real) } else { real() };
+    if code.is_success() {
+        retained.remove(device);
+    }
+    code
+}
+
+/// `cuDevicePrimaryCtxReset`: the context ends, whoever has retained it.
+pub(crate) fn reset(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    end(device, real)
+}
+
+/// The primary context of a GPU ends, with all that the program has there.
+fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let context = gpus::primary_of(device);
+    if let Ok(ordinal) = usize::try_from(device) {
+        // Also what this thread remembers, which would keep the context.
+        streams::forget_all_of(ordinal);
+        gpus::remove(ordinal);
+    }
+    let code = real();
+    if let Some(context) = context.filter(|_| code.is_success()) {
+        outside::forget_context(context.addr() as u64);
+    }
+    code
+}
+
+/// A context of the program's own ends.
+pub(crate) fn destroy(context: Handle, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code.is_success() {
+        outside::forget_context(context.addr() as u64);
+    }
+    code
+}
