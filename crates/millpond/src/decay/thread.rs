@@ -28,8 +28,10 @@ pub(super) struct DecayThread {
 #[derive(Debug)]
 struct Inside {
     look: Look,
-    /// Locked while one of them looks: see [`DecayThread::leave`].
     pools: OfProcess<Mutex<Vec<Weak<Core>>>>,
+    /// Locked while one of them looks: see [`DecayThread::leave`]. Not `pools`: a trim calls functions of the program, which may
+    /// build a pool.
+    looking: OfProcess<Mutex<()>>,
     ends: AtomicBool,
 }
 
@@ -41,7 +43,12 @@ impl DecayThread {
     }
 
     fn new(look: Look) -> io::Result<Self> {
-        let inside = Arc::new(Inside { look, pools: OfProcess::default(), ends: AtomicBool::new(false) });
+        let inside = Arc::new(Inside {
+            look,
+            pools: OfProcess::default(),
+            looking: OfProcess::default(),
+            ends: AtomicBool::new(false),
+        });
         let of_thread = inside.clone();
         let builder = std::thread::Builder::new().name("millpond-decay".to_owned());
         let thread = builder.spawn(move || of_thread.look_at_all())?;
@@ -59,9 +66,10 @@ impl DecayThread {
 
     /// Has it look at the pool no more, and waits for a look that is under way.
     pub(super) fn leave(&self, core: &Core) {
-        // A look may drop a pool itself: a trim calls functions of the program.
+        self.inside.pools.lock().retain(|pool| !std::ptr::eq(pool.as_ptr(), core));
+        // A look may drop a pool itself, and would wait for its own end.
         if !self.is_this_thread() {
-            self.inside.pools.lock().retain(|pool| !std::ptr::eq(pool.as_ptr(), core));
+            drop(self.inside.looking.lock());
         }
     }
 
@@ -104,8 +112,9 @@ impl Inside {
         // Acquire: pairs with the Release of the drop.
         while !self.ends.load(Ordering::Acquire) {
             let pause = {
-                let pools = self.pools.lock();
-                // One that ends here is dropped under the lock, by this thread: see `leave`.
+                let _looking = self.looking.lock();
+                let pools = self.pools.lock().clone();
+                // One that left meanwhile is looked at once more: whoever had it leave waits for that.
                 pools.iter().filter_map(|pool| (self.look)(&*pool.upgrade()?)).min()
             };
             match pause {
