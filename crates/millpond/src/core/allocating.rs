@@ -17,7 +17,7 @@ use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::extents::{self, Allocation, Effort, Refusal};
 use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
-use crate::policy::ledger::CUT;
+use crate::policy::ledger::{Balance, CUT};
 use crate::{Error, Result};
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -240,9 +240,12 @@ fn empty_caches_and_map(
 ) -> Climb<Option<Allocation>> {
     let (began, moved) = (core.now(), pages_moved(core));
     let revoked = core.empty_caches(state);
+    let emptied = core.since(began);
+    let is_bought = matches!(state.ledger.balance(core.now()), Balance::Saving(_));
     let found = map(core, state, request);
     let is_saved = revoked || pages_moved(core) > moved;
-    note_slow_path(core, state, if is_saved { core.since(began) } else { CUT });
+    let took = if is_bought { emptied } else { core.since(began) };
+    note_slow_path(core, state, if is_saved { took.max(CUT) } else { CUT });
     found
 }
 
@@ -255,7 +258,7 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
     let found = arena.alloc((units, align), stream, Effort::Map(ledger.balance(began)));
     if !matches!(found, Ok(Some(Allocation { misses: 0, .. }))) {
         let took = core.since(began);
-        ledger.pay_for_pages(took);
+        ledger.pay_for_pages(took, core.counters.reserved.current());
         core.counters.note_device_time(took);
     }
     if let (Some(id), Err(_)) = (to, &found) {

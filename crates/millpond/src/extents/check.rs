@@ -21,8 +21,11 @@ pub(crate) fn check(arena: &Arena) -> Result<(), String> {
         check_extent(arena, id, extent)?;
     }
     let count = |is: fn(&Extent) -> bool| map.extents.iter().filter(|(_, extent)| is(extent)).count();
-    let indexed = count(|extent| matches!(extent.state, ExtentState::Free | ExtentState::Unmapped));
-    ensure!(map.index.lacks() || map.index.len() == indexed, "the index has others than the regions");
+    let free = count(|extent| extent.state == ExtentState::Free);
+    ensure!(map.free_of(0).count() == free, "a free extent is listed twice, or not there");
+    let listed = map.free_of(0).find(|id| map[*id].state != ExtentState::Free);
+    ensure!(listed.is_none(), "{listed:?} is listed as free");
+    check_holes(map)?;
     let old = count(|extent| page_of(extent.state).is_some());
     ensure!(arena.old_mappings.ids(map).count() == old, "an old mapping is listed twice, or not there");
     let misplaced = arena.old_mappings.misplaced(map);
@@ -30,6 +33,19 @@ pub(crate) fn check(arena: &Arena) -> Result<(), String> {
     let blocks = count(|extent| extent.state == ExtentState::Allocated);
     ensure!(map.blocks == blocks as u64, "{} blocks, recount {blocks}", map.blocks);
     check_pages(arena)
+}
+
+/// The blocks of a region are linked in the order of their addresses, and the holes between them are indexed.
+fn check_holes(map: &ExtentMap) -> Result<(), String> {
+    for (id, region) in map.regions.iter() {
+        let blocks = map.until(region.head, u64::MAX).filter(|id| map.is(*id, ExtentState::Allocated));
+        let linked = std::iter::successors(region.first_block, |id| map[*id].link.next);
+        ensure!(blocks.eq(linked), "the blocks of region {id} are linked otherwise");
+    }
+    let wrong = map.holes().find(|(zone, hole)| !map.index.contains(*zone, *hole));
+    ensure!(map.index.lacks() || wrong.is_none(), "{wrong:?} is not indexed");
+    ensure!(map.index.lacks() || map.index.len() == map.holes().count(), "the index has other holes");
+    Ok(())
 }
 
 /// The page that an old mapping is of.
@@ -69,7 +85,6 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
     let next = extent.next.filter(|next| map[*next].state == extent.state);
     match extent.state {
         ExtentState::Free | ExtentState::Unmapped => {
-            ensure!(map.index.lacks() || map.index.contains(extent, id), "{id:?} is not indexed");
             let is_known = extent.state == ExtentState::Free && map.has_unmerged;
             let is_apart = next.is_none_or(|next| !map[next].fence.same_streams(&extent.fence));
             ensure!(is_apart || is_known, "{id:?} ({:?}) and the next could be one", extent.state);

@@ -6,21 +6,20 @@
 
 use super::arena::Arena;
 use super::extent::{Extent, ExtentId, ExtentState};
-use super::extent_map::ExtentMap;
 use crate::order::Fence;
 
-/// Puts an extent that has just become free on the index, joined with neighbours that are free behind the same
+/// Puts an extent that has just become free on its list, joined with neighbours that are free behind the same
 /// streams, or for all.
 pub(super) fn insert_free(arena: &mut Arena, id: ExtentId) {
     arena.rules.prune_several(&mut arena.map.extents[id].fence);
     let Extent { prev, next, .. } = arena.map[id];
     let id = join_if_ready(arena, id, prev);
     let id = join_if_ready(arena, id, next);
-    arena.map.index(id);
+    arena.map.list(id);
     arena.map.note_if_unmerged(id);
 }
 
-/// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
+/// Joins a free extent, which is on no list, with a neighbour that is free behind the same streams, or for anybody.
 #[inline]
 fn join_if_ready(arena: &mut Arena, id: ExtentId, neighbour: Option<ExtentId>) -> ExtentId {
     let Some(neighbour) = neighbour.filter(|other| arena.map.is(*other, ExtentState::Free)) else {
@@ -31,7 +30,7 @@ fn join_if_ready(arena: &mut Arena, id: ExtentId, neighbour: Option<ExtentId>) -
     if !is_alike || arena.rules.is_one_of_a_capture(&arena.map[id].fence, &arena.map[neighbour].fence) {
         return id;
     }
-    arena.map.unindex(neighbour);
+    arena.map.unlist(neighbour);
     arena.map.extents.join(id, neighbour)
 }
 
@@ -58,7 +57,7 @@ fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentI
 pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
     let Arena { map, rules, .. } = &*arena;
     if rules.policies.opportunistic && !rules.policies.internal_dependencies {
-        rules.poll(&map.fence_of(map.index.free_of(0).filter(|id| map.has_free_neighbour(*id))));
+        rules.poll(&map.fence_of(map.free_of(0).filter(|id| map.has_free_neighbour(*id))));
     }
     join_unmerged(arena)
 }
@@ -83,13 +82,12 @@ fn join_unmerged(arena: &mut Arena) -> bool {
 
 /// Joins neighbours whose work is complete, which the policies keep apart, so that pages across them can go.
 pub(super) fn join_complete(arena: &mut Arena) {
-    let Arena { map: ExtentMap { index, extents, .. }, rules, .. } = &mut *arena;
-    for id in index.free_of(0) {
-        let fence = &mut extents[id].fence;
+    let Arena { map, rules, .. } = &mut *arena;
+    map.change_fences(|fence| {
         if rules.timelines.is_complete(fence) {
             *fence = Fence::empty();
         }
-    }
+    });
     join_unmerged(arena);
 }
 
@@ -101,15 +99,15 @@ fn join_those_behind(arena: &mut Arena, id: ExtentId) -> bool {
         && may_join(arena, id, next)
     {
         if !std::mem::replace(&mut joined, true) {
-            arena.map.unindex(id);
+            arena.map.unlist(id);
         }
-        arena.map.unindex(next);
+        arena.map.unlist(next);
         arena.map.extents.join(id, next);
     }
     if joined {
         // Once for all: with many streams, each join would look at every stream again.
         arena.rules.prune_several(&mut arena.map.extents[id].fence);
-        arena.map.index(id);
+        arena.map.list(id);
     }
     joined
 }

@@ -20,7 +20,7 @@ pub(super) enum ExtentState {
     Allocated,
     /// Backed by pages; its fence says who may use it.
     Free,
-    /// A part of a place that is being entered: backed, and about to be joined with the other parts. It is on no index.
+    /// A part of a place that is being entered: backed, and about to be joined with the other parts. It is on no list.
     Entered,
     /// Nothing is mapped. Starts and ends at base pages.
     Unmapped,
@@ -54,11 +54,11 @@ pub(super) struct Extent {
     pub(super) freed: u64,
     /// Free extents, and old mappings: the work to wait for. Allocated blocks: the streams of recorded uses.
     pub(super) fence: Fence,
-    /// Old mappings: the neighbours on their list.
+    /// Old mappings and free extents: the neighbours on their list. Blocks: those before and behind in their region.
     pub(super) link: Link,
 }
 
-/// The extents before and behind one on a list.
+/// The extents before and behind one on a list, or the blocks before and behind one in a region.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Link {
     pub(super) prev: Option<ExtentId>,

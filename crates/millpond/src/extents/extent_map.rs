@@ -1,20 +1,21 @@
-//! The extent map: every extent of a pool's address space, and the index of free and unmapped ones. It also leads
-//! from an address to its block.
+//! The extent map: every extent of a pool's address space, the index of the holes between blocks, and the lists of free extents.
+//! It also leads from an address to its block.
 //!
 //! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
-//! fences in it. Each change leaves every free and unmapped extent in the index, but for the extents that a method says
-//! are *on no index*.
+//! fences in it. Each change leaves every free extent on a list, but for the extents that a method says are *on no list*.
 
 use std::ops::Index;
 use std::sync::Arc;
 
-use super::extent::{Extent, ExtentId, ExtentState, Extents, NoRoom};
-use super::index::ExtentIndex;
+use super::extent::{Extent, ExtentId, ExtentState, Extents, Link, NoRoom};
+use super::extent_list::ExtentList;
+use super::index::{Hole, HoleIndex};
 use super::layout::{Layout, Zone};
 use super::page_map::{DescriptorRef, PageMap};
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
+use crate::policy::fit::MOST_EXTENTS;
 use crate::policy::size_classes::class_of;
 
 /// Extents that a request may add: to cut one out of another makes two more.
@@ -28,7 +29,9 @@ pub(super) struct ExtentMap {
     /// The descriptors of allocated blocks, by id and by address.
     pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
-    pub(super) index: ExtentIndex,
+    pub(super) index: HoleIndex,
+    /// The free extents that may have a whole base page, and the shorter ones.
+    free: [ExtentList; 2],
     /// Whether there may be free neighbours that were not joined.
     pub(super) has_unmerged: bool,
     /// Counts frees, to tell old free extents from young ones.
@@ -52,7 +55,8 @@ impl ExtentMap {
             regions,
             page_map: Arc::default(),
             extents: Extents::default(),
-            index: ExtentIndex::default(),
+            index: HoleIndex::default(),
+            free: Default::default(),
             has_unmerged: false,
             frees: 0,
             blocks: 0,
@@ -76,7 +80,7 @@ impl ExtentMap {
 
     #[cold]
     fn make_room_slow(&mut self, more: usize, streams: usize) -> DeviceResult<()> {
-        let Self { extents, page_map, index, .. } = &mut *self;
+        let Self { extents, page_map, .. } = &mut *self;
         if !extents.has_begun()
             && let Some(records) = page_map.begin()
         {
@@ -84,7 +88,7 @@ impl ExtentMap {
         }
         match extents.make_room(more, streams, |end| page_map.back(end)) {
             Ok(()) => {
-                let is_complete = index.complete(extents);
+                let is_complete = self.complete_index();
                 self.ensure(is_complete)
             }
             Err(NoRoom::HostMemory) => self.ensure(false),
@@ -122,8 +126,9 @@ impl ExtentMap {
     ) -> ExtentId {
         let units = bytes / self.layout.unit_bytes;
         let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
-        self.regions.add(Region { base, bytes, head, backing });
-        self.index(head);
+        self.index.insert(zone, Hole::new(self.extents[head].region, (0, units), None));
+        self.regions.add(Region { base, bytes, head, first_block: None, backing });
+        self.list(head);
         head
     }
 
@@ -136,7 +141,9 @@ impl ExtentMap {
     ) -> DeviceResult<()> {
         let head = self.regions.get(id).head;
         self.regions.remove(id, give_back)?;
-        self.unindex(head);
+        self.unlist(head);
+        let Extent { zone, units, .. } = self.extents[head];
+        self.index.remove(zone, Hole::new(id, (0, units), None));
         self.extents.remove_alone(head);
         Ok(())
     }
@@ -229,29 +236,38 @@ impl ExtentMap {
 
     // ---- cutting and joining ---------------------------------------------------------------------
 
-    /// Puts a free or unmapped extent on the index.
+    /// Puts a free extent on its list.
     #[inline]
-    pub(super) fn index(&mut self, id: ExtentId) {
-        self.index.insert(&self.extents[id], id);
+    pub(super) fn list(&mut self, id: ExtentId) {
+        if self.is(id, ExtentState::Free) {
+            self.free[self.list_of(id)].push(&mut self.extents, id);
+        }
     }
 
-    /// Takes a free or unmapped extent off the index.
+    /// Takes a free extent off its list.
     #[inline]
-    pub(super) fn unindex(&mut self, id: ExtentId) {
-        self.index.remove(&self.extents[id], id);
+    pub(super) fn unlist(&mut self, id: ExtentId) {
+        if self.is(id, ExtentState::Free) {
+            self.free[self.list_of(id)].remove(&mut self.extents, id);
+        }
     }
 
-    /// Cuts a range out of a free or unmapped extent, to be on no index; what is left on either side stays as it was.
+    #[inline]
+    fn list_of(&self, id: ExtentId) -> usize {
+        usize::from(self.extents[id].units < self.layout.units_per_base_page())
+    }
+
+    /// Cuts a range out of a free or unmapped extent, to be on no list; what is left on either side stays as it was.
     pub(super) fn cut(&mut self, id: ExtentId, (start, end): (u64, u64)) -> ExtentId {
-        self.unindex(id);
+        self.unlist(id);
         let mut cut = id;
         if self.extents[id].start < start {
             cut = self.extents.split(id, start);
-            self.index(id);
+            self.list(id);
         }
         if end < self.extents[cut].end() {
             let rest = self.extents.split(cut, end);
-            self.index(rest);
+            self.list(rest);
         }
         cut
     }
@@ -259,9 +275,7 @@ impl ExtentMap {
     /// Joins the free and the entered extents from the one at `start` to `end` behind one fence.
     pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64), fence: Fence) -> ExtentId {
         let take = |map: &mut Self, id| {
-            if map.is(id, ExtentState::Free) {
-                map.unindex(id);
-            }
+            map.unlist(id);
             map.extents[id].fence = Fence::empty();
         };
         let mut whole = self.piece_at(first, start);
@@ -273,7 +287,7 @@ impl ExtentMap {
         }
         let extent = &mut self.extents[whole];
         (extent.state, extent.fence) = (ExtentState::Free, fence);
-        self.index(whole);
+        self.list(whole);
         // Its neighbours may be free too; whoever needs a longer extent joins them.
         self.note_if_unmerged(whole);
         whole
@@ -311,6 +325,7 @@ impl ExtentMap {
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
     pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
         self.blocks += 1;
+        let around = self.blocks_around(id);
         let extent = &mut self.extents[id];
         let (is_first, end) = (extent.start == at, extent.end());
         // What is left behind the block takes the fence over: a copy might take memory of the host's. Only what is left before
@@ -323,6 +338,7 @@ impl ExtentMap {
         {
             self.extents[rest].fence = fence;
         }
+        self.split_hole(cut, around);
         self.open(cut)
     }
 
@@ -337,23 +353,147 @@ impl ExtentMap {
         (ptr, self.page_map.open(ptr, id, self.bytes(id), class_of(self.extents[id].units)))
     }
 
-    /// Takes back an allocated block: it is free behind the fence, and on no index.
+    /// Takes back an allocated block: it is free behind the fence, and on no list.
     pub(super) fn close(&mut self, id: ExtentId, fence: Fence) {
         self.frees += 1;
         self.blocks -= 1;
+        self.join_holes(id);
         let extent = &mut self.extents[id];
         (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
         self.page_map.close(id);
     }
 
+    // ---- holes -----------------------------------------------------------------------------------
+
+    /// The first extent of a hole.
+    #[inline]
+    pub(super) fn first_of(&self, hole: &Hole) -> ExtentId {
+        let behind = hole.before.map(|before| self.extents[before].next);
+        behind.map_or_else(
+            || self.regions.get(hole.place().0).head,
+            |first| first.expect("a hole has an extent"),
+        )
+    }
+
+    /// The blocks before and behind an extent that is none.
+    #[inline]
+    fn blocks_around(&self, id: ExtentId) -> Link {
+        let mut prev = self.extents[id].prev;
+        while let Some(before) = prev
+            && !self.is(before, ExtentState::Allocated)
+        {
+            prev = self.extents[before].prev;
+        }
+        let first = || self.regions.get(self.extents[id].region).first_block;
+        Link { prev, next: prev.map_or_else(first, |prev| self.extents[prev].link.next) }
+    }
+
+    /// The hole between two neighbouring blocks of a region.
+    #[inline]
+    fn hole_between(&self, region: u32, Link { prev, next }: Link) -> Hole {
+        let start = prev.map_or(0, |prev| self.extents[prev].end());
+        let end = || self.regions.get(region).bytes >> self.layout.unit_shift;
+        Hole::new(region, (start, next.map_or_else(end, |next| self.extents[next].start)), prev)
+    }
+
+    /// Links a block, which was cut out of the hole between others, with these.
+    #[inline]
+    fn split_hole(&mut self, id: ExtentId, around: Link) {
+        let Extent { region, zone, .. } = self.extents[id];
+        self.index.remove(zone, self.hole_between(region, around));
+        self.extents[id].link = around;
+        *self.link_behind(region, around.prev) = Some(id);
+        if let Some(next) = around.next {
+            self.extents[next].link.prev = Some(id);
+        }
+        self.index.insert(zone, self.hole_between(region, Link { next: Some(id), ..around }));
+        self.index.insert(zone, self.hole_between(region, Link { prev: Some(id), ..around }));
+    }
+
+    /// Makes one hole of those before and behind a block, and of the block.
+    fn join_holes(&mut self, id: ExtentId) {
+        let Extent { region, zone, link, .. } = self.extents[id];
+        self.index.remove(zone, self.hole_between(region, Link { next: Some(id), ..link }));
+        self.index.remove(zone, self.hole_between(region, Link { prev: Some(id), ..link }));
+        *self.link_behind(region, link.prev) = link.next;
+        if let Some(next) = link.next {
+            self.extents[next].link.prev = link.prev;
+        }
+        self.index.insert(zone, self.hole_between(region, link));
+    }
+
+    /// Where the block behind a block of a region is noted, or the region's first.
+    fn link_behind(&mut self, region: u32, block: Option<ExtentId>) -> &mut Option<ExtentId> {
+        match block {
+            Some(block) => &mut self.extents[block].link.next,
+            None => &mut self.regions.get_mut(region).first_block,
+        }
+    }
+
+    /// How many base pages lack a page in a window that begins in or behind this extent: one at least, and as far as it is looked.
+    pub(super) fn missing(&self, first: ExtentId, window: (u64, u64)) -> u64 {
+        let all = self.until(first, window.1).take(MOST_EXTENTS);
+        let unbacked = all.filter(|id| !self.is(*id, ExtentState::Free));
+        let missing = unbacked.map(|id| {
+            let (first, end) = self.base_pages_in(id, window);
+            end.saturating_sub(first)
+        });
+        missing.sum::<u64>().max(1)
+    }
+
+    /// All holes, by recount.
+    pub(super) fn holes(&self) -> impl Iterator<Item = (Zone, Hole)> {
+        self.regions.iter().flat_map(move |(id, region)| {
+            let zone = self.extents[region.head].zone;
+            let first = Link { prev: None, next: region.first_block };
+            let behind = |link: &Link| {
+                link.next.map(|next| Link { prev: Some(next), next: self.extents[next].link.next })
+            };
+            let all = std::iter::successors(Some(first), behind);
+            all.map(move |link| (zone, self.hole_between(id, link))).filter(|(_, hole)| hole.units() > 0)
+        })
+    }
+
+    /// Enters into the index the holes for which the host had no memory; `false` where it still has none. Called between
+    /// requests.
+    #[cold]
+    pub(super) fn complete_index(&mut self) -> bool {
+        if !self.index.lacks() {
+            return true;
+        }
+        let mut index = std::mem::take(&mut self.index);
+        let is_complete = index.complete(self.holes());
+        self.index = index;
+        is_complete
+    }
+
     // ---- free extents ----------------------------------------------------------------------------
+
+    /// The free extents of at least so many units.
+    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> + use<'_> {
+        let lists = if units < self.layout.units_per_base_page() { &self.free[..] } else { &self.free[..1] };
+        let all = lists.iter().flat_map(|list| list.iter(&self.extents));
+        all.filter(move |id| self.extents[*id].units >= units)
+    }
 
     /// A list of the free extents that have at least so many units; or the host refuses it.
     pub(super) fn list_free(&self, units: u64) -> DeviceResult<Vec<ExtentId>> {
         let mut list = Vec::new();
-        self.ensure(list.try_reserve_exact(self.index.len()).is_ok())?;
-        list.extend(self.index.free_of(units));
+        self.ensure(list.try_reserve_exact(self.free.iter().map(ExtentList::len).sum()).is_ok())?;
+        list.extend(self.free_of(units));
         Ok(list)
+    }
+
+    /// Changes the fences of all free extents.
+    pub(super) fn change_fences(&mut self, mut change: impl FnMut(&mut Fence)) {
+        let Self { free, extents, .. } = self;
+        for list in free {
+            let mut next = list.first();
+            while let Some(id) = next {
+                change(&mut extents[id].fence);
+                next = extents[id].link.next;
+            }
+        }
     }
 
     #[inline]
@@ -378,25 +518,23 @@ impl ExtentMap {
         )
     }
 
-    /// Makes an extent that is on no index unmapped, joins it with the unmapped ones beside it, and indexes it. Returns the
-    /// id that keeps the whole.
+    /// Makes an extent that is on no list unmapped, and joins it with the unmapped ones beside it. Returns the id that keeps the
+    /// whole.
     pub(super) fn make_unmapped(&mut self, id: ExtentId) -> ExtentId {
         let extent = &mut self.extents[id];
         (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
         let mut id = id;
         for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
             if self.is(neighbour, ExtentState::Unmapped) {
-                self.unindex(neighbour);
                 id = self.extents.join(id, neighbour);
             }
         }
-        self.index(id);
         id
     }
 
     // ---- mapping ---------------------------------------------------------------------------------
 
-    /// Notes that an extent on no index is backed. It stays on none until it is [joined](Self::join_free).
+    /// Notes that an extent on no list is backed. It stays on none until it is [joined](Self::join_free).
     pub(super) fn enter(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id];
         (extent.state, extent.fence, extent.freed) = (ExtentState::Entered, Fence::empty(), self.frees);

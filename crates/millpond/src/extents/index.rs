@@ -1,9 +1,11 @@
-//! The index of free and unmapped extents, which answers "which one fits best".
+//! The index of holes, which answers "which one fits best".
 //!
-//! Those of one kind and zone stand in order of their length, then of their address. Short sorted runs hold them, so that a
-//! search that starts in one goes through a slice. A tree finds a place as fast, but costs several times as much to walk.
+//! A hole is what lies between two blocks, or between a block and an end of its region: free, unmapped, or the old mappings of
+//! pages that moved. So holes change where blocks come and go, not where pages do. Those of one zone stand in order of their
+//! length, then of their address. Short sorted runs hold them, so that a search that starts in one goes through a slice. A tree
+//! finds a place as fast, but costs several times as much to walk.
 
-use super::extent::{Extent, ExtentId, ExtentState, Extents};
+use super::extent::ExtentId;
 use super::layout::Zone;
 use crate::policy::fit::CANDIDATES;
 
@@ -18,69 +20,37 @@ pub(super) fn is_region(id: u32) -> bool {
     id >> (u64::BITS - START_BITS) == 0
 }
 
-/// The extents of a zone that are free, or that are unmapped.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Kind(usize);
-
-impl Kind {
-    pub(super) const fn free(zone: Zone) -> Self {
-        Self(zone as usize)
-    }
-
-    pub(super) const fn unmapped(zone: Zone) -> Self {
-        Self(2 + zone as usize)
-    }
-
-    #[inline]
-    fn of(extent: &Extent) -> Self {
-        debug_assert!(is_indexed(extent), "{extent:?}");
-        let Extent { state, zone, .. } = *extent;
-        if state == ExtentState::Free { Self::free(zone) } else { Self::unmapped(zone) }
-    }
-}
-
-/// An extent in the index, and where it lies: its record is elsewhere.
+/// A hole: where it lies, and the block before it, unless it begins its region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct IndexEntry {
+pub(super) struct Hole {
     key: Key,
-    pub(super) id: ExtentId,
+    pub(super) before: Option<ExtentId>,
 }
 
-impl IndexEntry {
+impl Hole {
+    /// Of a region, from one unit to another, behind a block.
     #[inline]
-    fn new(extent: &Extent, id: ExtentId) -> Self {
-        let Extent { region, start, units, .. } = *extent;
-        debug_assert!(start >> START_BITS == 0 && is_region(region));
-        Self { key: (units, u64::from(region) << START_BITS | start), id }
+    pub(super) fn new(region: u32, (start, end): (u64, u64), before: Option<ExtentId>) -> Self {
+        debug_assert!(start >> START_BITS == 0 && is_region(region) && start <= end);
+        Self { key: (end - start, u64::from(region) << START_BITS | start), before }
     }
 
-    /// The extent's length.
     #[inline]
     pub(super) fn units(&self) -> u64 {
         self.key.0
     }
 
-    /// The extent's region and first unit in one number, which sorts as its address does.
-    #[inline]
-    pub(super) fn place_bits(&self) -> u64 {
-        self.key.1
-    }
-
-    /// The extent's region and first unit.
+    /// Its region and first unit.
     #[inline]
     pub(super) fn place(&self) -> (u32, u64) {
-        let place = self.place_bits();
+        let place = self.key.1;
         ((place >> START_BITS) as u32, place & ((1 << START_BITS) - 1))
     }
 }
 
-fn is_indexed(extent: &Extent) -> bool {
-    matches!(extent.state, ExtentState::Free | ExtentState::Unmapped)
-}
-
 /// Where in runs a key has its place: the number of the run, and the place there.
 #[inline(always)]
-fn place_of(runs: &[Vec<IndexEntry>], key: Key) -> (usize, usize) {
+fn place_of(runs: &[Vec<Hole>], key: Key) -> (usize, usize) {
     let number = match runs {
         // Nearly always.
         [_] => 0,
@@ -97,30 +67,33 @@ fn place_of(runs: &[Vec<IndexEntry>], key: Key) -> (usize, usize) {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct ExtentIndex {
-    /// By kind, at least one. None is empty if there are several.
-    runs: [Vec<Vec<IndexEntry>>; 4],
-    /// Whether extents may be missing, since the host refused memory: a free must not fail.
+pub(super) struct HoleIndex {
+    /// By zone, at least one. None is empty if there are several.
+    runs: [Vec<Vec<Hole>>; 2],
+    /// Whether holes may be missing, since the host refused memory: a free must not fail.
     lacks: bool,
 }
 
-impl Default for ExtentIndex {
+impl Default for HoleIndex {
     fn default() -> Self {
         Self { runs: std::array::from_fn(|_| vec![Vec::new()]), lacks: false }
     }
 }
 
-impl ExtentIndex {
-    /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
-    pub(super) fn insert(&mut self, extent: &Extent, id: ExtentId) {
-        let (entry, runs) = (IndexEntry::new(extent, id), &mut self.runs[Kind::of(extent).0]);
-        let (number, at) = place_of(runs, entry.key);
+impl HoleIndex {
+    /// Inserts a hole, unless it is empty. Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
+    pub(super) fn insert(&mut self, zone: Zone, hole: Hole) {
+        if hole.units() == 0 {
+            return;
+        }
+        let runs = &mut self.runs[zone as usize];
+        let (number, at) = place_of(runs, hole.key);
         let run = &mut runs[number];
         if run.len() == run.capacity() && run.try_reserve(1).is_err() {
             self.lacks = true;
             return;
         }
-        run.insert(at, entry);
+        run.insert(at, hole);
         if run.len() > CANDIDATES {
             // A long run is cut in two, if the host has memory for that: else it goes on growing.
             let (mut second, half) = (Vec::new(), run.len() - CANDIDATES / 2);
@@ -131,12 +104,16 @@ impl ExtentIndex {
         }
     }
 
-    pub(super) fn remove(&mut self, extent: &Extent, id: ExtentId) {
-        let (entry, runs) = (IndexEntry::new(extent, id), &mut self.runs[Kind::of(extent).0]);
-        let (number, at) = place_of(runs, entry.key);
+    /// Removes a hole, unless it is empty.
+    pub(super) fn remove(&mut self, zone: Zone, hole: Hole) {
+        if hole.units() == 0 {
+            return;
+        }
+        let runs = &mut self.runs[zone as usize];
+        let (number, at) = place_of(runs, hole.key);
         let run = &mut runs[number];
-        if run.get(at) != Some(&entry) {
-            debug_assert!(self.lacks, "an extent that is removed is there");
+        if run.get(at) != Some(&hole) {
+            debug_assert!(self.lacks, "a hole that is removed is there");
             return;
         }
         run.remove(at);
@@ -145,56 +122,41 @@ impl ExtentIndex {
         }
     }
 
-    /// Whether some extents may be missing.
+    /// Whether some holes may be missing.
     #[inline]
     pub(super) fn lacks(&self) -> bool {
         self.lacks
     }
 
-    /// Inserts every extent that is missing, since the host refused memory. `false` where it still does. Called between requests,
-    /// when none is missing for another reason.
+    /// Inserts every hole that is missing of all there are, since the host refused memory. `false` where it still does.
     #[cold]
-    pub(super) fn complete(&mut self, extents: &Extents) -> bool {
-        if std::mem::take(&mut self.lacks) {
-            for (id, extent) in extents.iter().filter(|(_, extent)| is_indexed(extent)) {
-                if !self.contains(extent, id) {
-                    self.insert(extent, id);
-                }
+    pub(super) fn complete(&mut self, all: impl Iterator<Item = (Zone, Hole)>) -> bool {
+        self.lacks = false;
+        for (zone, hole) in all {
+            if !self.contains(zone, hole) {
+                self.insert(zone, hole);
             }
         }
         !self.lacks
     }
 
-    /// Extents of at least `units`, the best fit first.
+    /// Holes of at least `units`, the best fit first.
     #[inline(always)]
-    pub(super) fn at_least(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
-        let runs = &self.runs[kind.0];
+    pub(super) fn at_least(&self, zone: Zone, units: u64) -> impl Iterator<Item = &Hole> {
+        let runs = &self.runs[zone as usize];
         let (number, at) = place_of(runs, (units, 0));
         runs[number][at..].iter().chain(runs[number + 1..].iter().flatten())
-    }
-
-    /// Extents of less than `units`, the longest first.
-    pub(super) fn below(&self, kind: Kind, units: u64) -> impl Iterator<Item = &IndexEntry> {
-        let runs = &self.runs[kind.0];
-        let (number, at) = place_of(runs, (units, 0));
-        runs[..number].iter().flatten().chain(&runs[number][..at]).rev()
-    }
-
-    /// The free extents of both zones that have at least so many units.
-    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> {
-        let of_zone = move |zone| self.at_least(Kind::free(zone), units);
-        Zone::BOTH.into_iter().flat_map(of_zone).map(|entry| entry.id)
     }
 
     pub(super) fn len(&self) -> usize {
         self.runs.iter().flatten().map(Vec::len).sum()
     }
 
-    /// Whether the extent is in it, as it is now.
-    pub(super) fn contains(&self, extent: &Extent, id: ExtentId) -> bool {
-        let (entry, runs) = (IndexEntry::new(extent, id), &self.runs[Kind::of(extent).0]);
-        let (number, at) = place_of(runs, entry.key);
-        runs[number].get(at) == Some(&entry)
+    /// Whether the hole is in it, as it is now.
+    pub(super) fn contains(&self, zone: Zone, hole: Hole) -> bool {
+        let runs = &self.runs[zone as usize];
+        let (number, at) = place_of(runs, hole.key);
+        hole.units() == 0 || runs[number].get(at) == Some(&hole)
     }
 }
 
@@ -204,46 +166,38 @@ mod tests {
 
     use super::*;
 
-    const KIND: Kind = Kind::free(Zone::Large);
-
-    fn extent(start: u64, units: u64) -> Extent {
-        let mut extent = Extent::whole(0, Zone::Large, units, ExtentState::Free);
-        extent.start = start;
-        extent
+    fn hole(start: u64, units: u64) -> Hole {
+        Hole::new(0, (start, start + units), None)
     }
 
     proptest! {
-        /// As a sorted list of all extents would answer.
+        /// As a sorted list of all holes would answer.
         #[test]
-        fn the_best_fit_and_the_longest_below_are_found(
-            lengths in prop::collection::vec(prop_oneof![1u64..200, 1u64..1 << 40, Just(77)], 1..300),
+        fn the_best_fit_is_found(
+            lengths in prop::collection::vec(prop_oneof![1u64..200, 1u64..1 << 38, Just(77)], 1..300),
             removed in prop::collection::vec(any::<prop::sample::Index>(), 0..100),
-            wanted in prop::collection::vec(prop_oneof![0u64..200, 0u64..1 << 41], 20),
+            wanted in prop::collection::vec(prop_oneof![0u64..200, 0u64..1 << 39], 20),
         ) {
-            let mut index = ExtentIndex::default();
-            let mut all: Vec<_> = (0u32..).zip(&lengths).map(|(at, units)| (*units, at)).collect();
+            let mut index = HoleIndex::default();
+            let mut all: Vec<_> = (0u64..).zip(&lengths).map(|(at, units)| (*units, at)).collect();
             for (units, at) in &all {
-                index.insert(&extent(u64::from(*at), *units), ExtentId(*at));
+                index.insert(Zone::Large, hole(*at, *units));
             }
             for which in removed {
                 if !all.is_empty() {
                     let (units, at) = all.swap_remove(which.index(all.len()));
-                    index.remove(&extent(u64::from(at), units), ExtentId(at));
+                    index.remove(Zone::Large, hole(at, units));
                 }
             }
             all.sort_unstable();
             prop_assert_eq!(index.len(), all.len());
-            // Of other kinds.
-            for state in [ExtentState::Free, ExtentState::Unmapped] {
-                index.insert(&Extent::whole(0, Zone::Small, 99, state), ExtentId(1000));
-            }
-            index.insert(&Extent::whole(0, Zone::Large, 99, ExtentState::Unmapped), ExtentId(1000));
+            // Of the other zone, and one that is none.
+            index.insert(Zone::Small, hole(1000, 99));
+            index.insert(Zone::Large, hole(1000, 0));
             for units in wanted {
-                let fitting: Vec<_> = index.at_least(KIND, units).map(|entry| entry.id.0).collect();
-                let shorter: Vec<_> = index.below(KIND, units).map(|entry| entry.id.0).collect();
+                let fitting: Vec<_> = index.at_least(Zone::Large, units).map(|hole| hole.place().1).collect();
                 let from = all.partition_point(|(length, _)| *length < units);
                 prop_assert_eq!(fitting, all[from..].iter().map(|entry| entry.1).collect::<Vec<_>>());
-                prop_assert_eq!(shorter, all[..from].iter().rev().map(|entry| entry.1).collect::<Vec<_>>());
             }
         }
     }

@@ -12,10 +12,6 @@ pub(crate) enum Zone {
     Large = 1,
 }
 
-impl Zone {
-    pub(super) const BOTH: [Self; 2] = [Self::Small, Self::Large];
-}
-
 /// What an arena is built with. All sizes are powers of two, and each divides the next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
@@ -25,7 +21,7 @@ pub(crate) struct Layout {
     pub(crate) base_page_bytes: u64,
     /// Base pages in the largest page.
     pub(crate) largest_page: u32,
-    /// What decides where blocks lie, and how many old mappings stay.
+    /// What decides how many old mappings stay, and whether pages are exchanged.
     pub(super) policy: Policy,
     /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
     /// much less than a division, and a stored one less than a computed one.

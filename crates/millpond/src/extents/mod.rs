@@ -6,14 +6,15 @@
 //! Every byte of a region belongs to one *extent*. It is allocated (a *block*, live or in a magazine of `cache/`), free
 //! (backed by pages), unmapped, or the old mapping of a page that moved. That is *dormant*, if the page may come back, or
 //! *pending unmap*. A dormant one is *idle* once the work on it is complete: only then can it be removed.
-//! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
+//! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence. What lies between two
+//! blocks is a *hole*, whatever backs it.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
 //! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
-//! - `extent_map`: all extents, the `index` of free and unmapped ones, and the `regions` of addresses, with the pages that back
-//!   them. An `extent_list` links some of them. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
+//! - `extent_map`: all extents, the `index` of holes, and the `regions` of addresses, with the pages that back
+//!   them. An `extent_list` links the free ones, and others. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
 //!   of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `old_mappings`: which page backed which address before.
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
@@ -23,11 +24,11 @@
 //! - `allocation`: one allocation and one free.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. The best fit among the free extents that the stream may use (`search`). Where a better one might be ready by now,
-//!    the device is asked (*opportunistic*). Where the best fit leaves much over, the lowest address is taken.
+//! 1. A free extent that the stream may use, in the hole that fits best (`search`), or in one that fits a little worse and lacks
+//!    no page. Where a better one might be ready by now, the device is asked (*opportunistic*).
 //! 2. The same by making the stream wait (*internal dependencies*).
 //! 3. The same after joining neighbours that were kept apart because different streams freed them.
-//! 4. A *miss* is planned first (`planning`). The place is the one that the fewest pages have to be mapped at
+//! 4. A *miss* is planned first (`planning`). The place is the hole that fits best, unless it lacks many more pages than another
 //!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
 //!    give (`donors`), and only then new ones.
 //! 5. The plan is carried out (`commit`). The host's memory for it is ensured. New pages are created. Then come
@@ -35,8 +36,7 @@
 //!    fail. Where no region has room, one is reserved, and the miss is planned anew. So it is with shorter pages where memory is
 //!    too short for long ones.
 //!
-//! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
-//! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
+//! Blocks lie as if all addresses were backed: pages follow. So holes stay long, and there are few. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
 //! Short pages pin less and take more calls. Their length depends on the time there is (`policy/ledger.rs`). Long ones
 //! are exchanged for short ones where that saves memory (`shorten`).
 //!

@@ -1,13 +1,13 @@
-//! Where an allocation goes that no free extent fits: the place in address space that lacks the fewest pages.
+//! Where an allocation goes that no free extent fits: the hole that fits best, or one that lacks fewer pages.
 
 use super::arena::Arena;
 use super::donors::{DonorPage, Donors};
-use super::extent::{Extent, ExtentId, ExtentState};
-use super::index::Kind;
+use super::extent::{ExtentId, ExtentState};
+use super::index::Hole;
 use super::search::Request;
 use crate::order::ReadinessQuery;
 use crate::physical::IdleMapping;
-use crate::policy::fit::CANDIDATES;
+use crate::policy::fit::{CANDIDATES, misfit, most_missing};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -20,13 +20,6 @@ pub(super) struct Placement {
     pub(super) first: ExtentId,
     /// Base pages in `start..end` that a page has to be mapped at.
     pub(super) missing: u64,
-}
-
-impl Placement {
-    fn is_better(&self, other: &Self) -> bool {
-        let lies_lower = (self.region, self.start) < (other.region, other.start);
-        self.missing < other.missing || self.missing == 0 && other.missing == 0 && lies_lower
-    }
 }
 
 /// What an extent of a place is to the plan.
@@ -42,20 +35,71 @@ pub(super) enum Part {
     Idle(IdleMapping),
 }
 
-/// The place for the request that the fewest pages have to be mapped at. Pages that `donors` can give back to their old
-/// mappings need not be. At a tie it grows what is free already. So free space stays contiguous. `None` where only a new region
-/// has room.
+/// Where the request goes: to the start or the end of a hole that fits well and lacks few pages. Pages that `donors` can give back
+/// to their old mappings lack nowhere. `None` where only a new region has room.
 pub(super) fn choose_place(arena: &Arena, donors: &mut Donors, request: Request<'_>) -> Option<Placement> {
     let map = &arena.map;
-    let base_pages = map.layout.base_pages_for(request.units);
-    let grown = Growth::new(arena, donors, request).best().filter(|grown| grown.missing <= base_pages);
-    grown.or_else(|| {
-        // One of which all base pages are missing, in the unmapped extent that fits best.
-        let units = base_pages << map.layout.base_page_shift;
-        let first = map.index.at_least(Kind::unmapped(request.zone), units).next()?.id;
-        let Extent { region, start, .. } = map[first];
-        Some(Placement { region, start, end: start + request.units, first, missing: base_pages })
-    })
+    let mut ready = arena.rules.query(request.stream);
+    let (mut best, mut left): (Option<(u64, Placement)>, _) = (None, CANDIDATES);
+    for hole in map.index.at_least(request.zone, request.units) {
+        let over = (hole.units() - request.units) >> map.layout.base_page_shift;
+        for start in starts(arena, hole, &request).into_iter().flatten() {
+            let least = best.map_or(u64::MAX, |(least, _)| least);
+            let Some(most) = most_missing(over, least) else { return best.map(|(_, place)| place) };
+            let place = place(arena, donors, &request, &mut ready, (hole, start), most);
+            best = place.map(|place| (misfit(over, place.missing), place)).or(best);
+        }
+        // At first, all may have to be looked at: work is under way on their pages.
+        left -= usize::from(best.is_some());
+        if left == 0 {
+            break;
+        }
+    }
+    best.map(|(_, place)| place)
+}
+
+/// The first and the last unit of a hole at which the request may start.
+fn starts(arena: &Arena, hole: &Hole, request: &Request<'_>) -> [Option<u64>; 2] {
+    let (map, (region, start)) = (&arena.map, hole.place());
+    let last = start + hole.units() - request.units;
+    let first = map.align_up(region, start, request.align);
+    if first > last {
+        return [None; 2];
+    }
+    // A region's end is as far as can be from what is mapped.
+    let is_end = start + hole.units() == map.regions.get(region).bytes >> map.layout.unit_shift;
+    let last = map.align_down(region, last, request.align).filter(|last| !is_end && *last > first);
+    [Some(first), last]
+}
+
+/// The place in a hole that starts at a unit, if it lacks at most so many base pages.
+fn place(
+    arena: &Arena,
+    donors: &mut Donors,
+    request: &Request<'_>,
+    ready: &mut ReadinessQuery<'_>,
+    (hole, start): (&Hole, u64),
+    most: u64,
+) -> Option<Placement> {
+    let map = &arena.map;
+    let window = (start, start + request.units);
+    let first = map.piece_at(map.first_of(hole), start);
+    let mut place = Placement { region: hole.place().0, start, end: window.1, first, missing: 0 };
+    for (id, part) in walk(arena, donors, &place) {
+        place.missing += match part? {
+            Part::Free if request.may_wait || ready.covers(&map[id].fence) => 0,
+            Part::Free => return None,
+            Part::ComesBack(_) => 0,
+            Part::Unmapped | Part::Idle(_) => {
+                let (first, end) = map.base_pages_in(id, window);
+                end - first
+            }
+        };
+        if place.missing > most {
+            return None;
+        }
+    }
+    Some(place)
 }
 
 /// The extents of a place in the order of their addresses, with what each is to the plan; `None` for one that no plan may use. What
@@ -82,97 +126,4 @@ pub(super) fn walk<'a>(
         | ExtentState::Unused => None,
     };
     arena.map.until(place.first, place.end).map(move |id| (id, part(id)))
-}
-
-/// The places that begin or end with a free extent.
-struct Growth<'a> {
-    arena: &'a Arena,
-    donors: &'a mut Donors,
-    request: Request<'a>,
-    ready: ReadinessQuery<'a>,
-}
-
-impl<'a> Growth<'a> {
-    fn new(arena: &'a Arena, donors: &'a mut Donors, request: Request<'a>) -> Self {
-        Self { arena, donors, request, ready: arena.rules.query(request.stream) }
-    }
-
-    /// The place with the fewest missing base pages that begins or ends with one of the longest free extents. Of those that
-    /// lack none it is the lowest: so a program that repeats its steps gets the same one each time, and the others keep
-    /// their pages.
-    fn best(mut self) -> Option<Placement> {
-        let (map, align) = (&self.arena.map, self.request.align);
-        let mut best: Option<Placement> = None;
-        let longest = map.index.below(Kind::free(self.request.zone), self.request.units);
-        for id in longest.take(CANDIDATES).map(|entry| entry.id) {
-            if !self.could_be_ready(id) {
-                continue;
-            }
-            // It begins with the extent, or ends with it.
-            let Extent { region, start, units, .. } = map[id];
-            let up = Some(map.align_up(region, start, align)).filter(|up| *up < start + units);
-            let down = (start + units).checked_sub(self.request.units);
-            let down = down.and_then(|lowest| map.align_down(region, lowest, align));
-            for start in [up, down].into_iter().flatten() {
-                let most = best.map_or(u64::MAX, |best| best.missing);
-                let grown = self.place(id, start, most);
-                best = grown.filter(|grown| best.is_none_or(|best| grown.is_better(&best))).or(best);
-            }
-        }
-        best
-    }
-
-    /// The place that starts at a unit of a region, if it lacks at most so many base pages. A free extent lies at one end of it.
-    fn place(&mut self, id: ExtentId, start: u64, most: u64) -> Option<Placement> {
-        let map = &self.arena.map;
-        let window = (start, start + self.request.units);
-        let mut first = id;
-        while map[first].start > window.0 {
-            first = map[first].prev?;
-            let state = map[first].state;
-            if matches!(state, ExtentState::Allocated | ExtentState::PendingUnmap(_)) {
-                return None;
-            }
-        }
-        let mut place = Placement { region: map[id].region, start, end: window.1, first, missing: 0 };
-        let mut end = start;
-        let Self { arena, donors, request, ready } = self;
-        for (id, part) in walk(arena, donors, &place) {
-            place.missing += match part? {
-                Part::Free if request.may_wait || ready.covers(&map[id].fence) => 0,
-                Part::Free => return None,
-                Part::ComesBack(_) => 0,
-                Part::Unmapped | Part::Idle(_) => {
-                    let (first, end) = map.base_pages_in(id, window);
-                    end - first
-                }
-            };
-            if place.missing > most {
-                return None;
-            }
-            end = map[id].end();
-        }
-        (end >= window.1).then_some(place)
-    }
-
-    fn could_be_ready(&mut self, id: ExtentId) -> bool {
-        self.request.may_wait || self.ready.covers(&self.arena.map[id].fence)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_better_that_lacks_less_or_lies_lower_lacking_nothing() {
-        let place =
-            |region, start, missing| Placement { region, start, end: start + 4, first: ExtentId(0), missing };
-        let is_better = |a: Placement, b: Placement| (a.is_better(&b), b.is_better(&a));
-        assert_eq!(is_better(place(1, 8, 1), place(0, 0, 2)), (true, false));
-        assert_eq!(is_better(place(0, 0, 0), place(0, 8, 0)), (true, false));
-        assert_eq!(is_better(place(0, 8, 0), place(1, 0, 0)), (true, false));
-        assert_eq!(is_better(place(0, 0, 1), place(0, 8, 1)), (false, false));
-        assert_eq!(is_better(place(0, 8, 0), place(0, 8, 0)), (false, false));
-    }
 }

@@ -15,6 +15,8 @@ pub(super) struct Region {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) head: ExtentId,
+    /// The first block.
+    pub(super) first_block: Option<ExtentId>,
     /// By base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
     pub(super) backing: Vec<u32>,
 }
@@ -88,7 +90,7 @@ impl Regions {
         self.list[id as usize].as_ref().expect("a region id in use names a region")
     }
 
-    fn get_mut(&mut self, id: u32) -> &mut Region {
+    pub(super) fn get_mut(&mut self, id: u32) -> &mut Region {
         self.list[id as usize].as_mut().expect("a region id in use names a region")
     }
 

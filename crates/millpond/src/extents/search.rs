@@ -1,16 +1,16 @@
 //! Finding a free extent that the stream may use: the hit path of an allocation, in three steps of rising cost.
 //!
-//! It is the best fit if that leaves next to nothing over. Otherwise best fit splits an arbitrary hole, and the
-//! lowest address keeps free space contiguous. On recorded jobs pages then seldom have to move: docs/lab/pages.md.
+//! A block goes into the hole that fits best, whether pages back that or not: so holes stay long where pages come and go. Next to
+//! that counts whether there are pages: docs/lab/pages.md.
 
 use super::arena::Arena;
 use super::coalescing;
 use super::extent::ExtentId;
-use super::index::{IndexEntry, Kind};
+use super::extent::ExtentState;
 use super::layout::Zone;
 use crate::order::{Fence, Stream};
 use crate::physical::Refusal;
-use crate::policy::fit::{CANDIDATES, is_snug};
+use crate::policy::fit::{CANDIDATES, misfit};
 use crate::policy::ledger::Balance;
 
 /// How far the arena goes to allocate a block.
@@ -69,7 +69,7 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// An extent that is ready: the best fit if that is snug, else the lowest.
+    /// An extent that is ready, at the start of the hole that fits best, or of one that fits worse and lacks no page.
     pub(super) fn ready(&self) -> Option<Found> {
         let (found, passed_over) = self.look();
         // A better fit might be complete by now. Else the next best is cut up for nothing.
@@ -81,38 +81,49 @@ impl Search<'_> {
     #[inline(always)]
     fn look(&self) -> (Option<Found>, bool) {
         let Self { arena: Arena { map, rules, .. }, request } = *self;
-        // Of small blocks all are snug.
-        let takes_lowest = request.zone == Zone::Large && map.layout.policy.lowest;
         let mut query = rules.query(request.stream);
-        let (mut found, mut lowest, mut passed_over) = (None, u64::MAX, false);
-        self.search(|entry, at| {
-            if entry.place_bits() >= lowest {
-                return false;
-            }
-            if !query.covers(&map[entry.id].fence) {
-                passed_over |= found.is_none();
-                return false;
-            }
-            let is_best = found.is_none()
-                && (!takes_lowest
-                    || is_snug(entry.units() - request.units, map.layout.units_per_base_page()));
-            (found, lowest) = (Some((entry.id, at)), entry.place_bits());
-            is_best
+        let (mut found, mut passed_over) = (None, false);
+        self.search(|id, at| {
+            let is_ready = query.covers(&map[id].fence);
+            passed_over |= !is_ready;
+            found = is_ready.then_some((id, at));
+            is_ready
         });
         (found, passed_over)
     }
 
-    /// Shows the extents that the request fits into, and the unit to start at, until one `is_enough`. The best fit comes first. For
-    /// large alignments all are looked at: many may lie badly.
+    /// Shows the free extents that the request fits into, from the start of a hole on, and the unit to start at, until one `is_enough`.
+    /// The hole that fits best comes first. It ends where one that lacks a page fits better than what is left.
     #[inline(always)]
-    fn search(&self, mut is_enough: impl FnMut(&IndexEntry, u64) -> bool) {
+    fn search(&self, mut is_enough: impl FnMut(ExtentId, u64) -> bool) {
         let Self { arena: Arena { map, .. }, request } = *self;
+        let base_pages = |units| units >> map.layout.base_page_shift;
+        let mut least = u64::MAX;
+        // For large alignments all are looked at: many may lie badly.
         let most = if request.align > map.layout.unit_bytes { usize::MAX } else { CANDIDATES };
-        for entry in map.index.at_least(Kind::free(request.zone), request.units).take(most) {
-            let (region, start) = entry.place();
-            let at = map.align_up(region, start, request.align);
-            if at + request.units <= start + entry.units() && is_enough(entry, at) {
+        for hole in map.index.at_least(request.zone, request.units).take(most) {
+            let over = base_pages(hole.units() - request.units);
+            if misfit(over, 0) > least {
                 return;
+            }
+            let (region, start) = hole.place();
+            let at = map.align_up(region, start, request.align);
+            if at + request.units > start + hole.units() {
+                continue;
+            }
+            let (first, mut is_backed) = (map.first_of(hole), false);
+            // What different streams freed lies side by side.
+            let all = map.until(first, start + hole.units()).take(CANDIDATES);
+            for id in all.take_while(|id| map.is(*id, ExtentState::Free)) {
+                let at = map.align_up(region, map[id].start, request.align);
+                let fits = at + request.units <= map[id].end();
+                if fits && is_enough(id, at) {
+                    return;
+                }
+                is_backed |= fits;
+            }
+            if !is_backed {
+                least = least.min(misfit(over, map.missing(first, (at, at + request.units))));
             }
         }
     }
@@ -122,8 +133,8 @@ impl Search<'_> {
     fn ask_slow(&self) -> bool {
         let stream = self.request.stream;
         let (mut all, mut query) = (Fence::empty(), self.arena.rules.query(stream));
-        self.search(|entry, _| {
-            let fence = &self.arena.map[entry.id].fence;
+        self.search(|id, _| {
+            let fence = &self.arena.map[id].fence;
             // Without memory of the host's, the first few are asked about.
             query.covers(fence) || !all.try_join(fence)
         });
@@ -138,8 +149,8 @@ impl Search<'_> {
     #[cold]
     fn by_waiting_slow(&self) -> Result<Option<Found>, Refusal> {
         let mut found = None;
-        self.search(|entry, at| {
-            found = Some((entry.id, at));
+        self.search(|id, at| {
+            found = Some((id, at));
             true
         });
         let Some(best) = found else { return Ok(None) };

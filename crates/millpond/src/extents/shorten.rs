@@ -34,7 +34,7 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
         let goes = |arena: &mut Arena, page| {
             park_short(arena, held);
             let now = device.now();
-            ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)));
+            ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)), held);
             let goes_on = exchanged < AT_ONCE && goes_on(ledger.balance(now));
             let is_long = arena.pages.get(page).base_pages > SHORT_PAGE
                 && arena.pages.get(page).mappings == 1
@@ -48,7 +48,7 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
     }
     park_short(arena, held);
     // Also if there are none: the search takes time, and is soon repeated.
-    ledger.pay_for_pages(device.now().saturating_sub(began));
+    ledger.pay_for_pages(device.now().saturating_sub(began), held);
     if exchanged == 0 {
         arena.shortening.note_none();
     }

@@ -15,7 +15,7 @@ pub(crate) fn reap(arena: &mut Arena) {
 
 /// The work that must be complete before everything free can be given back.
 pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
-    let mut all = arena.map.fence_of(arena.map.index.free_of(0));
+    let mut all = arena.map.fence_of(arena.map.free_of(0));
     // Host memory may be short, as there.
     let _ = all.try_join(&arena.old_mappings.fence(&arena.map));
     arena.rules.prune(&mut all);
@@ -37,7 +37,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
         return Ok(before - arena.reserved());
     }
     // Without memory for the index, a later trim gets what is missing there.
-    let _ = arena.map.index.complete(&arena.map.extents);
+    let _ = arena.map.complete_index();
     arena.rules.poll(&fence_of_all_free(arena));
     reap(arena);
     join_complete(arena);

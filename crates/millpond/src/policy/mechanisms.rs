@@ -9,8 +9,6 @@ pub(crate) struct Policy {
     pub(crate) splitting: bool,
     /// Old mappings stay, for pages to come back to.
     pub(crate) dormant: bool,
-    /// The lowest free block is taken where the best fit leaves much over. Else always the best fit.
-    pub(crate) lowest: bool,
     /// New pages are short while there is time. Else they are always long.
     pub(crate) short_pages: bool,
 }
@@ -18,8 +16,7 @@ pub(crate) struct Policy {
 /// `lab` has it read from the environment.
 #[cfg(any(test, not(feature = "lab")))]
 impl Policy {
-    pub(crate) const ALL: Self =
-        Self { throughput: true, splitting: true, dormant: true, lowest: true, short_pages: true };
+    pub(crate) const ALL: Self = Self { throughput: true, splitting: true, dormant: true, short_pages: true };
 }
 
 #[cfg(feature = "lab")]
@@ -32,7 +29,6 @@ impl Policy {
             throughput: has("throughput"),
             splitting: has("splitting"),
             dormant: has("dormant"),
-            lowest: has("lowest"),
             short_pages: has("short-pages"),
         }
     }

@@ -61,9 +61,9 @@ fn texts_that_are_generated_seldom_move_pages() {
     // In throughput mode, memory would be spent.
     let pool = Pool::builder(&device).spare(0).build().unwrap();
     let stats = texts(&pool, &stream);
-    // Above what was measured: 756 misses of 177,880, 438 pages, and ratios of 1.114 and 1.003.
-    assert!(stats.misses < stats.allocations / 120, "{stats:?}");
+    // Above what was measured: 1,529 misses of 177,880, 777 pages, and ratios of 1.056 and 1.000.
+    assert!(stats.misses < stats.allocations / 100, "{stats:?}");
     assert!(stats.pages_remapped < 1_200, "{stats:?}");
-    assert!(stats.reserved.high < stats.requested.high * 113 / 100, "{stats:?}");
+    assert!(stats.reserved.high < stats.requested.high * 107 / 100, "{stats:?}");
     assert!(stats.allocated.high < stats.requested.high * 101 / 100, "{stats:?}");
 }
