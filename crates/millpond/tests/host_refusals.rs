@@ -24,7 +24,7 @@ use shared::{Freeing, sim_with};
 const MAY_END: &[(&str, usize)] = &[
     // What is shared from the start, and made once: the standard library has no way to be refused it.
     ("Context::new", 6),
-    ("PoolBuilder::build", 18),
+    ("PoolBuilder::build", 19),
     ("PoolBuilder::build with each option", 17),
     ("PoolBuilder::build with a wrong option", 3),
     ("PoolBuilder::build and record", 60),
