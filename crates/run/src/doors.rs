@@ -238,6 +238,11 @@ doors! {
     cuStreamBeginCaptureToGraph_ptsz since 12030 (
         stream: Handle, graph: Handle, after: *const Handle, edges: *const c_void, count: usize, mode: c_int,
     ) |real| begin_capture(of_thread(stream), real);
+    cuStreamBeginCaptureToCig since 13020 (stream: Handle, params: *mut c_void) |real| begin_capture(stream, real);
+    cuStreamBeginRecaptureToGraph since 13030 (
+        stream: Handle, mode: c_int, graph: Handle, callback: *const c_void, data: *mut c_void,
+    ) |real| begin_capture(stream, real);
+    cuStreamEndCaptureToCig since 13020 (stream: Handle) |real| end_capture(stream, real);
     cuStreamEndCapture since 10000 (stream: Handle, graph: *mut Handle) |real| end_capture(stream, real);
     cuStreamEndCapture_ptsz since 10000 (stream: Handle, graph: *mut Handle) |real|
         end_capture(of_thread(stream), real);
@@ -247,4 +252,31 @@ doors! {
     cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
     cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);
     cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| contexts::reset(device, real);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// The names in the rows of the table whose first column is this.
+    fn listed(page: &str, kind: &str) -> BTreeSet<String> {
+        let rows = page.lines().filter(|line| line.starts_with(&format!("| *{kind}* |")));
+        let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+        names.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_page_lists_each_door_and_no_other_as_ours() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/run.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let own: BTreeSet<_> =
+            DOORS.iter().map(|door| String::from_utf8(door.base().0.to_vec()).unwrap()).collect();
+        assert_eq!(listed(&page, "ours"), own);
+        let [passes, drivers] = ["passes, harmless", "the driver's"].map(|kind| listed(&page, kind));
+        assert!(passes.len() > 20 && drivers.len() > 20);
+        assert!(passes.is_disjoint(&own) && drivers.is_disjoint(&own) && passes.is_disjoint(&drivers));
+    }
 }

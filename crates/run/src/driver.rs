@@ -173,6 +173,11 @@ driver_functions! {
     cuStreamBeginCaptureToGraph_ptsz(
         stream: Handle, graph: Handle, after: *const Handle, edges: *const c_void, count: usize, mode: c_int,
     );
+    cuStreamBeginCaptureToCig(stream: Handle, params: *mut c_void);
+    cuStreamBeginRecaptureToGraph(
+        stream: Handle, mode: c_int, graph: Handle, callback: *const c_void, data: *mut c_void,
+    );
+    cuStreamEndCaptureToCig(stream: Handle);
     cuStreamEndCapture(stream: Handle, graph: *mut Handle);
     cuStreamEndCapture_ptsz(stream: Handle, graph: *mut Handle);
 

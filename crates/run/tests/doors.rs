@@ -44,6 +44,7 @@ fn built() -> Option<&'static Path> {
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
+        compile(&folder, &[&source("random.c"), "./libcuda.so.1", "-o", "random"]);
         compile(&folder, &["-shared", "-fPIC", &source("mock.c"), "-o", "libmock.so"]);
         compile(&folder, &[&source("others.c"), "-ldl", "-o", "others"]);
         compile(&folder, &["-DLINKED", &source("others.c"), "./libmock.so", "-ldl", "-o", "linked-mock"]);
@@ -387,6 +388,35 @@ fn a_handler_may_end_the_program_anywhere() {
         };
         program.kill().ok();
         assert_eq!(ended.and_then(|status| status.code()), Some(7), "it waits for itself");
+    }
+}
+
+/// Whoever serves them: the driver alone, or the pool, the watch and the limit before it, with memory that goes back at once or later.
+#[test]
+fn random_programs_print_the_same() {
+    if built().is_none() {
+        return;
+    }
+    for seed in 0..24 {
+        let (seed, threads) = (seed.to_string(), if seed % 3 == 0 { "3" } else { "1" });
+        let arguments = [seed.as_str(), "800", threads];
+        let printed = |environment: &[(&str, &str)]| {
+            let ran = run("random", &arguments, environment).expect("it was built");
+            assert!(ran.output.status.success(), "{arguments:?} {environment:?}: {}", ran.stderr());
+            String::from_utf8(ran.output.stdout).expect("UTF-8")
+        };
+        let alone = printed(&[("LD_PRELOAD", "")]);
+        for environment in [
+            &[("MILLPOND_DECAY", "0.002")][..],
+            &[("MILLPOND_RUN_ASYNC_FREE", "1")],
+            &[("MILLPOND_RUN_IPC", "1")],
+            &[("MILLPOND_RUN", "watch")],
+            &[("MILLPOND_RUN", "limit"), ("MILLPOND_RUN_LIMIT", "1073741824")],
+        ] {
+            let told = printed(environment);
+            let differs = alone.lines().zip(told.lines()).enumerate().find(|(_, (one, other))| one != other);
+            assert_eq!(alone, told, "{arguments:?} {environment:?}: first {differs:?}");
+        }
     }
 }
 

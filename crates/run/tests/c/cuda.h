@@ -47,6 +47,7 @@ CUresult cuMemCreate(unsigned long long *handle, size_t bytes, const int *props,
 CUresult cuMemRelease(unsigned long long handle);
 CUresult cuMemAddressReserve(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags);
 CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags);
+CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const int *access, size_t entries);
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr at);
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr at);
