@@ -28,24 +28,39 @@ macro_rules! doors {
             catch_unwind(AssertUnwindSafe(|| unsafe { $body })).unwrap_or(Code::UNKNOWN)
         })*
 
-        /// What programs that are linked with these names call, since a preloaded library comes first.
+        /// What programs that are linked with these names call, since a preloaded library comes first: what each name means.
         mod by_name {
             use super::*;
 
             $(#[cfg_attr(not(test), unsafe(no_mangle))]
             #[allow(non_snake_case, reason = "it is the driver's name")]
             pub(super) unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
-                static MEANT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
                 // Relaxed: each thread finds the same, and nothing is behind it but code.
-                let mut meant = MEANT.load(Ordering::Relaxed);
-                if meant.is_null() {
-                    meant = meant_by(concat!(stringify!($name), "\0"));
-                    MEANT.store(meant, Ordering::Relaxed);
-                }
+                let meant = meant::$name.load(Ordering::Relaxed);
                 // SAFETY: a function of this name has these types, as in `driver`.
                 let meant = unsafe { std::mem::transmute::<Address, unsafe extern "C" fn($($ty),*) -> Code>(meant) };
                 // SAFETY: the program keeps the function's contract.
                 unsafe { meant($($arg),*) }
+            })*
+        }
+
+        mod meant {
+            use super::*;
+
+            $(#[allow(non_upper_case_globals, reason = "it is the driver's name")]
+            pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(first::$name as *mut c_void);)*
+        }
+
+        /// The first call by a name looks up what it means. So later ones need no test.
+        mod first {
+            use super::*;
+
+            $(#[cold]
+            #[allow(non_snake_case, reason = "it is the driver's name")]
+            pub(super) unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+                meant::$name.store(meant_by(concat!(stringify!($name), "\0")), Ordering::Relaxed);
+                // SAFETY: the program keeps the function's contract.
+                unsafe { by_name::$name($($arg),*) }
             })*
         }
 
@@ -96,7 +111,6 @@ impl Meant {
     }
 }
 
-#[cold]
 fn meant_by(symbol: &'static str) -> Address {
     let name = CStr::from_bytes_with_nul(symbol.as_bytes()).unwrap_or_default();
     let door = names::by_symbol(DOORS, name).expect("the table has all of them");

@@ -16,6 +16,7 @@
 //
 // | file | concern |
 // | --- | --- |
+// | `early` | what is done while the process has one thread |
 // | `code` | what a driver function returns |
 // | `settings` | what the environment asks for |
 // | `linker` | the real `dlsym`, and libcuda through it |
@@ -37,6 +38,7 @@
 // | `contexts` | contexts that the program ends |
 // | `names` | which door a name means, in which version |
 // | `doors` | the functions that programs call, and their table |
+// | `deep` | objects that find the driver before what is preloaded |
 // | `lookup` | `dlsym` and `dlopen` |
 // | `account` | what the process tells, kept while it runs |
 //
@@ -54,10 +56,12 @@ mod answers;
 mod captures;
 mod code;
 mod contexts;
+mod deep;
 mod doors;
 mod driver;
 mod driver_pools;
 mod due;
+mod early;
 mod gpus;
 mod identity;
 mod linker;

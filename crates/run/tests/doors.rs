@@ -45,6 +45,17 @@ fn built() -> Option<&'static Path> {
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
         compile(&folder, &[&source("random.c"), "./libcuda.so.1", "-o", "random"]);
+        // Bound when it is opened, with its table protected, or at the first calls.
+        for (binding, name) in
+            [("-Wl,-z,now,-z,relro", "plugin-now.so"), ("-Wl,-z,lazy,-z,norelro", "plugin-lazy.so")]
+        {
+            let plugin = source("plugin.c");
+            compile(
+                &folder,
+                &["-shared", "-fPIC", "-DLIBRARY", binding, &plugin, "./libcuda.so.1", "-o", name],
+            );
+        }
+        compile(&folder, &[&source("plugin.c"), "./libcuda.so.1", "-ldl", "-o", "plugged"]);
         compile(&folder, &["-shared", "-fPIC", &source("mock.c"), "-o", "libmock.so"]);
         compile(&folder, &[&source("others.c"), "-ldl", "-o", "others"]);
         compile(&folder, &["-DLINKED", &source("others.c"), "./libmock.so", "-ldl", "-o", "linked-mock"]);
@@ -142,6 +153,14 @@ fn what_is_not_the_drivers_is_left_alone() {
             "{program} {arguments:?}: {}",
             ran.stderr()
         );
+    }
+}
+
+#[test]
+fn a_plugin_with_a_scope_of_its_own_has_the_same_memory() {
+    for plugin in ["./plugin-now.so", "./plugin-lazy.so"] {
+        let Some(ran) = run("plugged", &[plugin], &[]) else { return };
+        assert_eq!(ran.account()["pools"][0]["allocations"], 4, "{plugin}: {}", ran.stderr());
     }
 }
 
