@@ -6,11 +6,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::code::Code;
-use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, PoolProps, functions};
+use crate::driver::{self, DeviceAddress, Handle, IpcHandle, Location, MemoryProps, PoolProps, functions};
 use crate::linker::{self, Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
-use crate::{answers, captures, contexts, driver_pools, pages, pooled, streams};
+use crate::{answers, captures, contexts, driver_pools, ipc, pages, pooled, streams};
 
 macro_rules! doors {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
@@ -240,7 +240,10 @@ doors! {
     ) |real| answers::pointer_attributes(count, (attributes, to), at, real);
     cuPointerSetAttribute since 6000 (value: *const c_void, attribute: c_int, at: DeviceAddress) |real|
         answers::set_pointer_attribute(value, attribute, at, real);
-    cuIpcGetMemHandle since 4010 (handle: *mut c_void, at: DeviceAddress) |real| answers::ipc_handle(at, real);
+    cuIpcGetMemHandle since 4010 (handle: *mut IpcHandle, at: DeviceAddress) |real| ipc::get(handle.cast(), at, real);
+    cuIpcOpenMemHandle_v2 since 11000 (at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint) |real|
+        ipc::open(at, handle.0, real);
+    cuIpcCloseMemHandle since 4010 (at: DeviceAddress) |real| ipc::close(at, real);
 
     cuStreamDestroy_v2 since 4000 (stream: Handle) |real| destroy_stream(stream, real);
     cuStreamBeginCapture_v2 since 10010 (stream: Handle, mode: c_int) |real| begin_capture(stream, real);

@@ -27,7 +27,8 @@
 // | `outside` | what the driver gave: counted, limited, watched |
 // | `pages` | pages of `cuMemCreate`, and how long each is there |
 // | `shortcuts` | whether requests may take the fast path |
-// | `identity` | numbers of blocks that the program asked about |
+// | `identity` | what is known of blocks that the program asked about |
+// | `ipc` | blocks for other processes |
 // | `retained` | who keeps the primary contexts |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
@@ -64,6 +65,7 @@ mod due;
 mod early;
 mod gpus;
 mod identity;
+mod ipc;
 mod linker;
 mod lookup;
 mod names;

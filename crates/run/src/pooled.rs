@@ -91,7 +91,7 @@ pub(crate) unsafe fn alloc_async(
     let handle = stream.addr() as u64;
     if let Source::Pool(of) = from
         && !to.is_null()
-        && shortcuts::are_open()
+        && !captures::is_any()
         && let Some(ptr) = streams::alloc_ready(handle, bytes as u64, of)
     {
         // SAFETY: the caller's promise.

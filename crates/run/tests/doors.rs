@@ -44,6 +44,7 @@ fn built() -> Option<&'static Path> {
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
+        compile(&folder, &[&source("shares.c"), "./libcuda.so.1", "-o", "shares"]);
         compile(&folder, &[&source("random.c"), "./libcuda.so.1", "-o", "random"]);
         // Bound when it is opened, with its table protected, or at the first calls.
         for (binding, name) in
@@ -223,6 +224,15 @@ fn memory_for_other_processes_is_the_drivers_after_the_first_request() {
         (&Value::Array(vec![]), &Value::Array(vec![])),
         "{account}"
     );
+}
+
+#[test]
+fn two_processes_have_one_block() {
+    let Some(ran) = run("shares", &[], &[("STANDIN_SHARES", "1")]) else { return };
+    assert!(ran.output.status.success(), "{}", ran.stderr());
+    assert!(ran.stderr().contains("the memory was freed there"), "{}", ran.stderr());
+    // Without pages that can be shared, as before.
+    linked("ipc", &[]);
 }
 
 #[test]

@@ -55,7 +55,10 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, 
 CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at);
 CUresult cuMemRetainAllocationHandle(unsigned long long *handle, void *at);
 CUresult cuCtxGetFlags(unsigned *flags);
+typedef struct { char bytes[64]; } CUipcMemHandle;
 CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr at);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr at);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props);
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
