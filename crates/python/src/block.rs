@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
 use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind, StreamHandle};
+use millpond_offers::{self as offers, Offered};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,7 +18,6 @@ use crate::failure::{Failure, Result};
 use crate::frames;
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Residency};
-use crate::offers::{self, Offered};
 use crate::sharing::Shared;
 
 /// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
@@ -621,7 +621,8 @@ fn offer(py: Python<'_>, block: &Bound<'_, Block>, stream: &Bound<'_, PyAny>) ->
     let stream = block.pool.stream(py, Some(stream))?.stream;
     Ok(py.detach(|| {
         block.while_live(|_| Ok(()))?;
-        offers::offer(Offered { pool: block.pool().clone(), ptr: block.ptr, stream })
+        let name = offers::offer(Offered { pool: block.pool().clone(), ptr: block.ptr, stream })?;
+        Result::Ok(name.text())
     })?)
 }
 

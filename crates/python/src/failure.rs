@@ -3,6 +3,7 @@
 use millpond::bindings::Forked;
 use millpond::device::DeviceError;
 use millpond::{Limit, OutOfMemory};
+use millpond_offers::OfferError;
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 
@@ -54,6 +55,15 @@ pub(crate) enum Failure {
     Replay(String),
     #[error("no temporary file could be made or read: {0}")]
     Temporary(#[source] std::io::Error),
+}
+
+impl From<OfferError> for Failure {
+    fn from(error: OfferError) -> Self {
+        match error {
+            OfferError::Pool(error) => Self::Pool(error),
+            other => Self::Broken(other.to_string()),
+        }
+    }
 }
 
 impl From<Forked> for Failure {

@@ -13,7 +13,6 @@
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `callbacks`, `captures` | functions of Python that a pool calls; memory for CUDA graphs |
 //! | `sharing` | blocks that several processes use |
-//! | `offers` | blocks for processes that were handed a string |
 //! | `detached` | the GIL, and calls that may wait |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
@@ -47,7 +46,6 @@ mod handle;
 mod hooks;
 mod host_work;
 mod memory;
-mod offers;
 mod options;
 mod pool;
 mod recording;

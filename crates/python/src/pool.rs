@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use millpond::bindings::{Mutex, PerProcess};
 use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
 use millpond::{Context, Keep, Received, record};
+use millpond_offers as offers;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -19,7 +20,6 @@ use crate::failure::{Failure, Result};
 use crate::frames;
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Memory};
-use crate::offers;
 use crate::options::Options;
 use crate::recording::RecordingStatus;
 use crate::sharing::{self, Shared};
@@ -534,7 +534,7 @@ impl Pool {
 /// Opens the block that another process offers (``offer``), for work on the default stream.
 #[pyfunction]
 fn open_offer(py: Python<'_>, pool: &Bound<'_, Pool>, handle: &str) -> PyResult<(Block, Shared)> {
-    pool.get().open_received(py, None, || offers::open(handle))
+    pool.get().open_received(py, None, || offers::open_text(handle).map_err(Failure::from))
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

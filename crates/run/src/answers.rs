@@ -8,7 +8,7 @@ use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle};
 use crate::gpus::{self, Block, Place};
 use crate::settings::{Mode, settings};
-use crate::{identity, outside, said};
+use crate::{identity, outside};
 
 /// `cuMemGetInfo`: what a pool has ready is free, and a limit leaves no more than it leaves.
 ///
@@ -191,19 +191,6 @@ fn has_copies_wait() -> bool {
 /// `cuMemRetainAllocationHandle`: memory of `cuMemAlloc` has no handle, and a pool's pages are no block's alone.
 pub(crate) fn has_handle(at: DeviceAddress) -> bool {
     matches!(gpus::find(at), Place::Elsewhere)
-}
-
-/// `cuIpcGetMemHandle`: only the driver's own memory has one.
-pub(crate) fn ipc_handle(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
-    if gpus::block_at(at).is_none() {
-        return real();
-    }
-    gpus::leave_sync_to_the_driver();
-    said::say(
-        "the program gives memory to other processes by cuIpcGetMemHandle, which a pool's memory does not allow: this call \
-         fails. Run it with --ipc, which leaves cuMemAlloc to the driver, as it is from here on",
-    );
-    Code::NOT_SUPPORTED
 }
 
 /// `cuCtxEnablePeerAccess`: the thread's GPU may use all memory of the other's.

@@ -15,6 +15,7 @@ impl Code {
     pub(crate) const INVALID_VALUE: Self = Self(1);
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
     pub(crate) const NOT_INITIALIZED: Self = Self(3);
+    pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::code::Code;
 use crate::driver::Handle;
-use crate::{gpus, outside, retained, streams};
+use crate::{gpus, ipc, outside, retained, streams};
 
 /// `cuDevicePrimaryCtxRetain`.
 pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
@@ -37,6 +37,7 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
     if let Ok(ordinal) = usize::try_from(device) {
         // Also what this thread remembers, which would keep the context.
         streams::forget_all_of(ordinal);
+        ipc::forget_all_of(device);
         gpus::remove(ordinal);
     }
     let code = real();

@@ -6,11 +6,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::code::Code;
-use crate::driver::{self, DeviceAddress, Handle, Location, MemoryProps, PoolProps, functions};
+use crate::driver::{self, DeviceAddress, Handle, IpcHandle, Location, MemoryProps, PoolProps, functions};
 use crate::linker::{self, Address, is_own};
 use crate::names::{self, Door, Function};
 use crate::outside::{self, Kind};
-use crate::{answers, captures, contexts, driver_pools, pages, pooled, streams};
+use crate::{answers, captures, contexts, driver_pools, ipc, pages, pooled, streams};
 
 macro_rules! doors {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
@@ -28,24 +28,39 @@ macro_rules! doors {
             catch_unwind(AssertUnwindSafe(|| unsafe { $body })).unwrap_or(Code::UNKNOWN)
         })*
 
-        /// What programs that are linked with these names call, since a preloaded library comes first.
+        /// What programs that are linked with these names call, since a preloaded library comes first: what each name means.
         mod by_name {
             use super::*;
 
             $(#[cfg_attr(not(test), unsafe(no_mangle))]
             #[allow(non_snake_case, reason = "it is the driver's name")]
             pub(super) unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
-                static MEANT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
                 // Relaxed: each thread finds the same, and nothing is behind it but code.
-                let mut meant = MEANT.load(Ordering::Relaxed);
-                if meant.is_null() {
-                    meant = meant_by(concat!(stringify!($name), "\0"));
-                    MEANT.store(meant, Ordering::Relaxed);
-                }
+                let meant = meant::$name.load(Ordering::Relaxed);
                 // SAFETY: a function of this name has these types, as in `driver`.
                 let meant = unsafe { std::mem::transmute::<Address, unsafe extern "C" fn($($ty),*) -> Code>(meant) };
                 // SAFETY: the program keeps the function's contract.
                 unsafe { meant($($arg),*) }
+            })*
+        }
+
+        mod meant {
+            use super::*;
+
+            $(#[allow(non_upper_case_globals, reason = "it is the driver's name")]
+            pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(first::$name as *mut c_void);)*
+        }
+
+        /// The first call by a name looks up what it means. So later ones need no test.
+        mod first {
+            use super::*;
+
+            $(#[cold]
+            #[allow(non_snake_case, reason = "it is the driver's name")]
+            pub(super) unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+                meant::$name.store(meant_by(concat!(stringify!($name), "\0")), Ordering::Relaxed);
+                // SAFETY: the program keeps the function's contract.
+                unsafe { by_name::$name($($arg),*) }
             })*
         }
 
@@ -96,7 +111,6 @@ impl Meant {
     }
 }
 
-#[cold]
 fn meant_by(symbol: &'static str) -> Address {
     let name = CStr::from_bytes_with_nul(symbol.as_bytes()).unwrap_or_default();
     let door = names::by_symbol(DOORS, name).expect("the table has all of them");
@@ -226,7 +240,10 @@ doors! {
     ) |real| answers::pointer_attributes(count, (attributes, to), at, real);
     cuPointerSetAttribute since 6000 (value: *const c_void, attribute: c_int, at: DeviceAddress) |real|
         answers::set_pointer_attribute(value, attribute, at, real);
-    cuIpcGetMemHandle since 4010 (handle: *mut c_void, at: DeviceAddress) |real| answers::ipc_handle(at, real);
+    cuIpcGetMemHandle since 4010 (handle: *mut IpcHandle, at: DeviceAddress) |real| ipc::get(handle.cast(), at, real);
+    cuIpcOpenMemHandle_v2 since 11000 (at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint) |real|
+        ipc::open(at, handle.0, real);
+    cuIpcCloseMemHandle since 4010 (at: DeviceAddress) |real| ipc::close(at, real);
 
     cuStreamDestroy_v2 since 4000 (stream: Handle) |real| destroy_stream(stream, real);
     cuStreamBeginCapture_v2 since 10010 (stream: Handle, mode: c_int) |real| begin_capture(stream, real);
@@ -238,6 +255,11 @@ doors! {
     cuStreamBeginCaptureToGraph_ptsz since 12030 (
         stream: Handle, graph: Handle, after: *const Handle, edges: *const c_void, count: usize, mode: c_int,
     ) |real| begin_capture(of_thread(stream), real);
+    cuStreamBeginCaptureToCig since 13020 (stream: Handle, params: *mut c_void) |real| begin_capture(stream, real);
+    cuStreamBeginRecaptureToGraph since 13030 (
+        stream: Handle, mode: c_int, graph: Handle, callback: *const c_void, data: *mut c_void,
+    ) |real| begin_capture(stream, real);
+    cuStreamEndCaptureToCig since 13020 (stream: Handle) |real| end_capture(stream, real);
     cuStreamEndCapture since 10000 (stream: Handle, graph: *mut Handle) |real| end_capture(stream, real);
     cuStreamEndCapture_ptsz since 10000 (stream: Handle, graph: *mut Handle) |real|
         end_capture(of_thread(stream), real);
@@ -247,4 +269,31 @@ doors! {
     cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
     cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);
     cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| contexts::reset(device, real);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// The names in the rows of the table whose first column is this.
+    fn listed(page: &str, kind: &str) -> BTreeSet<String> {
+        let rows = page.lines().filter(|line| line.starts_with(&format!("| *{kind}* |")));
+        let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+        names.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_page_lists_each_door_and_no_other_as_ours() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/run.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let own: BTreeSet<_> =
+            DOORS.iter().map(|door| String::from_utf8(door.base().0.to_vec()).unwrap()).collect();
+        assert_eq!(listed(&page, "ours"), own);
+        let [passes, drivers] = ["passes, harmless", "the driver's"].map(|kind| listed(&page, kind));
+        assert!(passes.len() > 20 && drivers.len() > 20);
+        assert!(passes.is_disjoint(&own) && drivers.is_disjoint(&own) && passes.is_disjoint(&drivers));
+    }
 }

@@ -13,6 +13,11 @@ pub(crate) type DeviceAddress = u64;
 /// A handle of the driver's: a context, a stream, a pool, a graph.
 pub(crate) type Handle = *mut c_void;
 
+/// `CUipcMemHandle`, which is passed by value.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+
 /// `CUmemLocation`: where memory is.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -160,7 +165,9 @@ driver_functions! {
     cuPointerGetAttribute(to: *mut c_void, attribute: c_int, at: DeviceAddress);
     cuPointerGetAttributes(count: c_uint, attributes: *mut c_int, to: *mut *mut c_void, at: DeviceAddress);
     cuPointerSetAttribute(value: *const c_void, attribute: c_int, at: DeviceAddress);
-    cuIpcGetMemHandle(handle: *mut c_void, at: DeviceAddress);
+    cuIpcGetMemHandle(handle: *mut IpcHandle, at: DeviceAddress);
+    cuIpcOpenMemHandle_v2(at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint);
+    cuIpcCloseMemHandle(at: DeviceAddress);
 
     cuStreamDestroy_v2(stream: Handle);
     cuStreamGetCtx(stream: Handle, context: *mut Handle);
@@ -173,6 +180,11 @@ driver_functions! {
     cuStreamBeginCaptureToGraph_ptsz(
         stream: Handle, graph: Handle, after: *const Handle, edges: *const c_void, count: usize, mode: c_int,
     );
+    cuStreamBeginCaptureToCig(stream: Handle, params: *mut c_void);
+    cuStreamBeginRecaptureToGraph(
+        stream: Handle, mode: c_int, graph: Handle, callback: *const c_void, data: *mut c_void,
+    );
+    cuStreamEndCaptureToCig(stream: Handle);
     cuStreamEndCapture(stream: Handle, graph: *mut Handle);
     cuStreamEndCapture_ptsz(stream: Handle, graph: *mut Handle);
 

@@ -1,6 +1,8 @@
-//! What tells allocations apart that have one address after the other: numbers, for blocks that the program asked about.
+//! What is known of blocks that the program asked about, or gives to others, until they are freed. So allocations that have one
+//! address after the other can be told apart.
 
 use millpond::bindings::{Mutex, PerProcess};
+use millpond_offers as offers;
 use rustc_hash::FxHashMap;
 
 use crate::shortcuts;
@@ -11,6 +13,8 @@ pub(crate) struct Identity {
     pub(crate) number: u64,
     /// Whether the program asked that synchronous copies wait (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`).
     pub(crate) is_synchronous: bool,
+    /// Whether other processes may open it.
+    pub(crate) is_offered: bool,
     gpu: usize,
 }
 
@@ -32,7 +36,7 @@ pub(crate) fn of(start: u64, gpu: usize, change: impl FnOnce(&mut Identity)) -> 
         shortcuts::close();
     }
     let next = FIRST + identities.last;
-    let new = Identity { number: next, is_synchronous: false, gpu };
+    let new = Identity { number: next, is_synchronous: false, is_offered: false, gpu };
     let known = identities.by_start.entry(start).or_insert(new);
     change(known);
     let known = *known;
@@ -43,20 +47,25 @@ pub(crate) fn of(start: u64, gpu: usize, change: impl FnOnce(&mut Identity)) -> 
 /// A block is freed next.
 pub(crate) fn forget(start: u64) {
     if !shortcuts::are_open() {
-        change(|known| _ = known.remove(&start));
+        change(|known| known.remove(&start).into_iter().map(|gone| (start, gone)).collect());
     }
 }
 
 /// All blocks of a GPU's pool are freed next.
 pub(crate) fn forget_all_of(ordinal: usize) {
-    change(|known| known.retain(|_, identity| identity.gpu != ordinal));
+    change(|known| known.extract_if(|_, identity| identity.gpu == ordinal).collect());
 }
 
-fn change(change: impl FnOnce(&mut FxHashMap<u64, Identity>)) {
-    let known = &mut IDENTITIES.get().lock().by_start;
+/// Takes some out, which others cannot open any more.
+fn change(take: impl FnOnce(&mut FxHashMap<u64, Identity>) -> Vec<(u64, Identity)>) {
+    let mut identities = IDENTITIES.get().lock();
+    let known = &mut identities.by_start;
     let any = !known.is_empty();
-    change(known);
+    let gone = take(known);
     if any && known.is_empty() {
         shortcuts::reopen();
     }
+    // The end of an offer may wait.
+    drop(identities);
+    gone.iter().filter(|(_, gone)| gone.is_offered).for_each(|(start, _)| offers::withdraw(*start));
 }

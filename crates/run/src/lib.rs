@@ -16,6 +16,7 @@
 //
 // | file | concern |
 // | --- | --- |
+// | `early` | what is done while the process has one thread |
 // | `code` | what a driver function returns |
 // | `settings` | what the environment asks for |
 // | `linker` | the real `dlsym`, and libcuda through it |
@@ -26,7 +27,8 @@
 // | `outside` | what the driver gave: counted, limited, watched |
 // | `pages` | pages of `cuMemCreate`, and how long each is there |
 // | `shortcuts` | whether requests may take the fast path |
-// | `identity` | numbers of blocks that the program asked about |
+// | `identity` | what is known of blocks that the program asked about |
+// | `ipc` | blocks for other processes |
 // | `retained` | who keeps the primary contexts |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
@@ -37,6 +39,7 @@
 // | `contexts` | contexts that the program ends |
 // | `names` | which door a name means, in which version |
 // | `doors` | the functions that programs call, and their table |
+// | `deep` | objects that find the driver before what is preloaded |
 // | `lookup` | `dlsym` and `dlopen` |
 // | `account` | what the process tells, kept while it runs |
 //
@@ -54,12 +57,15 @@ mod answers;
 mod captures;
 mod code;
 mod contexts;
+mod deep;
 mod doors;
 mod driver;
 mod driver_pools;
 mod due;
+mod early;
 mod gpus;
 mod identity;
+mod ipc;
 mod linker;
 mod lookup;
 mod names;

@@ -7,6 +7,7 @@ use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+use crate::deep;
 use crate::doors::{DOORS, Meant, behind};
 use crate::linker::{self, Address, is_own};
 use crate::names;
@@ -30,6 +31,7 @@ struct Opening {
 unsafe extern "C" fn decide(library: Address, name: *const c_char) -> Decision {
     // SAFETY: the caller's promise.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
+    deep::rebind(deep::Own { dlsym: dlsym as *mut c_void, dlopen: dlopen as *mut c_void });
     let (door, real) = match look_up(library, name) {
         Found::Door(door) => (door, ptr::null_mut()),
         Found::Nothing => (ptr::null_mut(), nothing as *mut c_void),
@@ -86,12 +88,16 @@ unsafe extern "C" fn nothing(_library: Address, name: *const c_char) -> Address 
 /// # Safety
 /// `file` is null or a text of C.
 unsafe extern "C" fn open(file: *const c_char, mode: c_int) -> Opening {
-    let is_cuda = mode & libc::RTLD_DEEPBIND != 0 && !file.is_null() && {
+    let is_deep = mode & libc::RTLD_DEEPBIND != 0 && !file.is_null() && !is_own();
+    let is_cuda = is_deep && {
         // SAFETY: the caller's promise.
         let path = unsafe { CStr::from_ptr(file) }.to_bytes();
         path.rsplit(|byte| *byte == b'/').next().is_some_and(|file| file.starts_with(b"libcu"))
     };
-    let mode = if is_cuda && !is_own() { mode & !libc::RTLD_DEEPBIND } else { mode };
+    if is_deep && !is_cuda {
+        deep::expect();
+    }
+    let mode = if is_cuda { mode & !libc::RTLD_DEEPBIND } else { mode };
     Opening { mode: mode as usize, real: linker::real_dlopen() }
 }
 

@@ -36,7 +36,7 @@ impl Door {
     }
 
     /// The name without its version, and whether stream 0 is the thread's own.
-    fn base(&self) -> (&'static [u8], bool) {
+    pub(crate) fn base(&self) -> (&'static [u8], bool) {
         let symbol = self.symbol.to_bytes();
         let (name, of_thread) = match symbol.strip_suffix(OF_THREAD) {
             Some(name) => (name, true),

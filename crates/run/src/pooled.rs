@@ -91,7 +91,7 @@ pub(crate) unsafe fn alloc_async(
     let handle = stream.addr() as u64;
     if let Source::Pool(of) = from
         && !to.is_null()
-        && shortcuts::are_open()
+        && !captures::is_any()
         && let Some(ptr) = streams::alloc_ready(handle, bytes as u64, of)
     {
         // SAFETY: the caller's promise.
@@ -166,10 +166,11 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
         return outside::free((outside::kind_of(at), at), None, real);
     };
     let gpu = &block.gpu;
-    identity::forget(at);
     if block.start.raw() != at {
         return Code::INVALID_VALUE;
     }
+    // Before: another thread may be given the address next.
+    identity::forget(at);
     if !settings().async_free {
         // To wait would end the capture.
         if captures::is_any() {
@@ -195,12 +196,13 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
         return Code::SUCCESS;
     }
     if settings().mode == Mode::Pool && at != 0 {
-        identity::forget(at);
         // SAFETY: the caller's promise.
         if unsafe { captures::is_captured(stream) } {
             // A graph frees only what it allocated.
             return if gpus::block_at(at).is_some() { Code::INVALID_VALUE } else { real() };
         }
+        // Before: another thread may be given the address next.
+        identity::forget(at);
         // SAFETY: the caller's promise.
         let served = unsafe {
             streams::with(handle, |gpu, stream| {

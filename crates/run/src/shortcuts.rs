@@ -1,4 +1,4 @@
-//! Whether requests may take the fast path, which tells nobody of them.
+//! Whether frees may take the fast path, which tells nobody of them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

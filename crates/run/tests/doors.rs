@@ -44,6 +44,19 @@ fn built() -> Option<&'static Path> {
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
+        compile(&folder, &[&source("shares.c"), "./libcuda.so.1", "-o", "shares"]);
+        compile(&folder, &[&source("random.c"), "./libcuda.so.1", "-o", "random"]);
+        // Bound when it is opened, with its table protected, or at the first calls.
+        for (binding, name) in
+            [("-Wl,-z,now,-z,relro", "plugin-now.so"), ("-Wl,-z,lazy,-z,norelro", "plugin-lazy.so")]
+        {
+            let plugin = source("plugin.c");
+            compile(
+                &folder,
+                &["-shared", "-fPIC", "-DLIBRARY", binding, &plugin, "./libcuda.so.1", "-o", name],
+            );
+        }
+        compile(&folder, &[&source("plugin.c"), "./libcuda.so.1", "-ldl", "-o", "plugged"]);
         compile(&folder, &["-shared", "-fPIC", &source("mock.c"), "-o", "libmock.so"]);
         compile(&folder, &[&source("others.c"), "-ldl", "-o", "others"]);
         compile(&folder, &["-DLINKED", &source("others.c"), "./libmock.so", "-ldl", "-o", "linked-mock"]);
@@ -145,6 +158,14 @@ fn what_is_not_the_drivers_is_left_alone() {
 }
 
 #[test]
+fn a_plugin_with_a_scope_of_its_own_has_the_same_memory() {
+    for plugin in ["./plugin-now.so", "./plugin-lazy.so"] {
+        let Some(ran) = run("plugged", &[plugin], &[]) else { return };
+        assert_eq!(ran.account()["pools"][0]["allocations"], 4, "{plugin}: {}", ran.stderr());
+    }
+}
+
+#[test]
 fn valgrind_finds_nothing() {
     if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() {
         return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
@@ -203,6 +224,15 @@ fn memory_for_other_processes_is_the_drivers_after_the_first_request() {
         (&Value::Array(vec![]), &Value::Array(vec![])),
         "{account}"
     );
+}
+
+#[test]
+fn two_processes_have_one_block() {
+    let Some(ran) = run("shares", &[], &[("STANDIN_SHARES", "1")]) else { return };
+    assert!(ran.output.status.success(), "{}", ran.stderr());
+    assert!(ran.stderr().contains("the memory was freed there"), "{}", ran.stderr());
+    // Without pages that can be shared, as before.
+    linked("ipc", &[]);
 }
 
 #[test]
@@ -387,6 +417,35 @@ fn a_handler_may_end_the_program_anywhere() {
         };
         program.kill().ok();
         assert_eq!(ended.and_then(|status| status.code()), Some(7), "it waits for itself");
+    }
+}
+
+/// Whoever serves them: the driver alone, or the pool, the watch and the limit before it, with memory that goes back at once or later.
+#[test]
+fn random_programs_print_the_same() {
+    if built().is_none() {
+        return;
+    }
+    for seed in 0..24 {
+        let (seed, threads) = (seed.to_string(), if seed % 3 == 0 { "3" } else { "1" });
+        let arguments = [seed.as_str(), "800", threads];
+        let printed = |environment: &[(&str, &str)]| {
+            let ran = run("random", &arguments, environment).expect("it was built");
+            assert!(ran.output.status.success(), "{arguments:?} {environment:?}: {}", ran.stderr());
+            String::from_utf8(ran.output.stdout).expect("UTF-8")
+        };
+        let alone = printed(&[("LD_PRELOAD", "")]);
+        for environment in [
+            &[("MILLPOND_DECAY", "0.002")][..],
+            &[("MILLPOND_RUN_ASYNC_FREE", "1")],
+            &[("MILLPOND_RUN_IPC", "1")],
+            &[("MILLPOND_RUN", "watch")],
+            &[("MILLPOND_RUN", "limit"), ("MILLPOND_RUN_LIMIT", "1073741824")],
+        ] {
+            let told = printed(environment);
+            let differs = alone.lines().zip(told.lines()).enumerate().find(|(_, (one, other))| one != other);
+            assert_eq!(alone, told, "{arguments:?} {environment:?}: first {differs:?}");
+        }
     }
 }
 

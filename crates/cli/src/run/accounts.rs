@@ -86,17 +86,9 @@ impl<'a> Json<'a> {
 /// Says what was held, process by process.
 pub(super) fn say(told: &Told, program: &str) {
     if told.0.is_empty() {
-        let why = match millpond::device::cuda::driver() {
-            // What is not reached is not seen.
-            Ok(_) => "it allocated no CUDA memory, unless in a process that is out of reach: one with other rights, or \
-                      started without this environment (env -i, sudo)"
-                .to_owned(),
-            // What is missing, without what to do about it: the program may need no GPU.
-            Err(error) => {
-                let error = error.to_string();
-                format!("it allocated no CUDA memory: {}", error.split(". ").next().unwrap_or_default())
-            }
-        };
+        // What is not reached is not seen. Whether there is a driver is not asked: that would start it, which takes 100 ms and more.
+        let why = "it allocated no CUDA memory, unless in a process that is out of reach: one with other rights, or started \
+                   without this environment (env -i, sudo)";
         return remark(&format!("millpond: {program}: {why}"));
     }
     for account in &told.0 {

@@ -11,17 +11,17 @@ use std::ffi::c_int;
 use millpond::bindings::{self, Mutex, PerProcess};
 use millpond::device::DevicePtr;
 use millpond::{Error, Pool, SharedEvent, Stream};
+use millpond_offers::{self as offers, Offered};
 use rustc_hash::FxHashMap;
 
 use super::blocks::book;
 use super::captures::{self, PoolId};
 use crate::devices::{Device, device};
 use crate::failure::{Failure, Result};
-use crate::offers::{self, Offered};
 use crate::tags;
 
 /// A block is being freed: nobody can open it any more.
-pub(super) use crate::offers::withdraw;
+pub(super) use millpond_offers::withdraw;
 
 /// Offers a live block to other processes. Returns what [`open`] takes there; the same as often as it is offered.
 pub(super) fn offer(gpu: c_int, ptr: DevicePtr) -> Result<String> {
@@ -35,7 +35,7 @@ pub(super) fn offer(gpu: c_int, ptr: DevicePtr) -> Result<String> {
         return Err(not_shareable("the device has no virtual memory: send a copy on the CPU (tensor.cpu())"));
     }
     let (pool, _) = tags::owner_of(device, ptr)?;
-    let handle = offers::offer(Offered { pool, ptr, stream: stream(gpu, device)? })?;
+    let handle = offers::offer(Offered { pool, ptr, stream: stream(gpu, device)? })?.text();
     // Its free withdraws it.
     book(gpu as usize).lock().note_shared(ptr.raw());
     Ok(handle)
@@ -77,7 +77,7 @@ static OPENED: PerProcess<Mutex<OpenedBlocks>> = PerProcess::new(Default::defaul
 /// Opens a block that another process [offers](offer), on a GPU. [`close`] closes it.
 pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {
     let device = device(gpu.into())?;
-    let received = offers::open(handle)?;
+    let received = offers::open_text(handle)?;
     let stream = stream(gpu, device)?;
     let (pool, ptr, _, event) = bindings::open_shared(&device.context, received, &stream)?;
     OPENED.get().lock().in_use.push(Opened { gpu, ptr, pool, stream, _event: event });

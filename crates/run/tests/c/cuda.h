@@ -47,6 +47,7 @@ CUresult cuMemCreate(unsigned long long *handle, size_t bytes, const int *props,
 CUresult cuMemRelease(unsigned long long handle);
 CUresult cuMemAddressReserve(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags);
 CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags);
+CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const int *access, size_t entries);
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr at);
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr at);
@@ -54,7 +55,10 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, 
 CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at);
 CUresult cuMemRetainAllocationHandle(unsigned long long *handle, void *at);
 CUresult cuCtxGetFlags(unsigned *flags);
+typedef struct { char bytes[64]; } CUipcMemHandle;
 CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr at);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr at);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const void *props);
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);

@@ -1,6 +1,7 @@
-//! Blocks for other processes that were handed a string: PyTorch's tensors by `torch.multiprocessing`, Numba's IPC handles.
+//! Blocks for other processes that were handed a name: PyTorch's tensors by `torch.multiprocessing`, Numba's IPC handles, and those of
+//! CUDA programs under `millpond run`.
 //!
-//! The string names a socket of this process, a secret, and the block. The first offer starts a thread that listens at the
+//! The [name](Name) is of a socket of this process, a secret, and the block. The first offer starts a thread that listens at the
 //! socket. A block's pages are exported when they are asked for, and none of their descriptors is kept here. So thousands of
 //! blocks can be offered.
 //!
@@ -24,11 +25,27 @@ use millpond::bindings::{Mutex, PerProcess};
 use millpond::device::DevicePtr;
 use millpond::{Pool, Received, Stream};
 use rustc_hash::FxHashMap;
+use thiserror::Error;
 
-use crate::failure::{Failure, Result};
+/// Why a block is not offered, or not opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OfferError {
+    /// What went wrong between the processes.
+    #[error("{0}")]
+    Broken(String),
+    /// The pool's own error.
+    #[error(transparent)]
+    Pool(#[from] millpond::Error),
+}
 
-/// What each handle begins with: PyTorch's own begin with a byte below 32.
-const HANDLE: &str = "millpond/2/";
+type Result<T> = std::result::Result<T, OfferError>;
+
+/// What each text begins with: PyTorch's own handles begin with a byte below 32.
+const TEXT: &str = "millpond/2/";
+
+/// What the bytes of each name begin with.
+const MAGIC: [u8; 8] = *b"mpoffer2";
 
 /// How long a connection may last here, from its first byte to the last.
 const TO_ANSWER: Duration = Duration::from_secs(10);
@@ -43,9 +60,9 @@ const TO_WAIT: Duration = Duration::from_secs(60);
 const GIVEN: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// What stands in a handle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Handle {
+/// Names a block that a process offers, for those who are handed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Name {
     /// Names the socket. Every process of the machine can read that.
     socket: u64,
     /// Nobody can, but those who were handed the string.
@@ -53,22 +70,50 @@ struct Handle {
     block: u64,
 }
 
-impl Handle {
-    fn text(&self) -> String {
-        format!("{HANDLE}{:016x}/{:032x}/{:x}", self.socket, self.secret, self.block)
+impl Name {
+    /// As a text of at most 80 characters.
+    pub fn text(&self) -> String {
+        format!("{TEXT}{:016x}/{:032x}/{:x}", self.socket, self.secret, self.block)
     }
 
-    fn read(text: &str) -> Option<Self> {
-        let mut parts = text.strip_prefix(HANDLE)?.split('/');
-        let handle = Self {
+    /// The name in such a text; `None` where it is another one.
+    pub fn read(text: &str) -> Option<Self> {
+        let mut parts = text.strip_prefix(TEXT)?.split('/');
+        let name = Self {
             socket: u64::from_str_radix(parts.next()?, 16).ok()?,
             secret: u128::from_str_radix(parts.next()?, 16).ok()?,
             block: u64::from_str_radix(parts.next()?, 16).ok()?,
         };
-        parts.next().is_none().then_some(handle)
+        parts.next().is_none().then_some(name)
     }
 
-    fn bytes(&self) -> [u8; 24] {
+    /// As bytes, of which the first say that they are a name.
+    pub fn to_bytes(&self) -> [u8; 40] {
+        let mut bytes = [0; 40];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&self.socket.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.asked());
+        bytes
+    }
+
+    /// The name in such bytes; `None` where they are others.
+    pub fn from_bytes(bytes: &[u8; 40]) -> Option<Self> {
+        let part = |at: usize| -> [u8; 8] { bytes[at..at + 8].try_into().expect("8 of 40 bytes") };
+        let secret = bytes[16..32].try_into().expect("16 of 40 bytes");
+        (part(0) == MAGIC).then(|| Self {
+            socket: u64::from_le_bytes(part(8)),
+            secret: u128::from_le_bytes(secret),
+            block: u64::from_le_bytes(part(32)),
+        })
+    }
+
+    /// Whether it is of a block of this process.
+    pub fn is_own(&self) -> bool {
+        OFFERS.get().lock().server.is_some_and(|(socket, _)| socket == self.socket)
+    }
+
+    /// What is said to the process that offers it.
+    fn asked(&self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[..16].copy_from_slice(&self.secret.to_le_bytes());
         bytes[16..].copy_from_slice(&self.block.to_le_bytes());
@@ -105,11 +150,13 @@ fn this_user() -> libc::uid_t {
 
 /// A block that others may open.
 #[derive(Debug, Clone)]
-pub(crate) struct Offered {
-    pub(crate) pool: Pool,
-    pub(crate) ptr: DevicePtr,
+pub struct Offered {
+    /// The pool that it is of.
+    pub pool: Pool,
+    /// Where it begins.
+    pub ptr: DevicePtr,
     /// Who opens the block works on it after what this stream was given until then.
-    pub(crate) stream: Stream,
+    pub stream: Stream,
 }
 
 /// What this process offers.
@@ -127,12 +174,15 @@ static OFFERS: PerProcess<Mutex<Offers>> = PerProcess::new(Default::default);
 
 /// Offers a live block to other processes of this user, until [`withdraw`]. Returns what [`open`] takes there; the same as often
 /// as it is offered.
-pub(crate) fn offer(offered: Offered) -> Result<String> {
+///
+/// # Errors
+/// Where the system has no socket or thread for it.
+pub fn offer(offered: Offered) -> Result<Name> {
     let mut offers = OFFERS.get().lock();
     let (socket, secret) = match offers.server {
         Some(server) => server,
         None => *offers.server.insert(start().map_err(|error| {
-            Failure::Broken(format!("no socket could be made for processes that share memory: {error}"))
+            OfferError::Broken(format!("no socket could be made for processes that share memory: {error}"))
         })?),
     };
     let ptr = offered.ptr.raw();
@@ -146,12 +196,12 @@ pub(crate) fn offer(offered: Offered) -> Result<String> {
             number
         }
     };
-    Ok(Handle { socket, secret, block }.text())
+    Ok(Name { socket, secret, block })
 }
 
 /// Ends the offer of a block, before the block is freed. Who opened it has it still.
 #[cold]
-pub(crate) fn withdraw(ptr: u64) {
+pub fn withdraw(ptr: u64) {
     let mut offers = OFFERS.get().lock();
     let gone = offers.numbers.remove(&ptr).and_then(|number| offers.blocks.remove(&number));
     // The end of a pool or a stream may wait.
@@ -162,7 +212,7 @@ pub(crate) fn withdraw(ptr: u64) {
 /// A block that is offered, by its number.
 fn find(block: u64) -> Result<Offered> {
     OFFERS.get().lock().blocks.get(&block).cloned().ok_or_else(|| {
-        Failure::Broken("the memory was freed there: keep it until the other process has it".to_owned())
+        OfferError::Broken("the memory was freed there: keep it until the other process has it".to_owned())
     })
 }
 
@@ -317,22 +367,35 @@ fn send(mut connection: &UnixStream, block: u64) -> Result<()> {
     let shared = pool.share(ptr, &stream)?;
     // It may have been freed in between, and what lies there now be another block. Once it is shared, it stays.
     find(block)?;
-    let failed = |error: io::Error| Failure::Broken(format!("the memory could not be sent: {error}"));
+    let failed = |error: io::Error| OfferError::Broken(format!("the memory could not be sent: {error}"));
     connection.write_all(&[GIVEN]).map_err(failed)?;
     Ok(shared.send(connection)?)
 }
 
 // ---- the process that gets it ------------------------------------------------------------------------
 
+/// As [`open`], by the text of a name.
+///
+/// # Errors
+/// As for [`open`], and for a text that is no name.
+pub fn open_text(text: &str) -> Result<Received> {
+    open(Name::read(text).ok_or_else(|| {
+        let why = "its handle is of another version of millpond: use one in both";
+        OfferError::Broken(format!("memory of another process cannot be opened: {why}"))
+    })?)
+}
+
 /// Gets a block that another process of this user [offers](offer).
-pub(crate) fn open(handle: &str) -> Result<Received> {
-    let broken = |why: String| Failure::Broken(format!("memory of another process cannot be opened: {why}"));
-    let handle = Handle::read(handle)
-        .ok_or_else(|| broken("its handle is of another version of millpond: use one in both".to_owned()))?;
+///
+/// # Errors
+/// Its process is gone, is another user's, or has freed the block; or what came is no block.
+pub fn open(name: Name) -> Result<Received> {
+    let broken =
+        |why: String| OfferError::Broken(format!("memory of another process cannot be opened: {why}"));
     let gone = |error: io::Error| {
         broken(format!("its process does not answer ({error}): keep that running until it was opened"))
     };
-    let mut connection = address(handle.socket).and_then(|at| UnixStream::connect_addr(&at)).map_err(gone)?;
+    let mut connection = address(name.socket).and_then(|at| UnixStream::connect_addr(&at)).map_err(gone)?;
     // Before the secret is said: a name that its process no longer has may be anybody's.
     let (user, this) = (user_of(&connection).map_err(gone)?, this_user());
     if user != this {
@@ -341,7 +404,7 @@ pub(crate) fn open(handle: &str) -> Result<Received> {
         )));
     }
     connection.set_read_timeout(Some(TO_WAIT)).map_err(gone)?;
-    connection.write_all(&handle.bytes()).map_err(gone)?;
+    connection.write_all(&name.asked()).map_err(gone)?;
     let mut first = [REFUSED];
     connection.read_exact(&mut first).map_err(|error| broken(format!("no answer ({error})")))?;
     if first != [GIVEN] {
@@ -354,4 +417,22 @@ pub(crate) fn open(handle: &str) -> Result<Received> {
         }));
     }
     Ok(Received::receive(&connection)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_as_it_was_written_and_nothing_else_is() {
+        let name = Name { socket: 7, secret: u128::MAX - 1, block: 1 << 60 };
+        assert_eq!(Name::read(&name.text()), Some(name));
+        assert_eq!(Name::from_bytes(&name.to_bytes()), Some(name));
+        let text = name.text();
+        assert!(text.len() <= 80);
+        for wrong in ["", "millpond/2/", "millpond/1/7/7/7", &text[1..], &format!("{text}/1")] {
+            assert_eq!(Name::read(wrong), None, "{wrong}");
+        }
+        assert_eq!(Name::from_bytes(&[0; 40]), None);
+    }
 }
