@@ -1,12 +1,13 @@
 //! What `millpond replay` tells people: tables of what each allocator did, at most 80 columns wide.
 
 use millpond::HumanBytes;
+use millpond_replay::deciding::Deciding;
 use millpond_replay::fit::{Card, Need};
 use millpond_replay::growth::{Grown, Growth};
 use millpond_replay::holes::{Beside, Holes};
 use millpond_replay::out_of_memory::OutOfMemory;
 use millpond_replay::possible::Possible;
-use millpond_replay::replay::{Moves, Outcome, Waste};
+use millpond_replay::replay::{Moves, Outcome};
 use millpond_replay::sites::{Live, WAITING};
 use millpond_replay::steps::StepBy;
 
@@ -24,8 +25,8 @@ pub(crate) struct Row {
     pub(crate) outcome: Outcome,
     /// Where it was looked for, and the trace ran to its end.
     pub(crate) need: Option<Need>,
-    /// Where memory is wasted at the peak, where that was looked for.
-    pub(crate) waste: Option<Waste>,
+    /// What is held when what is needed is decided, where that was looked for.
+    pub(crate) deciding: Option<Deciding>,
     /// The holes then.
     pub(crate) holes: Holes,
     /// In managed memory of the simulated device.
@@ -35,7 +36,7 @@ pub(crate) struct Row {
 impl Row {
     /// Of which nothing else is known.
     pub(crate) fn of(outcome: Outcome) -> Self {
-        Self { outcome, need: None, waste: None, holes: Holes::default(), moves: None }
+        Self { outcome, need: None, deciding: None, holes: Holes::default(), moves: None }
     }
 }
 
@@ -113,18 +114,27 @@ pub(crate) fn calls(rows: &[Row]) -> String {
 
 /// Where the bytes are that nobody asked for.
 pub(crate) fn wasted(rows: &[Row]) -> String {
-    let titles = ["allocator", "rounding", "holes", "caches", "other streams", "at event"];
+    let titles = ["allocator", "at event", "rounding", "holes", "caches", "other streams"];
     let mut lines = vec![titles.map(str::to_owned).to_vec()];
-    for Row { outcome, waste, .. } in rows {
-        let Some(waste) = waste else { continue };
+    for Row { outcome, deciding, .. } in rows {
+        let Some(Deciding { waste, is_most, .. }) = deciding else { continue };
         let parts = [waste.rounding, waste.holes, waste.caches, waste.other_streams];
-        let mut line = vec![outcome.allocator.clone()];
+        let name = &outcome.allocator;
+        let name = if *is_most { format!("({name})") } else { name.clone() };
+        let mut line = vec![name, thousands(waste.event as u64)];
         line.extend(parts.map(|bytes| HumanBytes(bytes).to_string()));
-        line.push(thousands(waste.event as u64));
         lines.push(line);
     }
-    fitted(&lines)
+    let is_any_most = rows.iter().filter_map(|row| row.deciding.as_ref()).any(|deciding| deciding.is_most);
+    match is_any_most {
+        true => format!("{}\n{}", fitted(&lines), wrapped(NOT_DECIDED)),
+        false => fitted(&lines),
+    }
 }
+
+/// What is said of a row in parentheses.
+const NOT_DECIDED: &str =
+    "(in parentheses: when it holds the most without a limit, since what it needs was not looked for)";
 
 /// What moves between the host and the card, for each allocator of managed memory.
 pub(crate) fn moved(rows: &[Row]) -> String {

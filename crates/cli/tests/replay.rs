@@ -140,12 +140,13 @@ fn json_has_all_that_is_printed() {
     };
     let of_every_device = [
         "allocator",
-        "at_peak",
         "cards",
+        "decided",
         "device",
         "device_calls",
         "device_us",
         "events",
+        "holds_most",
         "memory",
         "needs",
         "oom",
@@ -166,7 +167,7 @@ fn json_has_all_that_is_printed() {
         assert!(row["oom"].is_null() && row["device"] == "sim");
         assert!(row["needs"].as_u64() >= row["peak_requested"].as_u64());
         assert_eq!(row["cards"], serde_json::json!(["4090"]));
-        assert_eq!(row["at_peak"]["reserved"], row["peak_reserved"]);
+        assert!(row["holds_most"].is_null() && row["decided"]["reserved"].as_u64() <= row["needs"].as_u64());
     }
     let lines = simulated["verdict"]["lines"].as_array().unwrap();
     assert!(lines.len() >= 3);
@@ -175,7 +176,7 @@ fn json_has_all_that_is_printed() {
     assert!(possible["reserved"].as_u64() <= rows[0]["peak_reserved"].as_u64());
     assert!(lines.iter().any(|line| line.as_str().unwrap().ends_with("; 1.000 is possible.")), "{lines:?}");
     assert_eq!(cells(&text, "allocator", "(possible)")[4], "1.000");
-    assert!(rows[0]["at_peak"]["holes_beside"].is_array(), "{rows:?}");
+    assert!(rows[0]["decided"]["holes_beside"].is_array(), "{rows:?}");
     assert!(lines.iter().all(|line| unwrapped(&text).contains(line.as_str().unwrap())), "{text}");
     assert_eq!(simulated["verdict"]["millpond"]["bytes"], rows[0]["needs"]);
     assert_eq!(simulated["live_at_peak"]["bytes"], 10_499_491_208_u64);
@@ -416,7 +417,7 @@ fn a_recording_that_the_environment_names_is_not_overwritten() {
 fn with_a_capacity_figures_without_a_limit_say_so() {
     let text =
         stdout(&replay(GNN, &["--capacity", "9.85GiB", "--context", "0", "--allocator", "millpond,caching"]));
-    assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
+    assert!(text.contains("At the request that decides, reserved and not requested"), "{text}");
     assert!(text.contains("\nWithout a limit:\nThe job requests 9.78 GiB at most."), "{text}");
 }
 
@@ -763,18 +764,20 @@ fn compare_verdict(trace: &Path) {
     assert!(verdict.matches("cache").count() <= 2 && !verdict.contains("are cache:"), "{verdict}");
 
     // One moment, with the parts of its own row.
-    let waste = &of(first)["at_peak"];
-    if let Some(line) = lines.iter().find(|line| line.starts_with("When ")) {
+    let waste = &of(first)["decided"];
+    let decides = format!(" decides what {name} needs:");
+    if let Some(line) = lines.iter().find(|line| line.contains(&decides)) {
         let moment = format!(
-            "When {name} first holds {}, {} are requested.",
+            "A request for {} decides what {name} needs: it then holds {}, of which {} are requested.",
+            bytes(&waste["asked"]),
             bytes(&waste["reserved"]),
             bytes(&waste["requested"])
         );
         assert!(line.starts_with(&moment), "{moment}: {line}");
-        assert_eq!(bytes(&waste["reserved"]), mine[3]);
-        let parts = cells(&text, "At the peak", first);
+        assert!(waste["reserved"].as_u64() <= of(first)["needs"].as_u64(), "{waste}");
+        let parts = cells(&text, "At the request that decides", first);
         let words = ["are rounding", "are holes beside", "are cached without", "were last used on other"];
-        for (part, words) in parts[1..].iter().zip(words) {
+        for (part, words) in parts[2..].iter().zip(words) {
             assert!(
                 !line.contains(words) || line.contains(&format!("{part} {words}")),
                 "{part} {words}: {line}"
