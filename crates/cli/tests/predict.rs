@@ -345,6 +345,23 @@ fn a_program_that_asks_for_torch_before_it_imports_it_is_watched() {
 }
 
 #[test]
+fn what_the_figures_would_be_misread_without_is_said_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("p.json");
+    let script = STAND_IN
+        .replace("\"remarks\"", "\"first\": [\"no optimizer took a step\"], \"remarks\"")
+        .replace("\"steps\", \"error\"", "\"ended\", \"error\"");
+    let args = ["--json", json.to_str().unwrap()];
+    let Some(output) = predicted(&format!("{script}raise SystemExit(3)"), &args) else { return };
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[2..4], ["But: no optimizer took a step", "But: python3 ended with status 3"], "{text}");
+    assert!(lines[4].starts_with("requests "), "{text}");
+    let first = &read_json(&json)["ranks"][0]["first"];
+    assert_eq!(first.as_array().unwrap().len(), 2, "{first}");
+}
+
+#[test]
 fn each_rank_is_predicted() {
     let Some(output) = predicted(STAND_IN, &["--ranks", "2"]) else { return };
     let text = stdout(&output);
@@ -367,8 +384,8 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     };
     refused(&answer("refused", "train.py:3: say --item"), &[], 2, "train.py:3: say --item");
     refused(&answer("failed", "ValueError: no"), &[], 1, "python3: ValueError: no; nothing is predicted");
-    refused("pass", &[], 2, "it used no CUDA memory of PyTorch");
-    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had used a card");
+    refused("pass", &[], 2, "it allocated nothing on a card by PyTorch");
+    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had allocated on a card");
     refused(STAND_IN, &["--card", "1GiB", "--batch", "auto"], 2, "a batch of 1 does not fit a card of 1 GiB");
     refused(STAND_IN, &["--batch", "0"], 2, "should be a number above 0, or auto");
     refused(STAND_IN, &["--selected", "2"], 2, "a part from 0 to 1");

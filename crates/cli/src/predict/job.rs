@@ -23,9 +23,10 @@ const CARD: Library =
     Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
 
 /// What watches PyTorch, and what has it imported.
-const HOOK: [(&str, &str); 11] = [
+const HOOK: [(&str, &str); 12] = [
     ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
     ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
+    ("millpond_predict/allocator.py", include_str!("python/millpond_predict/allocator.py")),
     ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
     ("millpond_predict/kernels.py", include_str!("python/millpond_predict/kernels.py")),
     ("millpond_predict/ranks.py", include_str!("python/millpond_predict/ranks.py")),
@@ -81,6 +82,9 @@ pub(super) struct Answer {
     ended: String,
     error: Option<String>,
     recording: Option<PathBuf>,
+    /// What is said before all else.
+    #[serde(default)]
+    pub(super) first: Vec<String>,
     pub(super) remarks: Vec<String>,
     #[serde(default)]
     pub(super) steps: u32,
@@ -194,8 +198,11 @@ impl<'a> Job<'a> {
             return Err(Error::ProgramFailed { program: self.name(), why });
         }
         let mut processes = Vec::new();
-        for answer in answers {
+        for mut answer in answers {
             let Some(recording) = answer.recording.clone() else { continue };
+            if ended.status != 0 && answer.ended == "ended" {
+                answer.first.push(format!("{} ended with status {}", self.name(), ended.status));
+            }
             // Of several cards, a process uses one.
             let peak = |trace: &Trace| trace.blocks.iter().map(|block| block.size).sum::<u64>();
             let Some(trace) = read_file(&recording)?.into_iter().max_by_key(peak) else { continue };
@@ -204,11 +211,11 @@ impl<'a> Job<'a> {
         match processes.is_empty() {
             false => Ok(processes),
             true if ended.status != 0 => {
-                let why = format!("it ended with status {} before it had used a card", ended.status);
+                let why = format!("it ended with status {} before it had allocated on a card", ended.status);
                 Err(Error::ProgramFailed { program: self.name(), why })
             }
             true => Err(Error::NotPredicted(format!(
-                "{}: it used no CUDA memory of PyTorch; name a Python program that does, such as python train.py",
+                "{}: it allocated nothing on a card by PyTorch; name a Python program that does, such as python train.py",
                 self.name()
             ))),
         }

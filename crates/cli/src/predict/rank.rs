@@ -53,6 +53,8 @@ pub(super) struct Rank {
     modules: Vec<Held>,
     allocators: Vec<Needs>,
     beside: Vec<Beside>,
+    /// What is said before all else.
+    first: Vec<String>,
     remarks: Vec<String>,
 }
 
@@ -96,6 +98,7 @@ impl Rank {
             modules: by(|tags| tags.get(1).cloned().unwrap_or_else(|| "(no module)".to_owned())),
             allocators: Needs::with(&NAMES, trace, &program, &cards, wanted.beside())?,
             beside: beside(wanted),
+            first: process.answer.first.clone(),
             remarks: process.answer.remarks.clone(),
         })
     }
@@ -111,6 +114,7 @@ impl Rank {
             say(&format!("\nRank {}", self.rank));
         }
         say(&format!("({})", self.seen));
+        self.first.iter().for_each(|said| say(&wrapped(&format!("But: {said}"), WIDTH)));
         let peak = self.peak_requested;
         say(&format!("requests {} at most\n\nHeld at the peak, by kind", HumanBytes(peak)));
         say(&held(&self.kinds, peak));

@@ -67,12 +67,12 @@ def scalar(tensor: Any) -> Any:
     if is_asked_by("grad_scaler.py"):
         # No overflow was found: otherwise a loss scaler skips the step.
         return value
-    if ITEM is not None:
+    if not tensor.is_floating_point() and (finite := of_a_check(where)) is not None:
+        value = finite
+    elif ITEM is not None:
         value = ITEM
     elif tensor.is_floating_point():
         value = 1.0
-    elif (finite := of_a_check(where)) is not None:
-        value = finite
     elif is_own:
         refuse_value(where, "a branch on a tensor, or a size from one,")
     elif asks_for_all():
