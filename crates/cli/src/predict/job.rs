@@ -23,12 +23,13 @@ const CARD: Library =
     Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
 
 /// What watches PyTorch, and what has it imported.
-const HOOK: [(&str, &str); 12] = [
+const HOOK: [(&str, &str); 13] = [
     ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
     ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
     ("millpond_predict/allocator.py", include_str!("python/millpond_predict/allocator.py")),
     ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
     ("millpond_predict/kernels.py", include_str!("python/millpond_predict/kernels.py")),
+    ("millpond_predict/libraries.py", include_str!("python/millpond_predict/libraries.py")),
     ("millpond_predict/ranks.py", include_str!("python/millpond_predict/ranks.py")),
     ("millpond_predict/recording.py", include_str!("python/millpond_predict/recording.py")),
     ("millpond_predict/recurrent.py", include_str!("python/millpond_predict/recurrent.py")),
@@ -210,6 +211,11 @@ impl<'a> Job<'a> {
         }
         match processes.is_empty() {
             false => Ok(processes),
+            // As shells have it.
+            true if ended.status > 128 => {
+                let why = format!("signal {} ended it before its allocations were told", ended.status - 128);
+                Err(Error::ProgramFailed { program: self.name(), why })
+            }
             true if ended.status != 0 => {
                 let why = format!("it ended with status {} before it had allocated on a card", ended.status);
                 Err(Error::ProgramFailed { program: self.name(), why })

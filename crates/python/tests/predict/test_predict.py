@@ -290,3 +290,40 @@ def test_a_program_that_allocates_nothing_is_told_so_in_one_line(program: str, s
     done = of(program)
     assert done.returncode == status
     assert said in done.stderr.splitlines()[-1], done.stderr
+
+
+#: Lines that use a library beside cuBLAS and cuDNN, and which.
+LINES = {
+    "y = torch.fft.irfft(torch.fft.rfft(y), n=1024)": "cuFFT",
+    "y = torch.stft(y.flatten(), 256, 64, window=torch.hann_window(256).cuda(), return_complex=True).abs()": "cuFFT",
+    "y = y + torch.linalg.inv(torch.eye(4).cuda().repeat(8, 1, 1)).mean()": "",
+    "y = y @ torch.linalg.eigh(model.weight.detach())[1]": "cuSOLVER",
+    "y = y + torch.linalg.inv(model.weight)": "cuSOLVER",
+    "torch.nn.init.orthogonal_(model.weight)": "cuSOLVER",
+    "y = torch.linalg.svd(y)[1]; y = y + torch.linalg.qr(model.weight.repeat(3, 1, 1))[1].mean()": "cuSOLVER",
+    "y = (torch.eye(64).cuda().to_sparse() @ y[:64])": "cuSPARSE",
+}
+
+USES = """
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(3):
+    y = model(torch.randn(1024, 1024, device="cuda"))
+    {line}
+    y.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_library_whose_workspaces_were_not_measured_is_named_with_its_line(line: str, tmp_path: Path) -> None:
+    library = LINES[line]
+    rank = rank_of_program(tmp_path, USES.format(line=line), "--selected", "0.1")
+    assert "3 steps" in rank["seen"]
+    # The model takes 36 MiB, and nothing here has more than a few times that.
+    assert 32 << 20 < rank["peak_requested"] < 256 << 20
+    lines = [said for said in rank["first"] if said.startswith("<string>:7: workspaces of ")]
+    assert all(f"workspaces of {library} were not measured" in said for said in lines), rank["first"]
+    assert bool(lines) == bool(library), rank["first"]

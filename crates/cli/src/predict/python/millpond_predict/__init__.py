@@ -9,6 +9,7 @@ file       concern
 recording  PyTorch's own history of its allocations, with a kind and a module for each, written at the end
 watching   which module runs, in which phase; what parameters, gradients and the optimizer hold
 kernels    operations of cuDNN: what they return, and the workspaces that were measured
+libraries  what cuFFT, cuSOLVER and cuSPARSE are taken to work in
 values     what needs a value that nobody computed: an answer, or one clear message
 allocator  what the program asks of PyTorch's allocator, and is left out
 settings   what the command asks for

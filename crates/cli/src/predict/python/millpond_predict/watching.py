@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import allocator, kernels, ranks, values, weights
+from . import allocator, kernels, libraries, ranks, values, weights
 from .recording import Recording
 from .settings import ANSWER, FOLDER, PROCESS, REAL, STEPS, leave, refuse
 
@@ -53,6 +53,7 @@ def begin() -> None:
             warnings.simplefilter("ignore")
             kernels.begin(RECORDING)
             values.begin()
+            libraries.begin()
         allocator.begin(torch)
     ranks.begin()
     watch_modules()
@@ -91,6 +92,7 @@ def write(ended: str) -> None:
         ANSWER.say_first(
             "no optimizer took a step: its state, and what a step allocates, are not in what follows. The program ended before"
         )
+    libraries.say()
     RECORDING.write()
     ANSWER.write(ended)
 
