@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use millpond::HumanBytes;
+use millpond_replay::replay::{FreeWhen, Program as Replayed};
 use millpond_replay::trace::Trace;
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -95,6 +97,8 @@ pub(super) struct Answer {
     rank: u32,
     #[serde(default)]
     pub(super) peak_reserved: u64,
+    /// Where a library asked if something holds for all values, and either answer may need more memory.
+    asked: Option<String>,
 }
 
 impl<'a> Job<'a> {
@@ -121,8 +125,33 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Runs it with these words behind its own, once for each rank.
+    /// Runs it with these words behind its own. Where a library asks if something holds for all values, it is run with both answers,
+    /// and the one that requests more is taken.
     pub(super) fn run(&self, more: &[OsString], is_shown: bool) -> Result<Run> {
+        let mut run = self.run_with(more, is_shown, true)?;
+        let Some(asked) = run.processes.iter().find_map(|process| process.answer.asked.clone()) else {
+            return Ok(run);
+        };
+        let mut answer = "yes";
+        // A program may wait for the first answer.
+        let said = match self.run_with(more, false, false) {
+            Ok(other) => {
+                let mut requested = [run.peak_requested(), other.peak_requested()];
+                if requested[1] > requested[0] {
+                    (run, answer) = (other, "no");
+                    requested.reverse();
+                }
+                format!("with the other, {} are requested", HumanBytes(requested[1]))
+            }
+            Err(_) => "with the other, it does not run".to_owned(),
+        };
+        let said = format!("{asked} asks if something holds for all values: answered by {answer}; {said}");
+        run.processes.iter_mut().for_each(|process| process.answer.remarks.push(said.clone()));
+        Ok(run)
+    }
+
+    /// Runs it once for each rank, with this answer.
+    fn run_with(&self, more: &[OsString], is_shown: bool, holds_for_all: bool) -> Result<Run> {
         let _progress = Progress::new(&self.name(), "predicting");
         let mut run = Run { processes: Vec::new(), kept: Kept::default(), _folders: Vec::new() };
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
@@ -133,7 +162,8 @@ impl<'a> Job<'a> {
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
             // The path that the system itself has for it: what lies in it is told by that.
             let path = folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_owned());
-            let environment = self.environment(&path, rank)?;
+            let mut environment = self.environment(&path, rank)?;
+            environment.push(("MILLPOND_PREDICT_ALL", if holds_for_all { "yes" } else { "no" }.into()));
             let ended = match self.options.writes_through {
                 true => program.run(&environment, stdout)?,
                 false => apart::run(&path, || program.run(&environment, stdout))?,
@@ -231,6 +261,12 @@ impl<'a> Job<'a> {
 impl Run {
     pub(super) fn processes(&self) -> &[Process] {
         &self.processes
+    }
+
+    /// The most that one process requests, in bytes.
+    fn peak_requested(&self) -> u64 {
+        let of = |process: &Process| Replayed::new(&process.trace, FreeWhen::Completed).peak_requested().0;
+        self.processes.iter().map(of).max().unwrap_or(0)
     }
 
     /// What it wrote and removed, to no effect.

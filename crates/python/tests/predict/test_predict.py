@@ -34,9 +34,16 @@ STATELESS = {"rnn"}
 PYTHON = os.environ.get("MILLPOND_PREDICT_PYTHON", sys.executable)
 
 
-def has_torch() -> bool:
-    asked = "import torch, sys; sys.exit(not torch.backends.cuda.is_built())"
+def runs(asked: str) -> bool:
     return subprocess.run([PYTHON, "-c", asked], capture_output=True, check=False).returncode == 0
+
+
+def has_torch() -> bool:
+    return runs("import torch, sys; sys.exit(not torch.backends.cuda.is_built())")
+
+
+def has(module: str) -> bool:
+    return runs(f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)")
 
 
 COMMAND = [os.environ["MILLPOND_PREDICT_COMMAND"]] if "MILLPOND_PREDICT_COMMAND" in os.environ else [sys.executable, "-m", "millpond"]
@@ -131,14 +138,37 @@ def test_an_option_answers_what_needs_a_value() -> None:
     assert "torch.Size([262144]) more" in done.stderr
 
 
-def test_a_library_that_asks_of_all_values_is_told_yes(tmp_path: Path) -> None:
+#: Libraries that ask if something holds for all values, and what is requested with the answer that needs more, in MiB.
+ASKS = {
+    "return torch.empty(8 << 20).cuda() if (values == 0).all() else torch.empty(2 << 20).cuda()": (32, "answered by yes"),
+    "return torch.empty(2 << 20).cuda() if (values == 0).all() else torch.empty(8 << 20).cuda()": (32, "answered by no"),
+    "return torch.empty(8 << 20).cuda() if (positions == 0).all() else torch.empty(2 << 20).cuda()": (32, None),
+    "return torch.empty(2 << 20).cuda() if mask.all() else torch.empty(8 << 20).cuda()": (32, "a mask has no gaps"),
+}
+
+
+@pytest.mark.parametrize("line", ASKS)
+def test_what_a_library_asks_of_all_values_is_answered_by_what_needs_more(line: str, tmp_path: Path) -> None:
     library = tmp_path / "site-packages"
     library.mkdir()
-    (library / "asks.py").write_text("def is_whole(mask):\n    return bool((mask == 0).all())\n")
-    program = f"import sys, torch; sys.path.append({str(library)!r}); import asks; print(asks.is_whole(torch.ones(4).cuda()))"
-    done = of(program)
-    assert done.returncode == 0, done.stderr
-    assert "True" in done.stderr
+    (library / "asks.py").write_text(f"import torch\ndef made(mask):\n    values = positions = mask\n    {line}\n")
+    program = f"import sys, torch; sys.path.append({str(library)!r}); import asks; made = asks.made(torch.ones(4).cuda())"
+    rank = rank_of_program(tmp_path, program)
+    mib, said = ASKS[line]
+    assert rank["peak_requested"] >> 20 == mib
+    assert said is None or any("asks.py:4 asks if " in remark and said in remark for remark in rank["remarks"]), rank["remarks"]
+
+
+#: Bytes that a BERT with padded texts of so many words took on an H200, as PyTorch counts them (docs/lab/predict.md).
+BERTS = {256: 6_673_280_000, 512: 12_176_393_216}
+
+
+@pytest.mark.skipif(not has("transformers"), reason="needs Transformers beside PyTorch")
+@pytest.mark.parametrize("length", BERTS)
+def test_a_mask_with_padding_takes_the_memory_of_a_mask(length: int, tmp_path: Path) -> None:
+    rank = rank_of(tmp_path, "--", PYTHON, str(JOBS / "bert.py"), "--length", str(length))
+    assert 0.995 <= rank["peak_requested"] / BERTS[length] <= 1.01, rank["peak_requested"]
+    assert any("asks if a mask has no gaps" in remark for remark in rank["remarks"]), rank["remarks"]
 
 
 def test_ranks_are_predicted_without_the_others(tmp_path: Path) -> None:

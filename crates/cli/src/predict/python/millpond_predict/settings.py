@@ -19,6 +19,9 @@ STEPS = int(os.environ.get("MILLPOND_PREDICT_STEPS") or 3)
 #: What stands in for a value that a program asks for; none if it was not said.
 ITEM = float(os.environ["MILLPOND_PREDICT_ITEM"]) if os.environ.get("MILLPOND_PREDICT_ITEM") else None
 
+#: What is answered where a library asks if something holds for all values, and nobody knows which answer needs more memory.
+ALL = os.environ.get("MILLPOND_PREDICT_ALL") != "no"
+
 #: The part of its elements that a mask selects; none if it was not said.
 SELECTED = float(os.environ["MILLPOND_PREDICT_SELECTED"]) if os.environ.get("MILLPOND_PREDICT_SELECTED") else None
 
@@ -108,15 +111,15 @@ def place() -> tuple[str, bool]:
     return "the program", False
 
 
-def line_of_library() -> str:
-    """The innermost line that runs outside of PyTorch, as text."""
+def line_of_library() -> tuple[str, str]:
+    """The innermost line that runs outside of PyTorch: where it is, and its text."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if "millpond_predict" not in file and not frame.f_globals.get("__name__", "").startswith("torch."):
-            return linecache.getline(file, frame.f_lineno)
+            return f"{os.path.basename(file)}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return "", ""
 
 
 def is_asked_by(end: str) -> bool:

@@ -54,7 +54,7 @@ def begin() -> None:
             kernels.begin(RECORDING)
             values.begin()
             libraries.begin()
-        allocator.begin(torch)
+            allocator.begin(torch)
     ranks.begin()
     watch_modules()
     watch_backward()
