@@ -107,7 +107,7 @@ impl<'a> Work<'a> {
         if let Some(costs) = &self.costs {
             program = program.at_costs(costs.clone());
         }
-        let names = args.allocators();
+        let names = args.allocators_for(trace);
         let lacking = lacking_for_a_verdict(args, &names);
         let all = count(names.len() as u64, "allocator");
         self.progress.set(&trace.name, &format!("replaying with {all}"));

@@ -414,6 +414,39 @@ fn a_recording_that_the_environment_names_is_not_overwritten() {
 }
 
 #[test]
+fn a_log_of_rmm_is_replayed_with_rmms_own_pool_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("rmm.csv");
+    let mut lines = "Thread,Time,Action,Pointer,Size,Stream\n".to_owned();
+    for (at, (action, pointer, mib)) in
+        [("allocate", 1, 8), ("allocate", 2, 4), ("free", 1, 8), ("allocate", 3, 6)].into_iter().enumerate()
+    {
+        lines += &format!("1,10:00:00:00000{at},{action},0x{pointer}0000000,{},0x0\n", mib << 20);
+    }
+    std::fs::write(&log, lines).unwrap();
+    let json = folder.path().join("out.json");
+    let rows = |args: &[&str]| {
+        let mut command = command();
+        let output = command.arg("replay").args(args).arg("--json").arg(&json).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        read_json(&json)[0]["allocators"].as_array().unwrap().clone()
+    };
+    let of_rmm = |rows: &[serde_json::Value]| {
+        let row = rows.iter().find(|row| row["allocator"] == "rmm-pool")?;
+        let mib = |key: &str| row[key].as_u64().unwrap() >> 20;
+        Some((mib("needs"), mib("peak_reserved")))
+    };
+    let path = log.to_str().unwrap();
+    // It doubles from 8 MiB to 16, and needs no more than 12.
+    assert_eq!(of_rmm(&rows(&[path])), Some((12, 16)));
+    assert_eq!(of_rmm(&rows(&[path, "--allocator", "millpond"])), None);
+    let gnn = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(GNN);
+    let gnn = gnn.to_str().unwrap();
+    assert_eq!(of_rmm(&rows(&[gnn])), None);
+    assert!(of_rmm(&rows(&[gnn, "--allocator", "rmm-pool"])).is_some());
+}
+
+#[test]
 fn with_a_capacity_figures_without_a_limit_say_so() {
     let text =
         stdout(&replay(GNN, &["--capacity", "9.85GiB", "--context", "0", "--allocator", "millpond,caching"]));
