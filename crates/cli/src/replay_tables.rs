@@ -11,7 +11,7 @@ use millpond_replay::replay::{Moves, Outcome};
 use millpond_replay::sites::{Live, WAITING};
 use millpond_replay::steps::StepBy;
 
-use crate::screen::{self, count, table, thousands};
+use crate::screen::{self, columns, count, table, thousands};
 
 /// Columns of a terminal.
 pub(crate) const WIDTH: usize = 80;
@@ -214,7 +214,7 @@ pub(crate) fn held(when: &str, live: &Live) -> String {
         let share = format!("{:.0} %", bytes as f64 * 100.0 / live.bytes.max(1) as f64);
         let blocks = blocks.map_or_else(String::new, thousands);
         let line = format!("\n{:>11} {share:>5} {blocks:>8}  ", HumanBytes(bytes).to_string());
-        let room = WIDTH + 1 - line.chars().count();
+        let room = columns().saturating_add(1) - line.chars().count();
         line + &cut(name, room)
     };
     for tag in live.tags.iter().take(MOST_TAGS) {
@@ -257,7 +257,7 @@ pub(crate) fn kept(found: &OutOfMemory) -> String {
         let share = format!("{:.0} %", *bytes as f64 * 100.0 / all.max(1) as f64);
         let holes = thousands(*holes);
         let line = format!("\n{:>11} {share:>5} {holes:>5}  ", HumanBytes(*bytes).to_string());
-        let room = WIDTH + 1 - line.chars().count();
+        let room = columns().saturating_add(1) - line.chars().count();
         text += &(line + &cut(site, room));
     }
     if shown.len() < beside.len() {
@@ -332,7 +332,7 @@ pub(crate) fn whole(row: &str, name: &str) -> String {
     let mut lines = row.to_owned();
     let (mut column, mut is_first) = (row.chars().count(), true);
     for word in name.split(' ') {
-        let word = cut(word, WIDTH - CONTINUED);
+        let word = cut(word, columns() - CONTINUED);
         let length = word.chars().count();
         let space = usize::from(!is_first);
         if column + space + length > WIDTH {

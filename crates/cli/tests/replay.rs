@@ -414,6 +414,25 @@ fn a_recording_that_the_environment_names_is_not_overwritten() {
 }
 
 #[test]
+fn call_sites_are_whole_where_nobody_has_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.mprec");
+    let context = Context::host().unwrap();
+    let pool = Pool::builder(&context).record(record::Options::new(&path)).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    let name = "layer".repeat(12);
+    let tags = (record::tag(&name), record::tag(&name));
+    let block = pool.alloc(4 << 20, &stream).unwrap();
+    drop(tags);
+    // SAFETY: the block is this test's, without work.
+    unsafe { pool.free(block, &stream) }.unwrap();
+    pool.stop_recording().unwrap();
+    let mut command = command();
+    let text = stdout(&command.arg("replay").arg(&path).args(["--allocator", "millpond"]).output().unwrap());
+    assert!(text.lines().any(|line| line.ends_with(&format!("  {name}/{name}"))), "{text}");
+}
+
+#[test]
 fn a_log_of_rmm_is_replayed_with_rmms_own_pool_too() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("rmm.csv");

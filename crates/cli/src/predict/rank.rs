@@ -14,7 +14,7 @@ use super::job::Process;
 use super::needs::Needs;
 use crate::error::Result;
 use crate::replay_tables::{WIDTH, cut};
-use crate::screen::{say, table, wrapped};
+use crate::screen::{columns, say, table, wrapped};
 
 /// What a process takes of a card beside its allocator: the context, and the kernels of PyTorch, cuBLAS and cuDNN. Of jobs that
 /// train, on an H100 with driver 580 and PyTorch 2.11: docs/lab/predict.md.
@@ -151,7 +151,7 @@ const MOST_REMARKS: usize = 8;
 fn held(rows: &[Held], peak: u64) -> String {
     let line = |bytes: u64, name: &str| {
         let share = format!("{:.0} %", bytes as f64 * 100.0 / peak.max(1) as f64);
-        format!("{:>11} {share:>5}  {}", HumanBytes(bytes).to_string(), cut(name, WIDTH - 19))
+        format!("{:>11} {share:>5}  {}", HumanBytes(bytes).to_string(), cut(name, columns() - 19))
     };
     let mut lines: Vec<_> = rows.iter().take(MOST_ROWS).map(|row| line(row.bytes, &row.name)).collect();
     if rows.len() > MOST_ROWS {
