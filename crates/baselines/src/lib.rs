@@ -23,6 +23,7 @@ mod events;
 mod first_fit;
 mod memory;
 mod pool;
+mod rmm_pool;
 mod stream_ordered;
 mod streams;
 
@@ -36,6 +37,7 @@ pub use driver::Driver;
 pub use first_fit::FirstFit;
 pub use memory::{MEMORIES, memory_of, name_of};
 pub use pool::NAME as MILLPOND;
+pub use rmm_pool::RmmPool;
 pub use stream_ordered::StreamOrdered;
 
 /// An allocator as users choose it.
@@ -108,12 +110,15 @@ pub const NAMES: [&str; ALLOCATORS.len()] = {
     names
 };
 
+/// RMM's own allocators, which [`by_name`] knows, too. They are of interest to programs that use RMM, and stand in no other list.
+pub const OF_RMM: [Listed; 1] = [Listed { name: RmmPool::NAME, about: "RMM's pool_memory_resource" }];
+
 /// Why there is no allocator to be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChoiceError {
     /// No allocator has this name.
-    #[error("no allocator is called '{name}'; there are {}", NAMES.join(", "))]
+    #[error("no allocator is called '{name}'; there are {}, {}", NAMES.join(", "), OF_RMM.map(|listed| listed.name).join(", "))]
     UnknownName {
         /// The name asked for.
         name: String,
@@ -126,8 +131,8 @@ pub enum ChoiceError {
 /// Builds the allocator of this name, with default options, over the context's device.
 ///
 /// # Errors
-/// [`ChoiceError::UnknownName`] for a name that is not in [`NAMES`], and the allocator's own error where the
-/// device cannot carry it.
+/// [`ChoiceError::UnknownName`] for a name that is neither in [`NAMES`] nor in [`OF_RMM`], and the allocator's own error where
+/// the device cannot carry it.
 pub fn by_name(name: &str, context: &Context) -> std::result::Result<Box<dyn Allocator>, ChoiceError> {
     struct Boxed<'a>(&'a Context);
     impl Visit for Boxed<'_> {
@@ -136,6 +141,9 @@ pub fn by_name(name: &str, context: &Context) -> std::result::Result<Box<dyn All
         fn visit<A: Allocator>(self, build: impl Fn(&Context) -> Result<A>) -> Self::Outcome {
             Ok(Box::new(build(self.0)?))
         }
+    }
+    if name == RmmPool::NAME {
+        return Ok(Box::new(RmmPool::new(context)));
     }
     Ok(with_allocator(name, Boxed(context))??)
 }

@@ -23,13 +23,13 @@ macro_rules! suite {
     };
     (@cases $module:ident $machine:ident $($case:ident)*) => {
         mod $module {
-            use millpond_baselines::NAMES;
+            use millpond_baselines::{NAMES, OF_RMM};
 
             use crate::{cases, rig::{Machine, Rig}};
 
             $(#[test]
             fn $case() {
-                for name in NAMES {
+                for name in NAMES.into_iter().chain(OF_RMM.map(|listed| listed.name)) {
                     println!("{name}");
                     cases::$case(Rig::new(Machine::$machine(), name));
                 }

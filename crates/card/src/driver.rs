@@ -64,3 +64,12 @@ unsafe extern "C" fn cuGetErrorString(_error: c_int, text: *mut *const c_char) -
     unsafe { text.write(c"an error of a card that is not there".as_ptr()) };
     DONE
 }
+
+/// The driver's tables of functions that nobody documents: there are none. NVRTC and the runtimes inside of libraries ask for them, and
+/// do without or say so.
+#[unsafe(no_mangle)]
+extern "C" fn cuGetExportTable(_table: *mut usize, _name: usize) -> c_int {
+    /// `CUDA_ERROR_NOT_FOUND`.
+    const NOT_FOUND: c_int = 500;
+    NOT_FOUND
+}

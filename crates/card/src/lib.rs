@@ -1,6 +1,6 @@
 //! `libmillpond_card.so`: what `millpond predict` preloads, so that PyTorch's CUDA build finds a card where there is none.
 //!
-//! It is CUDA's runtime and cuBLAS in which every call succeeds and none does anything. So a program allocates what it would
+//! It is CUDA's runtime and its libraries in which every call succeeds and none does anything. So a program allocates what it would
 //! allocate on such a card, by PyTorch's own allocator, and computes nothing. All values are zeros.
 
 // | file | concern |
@@ -11,6 +11,9 @@
 // | `runtime` | functions of CUDA's runtime |
 // | `driver` | functions of CUDA's driver |
 // | `libraries` | functions of cuBLAS and cuDNN |
+// | `fft`, `solver`, `sparse` | functions of cuFFT, cuSOLVER and cuSPARSE, whose own libraries would look for a driver |
+// | `transform` | how much memory a Fourier transform works in |
+// | `uses` | workspaces that were not measured, told to the hook |
 // | `files` | what the program writes, in a folder of its own |
 //
 // **One allocation.** PyTorch's allocator asks `cudaMalloc` in `runtime`, which takes addresses in `memory`. A kernel's launch
@@ -27,9 +30,18 @@ mod answers;
 mod card;
 #[cfg(not(test))]
 mod driver;
+#[cfg(not(test))]
+mod fft;
 mod files;
 #[cfg(not(test))]
 mod libraries;
 mod memory;
 #[cfg(not(test))]
 mod runtime;
+#[cfg(not(test))]
+mod solver;
+#[cfg(not(test))]
+mod sparse;
+mod transform;
+#[cfg(not(test))]
+mod uses;

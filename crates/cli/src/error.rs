@@ -65,6 +65,13 @@ pub(crate) enum Error {
          {made_by}` makes it, and {variable} names it elsewhere"
     )]
     NoLibrary { name: &'static str, variable: &'static str, made_by: &'static str },
+    #[error(
+        "{name} is not in this Python package: `pip install ./crates/python` of a checkout builds it in, and so does \
+         `scripts/run-library` before `maturin build`; {variable} names it elsewhere"
+    )]
+    NoLibraryInPackage { name: &'static str, variable: &'static str },
+    #[error("{variable} names {}, which is not there", path.display())]
+    NoLibraryThere { variable: &'static str, path: PathBuf },
     /// What a program does that cannot be predicted, with what to do about it.
     #[error("{0}")]
     NotPredicted(String),

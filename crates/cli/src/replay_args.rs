@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use millpond::device::{DeviceName, MemoryKind};
-use millpond_baselines::{Caching, CachingOptions, MILLPOND, NAMES, StreamOrdered, name_of};
+use millpond_baselines::{Caching, CachingOptions, MILLPOND, NAMES, OF_RMM, StreamOrdered, name_of};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
+use millpond_replay::trace::Trace;
 
 use crate::choices::{ALL, is_asked, listed_memories, memories, names_or_all};
 
@@ -24,7 +25,7 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
     /// Allocators to compare, such as millpond,caching
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(NAMES), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(NAMES.into_iter().chain(of_rmm())), hide_possible_values = true)]
     allocator: Vec<String>,
     /// Ask about one size of device, such as 24GiB
     #[arg(long, value_name = "SIZE", value_parser = capacity)]
@@ -110,11 +111,28 @@ enum Free {
     Requested,
 }
 
+/// The names of RMM's own allocators.
+fn of_rmm() -> impl Iterator<Item = &'static str> {
+    OF_RMM.into_iter().map(|listed| listed.name)
+}
+
 impl ReplayArgs {
     /// The allocators to replay with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
         let left_out = self.left_out();
-        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name) && !left_out.contains(name)).collect()
+        let of_rmm = of_rmm().filter(|name| self.allocator.iter().any(|asked| asked == name));
+        let names = NAMES.into_iter().filter(|name| is_asked(&self.allocator, name));
+        names.filter(|name| !left_out.contains(name)).chain(of_rmm).collect()
+    }
+
+    /// Those to replay a trace with: RMM's own are among all for a log of RMM's.
+    pub(crate) fn allocators_for(&self, trace: &Trace) -> Vec<&'static str> {
+        let mut names = self.allocators();
+        let is_missing =
+            |name: &&str| trace.is_rmms && is_asked(&self.allocator, name) && !names.contains(name);
+        let more: Vec<_> = of_rmm().filter(is_missing).collect();
+        names.extend(more);
+        names
     }
 
     /// The allocators that were asked for and that the memory does not carry: the driver's pool has device memory only, and

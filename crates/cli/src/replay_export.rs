@@ -52,7 +52,7 @@ impl Exports {
             to_file(file, |out| snapshot(trace, out))?;
         }
         if let Some(file) = self.counters {
-            let (choice, names) = (&args.choice(), args.allocators());
+            let (choice, names) = (&args.choice(), args.allocators_for(trace));
             let built: Vec<_> =
                 names.iter().map(|&name| move |context: &Context| choice.build(name, context)).collect();
             let allocators: Vec<_> =

@@ -1,16 +1,17 @@
 //! What `millpond replay` tells people: tables of what each allocator did, at most 80 columns wide.
 
 use millpond::HumanBytes;
+use millpond_replay::deciding::Deciding;
 use millpond_replay::fit::{Card, Need};
 use millpond_replay::growth::{Grown, Growth};
 use millpond_replay::holes::{Beside, Holes};
 use millpond_replay::out_of_memory::OutOfMemory;
 use millpond_replay::possible::Possible;
-use millpond_replay::replay::{Moves, Outcome, Waste};
+use millpond_replay::replay::{Moves, Outcome};
 use millpond_replay::sites::{Live, WAITING};
 use millpond_replay::steps::StepBy;
 
-use crate::screen::{self, count, table, thousands};
+use crate::screen::{self, columns, count, table, thousands};
 
 /// Columns of a terminal.
 pub(crate) const WIDTH: usize = 80;
@@ -24,8 +25,8 @@ pub(crate) struct Row {
     pub(crate) outcome: Outcome,
     /// Where it was looked for, and the trace ran to its end.
     pub(crate) need: Option<Need>,
-    /// Where memory is wasted at the peak, where that was looked for.
-    pub(crate) waste: Option<Waste>,
+    /// What is held when what is needed is decided, where that was looked for.
+    pub(crate) deciding: Option<Deciding>,
     /// The holes then.
     pub(crate) holes: Holes,
     /// In managed memory of the simulated device.
@@ -35,7 +36,7 @@ pub(crate) struct Row {
 impl Row {
     /// Of which nothing else is known.
     pub(crate) fn of(outcome: Outcome) -> Self {
-        Self { outcome, need: None, waste: None, holes: Holes::default(), moves: None }
+        Self { outcome, need: None, deciding: None, holes: Holes::default(), moves: None }
     }
 }
 
@@ -113,18 +114,27 @@ pub(crate) fn calls(rows: &[Row]) -> String {
 
 /// Where the bytes are that nobody asked for.
 pub(crate) fn wasted(rows: &[Row]) -> String {
-    let titles = ["allocator", "rounding", "holes", "caches", "other streams", "at event"];
+    let titles = ["allocator", "at event", "rounding", "holes", "caches", "other streams"];
     let mut lines = vec![titles.map(str::to_owned).to_vec()];
-    for Row { outcome, waste, .. } in rows {
-        let Some(waste) = waste else { continue };
+    for Row { outcome, deciding, .. } in rows {
+        let Some(Deciding { waste, is_most, .. }) = deciding else { continue };
         let parts = [waste.rounding, waste.holes, waste.caches, waste.other_streams];
-        let mut line = vec![outcome.allocator.clone()];
+        let name = &outcome.allocator;
+        let name = if *is_most { format!("({name})") } else { name.clone() };
+        let mut line = vec![name, thousands(waste.event as u64)];
         line.extend(parts.map(|bytes| HumanBytes(bytes).to_string()));
-        line.push(thousands(waste.event as u64));
         lines.push(line);
     }
-    fitted(&lines)
+    let is_any_most = rows.iter().filter_map(|row| row.deciding.as_ref()).any(|deciding| deciding.is_most);
+    match is_any_most {
+        true => format!("{}\n{}", fitted(&lines), wrapped(NOT_DECIDED)),
+        false => fitted(&lines),
+    }
 }
+
+/// What is said of a row in parentheses.
+const NOT_DECIDED: &str =
+    "(in parentheses: when it holds the most without a limit, since what it needs was not looked for)";
 
 /// What moves between the host and the card, for each allocator of managed memory.
 pub(crate) fn moved(rows: &[Row]) -> String {
@@ -204,7 +214,7 @@ pub(crate) fn held(when: &str, live: &Live) -> String {
         let share = format!("{:.0} %", bytes as f64 * 100.0 / live.bytes.max(1) as f64);
         let blocks = blocks.map_or_else(String::new, thousands);
         let line = format!("\n{:>11} {share:>5} {blocks:>8}  ", HumanBytes(bytes).to_string());
-        let room = WIDTH + 1 - line.chars().count();
+        let room = columns().saturating_add(1) - line.chars().count();
         line + &cut(name, room)
     };
     for tag in live.tags.iter().take(MOST_TAGS) {
@@ -247,7 +257,7 @@ pub(crate) fn kept(found: &OutOfMemory) -> String {
         let share = format!("{:.0} %", *bytes as f64 * 100.0 / all.max(1) as f64);
         let holes = thousands(*holes);
         let line = format!("\n{:>11} {share:>5} {holes:>5}  ", HumanBytes(*bytes).to_string());
-        let room = WIDTH + 1 - line.chars().count();
+        let room = columns().saturating_add(1) - line.chars().count();
         text += &(line + &cut(site, room));
     }
     if shown.len() < beside.len() {
@@ -322,7 +332,7 @@ pub(crate) fn whole(row: &str, name: &str) -> String {
     let mut lines = row.to_owned();
     let (mut column, mut is_first) = (row.chars().count(), true);
     for word in name.split(' ') {
-        let word = cut(word, WIDTH - CONTINUED);
+        let word = cut(word, columns() - CONTINUED);
         let length = word.chars().count();
         let space = usize::from(!is_first);
         if column + space + length > WIDTH {

@@ -82,11 +82,14 @@ pub(crate) struct ToldRow {
     /// Whether `--fail-if-oom` is about it.
     #[serde(skip)]
     pub(crate) is_judged: bool,
-    at_peak: Option<AtPeak>,
+    /// Where what it needs is decided.
+    decided: Option<Moment>,
+    /// When it first holds the most without a limit, where nobody knows what it needs.
+    holds_most: Option<Moment>,
 }
 
 #[derive(Serialize)]
-struct AtPeak {
+struct Moment {
     #[serde(flatten)]
     waste: Waste,
     #[serde(flatten)]
@@ -173,9 +176,7 @@ fn say_details(args: &ReplayArgs, trace: &Trace, replayed: &Replayed) {
         say(&format!("\nCards that would do\n{cards}"));
     }
     if is_about_cards(args) {
-        // Whatever the capacity: where memory is short, allocators give back what they cache.
-        let limit = if args.capacity.is_some() { " without a limit" } else { "" };
-        say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(rows)));
+        say(&format!("\nAt the request that decides, reserved and not requested\n{}", wasted(rows)));
     }
     if rows.iter().any(|row| row.moves.is_some()) {
         let card = args
@@ -190,7 +191,7 @@ fn say_details(args: &ReplayArgs, trace: &Trace, replayed: &Replayed) {
 
 /// What programs are told of an allocator.
 fn told_of(args: &ReplayArgs, trace: &Trace, row: Row) -> ToldRow {
-    let Row { outcome, need, waste, holes, moves } = row;
+    let Row { outcome, need, deciding, holes, moves } = row;
     let judged = need.filter(|_| args.capacity.is_none()).map(|need: Need| {
         let cards = args.cards().into_iter();
         let (fits, too_small): (Vec<_>, Vec<_>) =
@@ -199,6 +200,9 @@ fn told_of(args: &ReplayArgs, trace: &Trace, row: Row) -> ToldRow {
         (names(fits), names(too_small))
     });
     let (cards, too_small) = judged.unzip();
+    let is_most = deciding.as_ref().is_some_and(|deciding| deciding.is_most);
+    let moment = deciding.map(|deciding| Moment { waste: deciding.waste, holes });
+    let (decided, holds_most) = if is_most { (None, moment) } else { (moment, None) };
     let is_judged = args.is_judged(&outcome.allocator, ran(trace));
     ToldRow {
         outcome,
@@ -210,6 +214,7 @@ fn told_of(args: &ReplayArgs, trace: &Trace, row: Row) -> ToldRow {
         cards: cards.filter(|_| trace.lacks.is_none()),
         too_small: too_small.unwrap_or_default(),
         is_judged,
-        at_peak: waste.map(|waste| AtPeak { waste, holes }),
+        decided,
+        holds_most,
     }
 }

@@ -10,6 +10,7 @@ use millpond::{Context, HumanBytes};
 use millpond_baselines::{Caching, Driver, MILLPOND, StreamOrdered, memory_of};
 use millpond_replay::choice::ran;
 use millpond_replay::cores::on_all_cores;
+use millpond_replay::deciding::Deciding;
 use millpond_replay::fit::Need;
 use millpond_replay::growth::Growth;
 use millpond_replay::holes::Holes;
@@ -18,8 +19,8 @@ use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::possible::Possible;
 use millpond_replay::read::ReadError;
 use millpond_replay::replay::{
-    Choose, DriverMemory, FreeWhen, Outcome, Program, UNLIMITED, in_managed_memory, map_at_peak, on_device,
-    on_sim, on_sim_memory, on_sim_timed,
+    Choose, DriverMemory, FreeWhen, Outcome, Program, UNLIMITED, in_managed_memory, on_device, on_sim,
+    on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
@@ -106,7 +107,7 @@ impl<'a> Work<'a> {
         if let Some(costs) = &self.costs {
             program = program.at_costs(costs.clone());
         }
-        let names = args.allocators();
+        let names = args.allocators_for(trace);
         let lacking = lacking_for_a_verdict(args, &names);
         let all = count(names.len() as u64, "allocator");
         self.progress.set(&trace.name, &format!("replaying with {all}"));
@@ -219,7 +220,7 @@ fn verdict(
 ) -> Result<Option<Verdict>> {
     let judged = |name: &str| {
         let row = rows.iter().find(|row| row.outcome.allocator == name)?;
-        Some(Judged { need: row.need, waste: row.waste?, holes: row.holes.clone() })
+        Some(Judged { need: row.need, waste: row.deciding.as_ref()?.waste, holes: row.holes.clone() })
     };
     let Some((pytorch, millpond)) = judged(Caching::NAME).zip(judged(MILLPOND)) else { return Ok(None) };
     // With other settings as well, the row says nothing of this one alone.
@@ -307,8 +308,8 @@ fn simulated(
     let promised = unlimited.as_ref().filter(|outcome| is_promised(&outcome.allocator));
     let need = promised.map(|unlimited| Need::of(program, choose, unlimited)).transpose()?.flatten();
     let most = unlimited.map_or(u64::MAX, |unlimited| unlimited.peak_reserved);
-    let (waste, map) = map_at_peak(program, choose, most)?;
-    Ok(Row { need, waste: Some(waste), holes: Holes::of(trace, &map), ..Row::of(outcome) })
+    let deciding = Deciding::of(program, choose, need, most)?;
+    Ok(Row { need, holes: Holes::of(trace, &deciding.map), deciding: Some(deciding), ..Row::of(outcome) })
 }
 
 /// Replays on a device object of its own, so that nothing is left from the allocator before.

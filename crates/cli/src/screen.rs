@@ -132,6 +132,16 @@ fn to_stderr(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", tame(line));
 }
 
+/// Columns that a row of a table may have: those of the terminal, and 80 at least. What is read by a program, or from a file, may have
+/// as many as it takes.
+pub(crate) fn columns() -> usize {
+    let stdout = console::Term::stdout();
+    if stdout.is_term() { usize::from(stdout.size().1).max(LEAST_COLUMNS) } else { usize::MAX }
+}
+
+/// Columns of a narrow terminal.
+const LEAST_COLUMNS: usize = 80;
+
 /// A paragraph for stderr: in lines of the terminal's width. A pipe gets it as one line.
 fn on_a_terminal(paragraph: &str) -> Cow<'_, str> {
     if !std::io::stderr().is_terminal() {

@@ -319,6 +319,43 @@ fn a_program_finds_a_card_that_does_nothing() {
     assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True"), "{said}");
 }
 
+/// Asks cuFFT and cuSOLVER for workspaces, as PyTorch does, and hears of them as the hook does.
+const WORKSPACES: &str = r#"
+import ctypes, json, os
+card, told = ctypes.CDLL(None), []
+tell = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t)(lambda library, bytes: told.append((library, bytes)))
+card.millpond_card_tell(tell)
+bytes, on_host, elements, plan = ctypes.c_size_t(7), ctypes.c_size_t(7), ctypes.c_int(7), ctypes.c_int()
+size, pointer = ctypes.c_longlong, ctypes.c_void_p
+real, complex = 0, 4
+lengths = (size * 1)(1024)
+answers = [card.cufftCreate(ctypes.byref(plan))]
+answers += [card.cufftXtMakePlanMany(plan, 1, lengths, None, size(1), size(1024), real, None, size(1), size(513), complex, size(64),
+                                     ctypes.byref(bytes), complex)]
+found = [bytes.value]
+answers += [card.cusolverDnXsyevd_bufferSize(pointer(), pointer(), 1, 0, size(100), real, pointer(), size(100), real, pointer(), real,
+                                             ctypes.byref(bytes), ctypes.byref(on_host))]
+found += [bytes.value, on_host.value]
+answers += [card.cusolverDnDgetrf_bufferSize(pointer(), 100, 50, pointer(), 100, ctypes.byref(elements)), card.cusolverDnDgetrf()]
+found += [elements.value]
+with open(os.environ["MILLPOND_PREDICT"] + "/1.json", "w") as file:
+    json.dump({"ended": "failed", "error": f"{answers} {found} {told}", "remarks": []}, file)
+"#;
+
+#[test]
+fn libraries_that_look_for_a_driver_have_workspaces_that_are_told() {
+    let Some(output) = predicted(WORKSPACES, &[]) else { return };
+    let said = shared::failure(&output);
+    let eigen = 4 * (1 + 6 * 100 + 2 * 100 * 100);
+    let whole = 100 * 50 + 100 * 128;
+    let found = format!(
+        "[0, 0, 0, 0, 0] [{0}, {eigen}, 0, {whole}] [(1, {0}), (2, {eigen}), (2, {1})]",
+        64 * 513 * 8,
+        8 * whole
+    );
+    assert!(said.contains(&found), "{found}: {said}");
+}
+
 /// Stands for a PyTorch without CUDA, which is refused as soon as it is watched.
 const TORCH: &str = "
 import sys
@@ -345,6 +382,23 @@ fn a_program_that_asks_for_torch_before_it_imports_it_is_watched() {
 }
 
 #[test]
+fn what_the_figures_would_be_misread_without_is_said_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("p.json");
+    let script = STAND_IN
+        .replace("\"remarks\"", "\"first\": [\"no optimizer took a step\"], \"remarks\"")
+        .replace("\"steps\", \"error\"", "\"ended\", \"error\"");
+    let args = ["--json", json.to_str().unwrap()];
+    let Some(output) = predicted(&format!("{script}raise SystemExit(3)"), &args) else { return };
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[2..4], ["But: no optimizer took a step", "But: python3 ended with status 3"], "{text}");
+    assert!(lines[4].starts_with("requests "), "{text}");
+    let first = &read_json(&json)["ranks"][0]["first"];
+    assert_eq!(first.as_array().unwrap().len(), 2, "{first}");
+}
+
+#[test]
 fn each_rank_is_predicted() {
     let Some(output) = predicted(STAND_IN, &["--ranks", "2"]) else { return };
     let text = stdout(&output);
@@ -367,8 +421,9 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     };
     refused(&answer("refused", "train.py:3: say --item"), &[], 2, "train.py:3: say --item");
     refused(&answer("failed", "ValueError: no"), &[], 1, "python3: ValueError: no; nothing is predicted");
-    refused("pass", &[], 2, "it used no CUDA memory of PyTorch");
-    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had used a card");
+    refused("pass", &[], 2, "it allocated nothing on a card by PyTorch");
+    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had allocated on a card");
+    refused("import os; os.kill(os.getpid(), 11)", &[], 1, "signal 11 ended it before");
     refused(STAND_IN, &["--card", "1GiB", "--batch", "auto"], 2, "a batch of 1 does not fit a card of 1 GiB");
     refused(STAND_IN, &["--batch", "0"], 2, "should be a number above 0, or auto");
     refused(STAND_IN, &["--selected", "2"], 2, "a part from 0 to 1");

@@ -140,12 +140,13 @@ fn json_has_all_that_is_printed() {
     };
     let of_every_device = [
         "allocator",
-        "at_peak",
         "cards",
+        "decided",
         "device",
         "device_calls",
         "device_us",
         "events",
+        "holds_most",
         "memory",
         "needs",
         "oom",
@@ -166,7 +167,7 @@ fn json_has_all_that_is_printed() {
         assert!(row["oom"].is_null() && row["device"] == "sim");
         assert!(row["needs"].as_u64() >= row["peak_requested"].as_u64());
         assert_eq!(row["cards"], serde_json::json!(["4090"]));
-        assert_eq!(row["at_peak"]["reserved"], row["peak_reserved"]);
+        assert!(row["holds_most"].is_null() && row["decided"]["reserved"].as_u64() <= row["needs"].as_u64());
     }
     let lines = simulated["verdict"]["lines"].as_array().unwrap();
     assert!(lines.len() >= 3);
@@ -175,7 +176,7 @@ fn json_has_all_that_is_printed() {
     assert!(possible["reserved"].as_u64() <= rows[0]["peak_reserved"].as_u64());
     assert!(lines.iter().any(|line| line.as_str().unwrap().ends_with("; 1.000 is possible.")), "{lines:?}");
     assert_eq!(cells(&text, "allocator", "(possible)")[4], "1.000");
-    assert!(rows[0]["at_peak"]["holes_beside"].is_array(), "{rows:?}");
+    assert!(rows[0]["decided"]["holes_beside"].is_array(), "{rows:?}");
     assert!(lines.iter().all(|line| unwrapped(&text).contains(line.as_str().unwrap())), "{text}");
     assert_eq!(simulated["verdict"]["millpond"]["bytes"], rows[0]["needs"]);
     assert_eq!(simulated["live_at_peak"]["bytes"], 10_499_491_208_u64);
@@ -413,10 +414,62 @@ fn a_recording_that_the_environment_names_is_not_overwritten() {
 }
 
 #[test]
+fn call_sites_are_whole_where_nobody_has_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.mprec");
+    let context = Context::host().unwrap();
+    let pool = Pool::builder(&context).record(record::Options::new(&path)).build().unwrap();
+    let stream = context.create_stream().unwrap();
+    let name = "layer".repeat(12);
+    let tags = (record::tag(&name), record::tag(&name));
+    let block = pool.alloc(4 << 20, &stream).unwrap();
+    drop(tags);
+    // SAFETY: the block is this test's, without work.
+    unsafe { pool.free(block, &stream) }.unwrap();
+    pool.stop_recording().unwrap();
+    let mut command = command();
+    let text = stdout(&command.arg("replay").arg(&path).args(["--allocator", "millpond"]).output().unwrap());
+    assert!(text.lines().any(|line| line.ends_with(&format!("  {name}/{name}"))), "{text}");
+}
+
+#[test]
+fn a_log_of_rmm_is_replayed_with_rmms_own_pool_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("rmm.csv");
+    let mut lines = "Thread,Time,Action,Pointer,Size,Stream\n".to_owned();
+    for (at, (action, pointer, mib)) in
+        [("allocate", 1, 8), ("allocate", 2, 4), ("free", 1, 8), ("allocate", 3, 6)].into_iter().enumerate()
+    {
+        lines += &format!("1,10:00:00:00000{at},{action},0x{pointer}0000000,{},0x0\n", mib << 20);
+    }
+    std::fs::write(&log, lines).unwrap();
+    let json = folder.path().join("out.json");
+    let rows = |args: &[&str]| {
+        let mut command = command();
+        let output = command.arg("replay").args(args).arg("--json").arg(&json).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        read_json(&json)[0]["allocators"].as_array().unwrap().clone()
+    };
+    let of_rmm = |rows: &[serde_json::Value]| {
+        let row = rows.iter().find(|row| row["allocator"] == "rmm-pool")?;
+        let mib = |key: &str| row[key].as_u64().unwrap() >> 20;
+        Some((mib("needs"), mib("peak_reserved")))
+    };
+    let path = log.to_str().unwrap();
+    // It doubles from 8 MiB to 16, and needs no more than 12.
+    assert_eq!(of_rmm(&rows(&[path])), Some((12, 16)));
+    assert_eq!(of_rmm(&rows(&[path, "--allocator", "millpond"])), None);
+    let gnn = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(GNN);
+    let gnn = gnn.to_str().unwrap();
+    assert_eq!(of_rmm(&rows(&[gnn])), None);
+    assert!(of_rmm(&rows(&[gnn, "--allocator", "rmm-pool"])).is_some());
+}
+
+#[test]
 fn with_a_capacity_figures_without_a_limit_say_so() {
     let text =
         stdout(&replay(GNN, &["--capacity", "9.85GiB", "--context", "0", "--allocator", "millpond,caching"]));
-    assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
+    assert!(text.contains("At the request that decides, reserved and not requested"), "{text}");
     assert!(text.contains("\nWithout a limit:\nThe job requests 9.78 GiB at most."), "{text}");
 }
 
@@ -763,18 +816,20 @@ fn compare_verdict(trace: &Path) {
     assert!(verdict.matches("cache").count() <= 2 && !verdict.contains("are cache:"), "{verdict}");
 
     // One moment, with the parts of its own row.
-    let waste = &of(first)["at_peak"];
-    if let Some(line) = lines.iter().find(|line| line.starts_with("When ")) {
+    let waste = &of(first)["decided"];
+    let decides = format!(" decides what {name} needs:");
+    if let Some(line) = lines.iter().find(|line| line.contains(&decides)) {
         let moment = format!(
-            "When {name} first holds {}, {} are requested.",
+            "A request for {} decides what {name} needs: it then holds {}, of which {} are requested.",
+            bytes(&waste["asked"]),
             bytes(&waste["reserved"]),
             bytes(&waste["requested"])
         );
         assert!(line.starts_with(&moment), "{moment}: {line}");
-        assert_eq!(bytes(&waste["reserved"]), mine[3]);
-        let parts = cells(&text, "At the peak", first);
+        assert!(waste["reserved"].as_u64() <= of(first)["needs"].as_u64(), "{waste}");
+        let parts = cells(&text, "At the request that decides", first);
         let words = ["are rounding", "are holes beside", "are cached without", "were last used on other"];
-        for (part, words) in parts[1..].iter().zip(words) {
+        for (part, words) in parts[2..].iter().zip(words) {
             assert!(
                 !line.contains(words) || line.contains(&format!("{part} {words}")),
                 "{part} {words}: {line}"

@@ -427,8 +427,15 @@ fn a_file_with_capabilities_is_said_to_be_out_of_reach() {
 fn a_missing_library_is_one_clear_sentence() {
     let alone = tempfile::tempdir().unwrap();
     let mut bare = run(&["true"]);
-    let said = failure(&bare.env("MILLPOND_RUN_LIBRARY", alone.path().join("none.so")).output().unwrap());
-    assert!(said.starts_with("libmillpond_run.so is neither beside the command nor in ../lib"), "{said}");
+    let mut without =
+        |path: &str| failure(&bare.env("MILLPOND_RUN_LIBRARY", alone.path().join(path)).output().unwrap());
+    let said = without("none.so");
+    assert!(
+        said.starts_with("MILLPOND_RUN_LIBRARY names ") && said.ends_with("none.so, which is not there"),
+        "{said}"
+    );
+    let said = without("site-packages/millpond/_run/libmillpond_run.so");
+    assert!(said.starts_with("libmillpond_run.so is not in this Python package: `pip install"), "{said}");
     let spaced = alone.path().join("a b.so");
     std::fs::write(&spaced, "").unwrap();
     std::fs::set_permissions(&spaced, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -35,6 +35,16 @@ def test_an_error_is_a_line_and_status_1() -> None:
     assert done.stderr.startswith("millpond: missing.pickle: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["run", "card"])
+def test_what_is_preloaded_lies_in_the_package_or_that_is_said(name: str) -> None:
+    library = Path(millpond.__file__).parent / "_run" / f"libmillpond_{name}.so"
+    done = run(*(["run", "true"] if name == "run" else ["predict", "--", "true"]))
+    if library.exists():
+        assert "is not in this Python package" not in done.stderr
+    else:
+        assert done.stderr.startswith(f"millpond: libmillpond_{name}.so is not in this Python package: `pip install")
+
+
 def test_the_help_has_every_subcommand() -> None:
     done = run("--help")
     assert done.returncode == 0

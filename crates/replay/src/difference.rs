@@ -5,8 +5,8 @@
 //!
 //! **Which call sites are the same.** Those of one recording are known by tag, functions, files and lines. Two recordings may
 //! be of two versions of a program, whose lines moved. So call sites of the same tag, functions and files are laid side by
-//! side, by rising lines: where both recordings have as many, the first is the first, and so on. Where they do not, nobody
-//! can say which is which, and all of them are one row, without lines.
+//! side, by rising lines: where both recordings have as many, the first is the first, and so on. Where one has more, those of it
+//! are new (or gone) without which the others are most alike: in what they hold, then in their lines. Their order stays.
 
 use std::collections::BTreeMap;
 
@@ -282,12 +282,69 @@ fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Row> {
             let gone = ones.iter().map(|&one| (&from.owners.all[one], from.sums[one], Sum::default()));
             let come = others.iter().map(|&other| (&to.owners.all[other], Sum::default(), to.sums[other]));
             rows.extend(gone.chain(come).map(|(owner, before, after)| Row::of(owner, owner, before, after)));
-        } else {
+        } else if ones.len().max(others.len()) > MOST_ALIGNED {
             let sum = |sums: &[Sum], of: &[usize]| of.iter().map(|&at| sums[at]).fold(Sum::default(), plus);
             rows.push(Row::of(&key, &key, sum(&from.sums, &ones), sum(&to.sums, &others)));
+        } else {
+            let off = |one: usize, other: usize| {
+                let (one, other) = (ones[one], others[other]);
+                let holds_else = from.sums[one] != to.sums[other];
+                2 * u32::from(holds_else) + u32::from(from.owners.all[one] != to.owners.all[other])
+            };
+            rows.extend(aligned(ones.len(), others.len(), &off).into_iter().map(|pair| match pair {
+                (Some(one), Some(other)) => {
+                    let (one, other) = (ones[one], others[other]);
+                    let (was, is) = (&from.owners.all[one], &to.owners.all[other]);
+                    Row::of(was, is, from.sums[one], to.sums[other])
+                }
+                (Some(one), None) => {
+                    let owner = &from.owners.all[ones[one]];
+                    Row::of(owner, owner, from.sums[ones[one]], Sum::default())
+                }
+                (None, other) => {
+                    let other = others[other.unwrap_or_default()];
+                    let owner = &to.owners.all[other];
+                    Row::of(owner, owner, Sum::default(), to.sums[other])
+                }
+            }));
         }
     }
     rows
+}
+
+/// Call sites of a function that are laid side by side where one recording has more of them.
+const MOST_ALIGNED: usize = 512;
+
+/// Lays two rows of things side by side, in their order: all of the shorter one have a partner, such that the sum of `off` is least.
+fn aligned(
+    ones: usize,
+    others: usize,
+    off: &dyn Fn(usize, usize) -> u32,
+) -> Vec<(Option<usize>, Option<usize>)> {
+    if ones > others {
+        let turned = aligned(others, ones, &|other, one| off(one, other));
+        return turned.into_iter().map(|(other, one)| (one, other)).collect();
+    }
+    // What the first so many of the shorter row cost at least, with partners among the first so many of the longer.
+    const NONE: u32 = u32::MAX;
+    let mut least = vec![vec![NONE; others + 1]; ones + 1];
+    least[0].fill(0);
+    for one in 1..=ones {
+        for other in one..=others {
+            let paired = least[one - 1][other - 1].saturating_add(off(one - 1, other - 1));
+            least[one][other] = paired.min(least[one][other - 1]);
+        }
+    }
+    let (mut one, mut pairs) = (ones, Vec::with_capacity(others));
+    for other in (1..=others).rev() {
+        let is_alone = one == 0 || (other > one && least[one][other] == least[one][other - 1]);
+        if !is_alone {
+            one -= 1;
+        }
+        pairs.push((if is_alone { None } else { Some(one) }, Some(other - 1)));
+    }
+    pairs.reverse();
+    pairs
 }
 
 #[cfg(test)]
@@ -340,9 +397,22 @@ mod tests {
     }
 
     #[test]
-    fn a_function_with_another_number_of_call_sites_is_one_row() {
-        let rows = told(&[("f", 10, 100), ("f", 20, 7)], &[("f", 10, 80), ("f", 15, 30), ("f", 21, 7)]);
-        assert_eq!(rows, [(Became::Grew, "f (a.py)".to_owned(), 10)]);
+    fn a_new_line_of_a_function_is_a_row_of_its_own() {
+        let (old, new) = ([("f", 10, 100), ("f", 20, 7)], [("f", 10, 80), ("f", 15, 30), ("f", 21, 7)]);
+        let row = |became, line: u32, change| (became, format!("f (a.py:{line})"), change);
+        assert_eq!(told(&old, &new), [row(Became::Came, 15, 30), row(Became::Shrank, 10, -20)]);
+        assert_eq!(told(&new, &old), [row(Became::Went, 15, -30), row(Became::Grew, 10, 20)]);
+        // Where what they hold tells nothing, their lines do.
+        let same = [("f", 10, 5), ("f", 20, 5), ("f", 30, 5)];
+        assert_eq!(told(&same, &same[1..]), [row(Became::Went, 10, -5)]);
+    }
+
+    #[test]
+    fn the_order_of_what_is_aligned_stays() {
+        let off = |one: usize, other: usize| u32::from([7, 8][one] != [7, 9, 8, 7][other]);
+        let pairs = aligned(2, 4, &off);
+        assert_eq!(pairs, [(Some(0), Some(0)), (None, Some(1)), (Some(1), Some(2)), (None, Some(3))]);
+        assert_eq!(aligned(0, 1, &|_, _| 0), [(None, Some(0))]);
     }
 
     #[test]

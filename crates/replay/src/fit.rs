@@ -200,6 +200,8 @@ pub struct Need {
     /// Allocations on that smallest capacity that found no memory at first: the allocator gave cache back to the device,
     /// and tried again.
     pub retries: u64,
+    /// The step whose request finds no memory on a device that has less: it decides what is needed.
+    pub decided_at: usize,
 }
 
 impl Need {
@@ -217,7 +219,7 @@ impl Need {
             return Ok(None);
         }
         let unlimited = unlimited.peak_reserved;
-        let peak = program.peak_requested().0;
+        let (peak, at_peak) = program.peak_requested();
         // Nothing fits in less than what is requested; what was reserved without a limit is enough.
         let mut search = Search {
             too_small: peak.saturating_sub(1) / STEP * STEP,
@@ -229,16 +231,16 @@ impl Need {
             let range = (search.too_small + STEP, search.enough);
             next = Next::At(about_needed(program, choose, range, STEP)?.next_multiple_of(STEP));
         }
-        let mut retries = None;
+        let (mut retries, mut decided_at) = (None, None);
         while search.is_open() {
             let capacity = search.capacity(next);
             next = match run_with(program, choose, capacity)? {
-                Some(ran) => {
+                Ok(ran) => {
                     (search.enough, retries) = (capacity, Some(ran.retries));
                     next.after_success(capacity, ran.held)
                 }
-                None => {
-                    search.too_small = capacity;
+                Err(step) => {
+                    (search.too_small, decided_at) = (capacity, Some(step));
                     next.after_refusal()
                 }
             };
@@ -248,7 +250,15 @@ impl Need {
             Some(retries) => retries,
             None => run_with(program, choose, bytes)?.map_or(0, |ran| ran.retries),
         };
-        Ok(Some(Self { bytes, unlimited, retries }))
+        let decided_at = match decided_at {
+            Some(step) => step,
+            // What has less than is requested was not tried.
+            None if search.too_small > 0 => {
+                run_with(program, choose, search.too_small)?.err().unwrap_or(at_peak)
+            }
+            None => at_peak,
+        };
+        Ok(Some(Self { bytes, unlimited, retries, decided_at }))
     }
 }
 

@@ -4,12 +4,13 @@
 //!
 //! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator of
-//! [`choice`] on a device; [`fit`], [`sites`], [`steps`], [`growth`], [`difference`], [`phases`],
+//! [`choice`] on a device; [`fit`], [`deciding`], [`sites`], [`steps`], [`growth`], [`difference`], [`phases`],
 //! [`holes`], [`verdict`] and [`report`] say what came of it, [`export`] lets other programs show it. [`out_of_memory`] says what
 //! a request met that failed. [`possible`] says how little a job could have been given, [`packing`] which jobs share a card, [`scaling`] what a job needs at another size. [`generate`] makes traces that nobody recorded.
 
 pub mod choice;
 pub mod cores;
+pub mod deciding;
 pub mod difference;
 pub mod event;
 pub mod export;

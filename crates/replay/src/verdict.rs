@@ -11,10 +11,12 @@ use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError, MILLPO
 use serde::Serialize;
 
 use crate::cores::on_all_cores;
+use crate::deciding::Deciding;
 use crate::fit::{Need, resolution};
 use crate::holes::{Beside, Holes};
 use crate::possible::Possible;
-use crate::replay::{Choose, Program, ReplayError, UNLIMITED, Waste, map_at_peak, on_sim};
+use crate::replay::{Choose, Program, ReplayError, UNLIMITED, Waste, on_sim};
+use crate::sites::site_of;
 use crate::trace::Trace;
 
 /// What `caching` is called.
@@ -39,7 +41,7 @@ pub const SETTINGS: [&str; 6] = [
 pub struct Judged {
     /// `None` where the trace did not run to its end.
     pub need: Option<Need>,
-    /// Its memory when it first holds the most.
+    /// Its memory at the request that decides what is needed.
     pub waste: Waste,
     /// The holes then.
     pub holes: Holes,
@@ -53,7 +55,7 @@ impl Judged {
     pub fn of(trace: &Trace, program: &Program, choose: &Choose<'_>) -> Result<Self, ReplayError> {
         let unlimited = on_sim(trace, program, choose, UNLIMITED)?;
         let need = Need::of(program, choose, &unlimited)?;
-        let (waste, map) = map_at_peak(program, choose, unlimited.peak_reserved)?;
+        let Deciding { waste, map, .. } = Deciding::of(program, choose, need, unlimited.peak_reserved)?;
         Ok(Self { need, waste, holes: Holes::of(trace, &map) })
     }
 }
@@ -72,12 +74,14 @@ pub struct Verdict {
     pub possible: Possible,
     /// The allocator whose waste is told: `caching` for a snapshot of PyTorch's, else `millpond`.
     pub about: &'static str,
-    /// Its memory when it first holds the most.
+    /// Its memory at the request that decides what is needed.
     pub waste: Waste,
     /// The holes then.
     #[serde(flatten)]
     pub holes: Holes,
-    /// The memory of the other of the two when that first holds the most.
+    /// Who makes that request, where that was recorded.
+    pub site: Option<String>,
+    /// The memory of the other of the two at the request that decides what that needs.
     pub other_waste: Waste,
     /// The setting of PyTorch's allocator that needs least; `None` for a trace that is not PyTorch's, and where none
     /// that was tried needs 1 % less than PyTorch's allocator does.
@@ -116,7 +120,9 @@ impl Verdict {
             true => (Caching::NAME, pytorch, millpond),
             false => (MILLPOND, millpond, pytorch),
         };
+        let asks = program.steps.get(judged.waste.event).map(|step| &trace.blocks[step.block as usize]);
         Ok(Self {
+            site: asks.and_then(|block| site_of(trace, block.stack)),
             peak_requested: program.peak_requested().0,
             pytorch: needs[0],
             millpond: needs[1],
@@ -194,11 +200,11 @@ impl Verdict {
         let mut lines = Vec::new();
         if of_the_first {
             let holes = if self.waste.holes * 20 >= self.waste.wasted() { self.about_holes() } else { None };
-            lines.push(told(&self.waste, first) + &holes.unwrap_or_default());
+            lines.push(told((&self.waste, self.site.as_deref()), first) + &holes.unwrap_or_default());
         }
         // That of PyTorch's allocator is not asked for in a recording of the pool's.
         if is_above && self.about == Caching::NAME {
-            lines.push(told(&self.other_waste, second));
+            lines.push(told((&self.other_waste, None), second));
         }
         lines
     }
@@ -302,18 +308,23 @@ fn best(found: Vec<Setting>) -> Option<Setting> {
     found.into_iter().filter(as_little).min_by_key(|found| (found.need.retries, found.need.bytes))
 }
 
-/// What is reserved and not requested when an allocator first holds the most.
-fn told(waste: &Waste, name: &str) -> String {
+/// What is reserved and not requested at the request that decides what an allocator needs.
+fn told((waste, site): (&Waste, Option<&str>), name: &str) -> String {
     let wasted = waste.wasted();
     let parts = causes(waste);
     let said = parts.iter().filter(|(bytes, _)| bytes * 20 >= wasted);
     let said: Vec<_> = said.map(|(bytes, cause)| format!("{} {cause}", HumanBytes(*bytes))).collect();
-    let [reserved, requested, wasted] = [waste.reserved, waste.requested, wasted].map(HumanBytes);
+    let [asked, reserved, requested, wasted] =
+        [waste.asked, waste.reserved, waste.requested, wasted].map(HumanBytes);
     let rest = match &said[..] {
         [all] if all.starts_with(&wasted.to_string()) => format!("The other {all}."),
         _ => format!("Of the other {wasted}, {}.", said.join("; ")),
     };
-    format!("When {name} first holds {reserved}, {requested} are requested. {rest}")
+    let whose = site.map_or_else(String::new, |site| format!(" That is {site}."));
+    format!(
+        "A request for {asked} decides what {name} needs: it then holds {reserved}, of which {requested} are requested.{whose} \
+         {rest}"
+    )
 }
 
 /// The parts of what is wasted, the largest first.
@@ -339,11 +350,11 @@ mod tests {
 
     fn waste(requested: u64, holes: u64, other_streams: u64) -> Waste {
         let reserved = requested + holes + other_streams;
-        Waste { reserved, requested, holes, other_streams, ..Waste::default() }
+        Waste { asked: GIB, reserved, requested, holes, other_streams, ..Waste::default() }
     }
 
     fn need(bytes: u64, unlimited: u64, retries: u64) -> Option<Need> {
-        Some(Need { bytes, unlimited, retries })
+        Some(Need { bytes, unlimited, retries, decided_at: 0 })
     }
 
     const GIB: u64 = 1 << 30;
@@ -359,9 +370,10 @@ mod tests {
             pytorch: need(12 * GIB, 20 * GIB, 7),
             millpond: need(11 * GIB, 11 * GIB, 0),
             about: Caching::NAME,
-            waste: waste(5 * GIB, 1 << 20, 15 * GIB),
+            waste: waste(9 * GIB, 1 << 20, 3 * GIB),
             possible: possible(10 * GIB, 10 * GIB),
             holes: Holes::default(),
+            site: Some("forward (gpt.py:7)".to_owned()),
             other_waste: Waste::default(),
             best_setting: Some(Setting {
                 setting: "expandable_segments:True",
@@ -391,8 +403,8 @@ mod tests {
         );
         assert_eq!(
             waste,
-            "When PyTorch's allocator first holds 20.00 GiB, 5.00 GiB are requested. The other 15.00 GiB were last used \
-             on other streams."
+            "A request for 1.00 GiB decides what PyTorch's allocator needs: it then holds 12.00 GiB, of which 9.00 GiB are \
+             requested. That is forward (gpt.py:7). The other 3.00 GiB were last used on other streams."
         );
         assert_eq!(
             setting,
@@ -431,7 +443,7 @@ mod tests {
         let lines = verdict.lines();
         assert!(lines[0].contains("11.00 GiB with Millpond, and 12.00 GiB with PyTorch's"), "{lines:?}");
         assert!(lines[0].ends_with(": 1.00 GiB more."), "{lines:?}");
-        assert!(lines[3].starts_with("When Millpond first holds"), "{lines:?}");
+        assert!(lines[3].starts_with("A request for 1.00 GiB decides what Millpond needs: "), "{lines:?}");
         assert!(lines.iter().all(|line| !line.contains("ALLOC_CONF") && !line.contains("setting")));
     }
 
@@ -445,6 +457,7 @@ mod tests {
             about: MILLPOND,
             waste: Waste::default(),
             holes: Holes::default(),
+            site: None,
             other_waste: Waste::default(),
             best_setting: None,
         };
@@ -470,8 +483,8 @@ mod tests {
         let other_waste =
             Waste { reserved: 11 * GIB, requested: 9 * GIB, caches: 2 * GIB, ..Waste::default() };
         let lines = Verdict { other_waste, ..of_pytorch() }.lines();
-        let told = "When Millpond first holds 11.00 GiB, 9.00 GiB are requested. The other 2.00 GiB are cached \
-                    without a live block beside them.";
+        let told = "A request for 0 B decides what Millpond needs: it then holds 11.00 GiB, of which 9.00 GiB are \
+                    requested. The other 2.00 GiB are cached without a live block beside them.";
         assert!(lines.iter().any(|line| line == told), "{lines:?}");
     }
 

@@ -98,8 +98,8 @@ fn report_of(traces: &[Trace], allocators: &[&'static str]) -> (String, Vec<Stri
             let outcome = on_sim(trace, &program, &choose, UNLIMITED).unwrap();
             figures.push(format!("{}", millpond::HumanBytes(outcome.peak_reserved)));
             figures.push(format!("{:.3}", outcome.ratio));
-            let need = Need { bytes: 10 << 30, unlimited: outcome.peak_reserved, retries: 0 };
-            section.add((trace, &program), &choose, outcome, Some(need)).unwrap();
+            let need = Need::of(&program, &choose, &outcome).unwrap();
+            section.add((trace, &program), &choose, outcome, need).unwrap();
         }
         sections.push(section);
     }
@@ -252,7 +252,10 @@ fn the_map_follows_its_slider_and_names_blocks() {
         })()",
     );
     let told: Vec<_> = told.as_array().unwrap().iter().filter_map(serde_json::Value::as_str).collect();
-    assert!(told[0].starts_with("when it holds the most (event "), "{told:?}");
+    assert!(
+        told[0].starts_with("when the request is served that decides what is needed (event "),
+        "{told:?}"
+    );
     assert!(told[1].starts_with("after ") && told[1].contains(" held, "), "{told:?}");
     assert_eq!(told[2], "true", "the map is another one");
     assert!(told[3..].iter().any(|name| name.contains("MiB: ") && name.contains("(t3.py:")), "{told:?}");

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use millpond::HumanBytes;
+use millpond_replay::replay::{FreeWhen, Program as Replayed};
 use millpond_replay::trace::Trace;
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -23,11 +25,13 @@ const CARD: Library =
     Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
 
 /// What watches PyTorch, and what has it imported.
-const HOOK: [(&str, &str); 11] = [
+const HOOK: [(&str, &str); 13] = [
     ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
     ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
+    ("millpond_predict/allocator.py", include_str!("python/millpond_predict/allocator.py")),
     ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
     ("millpond_predict/kernels.py", include_str!("python/millpond_predict/kernels.py")),
+    ("millpond_predict/libraries.py", include_str!("python/millpond_predict/libraries.py")),
     ("millpond_predict/ranks.py", include_str!("python/millpond_predict/ranks.py")),
     ("millpond_predict/recording.py", include_str!("python/millpond_predict/recording.py")),
     ("millpond_predict/recurrent.py", include_str!("python/millpond_predict/recurrent.py")),
@@ -81,6 +85,9 @@ pub(super) struct Answer {
     ended: String,
     error: Option<String>,
     recording: Option<PathBuf>,
+    /// What is said before all else.
+    #[serde(default)]
+    pub(super) first: Vec<String>,
     pub(super) remarks: Vec<String>,
     #[serde(default)]
     pub(super) steps: u32,
@@ -90,6 +97,8 @@ pub(super) struct Answer {
     rank: u32,
     #[serde(default)]
     pub(super) peak_reserved: u64,
+    /// Where a library asked if something holds for all values, and either answer may need more memory.
+    asked: Option<String>,
 }
 
 impl<'a> Job<'a> {
@@ -116,8 +125,33 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Runs it with these words behind its own, once for each rank.
+    /// Runs it with these words behind its own. Where a library asks if something holds for all values, it is run with both answers,
+    /// and the one that requests more is taken.
     pub(super) fn run(&self, more: &[OsString], is_shown: bool) -> Result<Run> {
+        let mut run = self.run_with(more, is_shown, true)?;
+        let Some(asked) = run.processes.iter().find_map(|process| process.answer.asked.clone()) else {
+            return Ok(run);
+        };
+        let mut answer = "yes";
+        // A program may wait for the first answer.
+        let said = match self.run_with(more, false, false) {
+            Ok(other) => {
+                let mut requested = [run.peak_requested(), other.peak_requested()];
+                if requested[1] > requested[0] {
+                    (run, answer) = (other, "no");
+                    requested.reverse();
+                }
+                format!("with the other, {} are requested", HumanBytes(requested[1]))
+            }
+            Err(_) => "with the other, it does not run".to_owned(),
+        };
+        let said = format!("{asked} asks if something holds for all values: answered by {answer}; {said}");
+        run.processes.iter_mut().for_each(|process| process.answer.remarks.push(said.clone()));
+        Ok(run)
+    }
+
+    /// Runs it once for each rank, with this answer.
+    fn run_with(&self, more: &[OsString], is_shown: bool, holds_for_all: bool) -> Result<Run> {
         let _progress = Progress::new(&self.name(), "predicting");
         let mut run = Run { processes: Vec::new(), kept: Kept::default(), _folders: Vec::new() };
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
@@ -128,7 +162,8 @@ impl<'a> Job<'a> {
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
             // The path that the system itself has for it: what lies in it is told by that.
             let path = folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_owned());
-            let environment = self.environment(&path, rank)?;
+            let mut environment = self.environment(&path, rank)?;
+            environment.push(("MILLPOND_PREDICT_ALL", if holds_for_all { "yes" } else { "no" }.into()));
             let ended = match self.options.writes_through {
                 true => program.run(&environment, stdout)?,
                 false => apart::run(&path, || program.run(&environment, stdout))?,
@@ -194,8 +229,11 @@ impl<'a> Job<'a> {
             return Err(Error::ProgramFailed { program: self.name(), why });
         }
         let mut processes = Vec::new();
-        for answer in answers {
+        for mut answer in answers {
             let Some(recording) = answer.recording.clone() else { continue };
+            if ended.status != 0 && answer.ended == "ended" {
+                answer.first.push(format!("{} ended with status {}", self.name(), ended.status));
+            }
             // Of several cards, a process uses one.
             let peak = |trace: &Trace| trace.blocks.iter().map(|block| block.size).sum::<u64>();
             let Some(trace) = read_file(&recording)?.into_iter().max_by_key(peak) else { continue };
@@ -203,12 +241,17 @@ impl<'a> Job<'a> {
         }
         match processes.is_empty() {
             false => Ok(processes),
+            // As shells have it.
+            true if ended.status > 128 => {
+                let why = format!("signal {} ended it before its allocations were told", ended.status - 128);
+                Err(Error::ProgramFailed { program: self.name(), why })
+            }
             true if ended.status != 0 => {
-                let why = format!("it ended with status {} before it had used a card", ended.status);
+                let why = format!("it ended with status {} before it had allocated on a card", ended.status);
                 Err(Error::ProgramFailed { program: self.name(), why })
             }
             true => Err(Error::NotPredicted(format!(
-                "{}: it used no CUDA memory of PyTorch; name a Python program that does, such as python train.py",
+                "{}: it allocated nothing on a card by PyTorch; name a Python program that does, such as python train.py",
                 self.name()
             ))),
         }
@@ -218,6 +261,12 @@ impl<'a> Job<'a> {
 impl Run {
     pub(super) fn processes(&self) -> &[Process] {
         &self.processes
+    }
+
+    /// The most that one process requests, in bytes.
+    fn peak_requested(&self) -> u64 {
+        let of = |process: &Process| Replayed::new(&process.trace, FreeWhen::Completed).peak_requested().0;
+        self.processes.iter().map(of).max().unwrap_or(0)
     }
 
     /// What it wrote and removed, to no effect.

@@ -14,7 +14,7 @@ use super::job::Process;
 use super::needs::Needs;
 use crate::error::Result;
 use crate::replay_tables::{WIDTH, cut};
-use crate::screen::{say, table, wrapped};
+use crate::screen::{columns, say, table, wrapped};
 
 /// What a process takes of a card beside its allocator: the context, and the kernels of PyTorch, cuBLAS and cuDNN. Of jobs that
 /// train, on an H100 with driver 580 and PyTorch 2.11: docs/lab/predict.md.
@@ -53,6 +53,8 @@ pub(super) struct Rank {
     modules: Vec<Held>,
     allocators: Vec<Needs>,
     beside: Vec<Beside>,
+    /// What is said before all else.
+    first: Vec<String>,
     remarks: Vec<String>,
 }
 
@@ -96,6 +98,7 @@ impl Rank {
             modules: by(|tags| tags.get(1).cloned().unwrap_or_else(|| "(no module)".to_owned())),
             allocators: Needs::with(&NAMES, trace, &program, &cards, wanted.beside())?,
             beside: beside(wanted),
+            first: process.answer.first.clone(),
             remarks: process.answer.remarks.clone(),
         })
     }
@@ -111,6 +114,7 @@ impl Rank {
             say(&format!("\nRank {}", self.rank));
         }
         say(&format!("({})", self.seen));
+        self.first.iter().for_each(|said| say(&wrapped(&format!("But: {said}"), WIDTH)));
         let peak = self.peak_requested;
         say(&format!("requests {} at most\n\nHeld at the peak, by kind", HumanBytes(peak)));
         say(&held(&self.kinds, peak));
@@ -147,7 +151,7 @@ const MOST_REMARKS: usize = 8;
 fn held(rows: &[Held], peak: u64) -> String {
     let line = |bytes: u64, name: &str| {
         let share = format!("{:.0} %", bytes as f64 * 100.0 / peak.max(1) as f64);
-        format!("{:>11} {share:>5}  {}", HumanBytes(bytes).to_string(), cut(name, WIDTH - 19))
+        format!("{:>11} {share:>5}  {}", HumanBytes(bytes).to_string(), cut(name, columns() - 19))
     };
     let mut lines: Vec<_> = rows.iter().take(MOST_ROWS).map(|row| line(row.bytes, &row.name)).collect();
     if rows.len() > MOST_ROWS {

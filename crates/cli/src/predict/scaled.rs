@@ -15,7 +15,7 @@ use super::needs::Needs;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_tables::cut;
-use crate::screen::{remark, say, table, wrapped};
+use crate::screen::{columns, remark, say, table, wrapped};
 use crate::traces::{is_stdin, read_traces, write_json};
 
 /// A size by its name: a batch of 8.
@@ -171,7 +171,7 @@ fn show(told: &Told) {
     let mut lines = vec![["at the peak", "for each", "who"].map(str::to_owned).to_vec()];
     lines.extend(told.parts.iter().take(MOST_PARTS).map(|part| {
         let for_each = HumanBytes(part.for_each.max(0.0).round() as u64).to_string();
-        vec![HumanBytes(part.bytes).to_string(), for_each, cut(&part.site, WHO)]
+        vec![HumanBytes(part.bytes).to_string(), for_each, cut(&part.site, WHO.max(columns() - BEFORE_WHO))]
     }));
     say(&format!("{}\n", table(&lines)));
     let mut lines =
@@ -201,6 +201,9 @@ fn show(told: &Told) {
 /// Call sites that are shown, and columns of their names.
 const MOST_PARTS: usize = 12;
 const WHO: usize = 50;
+
+/// Columns of the two figures before a name.
+const BEFORE_WHO: usize = 30;
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;

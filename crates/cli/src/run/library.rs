@@ -18,16 +18,25 @@ pub(crate) struct Library {
 pub(super) const RUN: Library =
     Library { name: "libmillpond_run.so", variable: "MILLPOND_RUN_LIBRARY", made_by: "millpond-run" };
 
+/// Where the Python package has them, and has the command look (`crates/python/python/millpond/__main__.py`).
+const IN_THE_PACKAGE: &str = "millpond/_run";
+
 impl Library {
     pub(crate) fn find(self) -> Result<PathBuf> {
         let Self { name, variable, made_by } = self;
         let asked = std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let found = match asked {
-            Some(asked) => asked.exists().then_some(asked),
+        let found = match &asked {
+            Some(asked) => asked.exists().then(|| asked.clone()),
             None => self.beside_the_command(),
         };
         let Some(found) = found.and_then(|path| path.canonicalize().ok()) else {
-            return Err(Error::NoLibrary { name, variable, made_by });
+            return Err(match asked {
+                None => Error::NoLibrary { name, variable, made_by },
+                Some(path) if path.parent().is_some_and(|folder| folder.ends_with(IN_THE_PACKAGE)) => {
+                    Error::NoLibraryInPackage { name, variable }
+                }
+                Some(path) => Error::NoLibraryThere { variable, path },
+            });
         };
         // The dynamic linker takes both for the end of a path.
         if found.to_string_lossy().contains([' ', ':']) {

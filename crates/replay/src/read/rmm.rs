@@ -23,6 +23,7 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
         return wrong(1, format!("the columns are {found}; expected {}", COLUMNS.join(",")));
     }
     let mut builder = TraceBuilder::within(limits.memory);
+    builder.is_rmms = true;
     let mut clock = Clock::default();
     let mut record = StringRecord::new();
     while log.read_record(&mut record).map_err(broken)? {

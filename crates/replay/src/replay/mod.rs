@@ -31,7 +31,7 @@ pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
 pub(crate) use rising::{about_needed, run_with};
 pub(crate) use waste::maps_at;
-pub use waste::{Map, Waste, at_peak, map_at_peak};
+pub use waste::{Map, Waste, map_at_peak, map_at_step};
 pub use watch::{Backing, Watched};
 
 use crate::trace::Trace;

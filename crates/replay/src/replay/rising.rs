@@ -163,12 +163,12 @@ pub(crate) struct Ran {
     pub(crate) held: u64,
 }
 
-/// Runs a program on a device of `capacity` bytes. `None` where it does not run to its end there.
+/// Runs a program on a device of `capacity` bytes. `Err` has the step whose request finds no memory there.
 pub(crate) fn run_with(
     program: &Program,
     choose: &Choose<'_>,
     capacity: u64,
-) -> Result<Option<Ran>, ReplayError> {
+) -> Result<Result<Ran, usize>, ReplayError> {
     let counting = Rising::new(program, capacity, capacity)?;
     let stage = counting.stage(program)?;
     let allocator = choose(stage.context())?;
@@ -181,5 +181,5 @@ pub(crate) fn run_with(
     })?;
     let held = allocator.usage().reserved.high;
     stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(played.oom.is_none().then_some(Ran { retries, held }))
+    Ok(played.oom.map_or(Ok(Ran { retries, held }), |oom| Err(oom.event)))
 }

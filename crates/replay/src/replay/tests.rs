@@ -203,15 +203,19 @@ fn every_reserved_byte_at_the_peak_is_accounted_for() {
     for name in millpond_baselines::NAMES {
         let choose = named(name);
         let most = on_sim(&trace, &program, &choose, UNLIMITED).unwrap().peak_reserved;
-        let waste = at_peak(&program, &choose, most).unwrap();
-        assert_eq!(waste, at_peak(&program, &choose, u64::MAX).unwrap(), "whether the most is known or not");
+        let waste = map_at_peak(&program, &choose, most).unwrap().0;
+        assert_eq!(
+            waste,
+            map_at_peak(&program, &choose, u64::MAX).unwrap().0,
+            "whether the most is known or not"
+        );
         let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
         assert_eq!(waste.reserved, outcome.peak_reserved, "{name}");
         let sum = waste.requested + waste.rounding + waste.holes + waste.caches + waste.other_streams;
         assert_eq!(sum, waste.reserved, "{name}: {waste:?}");
     }
     // PyTorch keeps a pool for each stream, and this job has six of them.
-    let caching = at_peak(&program, &named("caching"), u64::MAX).unwrap();
+    let caching = map_at_peak(&program, &named("caching"), u64::MAX).unwrap().0;
     assert!(caching.other_streams > caching.reserved / 4, "{caching:?}");
 }
 

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 
 use millpond::device::DevicePtr;
+use millpond_baselines::{Allocator, Usage};
 use serde::Serialize;
 
 use super::watch::Backing;
 use super::{Choose, Program, ReplayError, Stage, Step, UNLIMITED};
 
-/// Where the bytes are that nobody asked for, at the moment at which an allocator first holds the most.
-/// All in bytes; reserved is the sum of the others.
+/// Where the bytes are that nobody asked for, once one request is served. All in bytes; reserved is the sum of the others, but for
+/// `asked`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Waste {
     /// The step after which that is.
     pub event: usize,
+    /// Asked for by that step.
+    pub asked: u64,
     /// Held from the device.
     pub reserved: u64,
     /// Asked for, in live blocks.
@@ -30,6 +33,31 @@ pub struct Waste {
 }
 
 impl Waste {
+    /// After a step, by what the allocator says, what is live, and the bytes of holes; and those of holes and of whole free pages
+    /// that were last used elsewhere.
+    fn of(
+        (event, asked): (usize, u64),
+        usage: Usage,
+        live: &BTreeMap<u64, Span>,
+        (holes, (holes_elsewhere, caches_elsewhere)): (u64, (u64, u64)),
+    ) -> Self {
+        let rounding: u64 = live.values().map(|span| span.bytes.next_multiple_of(UNIT) - span.bytes).sum();
+        let (reserved, requested) = (usage.reserved.current, usage.requested.current);
+        let free = reserved.saturating_sub(requested + rounding);
+        let holes = holes.min(free);
+        Self {
+            event,
+            asked,
+            reserved,
+            requested,
+            rounding: rounding.min(reserved.saturating_sub(requested)),
+            holes: holes.saturating_sub(holes_elsewhere),
+            // Also what lies behind no address: parked pages, and the driver's own pool.
+            caches: (free - holes).saturating_sub(caches_elsewhere),
+            other_streams: holes_elsewhere.min(holes) + caches_elsewhere.min(free - holes),
+        }
+    }
+
     /// Bytes reserved and not requested.
     pub fn wasted(&self) -> u64 {
         self.reserved.saturating_sub(self.requested)
@@ -38,16 +66,6 @@ impl Waste {
 
 /// What blocks are rounded up to by every allocator here, at least.
 const UNIT: u64 = 512;
-
-/// Replays a program on a simulated device up to the moment at which most is reserved, and accounts for it. `most` is what
-/// is reserved at most, in bytes, as an [`Outcome`](super::Outcome) without a limit says; `u64::MAX` where that is not known,
-/// which takes two replays more.
-///
-/// # Errors
-/// [`ReplayError`].
-pub fn at_peak(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Waste, ReplayError> {
-    Ok(map_at_peak(program, choose, most)?.0)
-}
 
 /// What lies where at one moment: address and bytes of each, by rising address.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -70,7 +88,9 @@ impl Map {
     }
 }
 
-/// As [`at_peak`], and what lies where then. The driver's own pool does not show its memory.
+/// Replays a program on a simulated device up to the moment at which most is reserved, and accounts for it. `most` is what
+/// is reserved at most, in bytes, as an [`Outcome`](super::Outcome) without a limit says; `u64::MAX` where that is not known,
+/// which takes two replays more. The driver's own pool does not show its memory.
 ///
 /// # Errors
 /// [`ReplayError`].
@@ -85,61 +105,67 @@ pub fn map_at_peak(program: &Program, choose: &Choose<'_>, most: u64) -> Result<
 
 /// The same at the first step after which so much is reserved; `None` where there is no such step.
 fn map_where(program: &Program, choose: &Choose<'_>, most: u64) -> Result<Option<(Waste, Map)>, ReplayError> {
-    let stage = Stage::watched_sim(program, UNLIMITED)?;
+    map_until(program, choose, UNLIMITED, |_, allocator| allocator.usage().reserved.current >= most)
+}
+
+/// Replays a program on a simulated device of `capacity` bytes up to the request of this step, and accounts for what is reserved once
+/// it is served. `None` where it is not served there.
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn map_at_step(
+    program: &Program,
+    choose: &Choose<'_>,
+    (capacity, step): (u64, usize),
+) -> Result<Option<(Waste, Map)>, ReplayError> {
+    map_until(program, choose, capacity, |at, _| at == step)
+}
+
+/// The same at the first request that is the `last`.
+fn map_until(
+    program: &Program,
+    choose: &Choose<'_>,
+    capacity: u64,
+    mut last: impl FnMut(usize, &dyn Allocator) -> bool,
+) -> Result<Option<(Waste, Map)>, ReplayError> {
+    let stage = Stage::watched_sim(program, capacity)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let (mut freed, mut is_reached) = (Vec::new(), false);
-    let played = stage.play_until(&*allocator, &program.steps, &mut blocks, |_, step, ptr| {
+    let played = stage.play_until(&*allocator, &program.steps, &mut blocks, |at, step, ptr| {
         if !step.alloc {
             freed.push(Span::of(step, ptr));
             return false;
         }
-        is_reached = allocator.usage().reserved.current >= most;
+        is_reached = last(at, &*allocator);
         is_reached
     })?;
     let steps = &program.steps[..played.events];
-    let Some(grown) = steps.last().filter(|_| is_reached) else {
-        stage.clear(&*allocator, program, &mut blocks)?;
-        return Ok(None);
-    };
-    let usage = allocator.usage();
-    let live = live(steps, &blocks);
-    let backing = stage.backing();
-    let mut gaps = Gaps::default();
-    for backing in &backing {
-        gaps.look(backing, &live);
-    }
-    let rounding: u64 = live.values().map(|span| span.bytes.next_multiple_of(UNIT) - span.bytes).sum();
-    let (reserved, requested) = (usage.reserved.current, usage.requested.current);
-    let free = reserved.saturating_sub(requested + rounding);
-    let (holes_elsewhere, caches_elsewhere) = gaps.last_used_elsewhere(&freed, grown.stream);
-    let holes = gaps.holes().min(free);
-    let waste = Waste {
-        event: steps.len() - 1,
-        reserved,
-        requested,
-        rounding: rounding.min(reserved.saturating_sub(requested)),
-        holes: holes.saturating_sub(holes_elsewhere),
-        // Also what lies behind no address: parked pages, and the driver's own pool.
-        caches: (free - holes).saturating_sub(caches_elsewhere),
-        other_streams: holes_elsewhere.min(holes) + caches_elsewhere.min(free - holes),
-    };
+    let found = steps.last().filter(|_| is_reached).map(|grown| {
+        let (live, backing) = (live(steps, &blocks), stage.backing());
+        let mut gaps = Gaps::default();
+        backing.iter().for_each(|backing| gaps.look(backing, &live));
+        let elsewhere = gaps.last_used_elsewhere(&freed, grown.stream);
+        let waste =
+            Waste::of((steps.len() - 1, grown.size), allocator.usage(), &live, (gaps.holes(), elsewhere));
+        (waste, Map::of(&backing, &live))
+    });
     stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(Some((waste, Map::of(&backing, &live))))
+    Ok(found)
 }
 
-/// Replays a program, and shows `each` what lies where after these steps, which rise: with the number of the step, and bytes
-/// reserved.
+/// Replays a program on a simulated device of `capacity` bytes, and shows `each` what lies where after these steps, which rise: with
+/// the number of the step, and bytes reserved.
 ///
 /// # Errors
 /// [`ReplayError`].
 pub(crate) fn maps_at(
     program: &Program,
     choose: &Choose<'_>,
-    events: &[usize],
+    (capacity, events): (u64, &[usize]),
     mut each: impl FnMut(usize, &Map, u64),
 ) -> Result<(), ReplayError> {
-    let stage = Stage::watched_sim(program, UNLIMITED)?;
+    let stage = Stage::watched_sim(program, capacity)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut played = 0;

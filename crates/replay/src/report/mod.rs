@@ -1,6 +1,6 @@
 //! `report/`: one HTML file that shows replays, works offline and fetches nothing.
 //!
-//! Uses `trace`, `replay`, `fit`, `phases`, `sites`, `growth`, `holes`, `possible` and `export`'s flame graph. [`Section::of`] and [`Section::add`]
+//! Uses `trace`, `replay`, `fit`, `deciding`, `phases`, `sites`, `growth`, `holes`, `possible` and `export`'s flame graph. [`Section::of`] and [`Section::add`]
 //! keep what is shown of a trace and of each allocator. `charts.rs` makes the chart over time, which plotly.js draws.
 //! `map.rs` draws what lies where, and `moments.rs` when. `holders.rs` says who requested it. `tables.rs` has everything
 //! else, and `page.html` is the frame around them. Everything from the trace is escaped: a function's name may be anything.
@@ -20,6 +20,7 @@ use millpond::HumanBytes;
 use millpond_baselines::MILLPOND;
 
 use crate::choice::ran;
+use crate::deciding::Deciding;
 use crate::export::flame;
 use crate::fit::{Card, Need};
 use crate::growth::Growth;
@@ -28,7 +29,7 @@ use crate::out_of_memory::OutOfMemory;
 use crate::owners::Owners;
 use crate::phases::{PhaseSum, sums};
 use crate::possible::Possible;
-use crate::replay::{Choose, FreeWhen, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
+use crate::replay::{Choose, FreeWhen, Outcome, Program, ReplayError};
 use crate::sites::Live;
 use crate::steps::Steps;
 use crate::trace::Trace;
@@ -83,9 +84,8 @@ pub struct Section {
 struct Shown {
     outcome: Outcome,
     need: Option<Need>,
-    waste: Waste,
+    deciding: Deciding,
     holes: Holes,
-    map: Map,
     /// Of the pool and of the allocator that ran.
     moments: Option<Moments>,
     points: Vec<Point>,
@@ -153,14 +153,14 @@ impl Section {
         need: Option<Need>,
     ) -> Result<(), ReplayError> {
         let most = need.map_or(u64::MAX, |need| need.unlimited);
-        let (waste, map) = map_at_peak(program, choose, most)?;
+        let deciding = Deciding::of(program, choose, need, most)?;
         let points = timeline(trace, program, choose)?;
         let is_main = outcome.allocator == MILLPOND || outcome.allocator == self.ran;
-        let moments = (is_main && !map.backing.is_empty())
-            .then(|| Moments::of((trace, program), &self.owners, choose, (waste.event, &map)))
+        let moments = (is_main && !deciding.map.backing.is_empty())
+            .then(|| Moments::of((trace, program), &self.owners, choose, &deciding))
             .transpose()?;
-        let holes = Holes::of(trace, &map);
-        self.allocators.push(Shown { outcome, need, waste, holes, map, moments, points });
+        let holes = Holes::of(trace, &deciding.map);
+        self.allocators.push(Shown { outcome, need, deciding, holes, moments, points });
         Ok(())
     }
 
@@ -215,18 +215,20 @@ impl Section {
     fn write_maps(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "<h3>What lies where when each allocator holds the most</h3><p class=\"note key\"><span class=live></span>live \
+            "<h3>What lies where at the request that decides what is needed</h3><p class=\"note key\"><span class=live></span>live \
              <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
              pages and segments</p>"
         )?;
         for (at, shown) in self.allocators.iter().enumerate() {
-            if shown.map.backing.is_empty() {
+            let Deciding { map, waste, is_most, .. } = &shown.deciding;
+            let when = if *is_most { ", when it holds the most" } else { "" };
+            if map.backing.is_empty() {
                 writeln!(
                     out,
-                    "<figure><figcaption>{}: {}. No map: {}.</figcaption></figure>",
+                    "<figure><figcaption>{}: {}{when}. No map: {}.</figcaption></figure>",
                     escaped(&shown.outcome.allocator),
-                    HumanBytes(shown.waste.reserved),
-                    if shown.waste.reserved == 0 {
+                    HumanBytes(waste.reserved),
+                    if waste.reserved == 0 {
                         "it held nothing"
                     } else {
                         "the driver's own pool does not say where its memory lies"
@@ -234,15 +236,15 @@ impl Section {
                 )?;
                 continue;
             }
-            let pages = shown.map.backing.len();
+            let pages = map.backing.len();
             writeln!(
                 out,
-                "<figure id=map-{number}-{at}><figcaption>{}: {} in {pages} {}. A cell is {}, rows by rising address.</figcaption>{}",
+                "<figure id=map-{number}-{at}><figcaption>{}: {} in {pages} {}{when}. A cell is {}, rows by rising address.</figcaption>{}",
                 escaped(&shown.outcome.allocator),
-                HumanBytes(shown.waste.reserved),
+                HumanBytes(waste.reserved),
                 if pages == 1 { "page or segment" } else { "pages or segments" },
-                HumanBytes(map::cell_bytes(&shown.map)),
-                map::svg(&shown.map),
+                HumanBytes(map::cell_bytes(map)),
+                map::svg(map),
             )?;
             if let Some(moments) = &shown.moments {
                 writeln!(

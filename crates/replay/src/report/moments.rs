@@ -3,12 +3,17 @@
 use serde_json::json;
 
 use super::map::{cell_bytes, runs};
+use crate::deciding::Deciding;
 use crate::owners::Owners;
-use crate::replay::{Choose, Map, Program, ReplayError, maps_at};
+use crate::replay::{Choose, Map, Program, ReplayError, Waste, maps_at};
 use crate::trace::Trace;
 
-/// Moments that are shown, beside the peak.
+/// Moments that are shown, beside the one that decides.
 const MOMENTS: usize = 48;
+
+/// What is said of the moment to begin with.
+const DECIDES: &str = "when the request is served that decides what is needed";
+const HOLDS_MOST: &str = "when it holds the most";
 
 /// Blocks of a moment that have names.
 const MOST_NAMED: usize = 128;
@@ -19,22 +24,23 @@ const MOST_NAMED: usize = 128;
 pub(super) struct Moments(serde_json::Value);
 
 impl Moments {
-    /// Replays a program. `peak` is what lies where after that step, when most is held.
+    /// Replays a program on the device of its deciding moment, which is the one to begin with.
     pub(super) fn of(
         (trace, program): (&Trace, &Program),
         owners: &Owners,
         choose: &Choose<'_>,
-        (peak_at, peak): (usize, &Map),
+        deciding: &Deciding,
     ) -> Result<Self, ReplayError> {
         let last = program.steps.len().saturating_sub(1);
         let mut events: Vec<usize> = (1..=MOMENTS).map(|moment| last * moment / MOMENTS).collect();
-        events.push(peak_at.min(last));
+        let Deciding { waste: Waste { event: first, .. }, map, capacity, .. } = deciding;
+        events.push(*first.min(&last));
         events.sort_unstable();
         events.dedup();
         let times: Vec<u64> = program.times(trace).collect();
-        let each = cell_bytes(peak);
+        let each = cell_bytes(map);
         let (mut moments, mut names) = (Vec::new(), Vec::new());
-        maps_at(program, choose, &events, |event, map, reserved| {
+        maps_at(program, choose, (*capacity, &events), |event, map, reserved| {
             let requested: u64 = map.live.iter().map(|(_, bytes)| bytes).sum();
             let blocks = named(map, owners, &mut names);
             moments.push(json!({
@@ -46,9 +52,12 @@ impl Moments {
                 "blocks": blocks,
             }));
         })?;
-        let first = events.iter().position(|event| *event == peak_at).unwrap_or_default();
+        let first = events.iter().position(|event| event == first).unwrap_or_default();
         let names: Vec<String> = names.iter().map(|owner| owners.all[*owner as usize].name()).collect();
-        Ok(Self(json!({ "each": each, "first": first, "moments": moments, "owners": names })))
+        let decides = if deciding.is_most { HOLDS_MOST } else { DECIDES };
+        Ok(Self(
+            json!({ "each": each, "first": first, "decides": decides, "moments": moments, "owners": names }),
+        ))
     }
 
     /// How many there are.
@@ -102,24 +111,28 @@ fn named(map: &Map, owners: &Owners, names: &mut Vec<u32>) -> Vec<(u64, u64, usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fit::Need;
     use crate::fixtures::{GNN, named as allocator, recorded};
-    use crate::replay::{FreeWhen, map_at_peak};
+    use crate::replay::{FreeWhen, UNLIMITED, on_sim};
 
     #[test]
-    fn moments_begin_at_the_peak_and_name_the_largest_blocks() {
+    fn moments_begin_at_the_deciding_one_and_name_the_largest_blocks() {
         let trace = recorded(GNN);
         let program = Program::new(&trace, FreeWhen::Completed);
         let choose = allocator("millpond");
-        let (waste, map) = map_at_peak(&program, &choose, u64::MAX).unwrap();
+        let unlimited = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
+        let need = Need::of(&program, &choose, &unlimited).unwrap();
+        let deciding = Deciding::of(&program, &choose, need, u64::MAX).unwrap();
         let owners = Owners::of(&trace);
-        let moments = Moments::of((&trace, &program), &owners, &choose, (waste.event, &map)).unwrap();
+        let moments = Moments::of((&trace, &program), &owners, &choose, &deciding).unwrap();
+        let Deciding { waste, map, .. } = deciding;
         assert!((MOMENTS..=MOMENTS + 1).contains(&moments.count()));
-        let peak = &moments.0["moments"][moments.first() as usize];
-        assert_eq!(peak["event"], waste.event);
-        assert_eq!(peak["reserved"], waste.reserved);
-        assert_eq!(peak["requested"], waste.requested);
-        assert_eq!(peak["cells"], runs(&map, cell_bytes(&map)));
-        let blocks = peak["blocks"].as_array().unwrap();
+        let first = &moments.0["moments"][moments.first() as usize];
+        assert_eq!(first["event"], waste.event);
+        assert_eq!(first["reserved"], waste.reserved);
+        assert_eq!(first["requested"], waste.requested);
+        assert_eq!(first["cells"], runs(&map, cell_bytes(&map)));
+        let blocks = first["blocks"].as_array().unwrap();
         let sizes: Vec<u64> = blocks.iter().map(|block| block[1].as_u64().unwrap()).collect();
         assert!(sizes.is_sorted_by(|one, next| one >= next) && sizes.len() <= MOST_NAMED);
         assert_eq!(sizes[0], map.live.iter().map(|(_, bytes)| *bytes).max().unwrap());

@@ -5,11 +5,17 @@ use std::io::{self, Write};
 use millpond::HumanBytes;
 
 use super::{Section, Shown};
+use crate::deciding::Deciding;
 use crate::fit::{Card, Need};
 use crate::possible::Possible;
 use crate::replay::Outcome;
 use crate::sites::Live;
 use crate::steps::StepBy;
+
+/// The name of an allocator of which nobody knows what it needs.
+fn in_parentheses(name: String, is_most: bool) -> String {
+    if is_most { format!("({name})") } else { name }
+}
 
 impl Section {
     /// The request that found no memory, and whose blocks kept what was free.
@@ -142,19 +148,21 @@ impl Section {
 
     /// Where the bytes are that nobody asked for.
     pub(super) fn write_waste(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "<h3>Reserved and not requested, when each allocator first holds the most</h3>")?;
+        writeln!(out, "<h3>Reserved and not requested, at the request that decides what is needed</h3>")?;
         let titles = [
             "allocator",
+            "at event",
+            "asks for",
             "reserved",
             "requested",
             "rounding",
             "holes",
             "caches",
             "other streams",
-            "at event",
         ];
-        let row = |Shown { outcome, waste, .. }: &Shown| {
+        let row = |Shown { outcome, deciding: Deciding { waste, is_most, .. }, .. }: &Shown| {
             let parts = [
+                waste.asked,
                 waste.reserved,
                 waste.requested,
                 waste.rounding,
@@ -162,9 +170,9 @@ impl Section {
                 waste.caches,
                 waste.other_streams,
             ];
-            let mut row = vec![escaped(&outcome.allocator)];
+            let mut row =
+                vec![in_parentheses(escaped(&outcome.allocator), *is_most), thousands(waste.event as u64)];
             row.extend(parts.map(|bytes| HumanBytes(bytes).to_string()));
-            row.push(thousands(waste.event as u64));
             row
         };
         table(&titles, self.allocators.iter().map(row), out)?;
@@ -187,7 +195,12 @@ impl Section {
         writeln!(
             out,
             "<p class=note>Holes are free beside live blocks. Caches have no live block beside them. Other streams used \
-             the rest last.</p>"
+             the rest last.{}</p>",
+            match self.allocators.iter().any(|shown| shown.deciding.is_most) {
+                true =>
+                    " In parentheses: when most is held without a limit, since nobody knows what is needed.",
+                false => "",
+            }
         )
     }
 

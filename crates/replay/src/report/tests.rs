@@ -27,7 +27,12 @@ fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
         let choose = named(name);
         let outcome = on_sim(trace, &program, &choose, capacity).unwrap();
         let bytes = outcome.peak_reserved;
-        let need = (capacity == UNLIMITED).then_some(Need { bytes, unlimited: bytes, retries: 0 });
+        let need = (capacity == UNLIMITED).then_some(Need {
+            bytes,
+            unlimited: bytes,
+            retries: 0,
+            decided_at: program.peak_requested().1,
+        });
         section.add((trace, &program), &choose, outcome, need).unwrap();
     }
     page_of(&[section])

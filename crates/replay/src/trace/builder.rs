@@ -21,6 +21,8 @@ pub struct TraceBuilder {
     pub stacks: Stacks,
     /// Whether the file is a snapshot of PyTorch's.
     pub is_pytorchs: bool,
+    /// Whether it is a log of RMM's.
+    pub is_rmms: bool,
     /// The recorded allocator's settings.
     pub settings: String,
     /// What is to be said about the file.
@@ -99,6 +101,7 @@ impl TraceBuilder {
             limit,
             stacks,
             is_pytorchs: false,
+            is_rmms: false,
             settings: String::new(),
             remarks: Vec::new(),
             lacks: None,
@@ -161,7 +164,8 @@ impl TraceBuilder {
     /// The traces of the devices on which anything happened, named after the file.
     pub fn finish(self, name: &str) -> Vec<Trace> {
         let stacks = Arc::new(self.stacks);
-        let (is_pytorchs, settings, remarks) = (self.is_pytorchs, self.settings, self.remarks);
+        let (is_pytorchs, is_rmms) = (self.is_pytorchs, self.is_rmms);
+        let (settings, remarks) = (self.settings, self.remarks);
         let (lacks, from_the_start) = (self.lacks, self.from_the_start);
         let eventful = |device: &DeviceBuilder| !device.ops.is_empty() || !device.live_before.is_empty();
         let built = self.devices.into_iter().enumerate();
@@ -173,6 +177,7 @@ impl TraceBuilder {
             device: number,
             stacks: stacks.clone(),
             is_pytorchs,
+            is_rmms,
             settings: settings.clone(),
             remarks: remarks.clone(),
             lacks: lacks.clone().or_else(|| device.lacks(from_the_start)),
@@ -371,6 +376,7 @@ impl DeviceBuilder {
             stacks: Arc::default(),
             lost_frees: self.lost_frees,
             is_pytorchs: false,
+            is_rmms: false,
             settings: String::new(),
             lacks: None,
             remarks: Vec::new(),

@@ -93,6 +93,8 @@ pub struct Trace {
     pub lost_frees: u64,
     /// Whether it is a snapshot of PyTorch's, so that settings of its allocator are of use.
     pub is_pytorchs: bool,
+    /// Whether it is a log of RMM's, so that RMM's own allocators are of interest.
+    pub is_rmms: bool,
     /// The recorded allocator's settings, where the file has them.
     pub settings: String,
     /// What of the job's history is not in the file, and what to do about it: the job may need more than what is replayed.

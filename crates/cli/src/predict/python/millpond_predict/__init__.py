@@ -9,7 +9,9 @@ file       concern
 recording  PyTorch's own history of its allocations, with a kind and a module for each, written at the end
 watching   which module runs, in which phase; what parameters, gradients and the optimizer hold
 kernels    operations of cuDNN: what they return, and the workspaces that were measured
+libraries  what cuFFT, cuSOLVER and cuSPARSE are taken to work in
 values     what needs a value that nobody computed: an answer, or one clear message
+allocator  what the program asks of PyTorch's allocator, and is left out
 settings   what the command asks for
 ========== ==========================================================================================
 
@@ -18,7 +20,6 @@ It uses nothing of the package ``millpond``, which need not be there.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -36,8 +37,15 @@ def watch_generation(module: Any) -> None:
         generation.begin(module)
 
 
+def watch_millpond(module: Any) -> None:
+    from . import allocator, settings
+
+    if not settings.REAL:
+        allocator.begin_millpond(module)
+
+
 #: What is done once a module is loaded.
-AFTER = {"torch": watch_torch, "transformers.generation.utils": watch_generation}
+AFTER = {"torch": watch_torch, "transformers.generation.utils": watch_generation, "millpond.torch": watch_millpond}
 
 
 class Imports:
@@ -71,9 +79,9 @@ class Loader:
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         if self._name == "torch":
-            # A replay tries other settings. Some of them call the driver, which is not there.
-            for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-                os.environ.pop(setting, None)
+            from . import allocator
+
+            allocator.leave_environment_out()
         self._loader.exec_module(module)
         after = AFTER.pop(self._name, None)
         if after is not None:

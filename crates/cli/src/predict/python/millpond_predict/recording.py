@@ -49,12 +49,39 @@ class Recording:
         self.phases: list[dict[str, Any]] = []
         #: After so many allocations of a device: the phase and the module, where PyTorch does not keep them.
         self.marks: dict[int, list[tuple[int, str]]] = {}
+        #: The most that PyTorch's allocator counted on one device, before a program reset that.
+        self.peaks: dict[str, int] = {}
 
     def begin(self) -> None:
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks="python", max_entries=MOST_EVENTS
         )
+        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, keep_history)
+        self.keep_figures()
         self.set("setup", "")
+
+    def keep_figures(self) -> None:
+        """A program may reset the figures of PyTorch's allocator, which are asked for at the end."""
+
+        def reset_peaks(*_args: Any, **_kwargs: Any) -> None:
+            self.keep_peaks()
+            reset(*_args, **_kwargs)
+
+        reset = torch._C._cuda_resetPeakMemoryStats
+        torch._C._cuda_resetPeakMemoryStats = reset_peaks
+        if hasattr(torch._C, "_accelerator_resetPeakStats"):
+            torch._C._accelerator_resetPeakStats = reset_peaks
+        # How many allocations there were is never reset: marks and notes go by it.
+        for name in ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"):
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, lambda *_args, **_kwargs: None)
+
+    def keep_peaks(self) -> None:
+        for device in range(torch.cuda.device_count()):
+            for name, bytes in peaks_of(device).items():
+                self.peaks[name] = max(self.peaks.get(name, 0), bytes)
 
     def set(self, phase: str, module: str) -> None:
         """What is allocated from here on belongs to this phase and this module."""
@@ -89,10 +116,11 @@ class Recording:
             self.notes.setdefault(device, []).append((allocations(device), found))
 
     def write(self) -> None:
-        """Writes the snapshot, and the figures of PyTorch's allocator."""
-        count = torch.cuda.device_count()
-        figures = [torch._C._cuda_memoryStats(device) for device in range(count)]
-        peaks = [stats["requested_bytes"]["all"]["peak"] if stats else 0 for stats in figures]
+        """Writes the snapshot, and the figures of PyTorch's allocator. Nothing where the program allocated nothing."""
+        counts = [allocations(device) for device in range(torch.cuda.device_count())]
+        if not any(counts):
+            return
+        self.keep_peaks()
         if REAL:
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
@@ -103,6 +131,12 @@ class Recording:
             marks = self.marks.get(device)
             if marks:
                 mark(events, marks)
+            recorded = sum(event["action"] == "alloc" for event in events)
+            if recorded < counts[device]:
+                ANSWER.say_first(
+                    f"the program allocated {counts[device]:,} times, and the history has the last {recorded:,}: it may need more than "
+                    "what follows; name fewer --steps"
+                )
             Kinds(events, self.notes.get(device, []), workspaces).tag()
         for event in snapshot["device_traces"]:
             for one in event:
@@ -119,15 +153,27 @@ class Recording:
             "recording": path,
             "torch": torch.__version__,
             "rank": RANK,
-            "peak_requested": max(peaks, default=0),
-            "peak_allocated": max((stats["allocated_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
-            "peak_reserved": max((stats["reserved_bytes"]["all"]["peak"] for stats in figures if stats), default=0),
+            **self.peaks,
         }
+
+
+def keep_history(enabled: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    """Stands for what begins and ends a history: this one goes on as it is, and a program's own dump has all of it."""
+    if enabled:
+        ANSWER.remark("the program records its own memory history: it gets that of the prediction, which has all events")
+
+
+def peaks_of(device: int) -> dict[str, int]:
+    """What PyTorch's allocator counted at most on a device."""
+    stats = torch._C._cuda_memoryStats(device)
+    names = {"peak_requested": "requested_bytes", "peak_allocated": "allocated_bytes", "peak_reserved": "reserved_bytes"}
+    return {name: int(stats[counted]["all"]["peak"]) if stats else 0 for name, counted in names.items()}
 
 
 def allocations(device: int) -> int:
     """How many there were on a device."""
-    return int(torch._C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
+    stats = torch._C._cuda_memoryStats(device)
+    return int(stats["allocation"]["all"]["allocated"]) if stats else 0
 
 
 def mark(events: list[Any], marks: list[tuple[int, str]]) -> None:
@@ -191,7 +237,8 @@ def parts(tensor: Any) -> list[Any]:
     local = getattr(tensor, "_local_tensor", None)
     if local is not None:
         return parts(local)
-    if not isinstance(tensor, torch.Tensor):
+    # The parameters of a lazy module have no memory before its first forward.
+    if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
         return []
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 #: Where the answer goes, and the recording beside it.
@@ -16,6 +18,9 @@ STEPS = int(os.environ.get("MILLPOND_PREDICT_STEPS") or 3)
 
 #: What stands in for a value that a program asks for; none if it was not said.
 ITEM = float(os.environ["MILLPOND_PREDICT_ITEM"]) if os.environ.get("MILLPOND_PREDICT_ITEM") else None
+
+#: What is answered where a library asks if something holds for all values, and nobody knows which answer needs more memory.
+ALL = os.environ.get("MILLPOND_PREDICT_ALL") != "no"
 
 #: The part of its elements that a mask selects; none if it was not said.
 SELECTED = float(os.environ["MILLPOND_PREDICT_SELECTED"]) if os.environ.get("MILLPOND_PREDICT_SELECTED") else None
@@ -36,14 +41,20 @@ class Answer:
 
     def __init__(self) -> None:
         self.remarks: dict[str, int] = {}
+        #: What is said before all else: without it, the figures are misread.
+        self.first: dict[str, None] = {}
         self.figures: dict[str, Any] = {}
 
     def remark(self, text: str) -> None:
         """Says something once, however often it happens."""
         self.remarks[text] = self.remarks.get(text, 0) + 1
 
+    def say_first(self, text: str) -> None:
+        """Says something once, before all else."""
+        self.first[text] = None
+
     def write(self, ended: str, error: str | None = None) -> None:
-        answer = {"ended": ended, "error": error, "remarks": list(self.remarks), **self.figures}
+        answer = {"ended": ended, "error": error, "first": list(self.first), "remarks": list(self.remarks), **self.figures}
         path = os.path.join(FOLDER, f"{os.getpid()}.json")
         with open(path + ".part", "w", encoding="utf-8") as file:
             json.dump(answer, file)
@@ -61,12 +72,25 @@ def refuse(message: str) -> None:
 
 def leave(status: int) -> None:
     """Ends the process at once: what a program does at its end, such as saving weights, is not wanted."""
+    end_workers()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except Exception:
             pass
     os._exit(status)
+
+
+def end_workers() -> None:
+    """Ends the workers that the program began, such as those of a DataLoader: nobody would wait for them."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    workers = multiprocessing.active_children() if multiprocessing else []
+    if workers and threading.current_thread() is threading.main_thread():
+        # A DataLoader raises an error in this thread when a worker ends, and threads that wait for one say so.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.excepthook = lambda _args: None
+    for worker in workers:
+        worker.kill()
 
 
 def is_own(file: str) -> bool:
@@ -87,15 +111,15 @@ def place() -> tuple[str, bool]:
     return "the program", False
 
 
-def line_of_library() -> str:
-    """The innermost line that runs outside of PyTorch, as text."""
+def line_of_library() -> tuple[str, str]:
+    """The innermost line that runs outside of PyTorch: where it is, and its text."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if "millpond_predict" not in file and not frame.f_globals.get("__name__", "").startswith("torch."):
-            return linecache.getline(file, frame.f_lineno)
+            return f"{os.path.basename(file)}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return "", ""
 
 
 def is_asked_by(end: str) -> bool:

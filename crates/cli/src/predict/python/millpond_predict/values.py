@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .settings import ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, place, refuse
+from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, place, refuse
 
 #: Keeps the operations that are put in the place of PyTorch's own.
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -64,20 +64,21 @@ def scalar(tensor: Any) -> Any:
     """A value of the card for the host."""
     where, is_own = place()
     value: float = 0.0
+    of_all: bool | None = None
     if is_asked_by("grad_scaler.py"):
         # No overflow was found: otherwise a loss scaler skips the step.
         return value
-    if ITEM is not None:
+    if not tensor.is_floating_point() and (finite := of_a_check(where)) is not None:
+        value = finite
+    elif ITEM is not None:
         value = ITEM
     elif tensor.is_floating_point():
         value = 1.0
-    elif (finite := of_a_check(where)) is not None:
-        value = finite
     elif is_own:
         refuse_value(where, "a branch on a tensor, or a size from one,")
-    elif asks_for_all():
-        value = 1.0
-    if not is_asked_by("_tensor_str.py"):
+    elif (of_all := of_all_values()) is not None:
+        value = float(of_all)
+    if of_all is None and not is_asked_by("_tensor_str.py"):
         answered = f"{where}: a value of the card is answered by {value:g}"
         ANSWER.remark(answered)
         if ANSWER.remarks[answered] > MOST_ANSWERS and not tensor.is_floating_point():
@@ -96,10 +97,20 @@ def of_a_check(where: str) -> float | None:
     return 0.0 if "isnan(" in line or "isinf(" in line else None
 
 
-def asks_for_all() -> bool:
-    """Whether a library asks if something holds for all values. It does: a mask without gaps, positions without jumps."""
-    line = line_of_library()
-    return ".all()" in line or "_all(" in line
+def of_all_values() -> bool | None:
+    """The answer where a library asks if something holds for all values: the one that needs more memory."""
+    where, line = line_of_library()
+    if ".all()" not in line and "_all(" not in line and "torch.all(" not in line:
+        return None
+    if "packed" in line or "position" in line:
+        # Positions have no jumps: a program that packs several texts into one says so.
+        return True
+    if "mask" in line:
+        ANSWER.remark(f"{where} asks if a mask has no gaps: it has some, which needs more memory; --item 1 says that it has none")
+        return False
+    # The program is run with the other answer, too.
+    ANSWER.figures["asked"] = where
+    return ALL
 
 
 def part_of(elements: int, what: str) -> int:

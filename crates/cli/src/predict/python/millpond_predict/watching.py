@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import kernels, ranks, values, weights
+from . import allocator, kernels, libraries, ranks, values, weights
 from .recording import Recording
 from .settings import ANSWER, FOLDER, PROCESS, REAL, STEPS, leave, refuse
 
@@ -52,6 +53,8 @@ def begin() -> None:
             warnings.simplefilter("ignore")
             kernels.begin(RECORDING)
             values.begin()
+            libraries.begin()
+            allocator.begin(torch)
     ranks.begin()
     watch_modules()
     watch_backward()
@@ -65,7 +68,7 @@ def begin() -> None:
 
     def failed(kind: Any, error: Any, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            ANSWER.remark("ended by Ctrl-C: what came before is predicted")
+            ANSWER.say_first("ended by Ctrl-C: what came before is predicted")
             finish("ended")
         hook(kind, error, trace)
         ANSWER.figures["failed"] = f"{kind.__name__}: {error}"
@@ -75,9 +78,23 @@ def begin() -> None:
 
 def finish(ended: str) -> None:
     """Writes what was seen, and ends the process."""
+    write(ended)
+    leave(0)
+
+
+#: Optimizers that the program built.
+BUILT = 0
+
+
+def write(ended: str) -> None:
+    """Writes what was seen."""
+    if BUILT and "steps" not in ANSWER.figures:
+        ANSWER.say_first(
+            "no optimizer took a step: its state, and what a step allocates, are not in what follows. The program ended before"
+        )
+    libraries.say()
     RECORDING.write()
     ANSWER.write(ended)
-    leave(0)
 
 
 def at_the_end() -> None:
@@ -87,8 +104,7 @@ def at_the_end() -> None:
     if failed:
         ANSWER.write("failed", failed)
     else:
-        RECORDING.write()
-        ANSWER.write("ended")
+        write("ended")
 
 
 # Modules
@@ -157,7 +173,7 @@ def watch_backward() -> None:
         nonlocal times
         times += 1
         if times > STEPS * MOST_BACKWARDS and "steps" not in ANSWER.figures:
-            ANSWER.remark(f"no optimizer of PyTorch's took a step: ended after {times - 1} backwards")
+            ANSWER.say_first(f"no optimizer of PyTorch's took a step: ended after {times - 1} backwards")
             finish("ended")
         before = RECORDING.phase, RECORDING.module
         BACKWARD += 1
@@ -200,6 +216,15 @@ def watch_optimizers() -> None:
         if max(steps.values()) >= STEPS:
             finish("steps")
 
+    build = torch.optim.Optimizer.__init__
+
+    @functools.wraps(build)
+    def built(*args: Any, **kwargs: Any) -> None:
+        global BUILT
+        BUILT += 1
+        build(*args, **kwargs)
+
+    torch.optim.Optimizer.__init__ = built
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
 
