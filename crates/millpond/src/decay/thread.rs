@@ -1,20 +1,39 @@
 //! The thread that has each pool with a delay look, one for the process.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::SigSet;
 
 use crate::core::Core;
 use crate::lock::Mutex;
 use crate::log::log;
+use crate::policy::decay::AT_EXIT;
 use crate::process::{OfProcess, Process, WhileHeld};
 
 /// One look at a pool, and the time until the next; `None` for one that is looked at no more.
 type Look = fn(&Core) -> Option<Duration>;
+
+/// Whether the process ends by `exit`: then the driver goes, too, while this thread goes on.
+static EXITS: AtomicBool = AtomicBool::new(false);
+
+/// The process whose thread looks at pools now, and one more; 0 while none does.
+static LOOKS: AtomicU64 = AtomicU64::new(0);
+
+/// Comes before the driver's own end, which was registered earlier. No lock: the thread that ends the process may hold any. So it
+/// waits for a look that is under way, but not for long.
+extern "C" fn at_exit() {
+    // Sequentially consistent, as where they are looked at: this writes the one and reads the other, and the thread does it the
+    // other way round.
+    EXITS.store(true, Ordering::SeqCst);
+    let (began, own) = (Instant::now(), Process::here().number() + 1);
+    while LOOKS.load(Ordering::SeqCst) == own && began.elapsed() < AT_EXIT {
+        std::thread::sleep(AT_EXIT / 100);
+    }
+}
 
 /// See the [module](self). Each pool with a delay has it; it ends with the last one.
 #[derive(Debug)]
@@ -50,6 +69,9 @@ impl DecayThread {
             ends: AtomicBool::new(false),
         });
         let of_thread = inside.clone();
+        static TOLD: Once = Once::new();
+        // SAFETY: a function of this library, which the C library forgets when this one is unloaded.
+        TOLD.call_once(|| _ = unsafe { libc::atexit(at_exit) });
         let builder = std::thread::Builder::new().name("millpond-decay".to_owned());
         let thread = builder.spawn(move || of_thread.look_at_all())?;
         Ok(Self { inside, thread: Some(thread), process: Process::here() })
@@ -111,16 +133,54 @@ impl Inside {
         SigSet::all().thread_block().ok();
         // Acquire: pairs with the Release of the drop.
         while !self.ends.load(Ordering::Acquire) {
+            LOOKS.store(Process::here().number() + 1, Ordering::SeqCst);
             let pause = {
                 let _looking = self.looking.lock();
                 let pools = self.pools.lock().clone();
                 // One that left meanwhile is looked at once more: whoever had it leave waits for that.
-                pools.iter().filter_map(|pool| (self.look)(&*pool.upgrade()?)).min()
+                let look = |pool: &Weak<Core>| (self.look)(&*pool.upgrade()?);
+                pools.iter().take_while(|_| !EXITS.load(Ordering::SeqCst)).filter_map(look).min()
             };
+            LOOKS.store(0, Ordering::SeqCst);
+            if EXITS.load(Ordering::SeqCst) {
+                return;
+            }
             match pause {
                 Some(pause) => std::thread::park_timeout(pause),
                 None => std::thread::park(),
             }
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::fixtures::alone;
+    use crate::{Context, Pool};
+
+    #[test]
+    fn the_end_of_the_process_waits_for_a_look_and_ends_all() {
+        alone("decay::thread::tests::the_end_of_the_process_waits_for_a_look_and_ends_all", || {
+            /// Takes a while, and is not ended in its midst.
+            static IS_INSIDE: AtomicBool = AtomicBool::new(false);
+            fn look(_: &Core) -> Option<Duration> {
+                IS_INSIDE.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+                IS_INSIDE.store(false, Ordering::SeqCst);
+                Some(Duration::from_micros(1))
+            }
+            let pool = Pool::builder(&Context::host().unwrap()).build().unwrap();
+            let thread = DecayThread::new(look).unwrap();
+            thread.enter(pool.inner());
+            while !IS_INSIDE.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            at_exit();
+            assert!(!IS_INSIDE.load(Ordering::SeqCst));
+            while !thread.thread.as_ref().unwrap().is_finished() {
+                std::thread::yield_now();
+            }
+        });
     }
 }

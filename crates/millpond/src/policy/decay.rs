@@ -23,6 +23,9 @@ const LEAST: u64 = 64 << 20;
 /// so many delays later.
 const MOST_DELAYS: u32 = 64;
 
+/// How long the end of the process waits for a look that is under way. A trim of 10 GiB takes some 30 ms.
+pub(crate) const AT_EXIT: Duration = Duration::from_millis(100);
+
 /// What a pool sees when it looks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Observation {
