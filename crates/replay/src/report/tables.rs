@@ -56,13 +56,13 @@ impl Section {
         if judges {
             titles.extend(self.cards.iter().map(|card| escaped(&card.name)));
         }
-        let fits = |need: &Need, card: &Card| card.fits(need.bytes, self.context);
+        let fits = |need: &Need, card: &Card| card.fits(need.most(), self.context);
         let row = |shown: &Shown| {
             let Outcome { allocator, peak_reserved, ratio, oom, .. } = &shown.outcome;
             let mut row = vec![escaped(allocator)];
             let known = |what: fn(Need) -> String| shown.need.map_or_else(unknown, what);
             if is_known {
-                row.push(known(|need| HumanBytes(need.bytes).to_string()));
+                row.push(known(|need| need.said()));
             }
             if judges {
                 let cards =
