@@ -51,7 +51,7 @@ pub(crate) fn account(rows: &[Row], possible: Option<Possible>) -> String {
     for Row { outcome, need, .. } in rows {
         let mut line = vec![outcome.allocator.clone()];
         if is_known {
-            line.push(need.map_or_else(unknown, |need| HumanBytes(need.bytes).to_string()));
+            line.push(need.map_or_else(unknown, |need| need.said()));
             line.push(need.map_or_else(unknown, |need| thousands(need.retries)));
         }
         let share = outcome.device_share().map(|share| format!("{:.2} %", share * 100.0));
@@ -165,7 +165,7 @@ pub(crate) fn which_cards(rows: &[&Row], cards: &[Card], context: u64, is_whole:
     let mut lines = vec![titles];
     for &Row { outcome, need, .. } in rows {
         let mut line = vec![outcome.allocator.clone()];
-        let fits = |card: &Card| need.is_some_and(|need| card.fits(need.bytes, context));
+        let fits = |card: &Card| need.is_some_and(|need| card.fits(need.most(), context));
         let told = |fits| match fits {
             true if !is_whole => "?",
             true => "yes",

@@ -73,6 +73,8 @@ pub(crate) struct ToldRow {
     moves: Option<Moves>,
     /// Bytes.
     needs: Option<u64>,
+    /// Where the device puts segments in the other order.
+    needs_elsewhere: Option<u64>,
     retries: Option<u64>,
     /// Names of the cards that would do; `None` where that was not asked, and where nobody can say.
     cards: Option<Vec<String>>,
@@ -195,7 +197,7 @@ fn told_of(args: &ReplayArgs, trace: &Trace, row: Row) -> ToldRow {
     let judged = need.filter(|_| args.capacity.is_none()).map(|need: Need| {
         let cards = args.cards().into_iter();
         let (fits, too_small): (Vec<_>, Vec<_>) =
-            cards.partition(|card| card.fits(need.bytes, args.context()));
+            cards.partition(|card| card.fits(need.most(), args.context()));
         let names = |cards: Vec<Card>| cards.into_iter().map(|card| card.name).collect::<Vec<_>>();
         (names(fits), names(too_small))
     });
@@ -209,6 +211,7 @@ fn told_of(args: &ReplayArgs, trace: &Trace, row: Row) -> ToldRow {
         memory: name_of(args.memory),
         moves,
         needs: need.map(|need| need.bytes),
+        needs_elsewhere: need.map(|need| need.elsewhere),
         retries: need.map(|need| need.retries),
         // None is promised where a part of the job is missing.
         cards: cards.filter(|_| trace.lacks.is_none()),

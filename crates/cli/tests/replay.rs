@@ -149,6 +149,7 @@ fn json_has_all_that_is_printed() {
         "holds_most",
         "memory",
         "needs",
+        "needs_elsewhere",
         "oom",
         "peak_requested",
         "peak_reserved",

@@ -52,8 +52,10 @@ fn json(arguments: &[&str]) -> Value {
     read_json(&file)
 }
 
+/// But for rows of call sites, which are whole where there is no terminal.
 fn fits_a_terminal(text: &str) {
-    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let mut lines = text.lines().filter(|line| !line.contains(" < "));
+    assert!(lines.all(|line| line.chars().count() <= 80), "{text}");
 }
 
 #[test]

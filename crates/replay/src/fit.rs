@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
+use millpond::HumanBytes;
 use serde::Serialize;
 
-use crate::replay::{Choose, Outcome, Program, ReplayError, about_needed, run_with};
+use crate::replay::{Choose, Order, Outcome, Program, Ran, ReplayError, about_needed, run_with};
 
 /// A card that a job may have to fit on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -195,6 +196,8 @@ pub struct Need {
     /// The smallest capacity, in bytes, on which the whole trace runs; to one part in a thousand, or 2 MiB where that
     /// is more.
     pub bytes: u64,
+    /// The same where the device puts segments at other addresses, by which some allocators choose blocks: in the other order.
+    pub elsewhere: u64,
     /// What the allocator holds at most where nothing limits it, in bytes.
     pub unlimited: u64,
     /// Allocations on that smallest capacity that found no memory at first: the allocator gave cache back to the device,
@@ -218,6 +221,7 @@ impl Need {
         if unlimited.oom.is_some() {
             return Ok(None);
         }
+        let has_segments = unlimited.device_calls.alloc > 1;
         let unlimited = unlimited.peak_reserved;
         let (peak, at_peak) = program.peak_requested();
         // Nothing fits in less than what is requested; what was reserved without a limit is enough.
@@ -231,35 +235,73 @@ impl Need {
             let range = (search.too_small + STEP, search.enough);
             next = Next::At(about_needed(program, choose, range, STEP)?.next_multiple_of(STEP));
         }
-        let (mut retries, mut decided_at) = (None, None);
-        while search.is_open() {
-            let capacity = search.capacity(next);
-            next = match run_with(program, choose, capacity)? {
-                Ok(ran) => {
-                    (search.enough, retries) = (capacity, Some(ran.retries));
-                    next.after_success(capacity, ran.held)
-                }
-                Err(step) => {
-                    (search.too_small, decided_at) = (capacity, Some(step));
-                    next.after_refusal()
-                }
-            };
-        }
+        let mut retries = None;
+        let decided_at =
+            search.run((program, choose), next, Order::Rising, |ran| retries = Some(ran.retries))?;
         let bytes = search.enough;
         let retries = match retries {
             Some(retries) => retries,
-            None => run_with(program, choose, bytes)?.map_or(0, |ran| ran.retries),
+            None => run_with(program, choose, (bytes, Order::Rising))?.map_or(0, |ran| ran.retries),
         };
         let decided_at = match decided_at {
             Some(step) => step,
             // What has less than is requested was not tried.
             None if search.too_small > 0 => {
-                run_with(program, choose, search.too_small)?.err().unwrap_or(at_peak)
+                run_with(program, choose, (search.too_small, Order::Rising))?.err().unwrap_or(at_peak)
             }
             None => at_peak,
         };
-        Ok(Some(Self { bytes, unlimited, retries, decided_at }))
+        let elsewhere = if has_segments { elsewhere((program, choose), peak, bytes)? } else { bytes };
+        Ok(Some(Self { bytes, elsewhere, unlimited, retries, decided_at }))
     }
+
+    /// The least and the most, where the addresses that the driver gives move what is needed by more than that is worth telling.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        let (least, most) = (self.bytes.min(self.elsewhere), self.most());
+        (most - least > WORTH_TELLING).then_some((least, most))
+    }
+
+    /// What is enough with the addresses that were tried.
+    pub fn most(&self) -> u64 {
+        self.bytes.max(self.elsewhere)
+    }
+
+    /// In words: `8.00 GiB`, or `28.82 GiB to 29.31 GiB`.
+    pub fn said(&self) -> String {
+        match self.range() {
+            Some((least, most)) => format!("{} to {}", HumanBytes(least), HumanBytes(most)),
+            None => HumanBytes(self.bytes).to_string(),
+        }
+    }
+}
+
+/// Bytes from which on a range is told.
+const WORTH_TELLING: u64 = 10 << 20;
+
+/// How often what is enough is doubled, where it was not.
+const MOST_DOUBLED: u32 = 4;
+
+/// What is needed where the device puts segments in the other order, starting from what is needed in the first.
+fn elsewhere(what: (&Program, &Choose<'_>), peak: u64, bytes: u64) -> Result<u64, ReplayError> {
+    let (program, choose) = what;
+    let too_small = peak.saturating_sub(1) / STEP * STEP;
+    let mut search = Search { too_small, enough: bytes, resolution: resolution(peak) };
+    let next = match run_with(program, choose, (bytes, Order::Falling))? {
+        Ok(_) => Next::Below(1),
+        Err(_) => {
+            search.too_small = bytes;
+            for _ in 0..MOST_DOUBLED {
+                search.enough = (search.enough + search.enough / 8).next_multiple_of(STEP);
+                if run_with(program, choose, (search.enough, Order::Falling))?.is_ok() {
+                    break;
+                }
+                search.too_small = search.enough;
+            }
+            Next::Above(1)
+        }
+    };
+    search.run(what, next, Order::Falling, |_| {})?;
+    Ok(search.enough)
 }
 
 /// What is known of the smallest capacity. All in bytes.
@@ -284,6 +326,33 @@ enum Next {
 }
 
 impl Search {
+    /// Looks for the smallest capacity, from `next` on. `each` gets every one that is enough, and what came of it. Returns the step that
+    /// was refused last.
+    fn run(
+        &mut self,
+        (program, choose): (&Program, &Choose<'_>),
+        mut next: Next,
+        order: Order,
+        mut each: impl FnMut(Ran),
+    ) -> Result<Option<usize>, ReplayError> {
+        let mut refused = None;
+        while self.is_open() {
+            let capacity = self.capacity(next);
+            next = match run_with(program, choose, (capacity, order))? {
+                Ok(ran) => {
+                    self.enough = capacity;
+                    each(ran);
+                    next.after_success(capacity, ran.held)
+                }
+                Err(step) => {
+                    (self.too_small, refused) = (capacity, Some(step));
+                    next.after_refusal()
+                }
+            };
+        }
+        Ok(refused)
+    }
+
     /// Whether the answer is less exact than is asked.
     fn is_open(&self) -> bool {
         self.enough.saturating_sub(self.too_small) > self.resolution

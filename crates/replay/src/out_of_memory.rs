@@ -261,7 +261,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn need(bytes: u64) -> Option<Need> {
-        Some(Need { bytes, unlimited: bytes, retries: 0, decided_at: 0 })
+        Some(Need { bytes, elsewhere: bytes, unlimited: bytes, retries: 0, decided_at: 0 })
     }
 
     /// Two segments of 100 MiB with 40 and 90 MiB live, of which one block waits for a stream; then 80 MiB are asked for.

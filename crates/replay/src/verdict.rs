@@ -170,7 +170,7 @@ impl Verdict {
         } else {
             format!("{} more", HumanBytes(difference))
         };
-        let (bytes, its) = (HumanBytes(need.bytes), HumanBytes(its.bytes));
+        let (bytes, its) = (need.said(), its.said());
         format!("To run, it needs {bytes} with {name}, and {its} with {other}: {compared}.")
     }
 
@@ -354,7 +354,7 @@ mod tests {
     }
 
     fn need(bytes: u64, unlimited: u64, retries: u64) -> Option<Need> {
-        Some(Need { bytes, unlimited, retries, decided_at: 0 })
+        Some(Need { bytes, elsewhere: bytes, unlimited, retries, decided_at: 0 })
     }
 
     const GIB: u64 = 1 << 30;
@@ -409,6 +409,20 @@ mod tests {
         assert_eq!(
             setting,
             "With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True it needs 9.00 GiB: 3.00 GiB (25 %) less, with 1 retry."
+        );
+    }
+
+    #[test]
+    fn what_the_drivers_addresses_move_is_a_range() {
+        let mut verdict = of_pytorch();
+        let pytorch = verdict.pytorch.unwrap();
+        verdict.pytorch = Some(Need { elsewhere: 12 * GIB + (10 << 20), ..pytorch });
+        assert!(verdict.lines()[0].contains("it needs 12.00 GiB with PyTorch's"), "{:?}", verdict.lines());
+        verdict.pytorch = Some(Need { elsewhere: 12 * GIB + GIB / 2, ..pytorch });
+        assert!(
+            verdict.lines()[0].contains("it needs 12.00 GiB to 12.50 GiB with PyTorch's"),
+            "{:?}",
+            verdict.lines()
         );
     }
 

@@ -98,8 +98,10 @@ fn report_of(traces: &[Trace], allocators: &[&'static str]) -> (String, Vec<Stri
             let outcome = on_sim(trace, &program, &choose, UNLIMITED).unwrap();
             figures.push(format!("{}", millpond::HumanBytes(outcome.peak_reserved)));
             figures.push(format!("{:.3}", outcome.ratio));
-            let need = Need::of(&program, &choose, &outcome).unwrap();
-            section.add((trace, &program), &choose, outcome, need).unwrap();
+            let (bytes, unlimited) = (10 << 30, outcome.peak_reserved);
+            let decided_at = program.peak_requested().1;
+            let need = Need { bytes, elsewhere: bytes, unlimited, retries: 0, decided_at };
+            section.add((trace, &program), &choose, outcome, Some(need)).unwrap();
         }
         sections.push(section);
     }
@@ -238,7 +240,7 @@ fn the_map_follows_its_slider_and_names_blocks() {
             const [svg, slider, told, named] =
                 ['svg', 'input', '.told', '.named'].map(name => figure.querySelector(name));
             const [first, peak] = [told.textContent, svg.innerHTML];
-            slider.value = 3;
+            slider.value = 30;
             slider.dispatchEvent(new Event('input'));
             const { x, y, width, height } = svg.getBoundingClientRect();
             const names = new Set();

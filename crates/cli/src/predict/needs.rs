@@ -32,7 +32,7 @@ impl Needs {
         let found = on_all_cores(allocators, |&allocator| {
             let choose = |context: &Context| Choice::default().build(allocator, context);
             let unlimited = on_sim(trace, program, &choose, UNLIMITED)?;
-            let needs = Need::of(program, &choose, &unlimited)?.map(|need| need.bytes);
+            let needs = Need::of(program, &choose, &unlimited)?.map(|need| need.most());
             let fits = |card: &&Card| needs.is_some_and(|needs| card.fits(needs, beside));
             let cards = cards.iter().filter(fits).map(|card| card.name.clone()).collect();
             Ok(Self { allocator, needs, reserved: unlimited.peak_reserved, cards })

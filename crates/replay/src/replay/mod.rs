@@ -29,7 +29,7 @@ use millpond_baselines::{Allocator, ChoiceError, memory_of};
 pub use managed::{Moves, in_managed_memory};
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
-pub(crate) use rising::{about_needed, run_with};
+pub(crate) use rising::{Order, Ran, about_needed, run_with};
 pub(crate) use waste::maps_at;
 pub use waste::{Map, Waste, map_at_peak, map_at_step};
 pub use watch::{Backing, Watched};

@@ -17,8 +17,31 @@ use super::{Choose, Program, ReplayError, Stage, options};
 struct Rising {
     sim: Arc<SimDevice>,
     held: Mutex<Held>,
+    order: Order,
     /// Pages and segments given back so far.
     given_back: AtomicU64,
+}
+
+/// Where the device puts segments. A real one promises no order, and allocators that look at addresses place blocks by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// A new one mostly lies behind the others.
+    Rising,
+    /// A new one mostly lies before the others.
+    Falling,
+}
+
+/// Behind all addresses of the simulated device.
+const TOP: u64 = 1 << 62;
+
+impl Order {
+    /// The address of a segment that the device below put there.
+    fn turned(self, at: DevicePtr, bytes: u64) -> DevicePtr {
+        match self {
+            Self::Rising => at,
+            Self::Falling => DevicePtr::new(TOP - at.raw() - bytes),
+        }
+    }
 }
 
 /// What was taken of it, in bytes.
@@ -46,10 +69,10 @@ impl Held {
 
 impl Rising {
     /// Above a device of `capacity` bytes, of which the first `limit` are there from the start.
-    fn new(program: &Program, capacity: u64, limit: u64) -> Result<Arc<Self>, ReplayError> {
+    fn new(program: &Program, (capacity, limit): (u64, u64), order: Order) -> Result<Arc<Self>, ReplayError> {
         let sim = SimDevice::new(options(program, capacity))?;
         let held = Mutex::new(Held { limit, ..Held::default() });
-        Ok(Arc::new(Self { sim, held, given_back: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { sim, held, order, given_back: AtomicU64::new(0) }))
     }
 
     fn stage(self: &Arc<Self>, program: &Program) -> Result<Stage, ReplayError> {
@@ -112,18 +135,20 @@ unsafe impl Forward for Rising {
         if !held.admits(bytes) {
             return Err(DeviceError::OutOfMemory { call: "alloc_segment", requested: bytes });
         }
-        let at = self.sim.alloc_segment(bytes)?;
+        let at = self.order.turned(self.sim.alloc_segment(bytes)?, bytes);
         held.bytes += bytes;
         held.segments.insert(at.raw(), bytes);
         Ok(at)
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        // SAFETY: the caller keeps the promise of the same call of the device below.
-        unsafe { self.sim.free_segment(at) }?;
-        self.count_given_back();
         let mut held = self.held.lock();
-        held.bytes -= held.segments.remove(&at.raw()).unwrap_or_default();
+        let bytes = held.segments.get(&at.raw()).copied().unwrap_or_default();
+        // SAFETY: the caller keeps the promise of the same call of the device below, whose address this one stands for.
+        unsafe { self.sim.free_segment(self.order.turned(at, bytes)) }?;
+        self.count_given_back();
+        held.segments.remove(&at.raw());
+        held.bytes -= bytes;
         Ok(())
     }
 }
@@ -136,7 +161,7 @@ pub(crate) fn about_needed(
     (least, enough): (u64, u64),
     step: u64,
 ) -> Result<u64, ReplayError> {
-    let rising = Rising::new(program, enough, least)?;
+    let rising = Rising::new(program, (enough, least), Order::Rising)?;
     let stage = rising.stage(program)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
@@ -167,9 +192,9 @@ pub(crate) struct Ran {
 pub(crate) fn run_with(
     program: &Program,
     choose: &Choose<'_>,
-    capacity: u64,
+    (capacity, order): (u64, Order),
 ) -> Result<Result<Ran, usize>, ReplayError> {
-    let counting = Rising::new(program, capacity, capacity)?;
+    let counting = Rising::new(program, (capacity, capacity), order)?;
     let stage = counting.stage(program)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];

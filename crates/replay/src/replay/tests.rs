@@ -197,6 +197,25 @@ fn an_allocator_that_gives_memory_out_twice_is_found() {
 }
 
 #[test]
+fn the_order_of_segments_moves_what_some_allocators_need() {
+    use crate::fit::Need;
+    let trace = recorded(PIPELINE);
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for name in ["millpond", "expandable", "driver", "caching", "first-fit"] {
+        let choose = named(name);
+        let unlimited = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
+        let need = Need::of(&program, &choose, &unlimited).unwrap().unwrap();
+        let has_segments = ["caching", "first-fit"].contains(&name);
+        assert!(has_segments || need.range().is_none(), "{name}: {need:?}");
+        assert!(
+            need.elsewhere >= program.peak_requested().0 && need.elsewhere <= need.unlimited * 2,
+            "{name}"
+        );
+        assert!(need.range().is_none_or(|(least, most)| least < most && most == need.most()), "{name}");
+    }
+}
+
+#[test]
 fn every_reserved_byte_at_the_peak_is_accounted_for() {
     let trace = recorded(PIPELINE);
     let program = Program::new(&trace, FreeWhen::Completed);

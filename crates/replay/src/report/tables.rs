@@ -56,13 +56,13 @@ impl Section {
         if judges {
             titles.extend(self.cards.iter().map(|card| escaped(&card.name)));
         }
-        let fits = |need: &Need, card: &Card| card.fits(need.bytes, self.context);
+        let fits = |need: &Need, card: &Card| card.fits(need.most(), self.context);
         let row = |shown: &Shown| {
             let Outcome { allocator, peak_reserved, ratio, oom, .. } = &shown.outcome;
             let mut row = vec![escaped(allocator)];
             let known = |what: fn(Need) -> String| shown.need.map_or_else(unknown, what);
             if is_known {
-                row.push(known(|need| HumanBytes(need.bytes).to_string()));
+                row.push(known(|need| need.said().replace(" to ", "<br>")));
             }
             if judges {
                 let cards =
@@ -113,7 +113,8 @@ impl Section {
             let in_gib = self.cards.iter().any(Card::is_a_size);
             writeln!(
                 out,
-                "<p class=note>Needs: the smallest device on which the job runs, with so many retries. Runs on: the smallest \
+                "<p class=note>Needs: the smallest device on which the job runs, with so many retries; two figures are a range, which the \
+                 driver's addresses move. Runs on: the smallest \
                  card. Cards{} have {} less, for the driver's context and libraries. Held: the most at once, without a limit.</p>",
                 if in_gib { ", in GiB," } else { "" },
                 HumanBytes(self.context)
@@ -151,28 +152,28 @@ impl Section {
         writeln!(out, "<h3>Reserved and not requested, at the request that decides what is needed</h3>")?;
         let titles = [
             "allocator",
-            "at event",
-            "asks for",
             "reserved",
             "requested",
             "rounding",
             "holes",
             "caches",
             "other streams",
+            "asks for",
+            "at event",
         ];
         let row = |Shown { outcome, deciding: Deciding { waste, is_most, .. }, .. }: &Shown| {
             let parts = [
-                waste.asked,
                 waste.reserved,
                 waste.requested,
                 waste.rounding,
                 waste.holes,
                 waste.caches,
                 waste.other_streams,
+                waste.asked,
             ];
-            let mut row =
-                vec![in_parentheses(escaped(&outcome.allocator), *is_most), thousands(waste.event as u64)];
+            let mut row = vec![in_parentheses(escaped(&outcome.allocator), *is_most)];
             row.extend(parts.map(|bytes| HumanBytes(bytes).to_string()));
+            row.push(thousands(waste.event as u64));
             row
         };
         table(&titles, self.allocators.iter().map(row), out)?;

@@ -29,6 +29,7 @@ fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
         let bytes = outcome.peak_reserved;
         let need = (capacity == UNLIMITED).then_some(Need {
             bytes,
+            elsewhere: bytes,
             unlimited: bytes,
             retries: 0,
             decided_at: program.peak_requested().1,
