@@ -51,7 +51,8 @@ pub struct PoolOptions {
     /// A limit that the pool shares with others; null: none.
     pub budget: *mut BudgetHandle,
     /// How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
-    /// memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory.
+    /// memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
+    /// and at most half of what was ever live.
     pub spare: usize,
     /// What memory the pool is of: one of `millpond_memory`; the device's own by default.
     pub memory: i32,

@@ -76,7 +76,7 @@ struct Beside {
 impl Rank {
     pub(super) fn of(process: &Process, wanted: &Wanted) -> Result<Self> {
         let trace = &process.trace;
-        let program = Program::new(trace, FreeWhen::Completed);
+        let program = Program::new(trace, FreeWhen::Completed).without_times();
         let cards: Vec<Card> = match wanted.cards.as_slice() {
             [] => Card::all(),
             named => named.iter().map(|facts| facts.card.clone()).collect(),

@@ -34,7 +34,10 @@ fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
 }
 
 pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
-    let look = || Observation { now: core.now(), served: core.counted().allocations };
+    let look = || {
+        let counted = core.counted();
+        Observation { now: core.now(), served: counted.allocations, live: counted.allocated.high }
+    };
     if state.ledger.note(took, look) {
         log!(DEBUG, "throughput mode", pool = core.name);
         core.caches.set_throughput_mode(state.ledger.is_overdrawn());

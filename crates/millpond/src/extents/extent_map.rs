@@ -15,7 +15,6 @@ use super::page_map::{DescriptorRef, PageMap};
 use super::regions::{Region, Regions};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::order::Fence;
-use crate::policy::fit::MOST_EXTENTS;
 use crate::policy::size_classes::class_of;
 
 /// Extents that a request may add: to cut one out of another makes two more.
@@ -428,17 +427,6 @@ impl ExtentMap {
             Some(block) => &mut self.extents[block].link.next,
             None => &mut self.regions.get_mut(region).first_block,
         }
-    }
-
-    /// How many base pages lack a page in a window that begins in or behind this extent: one at least, and as far as it is looked.
-    pub(super) fn missing(&self, first: ExtentId, window: (u64, u64)) -> u64 {
-        let all = self.until(first, window.1).take(MOST_EXTENTS);
-        let unbacked = all.filter(|id| !self.is(*id, ExtentState::Free));
-        let missing = unbacked.map(|id| {
-            let (first, end) = self.base_pages_in(id, window);
-            end.saturating_sub(first)
-        });
-        missing.sum::<u64>().max(1)
     }
 
     /// All holes, by recount.

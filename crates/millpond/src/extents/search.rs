@@ -7,10 +7,11 @@ use super::arena::Arena;
 use super::coalescing;
 use super::extent::ExtentId;
 use super::extent::ExtentState;
+use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use crate::order::{Fence, Stream};
 use crate::physical::Refusal;
-use crate::policy::fit::{CANDIDATES, misfit};
+use crate::policy::fit::{CANDIDATES, MOST_EXTENTS, misfit};
 use crate::policy::ledger::Balance;
 
 /// How far the arena goes to allocate a block.
@@ -123,7 +124,7 @@ impl Search<'_> {
                 is_backed |= fits;
             }
             if !is_backed {
-                least = least.min(misfit(over, map.missing(first, (at, at + request.units))));
+                least = least.min(misfit(over, missing(map, first, (at, at + request.units))));
             }
         }
     }
@@ -157,4 +158,15 @@ impl Search<'_> {
         let may = self.arena.rules.wait_for(&self.arena.map[best.0].fence, self.request.stream)?;
         Ok(may.then_some(best))
     }
+}
+
+/// How many base pages lack a page in a window that begins in or behind this extent: one at least, and as far as it is looked.
+fn missing(map: &ExtentMap, first: ExtentId, window: (u64, u64)) -> u64 {
+    let all = map.until(first, window.1).take(MOST_EXTENTS);
+    let unbacked = all.filter(|id| !map.is(*id, ExtentState::Free));
+    let missing = unbacked.map(|id| {
+        let (first, end) = map.base_pages_in(id, window);
+        end.saturating_sub(first)
+    });
+    missing.sum::<u64>().max(1)
 }

@@ -23,7 +23,7 @@ use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
 use crate::physical::{Budget, Limits, Pages};
 use crate::policy::Policy;
-use crate::policy::ledger::{Ledger, MOST_GROWTH_PART};
+use crate::policy::ledger::Ledger;
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::process::OfProcess;
 use crate::record;
@@ -182,7 +182,8 @@ impl PoolBuilder {
     }
 
     /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
-    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory.
+    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, and at most half
+    /// of what was ever live.
     /// With 0, the pool never trades memory for time.
     pub fn spare(self, bytes: u64) -> Self {
         Self { spare: Some(bytes), ..self }
@@ -281,8 +282,7 @@ impl PoolBuilder {
             _ => device,
         };
         let total = device.properties().total_memory;
-        let most_growth = self.spare.unwrap_or(total / MOST_GROWTH_PART);
-        let ledger = Ledger::new(self.policy, most_growth, device.now());
+        let ledger = Ledger::new(self.policy, self.spare, total, device.now());
         let counters = Arc::new(Counters::default());
         let limits = Limits { hard_limit, headroom: self.headroom, budget: self.budget, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);

@@ -41,6 +41,25 @@ fn a_block_of_several_streams_lives_until_its_free_completes() {
     assert!(requested < completed);
 }
 
+/// Twice the same job, by hosts of which one is slower, now and then.
+#[test]
+fn without_times_needs_do_not_depend_on_the_host() {
+    let slow = recorded(PIPELINE);
+    let mut slower = slow.clone();
+    for (at, op) in slower.ops.iter_mut().enumerate() {
+        op.time_us = 3 * op.time_us + at as u64 % 17;
+    }
+    let [one, other] = [&slow, &slower].map(|trace| {
+        let program = Program::new(trace, FreeWhen::Completed).without_times();
+        let choose = |context: &Context| millpond_baselines::by_name("millpond", context);
+        let outcome = on_sim(trace, &program, &choose, UNLIMITED).unwrap();
+        (outcome.peak_reserved, crate::fit::Need::of(&program, &choose, &outcome).unwrap(), program.steps)
+    });
+    assert_eq!(one.0, other.0);
+    assert_eq!(one.1, other.1);
+    assert_eq!(one.2, other.2);
+}
+
 #[test]
 fn a_replay_ends_at_the_request_without_memory() {
     let trace = recorded(GNN);
