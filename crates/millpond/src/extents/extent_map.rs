@@ -449,7 +449,7 @@ impl ExtentMap {
         if !self.index.lacks() {
             return true;
         }
-        let mut index = std::mem::take(&mut self.index);
+        let mut index = std::mem::replace(&mut self.index, HoleIndex::TAKEN);
         let is_complete = index.complete(self.holes());
         self.index = index;
         is_complete

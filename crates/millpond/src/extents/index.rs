@@ -81,6 +81,9 @@ impl Default for HoleIndex {
 }
 
 impl HoleIndex {
+    /// What stands in for an index that is taken out. It takes no memory, and nothing is looked for in it.
+    pub(super) const TAKEN: Self = Self { runs: [const { Vec::new() }; 2], lacks: true };
+
     /// Inserts a hole, unless it is empty. Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, zone: Zone, hole: Hole) {
         if hole.units() == 0 {
