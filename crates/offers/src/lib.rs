@@ -8,7 +8,7 @@
 //! **How one request passes through.** The other process connects, looks whose the socket is, and only then says the secret.
 //! Here the thread that listens drops connections of other users at once. It gives each of the others a thread of its own, up
 //! to a number, and ends whichever lasts too long. That thread reads the request, shares the block and sends it.
-//! [`OFFERS`] is not locked meanwhile, so that frees need not wait.
+//! The list of offers is not locked meanwhile, so that frees need not wait.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
