@@ -356,6 +356,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::cache::shortcut::Shortcut;
     use crate::cache::stream_cache::DRAINED;
     use crate::fixtures::{Bench, Freeing};
 
@@ -440,5 +441,55 @@ mod tests {
             }
         });
         assert_eq!(pool.stats().blocks.current, 0);
+    }
+
+    /// The block that a pair leaves in the thread's magazines; `None` where it is not there without the slow path.
+    fn cached_by_a_pair(pool: &crate::Pool, stream: &Stream) -> Option<DevicePtr> {
+        let block = pool.alloc(512, stream).unwrap();
+        pool.free_block(block, stream).unwrap();
+        pool.inner().caches.alloc(512, stream)
+    }
+
+    #[test]
+    fn a_pool_caches_again_after_a_pause() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let inner = pool.inner();
+        inner.pause_caches(&mut inner.state.lock());
+        assert_eq!(cached_by_a_pair(&pool, &stream), None);
+        inner.resume_caches(&mut inner.state.lock());
+        assert!(cached_by_a_pair(&pool, &stream).is_some());
+    }
+
+    #[test]
+    fn who_looks_into_a_cache_leaves_it_open() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = cached_by_a_pair(&pool, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        pool.check().unwrap();
+        assert!(pool.inner().caches.alloc(512, &stream).is_some());
+    }
+
+    #[test]
+    fn a_change_of_mode_has_threads_ask_for_their_slack() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let caches = &pool.inner().caches;
+        let block = cached_by_a_pair(&pool, &stream).unwrap();
+        caches.set_throughput_mode(false);
+        assert!(caches.free(block, &stream), "it was the mode before");
+        let block = caches.alloc(512, &stream).unwrap();
+        caches.set_throughput_mode(true);
+        assert!(!caches.free(block, &stream), "the slow path asks for it");
+        pool.free_block(block, &stream).unwrap();
+    }
+
+    #[test]
+    fn a_thread_has_a_shortcut_where_it_has_a_cache() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let caches = &pool.inner().caches;
+        assert!(Shortcut::of_thread(caches, &stream).is_none());
+        let block = cached_by_a_pair(&pool, &stream).unwrap();
+        let shortcut = Shortcut::of_thread(caches, &stream).unwrap();
+        // SAFETY: pool and stream are alive, this is the thread, and nobody else has the block.
+        assert!(unsafe { shortcut.free(block) });
     }
 }

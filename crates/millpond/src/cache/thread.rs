@@ -119,3 +119,18 @@ impl ThreadCache {
         self.is_owned() && !self.lock.is_open()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_owner_can_be_kept_out() {
+        let cache = ThreadCache::new();
+        assert!(!cache.is_kept_out(), "it is closed, and nobody's");
+        cache.set_owner(1);
+        assert!(cache.is_kept_out());
+        cache.open([]);
+        assert!(!cache.is_kept_out());
+    }
+}

@@ -275,3 +275,17 @@ pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, b
     core.counters.misses.add(found.misses);
     found.ptr
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::fixtures::{Bench, MIB};
+
+    #[test]
+    fn to_grow_does_not_start_throughput_mode() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        // Far more device time than the first credit has.
+        let blocks: Vec<_> = (0..1000).map(|_| pool.alloc(60 * MIB, &stream).unwrap()).collect();
+        assert_eq!(pool.stats().blocks.current, blocks.len() as u64);
+        assert!(!pool.inner().state.lock().ledger.is_overdrawn());
+    }
+}

@@ -243,3 +243,28 @@ impl Drop for Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{Bench, Freeing, MIB};
+
+    #[test]
+    fn what_was_freed_is_something_to_wait_for() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        assert_eq!(wait_for_free(pool.inner()), Ok(false));
+        let block = pool.alloc(MIB, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        assert_eq!(wait_for_free(pool.inner()), Ok(true));
+    }
+
+    #[test]
+    fn another_process_gets_half_of_what_is_free() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool.page_sizes(2 * MIB, 2 * MIB));
+        let block = pool.alloc(64 * MIB, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        assert_eq!(pool.inner().give_back_free(2 * MIB, 64 * MIB), 32 * MIB);
+        assert_eq!(pool.reserved().current, 32 * MIB);
+        assert_eq!(pool.inner().give_back_free(30 * MIB, 64 * MIB), 30 * MIB, "or as much as it wants");
+    }
+}

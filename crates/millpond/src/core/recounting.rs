@@ -34,3 +34,22 @@ pub(crate) fn check(core: &Core) -> Result<(), String> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::fixtures::{Bench, Freeing, MIB};
+
+    #[test]
+    fn a_figure_that_is_wrong_is_told() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(MIB, &stream).unwrap();
+        pool.check().unwrap();
+        let reserved = &pool.inner().counters.reserved;
+        reserved.raise(1);
+        let told = pool.check().unwrap_err();
+        assert!(told.contains("reserved bytes"), "{told}");
+        reserved.lower(1);
+        pool.free_block(block, &stream).unwrap();
+        pool.check().unwrap();
+    }
+}

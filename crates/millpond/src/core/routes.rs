@@ -81,3 +81,27 @@ impl Routes {
         Some(route.to)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::order::Timelines;
+
+    #[test]
+    fn a_route_knows_each_foreign_stream_once() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        // SAFETY: it is never destroyed.
+        let stream = unsafe { Stream::present(&timelines, sim.create_stream().unwrap()) }.unwrap();
+        let (routes, to) = (Routes::default(), ArenaId(1));
+        assert!(routes.is_empty());
+        let all: Arc<Filter> = Arc::new(|_| true);
+        assert!(routes.add(to, &all) && !routes.add(to, &all) && !routes.is_empty());
+        (0..3).for_each(|_| assert_eq!(routes.of(&stream), Some(to)));
+        let route = routes.remove(to).unwrap();
+        assert_eq!(route.seen.lock().len(), 1);
+        assert!(routes.is_empty() && routes.of(&stream).is_none());
+    }
+}

@@ -256,3 +256,31 @@ fn lay_aside(
     // work cannot use it, since the program holds no pointer into it.
     unsafe { pages.lay_aside(page, map.address_of(id), reached) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::device::sim::Call;
+    use crate::fixtures::{Bench, Freeing, MIB};
+
+    #[test]
+    fn a_miss_asks_about_a_few_pending_mappings_only() {
+        const STREAMS: u64 = 300;
+        let Bench { sim, context, pool, stream } = Bench::new(|pool| pool.page_sizes(2 * MIB, 2 * MIB));
+        let streams: Vec<_> = (0..STREAMS).map(|_| context.create_stream().unwrap()).collect();
+        let blocks: Vec<_> = streams.iter().map(|of| pool.alloc(2 * MIB, of).unwrap()).collect();
+        streams.iter().for_each(|of| sim.launch(of.handle(), Duration::from_secs(100)).unwrap());
+        // Every other one, so that their pages have to move for a long block.
+        let freed = |at: &usize| at.is_multiple_of(2);
+        (0..blocks.len()).filter(freed).for_each(|at| pool.free_block(blocks[at], &streams[at]).unwrap());
+        pool.alloc(STREAMS * MIB, &stream).unwrap();
+        assert_eq!(pool.reserved().current, STREAMS * 2 * MIB, "all pages moved");
+        let asked = || sim.calls()[Call::QueryEvent] + sim.calls()[Call::StreamIsIdle];
+        let before = asked();
+        pool.alloc(32 * MIB, &stream).unwrap();
+        let asked = asked() - before;
+        assert!((1..=MOST_PENDING_LOOKED_AT as u64).contains(&asked), "{asked}");
+    }
+}

@@ -137,3 +137,25 @@ impl Drop for Regions {
         self.ranges.leave(|range| range.owner == self.owner);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_regions_that_are_gone_are_nobodys() {
+        let ranges = Arc::new(Ranges::default());
+        let owner = |pool| Owner { pool, memory: None };
+        let [gone, stays] = [1, 2].map(|pool| {
+            let mut regions = Regions::new(ranges.clone(), owner(pool));
+            let (base, head) = (DevicePtr::new(pool << 30), ExtentId(0));
+            regions.add(Region { base, bytes: 4096, head, backing: Vec::new() });
+            regions
+        });
+        let owners = || [1, 2].map(|pool| ranges.owner_of(DevicePtr::new(pool << 30)));
+        assert_eq!(owners(), [Some(owner(1)), Some(owner(2))]);
+        drop(gone);
+        assert_eq!(owners(), [None, Some(owner(2))]);
+        drop(stays);
+    }
+}

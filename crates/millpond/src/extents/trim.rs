@@ -150,3 +150,21 @@ fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> R
     }
     arena.pages.release(page).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::device::sim::Call;
+    use crate::fixtures::{Bench, Freeing, MIB};
+
+    #[test]
+    fn addresses_that_cannot_be_given_back_are_tried_once() {
+        let Bench { sim, pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(MIB, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        sim.fail_randomly(Call::Unreserve, 1.0);
+        let inner = pool.inner();
+        super::super::fence_of_all_free(&inner.state.lock().arenas.own);
+        inner.state.lock().arenas.tear_down().unwrap_err();
+        sim.fail_no_more();
+    }
+}

@@ -211,8 +211,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::device::Device;
     use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::device::{Device, DeviceError};
     use crate::order::Stream;
     use crate::testing::capturing::CapturingDevice;
 
@@ -339,5 +339,45 @@ mod tests {
         assert_eq!(timelines.poll(&fence), Ok(false));
         device.end_capture(stream.handle()).expect_err("its owner is");
         assert!(timelines.poll(&fence).unwrap());
+    }
+
+    #[test]
+    fn work_that_a_mark_closed_before_a_capture_can_be_reached() {
+        let Race { device, sim, timelines, stream } = Race::new();
+        let hold = sim.hold(stream.handle()).unwrap();
+        let marked = stream.fence();
+        assert_eq!(timelines.poll(&marked), Ok(false));
+        let later = stream.fence();
+        device.begin_capture(stream.handle()).unwrap();
+        assert!(timelines.can_be_reached(&marked) && !timelines.can_be_reached(&later));
+        sim.release(hold);
+        device.end_capture(stream.handle()).expect("no rule was broken");
+        assert!(timelines.can_be_reached(&later));
+    }
+
+    #[test]
+    fn a_question_that_fails_outside_of_captures_is_an_error() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let stream = Stream::create(&timelines).unwrap();
+        let failed =
+            DeviceError::Driver { call: "planned", code: 1, name: "PLANNED".to_owned(), text: String::new() };
+        sim.fail_next(Call::StreamIsIdle, 1, failed.clone());
+        assert_eq!(timelines.poll(&stream.fence()), Err(failed));
+    }
+
+    #[test]
+    fn uses_of_ended_streams_are_forgotten_beside_many_pending_ones() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let mut uses = Fence::empty();
+        let busy: Vec<_> = (0..MANY + 4).map(|_| Stream::create(&timelines).unwrap()).collect();
+        let holds: Vec<_> = busy.iter().map(|stream| sim.hold(stream.handle()).unwrap()).collect();
+        busy.iter().for_each(|stream| assert!(timelines.add_use(&mut uses, stream)));
+        for _ in 0..20 * MANY {
+            assert!(timelines.add_use(&mut uses, &Stream::create(&timelines).unwrap()));
+        }
+        assert!((busy.len()..4 * MANY).contains(&uses.len()), "{}", uses.len());
+        holds.into_iter().for_each(|hold| sim.release(hold));
     }
 }

@@ -736,4 +736,34 @@ mod tests {
         }
         assert_eq!(timelines.listeners.lock().len(), 1);
     }
+
+    #[test]
+    fn names_of_streams_have_hashes_of_their_own() {
+        let hashes: std::collections::BTreeSet<_> =
+            (0..1000_u64).map(|id| hash(id, Promise::Stays)).collect();
+        assert_eq!(hashes.len(), 1000);
+    }
+
+    #[test]
+    fn the_end_of_a_stream_takes_no_host_memory() {
+        let (_, timelines) = sim();
+        let mut streams = Vec::new();
+        for _ in 0..50 {
+            streams.push(Stream::create(&timelines).unwrap());
+            let table = timelines.all();
+            assert!(table.free.capacity() >= table.slots.len(), "all slots may become free");
+        }
+    }
+
+    #[test]
+    fn a_stream_is_registered_until_its_registration_ends() {
+        let (sim, timelines) = sim();
+        let handle = sim.create_stream().unwrap();
+        // SAFETY: it is never destroyed.
+        let registered = unsafe { RegisteredStream::register(&timelines, handle) }.unwrap();
+        let stream = registered.clone();
+        assert!(stream.is_registered() && !present(&timelines, sim.create_stream().unwrap()).is_registered());
+        drop(registered);
+        assert!(!stream.is_registered());
+    }
 }

@@ -145,3 +145,18 @@ impl Limits {
         self.refuse(bytes);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_pool_holds_already_serves_whatever_the_limit_is_now() {
+        let hard_limit = Budget::bytes(10);
+        let limits = Limits { hard_limit, headroom: 0, budget: None, total: 100, together: Arc::default() };
+        let live = Live { own: 4, ..Live::default() };
+        assert_eq!(limits.verdict(8, live, 0), Some(Shortage::HardLimit));
+        assert_eq!(limits.verdict(8, live, 11), Some(Shortage::HardLimit));
+        assert_eq!(limits.verdict(8, live, 12), None);
+    }
+}

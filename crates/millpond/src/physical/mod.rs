@@ -476,3 +476,31 @@ impl Pages {
         held.map(|(_, page)| self.bytes(page.base_pages)).sum()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::fixtures::Bench;
+
+    #[test]
+    fn pages_created_since_are_told_from_others() {
+        let Bench { pool, .. } = Bench::new(|pool| pool);
+        let mut state = pool.inner().state.lock();
+        let pages = &mut state.arenas.own.pages;
+        let first = pages.create(1).unwrap();
+        let taken = pages.taken();
+        let second = pages.create(1).unwrap();
+        assert!(!pages.is_younger(first, taken) && pages.is_younger(second, taken));
+        [first, second].into_iter().for_each(|page| pages.park(page));
+    }
+
+    #[test]
+    fn memory_of_captures_is_for_the_same_peers() {
+        let Bench { pool, .. } = Bench::new(|pool| pool);
+        let mut state = pool.inner().state.lock();
+        let pages = &mut state.arenas.own.pages;
+        pages.peers = PeerSet::ALL;
+        assert_eq!(pages.none_yet().peers, PeerSet::ALL);
+        pages.peers = PeerSet::NONE;
+    }
+}

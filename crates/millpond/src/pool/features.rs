@@ -419,3 +419,18 @@ impl Context {
         Ok(PoolBuilder::new(self, self.other_memory((MemoryKind::Managed, None))?).name("managed"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::fixtures::Bench;
+
+    #[test]
+    fn tags_are_told_in_the_order_of_their_naming() {
+        let Bench { pool, .. } = Bench::new(|pool| pool);
+        assert!(pool.tags().is_empty());
+        for tag in ["weights", "cache", "weights"] {
+            pool.tagged(tag).unwrap();
+        }
+        assert_eq!(pool.tags(), ["weights", "cache"]);
+    }
+}

@@ -412,4 +412,75 @@ mod tests {
         assert!(tenancy.take(10) && !tenancy.ask(1, patience));
         std::fs::remove_file(&tenancy.path).unwrap();
     }
+
+    /// A budget of the test's own, whose file is removed with it.
+    struct Own(Arc<Tenancy>);
+
+    impl Own {
+        fn new(name: &str, limit: u64) -> Self {
+            Self(Tenancy::join(&format!("{name}-{}", std::process::id()), limit).unwrap())
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            std::fs::remove_file(&self.0.path).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_limit_that_a_request_meets_is_the_one_that_it_exceeds() {
+        let own = Own::new("met", 100);
+        own.0.set_claim(10);
+        assert_eq!(own.0.limit_met(10), (100, 0), "the claim allows it");
+        assert_eq!(own.0.limit_met(11), (10, 0));
+    }
+
+    #[test]
+    fn who_left_only_children_is_found_while_others_are_asked() {
+        let mut program = crate::fixtures::begin(std::process::Command::new("sleep").arg("1000"));
+        let ended = Lease::of(program.id()).unwrap();
+        program.kill().unwrap();
+        program.wait().unwrap();
+        let own = Own::new("children", 10);
+        let register = &own.0.register;
+        let child = register.join(Lease::mine().unwrap(), 10).unwrap();
+        assert!(register.take(child.slot, 10));
+        register.slots[child.slot].owner.store(ended.bits(), Ordering::SeqCst);
+        assert!(!own.0.ask(1, Duration::ZERO), "the child has all of it");
+        assert!(register.slots[child.slot].has_ended(), "nobody waits for it again");
+    }
+
+    /// Counts how often it is asked.
+    #[derive(Default)]
+    struct Counts(AtomicU32);
+
+    impl GivesBack for Counts {
+        fn give_back_free(&self, wanted: u64, _: u64) -> u64 {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            wanted
+        }
+    }
+
+    #[test]
+    fn pools_give_back_what_others_want_and_no_more() {
+        let own = Own::new("wanted", 100);
+        let register = &own.0.register;
+        let other = register.join(Lease::mine().unwrap(), 100).unwrap();
+        let givers: [Arc<Counts>; 2] = Default::default();
+        let dynamic = |giver: &Arc<Counts>| -> Weak<dyn GivesBack> {
+            let weak: Weak<Counts> = Arc::downgrade(giver);
+            weak
+        };
+        givers.iter().for_each(|giver| own.0.add_giver(dynamic(giver)).unwrap());
+        assert!(own.0.take(50));
+        let asked = || givers.each_ref().map(|giver| giver.0.load(Ordering::SeqCst));
+        own.0.give_what_is_wanted();
+        assert_eq!((register.others_want(own.0.at), asked()), (0, [0, 0]));
+        register.slots[other.slot].wants.store(7, Ordering::SeqCst);
+        own.0.give_what_is_wanted();
+        assert_eq!((register.others_want(own.0.at), asked()), (7, [1, 0]), "the first gave all of it");
+        register.slots[other.slot].wants.store(0, Ordering::SeqCst);
+        own.0.give_back(50);
+    }
 }
