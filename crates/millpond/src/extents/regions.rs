@@ -149,7 +149,7 @@ mod tests {
         let [gone, stays] = [1, 2].map(|pool| {
             let mut regions = Regions::new(ranges.clone(), owner(pool));
             let (base, head) = (DevicePtr::new(pool << 30), ExtentId(0));
-            regions.add(Region { base, bytes: 4096, head, backing: Vec::new() });
+            regions.add(Region { base, bytes: 4096, head, backing: Vec::new(), first_block: None });
             regions
         });
         let owners = || [1, 2].map(|pool| ranges.owner_of(DevicePtr::new(pool << 30)));

@@ -198,15 +198,3 @@ fn a_mapping_that_cannot_be_undone_is_removed_later() {
     // The first `unmap` is the long page's.
     (1..6).for_each(|nth| shorten_while_failing(&[(Call::SetAccess, nth), (Call::Unmap, 2)]));
 }
-
-#[test]
-fn it_says_that_it_exchanged_pages() {
-    let mut job = Job::new();
-    job.high_water(800);
-    job.pass_time(60);
-    let inner = job.pool.inner();
-    let mut state = inner.state.lock();
-    let PoolState { arenas, ledger, .. } = &mut *state;
-    assert!(extents::shorten(&mut arenas.own, ledger));
-    assert!(!extents::shorten(&mut arenas.own, ledger), "none is left, or none is free");
-}
