@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::allocating::shorten;
-use crate::core::pool_core::PoolState;
 use crate::device::sim::{Call, SimDevice};
 use crate::device::{DeviceError, DevicePtr};
-use crate::extents;
 use crate::fixtures::{Bench, Freeing, MIB};
 use crate::{Pool, Stream};
 
