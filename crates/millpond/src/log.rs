@@ -207,3 +207,60 @@ fn write_error(text: &dyn Display) {
     // Where that is closed, there is nobody to be told.
     writeln!(std::io::stderr(), "millpond: {text}").ok();
 }
+
+#[cfg(test)]
+pub(crate) use heard::heard;
+
+/// For tests: what the library says meanwhile.
+#[cfg(test)]
+mod heard {
+    use std::fmt::Debug;
+    use std::sync::Arc;
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use crate::lock::Mutex;
+
+    /// Keeps the texts of all events.
+    #[derive(Default, Clone)]
+    struct Texts(Arc<Mutex<Vec<String>>>);
+
+    impl Visit for Texts {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            if field.name() == "message" {
+                self.0.lock().push(format!("{value:?}"));
+            }
+        }
+    }
+
+    impl Subscriber for Texts {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            event.record(&mut self.clone());
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// The texts of all that this thread says while it does this.
+    pub(crate) fn heard(work: impl FnOnce()) -> Vec<String> {
+        let texts = Texts::default();
+        tracing::subscriber::with_default(texts.clone(), work);
+        std::mem::take(&mut *texts.0.lock())
+    }
+}

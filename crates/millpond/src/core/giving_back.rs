@@ -267,4 +267,16 @@ mod tests {
         assert_eq!(pool.reserved().current, 32 * MIB);
         assert_eq!(pool.inner().give_back_free(30 * MIB, 64 * MIB), 30 * MIB, "or as much as it wants");
     }
+
+    #[test]
+    fn the_end_of_a_right_program_is_no_error() {
+        let said = crate::log::heard(|| {
+            let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+            let block = pool.alloc(MIB, &stream).unwrap();
+            pool.free_block(block, &stream).unwrap();
+        });
+        // The miss was told, so that somebody listened.
+        assert!(said.iter().any(|text| text == "a miss"), "{said:?}");
+        assert!(!said.iter().any(|text| text.contains("freed a block at once")), "{said:?}");
+    }
 }

@@ -138,4 +138,11 @@ mod tests {
         drop(events.spare().unwrap());
         assert_eq!(spare(), 1);
     }
+
+    #[test]
+    fn no_more_events_are_kept_than_two_streams_need() {
+        let events = Events::new(SimDevice::new(SimOptions::default()).unwrap());
+        drop((0..3 * MANY).map(|_| events.spare().unwrap()).collect::<Vec<_>>());
+        assert_eq!(events.spare.lock().len(), 2 * MANY);
+    }
 }

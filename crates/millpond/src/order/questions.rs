@@ -380,4 +380,19 @@ mod tests {
         assert!((busy.len()..4 * MANY).contains(&uses.len()), "{}", uses.len());
         holds.into_iter().for_each(|hold| sim.release(hold));
     }
+
+    #[test]
+    fn a_use_on_a_stream_that_is_gone_ends_with_its_last_mark() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let ends = Stream::create(&timelines).unwrap();
+        let (mut uses, mut fence) = (Fence::empty(), Fence::empty());
+        assert!(timelines.add_use(&mut uses, &ends));
+        let hold = sim.hold(ends.handle()).unwrap();
+        drop(ends);
+        timelines.add_uses(&mut fence, &mut uses);
+        assert!(!timelines.poll(&fence).unwrap() && !timelines.is_complete(&fence));
+        sim.release(hold);
+        assert!(timelines.poll(&fence).unwrap() && timelines.is_complete(&fence));
+    }
 }

@@ -471,8 +471,11 @@ impl Timeline {
 
 #[cfg(test)]
 mod tests {
+    use crate::device::Device;
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::log::heard;
     use crate::order::{Stream, Timelines};
+    use crate::testing::recycling::RecyclingDevice;
 
     #[test]
     fn a_capture_waits_until_no_stream_is_being_asked() {
@@ -489,5 +492,20 @@ mod tests {
             drop(asking);
         });
         timelines.end_capture();
+    }
+
+    #[test]
+    fn the_use_of_a_stream_whose_handle_is_anothers_is_told() {
+        let device = RecyclingDevice::new(SimDevice::new(SimOptions::default()).unwrap());
+        let timelines = Timelines::new(device.clone());
+        let handle = device.create_stream().unwrap();
+        // SAFETY: the handle is valid; what is done with it later is refused.
+        let stream = unsafe { Stream::present(&timelines, handle) }.unwrap();
+        assert!(heard(|| _ = stream.tick()).is_empty());
+        // SAFETY: the stream was created above.
+        unsafe { device.destroy_stream(handle) }.unwrap();
+        assert_eq!(device.create_stream(), Ok(handle));
+        let said = heard(|| _ = stream.tick());
+        assert_eq!(said, ["a stream was used after its handle became another's"]);
     }
 }
