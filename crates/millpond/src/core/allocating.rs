@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn to_grow_does_not_start_throughput_mode() {
         let Bench { pool, stream, .. } = Bench::new(|pool| pool);
-        // Far more device time than the first credit has.
+        // Far more device time than starts that mode.
         let blocks: Vec<_> = (0..1000).map(|_| pool.alloc(60 * MIB, &stream).unwrap()).collect();
         assert_eq!(pool.stats().blocks.current, blocks.len() as u64);
         assert!(!pool.inner().state.lock().ledger.is_overdrawn());

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::allocating::shorten;
+use crate::core::pool_core::PoolState;
 use crate::device::sim::{Call, SimDevice};
 use crate::device::{DeviceError, DevicePtr};
+use crate::extents;
 use crate::fixtures::{Bench, Freeing, MIB};
 use crate::{Pool, Stream};
 
@@ -195,4 +197,18 @@ fn a_call_that_fails_amid_it_loses_nothing() {
 fn a_mapping_that_cannot_be_undone_is_removed_later() {
     // The first `unmap` is the long page's.
     (1..6).for_each(|nth| shorten_while_failing(&[(Call::SetAccess, nth), (Call::Unmap, 2)]));
+}
+
+#[test]
+fn it_says_that_it_exchanged_pages() {
+    let mut job = Job::new();
+    job.high_water(HELD - 223);
+    job.pass_time(60);
+    let inner = job.pool.inner();
+    let mut state = inner.state.lock();
+    let PoolState { arenas, ledger, .. } = &mut *state;
+    let mut shorten = || extents::shorten(&mut arenas.own, ledger);
+    assert!(shorten());
+    // There are a few more than go at once.
+    assert_eq!([shorten(), shorten()], [true, false]);
 }
