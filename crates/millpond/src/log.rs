@@ -257,7 +257,8 @@ mod heard {
         fn exit(&self, _: &Id) {}
     }
 
-    /// The texts of all that this thread says while it does this.
+    /// The texts of all that this thread says while it does this. For tests in a process of their own: `tracing` asks about an event
+    /// once, perhaps in a thread of another test, where nobody listens.
     pub(crate) fn heard(work: impl FnOnce()) -> Vec<String> {
         let texts = Texts::default();
         tracing::subscriber::with_default(texts.clone(), work);

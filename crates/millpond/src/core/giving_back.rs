@@ -268,8 +268,15 @@ mod tests {
         assert_eq!(pool.inner().give_back_free(30 * MIB, 64 * MIB), 30 * MIB, "or as much as it wants");
     }
 
+    #[cfg(not(miri))]
     #[test]
     fn the_end_of_a_right_program_is_no_error() {
+        let name = "core::giving_back::tests::the_end_of_a_right_program_is_no_error";
+        crate::fixtures::alone(name, end_of_a_right_program);
+    }
+
+    #[cfg(not(miri))]
+    fn end_of_a_right_program() {
         let said = crate::log::heard(|| {
             let Bench { pool, stream, .. } = Bench::new(|pool| pool);
             let block = pool.alloc(MIB, &stream).unwrap();
