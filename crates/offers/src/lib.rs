@@ -406,7 +406,11 @@ pub fn open(name: Name) -> Result<Received> {
     connection.set_read_timeout(Some(TO_WAIT)).map_err(gone)?;
     connection.write_all(&name.asked()).map_err(gone)?;
     let mut first = [REFUSED];
-    connection.read_exact(&mut first).map_err(|error| broken(format!("no answer ({error})")))?;
+    connection.read_exact(&mut first).map_err(|error| match error.kind() {
+        // It ended with the connection in its queue.
+        io::ErrorKind::ConnectionReset => gone(error),
+        _ => broken(format!("no answer ({error})")),
+    })?;
     if first != [GIVEN] {
         let mut why = String::new();
         connection.take(10_000).read_to_string(&mut why).ok();
