@@ -488,7 +488,6 @@ impl ExtentMap {
         }
     }
 
-    #[inline]
     pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
         let Extent { prev, next, .. } = self.extents[id];
         [prev, next].into_iter().flatten().any(|other| self.is(other, ExtentState::Free))
