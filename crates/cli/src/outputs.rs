@@ -3,13 +3,15 @@
 //!
 //! `-` is stdout, as other tools have it; a file of that name is `./-`.
 
-use std::fs::{File, OpenOptions, canonicalize, create_dir_all, metadata, remove_file, rename};
+use std::fs::{File, OpenOptions, canonicalize, metadata, remove_file, rename};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use crate::error::{Error, Result};
-use crate::screen::{Stdout, give_stdout_away, say};
+use crate::terminal::{Stdout, give_stdout_away, say};
 
 /// Something to be written, once or several times.
 #[derive(Debug)]
@@ -118,29 +120,11 @@ fn buffered<E: From<std::io::Error>>(
     Ok(out.flush()?)
 }
 
-/// The files of a log folder.
-#[derive(Debug)]
-pub(crate) struct Log {
-    pub(crate) csv: Output,
-    pub(crate) svg: Output,
-    /// Of the memory of one step.
-    pub(crate) memory: Output,
-}
-
-impl Log {
-    /// Creates the folder if need be, and opens its files.
-    pub(crate) fn open(dir: &Path) -> Result<Self> {
-        create_dir_all(dir).map_err(|source| failed(dir, "create the log folder", source))?;
-        let [csv, svg, memory] = Self::NAMES.map(|name| Output::open(&dir.join(name)));
-        Ok(Self { csv: csv?, svg: svg?, memory: memory? })
-    }
-
-    const NAMES: [&str; 3] = ["curves.csv", "curves.svg", "memory.svg"];
-
-    /// What [`open`](Self::open) would open.
-    pub(crate) fn files(dir: Option<&Path>) -> [Option<PathBuf>; 3] {
-        Self::NAMES.map(|name| Some(dir?.join(name)))
-    }
+/// Writes what `--json` asks for.
+pub(crate) fn write_json(file: Output, told: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(told);
+    let text = text.map_err(|error| failed(file.path(), "write the results to it", error.into()))?;
+    file.write(&(text + "\n"))
 }
 
 fn is_stdout(path: &Path) -> bool {
