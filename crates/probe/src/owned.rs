@@ -1,4 +1,4 @@
-//! Memory of a device that frees itself.
+//! Memory and streams of a device that give themselves back.
 
 use std::sync::Arc;
 
@@ -33,12 +33,12 @@ impl Drop for Segment {
 
 /// A stream of a device.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct OwnedStream {
     device: Arc<dyn Device>,
     handle: StreamHandle,
 }
 
-impl Lane {
+impl OwnedStream {
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
         Ok(Self { handle: device.create_stream()?, device: device.clone() })
     }
@@ -54,7 +54,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for OwnedStream {
     fn drop(&mut self) {
         // SAFETY: as above, and it is not used again.
         unsafe { self.device.destroy_stream(self.handle) }.ok();
