@@ -10,7 +10,7 @@ use crate::refusing::refuse_within;
 use crate::setup::POOLS;
 use crate::stage::{Block, EDGE, Parcel, Stage};
 
-/// Blocks that a lane has at most.
+/// Blocks that a thread has at most.
 const MOST_BLOCKS: usize = 48;
 
 /// Tries of a call that has to succeed, while calls may fail.
@@ -26,7 +26,7 @@ pub(crate) enum How {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Lane<'a> {
+pub(crate) struct ProgramThread<'a> {
     pub(crate) stage: &'a Stage,
     pub(crate) streams: Vec<Stream>,
     pub(crate) order: Order,
@@ -42,7 +42,7 @@ pub(crate) struct Lane<'a> {
     read: Box<[u8]>,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> ProgramThread<'a> {
     pub(crate) fn new(stage: &'a Stage) -> Verdict<Self> {
         let mut streams = Vec::new();
         while streams.len() < stage.setup.streams {
@@ -135,7 +135,7 @@ impl<'a> Lane<'a> {
         let (handle, length) = (self.streams[stream].handle(), bytes.min(EDGE));
         for from in [at, at.offset(bytes - length)] {
             let to = self.read.as_mut_ptr();
-            // SAFETY: the block is live; the lane keeps where it is read to until the stream is synchronised.
+            // SAFETY: the block is live; the thread keeps where it is read to until the stream is synchronised.
             let copied = unsafe { self.stage.capturing.copy_to_host(to, from, length, handle) };
             if self.stage.allow("a copy to the host", copied)?.is_none() {
                 return Ok(());
@@ -294,7 +294,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    // ---- other lanes -----------------------------------------------------------------------------
+    // ---- other threads -----------------------------------------------------------------------------
 
     pub(crate) fn hand_over(&mut self, block: u8, stream: usize) -> Verdict<bool> {
         let Some(at) = self.pick(block) else { return Ok(false) };
@@ -308,7 +308,7 @@ impl<'a> Lane<'a> {
         Ok(true)
     }
 
-    /// Takes what another lane handed over. `false` where there is nothing.
+    /// Takes what another thread handed over. `false` where there is nothing.
     pub(crate) fn take(&mut self, stream: usize) -> Verdict<bool> {
         let Some(Parcel { block, event }) = self.stage.parcels.lock().pop() else { return Ok(false) };
         let waits = self.call(|_, streams| streams[stream].wait(&event));
@@ -325,7 +325,7 @@ impl<'a> Lane<'a> {
 
     // ---- figures ---------------------------------------------------------------------------------
 
-    /// What the pools say of live blocks is what this lane has, which has them for itself.
+    /// What the pools say of live blocks is what this thread has, which has them for itself.
     pub(crate) fn check_figures(&self) -> Verdict {
         for (at, slot) in self.stage.pools.iter().enumerate() {
             let slot = slot.read();
@@ -341,7 +341,7 @@ impl<'a> Lane<'a> {
 
     // ---- the end ---------------------------------------------------------------------------------
 
-    /// Frees all blocks. A call may fail where other lanes are not done yet.
+    /// Frees all blocks. A call may fail where other threads are not done yet.
     pub(crate) fn free_all(&mut self) -> Verdict {
         while let Some(last) = self.blocks.len().checked_sub(1) {
             let stream = last % self.streams.len();
