@@ -8,7 +8,7 @@ use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle};
 use crate::gpus::{self, Block, Place};
 use crate::settings::{Mode, settings};
-use crate::{identity, outside};
+use crate::{driver_memory, identity};
 
 /// `cuMemGetInfo`: what a pool has ready is free, and a limit leaves no more than it leaves.
 ///
@@ -27,7 +27,7 @@ pub(crate) unsafe fn memory_info(free: *mut usize, total: *mut usize) -> Code {
         let all = gpus::stats();
         let sum = |figure: fn(&Stats) -> u64| all.iter().map(|(_, stats)| figure(stats)).sum();
         let left =
-            outside::left(sum(|stats| stats.allocated.current), sum(Stats::cached)).unwrap_or(u64::MAX);
+            driver_memory::left(sum(|stats| stats.allocated.current), sum(Stats::cached)).unwrap_or(u64::MAX);
         info = (info.0.min(left), info.1.min(limit));
     }
     // SAFETY: the caller's promise.

@@ -5,7 +5,7 @@ use millpond::bindings::{Mutex, PerProcess};
 use millpond_offers as offers;
 use rustc_hash::FxHashMap;
 
-use crate::shortcuts;
+use crate::fast_path;
 
 /// What is known of a live block.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +33,7 @@ const FIRST: u64 = 1 << 62;
 pub(crate) fn of(start: u64, gpu: usize, change: impl FnOnce(&mut Identity)) -> Identity {
     let mut identities = IDENTITIES.get().lock();
     if identities.by_start.is_empty() {
-        shortcuts::close();
+        fast_path::close();
     }
     let next = FIRST + identities.last;
     let new = Identity { number: next, is_synchronous: false, is_offered: false, gpu };
@@ -46,7 +46,7 @@ pub(crate) fn of(start: u64, gpu: usize, change: impl FnOnce(&mut Identity)) -> 
 
 /// A block is freed next.
 pub(crate) fn forget(start: u64) {
-    if !shortcuts::are_open() {
+    if !fast_path::are_open() {
         change(|known| known.remove(&start).into_iter().map(|gone| (start, gone)).collect());
     }
 }
@@ -63,7 +63,7 @@ fn change(take: impl FnOnce(&mut FxHashMap<u64, Identity>) -> Vec<(u64, Identity
     let any = !known.is_empty();
     let gone = take(known);
     if any && known.is_empty() {
-        shortcuts::reopen();
+        fast_path::reopen();
     }
     // The end of an offer may wait.
     drop(identities);

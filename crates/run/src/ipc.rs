@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::code::Code;
 use crate::driver::DeviceAddress;
 use crate::gpus::{self, Block, Gpu};
-use crate::{captures, identity, said};
+use crate::{captures, identity, messages};
 
 /// `CUipcMemHandle`
 pub(crate) type Handle = [u8; 64];
@@ -55,7 +55,7 @@ pub(crate) unsafe fn get(to: *mut Handle, at: DeviceAddress, real: impl FnOnce()
         }
         Err(why) => {
             gpus::leave_sync_to_the_driver();
-            said::say(&format!(
+            messages::say(&format!(
                 "the program gives memory to other processes by cuIpcGetMemHandle, which this pool's memory does not allow: this \
                  call fails ({why}). Run it with --ipc, which leaves cuMemAlloc to the driver, as it is from here on"
             ));
@@ -87,7 +87,7 @@ pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnO
         return Code::INVALID_CONTEXT;
     }
     let Some(gpu) = gpus::current() else {
-        said::say(
+        messages::say(
             "memory of another process cannot be opened: its pool's memory is for processes with pools",
         );
         return Code::NOT_SUPPORTED;
@@ -103,7 +103,7 @@ pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnO
     let received = match offers::open(name) {
         Ok(received) => received,
         Err(error) => {
-            said::say(&error.to_string());
+            messages::say(&error.to_string());
             return Code::INVALID_VALUE;
         }
     };
@@ -114,7 +114,7 @@ pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnO
             Code::SUCCESS
         }
         Err(error) => {
-            said::say(&error.to_string());
+            messages::say(&error.to_string());
             Code::from(&error)
         }
     }

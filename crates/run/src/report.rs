@@ -13,21 +13,21 @@ use millpond::Stats;
 use millpond::bindings::{Mutex, PerProcess, watch_mappings};
 use serde::Serialize;
 
-use crate::outside::{self, Figures};
-use crate::said;
+use crate::driver_memory::{self, Figures};
+use crate::messages;
 use crate::settings::{Mode, settings};
 use crate::shadow;
-use crate::{due, gpus};
+use crate::{gpus, report_due};
 
 /// Sizes in bytes. The command reads it with types of its own: no program can link this library, whose `dlsym` it would get.
 #[derive(Debug, Serialize)]
-struct Account {
+struct Report {
     pid: u32,
     program: String,
     mode: &'static str,
     /// A pool for each GPU; with `--watch`, the one that there would have been.
     pools: Vec<Pool>,
-    outside: Outside,
+    outside: DriverFigures,
     said: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ struct Pool {
 
 /// What the driver gave.
 #[derive(Debug, Serialize)]
-struct Outside {
+struct DriverFigures {
     plain: Figures,
     managed: Figures,
     pages: Figures,
@@ -101,10 +101,10 @@ unsafe impl Send for Slot {}
 
 static TOLD: PerProcess<Told> = PerProcess::new(Default::default);
 
-/// Keeps the account: after an allocation that was no fast one. A forked child has one of its own, once it allocates.
+/// Keeps the report: after an allocation that was no fast one. A forked child has one of its own, once it allocates.
 #[inline]
 pub(crate) fn keep() {
-    if due::is_due() {
+    if report_due::is_due() {
         keep_slow();
     }
 }
@@ -115,15 +115,15 @@ fn keep_slow() {
         write(true);
     }
     extern "C" fn in_child() {
-        due::set();
+        report_due::set();
     }
     static BEGUN: Once = Once::new();
-    due::clear();
-    if settings().accounts.is_none() {
+    report_due::clear();
+    if settings().reports.is_none() {
         return;
     }
     BEGUN.call_once(|| {
-        watch_mappings(|_| due::set());
+        watch_mappings(|_| report_due::set());
         // What the fast path did since is told by a process that returns from `main` or calls `exit`. One that ends otherwise runs
         // nothing of ours.
         // SAFETY: functions of this library, which is never unloaded. Where the system refuses, less is told.
@@ -135,9 +135,9 @@ fn keep_slow() {
     write(false);
 }
 
-/// Writes the account. After `vfork`, the child has its parent's memory, and ends without.
+/// Writes the report. After `vfork`, the child has its parent's memory, and ends without.
 fn write(is_last: bool) {
-    let Some(path) = &settings().accounts else { return };
+    let Some(path) = &settings().reports else { return };
     // A handler of a signal may have come between.
     let Some(mut slot) = TOLD.get().slot.try_lock() else { return };
     // A child that did not allocate tells nothing.
@@ -145,33 +145,33 @@ fn write(is_last: bool) {
         *slot = Slot::new(path);
     }
     if let Some(slot) = &mut *slot {
-        slot.put(&account());
+        slot.put(&report());
     }
 }
 
-fn account() -> Vec<u8> {
+fn report() -> Vec<u8> {
     let mut pools: Vec<_> = gpus::stats().iter().map(|(gpu, stats)| Pool::new(Some(*gpu), stats)).collect();
     if settings().mode == Mode::Watch {
         pools.extend(shadow::stats().map(|stats| Pool::new(None, &stats)));
     }
-    let ([plain, managed, pages, pinned], peak, refused) = outside::figures();
+    let ([plain, managed, pages, pinned], peak, refused) = driver_memory::figures();
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default();
-    let mut account = Account {
+    let mut report = Report {
         pid: std::process::id(),
         program: program.to_string_lossy().into_owned(),
         mode: settings().mode.name(),
         pools,
-        outside: Outside { plain, managed, pages, pinned, peak, refused },
-        said: said::all(),
+        outside: DriverFigures { plain, managed, pages, pinned, peak, refused },
+        said: messages::all(),
     };
-    let text = |account: &Account| serde_json::to_vec(account).unwrap_or_default();
-    let whole = text(&account);
+    let text = |report: &Report| serde_json::to_vec(report).unwrap_or_default();
+    let whole = text(&report);
     if whole.len() < TEXT_BYTES {
         return whole;
     }
-    account.said.clear();
-    text(&account)
+    report.said.clear();
+    text(&report)
 }
 
 impl Slot {

@@ -1,8 +1,8 @@
-//! What is said on the standard error. It is kept, too, for the account.
+//! What is said on the standard error. It is kept, too, for the report.
 
 use std::io::Write;
 
-use crate::due;
+use crate::report_due;
 use millpond::bindings::{Mutex, PerProcess};
 
 static SAID: PerProcess<Mutex<Vec<String>>> = PerProcess::new(Default::default);
@@ -15,7 +15,7 @@ pub(crate) fn say(text: &str) {
         return;
     }
     said.push(text.to_owned());
-    due::set();
+    report_due::set();
     // Where that is closed, there is nobody to be told.
     writeln!(std::io::stderr(), "millpond: {text}").ok();
 }

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle, IpcHandle, Location, MemoryProps, PoolProps, functions};
+use crate::driver_memory::{self, Kind};
 use crate::linker::{self, Address, is_own};
-use crate::names::{self, Door, Function};
-use crate::outside::{self, Kind};
+use crate::names::{self, EntryPoint, Function};
 use crate::{answers, captures, contexts, driver_pools, ipc, pages, pooled, streams};
 
-macro_rules! doors {
+macro_rules! entry_points {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
         // The safety contract of each is that of the driver function of its name: what it is called with is the program's.
         $(#[allow(non_snake_case, reason = "it is the driver's name")]
@@ -64,9 +64,9 @@ macro_rules! doors {
             })*
         }
 
-        /// All doors.
-        pub(crate) static DOORS: &[Door] = &[
-            $(Door {
+        /// All entry points.
+        pub(crate) static ENTRY_POINTS: &[EntryPoint] = &[
+            $(EntryPoint {
                 symbol: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(symbol) => symbol,
                     Err(_) => panic!("a name has no zero in it"),
@@ -77,9 +77,9 @@ macro_rules! doors {
             },)*
         ];
 
-        /// The driver's own function behind a door.
-        pub(crate) fn behind(door: &Door) -> Address {
-            $(if door.function.0 == $name as *const () {
+        /// The driver's own function behind an entry point.
+        pub(crate) fn behind(entry: &EntryPoint) -> Address {
+            $(if entry.function.0 == $name as *const () {
                 return functions::$name.address();
             })*
             ptr::null_mut()
@@ -87,35 +87,35 @@ macro_rules! doors {
     };
 }
 
-/// What the program found under a door's name without this library.
+/// What the program found under an entry point's name without this library.
 pub(crate) enum Meant {
-    Door,
+    EntryPoint,
     /// The function of another library that is neither this one nor the driver: a mock, or one that stands before the driver.
     Others(Address),
 }
 
 impl Meant {
-    /// By what was found: only the driver's own function has a door.
-    pub(crate) fn by(found: Address, door: &Door) -> Self {
+    /// By what was found: only the driver's own function has an entry point.
+    pub(crate) fn by(found: Address, entry: &EntryPoint) -> Self {
         // Else the driver would be loaded for it.
-        let is_drivers = || linker::loaded_driver().is_some() && found == behind(door);
-        if found == door.address() || is_drivers() { Self::Door } else { Self::Others(found) }
+        let is_drivers = || linker::loaded_driver().is_some() && found == behind(entry);
+        if found == entry.address() || is_drivers() { Self::EntryPoint } else { Self::Others(found) }
     }
 
     /// By the name alone.
-    pub(crate) fn by_name(door: &Door) -> Self {
+    pub(crate) fn by_name(entry: &EntryPoint) -> Self {
         // SAFETY: it asks for the libraries behind this one.
-        let next = unsafe { linker::symbol(libc::RTLD_NEXT, door.symbol) };
+        let next = unsafe { linker::symbol(libc::RTLD_NEXT, entry.symbol) };
         // The driver may be loaded for others than all.
-        if next.is_null() { Self::Door } else { Self::by(next, door) }
+        if next.is_null() { Self::EntryPoint } else { Self::by(next, entry) }
     }
 }
 
 fn meant_by(symbol: &'static str) -> Address {
     let name = CStr::from_bytes_with_nul(symbol.as_bytes()).unwrap_or_default();
-    let door = names::by_symbol(DOORS, name).expect("the table has all of them");
-    match Meant::by_name(door) {
-        Meant::Door => door.address(),
+    let entry = names::by_symbol(ENTRY_POINTS, name).expect("the table has all of them");
+    match Meant::by_name(entry) {
+        Meant::EntryPoint => entry.address(),
         Meant::Others(found) => found,
     }
 }
@@ -125,7 +125,7 @@ fn of_thread(stream: Handle) -> Handle {
     if stream.is_null() { ptr::without_provenance_mut(streams::PER_THREAD as usize) } else { stream }
 }
 
-/// Puts our door in the place of the driver's function that was found.
+/// Puts our entry point in the place of the driver's function that was found.
 ///
 /// # Safety
 /// `name` is a text of C. `to` is null or may be written.
@@ -136,9 +136,9 @@ unsafe fn replace(code: Code, name: *const c_char, to: *mut Address, (version, f
     // SAFETY: the caller's promise.
     unsafe {
         if !to.read().is_null()
-            && let Some(door) = names::by_version(DOORS, CStr::from_ptr(name), version, flags)
+            && let Some(entry) = names::by_version(ENTRY_POINTS, CStr::from_ptr(name), version, flags)
         {
-            to.write(door.address());
+            to.write(entry.address());
         }
     }
     code
@@ -166,7 +166,7 @@ fn end_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {
     code
 }
 
-doors! {
+entry_points! {
     cuGetProcAddress since 11030 (name: *const c_char, to: *mut Address, version: c_int, flags: u64) |real|
         replace(real(), name, to, (version, flags));
     cuGetProcAddress_v2 since 12000 (
@@ -197,7 +197,7 @@ doors! {
         pooled::from_driver(Kind::Pinned, (at, bytes), 0, real);
     cuMemHostAlloc since 2020 (at: *mut DeviceAddress, bytes: usize, flags: c_uint) |real|
         pooled::from_driver(Kind::Pinned, (at, bytes), 0, real);
-    cuMemFreeHost since 2000 (at: DeviceAddress) |real| outside::free((Kind::Pinned, at), None, real);
+    cuMemFreeHost since 2000 (at: DeviceAddress) |real| driver_memory::free((Kind::Pinned, at), None, real);
     cuMemCreate since 10020 (handle: *mut u64, bytes: usize, props: *const MemoryProps, flags: u64) |real|
         if props.as_ref().is_some_and(|props| props.location.gpu().is_some()) {
             let code = pooled::from_driver(Kind::Pages, (handle, bytes), 0, real);
@@ -286,11 +286,11 @@ mod tests {
     }
 
     #[test]
-    fn the_page_lists_each_door_and_no_other_as_ours() {
+    fn the_page_lists_each_entry_point_and_no_other_as_ours() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/run.md");
         let page = std::fs::read_to_string(path).unwrap();
         let own: BTreeSet<_> =
-            DOORS.iter().map(|door| String::from_utf8(door.base().0.to_vec()).unwrap()).collect();
+            ENTRY_POINTS.iter().map(|entry| String::from_utf8(entry.base().0.to_vec()).unwrap()).collect();
         assert_eq!(listed(&page, "ours"), own);
         let [passes, drivers] = ["passes, harmless", "the driver's"].map(|kind| listed(&page, kind));
         assert!(passes.len() > 20 && drivers.len() > 20);

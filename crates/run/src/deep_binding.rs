@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use crate::doors::{DOORS, behind};
+use crate::entry_points::{ENTRY_POINTS, behind};
 use crate::linker::{self, Address};
 use crate::names;
 
@@ -19,31 +19,31 @@ pub(crate) fn expect() {
 
 /// What the functions of the linker are called here.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Own {
+pub(crate) struct Replacements {
     pub(crate) dlsym: Address,
     pub(crate) dlopen: Address,
 }
 
 /// Puts the addresses right in all objects, if one was opened so. Others have no other functions of these names than those here.
 #[inline]
-pub(crate) fn rebind(own: Own) {
+pub(crate) fn rebind(own: Replacements) {
     if IS_PENDING.load(Ordering::Relaxed) {
         rebind_slow(own);
     }
 }
 
 #[cold]
-fn rebind_slow(own: Own) {
+fn rebind_slow(own: Replacements) {
     if !IS_PENDING.swap(false, Ordering::Relaxed) {
         return;
     }
     // Before the iteration, during which nothing may be looked up.
-    let doors = linker::loaded_driver().map_or(Vec::new(), |_| {
-        DOORS.iter().map(|door| (door.symbol, behind(door), door.address())).collect()
+    let entry_points = linker::loaded_driver().map_or(Vec::new(), |_| {
+        ENTRY_POINTS.iter().map(|entry| (entry.symbol, behind(entry), entry.address())).collect()
     });
     let linkers =
         [(c"dlsym", linker::real_dlsym(), own.dlsym), (c"dlopen", linker::real_dlopen(), own.dlopen)];
-    let mut wanted: Vec<Wanted> = doors.into_iter().chain(linkers).collect();
+    let mut wanted: Vec<Wanted> = entry_points.into_iter().chain(linkers).collect();
     wanted.retain(|(_, found, _)| !found.is_null());
     // SAFETY: the function below keeps the contract of a callback, and gets what it expects.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut wanted).cast()) };
@@ -184,7 +184,7 @@ impl<'a> Object<'a> {
             let now = at.load(Ordering::Relaxed);
             // What is bound at its first call still leads to the object's own code.
             let is_unbound = self.holds(libc::PT_LOAD, now.addr(), 1);
-            let is_linkers = names::by_symbol(DOORS, name).is_none();
+            let is_linkers = names::by_symbol(ENTRY_POINTS, name).is_none();
             if now == *found || is_unbound && (is_linkers || self.is_linked_with_the_driver()) {
                 self.write(at, *own);
             }

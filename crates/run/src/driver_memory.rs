@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::code::Code;
 use crate::settings::{Mode, settings};
 use crate::shadow;
-use crate::{driver, due};
+use crate::{driver, report_due};
 
 /// What of the driver's it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,7 +63,7 @@ struct Counted {
 }
 
 #[derive(Debug, Default)]
-struct Outside {
+struct DriverMemory {
     counted: Mutex<Counted>,
     /// Bytes of all kinds under the limit, and of allocations that are under way.
     taken: AtomicU64,
@@ -76,7 +76,7 @@ struct Outside {
     is_closed: AtomicBool,
 }
 
-static OUTSIDE: PerProcess<Outside> = PerProcess::new(Default::default);
+static DRIVER_MEMORY: PerProcess<DriverMemory> = PerProcess::new(Default::default);
 
 /// What an allocation asks for.
 #[derive(Debug, Clone, Copy)]
@@ -92,22 +92,22 @@ pub(crate) struct Asked {
 /// # Safety
 /// `real` is the driver's function, and writes to `at` where it succeeds.
 pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Code) -> Code {
-    let outside = OUTSIDE.get();
-    if asked.kind.is_limited() && !outside.take(asked.bytes) {
+    let memory = DRIVER_MEMORY.get();
+    if asked.kind.is_limited() && !memory.take(asked.bytes) {
         // Relaxed: a figure.
-        outside.refused.fetch_add(1, Ordering::Relaxed);
-        due::set();
+        memory.refused.fetch_add(1, Ordering::Relaxed);
+        report_due::set();
         return Code::OUT_OF_MEMORY;
     }
     let code = real();
     if !code.is_success() {
-        outside.give_back(asked.kind, asked.bytes);
+        memory.give_back(asked.kind, asked.bytes);
         return code;
     }
     // SAFETY: the caller's promise.
     let at = unsafe { at.read() };
     let context = driver::current_context().map_or(0, |context| context.addr() as u64);
-    outside.enter(asked.kind, at, Live { bytes: asked.bytes, context });
+    memory.enter(asked.kind, at, Live { bytes: asked.bytes, context });
     if asked.kind.is_watched() {
         shadow::alloc(at, asked.bytes, asked.stream);
     }
@@ -116,14 +116,14 @@ pub(crate) unsafe fn alloc(asked: Asked, at: *mut u64, real: impl FnOnce() -> Co
 
 /// Gives memory back to the driver. It is struck out before: another thread may get the address next.
 pub(crate) fn free((kind, at): (Kind, u64), stream: Option<u64>, real: impl FnOnce() -> Code) -> Code {
-    let outside = OUTSIDE.get();
-    let live = outside.strike(kind, at);
+    let memory = DRIVER_MEMORY.get();
+    let live = memory.strike(kind, at);
     let shadow = live.filter(|_| kind.is_watched());
     let shadow = shadow.and_then(|_| shadow::take(at));
     let code = real();
     match (code.is_success(), live) {
-        (true, Some(live)) => outside.give_back(kind, live.bytes),
-        (false, Some(live)) => outside.enter(kind, at, live),
+        (true, Some(live)) => memory.give_back(kind, live.bytes),
+        (false, Some(live)) => memory.enter(kind, at, live),
         (_, None) => {}
     }
     if let Some(block) = shadow {
@@ -134,7 +134,7 @@ pub(crate) fn free((kind, at): (Kind, u64), stream: Option<u64>, real: impl FnOn
 
 /// What was counted under one number is counted under another from now on.
 pub(crate) fn rename(kind: Kind, from: u64, to: u64) {
-    let mut counted = OUTSIDE.get().counted.lock();
+    let mut counted = DRIVER_MEMORY.get().counted.lock();
     if let Some(live) = counted.live.remove(&(kind, from)) {
         counted.live.insert((kind, to), live);
     }
@@ -142,15 +142,15 @@ pub(crate) fn rename(kind: Kind, from: u64, to: u64) {
 
 /// The driver has something back.
 pub(crate) fn given_back(kind: Kind, at: u64) {
-    let outside = OUTSIDE.get();
-    if let Some(live) = outside.strike(kind, at) {
-        outside.give_back(kind, live.bytes);
+    let memory = DRIVER_MEMORY.get();
+    if let Some(live) = memory.strike(kind, at) {
+        memory.give_back(kind, live.bytes);
     }
 }
 
 /// A context ended, and all memory with it but for pages, which belong to none.
 pub(crate) fn forget_context(context: u64) {
-    let counted = OUTSIDE.get().counted.lock();
+    let counted = DRIVER_MEMORY.get().counted.lock();
     let of_context = |(key, live): (&(Kind, u64), &Live)| {
         (live.context == context && key.0 != Kind::Pages).then_some(*key)
     };
@@ -167,7 +167,7 @@ pub(crate) fn forget_context(context: u64) {
 /// Gives no memory from here on. A limit that cannot be kept is none.
 pub(crate) fn close() {
     // Relaxed: as in `take`.
-    OUTSIDE.get().is_closed.store(true, Ordering::Relaxed);
+    DRIVER_MEMORY.get().is_closed.store(true, Ordering::Relaxed);
 }
 
 /// What the limit leaves beside `pooled` bytes that the process's pools use, and `cached` that they have ready; `None` without a limit.
@@ -185,21 +185,21 @@ pub(crate) fn left(pooled: u64, cached: u64) -> Option<u64> {
 
 /// The kind under which an address was counted.
 pub(crate) fn kind_of(at: u64) -> Kind {
-    let counted = OUTSIDE.get().counted.lock();
+    let counted = DRIVER_MEMORY.get().counted.lock();
     if counted.live.contains_key(&(Kind::Managed, at)) { Kind::Managed } else { Kind::Plain }
 }
 
 /// Bytes that the driver gave and has not got back.
 pub(crate) fn bytes() -> u64 {
     // Relaxed: a figure to read.
-    OUTSIDE.get().taken.load(Ordering::Relaxed)
+    DRIVER_MEMORY.get().taken.load(Ordering::Relaxed)
 }
 
 /// What was counted, of each kind; the most of all under the limit together; and how often the limit refused.
 pub(crate) fn figures() -> ([Figures; Kind::ALL.len()], u64, u64) {
-    let outside = OUTSIDE.get();
-    let counted = outside.counted.lock();
-    (counted.figures, counted.peak, outside.refused.load(Ordering::Relaxed))
+    let memory = DRIVER_MEMORY.get();
+    let counted = memory.counted.lock();
+    (counted.figures, counted.peak, memory.refused.load(Ordering::Relaxed))
 }
 
 /// The limit, where it is this process's alone.
@@ -210,19 +210,19 @@ fn own_limit() -> Option<u64> {
 /// The budget of the pools: the limit, less what the driver gave. With a name, processes share it, and it is the limit alone.
 pub(crate) fn budget() -> Option<millpond::Result<Budget>> {
     let limit = settings().limit?;
-    let outside = OUTSIDE.get();
+    let memory = DRIVER_MEMORY.get();
     if let Some(name) = &settings().budget {
-        let known = outside.budget.get().cloned().map_or_else(|| Budget::named(name, limit), Ok);
-        return Some(known.inspect(|budget| drop(outside.budget.set(budget.clone()))));
+        let known = memory.budget.get().cloned().map_or_else(|| Budget::named(name, limit), Ok);
+        return Some(known.inspect(|budget| drop(memory.budget.set(budget.clone()))));
     }
-    let _changing = outside.changing.lock();
-    let budget = outside.budget.get_or_init(|| Budget::bytes(limit)).clone();
+    let _changing = memory.changing.lock();
+    let budget = memory.budget.get_or_init(|| Budget::bytes(limit)).clone();
     // Relaxed: under the lock.
-    outside.change(outside.taken.load(Ordering::Relaxed));
+    memory.change(memory.taken.load(Ordering::Relaxed));
     Some(Ok(budget))
 }
 
-impl Outside {
+impl DriverMemory {
     /// Takes so many bytes of what the limit leaves, or nothing.
     fn take(&self, bytes: u64) -> bool {
         // Relaxed: who is refused a pool sees it, and asks next.
@@ -275,7 +275,7 @@ impl Outside {
         figures.bytes = figures.bytes + bytes - before;
         if figures.bytes > figures.peak {
             figures.peak = figures.bytes;
-            due::set();
+            report_due::set();
         }
         let limited = Kind::ALL.iter().filter(|kind| kind.is_limited());
         counted.peak = counted.peak.max(limited.map(|kind| counted.figures[*kind as usize].bytes).sum());

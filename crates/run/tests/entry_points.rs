@@ -34,7 +34,8 @@ fn built() -> Option<&'static Path> {
             eprintln!("not run: cc is not installed");
             return None;
         }
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doors-{}", std::process::id()));
+        let folder =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("entry_points-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("cargo made the folder above");
         let source = |name: &str| sources().join(name).to_str().expect("UTF-8").to_owned();
         compile(
@@ -69,7 +70,7 @@ fn built() -> Option<&'static Path> {
 struct Ran {
     output: Output,
     /// Those of its processes, in no order.
-    accounts: Vec<Value>,
+    reports: Vec<Value>,
 }
 
 /// Runs a program with these arguments, and what the environment says.
@@ -81,15 +82,15 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Optio
     command.current_dir(folder).env("MILLPOND_RUN_ACCOUNTS", file.path()).envs(environment.iter().copied());
     let output = command.output().expect("it was built");
     let told = std::fs::read(file.path()).expect("it is there");
-    let accounts = told.chunks(SLOT).filter_map(account).collect();
-    Some(Ran { output, accounts })
+    let reports = told.chunks(SLOT).filter_map(report).collect();
+    Some(Ran { output, reports })
 }
 
-/// As `crates/run/src/account.rs` has it.
+/// As `crates/run/src/report.rs` has it.
 const SLOT: usize = 16 << 10;
 
 /// What a process told in its part of the file.
-fn account(slot: &[u8]) -> Option<Value> {
+fn report(slot: &[u8]) -> Option<Value> {
     let whole = usize::from(slot[0]).checked_sub(1)?;
     let text = slot[64 + whole * (SLOT - 64) / 2..].split(|byte| *byte == 0).next()?;
     Some(serde_json::from_slice(text).expect("JSON"))
@@ -100,12 +101,12 @@ impl Ran {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
 
-    /// The one account of a program that went well.
+    /// The one report of a program that went well.
     #[track_caller]
-    fn account(&self) -> &Value {
+    fn report(&self) -> &Value {
         assert!(self.output.status.success(), "{}: {}", self.output.status, self.stderr());
-        assert_eq!(self.accounts.len(), 1, "{}", self.stderr());
-        &self.accounts[0]
+        assert_eq!(self.reports.len(), 1, "{}", self.stderr());
+        &self.reports[0]
     }
 }
 
@@ -114,32 +115,32 @@ const MIB: u64 = 1 << 20;
 /// A case of `linked.c` goes well.
 #[track_caller]
 fn linked(case: &str, environment: &[(&str, &str)]) -> Option<Value> {
-    run("linked", &[case], environment).map(|ran| ran.account().clone())
+    run("linked", &[case], environment).map(|ran| ran.report().clone())
 }
 
 #[test]
 fn a_linked_program_gets_its_memory_from_a_pool() {
-    let Some(account) = linked("pairs", &[]) else { return };
-    let pool = &account["pools"][0];
-    assert_eq!((pool["allocations"].as_u64(), pool["frees"].as_u64()), (Some(300), Some(300)), "{account}");
-    assert_eq!(account["outside"]["peak"], 0, "{account}");
+    let Some(report) = linked("pairs", &[]) else { return };
+    let pool = &report["pools"][0];
+    assert_eq!((pool["allocations"].as_u64(), pool["frees"].as_u64()), (Some(300), Some(300)), "{report}");
+    assert_eq!(report["outside"]["peak"], 0, "{report}");
 }
 
 #[test]
-fn functions_that_a_program_looks_up_are_the_doors() {
+fn functions_that_a_program_looks_up_are_the_entry_points() {
     for how in ["handle", "all", "runtime", "entry point", "thread"] {
         let Some(ran) = run("loaded", &["program", how], &[]) else { return };
-        assert_eq!(ran.account()["pools"][0]["allocations"], 3, "{how}: {}", ran.stderr());
+        assert_eq!(ran.report()["pools"][0]["allocations"], 3, "{how}: {}", ran.stderr());
     }
 }
 
 #[test]
-fn a_library_that_is_opened_deep_comes_by_the_doors() {
+fn a_library_that_is_opened_deep_comes_by_the_entry_points() {
     let Some(folder) = built() else { return };
     let library = folder.join("libcudart-test.so");
     for how in ["handle", "runtime"] {
         let ran = run("loaded", &[library.to_str().expect("UTF-8"), how], &[]).expect("it was built");
-        assert_eq!(ran.account()["pools"][0]["allocations"], 3, "{how}: {}", ran.stderr());
+        assert_eq!(ran.report()["pools"][0]["allocations"], 3, "{how}: {}", ran.stderr());
     }
 }
 
@@ -150,7 +151,7 @@ fn what_is_not_the_drivers_is_left_alone() {
         let Some(ran) = run(program, arguments, &[]) else { return };
         assert!(ran.output.status.success(), "{program} {arguments:?}: {}", ran.stderr());
         assert!(
-            ran.accounts.is_empty() && ran.stderr().is_empty(),
+            ran.reports.is_empty() && ran.stderr().is_empty(),
             "{program} {arguments:?}: {}",
             ran.stderr()
         );
@@ -161,7 +162,7 @@ fn what_is_not_the_drivers_is_left_alone() {
 fn a_plugin_with_a_scope_of_its_own_has_the_same_memory() {
     for plugin in ["./plugin-now.so", "./plugin-lazy.so"] {
         let Some(ran) = run("plugged", &[plugin], &[]) else { return };
-        assert_eq!(ran.account()["pools"][0]["allocations"], 4, "{plugin}: {}", ran.stderr());
+        assert_eq!(ran.report()["pools"][0]["allocations"], 4, "{plugin}: {}", ran.stderr());
     }
 }
 
@@ -171,14 +172,14 @@ fn valgrind_finds_nothing() {
         return eprintln!("not run: valgrind takes MILLPOND_REQUIRE_TOOLS=1");
     }
     let Some(folder) = built() else { return };
-    let accounts = tempfile::NamedTempFile::new().expect("a file");
+    let reports = tempfile::NamedTempFile::new().expect("a file");
     let cases = ["pairs", "reset"];
     let started = cases.map(|case| {
         let mut valgrind = Command::new("valgrind");
         valgrind.args(["--quiet", "--error-exitcode=9"]).arg(folder.join("linked")).arg(case);
         valgrind.env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
         let piped =
-            valgrind.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).stderr(std::process::Stdio::piped());
+            valgrind.env("MILLPOND_RUN_ACCOUNTS", reports.path()).stderr(std::process::Stdio::piped());
         piped.spawn().expect("valgrind is installed")
     });
     for (case, child) in cases.iter().zip(started) {
@@ -215,14 +216,14 @@ fn a_block_is_as_memory_of_the_drivers() {
 
 #[test]
 fn memory_for_other_processes_is_the_drivers_after_the_first_request() {
-    let Some(account) = linked("ipc", &[]) else { return };
-    let said = account["said"][0].as_str().expect("it is said");
+    let Some(report) = linked("ipc", &[]) else { return };
+    let said = report["said"][0].as_str().expect("it is said");
     assert!(said.contains("cuIpcGetMemHandle") && said.contains("Run it with --ipc"), "{said}");
-    let account = linked("ipc", &[("MILLPOND_RUN_IPC", "1")]).expect("it was built");
+    let report = linked("ipc", &[("MILLPOND_RUN_IPC", "1")]).expect("it was built");
     assert_eq!(
-        (&account["said"], &account["pools"]),
+        (&report["said"], &report["pools"]),
         (&Value::Array(vec![]), &Value::Array(vec![])),
-        "{account}"
+        "{report}"
     );
 }
 
@@ -247,8 +248,8 @@ fn a_captures_memory_is_the_graphs() {
 
 #[test]
 fn memory_of_a_programs_own_context_is_the_drivers() {
-    let Some(account) = linked("contexts", &[]) else { return };
-    assert_eq!(account["outside"]["plain"]["peak"], MIB, "{account}");
+    let Some(report) = linked("contexts", &[]) else { return };
+    assert_eq!(report["outside"]["plain"]["peak"], MIB, "{report}");
 }
 
 #[test]
@@ -258,8 +259,8 @@ fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
 
 #[test]
 fn after_a_reset_the_program_begins_anew() {
-    let Some(account) = linked("reset", &[]) else { return };
-    assert_eq!(account["pools"].as_array().map(Vec::len), Some(3), "{account}");
+    let Some(report) = linked("reset", &[]) else { return };
+    assert_eq!(report["pools"].as_array().map(Vec::len), Some(3), "{report}");
 }
 
 #[test]
@@ -283,15 +284,12 @@ fn threads_share_a_pool() {
 #[test]
 fn a_limit_holds_for_the_sum() {
     let limit = ("MILLPOND_RUN_LIMIT", "104857600");
-    let Some(account) = linked("limited", &[limit]) else { return };
-    assert!(account["pools"][0]["held_peak"].as_u64() <= Some(100 * MIB), "{account}");
-    let account = linked("limited", &[limit, ("MILLPOND_RUN", "limit")]).expect("it was built");
-    assert_eq!(
-        (&account["pools"], &account["outside"]["peak"]),
-        (&Value::Array(vec![]), &(100 * MIB).into())
-    );
-    assert_eq!(account["outside"]["refused"], 2, "{account}");
-    let pinned = &account["outside"]["pinned"];
+    let Some(report) = linked("limited", &[limit]) else { return };
+    assert!(report["pools"][0]["held_peak"].as_u64() <= Some(100 * MIB), "{report}");
+    let report = linked("limited", &[limit, ("MILLPOND_RUN", "limit")]).expect("it was built");
+    assert_eq!((&report["pools"], &report["outside"]["peak"]), (&Value::Array(vec![]), &(100 * MIB).into()));
+    assert_eq!(report["outside"]["refused"], 2, "{report}");
+    let pinned = &report["outside"]["pinned"];
     assert_eq!(
         (&pinned["allocations"], &pinned["bytes"], &pinned["peak"]),
         (&2.into(), &0.into(), &(151 * MIB).into())
@@ -322,7 +320,7 @@ fn what_others_hold_of_a_budget_is_not_free() {
     if built().is_none() {
         return;
     }
-    let name = format!("doors-test-{}", std::process::id());
+    let name = format!("entry_points-test-{}", std::process::id());
     let environment = [("MILLPOND_RUN_LIMIT", "104857600"), ("MILLPOND_RUN_BUDGET", name.as_str())];
     let left = || {
         let ran = run("linked", &["told"], &environment).expect("it was built");
@@ -348,9 +346,9 @@ fn a_budget_that_cannot_be_opened_gives_no_memory() {
 
 #[test]
 fn a_watched_program_has_the_drivers_memory() {
-    let Some(account) = linked("passes", &[("MILLPOND_RUN", "watch")]) else { return };
-    assert_eq!((account["mode"].as_str(), &account["outside"]["peak"]), (Some("watch"), &(5 * MIB).into()));
-    let pool = &account["pools"][0];
+    let Some(report) = linked("passes", &[("MILLPOND_RUN", "watch")]) else { return };
+    assert_eq!((report["mode"].as_str(), &report["outside"]["peak"]), (Some("watch"), &(5 * MIB).into()));
+    let pool = &report["pools"][0];
     assert_eq!(
         (&pool["gpu"], &pool["allocations"], &pool["requested_peak"]),
         (&Value::Null, &3.into(), &(5 * MIB).into())
@@ -362,7 +360,7 @@ fn children_tell_of_themselves_once() {
     let Some(ran) = run("linked", &["forks"], &[]) else { return };
     assert!(ran.output.status.success(), "{}", ran.stderr());
     let mut allocations: Vec<_> =
-        ran.accounts.iter().map(|account| &account["pools"][0]["allocations"]).collect();
+        ran.reports.iter().map(|report| &report["pools"][0]["allocations"]).collect();
     allocations.sort_by_key(|number| number.as_u64());
     // One of them tells of itself, and of the program that it became.
     assert_eq!(allocations, [&Value::from(1), &Value::from(1), &Value::from(300)], "{}", ran.stderr());
@@ -380,15 +378,15 @@ fn a_program_that_frees_nothing_tells_what_it_leaves() {
     for (case, status) in ends {
         let Some(ran) = run("linked", &[case], &[]) else { return };
         assert_eq!(ran.output.status.code(), status, "{}", ran.stderr());
-        assert_eq!(ran.accounts.len(), 1, "{case}: {}", ran.stderr());
-        assert_eq!(ran.accounts[0]["pools"][0]["requested"], 5 * MIB, "{}", ran.stderr());
+        assert_eq!(ran.reports.len(), 1, "{case}: {}", ran.stderr());
+        assert_eq!(ran.reports[0]["pools"][0]["requested"], 5 * MIB, "{}", ran.stderr());
     }
 }
 
 #[test]
 fn a_program_that_becomes_another_tells_of_both() {
     let Some(ran) = run("linked", &["executes"], &[]) else { return };
-    let held: Vec<_> = ran.accounts.iter().map(|account| &account["pools"][0]["requested"]).collect();
+    let held: Vec<_> = ran.reports.iter().map(|report| &report["pools"][0]["requested"]).collect();
     assert_eq!(held, [&Value::from(500 * MIB), &Value::from(5 * MIB)], "{}", ran.stderr());
 }
 
@@ -396,13 +394,13 @@ fn a_program_that_becomes_another_tells_of_both() {
 #[test]
 fn a_handler_may_end_the_program_anywhere() {
     let Some(folder) = built() else { return };
-    let accounts = tempfile::NamedTempFile::new().expect("a file");
+    let reports = tempfile::NamedTempFile::new().expect("a file");
     let started: Vec<_> = (0..16u32)
         .map(|turn| {
             let mut program = Command::new(folder.join("linked"));
             program.arg("ends in a handler").env("MICROSECONDS", (2000 + turn * 171).to_string());
             program.env("LD_PRELOAD", library()).env("LD_LIBRARY_PATH", folder);
-            program.env("MILLPOND_RUN_ACCOUNTS", accounts.path()).spawn().expect("it was built")
+            program.env("MILLPOND_RUN_ACCOUNTS", reports.path()).spawn().expect("it was built")
         })
         .collect();
     for mut program in started {
@@ -467,7 +465,7 @@ fn wrong_settings_are_said_and_the_program_runs() {
 fn programs_without_cuda_are_left_alone() {
     let Some(ran) = run("/bin/true", &[], &[]) else { return };
     assert!(
-        ran.output.status.success() && ran.accounts.is_empty() && ran.stderr().is_empty(),
+        ran.output.status.success() && ran.reports.is_empty() && ran.stderr().is_empty(),
         "{}",
         ran.stderr()
     );
