@@ -8,6 +8,7 @@ use ureq::Agent;
 
 use super::args::FetchArgs;
 use crate::error::{Error, Result};
+use crate::outputs::replace;
 use crate::terminal::say;
 
 /// Who serves MNIST's files as its authors published them. Without TLS: the files are known by their SHA-256.
@@ -93,14 +94,9 @@ fn fetch(agent: &Agent, url: &str) -> std::result::Result<Vec<u8>, ureq::Error> 
     agent.get(url).call()?.into_body().into_with_config().limit(MOST_BYTES).read_to_vec()
 }
 
-/// Writes beside and renames, so that a file of this name is always whole.
 fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = path.with_extension("gz.part");
-    std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).map_err(|source| Error::Io {
-        path: path.to_owned(),
-        action: "write it",
-        source,
-    })
+    let written = replace(path, |out| out.write_all(bytes));
+    written.map_err(|source| Error::Io { path: path.to_owned(), action: "write it", source })
 }
 
 fn digest(bytes: &[u8]) -> String {
