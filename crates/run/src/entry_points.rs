@@ -9,8 +9,8 @@ use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle, IpcHandle, Location, MemoryProps, PoolProps, functions};
 use crate::driver_memory::{self, Kind};
 use crate::linker::{self, Address, is_own};
-use crate::names::{self, EntryPoint, Function};
-use crate::{answers, captures, contexts, driver_pools, ipc, pages, pooled, streams};
+use crate::names::{self, CodeAddress, EntryPoint};
+use crate::{captures, contexts, driver_pools, ipc, memory_queries, pages, pooled, streams};
 
 macro_rules! entry_points {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
@@ -72,8 +72,8 @@ macro_rules! entry_points {
                     Err(_) => panic!("a name has no zero in it"),
                 },
                 since: $since,
-                function: Function($name as *const ()),
-                exported: Function(by_name::$name as *const ()),
+                function: CodeAddress($name as *const ()),
+                exported: CodeAddress(by_name::$name as *const ()),
             },)*
         ];
 
@@ -210,7 +210,7 @@ entry_points! {
         };
     cuMemRelease since 10020 (handle: u64) |real| pages::release(handle, real);
     cuMemRetainAllocationHandle since 11000 (handle: *mut u64, at: *mut c_void) |real|
-        if answers::has_handle(at.addr() as u64) { pages::retain(handle, at.addr() as u64, real) } else { Code::INVALID_VALUE };
+        if memory_queries::has_handle(at.addr() as u64) { pages::retain(handle, at.addr() as u64, real) } else { Code::INVALID_VALUE };
     cuMemMap since 10020 (at: DeviceAddress, bytes: usize, offset: usize, handle: u64, flags: u64) |real|
         pages::map(at, handle, real);
     cuMemUnmap since 10020 (at: DeviceAddress, bytes: usize) |real| pages::unmap(at, bytes, real);
@@ -230,16 +230,16 @@ entry_points! {
     cuMemSetMemPool since 13000 (location: *const Location, kind: c_int, pool: Handle) |real|
         driver_pools::make_current(location.as_ref().and_then(|location| location.gpu()), pool, real);
 
-    cuMemGetInfo_v2 since 3020 (free: *mut usize, total: *mut usize) |_real| answers::memory_info(free, total);
+    cuMemGetInfo_v2 since 3020 (free: *mut usize, total: *mut usize) |_real| memory_queries::memory_info(free, total);
     cuMemGetAddressRange_v2 since 3020 (start: *mut DeviceAddress, bytes: *mut usize, at: DeviceAddress) |real|
-        answers::address_range(start, bytes, at, real);
+        memory_queries::address_range(start, bytes, at, real);
     cuPointerGetAttribute since 4000 (to: *mut c_void, attribute: c_int, at: DeviceAddress) |real|
-        answers::pointer_attribute(to, attribute, at, real);
+        memory_queries::pointer_attribute(to, attribute, at, real);
     cuPointerGetAttributes since 7000 (
         count: c_uint, attributes: *mut c_int, to: *mut *mut c_void, at: DeviceAddress,
-    ) |real| answers::pointer_attributes(count, (attributes, to), at, real);
+    ) |real| memory_queries::pointer_attributes(count, (attributes, to), at, real);
     cuPointerSetAttribute since 6000 (value: *const c_void, attribute: c_int, at: DeviceAddress) |real|
-        answers::set_pointer_attribute(value, attribute, at, real);
+        memory_queries::set_pointer_attribute(value, attribute, at, real);
     cuIpcGetMemHandle since 4010 (handle: *mut IpcHandle, at: DeviceAddress) |real| ipc::get(handle.cast(), at, real);
     cuIpcOpenMemHandle_v2 since 11000 (at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint) |real|
         ipc::open(at, handle.0, real);
@@ -264,7 +264,7 @@ entry_points! {
     cuStreamEndCapture_ptsz since 10000 (stream: Handle, graph: *mut Handle) |real|
         end_capture(of_thread(stream), real);
 
-    cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| answers::enable_peer(peer, real);
+    cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| memory_queries::enable_peer(peer, real);
     cuCtxDestroy_v2 since 4000 (context: Handle) |real| contexts::destroy(context, real);
     cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
     cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::driver::{self, Handle};
 use crate::linker::OwnLookups;
 use crate::settings::{Mode, settings};
-use crate::{driver_memory, identity, messages, retained};
+use crate::{driver_memory, known_blocks, messages, retained};
 
 /// A GPU with its pool.
 #[derive(Debug)]
@@ -343,7 +343,7 @@ pub(crate) fn remove(ordinal: usize) {
     };
     let Some(gpu) = removed else { return };
     begin_generation();
-    identity::forget_all_of(ordinal);
+    known_blocks::forget_all_of(ordinal);
     gpus.gone.lock().push((ordinal, gpu.pool.stats()));
     let freed = gpu.wait().and_then(|()| {
         gpu.pool.live_blocks()?.iter().try_for_each(|block| {

@@ -27,14 +27,14 @@
 // | `driver_memory` | what the driver gave: counted, limited, watched |
 // | `pages` | pages of `cuMemCreate`, and how long each is there |
 // | `fast_path` | whether requests may take the fast path |
-// | `identity` | what is known of blocks that the program asked about |
+// | `known_blocks` | what is known of blocks that the program asked about |
 // | `ipc` | blocks for other processes |
 // | `retained` | who keeps the primary contexts |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
 // | `captures` | which streams are being captured |
 // | `pooled` | allocations and frees that a pool serves |
-// | `answers` | what asks about memory: sizes, ranges, attributes |
+// | `memory_queries` | what asks about memory: sizes, ranges, attributes |
 // | `driver_pools` | the driver's own pools, and what is asked about them |
 // | `contexts` | contexts that the program ends |
 // | `names` | which entry point a name means, in which version |
@@ -52,7 +52,6 @@
 // A test has the driver's own functions, and this library's `dlsym` is not its.
 #![cfg_attr(test, allow(dead_code, reason = "nothing is exported there"))]
 
-mod answers;
 mod at_load;
 mod captures;
 mod code;
@@ -64,10 +63,11 @@ mod driver_pools;
 mod entry_points;
 mod fast_path;
 mod gpus;
-mod identity;
 mod ipc;
+mod known_blocks;
 mod linker;
 mod lookup;
+mod memory_queries;
 mod messages;
 mod names;
 mod pages;

@@ -10,16 +10,16 @@ pub(crate) struct EntryPoint {
     pub(crate) symbol: &'static CStr,
     /// The first CUDA version that has it (`CUDA_VERSION`), which is how `cuGetProcAddress` tells versions apart.
     pub(crate) since: c_int,
-    pub(crate) function: Function,
+    pub(crate) function: CodeAddress,
     /// What programs find by the symbol alone.
-    pub(crate) exported: Function,
+    pub(crate) exported: CodeAddress,
 }
 
 /// Where an entry point is.
-pub(crate) struct Function(pub(crate) *const ());
+pub(crate) struct CodeAddress(pub(crate) *const ());
 
 // SAFETY: code, which nobody changes.
-unsafe impl Sync for Function {}
+unsafe impl Sync for CodeAddress {}
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
 const PER_THREAD: u64 = 2;
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     const fn entry(symbol: &'static CStr, since: c_int) -> EntryPoint {
-        let [function, exported] = [const { Function(std::ptr::null()) }; 2];
+        let [function, exported] = [const { CodeAddress(std::ptr::null()) }; 2];
         EntryPoint { symbol, since, function, exported }
     }
 

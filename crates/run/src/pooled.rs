@@ -8,7 +8,7 @@ use crate::driver::{DeviceAddress, Handle};
 use crate::driver_memory::{self, Asked, Kind};
 use crate::gpus::{self, Gpu};
 use crate::settings::{Mode, settings};
-use crate::{captures, fast_path, identity, report, streams};
+use crate::{captures, fast_path, known_blocks, report, streams};
 
 /// Where memory comes from.
 #[derive(Debug, Clone, Copy)]
@@ -170,7 +170,7 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
         return Code::INVALID_VALUE;
     }
     // Before: another thread may be given the address next.
-    identity::forget(at);
+    known_blocks::forget(at);
     if !settings().async_free {
         // To wait would end the capture.
         if captures::is_any() {
@@ -202,7 +202,7 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
             return if gpus::block_at(at).is_some() { Code::INVALID_VALUE } else { real() };
         }
         // Before: another thread may be given the address next.
-        identity::forget(at);
+        known_blocks::forget(at);
         // SAFETY: the caller's promise.
         let served = unsafe {
             streams::with(handle, |gpu, stream| {

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use rustix::fs::OFlags;
 
-use super::call::{Failure, Named, behind, change, named, read, system};
-use super::change::{to_make, to_open};
+use super::before_change::{to_make, to_open};
+use super::redirect::{Failure, Named, behind, change, named, read, system};
 
 /// # Safety
 /// As for `openat`, in all of this file.

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 /// Blocks that captured work uses by turns.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CapturedBlocks {
     pub(crate) allocator: Arc<dyn Allocator>,
     /// Where the graphs are replayed.
     pub(crate) main: Stream,
@@ -25,7 +25,7 @@ pub(crate) struct Kept {
     pub(crate) refused: Arc<Mutex<Option<Error>>>,
 }
 
-impl Kept {
+impl CapturedBlocks {
     /// A block for captured work.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<DevicePtr> {
         match self.free.lock().get_mut(&bytes).and_then(Vec::pop) {
@@ -40,7 +40,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for CapturedBlocks {
     fn drop(&mut self) {
         if self.beside.wait_for(&self.main).is_err() {
             // A device that refuses both does no more work.

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 
-use super::call::{Failure, behind, named, read, system, text};
+use super::redirect::{Failure, behind, named, read, system, text};
 use super::store::Store;
 use rustix::io::Errno;
 

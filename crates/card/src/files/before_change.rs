@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, Access, AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Timestamps};
 use rustix::io::Errno;
 
-use super::look::{Found, Kind, look};
+use super::path_lookup::{Found, Kind, look};
 use super::store::Store;
 
 /// For `open`: the path to open. What is only read is not copied.

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use super::call::{behind, folder, named, read, text};
-use super::look::{Found, look};
+use super::path_lookup::{Found, look};
+use super::redirect::{behind, folder, named, read, text};
 use super::store::Store;
 
 type Stream = *mut c_void;

@@ -3,8 +3,8 @@
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-use super::call::{Behind, Named, behind, change, named, read, system};
-use super::change::to_make;
+use super::before_change::to_make;
+use super::redirect::{Behind, Named, behind, change, named, read, system};
 
 type Words = *const *const c_char;
 
@@ -29,7 +29,10 @@ unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
 }
 
 /// Calls with a program's own path. A name without a slash is looked for by the C library.
-unsafe fn program<R: super::call::Failure>(path: *const c_char, call: impl FnOnce(*const c_char) -> R) -> R {
+unsafe fn program<R: super::redirect::Failure>(
+    path: *const c_char,
+    call: impl FnOnce(*const c_char) -> R,
+) -> R {
     // SAFETY: the caller's promise.
     match unsafe { CStr::from_ptr(path) }.to_bytes().contains(&b'/') {
         // SAFETY: as above.
@@ -199,7 +202,7 @@ macro_rules! sockets {
                 // SAFETY: both are texts of C.
                 _ if unsafe { libc::strcmp(path.as_ptr(), other) } == 0 => system!($number, socket, address, bytes),
                 Some(other) => system!($number, socket, &raw const other, size_of::<libc::sockaddr_un>()),
-                None => super::call::Failure::failed(rustix::io::Errno::NAMETOOLONG),
+                None => super::redirect::Failure::failed(rustix::io::Errno::NAMETOOLONG),
             };
             // SAFETY: the caller's promise.
             unsafe { $do }

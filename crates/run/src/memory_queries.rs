@@ -8,7 +8,7 @@ use crate::code::Code;
 use crate::driver::{self, DeviceAddress, Handle};
 use crate::gpus::{self, Block, Place};
 use crate::settings::{Mode, settings};
-use crate::{driver_memory, identity};
+use crate::{driver_memory, known_blocks};
 
 /// `cuMemGetInfo`: what a pool has ready is free, and a limit leaves no more than it leaves.
 ///
@@ -87,7 +87,7 @@ const MEMORY_BLOCK_ID: c_int = 20;
 /// # Safety
 /// `to` may be written, as the attribute's type is.
 unsafe fn attribute(block: &Block, attribute: c_int, to: *mut c_void) -> bool {
-    let identity = || identity::of(block.start.raw(), block.gpu.ordinal, |_| ());
+    let identity = || known_blocks::of(block.start.raw(), block.gpu.ordinal, |_| ());
     // SAFETY: the caller's promise.
     unsafe {
         match attribute {
@@ -173,7 +173,7 @@ pub(crate) unsafe fn set_pointer_attribute(
     if waits && !code.is_success() && !has_copies_wait() {
         return code;
     }
-    identity::of(block.start.raw(), block.gpu.ordinal, |identity| identity.is_synchronous = waits);
+    known_blocks::of(block.start.raw(), block.gpu.ordinal, |identity| identity.is_synchronous = waits);
     Code::SUCCESS
 }
 

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use rustix::fs::RenameFlags;
 
-use super::call::{Named, change, done, folder, named, system, text};
-use super::change::{remove as removed, rename as renamed, to_change, to_link, to_make};
-use super::look::{Kind, look};
+use super::before_change::{remove as removed, rename as renamed, to_change, to_link, to_make};
+use super::path_lookup::{Kind, look};
+use super::redirect::{Named, change, done, folder, named, system, text};
 use super::store::Store;
 
 macro_rules! changes {

@@ -11,7 +11,7 @@ const ASKS_EVERY: Duration = Duration::from_millis(100);
 
 /// When ranks ask each other whether to stop: all after the same steps, some time apart.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(crate) struct StopVotes {
     /// Steps between two times. Rank 0 chooses it.
     stride: u64,
     /// Steps until the next time.
@@ -19,7 +19,7 @@ pub(crate) struct Asking {
     last: Instant,
 }
 
-impl Asking {
+impl StopVotes {
     pub(crate) fn new() -> Self {
         Self { stride: 1, left: 1, last: Instant::now() }
     }

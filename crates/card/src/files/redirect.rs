@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Errno;
 
-use super::look::{Found, look};
+use super::path_lookup::{Found, look};
 use super::store::Store;
 
 /// A path as a program names it: from an open folder on, or from the working folder.
@@ -178,7 +178,7 @@ impl Behind {
 /// The real function behind one of these, called by its type.
 macro_rules! behind {
     ($name:literal: fn($($arg:expr => $ty:ty),*) $(-> $to:ty)?) => {{
-        static REAL: $crate::files::call::Behind = $crate::files::call::Behind::new($name);
+        static REAL: $crate::files::redirect::Behind = $crate::files::redirect::Behind::new($name);
         // SAFETY: the C library has a function of this name and type, and the caller keeps its contract.
         unsafe {
             let real: unsafe extern "C" fn($($ty),*) $(-> $to)? = std::mem::transmute(REAL.address());

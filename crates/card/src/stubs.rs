@@ -11,7 +11,7 @@ macro_rules! done {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         extern "C" fn $name() -> c_int {
-            $crate::answers::DONE
+            $crate::stubs::DONE
         }
     )* };
 }
@@ -25,7 +25,7 @@ macro_rules! answers {
                 // SAFETY: the caller names a place for the answer.
                 unsafe { answer.write($value) };
             }
-            $crate::answers::DONE
+            $crate::stubs::DONE
         }
     )* };
 }
