@@ -6,7 +6,7 @@
 //! device with the trace's streams. [`Stage::play`] makes the calls one after another, as fast as they go:
 //! the trace's times are not waited for, and on the simulated device all work is complete at once. What the
 //! device's calls cost there is counted in virtual time. The time that an allocator can ask the device for
-//! ([`Device::now`]) is the trace's.
+//! ([`Device::now`](millpond::device::Device::now)) is the trace's.
 
 mod error;
 mod managed;

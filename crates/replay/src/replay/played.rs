@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// What [`Stage::play`] did.
+/// What [`Stage::play`](super::Stage::play) did.
 #[derive(Debug, Clone, Copy)]
 pub struct Played {
     /// Steps done, a failed one not counted.
