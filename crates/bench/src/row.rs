@@ -85,7 +85,7 @@ pub(crate) fn work_of(mode: &str) -> &str {
 
 /// What was measured: a row without its figures.
 #[derive(Debug, Clone)]
-pub(crate) struct Case {
+pub(crate) struct Measurement {
     pub(crate) suite: Suite,
     pub(crate) mode: String,
     pub(crate) allocator: &'static str,
@@ -93,7 +93,7 @@ pub(crate) struct Case {
     pub(crate) threads: usize,
 }
 
-impl Case {
+impl Measurement {
     /// A case of one thread.
     pub(crate) fn new(suite: Suite, mode: impl Into<String>, allocator: &'static str, bytes: u64) -> Self {
         Self { suite, mode: mode.into(), allocator, bytes, threads: 1 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::{Bench, Result};
 
 /// Samples kept of one figure.
@@ -135,13 +134,6 @@ pub(crate) fn batches_by_turns(
         }
     }
     Ok([samples, others_samples])
-}
-
-impl Bench {
-    /// Whether a measurement that began then has had its time.
-    pub(crate) fn is_over(&self, began: Moment, now: Moment) -> bool {
-        self.clock.between(began, now) >= self.time.as_nanos() as f64
-    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use crate::answers::{DONE, answers, done, handle};
 use crate::card::Card;
 use crate::runtime::VERSION;
+use crate::stubs::{DONE, answers, done, handle};
 
 done! {
     cuInit cuCtxSetCurrent cuCtxSetLimit cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuFuncSetAttribute

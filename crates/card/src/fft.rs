@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_longlong};
 
-use crate::answers::{DONE, answers, done, handle};
-use crate::transform::Transform;
-use crate::uses::{Unmeasured, used};
+use crate::fft_workspace::Transform;
+use crate::stubs::{DONE, answers, done, handle};
+use crate::workspaces::{Unmeasured, used};
 
 done! {
     cufftDestroy cufftSetAutoAllocation cufftSetStream cufftSetWorkArea cufftXtExec

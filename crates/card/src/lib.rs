@@ -7,13 +7,13 @@
 // | --- | --- |
 // | `card` | which card there is |
 // | `memory` | addresses without memory behind them |
-// | `answers` | how functions answer whose arguments nobody looks at |
+// | `stubs` | how functions answer whose arguments nobody looks at |
 // | `runtime` | functions of CUDA's runtime |
 // | `driver` | functions of CUDA's driver |
 // | `libraries` | functions of cuBLAS and cuDNN |
 // | `fft`, `solver`, `sparse` | functions of cuFFT, cuSOLVER and cuSPARSE, whose own libraries would look for a driver |
-// | `transform` | how much memory a Fourier transform works in |
-// | `uses` | workspaces that were not measured, told to the hook |
+// | `fft_workspace` | how much memory a Fourier transform works in |
+// | `workspaces` | workspaces that were not measured, told to the hook |
 // | `files` | what the program writes, in a folder of its own |
 //
 // **One allocation.** PyTorch's allocator asks `cudaMalloc` in `runtime`, which takes addresses in `memory`. A kernel's launch
@@ -25,13 +25,12 @@
 // A test has the real libraries' functions, and these are not its.
 #![cfg_attr(test, allow(dead_code, reason = "nothing is exported there"))]
 
-#[cfg(not(test))]
-mod answers;
 mod card;
 #[cfg(not(test))]
 mod driver;
 #[cfg(not(test))]
 mod fft;
+mod fft_workspace;
 mod files;
 #[cfg(not(test))]
 mod libraries;
@@ -42,6 +41,7 @@ mod runtime;
 mod solver;
 #[cfg(not(test))]
 mod sparse;
-mod transform;
 #[cfg(not(test))]
-mod uses;
+mod stubs;
+#[cfg(not(test))]
+mod workspaces;

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use crate::answers::{DONE, answers, done, handle};
+use crate::stubs::{DONE, answers, done, handle};
 
 done! {
     cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgemmBatched

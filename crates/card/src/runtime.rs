@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-use crate::answers::{DONE, answers, done, handle};
 use crate::card::{Card, Layout};
 use crate::memory::{self, Owner};
+use crate::stubs::{DONE, answers, done, handle};
 
 const INVALID_DEVICE: c_int = 101;
 const OUT_OF_MEMORY: c_int = 2;

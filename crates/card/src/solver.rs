@@ -4,8 +4,8 @@
 
 use std::ffi::c_int;
 
-use crate::answers::{DONE, answers, done, handle};
-use crate::uses::{Unmeasured, used};
+use crate::stubs::{DONE, answers, done, handle};
+use crate::workspaces::{Unmeasured, used};
 
 done! {
     cusolverDnDestroy cusolverDnDestroyGesvdjInfo cusolverDnDestroyParams cusolverDnDestroySyevjInfo cusolverDnSetStream

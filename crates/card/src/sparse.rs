@@ -4,8 +4,8 @@
 
 use std::ffi::{c_char, c_int};
 
-use crate::answers::{DONE, answers, done, handle};
-use crate::uses::{Unmeasured, used};
+use crate::stubs::{DONE, answers, done, handle};
+use crate::workspaces::{Unmeasured, used};
 
 done! {
     cusparseCbsrmm cusparseCbsrmv cusparseCbsrsm2_analysis cusparseCbsrsm2_solve cusparseCbsrsv2_analysis

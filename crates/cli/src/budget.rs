@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::args::BudgetArgs;
 use crate::error::{Error, Result};
-use crate::screen::{answer, table};
+use crate::terminal::{answer, table};
 
 /// Sizes in bytes.
 #[derive(Debug, Serialize)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use millpond_baselines::ChoiceError;
 
-use crate::interrupt::Signal;
+use crate::terminal::Signal;
 
 /// Why a command failed, in one line.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::{InfoArgs, VERSION};
 use crate::error::{Error, Result};
 use crate::numa::{self, Node};
-use crate::screen::{answer, table, wrapped};
+use crate::terminal::{answer, table, wrapped};
 
 #[derive(Debug, Serialize)]
 struct Info {

@@ -1,26 +1,22 @@
-//! The `millpond` command: one file a subcommand, and what they say to people in `screen.rs`.
+//! The `millpond` command.
 //!
-//! A command returns an `Error` (`error.rs`) or nothing. The error is one paragraph on stderr, and the exit status 1.
-//! It is 2 for wrong usage (`usage.rs` words what clap finds), and 128 and its number after a signal (`interrupt.rs`).
+//! Each subcommand has a folder of its name: its arguments in `args.rs`, what it does in `command.rs`, what it shows in
+//! `tables.rs`. `args.rs` beside this file puts them together. What several of them use: `flags/` and `outputs.rs` for
+//! arguments and files, `terminal/` for what is said, `traces/` for recordings, `live/` for running programs.
+//!
+//! A command returns an `Error` (`error.rs`) or nothing. The error is one paragraph on stderr, and the exit status 1. It is
+//! 2 for wrong usage (`flags/usage.rs` words what clap finds), and 128 and its number after a signal.
 //!
 //! It is a library, so that the Python package has the command too, out of the same file as everything else of it.
 
-mod account;
-mod across;
-mod alive;
 mod args;
 mod bench;
-mod bench_args;
-mod bench_tables;
 mod budget;
-mod choices;
-mod curves;
 mod diff;
 mod error;
 mod fetch;
+mod flags;
 mod info;
-mod interrupt;
-mod introduction;
 mod leaks;
 mod live;
 mod manual;
@@ -30,43 +26,30 @@ mod outputs;
 mod plan;
 mod predict;
 mod probe;
-mod probe_args;
-mod probe_tables;
-mod progress;
-mod ranks;
 mod replay;
-mod replay_args;
-mod replay_export;
-mod replay_progress;
-mod replay_tables;
-mod replay_told;
-mod replay_work;
-mod results;
 mod run;
-mod screen;
 mod soak;
+mod terminal;
 mod top;
 mod traces;
 mod train;
-mod usage;
 
 use std::ffi::OsString;
 
+use args::{Args, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
-
-use args::{Args, Command};
 use error::Error;
 
 /// Runs the command with its arguments, of which the first is the program's name, and returns its exit status: 0
 /// where all went well, 1 after an error, 2 for wrong usage, 130 after Ctrl-C. What it says is on stdout and stderr.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    screen::begin();
+    terminal::begin();
     let args = match Args::try_parse_from(asking_for_help_once(arguments)) {
         Ok(args) => args,
         // Help and version come this way too, on stdout.
         Err(asked) if !asked.use_stderr() => {
-            screen::note_lost(asked.print());
+            terminal::note_lost(asked.print());
             return status(Ok(()));
         }
         Err(bare) if bare.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -74,10 +57,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return 2;
         }
         // All ranks of a launcher have the same arguments.
-        Err(_) if ranks::another_speaks() => return 2,
-        Err(wrong) => return status(Err(usage::error(&wrong))),
+        Err(_) if train::another_speaks() => return 2,
+        Err(wrong) => return status(Err(flags::wrong_usage(&wrong))),
     };
-    screen::be_quiet(args.quiet);
+    terminal::be_quiet(args.quiet);
     if args.command.builds_pools_of_its_own() {
         millpond::record::ignore_environment();
         millpond::live::hide_all();
@@ -129,11 +112,11 @@ pub enum Refused {
 pub fn replay_silently(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, Refused> {
     let begin = ["millpond", "replay"].map(OsString::from);
     let args = Args::try_parse_from(begin.into_iter().chain(arguments));
-    let args = match args.map_err(|wrong| Refused::Usage(usage::error(&wrong).to_string()))?.command {
+    let args = match args.map_err(|wrong| Refused::Usage(flags::wrong_usage(&wrong).to_string()))?.command {
         Command::Replay(args) => args,
         _ => return Err(Refused::Usage("the arguments are not those of a replay".to_owned())),
     };
-    let (ended, remarks) = screen::silently(|| replay::run(&args));
+    let (ended, remarks) = terminal::silently(|| replay::run(&args));
     match ended {
         Ok(()) => Ok(remarks),
         Err(error) if error.status() == 2 => Err(Refused::Usage(error.to_string())),
@@ -143,7 +126,7 @@ pub fn replay_silently(arguments: impl IntoIterator<Item = OsString>) -> Result<
 
 /// The exit status of a command that came to this; says what went wrong.
 fn status(result: error::Result<()>) -> u8 {
-    let result = result.and_then(|()| match screen::take_lost() {
+    let result = result.and_then(|()| match terminal::take_lost() {
         None => Ok(()),
         Some(source) => Err(Error::Io { path: "stdout".into(), action: "write to it", source }),
     });
@@ -151,7 +134,7 @@ fn status(result: error::Result<()>) -> u8 {
         Ok(()) => 0,
         Err(Error::SaidElsewhere { status }) => status,
         Err(error) => {
-            screen::complain(&error.worded());
+            terminal::complain(&error.worded());
             error.status()
         }
     }

@@ -8,11 +8,10 @@ use clap::Args;
 use tiny_http::{Header, Method, Request, Response, Server};
 
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
 use crate::live::Watch;
 use crate::live::prometheus;
 use crate::outputs::Output;
-use crate::screen::{answer, say};
+use crate::terminal::{Interrupt, answer, say};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

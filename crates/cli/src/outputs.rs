@@ -3,13 +3,15 @@
 //!
 //! `-` is stdout, as other tools have it; a file of that name is `./-`.
 
-use std::fs::{File, OpenOptions, canonicalize, create_dir_all, metadata, remove_file, rename};
+use std::fs::{File, OpenOptions, Permissions, canonicalize, metadata, remove_file};
 use std::io::{BufWriter, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use crate::error::{Error, Result};
-use crate::screen::{Stdout, give_stdout_away, say};
+use crate::terminal::{Stdout, give_stdout_away, say};
 
 /// Something to be written, once or several times.
 #[derive(Debug)]
@@ -88,25 +90,25 @@ pub(crate) fn replace<E: From<std::io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let file = match File::create(&part) {
-        Ok(file) => file,
+    let before = metadata(path).map(|before| before.permissions()).ok();
+    let name = path.file_name().unwrap_or_default();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut part = tempfile::Builder::new();
+    // As every new file, it has what the umask leaves of these.
+    part.prefix(name).suffix(".part").permissions(Permissions::from_mode(0o666));
+    let part = match part.tempfile_in(folder) {
+        Ok(part) => part,
         Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
             return buffered(File::create(path)?, write);
         }
         Err(error) => return Err(error.into()),
     };
-    if let Ok(before) = metadata(path) {
-        file.set_permissions(before.permissions())?;
+    if let Some(before) = before {
+        part.as_file().set_permissions(before)?;
     }
-    let written = buffered(file, write).and_then(|()| Ok(rename(&part, path)?));
-    if written.is_err() {
-        // What went wrong is said; the file keeps what it had.
-        let _ = remove_file(&part);
-    }
-    written
+    buffered(part.as_file(), write)?;
+    part.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 fn buffered<E: From<std::io::Error>>(
@@ -118,29 +120,11 @@ fn buffered<E: From<std::io::Error>>(
     Ok(out.flush()?)
 }
 
-/// The files of a log folder.
-#[derive(Debug)]
-pub(crate) struct Log {
-    pub(crate) csv: Output,
-    pub(crate) svg: Output,
-    /// Of the memory of one step.
-    pub(crate) memory: Output,
-}
-
-impl Log {
-    /// Creates the folder if need be, and opens its files.
-    pub(crate) fn open(dir: &Path) -> Result<Self> {
-        create_dir_all(dir).map_err(|source| failed(dir, "create the log folder", source))?;
-        let [csv, svg, memory] = Self::NAMES.map(|name| Output::open(&dir.join(name)));
-        Ok(Self { csv: csv?, svg: svg?, memory: memory? })
-    }
-
-    const NAMES: [&str; 3] = ["curves.csv", "curves.svg", "memory.svg"];
-
-    /// What [`open`](Self::open) would open.
-    pub(crate) fn files(dir: Option<&Path>) -> [Option<PathBuf>; 3] {
-        Self::NAMES.map(|name| Some(dir?.join(name)))
-    }
+/// Writes what `--json` asks for.
+pub(crate) fn write_json(file: Output, told: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(told);
+    let text = text.map_err(|error| failed(file.path(), "write the results to it", error.into()))?;
+    file.write(&(text + "\n"))
 }
 
 fn is_stdout(path: &Path) -> bool {
@@ -219,8 +203,6 @@ fn failed(path: &Path, action: &'static str, source: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -256,6 +238,16 @@ mod tests {
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "after");
         assert_eq!(metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+    }
+
+    #[test]
+    fn a_new_file_has_the_permissions_of_any_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, other] = ["file", "other"].map(|name| dir.path().join(name));
+        Output::open(&file).unwrap().write("new").unwrap();
+        std::fs::write(&other, "new").unwrap();
+        let [file, other] = [file, other].map(|path| metadata(path).unwrap().permissions());
+        assert_eq!(file, other);
     }
 
     #[test]

@@ -547,7 +547,7 @@ fn a_python_without_the_package_is_told_what_it_lacks() {
 
 /// The driver's own allocators, as this command measures them: it opens the driver itself.
 #[test]
-fn a_program_in_rust_comes_by_the_doors() {
+fn a_program_in_rust_comes_by_the_entry_points() {
     if built().is_none() {
         return;
     }
@@ -571,7 +571,7 @@ fn a_program_in_rust_comes_by_the_doors() {
 }
 
 #[test]
-fn a_program_in_python_comes_by_the_doors() {
+fn a_program_in_python_comes_by_the_entry_points() {
     let script = "
 import ctypes
 driver = ctypes.CDLL('libcuda.so.1')

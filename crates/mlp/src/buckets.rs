@@ -40,25 +40,25 @@ struct Bucket {
     gradients: Tensor,
     /// The weights of its layers, where ranks update pieces.
     weights: Option<Tensor>,
-    plan: Plan,
+    plan: BucketPlan,
     /// Whether another bucket takes turns with it.
     shares_memory: bool,
 }
 
 /// Which layers are in a bucket, and where in it each begins.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Plan {
+struct BucketPlan {
     /// Layer and offset, from the head down.
     layers: Vec<(usize, usize)>,
     len: usize,
 }
 
 /// Buckets of at least `least` floats for layers of these sizes. Each can be cut into `ranks` equal pieces.
-fn plan(sizes: &[usize], least: usize, ranks: usize) -> Vec<Plan> {
-    let mut plans: Vec<Plan> = Vec::new();
+fn plan(sizes: &[usize], least: usize, ranks: usize) -> Vec<BucketPlan> {
+    let mut plans: Vec<BucketPlan> = Vec::new();
     for (layer, size) in sizes.iter().enumerate().rev() {
         if plans.last().is_none_or(|plan| plan.len >= least) {
-            plans.push(Plan::default());
+            plans.push(BucketPlan::default());
         }
         let Some(plan) = plans.last_mut() else { continue };
         plan.layers.push((layer, plan.len));
@@ -69,7 +69,7 @@ fn plan(sizes: &[usize], least: usize, ranks: usize) -> Vec<Plan> {
 }
 
 /// The lengths of two tensors in which buckets take turns, if that takes less memory than all buckets.
-fn turns(plans: &[Plan], ranks: usize) -> Option<[usize; 2]> {
+fn turns(plans: &[BucketPlan], ranks: usize) -> Option<[usize; 2]> {
     let longest = |first: usize| plans.iter().skip(first).step_by(2).map(|plan| plan.len).max().unwrap_or(0);
     let (lengths, all) = ([longest(0), longest(1)], plans.iter().map(|plan| plan.len).sum::<usize>());
     (lengths.iter().sum::<usize>() + all / ranks < all).then_some(lengths)
@@ -86,7 +86,7 @@ impl<'a> Buckets<'a> {
         let mut layers: Vec<Option<Tensor>> = (0..sizes.len()).map(|_| None).collect();
         let mut pieces = (Vec::new(), Vec::new());
         for (at, plan) in plans.into_iter().enumerate() {
-            let Plan { layers: planned, len } = &plan;
+            let BucketPlan { layers: planned, len } = &plan;
             let slot = if turns.is_some() { at % 2 } else { at };
             if slot == wholes.len() {
                 wholes.push(memory.zeroed(1, turns.map_or(*len, |lengths| lengths[slot]))?);

@@ -13,7 +13,7 @@ use crate::data::{Dataset, Split};
 use crate::feed::Upload;
 use crate::graph_memory::GraphMemory;
 use crate::optimizer::Optimizer;
-use crate::share::Share;
+use crate::rank_share::Share;
 use crate::totals::Totals;
 use crate::{Backend, Hyper, Kind, Memory, Model, Result, Tensor};
 

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use millpond::{Buffer, Context, Event, Pool, Stream};
 
 use crate::data::Split;
-use crate::share::Piece;
+use crate::rank_share::Piece;
 use crate::{Batch, Kind, Memory, Result, Tensor};
 
 /// Batches between the data set and the work on them. With two, the host would have to gather and launch the next batch

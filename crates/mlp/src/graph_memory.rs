@@ -1,12 +1,12 @@
 //! The memory of captured steps: it stays at its addresses until the graphs are gone.
 //!
-//! That of a pool is its own [`CapturePool`]. Other allocators know no captures, so their blocks are [`Kept`].
+//! That of a pool is its own [`CapturePool`]. Other allocators know no captures, so their blocks are [`CapturedBlocks`].
 
 use std::sync::Arc;
 
 use millpond::{CapturePool, Stream};
 
-use crate::kept::Kept;
+use crate::captured_blocks::CapturedBlocks;
 use crate::{Memory, Result};
 
 /// Memory for graphs that are replayed on one stream, one after another.
@@ -19,7 +19,7 @@ pub(crate) struct GraphMemory {
 #[derive(Debug)]
 enum Of {
     Pool(CapturePool),
-    Other(Arc<Kept>),
+    Other(Arc<CapturedBlocks>),
 }
 
 impl GraphMemory {

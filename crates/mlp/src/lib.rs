@@ -8,10 +8,10 @@
 //! [`Backend`] for one operation after another; each operation takes its output from [`Memory`], queues its work on the
 //! stream and returns; each tensor frees itself in stream order when the model drops it.
 
-mod asking;
 pub mod backend;
 mod buckets;
 mod captured;
+mod captured_blocks;
 mod checkpoint;
 mod config;
 pub mod cuda;
@@ -21,14 +21,14 @@ mod feed;
 mod graph_memory;
 mod host;
 mod hyper;
-mod kept;
 mod machine;
 mod memory;
 mod model;
 mod optimizer;
+mod rank_share;
 pub mod ranks;
-mod share;
 mod step_memory;
+mod stop_votes;
 mod totals;
 mod train;
 

@@ -9,7 +9,7 @@ use millpond::{Pool, Stream};
 use millpond_baselines::{Allocator, Usage};
 use parking_lot::Mutex;
 
-use crate::kept::Kept;
+use crate::captured_blocks::CapturedBlocks;
 use crate::step_memory::{Kind, Ledger, Purpose, StepMemory};
 use crate::{Error, Result};
 
@@ -26,7 +26,7 @@ struct Inner {
     pool: Option<Pool>,
     stream: Stream,
     /// Where blocks come from while another allocator's work is captured.
-    kept: Mutex<Option<Arc<Kept>>>,
+    kept: Mutex<Option<Arc<CapturedBlocks>>>,
     /// The first free that was refused. A drop cannot report it, the end of the epoch can.
     refused: Arc<Mutex<Option<millpond::Error>>>,
     /// What tensors are for, where somebody wants to know.
@@ -64,14 +64,14 @@ impl Memory {
     }
 
     /// Blocks of the allocator for graphs on this stream; `beside` is never captured.
-    pub(crate) fn kept(&self, beside: &Stream) -> Kept {
+    pub(crate) fn kept(&self, beside: &Stream) -> CapturedBlocks {
         let Inner { allocator, stream, refused, .. } = &*self.inner;
         let (allocator, main, refused) = (allocator.clone(), stream.clone(), refused.clone());
-        Kept { allocator, main, beside: beside.clone(), free: Mutex::default(), refused }
+        CapturedBlocks { allocator, main, beside: beside.clone(), free: Mutex::default(), refused }
     }
 
     /// Takes blocks from here from now on, or from the allocator again.
-    pub(crate) fn keep(&self, kept: Option<Arc<Kept>>) {
+    pub(crate) fn keep(&self, kept: Option<Arc<CapturedBlocks>>) {
         *self.inner.kept.lock() = kept;
     }
 
@@ -181,7 +181,7 @@ struct Block {
     /// What it is for, where that is kept.
     purpose: Option<Purpose>,
     /// Where it goes back to, if that is not the allocator.
-    kept: Option<Arc<Kept>>,
+    kept: Option<Arc<CapturedBlocks>>,
 }
 
 /// A dense row-major matrix on the device, in a block of the allocator under test or a part of one. The block is freed

@@ -1,8 +1,8 @@
 //! SGD over the gradients of all parts of a batch, on this rank and on others.
 
 use crate::buckets::Buckets;
+use crate::rank_share::Piece;
 use crate::ranks::Team;
-use crate::share::Piece;
 use crate::{Backend, Batch, Kind, Model, Result, Sgd, Tensor};
 
 /// One step of SGD after another.

@@ -1,7 +1,7 @@
 //! What an epoch counts on the device: losses and correct answers.
 
+use crate::rank_share::Share;
 use crate::ranks::Team;
-use crate::share::Share;
 use crate::{Backend, Kind, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
 
 /// What is counted on the device, for each part of a batch on its own: so the sum is the same, whether one rank works on all

@@ -13,15 +13,15 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-use crate::asking::Asking;
 use crate::captured::{Captured, Trainee};
 use crate::checkpoint::{Begun, Saver, Saving};
 use crate::data::Dataset;
 use crate::feed::{Feed, Upload};
 use crate::hyper::{Epoch, Hyper};
 use crate::optimizer::Optimizer;
+use crate::rank_share::Share;
 use crate::ranks::Team;
-use crate::share::Share;
+use crate::stop_votes::StopVotes;
 use crate::totals::Totals;
 use crate::{Backend, Error, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS};
 
@@ -134,7 +134,7 @@ pub struct Training<'a> {
     /// Of the training, and of the validation.
     totals: [Totals; 2],
     saver: Saver<'a>,
-    asking: Asking,
+    asking: StopVotes,
     /// The order of the images in the next epoch, where the host had time for it.
     next_order: Option<(usize, Vec<u32>)>,
     /// Calls that moved device memory, before the next epoch.
@@ -221,7 +221,7 @@ impl<'a> Training<'a> {
             share,
         };
         let way = Way::new(task, upload, trainee)?;
-        let asking = Asking::new();
+        let asking = StopVotes::new();
         Ok(Self {
             task,
             share,
@@ -384,7 +384,7 @@ struct Pass<'p, 'a> {
     began: Instant,
     team: Option<&'p Team>,
     saver: &'p mut Saver<'a>,
-    asking: &'p mut Asking,
+    asking: &'p mut StopVotes,
     observer: &'p mut dyn Observer,
 }
 

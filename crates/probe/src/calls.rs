@@ -5,8 +5,8 @@ use std::sync::Arc;
 use millpond::device::{Advice, Device, DeviceResult, Place};
 
 use crate::Result;
+use crate::owned::{OwnedStream, Segment};
 use crate::run::{Run, Scale, made, timed};
-use crate::segment::{Lane, Segment};
 
 /// Pages grow by this factor, from the smallest one on.
 const STEP: u64 = 8;
@@ -79,8 +79,8 @@ fn segments_of(device: &Arc<dyn Device>, names: [&str; 2], run: &mut Run<'_>) {
 
 /// Calls that do not depend on a size. `cost_table` finds them by their names.
 pub(crate) fn others(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
-    let lane = Lane::new(device)?;
-    let stream = lane.handle();
+    let owned = OwnedStream::new(device)?;
+    let stream = owned.handle();
     batch(run, "ask for free memory", || device.memory_info().map(drop));
     if device.properties().virtual_memory {
         let granularity = device.properties().granularity;
@@ -98,14 +98,14 @@ pub(crate) fn others(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> 
         );
     }
     run.figures([("create a stream", Scale::Each(1)), ("destroy a stream", Scale::Each(1))], None, || {
-        let (lane, create) = made(|| Lane::new(device))?;
+        let (owned, create) = made(|| OwnedStream::new(device))?;
         let destroy = timed(|| {
-            drop(lane);
+            drop(owned);
             Ok(())
         })?;
         Ok([create, destroy])
     });
-    // SAFETY: the stream is valid until the lane goes.
+    // SAFETY: the stream is valid until its owner goes.
     batch(run, "ask for a stream's number", || unsafe { device.stream_id(stream) }.map(drop));
     run.figures(
         [("create an event", Scale::Each(BATCH)), ("destroy an event", Scale::Each(BATCH))],
@@ -137,11 +137,11 @@ pub(crate) fn others(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> 
     }
     // SAFETY: it is not used again.
     unsafe { device.destroy_event(event) }?;
-    lane.wait()?;
-    submissions(device, &lane, run)?;
-    driver_pool(device, &lane, run);
-    managed(device, &lane, run)?;
-    lane.wait()
+    owned.wait()?;
+    submissions(device, &owned, run)?;
+    driver_pool(device, &owned, run);
+    managed(device, &owned, run)?;
+    owned.wait()
 }
 
 /// A call that is timed in batches.
@@ -157,24 +157,24 @@ fn batch(run: &mut Run<'_>, what: &str, mut call: impl FnMut() -> DeviceResult<(
 }
 
 /// What giving work to a stream takes the host, with the stream idle before.
-fn submissions(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) -> Result<()> {
+fn submissions(device: &Arc<dyn Device>, owned: &OwnedStream, run: &mut Run<'_>) -> Result<()> {
     let memory = Segment::new(device, 4096)?;
     run.figure("give work to a stream", None, Scale::Each(BATCH), || {
         let submitted = timed(|| {
             for _ in 0..BATCH {
                 // SAFETY: the segment has so many bytes, lives until after the wait, and only this stream uses it.
-                unsafe { device.memset(memory.at(), 0, 4096, lane.handle()) }?;
+                unsafe { device.memset(memory.at(), 0, 4096, owned.handle()) }?;
             }
             Ok(())
         });
-        lane.wait()?;
+        owned.wait()?;
         submitted
     });
     Ok(())
 }
 
 /// The driver's stream-ordered pool, where a free block is there.
-fn driver_pool(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) {
+fn driver_pool(device: &Arc<dyn Device>, owned: &OwnedStream, run: &mut Run<'_>) {
     let pool = match device.driver_pool() {
         Ok(pool) => pool,
         Err(why) => return run.leave_out("allocate in stream order", &why),
@@ -185,33 +185,33 @@ fn driver_pool(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) {
         let [mut allocate, mut free] = [0.0; 2];
         for _ in 0..BATCH {
             // SAFETY: the stream is valid.
-            let (at, ns) = made(|| Ok(unsafe { pool.alloc_async(1 << 20, lane.handle()) }?))?;
+            let (at, ns) = made(|| Ok(unsafe { pool.alloc_async(1 << 20, owned.handle()) }?))?;
             allocate += ns;
             // SAFETY: it was just allocated, and nobody uses it.
-            free += timed(|| Ok(unsafe { pool.free_async(at, lane.handle()) }?))?;
+            free += timed(|| Ok(unsafe { pool.free_async(at, owned.handle()) }?))?;
         }
-        lane.wait()?;
+        owned.wait()?;
         Ok([allocate, free])
     });
 }
 
 /// What is said of managed memory, where the device has it. It lies where it is to lie already.
-fn managed(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) -> Result<()> {
+fn managed(device: &Arc<dyn Device>, owned: &OwnedStream, run: &mut Run<'_>) -> Result<()> {
     const BYTES: u64 = 2 << 20;
     let Ok(managed) = device.managed() else { return Ok(()) };
     let memory = Segment::new(&managed, BYTES)?;
     // SAFETY: the segment has so many bytes, lives until after the waits, and only this stream uses it.
-    unsafe { device.memset(memory.at(), 0, BYTES, lane.handle()) }?;
-    lane.wait()?;
+    unsafe { device.memset(memory.at(), 0, BYTES, owned.handle()) }?;
+    owned.wait()?;
     run.figure("prefetch managed memory", None, Scale::Each(BATCH), || {
         let submitted = timed(|| {
             for _ in 0..BATCH {
                 // SAFETY: the stream is valid, and the segment lives until after the wait.
-                unsafe { managed.prefetch(memory.at(), BYTES, Place::Device, lane.handle()) }?;
+                unsafe { managed.prefetch(memory.at(), BYTES, Place::Device, owned.handle()) }?;
             }
             Ok(())
         });
-        lane.wait()?;
+        owned.wait()?;
         submitted
     });
     let advice = Advice::PreferredLocation(Some(Place::Device));

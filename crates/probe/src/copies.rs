@@ -7,8 +7,8 @@ use millpond::device::{Device, DeviceName, Kind};
 use millpond::{Buffer, Context, Pool, Stream};
 
 use crate::Result;
+use crate::owned::{OwnedStream, Segment};
 use crate::run::{Run, Scale, timed};
-use crate::segment::{Lane, Segment};
 
 /// The smallest copy.
 const LEAST: u64 = 4 << 10;
@@ -20,26 +20,26 @@ const MOST_IN_A_BATCH: u64 = 64;
 /// Copies from and to memory of the host, pageable and pinned.
 pub(crate) fn with_host(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     let most = run.effort.most_bytes;
-    let lane = Lane::new(device)?;
+    let owned = OwnedStream::new(device)?;
     let there = Segment::new(device, most)?;
     // Not zeros, so that every page is there.
     let mut pageable = vec![1_u8; most as usize];
     let pinned = device.pinned(None).map_err(Into::into).and_then(|memory| Segment::new(&memory, most));
     let pinned = pinned.map_err(|why| run.leave_out("pinned", &why)).ok();
     for bytes in run.sizes(LEAST) {
-        let (at, stream, size) = (there.at(), lane.handle(), Some(bytes));
+        let (at, stream, size) = (there.at(), owned.handle(), Some(bytes));
         run.figure("pageable, to the GPU", size, Scale::Bytes(bytes), || {
             timed(|| {
                 // SAFETY: both have `most` bytes, live until after the wait, and nothing else uses them.
                 unsafe { device.copy_from_host(at, pageable.as_ptr(), bytes, stream) }?;
-                lane.wait()
+                owned.wait()
             })
         });
         run.figure("pageable, from the GPU", size, Scale::Bytes(bytes), || {
             timed(|| {
                 // SAFETY: as above.
                 unsafe { device.copy_to_host(pageable.as_mut_ptr(), at, bytes, stream) }?;
-                lane.wait()
+                owned.wait()
             })
         });
         let Some(pinned) = &pinned else { continue };
@@ -50,7 +50,7 @@ pub(crate) fn with_host(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<(
                 timed(|| {
                     // SAFETY: as above.
                     unsafe { device.copy(to, from, bytes, stream) }?;
-                    lane.wait()
+                    owned.wait()
                 })
             });
         }
@@ -61,18 +61,18 @@ pub(crate) fn with_host(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<(
 /// Copies and fills within the device's memory.
 pub(crate) fn within(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     let most = run.effort.most_bytes;
-    let lane = Lane::new(device)?;
+    let owned = OwnedStream::new(device)?;
     let (from, to) = (Segment::new(device, most)?, Segment::new(device, most)?);
     for bytes in run.sizes(LEAST) {
         let times = (BATCH_BYTES / bytes).clamp(1, MOST_IN_A_BATCH);
-        let stream = lane.handle();
+        let stream = owned.handle();
         run.figure("copy", Some(bytes), Scale::Bytes(2 * bytes * times), || {
             timed(|| {
                 for _ in 0..times {
                     // SAFETY: both have `most` bytes, live until after the wait, and only this stream uses them.
                     unsafe { device.copy(to.at(), from.at(), bytes, stream) }?;
                 }
-                lane.wait()
+                owned.wait()
             })
         });
         run.figure("fill", Some(bytes), Scale::Bytes(bytes * times), || {
@@ -81,7 +81,7 @@ pub(crate) fn within(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> 
                     // SAFETY: as above.
                     unsafe { device.memset(to.at(), 0, bytes, stream) }?;
                 }
-                lane.wait()
+                owned.wait()
             })
         });
     }

@@ -12,10 +12,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::detached::detached;
 use crate::dlpack;
 use crate::failure::{Failure, Result};
 use crate::frames;
+use crate::gil::detached;
 use crate::handle::{Given, Handle};
 use crate::memory::{self, Residency};
 use crate::sharing::Shared;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::detached::Detached;
 use crate::failure::{Failure, Result};
+use crate::gil::Detached;
 use crate::sizes;
 
 /// A limit on the physical bytes that all pools with this budget hold together, also those of other processes.

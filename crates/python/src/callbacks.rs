@@ -8,8 +8,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::budget::Tenant;
-use crate::detached::Detached;
 use crate::failure::limit_of;
+use crate::gil::Detached;
 use crate::memory;
 
 /// A function that a pool calls: made by ``Pool.on_reclaim`` and ``Pool.on_out_of_memory``.

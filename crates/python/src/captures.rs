@@ -5,8 +5,8 @@ use std::sync::Arc;
 use millpond::bindings::Mutex;
 use pyo3::prelude::*;
 
-use crate::detached::Detached;
 use crate::failure::Failure;
+use crate::gil::Detached;
 use crate::handle::{Given, Handle};
 
 /// Memory for what is captured into CUDA graphs: made by ``Pool.capture_pool``.

@@ -57,13 +57,13 @@ struct ManagedVersioned {
 }
 
 /// What a tensor leads to, until its consumer deletes it.
-struct Kept {
+struct TensorData {
     shape: i64,
     stride: i64,
     _owner: Box<dyn Send>,
 }
 
-impl Kept {
+impl TensorData {
     /// # Safety
     /// `kept` came from a box, and is given up here.
     unsafe fn delete(kept: *mut c_void) {
@@ -76,14 +76,14 @@ impl Kept {
 /// DLPack's promise: each tensor is deleted once.
 unsafe extern "C" fn delete(tensor: *mut Managed) {
     // SAFETY: made by `capsule` from a box, as was its context.
-    unsafe { Kept::delete(Box::from_raw(tensor).context) };
+    unsafe { TensorData::delete(Box::from_raw(tensor).context) };
 }
 
 /// # Safety
 /// As for [`delete`].
 unsafe extern "C" fn delete_versioned(tensor: *mut ManagedVersioned) {
     // SAFETY: as in `delete`.
-    unsafe { Kept::delete(Box::from_raw(tensor).context) };
+    unsafe { TensorData::delete(Box::from_raw(tensor).context) };
 }
 
 /// Deletes the tensor of a capsule that nobody took: whoever takes one renames the capsule.
@@ -117,7 +117,7 @@ pub(crate) fn capsule(
     (device_type, device_id): (i32, i32),
     Version { is_versioned, is_copy }: Version,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let kept = Box::into_raw(Box::new(Kept { shape: bytes as i64, stride: 1, _owner: owner }));
+    let kept = Box::into_raw(Box::new(TensorData { shape: bytes as i64, stride: 1, _owner: owner }));
     let tensor = Tensor {
         data: at,
         device_type,

@@ -7,7 +7,7 @@ use millpond::bindings::Shortcut;
 use millpond::device::DevicePtr;
 use pyo3::prelude::*;
 
-use crate::detached::Detached;
+use crate::gil::Detached;
 use crate::stream::StreamArgument;
 
 /// A pool and its device.

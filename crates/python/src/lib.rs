@@ -6,14 +6,14 @@
 //! | --- | --- |
 //! | `devices` | the pool of each GPU that PyTorch and the others share, made at first use |
 //! | `streams` | the driver's stream handles, as PyTorch hands them over |
-//! | `tags` | the part of a GPU's pool that a thread allocates from |
+//! | `thread_tag` | the part of a GPU's pool that a thread allocates from |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
 //! | `handle` | a pool as these share it, and the streams that calls are given |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `callbacks`, `captures` | functions of Python that a pool calls; memory for CUDA graphs |
 //! | `sharing` | blocks that several processes use |
-//! | `detached` | the GIL, and calls that may wait |
+//! | `gil` | the GIL, and calls that may wait |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `replay` | what the command's `replay` has to tell |
@@ -28,20 +28,20 @@
 //!
 //! **Threads.** Nothing here relies on the GIL for order, so that free-threaded Pythons leave it off (`gil_used = false`). Classes
 //! are frozen: what changes in an object is behind a lock or atomic. What the module has beside objects is atomics
-//! (`devices`, `streams`, `tags`), locks (`devices`' options, `hooks`' last error), values that are made once (`host_work`,
-//! `hooks::throw`, `frames`), and variables of a thread (`streams`, `tags`). No reference to a Python object lies in any of them,
-//! but for names of attributes (`frames`). `tag` objects belong to their thread, which PyO3 checks. `detached` says where the GIL is
+//! (`devices`, `streams`, `thread_tag`), locks (`devices`' options, `hooks`' last error), values that are made once (`host_work`,
+//! `hooks::throw`, `frames`), and variables of a thread (`streams`, `thread_tag`). No reference to a Python object lies in any of them,
+//! but for names of attributes (`frames`). `tag` objects belong to their thread, which PyO3 checks. `gil` says where the GIL is
 //! let go of.
 
 mod block;
 mod budget;
 mod callbacks;
 mod captures;
-mod detached;
 mod devices;
 mod dlpack;
 mod failure;
 mod frames;
+mod gil;
 mod handle;
 mod hooks;
 mod host_work;
@@ -56,7 +56,7 @@ mod snapshot;
 mod stats;
 mod stream;
 mod streams;
-mod tags;
+mod thread_tag;
 
 use std::ffi::OsString;
 
@@ -85,7 +85,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stats::DeviceCalls>()?;
     module.add_class::<recording::RecordingStatus>()?;
     module.add_class::<recording::Tag>()?;
-    tags::add_to(module)?;
+    thread_tag::add_to(module)?;
     host_work::add_to(module)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     replay::add_to(module)?;

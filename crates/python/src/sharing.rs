@@ -9,8 +9,8 @@ use millpond::{Context, Received, SharedEvent};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::detached::Detached;
 use crate::failure::{Failure, Result};
+use crate::gil::Detached;
 use crate::stream::StreamArgument;
 
 /// A block that several processes use: made by ``Block.share``, and by ``Pool.open_shared`` in the other process.

@@ -7,8 +7,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-use crate::detached::Detached;
 use crate::failure::{Failure, Result};
+use crate::gil::Detached;
 
 /// A stream that millpond made (``Pool.create_stream``), or another library's that is registered (``Pool.register_stream``).
 #[pyclass(frozen, module = "millpond")]

@@ -159,7 +159,7 @@ impl Difference {
         let rows = if std::ptr::eq(from.trace, to.trace) {
             (0..to.sums.len())
                 .map(|owner| {
-                    Row::of(&from.owners.all[owner], &to.owners.all[owner], from.sums[owner], to.sums[owner])
+                    Pair::of(&from.owners.all[owner], &to.owners.all[owner], from.sums[owner], to.sums[owner])
                 })
                 .collect()
         } else {
@@ -175,7 +175,7 @@ impl Difference {
         let has_tags = tags.keys().any(Option::is_some);
         let by_tag = tags.into_iter().filter(|_| has_tags).map(|(tag, (before, after))| {
             let site = if tag.is_none() { Some("(no tag)".to_owned()) } else { None };
-            Row { tag, site, site_before: None, size: None, before, after }
+            Pair { tag, site, site_before: None, size: None, before, after }
         });
         Self {
             from: from.side.clone(),
@@ -200,7 +200,7 @@ fn plus(one: Sum, other: Sum) -> Sum {
 
 /// A row, changed or not.
 #[derive(Debug)]
-struct Row {
+struct Pair {
     tag: Option<String>,
     site: Option<String>,
     site_before: Option<String>,
@@ -209,7 +209,7 @@ struct Row {
     after: Sum,
 }
 
-impl Row {
+impl Pair {
     fn of(one: &Owner, other: &Owner, before: Sum, after: Sum) -> Self {
         let (was, site) = (one.site(), other.site());
         let site_before = if was == site { None } else { was };
@@ -218,8 +218,8 @@ impl Row {
 }
 
 /// The rows that changed, the largest change first.
-fn changes(rows: impl Iterator<Item = Row>) -> Vec<Change> {
-    let rows = rows.filter_map(|Row { tag, site, site_before, size, before, after }| {
+fn changes(rows: impl Iterator<Item = Pair>) -> Vec<Change> {
+    let rows = rows.filter_map(|Pair { tag, site, site_before, size, before, after }| {
         let became = match (before, after) {
             (before, after) if before == after => return None,
             ((_, 0), _) => Became::Came,
@@ -261,7 +261,7 @@ fn without_lines(owner: &Owner) -> Owner {
 }
 
 /// The owners of two recordings, side by side.
-fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Row> {
+fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Pair> {
     let mut groups: BTreeMap<Owner, [Vec<usize>; 2]> = BTreeMap::new();
     for (side, at) in [from, to].into_iter().enumerate() {
         for (number, owner) in at.owners.all.iter().enumerate() {
@@ -276,15 +276,15 @@ fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Row> {
             let pairs = ones.into_iter().zip(others);
             rows.extend(pairs.map(|(one, other)| {
                 let (was, is) = (&from.owners.all[one], &to.owners.all[other]);
-                Row::of(was, is, from.sums[one], to.sums[other])
+                Pair::of(was, is, from.sums[one], to.sums[other])
             }));
         } else if ones.is_empty() || others.is_empty() {
             let gone = ones.iter().map(|&one| (&from.owners.all[one], from.sums[one], Sum::default()));
             let come = others.iter().map(|&other| (&to.owners.all[other], Sum::default(), to.sums[other]));
-            rows.extend(gone.chain(come).map(|(owner, before, after)| Row::of(owner, owner, before, after)));
+            rows.extend(gone.chain(come).map(|(owner, before, after)| Pair::of(owner, owner, before, after)));
         } else if ones.len().max(others.len()) > MOST_ALIGNED {
             let sum = |sums: &[Sum], of: &[usize]| of.iter().map(|&at| sums[at]).fold(Sum::default(), plus);
-            rows.push(Row::of(&key, &key, sum(&from.sums, &ones), sum(&to.sums, &others)));
+            rows.push(Pair::of(&key, &key, sum(&from.sums, &ones), sum(&to.sums, &others)));
         } else {
             let off = |one: usize, other: usize| {
                 let (one, other) = (ones[one], others[other]);
@@ -295,16 +295,16 @@ fn matched(from: &At<'_>, to: &At<'_>) -> Vec<Row> {
                 (Some(one), Some(other)) => {
                     let (one, other) = (ones[one], others[other]);
                     let (was, is) = (&from.owners.all[one], &to.owners.all[other]);
-                    Row::of(was, is, from.sums[one], to.sums[other])
+                    Pair::of(was, is, from.sums[one], to.sums[other])
                 }
                 (Some(one), None) => {
                     let owner = &from.owners.all[ones[one]];
-                    Row::of(owner, owner, from.sums[ones[one]], Sum::default())
+                    Pair::of(owner, owner, from.sums[ones[one]], Sum::default())
                 }
                 (None, other) => {
                     let other = others[other.unwrap_or_default()];
                     let owner = &to.owners.all[other];
-                    Row::of(owner, owner, Sum::default(), to.sums[other])
+                    Pair::of(owner, owner, Sum::default(), to.sums[other])
                 }
             }));
         }

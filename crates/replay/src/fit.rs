@@ -5,7 +5,7 @@ use std::str::FromStr;
 use millpond::HumanBytes;
 use serde::Serialize;
 
-use crate::replay::{Choose, Order, Outcome, Program, Ran, ReplayError, about_needed, run_with};
+use crate::replay::{Choose, Outcome, Program, Ran, ReplayError, SegmentOrder, about_needed, run_with};
 
 /// A card that a job may have to fit on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -237,17 +237,17 @@ impl Need {
         }
         let mut retries = None;
         let decided_at =
-            search.run((program, choose), next, Order::Rising, |ran| retries = Some(ran.retries))?;
+            search.run((program, choose), next, SegmentOrder::Rising, |ran| retries = Some(ran.retries))?;
         let bytes = search.enough;
         let retries = match retries {
             Some(retries) => retries,
-            None => run_with(program, choose, (bytes, Order::Rising))?.map_or(0, |ran| ran.retries),
+            None => run_with(program, choose, (bytes, SegmentOrder::Rising))?.map_or(0, |ran| ran.retries),
         };
         let decided_at = match decided_at {
             Some(step) => step,
             // What has less than is requested was not tried.
             None if search.too_small > 0 => {
-                run_with(program, choose, (search.too_small, Order::Rising))?.err().unwrap_or(at_peak)
+                run_with(program, choose, (search.too_small, SegmentOrder::Rising))?.err().unwrap_or(at_peak)
             }
             None => at_peak,
         };
@@ -286,13 +286,13 @@ fn elsewhere(what: (&Program, &Choose<'_>), peak: u64, bytes: u64) -> Result<u64
     let (program, choose) = what;
     let too_small = peak.saturating_sub(1) / STEP * STEP;
     let mut search = Search { too_small, enough: bytes, resolution: resolution(peak) };
-    let next = match run_with(program, choose, (bytes, Order::Falling))? {
+    let next = match run_with(program, choose, (bytes, SegmentOrder::Falling))? {
         Ok(_) => Next::Below(1),
         Err(_) => {
             search.too_small = bytes;
             for _ in 0..MOST_DOUBLED {
                 search.enough = (search.enough + search.enough / 8).next_multiple_of(STEP);
-                if run_with(program, choose, (search.enough, Order::Falling))?.is_ok() {
+                if run_with(program, choose, (search.enough, SegmentOrder::Falling))?.is_ok() {
                     break;
                 }
                 search.too_small = search.enough;
@@ -300,7 +300,7 @@ fn elsewhere(what: (&Program, &Choose<'_>), peak: u64, bytes: u64) -> Result<u64
             Next::Above(1)
         }
     };
-    search.run(what, next, Order::Falling, |_| {})?;
+    search.run(what, next, SegmentOrder::Falling, |_| {})?;
     Ok(search.enough)
 }
 
@@ -332,7 +332,7 @@ impl Search {
         &mut self,
         (program, choose): (&Program, &Choose<'_>),
         mut next: Next,
-        order: Order,
+        order: SegmentOrder,
         mut each: impl FnMut(Ran),
     ) -> Result<Option<usize>, ReplayError> {
         let mut refused = None;

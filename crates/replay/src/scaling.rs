@@ -135,7 +135,7 @@ impl Scaled {
 
 /// How the blocks of a call site grow.
 #[derive(Debug)]
-struct Growth {
+struct SizeGrowth {
     /// Lengths that all recordings have.
     fixed: BTreeSet<u64>,
     /// Of the longest of the other blocks. `None` where a recording has no such block.
@@ -143,7 +143,7 @@ struct Growth {
 }
 
 /// The growth of each call site that all recordings have. Others stay as they are.
-fn growths(recordings: &[Recorded<'_>]) -> BTreeMap<Owner, Growth> {
+fn growths(recordings: &[Recorded<'_>]) -> BTreeMap<Owner, SizeGrowth> {
     let mut lengths: BTreeMap<Owner, Vec<(f64, BTreeSet<u64>)>> = BTreeMap::new();
     for recording in recordings {
         let owners = Owners::of(recording.trace);
@@ -165,7 +165,7 @@ fn growths(recordings: &[Recorded<'_>]) -> BTreeMap<Owner, Growth> {
         };
         let points = lengths.iter().map(longest).collect::<Option<Vec<_>>>();
         let line = points.map(|points| Line::through(&points));
-        Growth { fixed, line }
+        SizeGrowth { fixed, line }
     };
     lengths.into_iter().map(|(owner, lengths)| (owner, growth(lengths))).collect()
 }

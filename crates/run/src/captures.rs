@@ -8,7 +8,7 @@ use millpond::bindings::{Mutex, PerProcess};
 
 use crate::code::Code;
 use crate::driver::{self, Handle};
-use crate::{gpus, shortcuts};
+use crate::{fast_path, gpus};
 
 /// How many are under way. A forked child of who captures has no CUDA, and may find its parent's.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -38,7 +38,7 @@ pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
     begun.streams.push(stream);
     // Before the call: afterwards an allocation may be the graph's.
     COUNT.store(begun.streams.len(), Ordering::SeqCst);
-    shortcuts::close();
+    fast_path::close();
     drop(begun);
     let code = real();
     if !code.is_success() {
@@ -53,7 +53,7 @@ pub(crate) fn end(stream: u64) {
     let Some(at) = begun.streams.iter().position(|known| *known == stream) else { return };
     begun.streams.swap_remove(at);
     COUNT.store(begun.streams.len(), Ordering::SeqCst);
-    shortcuts::reopen();
+    fast_path::reopen();
     if begun.streams.is_empty() {
         let held_back = std::mem::take(&mut begun._held_back);
         drop(begun);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::code::Code;
 use crate::driver::Handle;
-use crate::{gpus, ipc, outside, retained, streams};
+use crate::{driver_memory, gpus, ipc, retained, streams};
 
 /// `cuDevicePrimaryCtxRetain`.
 pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
@@ -42,7 +42,7 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
     }
     let code = real();
     if let Some(context) = context.filter(|_| code.is_success()) {
-        outside::forget_context(context.addr() as u64);
+        driver_memory::forget_context(context.addr() as u64);
     }
     code
 }
@@ -51,7 +51,7 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
 pub(crate) fn destroy(context: Handle, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code.is_success() {
-        outside::forget_context(context.addr() as u64);
+        driver_memory::forget_context(context.addr() as u64);
     }
     code
 }

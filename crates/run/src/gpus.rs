@@ -13,9 +13,9 @@ use millpond::{Context, Error, Pool, Stats, Stream};
 use rustc_hash::FxHashMap;
 
 use crate::driver::{self, Handle};
-use crate::linker::Own;
+use crate::linker::OwnLookups;
 use crate::settings::{Mode, settings};
-use crate::{identity, outside, retained, said};
+use crate::{driver_memory, known_blocks, messages, retained};
 
 /// A GPU with its pool.
 #[derive(Debug)]
@@ -149,12 +149,12 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
             failed.push(device);
             if settings().budget.is_some() {
                 // What the driver gave would be under no limit.
-                outside::close();
-                said::say(&format!(
+                driver_memory::close();
+                messages::say(&format!(
                     "GPU {device} has no pool: {error}. Without it, the budget cannot be kept: no memory is given"
                 ));
             } else {
-                said::say(&format!("GPU {device} has no pool: {error}. Its memory is the driver's"));
+                messages::say(&format!("GPU {device} has no pool: {error}. Its memory is the driver's"));
             }
             None
         }
@@ -202,13 +202,13 @@ pub(crate) fn primary_of(device: c_int) -> Option<Handle> {
 
 impl Gpu {
     fn new(ordinal: usize) -> millpond::Result<Self> {
-        let _own = Own::begin();
+        let _own = OwnLookups::begin();
         let device = CudaDevice::new(ordinal)?;
         let primary = device.raw_context() as u64;
         // Not `Context::cuda`: a context is for as long as the program does not reset the GPU.
         let context = Context::new(device);
         let mut builder = Pool::builder(&context).name("run");
-        if let Some(budget) = outside::budget() {
+        if let Some(budget) = driver_memory::budget() {
             builder = builder.budget(&budget?);
         }
         if !settings().says_decay {
@@ -300,7 +300,7 @@ pub(crate) fn trim() -> u64 {
 pub(crate) fn free_late() {
     for gpu in known().iter().filter(|gpu| !gpu.late.lock().is_empty()) {
         if let Err(error) = gpu.wait() {
-            said::say(&format!("what was freed during a capture stays held: {error}"));
+            messages::say(&format!("what was freed during a capture stays held: {error}"));
         }
     }
 }
@@ -324,7 +324,10 @@ fn share_known(gpus: &Gpus) {
     gpus.peers.lock().retain(|(owner, peer)| {
         let (Some(owner), Some(peer)) = (find(*owner), find(*peer)) else { return true };
         if let Err(error) = owner.pool.allow_access(&peer.context) {
-            said::say(&format!("GPU {} cannot use the pool of GPU {}: {error}", peer.ordinal, owner.ordinal));
+            messages::say(&format!(
+                "GPU {} cannot use the pool of GPU {}: {error}",
+                peer.ordinal, owner.ordinal
+            ));
         }
         false
     });
@@ -340,7 +343,7 @@ pub(crate) fn remove(ordinal: usize) {
     };
     let Some(gpu) = removed else { return };
     begin_generation();
-    identity::forget_all_of(ordinal);
+    known_blocks::forget_all_of(ordinal);
     gpus.gone.lock().push((ordinal, gpu.pool.stats()));
     let freed = gpu.wait().and_then(|()| {
         gpu.pool.live_blocks()?.iter().try_for_each(|block| {
@@ -350,7 +353,7 @@ pub(crate) fn remove(ordinal: usize) {
         gpu.pool.destroy()
     });
     if let Err(error) = freed {
-        said::say(&format!("the pool of GPU {ordinal} did not end with its context: {error}"));
+        messages::say(&format!("the pool of GPU {ordinal} did not end with its context: {error}"));
     }
 }
 

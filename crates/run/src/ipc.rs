@@ -16,10 +16,10 @@ use rustc_hash::FxHashMap;
 use crate::code::Code;
 use crate::driver::DeviceAddress;
 use crate::gpus::{self, Block, Gpu};
-use crate::{captures, identity, said};
+use crate::{captures, known_blocks, messages};
 
 /// `CUipcMemHandle`
-pub(crate) type Handle = [u8; 64];
+pub(crate) type HandleBytes = [u8; 64];
 
 /// Bytes of a handle that are a name.
 const NAME: usize = 40;
@@ -43,7 +43,7 @@ static OPEN: PerProcess<Mutex<FxHashMap<u64, Open>>> = PerProcess::new(Default::
 ///
 /// # Safety
 /// `to` is null or may be written.
-pub(crate) unsafe fn get(to: *mut Handle, at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
+pub(crate) unsafe fn get(to: *mut HandleBytes, at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
     let Some(block) = gpus::block_at(at) else { return real() };
     // SAFETY: the caller's promise.
     let Some(to) = (unsafe { to.as_mut() }) else { return Code::INVALID_VALUE };
@@ -55,7 +55,7 @@ pub(crate) unsafe fn get(to: *mut Handle, at: DeviceAddress, real: impl FnOnce()
         }
         Err(why) => {
             gpus::leave_sync_to_the_driver();
-            said::say(&format!(
+            messages::say(&format!(
                 "the program gives memory to other processes by cuIpcGetMemHandle, which this pool's memory does not allow: this \
                  call fails ({why}). Run it with --ipc, which leaves cuMemAlloc to the driver, as it is from here on"
             ));
@@ -70,7 +70,7 @@ fn offer(block: &Block) -> Result<Name, String> {
     // Whether it can be shared at all: the other process is told too late.
     pool.share(block.start, &stream).map_err(|error| error.to_string())?;
     // Before: its free withdraws it.
-    identity::of(block.start.raw(), block.gpu.ordinal, |identity| identity.is_offered = true);
+    known_blocks::of(block.start.raw(), block.gpu.ordinal, |identity| identity.is_offered = true);
     offers::offer(Offered { pool, ptr: block.start, stream }).map_err(|error| error.to_string())
 }
 
@@ -78,7 +78,7 @@ fn offer(block: &Block) -> Result<Name, String> {
 ///
 /// # Safety
 /// `to` is null or may be written.
-pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnOnce() -> Code) -> Code {
+pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: HandleBytes, real: impl FnOnce() -> Code) -> Code {
     let name = handle.first_chunk::<NAME>().and_then(Name::from_bytes);
     // SAFETY: the caller's promise.
     let (Some(name), Some(to)) = (name, unsafe { to.as_mut() }) else { return real() };
@@ -87,7 +87,7 @@ pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnO
         return Code::INVALID_CONTEXT;
     }
     let Some(gpu) = gpus::current() else {
-        said::say(
+        messages::say(
             "memory of another process cannot be opened: its pool's memory is for processes with pools",
         );
         return Code::NOT_SUPPORTED;
@@ -103,7 +103,7 @@ pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnO
     let received = match offers::open(name) {
         Ok(received) => received,
         Err(error) => {
-            said::say(&error.to_string());
+            messages::say(&error.to_string());
             return Code::INVALID_VALUE;
         }
     };
@@ -114,7 +114,7 @@ pub(crate) unsafe fn open(to: *mut DeviceAddress, handle: Handle, real: impl FnO
             Code::SUCCESS
         }
         Err(error) => {
-            said::say(&error.to_string());
+            messages::say(&error.to_string());
             Code::from(&error)
         }
     }

@@ -19,13 +19,13 @@ thread_local! {
     static OWN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While this lives, what the thread looks up is the driver's and no door: the pool's own calls are no program's.
-pub(crate) struct Own {
+/// While this lives, what the thread looks up is the driver's and no entry point: the pool's own calls are no program's.
+pub(crate) struct OwnLookups {
     // The count belongs to the thread, so the guard must not leave it.
     on_this_thread: PhantomData<*const ()>,
 }
 
-impl Own {
+impl OwnLookups {
     pub(crate) fn begin() -> Self {
         // Relaxed, here and below: the thread itself sees its own change, and others' do not concern it.
         GUARDS.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ impl Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for OwnLookups {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
         GUARDS.fetch_sub(1, Ordering::Relaxed);
@@ -114,7 +114,7 @@ pub(crate) fn driver() -> Option<Address> {
 
 fn open_driver(flags: c_int) -> Option<Address> {
     // What the driver looks up while it is loaded is its own.
-    let _own = Own::begin();
+    let _own = OwnLookups::begin();
     // SAFETY: loading libcuda runs its initialisers, which any CUDA program does.
     let opened = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | flags) };
     (!opened.is_null()).then_some(opened)

@@ -1,21 +1,21 @@
 //! `dlsym` and `dlopen`, as the program's own libraries call them.
 //!
 //! The C library looks at who calls `dlsym`: `RTLD_NEXT` means the libraries behind the caller's. So ours does not call it. It
-//! decides whether the answer is a door, and else jumps to the real function, which sees the caller as if we were not there.
+//! decides whether the answer is an entry point, and else jumps to the real function, which sees the caller as if we were not there.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use crate::deep;
-use crate::doors::{DOORS, Meant, behind};
+use crate::deep_binding;
+use crate::entry_points::{ENTRY_POINTS, Meant, behind};
 use crate::linker::{self, Address, is_own};
 use crate::names;
 
-/// What `dlsym` does: answers with a door or, where that is null, jumps to the real function.
+/// What `dlsym` does: answers with an entry point or, where that is null, jumps to the real function.
 #[repr(C)]
 struct Decision {
-    door: Address,
+    entry: Address,
     real: Address,
 }
 
@@ -31,18 +31,21 @@ struct Opening {
 unsafe extern "C" fn decide(library: Address, name: *const c_char) -> Decision {
     // SAFETY: the caller's promise.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
-    deep::rebind(deep::Own { dlsym: dlsym as *mut c_void, dlopen: dlopen as *mut c_void });
-    let (door, real) = match look_up(library, name) {
-        Found::Door(door) => (door, ptr::null_mut()),
+    deep_binding::rebind(deep_binding::Replacements {
+        dlsym: dlsym as *mut c_void,
+        dlopen: dlopen as *mut c_void,
+    });
+    let (entry, real) = match look_up(library, name) {
+        Found::EntryPoint(entry) => (entry, ptr::null_mut()),
         Found::Nothing => (ptr::null_mut(), nothing as *mut c_void),
         Found::Other => (ptr::null_mut(), linker::real_dlsym()),
     };
-    Decision { door, real }
+    Decision { entry, real }
 }
 
 enum Found {
-    /// One of our doors, or what is there without this library.
-    Door(Address),
+    /// One of our entry points, or what is there without this library.
+    EntryPoint(Address),
     /// What only this library has: without a driver, the program shall find none.
     Nothing,
     /// The real function's to say.
@@ -54,7 +57,7 @@ fn look_up(library: Address, name: &CStr) -> Found {
     if !name.to_bytes().starts_with(b"cu") || is_own() {
         return Found::Other;
     }
-    let Some(door) = names::by_symbol(DOORS, name) else { return Found::Other };
+    let Some(entry) = names::by_symbol(ENTRY_POINTS, name) else { return Found::Other };
     // Behind the caller lies the driver, if anywhere.
     let library = if library == libc::RTLD_NEXT { libc::RTLD_DEFAULT } else { library };
     // SAFETY: the program has opened it.
@@ -62,15 +65,15 @@ fn look_up(library: Address, name: &CStr) -> Found {
     if found.is_null() {
         return Found::Other;
     }
-    let is_own = found == door.exported.0.cast_mut().cast();
-    match if is_own { Meant::by_name(door) } else { Meant::by(found, door) } {
+    let is_own = found == entry.exported.0.cast_mut().cast();
+    match if is_own { Meant::by_name(entry) } else { Meant::by(found, entry) } {
         Meant::Others(_) if !is_own => Found::Other,
-        Meant::Others(found) => Found::Door(found),
+        Meant::Others(found) => Found::EntryPoint(found),
         // Where only this library has it, there may be no driver.
-        Meant::Door if linker::loaded_driver().is_some() && !behind(door).is_null() => {
-            Found::Door(door.address())
+        Meant::EntryPoint if linker::loaded_driver().is_some() && !behind(entry).is_null() => {
+            Found::EntryPoint(entry.address())
         }
-        Meant::Door => Found::Nothing,
+        Meant::EntryPoint => Found::Nothing,
     }
 }
 
@@ -95,7 +98,7 @@ unsafe extern "C" fn open(file: *const c_char, mode: c_int) -> Opening {
         path.rsplit(|byte| *byte == b'/').next().is_some_and(|file| file.starts_with(b"libcu"))
     };
     if is_deep && !is_cuda {
-        deep::expect();
+        deep_binding::expect();
     }
     let mode = if is_cuda { mode & !libc::RTLD_DEEPBIND } else { mode };
     Opening { mode: mode as usize, real: linker::real_dlopen() }

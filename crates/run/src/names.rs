@@ -1,36 +1,36 @@
-//! Which door a name means. `cuGetProcAddress` is asked for the name without a version, and for a version of CUDA.
+//! Which entry point a name means. `cuGetProcAddress` is asked for the name without a version, and for a version of CUDA.
 
 use std::ffi::{CStr, c_int};
 
 use crate::linker::Address;
 
 /// A function of ours.
-pub(crate) struct Door {
+pub(crate) struct EntryPoint {
     /// As a library's symbol: `cuMemAlloc_v2`, `cuMemAllocAsync_ptsz`.
     pub(crate) symbol: &'static CStr,
     /// The first CUDA version that has it (`CUDA_VERSION`), which is how `cuGetProcAddress` tells versions apart.
     pub(crate) since: c_int,
-    pub(crate) function: Function,
+    pub(crate) function: CodeAddress,
     /// What programs find by the symbol alone.
-    pub(crate) exported: Function,
+    pub(crate) exported: CodeAddress,
 }
 
-/// Where a door is.
-pub(crate) struct Function(pub(crate) *const ());
+/// Where an entry point is.
+pub(crate) struct CodeAddress(pub(crate) *const ());
 
 // SAFETY: code, which nobody changes.
-unsafe impl Sync for Function {}
+unsafe impl Sync for CodeAddress {}
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
 const PER_THREAD: u64 = 2;
 
-/// The newest version of CUDA whose functions these doors are. A newer one may give a name to a function with other arguments.
+/// The newest version of CUDA whose functions these entry points are. A newer one may give a name to a function with other arguments.
 const NEWEST: c_int = 13_999;
 
 /// What ends the name of a function for which stream 0 is the thread's own.
 const OF_THREAD: &[u8] = b"_ptsz";
 
-impl Door {
+impl EntryPoint {
     pub(crate) fn address(&self) -> Address {
         self.function.0.cast_mut().cast()
     }
@@ -49,18 +49,23 @@ impl Door {
     }
 }
 
-/// The door for a symbol.
-pub(crate) fn by_symbol<'a>(doors: &'a [Door], symbol: &CStr) -> Option<&'a Door> {
-    doors.iter().find(|door| door.symbol == symbol)
+/// The entry point for a symbol.
+pub(crate) fn by_symbol<'a>(entry_points: &'a [EntryPoint], symbol: &CStr) -> Option<&'a EntryPoint> {
+    entry_points.iter().find(|entry| entry.symbol == symbol)
 }
 
-/// The door for a name as `cuGetProcAddress` has it.
-pub(crate) fn by_version<'a>(doors: &'a [Door], name: &CStr, version: c_int, flags: u64) -> Option<&'a Door> {
+/// The entry point for a name as `cuGetProcAddress` has it.
+pub(crate) fn by_version<'a>(
+    entry_points: &'a [EntryPoint],
+    name: &CStr,
+    version: c_int,
+    flags: u64,
+) -> Option<&'a EntryPoint> {
     let named = |of_thread| {
-        let fit = doors.iter().filter(move |door| {
-            door.base() == (name.to_bytes(), of_thread) && door.since <= version && version <= NEWEST
+        let fit = entry_points.iter().filter(move |entry| {
+            entry.base() == (name.to_bytes(), of_thread) && entry.since <= version && version <= NEWEST
         });
-        fit.max_by_key(|door| door.since)
+        fit.max_by_key(|entry| entry.since)
     };
     // Few functions have two forms.
     let of_thread = if flags & PER_THREAD == 0 { None } else { named(true) };
@@ -71,21 +76,21 @@ pub(crate) fn by_version<'a>(doors: &'a [Door], name: &CStr, version: c_int, fla
 mod tests {
     use super::*;
 
-    const fn door(symbol: &'static CStr, since: c_int) -> Door {
-        let [function, exported] = [const { Function(std::ptr::null()) }; 2];
-        Door { symbol, since, function, exported }
+    const fn entry(symbol: &'static CStr, since: c_int) -> EntryPoint {
+        let [function, exported] = [const { CodeAddress(std::ptr::null()) }; 2];
+        EntryPoint { symbol, since, function, exported }
     }
 
-    const DOORS: [Door; 5] = [
-        door(c"cuGetProcAddress", 11030),
-        door(c"cuGetProcAddress_v2", 12000),
-        door(c"cuMemAlloc_v2", 3020),
-        door(c"cuMemFreeAsync", 11020),
-        door(c"cuMemFreeAsync_ptsz", 11020),
+    const ENTRY_POINTS: [EntryPoint; 5] = [
+        entry(c"cuGetProcAddress", 11030),
+        entry(c"cuGetProcAddress_v2", 12000),
+        entry(c"cuMemAlloc_v2", 3020),
+        entry(c"cuMemFreeAsync", 11020),
+        entry(c"cuMemFreeAsync_ptsz", 11020),
     ];
 
     fn found(name: &CStr, version: c_int, flags: u64) -> Option<&'static CStr> {
-        by_version(&DOORS, name, version, flags).map(|door| door.symbol)
+        by_version(&ENTRY_POINTS, name, version, flags).map(|entry| entry.symbol)
     }
 
     #[test]
@@ -96,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_before_and_after_the_doors_are_the_drivers() {
+    fn functions_before_and_after_the_entry_points_are_the_drivers() {
         assert_eq!(found(c"cuMemAlloc", 2000, 0), None);
         assert_eq!(found(c"cuMemAlloc", 14_000, 0), None);
         assert_eq!(found(c"cuLaunchKernel", 12_000, 0), None);

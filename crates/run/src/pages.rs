@@ -6,7 +6,7 @@ use millpond::bindings::{Mutex, PerProcess};
 use rustc_hash::FxHashMap;
 
 use crate::code::Code;
-use crate::outside::{self, Kind};
+use crate::driver_memory::{self, Kind};
 
 #[derive(Debug, Default)]
 struct Pages {
@@ -31,7 +31,7 @@ pub(crate) fn created(handle: u64) {
     let mut pages = PAGES.get().lock();
     pages.last += 1;
     let id = pages.last;
-    outside::rename(Kind::Pages, handle, id);
+    driver_memory::rename(Kind::Pages, handle, id);
     pages.pages.insert(id, Page { handles: 1, mappings: 0 });
     pages.by_handle.insert(handle, id);
 }
@@ -105,7 +105,7 @@ impl Pages {
         let Page { handles, mappings } = *page;
         if handles + mappings == 0 {
             self.pages.remove(&id);
-            outside::given_back(Kind::Pages, id);
+            driver_memory::given_back(Kind::Pages, id);
         }
         handles
     }

@@ -1,14 +1,14 @@
-//! Allocations and frees that a pool serves. What it does not serve, `outside` does.
+//! Allocations and frees that a pool serves. What it does not serve, `driver_memory` does.
 
 use millpond::device::DevicePtr;
 use millpond::{Error, Pool, Stream};
 
 use crate::code::Code;
 use crate::driver::{DeviceAddress, Handle};
+use crate::driver_memory::{self, Asked, Kind};
 use crate::gpus::{self, Gpu};
-use crate::outside::{self, Asked, Kind};
 use crate::settings::{Mode, settings};
-use crate::{account, captures, identity, shortcuts, streams};
+use crate::{captures, fast_path, known_blocks, report, streams};
 
 /// Where memory comes from.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ pub(crate) unsafe fn alloc(to: To, bytes: usize, real: impl Fn() -> Code) -> Cod
         return unsafe { from_driver(Kind::Plain, (to, bytes), 0, real) };
     };
     let allocated = alloc_waited(&gpu, bytes as u64);
-    account::keep();
+    report::keep();
     // SAFETY: the caller's promise.
     unsafe { answer(to, allocated) }
 }
@@ -110,7 +110,7 @@ pub(crate) unsafe fn alloc_async(
         // SAFETY: the caller's promise.
         let served = unsafe { streams::with(handle, alloc) };
         if let Some(allocated) = served.flatten() {
-            account::keep();
+            report::keep();
             // SAFETY: the caller's promise.
             return unsafe { answer(to, allocated) };
         }
@@ -148,29 +148,29 @@ pub(crate) unsafe fn from_driver(
     }
     let asked = Asked { kind, bytes: bytes as u64, stream };
     // SAFETY: the caller's promise.
-    let code = unsafe { outside::alloc(asked, to, &real) };
+    let code = unsafe { driver_memory::alloc(asked, to, &real) };
     // A forked child of a program with CUDA has none, and nothing to tell.
     if code != Code::NOT_INITIALIZED {
-        account::keep();
+        report::keep();
     }
     if code != Code::OUT_OF_MEMORY || gpus::trim() == 0 {
         return code;
     }
     // SAFETY: the caller's promise.
-    unsafe { outside::alloc(asked, to, real) }
+    unsafe { driver_memory::alloc(asked, to, real) }
 }
 
 /// `cuMemFree`: waits for the GPU, as the driver does, unless it need not.
 pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
     let Some(block) = gpus::block_at(at) else {
-        return outside::free((outside::kind_of(at), at), None, real);
+        return driver_memory::free((driver_memory::kind_of(at), at), None, real);
     };
     let gpu = &block.gpu;
     if block.start.raw() != at {
         return Code::INVALID_VALUE;
     }
     // Before: another thread may be given the address next.
-    identity::forget(at);
+    known_blocks::forget(at);
     if !settings().async_free {
         // To wait would end the capture.
         if captures::is_any() {
@@ -192,7 +192,7 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
 pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl FnOnce() -> Code) -> Code {
     let handle = stream.addr() as u64;
     // SAFETY: the program frees what it allocated, and orders its uses.
-    if shortcuts::are_open() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
+    if fast_path::are_open() && unsafe { streams::free_ready(handle, DevicePtr::new(at)) } {
         return Code::SUCCESS;
     }
     if settings().mode == Mode::Pool && at != 0 {
@@ -202,7 +202,7 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
             return if gpus::block_at(at).is_some() { Code::INVALID_VALUE } else { real() };
         }
         // Before: another thread may be given the address next.
-        identity::forget(at);
+        known_blocks::forget(at);
         // SAFETY: the caller's promise.
         let served = unsafe {
             streams::with(handle, |gpu, stream| {
@@ -218,7 +218,7 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
             None => {}
         }
     }
-    outside::free((Kind::Plain, at), Some(handle), real)
+    driver_memory::free((Kind::Plain, at), Some(handle), real)
 }
 
 /// The block may be of another GPU than the stream.

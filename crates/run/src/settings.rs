@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use crate::said;
+use crate::messages;
 
 /// What is done with the program's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +39,8 @@ pub(crate) struct Settings {
     pub(crate) ipc: bool,
     /// Whether the environment says how long pools keep what nobody uses.
     pub(crate) says_decay: bool,
-    /// The file for accounts.
-    pub(crate) accounts: Option<PathBuf>,
+    /// The file for reports.
+    pub(crate) reports: Option<PathBuf>,
 }
 
 /// What was asked for, of this process.
@@ -56,7 +56,7 @@ impl Settings {
             Some("watch") => Mode::Watch,
             Some("limit") => Mode::Limit,
             Some(other) => {
-                said::say(&format!(
+                messages::say(&format!(
                     "MILLPOND_RUN is '{other}': use pool, watch or limit. The program gets a pool"
                 ));
                 Mode::Pool
@@ -65,7 +65,7 @@ impl Settings {
         let limit = variable("MILLPOND_RUN_LIMIT").and_then(|text| {
             let bytes = text.parse().ok();
             if bytes.is_none() {
-                said::say(&format!(
+                messages::say(&format!(
                     "MILLPOND_RUN_LIMIT is '{text}': use a number of bytes. There is no limit"
                 ));
             }
@@ -78,7 +78,7 @@ impl Settings {
             async_free: is_on("MILLPOND_RUN_ASYNC_FREE"),
             ipc: is_on("MILLPOND_RUN_IPC"),
             says_decay: variable("MILLPOND_DECAY").is_some(),
-            accounts: std::env::var_os("MILLPOND_RUN_ACCOUNTS")
+            reports: std::env::var_os("MILLPOND_RUN_ACCOUNTS")
                 .filter(|folder| !folder.is_empty())
                 .map(PathBuf::from),
         }

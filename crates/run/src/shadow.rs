@@ -10,7 +10,7 @@ use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stats, Stream};
 use rustc_hash::FxHashMap;
 
-use crate::said;
+use crate::messages;
 
 #[derive(Debug, Default)]
 struct Shadow {
@@ -22,12 +22,12 @@ struct Shadowed {
     context: Context,
     pool: Pool,
     streams: FxHashMap<u64, Stream>,
-    blocks: FxHashMap<u64, Block>,
+    blocks: FxHashMap<u64, ShadowBlock>,
 }
 
 /// A block of the pool that stands for one of the program's, and the stream that it was allocated on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Block {
+pub(crate) struct ShadowBlock {
     ptr: DevicePtr,
     stream: u64,
 }
@@ -39,18 +39,18 @@ pub(crate) fn alloc(at: u64, bytes: u64, stream: u64) {
     with(|shadow| {
         let on = shadow.stream(stream)?;
         let ptr = shadow.pool.alloc(bytes, &on)?;
-        shadow.blocks.insert(at, Block { ptr, stream });
+        shadow.blocks.insert(at, ShadowBlock { ptr, stream });
         Ok(())
     });
 }
 
 /// The program frees what is at an address. The block is of nobody until it is [settled](settle).
-pub(crate) fn take(at: u64) -> Option<Block> {
+pub(crate) fn take(at: u64) -> Option<ShadowBlock> {
     SHADOW.get().pool.lock().as_mut()?.blocks.remove(&at)
 }
 
 /// The driver did free it, in the order of a stream, or of the one of the allocation; or it did not.
-pub(crate) fn settle(at: u64, block: Block, stream: Option<u64>, is_freed: bool) {
+pub(crate) fn settle(at: u64, block: ShadowBlock, stream: Option<u64>, is_freed: bool) {
     with(|shadow| {
         if !is_freed {
             shadow.blocks.insert(at, block);
@@ -75,7 +75,7 @@ fn with(call: impl FnOnce(&mut Shadowed) -> millpond::Result<()>) {
     };
     drop(pool);
     if let Err(error) = done {
-        said::say(&format!("the program is watched no further: {error}"));
+        messages::say(&format!("the program is watched no further: {error}"));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Graphs of a lane: captured, launched, and dropped.
+//! Graphs of a thread: captured, launched, and dropped.
 
 use millpond::device::{Device, DevicePtr};
 use millpond::testing::capturing::Graph;

@@ -16,7 +16,7 @@ pub(crate) struct Job {
     left: usize,
     pool: u8,
     streams: u8,
-    /// Blocks that stay from round to round. They come first in the lane's list.
+    /// Blocks that stay from round to round. They come first in the thread's list.
     kept: u8,
     /// What a round does.
     round: Vec<Step>,
@@ -25,7 +25,7 @@ pub(crate) struct Job {
     next: VecDeque<Step>,
 }
 
-/// Blocks that a round has at once, and that stay, at most: a lane has room for both.
+/// Blocks that a round has at once, and that stay, at most: a thread has room for both.
 const MOST: u8 = 14;
 
 impl Job {

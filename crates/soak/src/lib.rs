@@ -2,7 +2,7 @@
 //!
 //! **How one program passes through.** Its number and the seed decide on what it runs (`setup`), and its steps: random ones
 //! (`step`), or those of a job that repeats itself (`job`). A
-//! `stage` has the device, a checker over it, and the pools. Each thread is a `lane`: it has streams and blocks of its own,
+//! `stage` has the device, a checker over it, and the pools. Each of its threads (`thread`) has streams and blocks of its own,
 //! orders its work (`order`), and allocates, uses and frees. Device calls fail by chance (`failing`), and the host refuses
 //! memory (`refusing`). At the end everything must have gone back.
 //!
@@ -13,7 +13,6 @@ mod failing;
 mod finding;
 mod graphs;
 mod job;
-mod lane;
 mod options;
 mod order;
 mod pools;
@@ -27,6 +26,7 @@ mod step;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 pub use finding::{Finding, Kind};
 pub use options::{Options, Tenant};

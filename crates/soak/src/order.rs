@@ -1,15 +1,15 @@
-//! What a lane itself knows about order: enough to write programs that are free of races.
+//! What a thread itself knows about order: enough to write programs that are free of races.
 //!
 //! Deliberately not the checker's clocks. Those also learn from what the pool asks the device; a program may rely only on
 //! what it did itself.
 
-/// Streams that a lane has at most.
+/// Streams that a thread has at most.
 pub(crate) const STREAMS: usize = 8;
 
 /// For each stream, the number of the last piece of work that is ordered before something; 0 for none.
 pub(crate) type Ticks = [u32; STREAMS];
 
-/// The order that a lane made.
+/// The order that a thread made.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     streams: [Ticks; STREAMS],

@@ -6,18 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::finding::{Finding, Verdict};
-use crate::lane::{How, Lane};
 use crate::pools;
 use crate::setup::{POOLS, Setup};
 use crate::stage::Stage;
 use crate::step::Step;
+use crate::thread::{How, ProgramThread};
 
 /// A program, and what it runs on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Program {
     pub(crate) setup: Setup,
     /// The steps of each thread.
-    pub(crate) lanes: Vec<Vec<Step>>,
+    #[serde(rename = "lanes")]
+    pub(crate) threads: Vec<Vec<Step>>,
 }
 
 /// What came of a program.
@@ -25,7 +26,7 @@ pub struct Program {
 pub(crate) struct Outcome {
     pub(crate) operations: u64,
     pub(crate) faults: u64,
-    /// Where calls failed by chance: the step of the only lane, and the call in it.
+    /// Where calls failed by chance: the step of the only thread, and the call in it.
     pub(crate) failed: Vec<(u32, u32)>,
     pub(crate) found: Verdict,
 }
@@ -40,9 +41,9 @@ const CHECKED_EVERY: usize = 2048;
 const TOLD_EVERY: usize = 256;
 
 impl Program {
-    /// Steps of all lanes.
+    /// Steps of all threads.
     pub fn len(&self) -> usize {
-        self.lanes.iter().map(Vec::len).sum()
+        self.threads.iter().map(Vec::len).sum()
     }
 
     /// Whether it has no steps.
@@ -57,23 +58,23 @@ impl Program {
             .map_or((0, bytes), |(seed, steps)| (u16::from_le_bytes(*seed), steps));
         let steps = steps.as_chunks().0.iter().take(MOST_STEPS).map(|bytes| Step::of_bytes(*bytes));
         let steps = steps.filter(|step| with_faults || !matches!(step, Step::Fail { .. })).collect();
-        Self { setup: Setup::without_faults(seed.into()), lanes: vec![steps] }
+        Self { setup: Setup::without_faults(seed.into()), threads: vec![steps] }
     }
 
     pub(crate) fn run(&self, progress: &AtomicU64) -> Outcome {
-        run(&self.setup, self.lanes.iter().map(|steps| steps.iter().copied()).collect(), progress)
+        run(&self.setup, self.threads.iter().map(|steps| steps.iter().copied()).collect(), progress)
     }
 }
 
 /// Runs a program whose steps come from anywhere.
 pub(crate) fn run<S: Iterator<Item = Step> + Send>(
     setup: &Setup,
-    lanes: Vec<S>,
+    threads: Vec<S>,
     progress: &AtomicU64,
 ) -> Outcome {
     let mut outcome = Outcome { operations: 0, faults: 0, failed: Vec::new(), found: Ok(()) };
     let before = progress.load(Ordering::Relaxed);
-    let ran = catch_unwind(AssertUnwindSafe(|| run_all(setup, lanes, progress, &mut outcome)));
+    let ran = catch_unwind(AssertUnwindSafe(|| run_all(setup, threads, progress, &mut outcome)));
     // Relaxed: counts.
     outcome.operations = progress.load(Ordering::Relaxed) - before;
     outcome.found = ran.unwrap_or_else(|panic| {
@@ -86,24 +87,24 @@ pub(crate) fn run<S: Iterator<Item = Step> + Send>(
 
 fn run_all<S: Iterator<Item = Step> + Send>(
     setup: &Setup,
-    lanes: Vec<S>,
+    threads: Vec<S>,
     progress: &AtomicU64,
     outcome: &mut Outcome,
 ) -> Verdict {
     let stage = Stage::new(setup.clone())?;
-    let is_alone = lanes.len() == 1;
-    let ran = std::thread::scope(|threads| {
+    let is_alone = threads.len() == 1;
+    let ran = std::thread::scope(|scope| {
         let start = |steps: S| {
             let stage = &stage;
-            move || run_lane(stage, steps, is_alone, progress)
+            move || run_thread(stage, steps, is_alone, progress)
         };
-        let mut lanes = lanes.into_iter().map(start);
-        let Some(first) = lanes.next() else { return Ok(()) };
-        let others: Vec<_> = lanes.map(|lane| threads.spawn(lane)).collect();
+        let mut threads = threads.into_iter().map(start);
+        let Some(first) = threads.next() else { return Ok(()) };
+        let others: Vec<_> = threads.map(|thread| scope.spawn(thread)).collect();
         let first = first();
         let others = others
             .into_iter()
-            .map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         others.fold(first, Result::and)
     });
     outcome.faults = stage.faults.count();
@@ -111,7 +112,7 @@ fn run_all<S: Iterator<Item = Step> + Send>(
     ran?;
     stage.faults.stop();
     // What nobody took.
-    let mut last = Lane::new(&stage)?;
+    let mut last = ProgramThread::new(&stage)?;
     while last.take(0)? {
         last.free_all()?;
     }
@@ -119,43 +120,43 @@ fn run_all<S: Iterator<Item = Step> + Send>(
     stage.finish()
 }
 
-fn run_lane(
+fn run_thread(
     stage: &Stage,
     steps: impl Iterator<Item = Step>,
     is_alone: bool,
     progress: &AtomicU64,
 ) -> Verdict {
-    let mut lane = Lane::new(stage)?;
+    let mut thread = ProgramThread::new(stage)?;
     if stage.setup.refuses {
-        pools::warm_up(&mut lane)?;
+        pools::warm_up(&mut thread)?;
     }
     let mut done = 0;
     for (at, step) in steps.enumerate() {
         if is_alone {
             stage.faults.begin_step(at as u32);
         }
-        done += u64::from(take(&mut lane, step).map_err(|found| found.in_step(at, step))?);
+        done += u64::from(take(&mut thread, step).map_err(|found| found.in_step(at, step))?);
         if at % TOLD_EVERY == 0 {
             // Relaxed: a count.
             progress.fetch_add(std::mem::take(&mut done), Ordering::Relaxed);
         }
         if is_alone && at % CHECKED_EVERY == CHECKED_EVERY - 1 {
             stage.check().map_err(|found| found.in_step(at, step))?;
-            lane.check_figures().map_err(|found| found.in_step(at, step))?;
+            thread.check_figures().map_err(|found| found.in_step(at, step))?;
         }
     }
     progress.fetch_add(done, Ordering::Relaxed);
     if is_alone {
         stage.check()?;
-        lane.check_figures()?;
+        thread.check_figures()?;
         stage.faults.stop();
     }
-    pools::finish(lane)
+    pools::finish(thread)
 }
 
 /// Does a step. `false` where it makes no sense now, and nothing was done.
-fn take(lane: &mut Lane<'_>, step: Step) -> Verdict<bool> {
-    let streams = lane.streams.len();
+fn take(thread: &mut ProgramThread<'_>, step: Step) -> Verdict<bool> {
+    let streams = thread.streams.len();
     let pool = |pool: u8| usize::from(pool) % POOLS;
     let stream = |stream: u8| usize::from(stream) % streams;
     let done = |()| true;
@@ -167,51 +168,51 @@ fn take(lane: &mut Lane<'_>, step: Step) -> Verdict<bool> {
             | Step::Sleep { .. }
             | Step::Share { .. }
     );
-    if lane.stage.setup.refuses && may_end_the_process {
+    if thread.stage.setup.refuses && may_end_the_process {
         return Ok(false);
     }
     match step {
-        Step::Alloc { pool: of, stream: on, bytes } => lane.alloc(pool(of), stream(on), bytes, How::Plain),
+        Step::Alloc { pool: of, stream: on, bytes } => thread.alloc(pool(of), stream(on), bytes, How::Plain),
         Step::AllocZeroed { pool: of, stream: on, bytes } => {
-            lane.alloc(pool(of), stream(on), bytes, How::Zeroed)
+            thread.alloc(pool(of), stream(on), bytes, How::Zeroed)
         }
         Step::AllocAligned { pool: of, stream: on, bytes, log } => {
-            lane.alloc(pool(of), stream(on), bytes, How::Aligned(1 << log))
+            thread.alloc(pool(of), stream(on), bytes, How::Aligned(1 << log))
         }
         Step::Use { block, stream: on, micros, recorded } => {
-            lane.use_block(block, stream(on), micros, recorded)
+            thread.use_block(block, stream(on), micros, recorded)
         }
-        Step::Free { block, stream: on } => lane.free(block, stream(on)),
-        Step::WaitFor { stream: on, other } => lane.wait_for(stream(on), stream(other)),
-        Step::Advance { micros } => Ok(lane.stage.advance(micros)),
-        Step::SyncStream { stream: on } => lane.synchronize_stream(stream(on)).map(done),
-        Step::SyncDevice => lane.synchronize_device(),
-        Step::NewStream { stream: on } => lane.new_stream(stream(on)).map(done),
-        Step::Trim { pool: of, pages } => pools::trim(lane, pool(of), pages).map(done),
-        Step::Reserve { pool: of, stream: on, pages } => pools::reserve(lane, pool(of), stream(on), pages),
+        Step::Free { block, stream: on } => thread.free(block, stream(on)),
+        Step::WaitFor { stream: on, other } => thread.wait_for(stream(on), stream(other)),
+        Step::Advance { micros } => Ok(thread.stage.advance(micros)),
+        Step::SyncStream { stream: on } => thread.synchronize_stream(stream(on)).map(done),
+        Step::SyncDevice => thread.synchronize_device(),
+        Step::NewStream { stream: on } => thread.new_stream(stream(on)).map(done),
+        Step::Trim { pool: of, pages } => pools::trim(thread, pool(of), pages).map(done),
+        Step::Reserve { pool: of, stream: on, pages } => pools::reserve(thread, pool(of), stream(on), pages),
         Step::SetThreshold { pool: of, pages } => {
-            lane.stage.set_threshold(pool(of), pages);
+            thread.stage.set_threshold(pool(of), pages);
             Ok(true)
         }
-        Step::NewPool { pool: of } => pools::replace(lane, pool(of)),
+        Step::NewPool { pool: of } => pools::replace(thread, pool(of)),
         Step::Capture { pool: of, stream: on, blocks, bytes } => {
-            pools::new_graph(lane, pool(of), stream(on), blocks, bytes)
+            pools::new_graph(thread, pool(of), stream(on), blocks, bytes)
         }
-        Step::Launch { graph } => pools::launch(lane, graph),
-        Step::DropGraph { graph } => pools::drop_graph(lane, graph),
-        Step::Sleep { pool: of, keeps } => pools::sleep(lane, pool(of), keeps),
-        Step::Wake { pool: of } => pools::wake(lane, pool(of)),
+        Step::Launch { graph } => pools::launch(thread, graph),
+        Step::DropGraph { graph } => pools::drop_graph(thread, graph),
+        Step::Sleep { pool: of, keeps } => pools::sleep(thread, pool(of), keeps),
+        Step::Wake { pool: of } => pools::wake(thread, pool(of)),
         Step::Share { pool: of, stream: on, other, bytes } => {
-            pools::share(lane, pool(of), (stream(on), stream(other)), bytes)
+            pools::share(thread, pool(of), (stream(on), stream(other)), bytes)
         }
-        Step::HandOver { block, stream: on } => lane.hand_over(block, stream(on)),
-        Step::Take { stream: on } => lane.take(stream(on)),
+        Step::HandOver { block, stream: on } => thread.hand_over(block, stream(on)),
+        Step::Take { stream: on } => thread.take(stream(on)),
         Step::Fail { nth } => {
-            lane.stage.faults.plan(nth);
+            thread.stage.faults.plan(nth);
             Ok(false)
         }
         Step::Refuse { nth } => {
-            lane.refuse = if lane.stage.setup.refuses { nth.into() } else { 0 };
+            thread.refuse = if thread.stage.setup.refuses { nth.into() } else { 0 };
             Ok(false)
         }
     }

@@ -34,7 +34,7 @@ pub struct Setup {
     pub(crate) capacity_pages: u64,
     pub(crate) virtual_memory: bool,
     pub(crate) pools: [Memory; POOLS],
-    /// Streams of each lane.
+    /// Streams of each thread.
     pub(crate) streams: usize,
     /// Whether streams wait for each other, whether work that is seen complete is followed, whether pools make streams wait.
     pub(crate) reuse: [bool; 3],

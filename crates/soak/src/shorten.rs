@@ -17,7 +17,7 @@ const RUNS: u32 = 10;
 const TRIES: u32 = 4;
 
 fn breaks(program: &Program, kind: Kind) -> bool {
-    let tries = if program.lanes.len() == 1 { 1 } else { TRIES };
+    let tries = if program.threads.len() == 1 { 1 } else { TRIES };
     (0..tries).any(|_| program.run(&AtomicU64::new(0)).found.is_err_and(|found| found.kind == kind))
 }
 
@@ -28,8 +28,8 @@ pub(crate) fn shorten(mut program: Program, kind: Kind) -> (Program, u32) {
     std::panic::set_hook(Box::new(|_| ()));
     let end = Instant::now() + TIME;
     if breaks(&program, kind) {
-        for lane in 0..program.lanes.len() {
-            shorten_lane(&mut program, lane, kind, end);
+        for thread in 0..program.threads.len() {
+            shorten_thread(&mut program, thread, kind, end);
         }
     }
     let repeats = (0..RUNS).filter(|_| breaks(&program, kind)).count() as u32;
@@ -38,20 +38,20 @@ pub(crate) fn shorten(mut program: Program, kind: Kind) -> (Program, u32) {
 }
 
 /// Leaves out what can be left out, first long parts, then short ones.
-fn shorten_lane(program: &mut Program, lane: usize, kind: Kind, end: Instant) {
-    let mut part = program.lanes[lane].len();
+fn shorten_thread(program: &mut Program, thread: usize, kind: Kind, end: Instant) {
+    let mut part = program.threads[thread].len();
     while part > 0 {
         let mut at = 0;
-        while at < program.lanes[lane].len() {
+        while at < program.threads[thread].len() {
             if Instant::now() > end {
                 return;
             }
-            let steps = &program.lanes[lane];
+            let steps = &program.threads[thread];
             let until = steps.len().min(at + part);
             let kept: Vec<Step> = [&steps[..at], &steps[until..]].concat();
-            let whole = std::mem::replace(&mut program.lanes[lane], kept);
+            let whole = std::mem::replace(&mut program.threads[thread], kept);
             if !breaks(program, kind) {
-                program.lanes[lane] = whole;
+                program.threads[thread] = whole;
                 at += part;
             }
         }

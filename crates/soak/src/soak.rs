@@ -108,36 +108,37 @@ fn seed_of(options: &Options, number: u64) -> u64 {
 }
 
 /// The steps of one thread.
-type Lane = Box<dyn Iterator<Item = Step> + Send>;
+type ProgramThread = Box<dyn Iterator<Item = Step> + Send>;
 
 /// The program with this number.
-fn random(options: &Options, number: u64) -> (Setup, Vec<Lane>) {
+fn random(options: &Options, number: u64) -> (Setup, Vec<ProgramThread>) {
     if number.is_multiple_of(JOBS) {
         let seed = seed_of(options, number);
         let setup = Setup::of_job(options, seed);
-        let job: Lane = Box::new(Job::new(seed, STEPS, setup.streams));
+        let job: ProgramThread = Box::new(Job::new(seed, STEPS, setup.streams));
         return (setup, vec![job]);
     }
-    let lanes = if number % TOGETHER == TOGETHER - 1 { options.threads.max(2) } else { 1 };
-    let (seed, steps) = (seed_of(options, number), STEPS / lanes);
-    let setup = Setup::random(options, seed, lanes > 1);
-    let lane =
-        |lane| -> Lane { Box::new(Steps::new(seed.wrapping_add(lane), steps, setup.streams, lanes == 1)) };
-    let lanes = (0..lanes as u64).map(lane).collect();
-    (setup, lanes)
+    let threads = if number % TOGETHER == TOGETHER - 1 { options.threads.max(2) } else { 1 };
+    let (seed, steps) = (seed_of(options, number), STEPS / threads);
+    let setup = Setup::random(options, seed, threads > 1);
+    let thread = |thread| -> ProgramThread {
+        Box::new(Steps::new(seed.wrapping_add(thread), steps, setup.streams, threads == 1))
+    };
+    let threads = (0..threads as u64).map(thread).collect();
+    (setup, threads)
 }
 
 pub(crate) fn run_number(options: &Options, number: u64, progress: &AtomicU64) -> Outcome {
-    let (setup, lanes) = random(options, number);
-    run(&setup, lanes, progress)
+    let (setup, threads) = random(options, number);
+    run(&setup, threads, progress)
 }
 
 /// The program with this number, as a list of steps. Calls that failed by chance fail by steps of it.
 pub(crate) fn written(options: &Options, number: u64) -> Program {
-    let (setup, lanes) = random(options, number);
-    let lanes: Vec<Vec<Step>> = lanes.into_iter().map(Iterator::collect).collect();
-    let mut program = Program { setup, lanes };
-    if let [steps] = &mut program.lanes[..] {
+    let (setup, threads) = random(options, number);
+    let threads: Vec<Vec<Step>> = threads.into_iter().map(Iterator::collect).collect();
+    let mut program = Program { setup, threads };
+    if let [steps] = &mut program.threads[..] {
         let failed = run_number(options, number, &AtomicU64::new(0)).failed;
         // From behind, so that the numbers of earlier steps stay.
         for (at, nth) in failed.into_iter().rev() {

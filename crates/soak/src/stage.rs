@@ -1,4 +1,4 @@
-//! What the lanes of a program share: the device, the checker that watches it, and the pools.
+//! What the threads of a program share: the device, the checker that watches it, and the pools.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ pub(crate) struct Block {
     pub(crate) value: u8,
 }
 
-/// A block on its way to another lane, and the event behind all work on it.
+/// A block on its way to another thread, and the event behind all work on it.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) block: Block,

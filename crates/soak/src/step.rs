@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::setup::{GRANULARITY, POOLS};
 
-/// One step of a lane.
+/// One step of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Step {
     Alloc {
@@ -97,7 +97,7 @@ pub(crate) enum Step {
         other: u8,
         bytes: u64,
     },
-    /// Gives a block to whichever lane takes it.
+    /// Gives a block to whichever thread takes it.
     HandOver {
         block: u8,
         stream: u8,
@@ -149,7 +149,7 @@ impl Step {
     }
 }
 
-/// Random steps of one lane.
+/// Random steps of one thread.
 #[derive(Debug)]
 pub(crate) struct Steps {
     rng: Rng,
@@ -190,7 +190,7 @@ fn length(rng: &mut Rng) -> u64 {
 }
 
 impl Steps {
-    /// `left` steps, of a lane that has the pools for itself or not.
+    /// `left` steps, of a thread that has the pools for itself or not.
     pub(crate) fn new(seed: u64, left: usize, streams: usize, is_alone: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let lengths = [(); 16].map(|()| length(&mut rng));

@@ -94,7 +94,7 @@ fn memory_passed_on_too_early_is_found_and_shortened() {
     assert!((2..60).contains(&program.len()), "{program:?}");
     let text = serde_json::to_string(&program).unwrap();
     let again: Program = serde_json::from_str(&text).unwrap();
-    assert_eq!(again.lanes, program.lanes);
+    assert_eq!(again.threads, program.threads);
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn a_program_on_one_thread_is_the_same_in_every_run() {
 }
 
 /// Each step is done, and none is skipped.
-fn all_done(lanes: Vec<Vec<Step>>) {
-    let program = Program { setup: Setup::roomy(), lanes };
+fn all_done(threads: Vec<Vec<Step>>) {
+    let program = Program { setup: Setup::roomy(), threads };
     let outcome = program.run(&AtomicU64::new(0));
     assert_eq!(outcome.found, Ok(()));
     assert_eq!(outcome.operations, program.len() as u64);
@@ -178,25 +178,25 @@ fn shared_memory_that_cannot_be_opened_leaves_nothing() {
         (steps[2], steps[3]) = (Step::Fail { nth }, Step::Fail { nth: nth + 3 });
         let mut setup = Setup::roomy();
         (setup.reuse, setup.page_sizes) = ([false, false, true], [0, 1]);
-        let outcome = Program { setup, lanes: vec![steps] }.run(&AtomicU64::new(0));
+        let outcome = Program { setup, threads: vec![steps] }.run(&AtomicU64::new(0));
         assert_eq!(outcome.found, Ok(()), "{nth}");
     }
 }
 
 #[test]
-fn lanes_hand_blocks_over() {
-    let lane = vec![
+fn threads_hand_blocks_over() {
+    let thread = vec![
         Step::Alloc { pool: 0, stream: 0, bytes: 3000 },
         Step::Use { block: 0, stream: 1, micros: 50, recorded: true },
         Step::HandOver { block: 0, stream: 2 },
         Step::Take { stream: 0 },
     ];
-    all_done(vec![lane; 1]);
-    let program = Program { setup: Setup::roomy(), lanes: vec![lane_of_many(), lane_of_many()] };
+    all_done(vec![thread; 1]);
+    let program = Program { setup: Setup::roomy(), threads: vec![thread_of_many(), thread_of_many()] };
     assert_eq!(program.run(&AtomicU64::new(0)).found, Ok(()));
 }
 
-fn lane_of_many() -> Vec<Step> {
+fn thread_of_many() -> Vec<Step> {
     let step = |at: u32| match at % 4 {
         0 => Step::Alloc { pool: (at / 4) as u8, stream: 1, bytes: 1000 * u64::from(at % 64 + 1) },
         1 => Step::HandOver { block: 0, stream: 2 },

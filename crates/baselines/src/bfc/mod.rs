@@ -46,7 +46,7 @@ impl Default for BfcOptions {
 }
 
 #[derive(Debug)]
-struct State {
+struct BfcState {
     chunks: Chunks,
     streams: Streams,
     /// Bytes of the next region, if that suffices.
@@ -61,7 +61,7 @@ pub struct Bfc {
     options: BfcOptions,
     /// Bytes that may be held.
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<BfcState>,
 }
 
 impl Bfc {
@@ -78,7 +78,7 @@ impl Bfc {
         let device = context.device().clone();
         let total = device.properties().total_memory;
         let limit = round_down(options.memory_limit.map_or(total, |limit| limit.min(total)));
-        let state = State {
+        let state = BfcState {
             chunks: Chunks::default(),
             streams: Streams::default(),
             // At least a unit, so that doubling it gets anywhere.
@@ -90,7 +90,7 @@ impl Bfc {
 
     /// Adds a region for a request, then again after unused ones went back.
     #[cold]
-    fn grow(&self, state: &mut State, bytes: u64) -> Result<()> {
+    fn grow(&self, state: &mut BfcState, bytes: u64) -> Result<()> {
         let full = match self.extend(state, bytes) {
             Err(full @ DeviceError::OutOfMemory { .. }) => full,
             other => return Ok(other?),
@@ -106,7 +106,7 @@ impl Bfc {
 
     /// Adds a region of at least `bytes`, twice as large as the last, or as large as the device has left. Where that
     /// fails, it tries nine tenths again and again.
-    fn extend(&self, state: &mut State, bytes: u64) -> DeviceResult<()> {
+    fn extend(&self, state: &mut BfcState, bytes: u64) -> DeviceResult<()> {
         let available = round_down(self.limit - state.books.usage.reserved.current);
         if bytes > available {
             return Err(DeviceError::OutOfMemory { call: "bfc region", requested: bytes });
@@ -138,7 +138,7 @@ impl Bfc {
     }
 
     /// Gives back every region of which nothing is used. Waits for the device.
-    fn release_free_regions(&self, state: &mut State) -> Result<()> {
+    fn release_free_regions(&self, state: &mut BfcState) -> Result<()> {
         let regions: Vec<FreeRegion> = state.chunks.free_regions().collect();
         for region in regions {
             // SAFETY: the region came from `alloc_segment`, and all of it is free. Work that used it was given to the

@@ -27,7 +27,7 @@ impl PoolId {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum BlockState {
     /// In use.
     Live,
     /// Freed, but this many streams may still use it.
@@ -43,7 +43,7 @@ pub(super) struct Block {
     pub(super) start: DevicePtr,
     pub(super) bytes: u64,
     pub(super) pool: PoolId,
-    pub(super) state: State,
+    pub(super) state: BlockState,
     /// The neighbours in the segment.
     pub(super) before: Option<BlockId>,
     pub(super) after: Option<BlockId>,
@@ -127,7 +127,7 @@ impl Blocks {
         pool: PoolId,
         segment: Option<SegmentId>,
     ) -> BlockId {
-        let state = if segment.is_some() { State::Unmapped } else { State::Free };
+        let state = if segment.is_some() { BlockState::Unmapped } else { BlockState::Free };
         let block = Block { start, bytes, pool, state, before: None, after: None, segment, listed_at: 0 };
         let id = self.blocks.insert(block);
         self.list(id);
@@ -146,25 +146,25 @@ impl Blocks {
         self.set_aside(id);
         if bytes < self.blocks[id].bytes {
             let rest = self.cut(id, bytes);
-            self.settle(rest, State::Free);
+            self.settle(rest, BlockState::Free);
         }
     }
 
     /// Makes a live block pending until `streams` streams are past it.
     pub(super) fn hold(&mut self, id: BlockId, streams: u32) {
-        self.blocks[id].state = State::Pending(streams);
+        self.blocks[id].state = BlockState::Pending(streams);
     }
 
     /// One of the streams that a pending block waited for is past it; the last one frees it.
     pub(super) fn passed(&mut self, id: BlockId) {
         match self.blocks[id].state {
-            State::Pending(streams) if streams > 1 => self.hold(id, streams - 1),
-            _ => self.settle(id, State::Free),
+            BlockState::Pending(streams) if streams > 1 => self.hold(id, streams - 1),
+            _ => self.settle(id, BlockState::Free),
         }
     }
 
     /// Puts a block in use into the list of `state`, merged with its neighbours in that state.
-    pub(super) fn settle(&mut self, id: BlockId, state: State) {
+    pub(super) fn settle(&mut self, id: BlockId, state: BlockState) {
         self.blocks[id].state = state;
         if let Some(before) = self.blocks[id].before.filter(|&before| self.blocks[before].state == state) {
             self.unlist(before);
@@ -204,15 +204,15 @@ impl Blocks {
     /// Takes a block out of its list; it is in use then.
     pub(super) fn set_aside(&mut self, id: BlockId) {
         self.unlist(id);
-        self.blocks[id].state = State::Live;
+        self.blocks[id].state = BlockState::Live;
     }
 
     fn unlist(&mut self, id: BlockId) {
         let &Block { start, bytes, pool, state, .. } = &self.blocks[id];
         let listed = match state {
-            State::Free => self.pool_mut(pool).free.remove(&(bytes, start, id)),
-            State::Unmapped => self.pool_mut(pool).unmapped.remove(&(start, id)),
-            State::Live | State::Pending(_) => false,
+            BlockState::Free => self.pool_mut(pool).free.remove(&(bytes, start, id)),
+            BlockState::Unmapped => self.pool_mut(pool).unmapped.remove(&(start, id)),
+            BlockState::Live | BlockState::Pending(_) => false,
         };
         debug_assert!(listed, "block {id} is in no list");
     }
@@ -221,9 +221,9 @@ impl Blocks {
         let &Block { start, bytes, pool, state, .. } = &self.blocks[id];
         self.blocks[id].listed_at = self.searches[pool.size as usize];
         let unknown = match state {
-            State::Free => self.pool_mut(pool).free.insert((bytes, start, id)),
-            State::Unmapped => self.pool_mut(pool).unmapped.insert((start, id)),
-            State::Live | State::Pending(_) => false,
+            BlockState::Free => self.pool_mut(pool).free.insert((bytes, start, id)),
+            BlockState::Unmapped => self.pool_mut(pool).unmapped.insert((start, id)),
+            BlockState::Live | BlockState::Pending(_) => false,
         };
         debug_assert!(unknown, "block {id} cannot be listed");
     }

@@ -2,7 +2,7 @@
 
 use millpond::device::DevicePtr;
 
-use super::blocks::{BlockId, Blocks, PoolId, State};
+use super::blocks::{BlockId, BlockState, Blocks, PoolId};
 
 impl Blocks {
     /// The smallest free block of at least `bytes`, where a block that its segment can grow counts as large as
@@ -24,14 +24,15 @@ impl Blocks {
     fn room_at(&self, id: BlockId) -> u64 {
         let block = self.get(id);
         let after = block.after.map(|after| self.get(after));
-        let grows = after.filter(|after| after.state == State::Unmapped);
+        let grows = after.filter(|after| after.state == BlockState::Unmapped);
         block.bytes + grows.map_or(0, |after| after.bytes)
     }
 
     /// The lowest place where `bytes` can be had by mapping: an unmapped block, or a free one before it.
     pub(super) fn place_to_grow(&self, pool: PoolId, bytes: u64) -> Option<BlockId> {
         self.pool(pool).unmapped.iter().find_map(|&(_, unmapped)| {
-            let before = self.get(unmapped).before.filter(|&before| self.get(before).state == State::Free);
+            let before =
+                self.get(unmapped).before.filter(|&before| self.get(before).state == BlockState::Free);
             let first = before.unwrap_or(unmapped);
             self.has_room(first, bytes).then_some(first)
         })
@@ -43,7 +44,7 @@ impl Blocks {
         let mut next = Some(first);
         while let Some(id) = next {
             let block = self.get(id);
-            if !matches!(block.state, State::Free | State::Unmapped) {
+            if !matches!(block.state, BlockState::Free | BlockState::Unmapped) {
                 return false;
             }
             found += block.bytes;
@@ -60,9 +61,9 @@ impl Blocks {
         self.set_aside(id);
         if bytes < self.get(id).bytes {
             let rest = self.cut(id, bytes);
-            self.settle(rest, State::Unmapped);
+            self.settle(rest, BlockState::Unmapped);
         }
-        self.settle(id, State::Free);
+        self.settle(id, BlockState::Free);
     }
 
     /// Notes that `bytes` from `start` on, inside a free block, lost their memory.
@@ -71,12 +72,12 @@ impl Blocks {
         let head = start.raw() - self.get(id).start.raw();
         let hole = if head > 0 { self.cut(id, head) } else { id };
         let tail = (bytes < self.get(hole).bytes).then(|| self.cut(hole, bytes));
-        self.settle(hole, State::Unmapped);
+        self.settle(hole, BlockState::Unmapped);
         if head > 0 {
-            self.settle(id, State::Free);
+            self.settle(id, BlockState::Free);
         }
         if let Some(tail) = tail {
-            self.settle(tail, State::Free);
+            self.settle(tail, BlockState::Free);
         }
     }
 

@@ -3,8 +3,7 @@
 
 use millpond::{Error, Result};
 
-use super::CachingOptions;
-use super::options::OWN_SEGMENT;
+use super::options::{CachingOptions, OWN_SEGMENT};
 use crate::books::round_up;
 
 /// Bytes that blocks are multiples of.

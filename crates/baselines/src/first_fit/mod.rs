@@ -26,7 +26,7 @@ const ALIGNMENT: u64 = 256;
 const SEGMENT: u64 = 64 << 20;
 
 #[derive(Debug)]
-struct State {
+struct FirstFitState {
     chunks: Chunks,
     books: Books<ChunkId>,
 }
@@ -35,13 +35,13 @@ struct State {
 #[derive(Debug)]
 pub struct FirstFit {
     device: Arc<dyn Device>,
-    state: Mutex<State>,
+    state: Mutex<FirstFitState>,
 }
 
 impl FirstFit {
     /// An empty list over the context's device.
     pub fn new(context: &Context) -> Self {
-        let state = State { chunks: Chunks::default(), books: Books::new(Self::NAME) };
+        let state = FirstFitState { chunks: Chunks::default(), books: Books::new(Self::NAME) };
         Self { device: context.device().clone(), state: Mutex::new(state) }
     }
 
@@ -50,7 +50,7 @@ impl FirstFit {
 
     /// Adds a segment of at least `bytes`: a large one, else one that just suffices, else that one after all
     /// free segments were given back.
-    fn grow(&self, state: &mut State, bytes: u64) -> Result<()> {
+    fn grow(&self, state: &mut FirstFitState, bytes: u64) -> Result<()> {
         let enough = round_up(bytes, self.device.properties().granularity)?;
         match self.add_segment(state, enough.max(SEGMENT)) {
             Err(DeviceError::OutOfMemory { .. }) => {}
@@ -65,7 +65,7 @@ impl FirstFit {
         }
     }
 
-    fn add_segment(&self, state: &mut State, bytes: u64) -> std::result::Result<(), DeviceError> {
+    fn add_segment(&self, state: &mut FirstFitState, bytes: u64) -> std::result::Result<(), DeviceError> {
         let start = self.device.alloc_segment(bytes)?;
         state.books.usage.calls.alloc += 1;
         state.books.reserve(bytes);
@@ -74,7 +74,7 @@ impl FirstFit {
     }
 
     /// Gives back every segment that is one free chunk. Waits for the device.
-    fn release_free_segments(&self, state: &mut State) -> Result<()> {
+    fn release_free_segments(&self, state: &mut FirstFitState) -> Result<()> {
         while let Some((id, start, bytes)) = state.chunks.free_segment() {
             // SAFETY: the segment came from `alloc_segment`, and all of it is free. Work that used it was given to the
             // device before its frees. The call waits for that.

@@ -26,7 +26,7 @@ use free_blocks::{FreeBlock, FreeBlocks};
 const UNIT: u64 = 256;
 
 #[derive(Debug)]
-struct State {
+struct RmmPoolState {
     streams: Streams,
     /// Of each stream that has some. What is in a list may be used on its stream at once.
     free: BTreeMap<StreamNumber, FreeBlocks>,
@@ -40,7 +40,7 @@ struct State {
 #[derive(Debug)]
 pub struct RmmPool {
     device: Arc<dyn Device>,
-    state: Mutex<State>,
+    state: Mutex<RmmPoolState>,
 }
 
 impl RmmPool {
@@ -50,13 +50,13 @@ impl RmmPool {
     /// An empty pool over the context's device.
     pub fn new(context: &Context) -> Self {
         let (streams, free, chunks) = Default::default();
-        let state = State { streams, free, chunks, books: Books::new(Self::NAME) };
+        let state = RmmPoolState { streams, free, chunks, books: Books::new(Self::NAME) };
         Self { device: context.device().clone(), state: Mutex::new(state) }
     }
 
     /// As much as the pool holds, or half of that again and again, but `bytes` at least.
     #[cold]
-    fn grow(&self, state: &mut State, bytes: u64) -> DeviceResult<FreeBlock> {
+    fn grow(&self, state: &mut RmmPoolState, bytes: u64) -> DeviceResult<FreeBlock> {
         let mut chunk = bytes.max(state.books.usage.reserved.current);
         let start = loop {
             match self.device.alloc_segment(chunk) {
@@ -73,7 +73,7 @@ impl RmmPool {
     }
 }
 
-impl State {
+impl RmmPoolState {
     /// A free block for this stream, which waits for the streams whose blocks it takes over.
     fn take(&mut self, bytes: u64, own: StreamNumber, stream: &Stream) -> DeviceResult<Option<FreeBlock>> {
         if let Some(block) = self.free.get_mut(&own).and_then(|free| free.take(bytes)) {

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use super::Subject;
+use super::interface::Subject;
 use crate::opaque::Opaque;
 use crate::{Error, Result};
 
@@ -29,14 +29,14 @@ impl Opaque for HostBlock {
 unsafe impl Send for HostBlock {}
 
 impl Subject for Mimalloc {
-    type Lane = ();
+    type Stream = ();
     type Block = HostBlock;
 
     fn name(&self) -> &'static str {
         MIMALLOC
     }
 
-    fn lane(&self) -> Result<()> {
+    fn create_stream(&self) -> Result<()> {
         Ok(())
     }
 

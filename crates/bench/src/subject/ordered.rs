@@ -4,7 +4,7 @@ use millpond::device::DevicePtr;
 use millpond::{Context, Pool, Stream};
 use millpond_baselines::{Allocator, NAMES};
 
-use super::Subject;
+use super::interface::Subject;
 use crate::Result;
 
 /// An allocator with its calls known at compile time.
@@ -25,26 +25,26 @@ impl<A: Allocator> Ordered<A> {
 }
 
 impl<A: Allocator> Subject for Ordered<A> {
-    type Lane = Stream;
+    type Stream = Stream;
     type Block = DevicePtr;
 
     fn name(&self) -> &'static str {
         self.allocator.name()
     }
 
-    fn lane(&self) -> Result<Stream> {
+    fn create_stream(&self) -> Result<Stream> {
         Ok(self.context.create_stream()?)
     }
 
     #[inline(always)]
-    fn allocate(&self, bytes: u64, lane: &Stream) -> Result<DevicePtr> {
-        Ok(self.allocator.allocate(bytes, lane)?)
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        Ok(self.allocator.allocate(bytes, stream)?)
     }
 
     #[inline(always)]
-    fn free(&self, block: DevicePtr, lane: &Stream) -> Result<()> {
+    fn free(&self, block: DevicePtr, stream: &Stream) -> Result<()> {
         // SAFETY: a suite frees each block once, and orders what it gave it to do.
-        Ok(unsafe { self.allocator.free(block, lane) }?)
+        Ok(unsafe { self.allocator.free(block, stream) }?)
     }
 }
 
@@ -63,25 +63,25 @@ impl Millpond {
 }
 
 impl Subject for Millpond {
-    type Lane = Stream;
+    type Stream = Stream;
     type Block = DevicePtr;
 
     fn name(&self) -> &'static str {
         NAMES[0]
     }
 
-    fn lane(&self) -> Result<Stream> {
+    fn create_stream(&self) -> Result<Stream> {
         Ok(self.context.create_stream()?)
     }
 
     #[inline(always)]
-    fn allocate(&self, bytes: u64, lane: &Stream) -> Result<DevicePtr> {
-        Ok(self.pool.alloc(bytes, lane)?)
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        Ok(self.pool.alloc(bytes, stream)?)
     }
 
     #[inline(always)]
-    fn free(&self, block: DevicePtr, lane: &Stream) -> Result<()> {
+    fn free(&self, block: DevicePtr, stream: &Stream) -> Result<()> {
         // SAFETY: a suite frees each block once, and orders what it gave it to do.
-        Ok(unsafe { self.pool.free(block, lane) }?)
+        Ok(unsafe { self.pool.free(block, stream) }?)
     }
 }

@@ -1,9 +1,10 @@
 //! `churn`: many live blocks, of which one chosen at random is freed and another allocated in its place.
 
-use super::{KIB, MIB, Suite};
-use crate::row::Case;
+use super::pair::{KIB, MIB};
+use crate::row::Measurement;
 use crate::samples::{Samples, batches};
 use crate::subject::Subject;
+use crate::suite::Suite;
 use crate::{Bench, Result, Row};
 
 /// Steps that were drawn before measuring; then they begin again.
@@ -27,9 +28,9 @@ pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (live, least, most, mode) in CASES {
         let steps = steps(live, least, most);
-        let lane = subject.lane()?;
-        let samples = bench.cores.on_one(|| replace(bench, subject, (live, &steps), &lane))??;
-        rows.push(Case::new(Suite::Churn, mode, subject.name(), most).row(bench, samples));
+        let stream = subject.create_stream()?;
+        let samples = bench.cores.on_one(|| replace(bench, subject, (live, &steps), &stream))??;
+        rows.push(Measurement::new(Suite::Churn, mode, subject.name(), most).row(bench, samples));
     }
     Ok(rows)
 }
@@ -49,17 +50,17 @@ fn replace<S: Subject>(
     bench: &Bench,
     subject: &S,
     (live, steps): (usize, &[Step]),
-    lane: &S::Lane,
+    stream: &S::Stream,
 ) -> Result<Samples> {
     let first = steps.iter().take(live);
     let mut blocks: Vec<Option<S::Block>> =
-        first.map(|step| subject.allocate(step.bytes.into(), lane).map(Some)).collect::<Result<_>>()?;
+        first.map(|step| subject.allocate(step.bytes.into(), stream).map(Some)).collect::<Result<_>>()?;
     let mut replace = |step: Step| {
         let place = &mut blocks[step.number as usize];
         if let Some(block) = place.take() {
-            subject.free(block, lane)?;
+            subject.free(block, stream)?;
         }
-        *place = Some(subject.allocate(step.bytes.into(), lane)?);
+        *place = Some(subject.allocate(step.bytes.into(), stream)?);
         Ok(())
     };
     // Once through all of them, so that the allocator has met its sizes.
@@ -72,7 +73,7 @@ fn replace<S: Subject>(
     let mut upcoming = steps.iter().cycle();
     let samples = batches(bench, |count| upcoming.by_ref().take(count).try_for_each(|&step| replace(step)));
     for block in blocks.into_iter().flatten() {
-        subject.free(block, lane)?;
+        subject.free(block, stream)?;
     }
     samples
 }

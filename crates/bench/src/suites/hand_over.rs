@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::{MIB, Suite};
+use super::pair::MIB;
 use crate::clock::Moment;
 use crate::opaque::Opaque;
-use crate::row::Case;
+use crate::row::Measurement;
 use crate::samples::{Samples, WARM_UP};
 use crate::subject::Subject;
+use crate::suite::Suite;
 use crate::{Bench, Error, Result, Row};
 
 /// Pairs of threads.
@@ -42,12 +43,16 @@ pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for pairs in PAIRS {
         for (mode, same_stream) in [("same-stream", true), ("own-stream", false)] {
-            let case = Case { threads: 2 * pairs, ..Case::new(Suite::HandOver, mode, subject.name(), MIB) };
-            let lanes = (0..2 * pairs).map(|_| subject.lane()).collect::<Result<Vec<_>>>()?;
-            let lanes: Vec<_> = lanes.chunks(2).map(|of| (&of[0], &of[usize::from(!same_stream)])).collect();
+            let case = Measurement {
+                threads: 2 * pairs,
+                ..Measurement::new(Suite::HandOver, mode, subject.name(), MIB)
+            };
+            let streams = (0..2 * pairs).map(|_| subject.create_stream()).collect::<Result<Vec<_>>>()?;
+            let streams: Vec<_> =
+                streams.chunks(2).map(|of| (&of[0], &of[usize::from(!same_stream)])).collect();
             let warm_up = bench.time.min(WARM_UP);
-            hand_over(bench, subject, (case.clone(), warm_up), &lanes)?;
-            rows.push(hand_over(bench, subject, (case, bench.time), &lanes)?);
+            hand_over(bench, subject, (case.clone(), warm_up), &streams)?;
+            rows.push(hand_over(bench, subject, (case, bench.time), &streams)?);
         }
     }
     Ok(rows)
@@ -56,13 +61,13 @@ pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
 fn hand_over<S: Subject>(
     bench: &Bench,
     subject: &S,
-    (case, time): (Case, Duration),
-    lanes: &[(&S::Lane, &S::Lane)],
+    (case, time): (Measurement, Duration),
+    streams: &[(&S::Stream, &S::Stream)],
 ) -> Result<Row> {
     let start = Barrier::new(case.threads);
     let (allocated, freed) = std::thread::scope(|scope| {
         let start = &start;
-        let threads = lanes.iter().enumerate().map(|(number, &(allocating, freeing))| {
+        let threads = streams.iter().enumerate().map(|(number, &(allocating, freeing))| {
             let (giver, taker) = RingBuffer::new(ON_THE_WAY);
             let first = scope.spawn(move || {
                 bench.cores.pin(2 * number);
@@ -94,7 +99,7 @@ fn hand_over<S: Subject>(
 fn allocate<S: Subject>(
     bench: &Bench,
     subject: &S,
-    (lane, time): (&S::Lane, Duration),
+    (stream, time): (&S::Stream, Duration),
     mut to: Producer<S::Block>,
 ) -> Result<Allocated> {
     let clock = &bench.clock;
@@ -104,11 +109,11 @@ fn allocate<S: Subject>(
     while clock.between(began, ended) < time.as_nanos() as f64 && !to.is_abandoned() {
         let from = clock.now();
         for _ in 0..BATCH {
-            let block = subject.allocate(MIB.opaque(), lane)?;
+            let block = subject.allocate(MIB.opaque(), stream)?;
             wait_until(|| !to.is_full() || to.is_abandoned());
             if let Err(rtrb::PushError::Full(block)) = to.push(block) {
                 // The other thread failed; its error is told.
-                subject.free(block, lane)?;
+                subject.free(block, stream)?;
             }
         }
         ended = clock.now();
@@ -121,7 +126,7 @@ fn allocate<S: Subject>(
 fn free<S: Subject>(
     bench: &Bench,
     subject: &S,
-    lane: &S::Lane,
+    stream: &S::Stream,
     mut from: Consumer<S::Block>,
 ) -> Result<Freed> {
     let mut blocks = 0;
@@ -129,7 +134,7 @@ fn free<S: Subject>(
         wait_until(|| !from.is_empty() || from.is_abandoned());
         match from.pop() {
             Ok(block) => {
-                subject.free(block, lane)?;
+                subject.free(block, stream)?;
                 blocks += 1;
             }
             // What was pushed before it was abandoned has been seen to be gone.

@@ -3,10 +3,10 @@
 use millpond::device::MemoryKind;
 use millpond_baselines::MILLPOND;
 
-use super::Suite;
-use crate::row::Case as RowCase;
+use crate::row::Measurement;
 use crate::samples::Samples;
 use crate::scale::{Case, Figure};
+use crate::suite::Suite;
 use crate::{Bench, Error, Result, Row};
 
 /// In a debug build, whose checks take most of the time, there are so many times fewer.
@@ -31,5 +31,5 @@ fn measure(bench: &Bench, case: &Case) -> Result<Row> {
         Figure::Worst => samples.push(meter.ns().iter().copied().fold(0.0, f64::max)),
     }
     let mode = format!("{} (at most {:?})", case.about.replace("{n}", &size.to_string()), case.most);
-    Ok(RowCase::new(Suite::Scale, mode, MILLPOND, 512).row(bench, samples))
+    Ok(Measurement::new(Suite::Scale, mode, MILLPOND, 512).row(bench, samples))
 }

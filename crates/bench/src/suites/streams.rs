@@ -7,9 +7,10 @@
 use millpond::{Context, Pool, ReusePolicies, Stream};
 use millpond_baselines::{Allocator, MILLPOND, by_name};
 
-use super::{MIB, Suite};
-use crate::row::Case;
+use super::pair::MIB;
+use crate::row::Measurement;
 use crate::samples::Samples;
+use crate::suite::Suite;
 use crate::work::Work;
 use crate::{Bench, MIMALLOC, Result, Row};
 
@@ -50,7 +51,7 @@ fn measure(
     let streams = [opened.context.create_stream()?, opened.context.create_stream()?];
     let work = [Work::new(&opened)?, Work::new(&opened)?];
     let samples = bench.cores.on_one(|| pairs(bench, allocator.as_ref(), &streams, &work))??;
-    Ok(Case::new(Suite::Streams, mode, name, MIB).row(bench, samples))
+    Ok(Measurement::new(Suite::Streams, mode, name, MIB).row(bench, samples))
 }
 
 fn pairs(

@@ -2,11 +2,12 @@
 
 use std::sync::Barrier;
 
-use super::{KIB, MIB, Suite, pair};
+use super::pair::{KIB, MIB, pair};
 use crate::clock::Moment;
-use crate::row::Case;
+use crate::row::Measurement;
 use crate::samples::{Samples, warm_up};
 use crate::subject::Subject;
+use crate::suite::Suite;
 use crate::{Bench, Error, Result, Row};
 
 /// Counts of threads that are measured on any machine; beyond, they double up to its cores.
@@ -40,24 +41,24 @@ fn race<S: Subject>(
     threads: usize,
     (mode, sizes): (&str, &[u64]),
 ) -> Result<Row> {
-    let lanes = (0..threads).map(|_| subject.lane()).collect::<Result<Vec<_>>>()?;
+    let streams = (0..threads).map(|_| subject.create_stream()).collect::<Result<Vec<_>>>()?;
     let start = Barrier::new(threads);
     let runs = std::thread::scope(|scope| {
         let start = &start;
-        let racing: Vec<_> = lanes
+        let racing: Vec<_> = streams
             .iter()
             .enumerate()
-            .map(|(number, lane)| {
+            .map(|(number, stream)| {
                 scope.spawn(move || {
                     bench.cores.pin(number);
-                    one_thread(bench, subject, lane, (&drawn(sizes, number), start))
+                    one_thread(bench, subject, stream, (&drawn(sizes, number), start))
                 })
             })
             .collect();
         racing.into_iter().map(|thread| thread.join().map_err(|_| Error::Thread)?).collect::<Result<Vec<_>>>()
     })?;
     let most = sizes.iter().copied().max().unwrap_or(0);
-    let case = Case { threads, ..Case::new(Suite::Threads, mode, subject.name(), most) };
+    let case = Measurement { threads, ..Measurement::new(Suite::Threads, mode, subject.name(), most) };
     let rate = rate(bench, &runs);
     let samples = Samples::all(runs.into_iter().map(|run| run.samples));
     Ok(case.row_at_rate(bench, samples, Some(rate)))
@@ -71,12 +72,12 @@ fn drawn(sizes: &[u64], thread: usize) -> Vec<u64> {
 fn one_thread<S: Subject>(
     bench: &Bench,
     subject: &S,
-    lane: &S::Lane,
+    stream: &S::Stream,
     (sizes, start): (&[u64], &Barrier),
 ) -> Result<Run> {
     let clock = &bench.clock;
     let mut upcoming = sizes.iter().cycle();
-    let mut pairs = |count| upcoming.by_ref().take(count).try_for_each(|&bytes| pair(subject, bytes, lane));
+    let mut pairs = |count| upcoming.by_ref().take(count).try_for_each(|&bytes| pair(subject, bytes, stream));
     let batch = warm_up(bench, &mut pairs);
     let mut samples = Samples::with_room();
     // Who failed comes here too: the others wait for it.

@@ -6,31 +6,31 @@
 //! | file | concern |
 //! | --- | --- |
 //! | `store` | the folder: the two trees, and whether there is anything in them |
-//! | `look` | a path, step by step: what lies there for the program |
-//! | `change` | what is done before a file is written, made, renamed or removed |
-//! | `call` | how a function of the C library is answered |
-//! | `opening`, `looking`, `changing`, `folders`, `programs` | the functions, by what they are for |
+//! | `path_lookup` | a path, step by step: what lies there for the program |
+//! | `before_change` | what is done before a file is written, made, renamed or removed |
+//! | `redirect` | how a function of the C library is answered |
+//! | `open_calls`, `look_calls`, `change_calls`, `folder_calls`, `program_calls` | the functions, by what they are for |
 //!
-//! **One save.** `open` for writing comes to `opening`. `look` finds the real file, and `change` copies it to the folder. The
-//! descriptor is the copy's. From then on `look` finds the copy.
+//! **One save.** `open` for writing comes to `open_calls`. `path_lookup` finds the real file, and `before_change` copies it to the
+//! folder. The descriptor is the copy's. From then on `path_lookup` finds the copy.
 //!
 //! Functions of the system are called without the C library's, which are these.
 
 #![allow(unused_unsafe, reason = "a macro's stands within another's")]
 
-mod change;
-mod look;
+mod before_change;
+mod path_lookup;
 mod store;
 
 #[cfg(not(test))]
-mod call;
+mod change_calls;
 #[cfg(not(test))]
-mod changing;
+mod folder_calls;
 #[cfg(not(test))]
-mod folders;
+mod look_calls;
 #[cfg(not(test))]
-mod looking;
+mod open_calls;
 #[cfg(not(test))]
-mod opening;
+mod program_calls;
 #[cfg(not(test))]
-mod programs;
+mod redirect;

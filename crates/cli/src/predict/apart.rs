@@ -12,7 +12,7 @@ use landlock::{
 };
 use serde::Serialize;
 
-use crate::screen::count;
+use crate::terminal::count;
 
 /// Runs something that starts the program, in a thread whose children may write to this folder only.
 pub(super) fn run<R: Send>(folder: &Path, run: impl FnOnce() -> R + Send) -> R {

@@ -13,12 +13,11 @@ use tempfile::TempDir;
 use super::apart::{self, Kept};
 use super::cards::CardFacts;
 use crate::error::{Error, Result};
-use crate::replay_progress::Progress;
 use crate::run::library::Library;
 use crate::run::program::{Ended, Program};
 use crate::run::{own_folder, preloaded, python_path};
-use crate::screen::{count, is_quiet};
-use crate::traces::read_file;
+use crate::terminal::{count, is_quiet};
+use crate::traces::{TraceProgress, read_file};
 
 /// What is preloaded: CUDA's runtime of a card that does nothing.
 const CARD: Library =
@@ -152,7 +151,7 @@ impl<'a> Job<'a> {
 
     /// Runs it once for each rank, with this answer.
     fn run_with(&self, more: &[OsString], is_shown: bool, holds_for_all: bool) -> Result<Run> {
-        let _progress = Progress::new(&self.name(), "predicting");
+        let _progress = TraceProgress::new(&self.name(), "predicting");
         let mut run = Run { processes: Vec::new(), kept: Kept::default(), _folders: Vec::new() };
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
         for rank in 0..self.options.ranks.unwrap_or(1) {

@@ -13,8 +13,8 @@ use super::cards::CardFacts;
 use super::job::Process;
 use super::needs::Needs;
 use crate::error::Result;
-use crate::replay_tables::{WIDTH, cut};
-use crate::screen::{columns, say, table, wrapped};
+use crate::terminal::{WIDTH, columns, say, table, wrapped};
+use crate::traces::cut;
 
 /// What a process takes of a card beside its allocator: the context, and the kernels of PyTorch, cuBLAS and cuDNN. Of jobs that
 /// train, on an H100 with driver 580 and PyTorch 2.11: docs/lab/predict.md.

@@ -13,10 +13,10 @@ use serde::Serialize;
 
 use super::needs::Needs;
 use crate::error::{Error, Result};
+use crate::outputs::write_json;
 use crate::outputs::{Output, refuse_clashes};
-use crate::replay_tables::cut;
-use crate::screen::{columns, remark, say, table, wrapped};
-use crate::traces::{is_stdin, read_traces, write_json};
+use crate::terminal::{columns, remark, say, table, wrapped};
+use crate::traces::{cut, is_stdin, read_traces};
 
 /// A size by its name: a batch of 8.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -57,7 +57,7 @@ impl FromStr for Recording {
 
 /// What is told, in the shape that `--json` writes. Sizes in bytes.
 #[derive(Debug, Serialize)]
-struct Told {
+struct ScaledJson {
     scale: Size,
     peak_requested: u64,
     parts: Vec<Part>,
@@ -86,7 +86,7 @@ pub(super) fn run(recordings: &[Recording], scale: &Size, json: Option<&Path>) -
     let sized: Vec<_> = traces.iter().zip(sizes).map(|(trace, at)| Recorded { at, trace }).collect();
     let Some(scaled) = Scaled::of(&sized, scale.value) else { return Ok(()) };
     let each = sized.iter().zip(Scaled::errors(&sized));
-    let told = Told {
+    let told = ScaledJson {
         scale: scale.clone(),
         peak_requested: scaled.program.peak_requested().0,
         needs: Needs::with(
@@ -161,7 +161,7 @@ fn peak(trace: &Trace) -> u64 {
     Program::new(trace, FreeWhen::Completed).peak_requested().0
 }
 
-fn show(told: &Told) {
+fn show(told: &ScaledJson) {
     let Size { name, value } = &told.scale;
     let peak = told.peak_requested;
     say(&format!("{name}={value}: requests {} at most", HumanBytes(peak)));

@@ -4,9 +4,9 @@ use millpond::HumanBytes;
 use serde::{Deserialize, Serialize};
 
 use super::program::Ended;
-use crate::screen::{count, remark};
+use crate::terminal::{count, remark};
 
-/// Of one process, as the preloaded library writes it (`crates/run/src/account.rs`), which this command cannot link.
+/// Of one process, as the preloaded library writes it (`crates/run/src/report.rs`), which this command cannot link.
 #[derive(Debug, Serialize, Deserialize)]
 struct Account {
     pid: u32,

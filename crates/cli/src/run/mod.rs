@@ -30,11 +30,11 @@ use self::accounts::Told;
 use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
 use crate::error::{Error, Result};
-use crate::outputs::{Output, refuse_clashes, refuse_stdout};
+use crate::flags::size;
+use crate::outputs::{Output, refuse_clashes, refuse_stdout, write_json};
 use crate::replay;
-use crate::replay_args::{ReplayArgs, size};
-use crate::screen::{remark, silently};
-use crate::traces::write_json;
+use crate::replay::ReplayArgs;
+use crate::terminal::{remark, silently};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

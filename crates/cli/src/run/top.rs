@@ -8,7 +8,7 @@ use millpond::HumanBytes;
 use millpond::live::{SeenProcess, processes};
 
 use crate::live::PATIENCE;
-use crate::screen::is_quiet;
+use crate::terminal::is_quiet;
 
 /// Between two looks, on a terminal, where each line takes the place of the last.
 const EACH_SECOND: Duration = Duration::from_secs(1);

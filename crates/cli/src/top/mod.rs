@@ -13,9 +13,8 @@ use clap::Args;
 
 use self::rows::SortKey;
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
 use crate::live::{Sight, Watch};
-use crate::screen::answer;
+use crate::terminal::{Interrupt, answer};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -16,10 +16,10 @@ use super::blocks::{ask, by_holder, by_size};
 use super::rows::{COLUMNS, Row, SortKey, device, rows};
 use super::text::{bytes, counted, holder, of_gpu_in_short, silent};
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
 use crate::live::gpus::Gpu;
 use crate::live::shares::{Holder, shares};
 use crate::live::{PATIENCE, Sight, Watch};
+use crate::terminal::Interrupt;
 
 /// How soon a signal is noticed.
 const TICK: Duration = Duration::from_millis(100);

@@ -6,7 +6,7 @@ use super::rows::{COLUMNS, SortKey, rows};
 use crate::live::Sight;
 use crate::live::gpus::Gpu;
 use crate::live::shares::{Holder, Share, shares};
-use crate::screen::{count, table};
+use crate::terminal::{count, table};
 
 /// All of what was seen.
 pub(super) fn text(sight: &Sight, before: Option<&Sight>, by: SortKey) -> String {

@@ -14,10 +14,10 @@ use millpond_mlp::data::{Dataset, Split};
 use millpond_mlp::{Epoch, Hyper, Model, Precision, order};
 use serde_json::{Value, json};
 
-use crate::account::{Outcome, Times};
+use super::outcome::{Outcome, Times};
+use super::progress::duration;
 use crate::error::{Error, Result};
-use crate::progress::duration;
-use crate::screen::say;
+use crate::terminal::say;
 
 const SCRIPT: &str = include_str!("pytorch.py");
 

@@ -13,13 +13,14 @@ use millpond_mlp::{
     Training, Upload,
 };
 
-use crate::account::{self, Outcome};
+use super::outcome::Outcome;
+use super::ranks::{self, RankMemory};
+use super::tables;
 use crate::error::Result;
-use crate::ranks::{self, RankMemory};
-use crate::screen::{count, say};
+use crate::terminal::{count, say};
 
 /// What is wanted of all trials of a command.
-pub(super) struct Wanted {
+pub(super) struct TrialOptions {
     pub(super) device: DeviceChoice,
     pub(super) hyper: Hyper,
     pub(super) precision: Precision,
@@ -51,7 +52,7 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    pub(super) fn open(wanted: &Wanted, name: &'static str) -> Result<Self> {
+    pub(super) fn open(wanted: &TrialOptions, name: &'static str) -> Result<Self> {
         let local_rank = wanted.ranks.as_ref().map_or(0, |ranks| ranks.place().local_rank);
         let (machine, why_not_cuda) = Machine::open_on(wanted.device, local_rank)?;
         let pool = (name == MILLPOND).then(|| {
@@ -79,21 +80,24 @@ impl Trial {
     }
 
     /// What it gave so far: nothing, or what the checkpoint has.
-    pub(super) fn outcome(&self, wanted: &Wanted) -> Outcome {
+    pub(super) fn outcome(&self, wanted: &TrialOptions) -> Outcome {
         let resumed = wanted.saving.as_ref().and_then(Saving::resumed_from);
         let epochs = resumed.map_or_else(Vec::new, |from| from.epochs().to_vec());
         Outcome { epochs, ..Outcome::new(&self.machine.name().to_string(), self.name) }
     }
 
     /// Begins to train. Returns what is asked for the memory that it takes.
-    pub(super) fn begin<'a>(&'a mut self, wanted: &'a Wanted) -> Result<(Training<'a>, Arc<dyn Allocator>)> {
-        let &Wanted { ref data, ref hyper, ref saving, steps, .. } = wanted;
+    pub(super) fn begin<'a>(
+        &'a mut self,
+        wanted: &'a TrialOptions,
+    ) -> Result<(Training<'a>, Arc<dyn Allocator>)> {
+        let &TrialOptions { ref data, ref hyper, ref saving, steps, .. } = wanted;
         let task = Task { data, hyper, saving: saving.as_ref(), team: self.team.as_ref(), steps };
         Ok((Training::begin(self.backend.as_mut(), &self.upload, task)?, self.allocator.clone()))
     }
 
     /// Counts what it took.
-    pub(super) fn end(&self, wanted: &Wanted, outcome: &mut Outcome) -> Result<()> {
+    pub(super) fn end(&self, wanted: &TrialOptions, outcome: &mut Outcome) -> Result<()> {
         outcome.count(&self.allocator.usage());
         if let Some(ranks) = &wanted.ranks {
             outcome.ranks = ranks.gather(&RankMemory {
@@ -111,10 +115,10 @@ impl Trial {
     pub(super) fn account(&self, outcome: &Outcome) -> String {
         let pinned = self.upload.pinned().map(Pool::stats);
         let account = match &self.pool {
-            Some(pool) => account::of_pool(&pool.stats(), pinned.as_ref(), &outcome.epochs),
-            None => account::of_baseline(self.name, &self.allocator.usage(), pinned.as_ref()),
+            Some(pool) => tables::of_pool(&pool.stats(), pinned.as_ref(), &outcome.epochs),
+            None => tables::of_baseline(self.name, &self.allocator.usage(), pinned.as_ref()),
         };
-        if outcome.ranks.is_empty() { account } else { account + "\n" + &account::of_ranks(&outcome.ranks) }
+        if outcome.ranks.is_empty() { account } else { account + "\n" + &tables::of_ranks(&outcome.ranks) }
     }
 
     /// What the memory of a step was for.

@@ -26,6 +26,22 @@ fn the_folders_that_it_lists_are_all_there_are() {
 }
 
 #[test]
+fn the_index_of_measurements_is_whole_and_true() {
+    let text = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    let index = text.split("\n## ").find(|part| part.starts_with("Where performance is measured")).unwrap();
+    let named: Vec<_> = index.split('`').skip(1).step_by(2).filter(|name| name.contains('/')).collect();
+    for path in named.iter().filter_map(|name| name.split(' ').next()) {
+        assert!(root().join(path).exists(), "the index names {path}");
+    }
+    for folder in ["crates/bench/examples", "crates/millpond/benches", "crates/capi/benches"] {
+        for file in fs::read_dir(root().join(folder)).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            assert!(index.contains(&name), "the index does not name {folder}/{name}");
+        }
+    }
+}
+
+#[test]
 fn the_walk_names_files_and_folders_that_there_are() {
     let text = fs::read_to_string(root().join("docs/walk.md")).unwrap();
     let src = root().join("crates/millpond/src");

@@ -25,15 +25,15 @@ pub struct CudaBackend {
 }
 
 /// Captured work, and its stream. Whoever has it keeps its memory, and all other work on that is of the same stream.
-struct Captured(CudaGraph, #[allow(dead_code, reason = "the graph is launched on it")] Stream);
+struct StreamGraph(CudaGraph, #[allow(dead_code, reason = "the graph is launched on it")] Stream);
 
-impl std::fmt::Debug for Captured {
+impl std::fmt::Debug for StreamGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Captured")
+        f.write_str("StreamGraph")
     }
 }
 
-impl Graph for Captured {
+impl Graph for StreamGraph {
     fn replay(&self) -> Result<()> {
         self.0.launch().map_err(refused("cuGraphLaunch"))
     }
@@ -202,7 +202,7 @@ impl Backend for CudaBackend {
             || Error::Library { library: "the CUDA driver", what: "nothing was captured".to_owned() };
         let graph = graph.map_err(refused("cuStreamEndCapture"))?.ok_or_else(nothing)?;
         graph.upload().map_err(refused("cuGraphUpload"))?;
-        Ok(Box::new(Captured(graph, self.memory.stream().clone())))
+        Ok(Box::new(StreamGraph(graph, self.memory.stream().clone())))
     }
 
     fn update(

@@ -86,7 +86,7 @@ impl CublasLt {
     }
 
     /// Describes a product to the library, and asks how to compute it.
-    pub(super) fn plan(&'static self, product: Product) -> Result<Plan> {
+    pub(super) fn plan(&'static self, product: Product) -> Result<ProductPlan> {
         let Product { rows, inner, cols, left_transposed, right_transposed, relu, parts } = product;
         let description = result::create_matmul_desc(self.compute, F32);
         let description = description.map_err(refused("cublasLtMatmulDescCreate"))?;
@@ -131,7 +131,7 @@ impl CublasLt {
         };
         let suggestion = suggestion.map_err(refused("cublasLtMatmulAlgoGetHeuristic"))?;
         let (algorithm, workspace) = (suggestion.algo, suggestion.workspaceSize);
-        Ok(Plan { lt: self, description, right, left, out, algorithm, workspace })
+        Ok(ProductPlan { lt: self, description, right, left, out, algorithm, workspace })
     }
 }
 
@@ -197,7 +197,7 @@ fn preference() -> Result<Owned<cublasLtMatmulPreference_t>> {
 
 /// A product, and the way to compute it: the library's first suggestion. Nothing is timed, so that every run computes the same.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct ProductPlan {
     lt: &'static CublasLt,
     description: Owned<cublasLtMatmulDesc_t>,
     right: Owned<cublasLtMatrixLayout_t>,
@@ -209,11 +209,11 @@ pub(super) struct Plan {
 }
 
 // SAFETY: descriptions are plain memory that the library only reads once they are made.
-unsafe impl Send for Plan {}
+unsafe impl Send for ProductPlan {}
 // SAFETY: as above.
-unsafe impl Sync for Plan {}
+unsafe impl Sync for ProductPlan {}
 
-impl Plan {
+impl ProductPlan {
     /// Queues the product.
     ///
     /// # Safety

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 
-use super::cublaslt::{CublasLt, Plan, Product};
+use super::cublaslt::{CublasLt, Product, ProductPlan};
 use super::driver::refused;
 use super::kernels::Kernels;
 use crate::{Precision, Result};
@@ -18,7 +18,7 @@ pub(super) struct Engine {
     pub(super) context: Arc<CudaContext>,
     pub(super) kernels: Kernels,
     lt: CublasLt,
-    plans: Mutex<HashMap<Product, Arc<Plan>>>,
+    plans: Mutex<HashMap<Product, Arc<ProductPlan>>>,
 }
 
 impl Engine {
@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// How to compute this product.
-    pub(super) fn plan(&'static self, product: Product) -> Result<Arc<Plan>> {
+    pub(super) fn plan(&'static self, product: Product) -> Result<Arc<ProductPlan>> {
         let mut plans = self.plans.lock();
         if let Some(plan) = plans.get(&product) {
             return Ok(plan.clone());

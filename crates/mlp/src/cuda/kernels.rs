@@ -6,7 +6,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchCo
 
 use super::driver::{at, function, launch, refused};
 use super::nvrtc;
-use super::steps::{self, Steps};
+use super::steps::{self, StepKernels};
 use crate::{Batch, CLASSES, Precision, Result, Sgd, Source, Tensor};
 
 /// The kernels' text.
@@ -43,7 +43,7 @@ pub(super) struct Kernels {
     cross_entropy: CudaFunction,
     update: CudaFunction,
     /// None where the GPU has no clusters.
-    pub(super) steps: Option<Steps>,
+    pub(super) steps: Option<StepKernels>,
 }
 
 #[repr(C)]
@@ -77,7 +77,7 @@ impl Kernels {
         let [images, gather, advance, relu_gradient, cross_entropy, update] =
             ["images", "gather", "advance", "relu_gradient", "cross_entropy", "update"]
                 .map(|name| function(&module, name));
-        let steps = (major >= 9).then(|| Steps::new(context, &module, precision)).transpose()?;
+        let steps = (major >= 9).then(|| StepKernels::new(context, &module, precision)).transpose()?;
         Ok(Self {
             images: images?,
             gather: gather?,

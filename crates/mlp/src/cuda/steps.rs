@@ -57,7 +57,7 @@ unsafe impl DeviceRepr for Parameters {}
 
 /// The kernels of a GPU with clusters.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(super) struct StepKernels {
     images_by_parts: CudaFunction,
     steps: CudaFunction,
     precision: Precision,
@@ -86,7 +86,7 @@ pub(super) struct Trained<'a> {
     pub(super) rate: f32,
 }
 
-impl Steps {
+impl StepKernels {
     /// Of these kernels, which `steps.cu` has.
     pub(super) fn new(
         context: &Arc<CudaContext>,

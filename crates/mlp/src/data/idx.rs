@@ -7,9 +7,11 @@ use std::io::{BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::SIDE;
 use crate::model::CLASSES;
 use crate::{Error, Result};
+
+/// Rows and columns of an image.
+pub const SIDE: usize = 28;
 
 /// Unsigned bytes in three dimensions.
 const IMAGES: u32 = 0x0803;

@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// What a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     /// Version, rank, ranks in all, and a number that nobody has said before.
     Hello = 1,
     Challenge = 2,
@@ -63,7 +63,7 @@ fn proof(secret: &Secret, side: Side, hello: &[u8], challenge: &[u8]) -> Hmac<Sh
     mac.chain_update([side as u8]).chain_update(hello).chain_update(challenge)
 }
 
-pub(super) fn send(mut to: &TcpStream, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn send(mut to: &TcpStream, kind: MessageKind, bytes: &[u8]) -> io::Result<()> {
     let mut head = [kind as u8; 9];
     head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
     to.write_all(&head)?;
@@ -109,7 +109,7 @@ fn stranger(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.to_owned())
 }
 
-fn receive_a(kind: Kind, by: Instant, from: &TcpStream) -> io::Result<Vec<u8>> {
+fn receive_a(kind: MessageKind, by: Instant, from: &TcpStream) -> io::Result<Vec<u8>> {
     let (found, bytes) = receive_by(Some(by), from, LONGEST_GREETING)?;
     if found == kind as u8 { Ok(bytes) } else { Err(stranger("something else listens there")) }
 }
@@ -152,16 +152,16 @@ fn listen(place: &Place) -> std::result::Result<Vec<(usize, TcpStream)>, String>
         let Ok((rank, stream, hello, challenge)) = comers.recv_timeout(PAUSE) else { continue };
         // A rank that was started again takes the place of what it was before.
         if came.get(&rank).is_some_and(|before| !is_gone(before)) {
-            send(&stream, Kind::Refused, format!("there is a rank {rank} already").as_bytes()).ok();
+            send(&stream, MessageKind::Refused, format!("there is a rank {rank} already").as_bytes()).ok();
         } else {
             let proof = proof(&place.secret, Side::Rank0, &hello, &challenge).finalize().into_bytes();
-            if send(&stream, Kind::Proof, &proof).is_ok() {
+            if send(&stream, MessageKind::Proof, &proof).is_ok() {
                 came.insert(rank, stream);
             }
         }
     }
     for (rank, stream) in &came {
-        let said = prepare(stream).and_then(|()| send(stream, Kind::Go, &[]));
+        let said = prepare(stream).and_then(|()| send(stream, MessageKind::Go, &[]));
         said.map_err(|error| format!("rank {rank} came, and left again: {error}"))?;
     }
     Ok(came.into_iter().collect())
@@ -195,14 +195,14 @@ fn hear(stream: TcpStream, place: &Place) -> io::Result<Comer> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let by = Instant::now() + PATIENCE;
-    let hello = receive_a(Kind::Hello, by, &stream)?;
+    let hello = receive_a(MessageKind::Hello, by, &stream)?;
     let (version, rank, of, _): (String, usize, usize, u128) = serde_json::from_slice(&hello)?;
     if version != VERSION {
         return Err(stranger("another version"));
     }
     let challenge: [u8; 16] = rand::random();
-    send(&stream, Kind::Challenge, &challenge)?;
-    let said = receive_a(Kind::Proof, by, &stream)?;
+    send(&stream, MessageKind::Challenge, &challenge)?;
+    let said = receive_a(MessageKind::Proof, by, &stream)?;
     let why = if proof(&place.secret, Side::Comer, &hello, &challenge).verify_slice(&said).is_err() {
         format!("its {SECRET} is not that of rank 0: set it to the same text for every rank")
     } else if of != place.world || !(1..of).contains(&rank) {
@@ -210,7 +210,7 @@ fn hear(stream: TcpStream, place: &Place) -> io::Result<Comer> {
     } else {
         return Ok((rank, stream, hello, challenge));
     };
-    send(&stream, Kind::Refused, why.as_bytes())?;
+    send(&stream, MessageKind::Refused, why.as_bytes())?;
     Err(stranger(&why))
 }
 
@@ -229,7 +229,7 @@ fn come(place: &Place) -> std::result::Result<TcpStream, String> {
     while Instant::now() < deadline {
         match knock(place) {
             Ok(Ok(stream)) => {
-                let word = receive_a(Kind::Go, deadline + GRACE, &stream);
+                let word = receive_a(MessageKind::Go, deadline + GRACE, &stream);
                 word.and_then(|_| prepare(&stream)).map_err(gone)?;
                 return Ok(stream);
             }
@@ -258,12 +258,12 @@ fn introduce(stream: TcpStream, place: &Place) -> io::Result<std::result::Result
     stream.set_write_timeout(Some(PATIENCE))?;
     let by = Instant::now() + PATIENCE;
     let hello = serde_json::to_vec(&(VERSION, place.rank, place.world, rand::random::<u128>()))?;
-    send(&stream, Kind::Hello, &hello)?;
-    let challenge = receive_a(Kind::Challenge, by, &stream)?;
+    send(&stream, MessageKind::Hello, &hello)?;
+    let challenge = receive_a(MessageKind::Challenge, by, &stream)?;
     let mine = proof(&place.secret, Side::Comer, &hello, &challenge).finalize().into_bytes();
-    send(&stream, Kind::Proof, &mine)?;
+    send(&stream, MessageKind::Proof, &mine)?;
     let (kind, said) = receive_by(Some(by), &stream, LONGEST_GREETING)?;
-    if kind == Kind::Refused as u8 {
+    if kind == MessageKind::Refused as u8 {
         return Ok(Err(String::from_utf8_lossy(&said).into_owned()));
     }
     if proof(&place.secret, Side::Rank0, &hello, &challenge).verify_slice(&said).is_err() {
@@ -335,11 +335,11 @@ mod tests {
             scope.spawn(|| {
                 let (stream, _) = listener.accept().unwrap();
                 let by = Instant::now() + PATIENCE;
-                receive_a(Kind::Hello, by, &stream).unwrap();
-                send(&stream, Kind::Challenge, &[0; 16]).unwrap();
+                receive_a(MessageKind::Hello, by, &stream).unwrap();
+                send(&stream, MessageKind::Challenge, &[0; 16]).unwrap();
                 // What it was sent does not help it.
-                let proof = receive_a(Kind::Proof, by, &stream).unwrap();
-                send(&stream, Kind::Proof, &proof).unwrap();
+                let proof = receive_a(MessageKind::Proof, by, &stream).unwrap();
+                send(&stream, MessageKind::Proof, &proof).unwrap();
             });
             let error = knock(&place(1, port, "one secret")).unwrap_err();
             assert!(error.to_string().contains("does not know MILLPOND_SECRET"), "{error}");
@@ -350,11 +350,11 @@ mod tests {
     fn a_greeting_has_one_deadline() {
         let (listener, port) = listener();
         let slow = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        send(&slow, Kind::Hello, b"hello").unwrap();
+        send(&slow, MessageKind::Hello, b"hello").unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let late = receive_a(Kind::Hello, Instant::now(), &stream).unwrap_err();
+        let late = receive_a(MessageKind::Hello, Instant::now(), &stream).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::TimedOut, "though all is there to read");
-        assert_eq!(receive_a(Kind::Hello, Instant::now() + PATIENCE, &stream).unwrap(), b"hello");
+        assert_eq!(receive_a(MessageKind::Hello, Instant::now() + PATIENCE, &stream).unwrap(), b"hello");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use millpond::Stream;
 use millpond::device::host::HostDevice;
 
 use super::collective::Collective;
-use super::meeting::Kind;
+use super::meeting::MessageKind;
 use super::world::Ranks;
 use crate::host::View;
 use crate::{Result, Tensor};
@@ -69,7 +69,7 @@ fn run(ranks: &Ranks, operation: Operation, buffer: &mut [f32]) -> Result<()> {
     let (world, sums) =
         (ranks.place().world, matches!(operation, Operation::Reduce | Operation::ReduceScatter));
     let length = buffer.len() / world;
-    let send = |to, part: &[f32]| ranks.send(Kind::Data, to, bytemuck::cast_slice(part));
+    let send = |to, part: &[f32]| ranks.send(MessageKind::Data, to, bytemuck::cast_slice(part));
     if ranks.place().rank > 0 {
         match operation {
             Operation::Broadcast => {}
@@ -77,11 +77,14 @@ fn run(ranks: &Ranks, operation: Operation, buffer: &mut [f32]) -> Result<()> {
             _ => send(0, buffer)?,
         }
         let wanted = if operation == Operation::ReduceScatter { own_piece(ranks, buffer) } else { buffer };
-        wanted.iter_mut().zip(values(&ranks.receive(Kind::Data, 0)?)).for_each(|(to, value)| *to = value);
+        wanted
+            .iter_mut()
+            .zip(values(&ranks.receive(MessageKind::Data, 0)?))
+            .for_each(|(to, value)| *to = value);
         return Ok(());
     }
     for other in (0..world - 1).filter(|_| operation != Operation::Broadcast) {
-        let received = ranks.receive(Kind::Data, other)?;
+        let received = ranks.receive(MessageKind::Data, other)?;
         if sums {
             buffer.iter_mut().zip(values(&received)).for_each(|(sum, value)| *sum += value);
         } else {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::environment::Place;
-use super::meeting::{self, Kind};
+use super::meeting::{self, MessageKind};
 use crate::{Error, Result};
 
 /// Between a rank's end and that of the others, if these are stuck.
@@ -89,13 +89,13 @@ impl Ends {
         };
         std::thread::Builder::new().name("last resort".to_owned()).spawn(patience).ok();
         if self.place.rank == 0 || self.place.rank == loss.rank {
-            self.tell_all(Kind::Lost, &serde_json::to_vec(&loss).unwrap_or_default());
+            self.tell_all(MessageKind::Lost, &serde_json::to_vec(&loss).unwrap_or_default());
         }
         self.shut();
         hooks.into_iter().for_each(|hook| hook());
     }
 
-    fn tell_all(&self, kind: Kind, bytes: &[u8]) {
+    fn tell_all(&self, kind: MessageKind, bytes: &[u8]) {
         self.writers.iter().for_each(|(_, writer)| drop(meeting::send(&writer.lock(), kind, bytes)));
     }
 
@@ -109,10 +109,10 @@ impl Ends {
         let died = Loss { rank, error: None };
         let loss = loop {
             match meeting::receive(stream) {
-                Ok((kind, bytes)) if kind == Kind::Part as u8 => drop(parts.send(bytes)),
-                Ok((kind, bytes)) if kind == Kind::Data as u8 => drop(data.send(bytes)),
-                Ok((kind, _)) if kind == Kind::Goodbye as u8 => return,
-                Ok((kind, bytes)) if kind == Kind::Lost as u8 => {
+                Ok((kind, bytes)) if kind == MessageKind::Part as u8 => drop(parts.send(bytes)),
+                Ok((kind, bytes)) if kind == MessageKind::Data as u8 => drop(data.send(bytes)),
+                Ok((kind, _)) if kind == MessageKind::Goodbye as u8 => return,
+                Ok((kind, bytes)) if kind == MessageKind::Lost as u8 => {
                     break serde_json::from_slice(&bytes).unwrap_or(died);
                 }
                 _ => break died,
@@ -177,27 +177,27 @@ impl Ranks {
             let mut all = [b"[", &mine[..]].concat();
             for at in 0..self.came.len() {
                 all.push(b',');
-                all.extend(self.receive(Kind::Part, at)?);
+                all.extend(self.receive(MessageKind::Part, at)?);
             }
             all.push(b']');
-            (0..self.came.len()).try_for_each(|at| self.send(Kind::Part, at, &all))?;
+            (0..self.came.len()).try_for_each(|at| self.send(MessageKind::Part, at, &all))?;
             all
         } else {
-            self.send(Kind::Part, 0, &mine)?;
-            self.receive(Kind::Part, 0)?
+            self.send(MessageKind::Part, 0, &mine)?;
+            self.receive(MessageKind::Part, 0)?
         };
         serde_json::from_slice(&all).map_err(|error| wrong(&error))
     }
 
     /// Sends over a connection: rank 0 has one to each other rank, in their order, and another one to rank 0.
-    pub(super) fn send(&self, kind: Kind, to: usize, bytes: &[u8]) -> Result<()> {
+    pub(super) fn send(&self, kind: MessageKind, to: usize, bytes: &[u8]) -> Result<()> {
         let sent = meeting::send(&self.ends.writers[to].1.lock(), kind, bytes);
         sent.map_err(|error| self.explained_or(&error))
     }
 
     /// What comes next over a connection.
-    pub(super) fn receive(&self, kind: Kind, from: usize) -> Result<Vec<u8>> {
-        let received = self.came[from][usize::from(kind == Kind::Data)].lock().recv();
+    pub(super) fn receive(&self, kind: MessageKind, from: usize) -> Result<Vec<u8>> {
+        let received = self.came[from][usize::from(kind == MessageKind::Data)].lock().recv();
         received.map_err(|_| self.explained_or(&"another rank is done before this one"))
     }
 
@@ -236,7 +236,7 @@ impl Ranks {
             }
             None if self.loss().is_none() => {
                 self.ends.has_left.store(true, Ordering::SeqCst);
-                self.ends.tell_all(Kind::Goodbye, &[]);
+                self.ends.tell_all(MessageKind::Goodbye, &[]);
             }
             None => {}
         }

@@ -17,7 +17,7 @@ type Pass = fn(&mut [u64]);
 /// Each moves as many bytes as the part has.
 const PASSES: [(&str, Pass); 3] = [("read", read), ("write", write), ("copy", copy)];
 
-pub(super) fn measure(cores: &Cores, run: &mut Run<'_>) -> Result<()> {
+pub(crate) fn measure(cores: &Cores, run: &mut Run<'_>) -> Result<()> {
     let all = cores.count();
     for bytes in run.sizes(LEAST) {
         for (threads, whose) in [(1, ""), (all, ", all cores")] {

@@ -21,7 +21,7 @@ struct Node(u64);
 
 const _: () = assert!(size_of::<Node>() == LINE);
 
-pub(super) fn measure(facts: &Facts, run: &mut Run<'_>) -> Result<()> {
+pub(crate) fn measure(facts: &Facts, run: &mut Run<'_>) -> Result<()> {
     for bytes in run.sizes(LEAST) {
         let what = facts.cache_of(bytes);
         if !run.wants(&what) {

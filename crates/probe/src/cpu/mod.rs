@@ -9,30 +9,7 @@ mod latency;
 mod reads;
 mod workers;
 
-use crate::Result;
-use crate::facts::Facts;
-use crate::run::Run;
-
-/// The CPU as who reads the memory.
-#[derive(Debug)]
-pub(crate) struct Cpu {
-    cores: workers::Cores,
-}
-
-impl Cpu {
-    pub(crate) fn new() -> Self {
-        Self { cores: workers::Cores::new() }
-    }
-
-    pub(crate) fn bandwidth(&self, run: &mut Run<'_>) -> Result<()> {
-        bandwidth::measure(&self.cores, run)
-    }
-
-    pub(crate) fn reads(&self, run: &mut Run<'_>) -> Result<()> {
-        self.cores.on_one(|| reads::measure(run))
-    }
-
-    pub(crate) fn latency(&self, facts: &Facts, run: &mut Run<'_>) -> Result<()> {
-        self.cores.on_one(|| latency::measure(facts, run))
-    }
-}
+pub(crate) use self::bandwidth::measure as bandwidth;
+pub(crate) use self::latency::measure as latency;
+pub(crate) use self::reads::measure as reads;
+pub(crate) use self::workers::Cores;

@@ -9,7 +9,7 @@ use crate::run::{Run, Scale, timed};
 const FIELDS: usize = 8;
 const WORD: u64 = size_of::<u32>() as u64;
 
-pub(super) fn measure(run: &mut Run<'_>) -> Result<()> {
+pub(crate) fn measure(run: &mut Run<'_>) -> Result<()> {
     // A quarter of the largest copy is still much larger than caches are.
     let words = (run.effort.most_bytes / 4 / WORD) as usize;
     let data = vec![1_u32; words];

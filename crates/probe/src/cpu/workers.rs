@@ -9,10 +9,10 @@ use crate::{Error, Result};
 
 /// The cores that this process may use.
 #[derive(Debug)]
-pub(super) struct Cores(Vec<CoreId>);
+pub(crate) struct Cores(Vec<CoreId>);
 
 impl Cores {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(core_affinity::get_core_ids().unwrap_or_default())
     }
 
@@ -28,7 +28,7 @@ impl Cores {
     }
 
     /// Runs `work` on a thread that stays on the first core.
-    pub(super) fn on_one(&self, work: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+    pub(crate) fn on_one(&self, work: impl FnOnce() -> Result<()> + Send) -> Result<()> {
         std::thread::scope(|scope| {
             let measuring = scope.spawn(|| {
                 self.pin(0);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use millpond::device::Device;
 
-use super::Gpu;
+use super::kernels::Gpu;
 use crate::Result;
 use crate::chain::{A, C};
 use crate::facts::Facts;
+use crate::owned::{OwnedStream, Segment};
 use crate::run::{Run, Scale};
-use crate::segment::{Lane, Segment};
 
 /// The smallest working set.
 const LEAST: u64 = 4 << 10;
@@ -20,10 +20,10 @@ const WORD: u64 = 8;
 /// Steps of a sample, so many that a launch is small beside them.
 const STEPS: u64 = 1 << 16;
 
-pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, facts: &Facts, run: &mut Run<'_>) -> Result<()> {
+pub(crate) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, facts: &Facts, run: &mut Run<'_>) -> Result<()> {
     let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
     let at = Segment::new(device, WORD)?;
-    let (from, lane) = (at.at().raw(), Lane::new(device)?);
+    let (from, stream) = (at.at().raw(), OwnedStream::new(device)?);
     run.figure("shared memory", None, Scale::Each(STEPS), || {
         let block = LaunchConfig { block_dim: (256, 1, 1), ..one };
         // SAFETY: the kernel's arguments; the end goes to a word that nothing else uses.
@@ -49,8 +49,8 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, facts: &Facts, run: &
         }?;
         let word: *const u64 = &first;
         // SAFETY: both have eight bytes; the number lives until after the wait, and no kernel runs.
-        unsafe { device.copy_from_host(at.at(), word.cast(), WORD, lane.handle()) }?;
-        lane.wait()?;
+        unsafe { device.copy_from_host(at.at(), word.cast(), WORD, stream.handle()) }?;
+        stream.wait()?;
         // Into the L2 cache, as far as it fits. A sample goes on where the one before ended, which brought its own part
         // into the L1 cache.
         // SAFETY: as above.
@@ -101,11 +101,11 @@ mod tests {
         };
         made.unwrap();
         let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-        let lane = Lane::new(&device).unwrap();
+        let stream = OwnedStream::new(&device).unwrap();
         let mut ends = [first, 0];
         // SAFETY: both have eight bytes, and live until after the waits.
-        unsafe { device.copy_from_host(at.at(), ends.as_ptr().cast(), WORD, lane.handle()) }.unwrap();
-        lane.wait().unwrap();
+        unsafe { device.copy_from_host(at.at(), ends.as_ptr().cast(), WORD, stream.handle()) }.unwrap();
+        stream.wait().unwrap();
         // SAFETY: the kernel's arguments; it starts at a node of the chain, and all nodes name nodes.
         let chased = unsafe {
             gpu.timed(one, &gpu.kernels.chase, |launch| {
@@ -114,9 +114,9 @@ mod tests {
         };
         chased.unwrap();
         // SAFETY: as above; the second number is the one written to.
-        unsafe { device.copy_to_host(ends.as_mut_ptr().add(1).cast(), at.at(), WORD, lane.handle()) }
+        unsafe { device.copy_to_host(ends.as_mut_ptr().add(1).cast(), at.at(), WORD, stream.handle()) }
             .unwrap();
-        lane.wait().unwrap();
+        stream.wait().unwrap();
         assert_eq!(ends[1], first);
     }
 }

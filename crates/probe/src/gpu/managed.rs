@@ -4,30 +4,30 @@ use std::sync::Arc;
 
 use millpond::device::{Device, Place};
 
-use super::Gpu;
+use super::kernels::Gpu;
 use crate::Result;
+use crate::owned::{OwnedStream, Segment};
 use crate::run::{Run, Scale, timed};
-use crate::segment::{Lane, Segment};
 
 /// Bytes at most: faults take long.
 const MOST: u64 = 256 << 20;
 
-pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
+pub(crate) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     let bytes = run.effort.most_bytes.min(MOST);
     let managed = device.managed()?;
-    let (memory, lane) = (Segment::new(&managed, bytes)?, Lane::new(device)?);
+    let (memory, stream) = (Segment::new(&managed, bytes)?, OwnedStream::new(device)?);
     let move_to = |place: Place| {
         timed(|| {
             // SAFETY: the stream is valid, and the segment lives until after the wait.
-            unsafe { managed.prefetch(memory.at(), bytes, place, lane.handle()) }?;
-            lane.wait()
+            unsafe { managed.prefetch(memory.at(), bytes, place, stream.handle()) }?;
+            stream.wait()
         })
     };
     // SAFETY: the segment has so many bytes, and nothing else uses it.
     let read = || unsafe { gpu.read(memory.at(), bytes) };
     // SAFETY: the segment has so many bytes, lives until after the wait, and nothing else uses it.
-    unsafe { device.memset(memory.at(), 0, bytes, lane.handle()) }?;
-    lane.wait()?;
+    unsafe { device.memset(memory.at(), 0, bytes, stream.handle()) }?;
+    stream.wait()?;
     run.figure("read while the host has it", None, Scale::Bytes(bytes), || {
         move_to(Place::Host)?;
         read()

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use cudarc::driver::PushKernelArg;
 use millpond::device::Device;
 
-use super::Gpu;
+use super::kernels::Gpu;
 use crate::Result;
+use crate::owned::{OwnedStream, Segment};
 use crate::run::{Run, Scale};
-use crate::segment::{Lane, Segment};
 
 /// Fields of a record.
 const FIELDS: u64 = 8;
@@ -16,15 +16,15 @@ const WORD: u64 = 4;
 /// Times the largest copy: with a stride of 64, a 64th is read, and must take much longer than a launch.
 const TIMES: u64 = 4;
 
-pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
+pub(crate) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     let free = device.memory_info()?.free;
     // A power of two, so that every stride divides it.
     let bytes = 1 << (run.effort.most_bytes * TIMES).min(free / 2).max(1 << 20).ilog2();
     let memory = Segment::new(device, bytes)?;
-    let lane = Lane::new(device)?;
+    let stream = OwnedStream::new(device)?;
     // SAFETY: the segment has so many bytes, lives until after the wait, and nothing else uses it.
-    unsafe { device.memset(memory.at(), 0, bytes, lane.handle()) }?;
-    lane.wait()?;
+    unsafe { device.memset(memory.at(), 0, bytes, stream.handle()) }?;
+    stream.wait()?;
     run.figure("in a row, 16 bytes a thread", None, Scale::Bytes(bytes), || {
         // SAFETY: the segment has so many bytes, and nothing else uses it.
         unsafe { gpu.read(memory.at(), bytes) }

@@ -9,7 +9,7 @@ from ._errors import Error
 #: What a handle of millpond's begins with.
 HANDLE = b"millpond/"
 
-#: PyTorch's own function; ``None`` where this process did not replace it.
+#: PyTorch's own function. ``None`` where this process did not replace it, since it does not use the native interface.
 _rebuild: Any = None
 
 
@@ -21,10 +21,8 @@ def rebuild_cuda_tensor(*arguments: Any) -> Any:
     """
     from torch.multiprocessing import reductions
 
-    from . import torch as pool
-
     handle = arguments[7]
-    if handle is not None and handle.startswith(HANDLE) and pool.backend() != "native-interface":
+    if handle is not None and handle.startswith(HANDLE) and _rebuild is None:
         raise Error(
             "another process sent a CUDA tensor of millpond's, and this process allocates otherwise: call "
             "millpond.torch.enable(backend='native-interface') here as well, at the start of the program. A process that is "

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::captures::PoolId;
 use crate::devices::Device;
 use crate::failure::MOST_DEVICES;
-use crate::tags;
+use crate::thread_tag;
 
 /// What PyTorch rounds sizes to, in bytes.
 const UNIT: u64 = 512;
@@ -18,7 +18,7 @@ const MOST_SMALL: u64 = 1 << 20;
 
 /// A block that PyTorch has.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct TorchBlock {
     /// Bytes that were asked for.
     pub(super) requested: u64,
     /// The handle of the stream of the allocation.
@@ -31,7 +31,7 @@ pub(super) struct Block {
     pub(super) is_shared: bool,
 }
 
-impl Block {
+impl TorchBlock {
     /// Its size as PyTorch counts it.
     pub(super) fn bytes(&self) -> u64 {
         self.requested.next_multiple_of(UNIT)
@@ -73,13 +73,13 @@ impl Stat {
 /// `c10::CachingAllocator::StatArray`: of all blocks, the small ones, the large ones.
 pub(super) type StatArray = [Stat; 3];
 
-fn raise(stats: &mut StatArray, block: &Block, by: u64) {
+fn raise(stats: &mut StatArray, block: &TorchBlock, by: u64) {
     for stat in block.kinds() {
         stats[stat].raise(by);
     }
 }
 
-fn lower(stats: &mut StatArray, block: &Block, by: u64) {
+fn lower(stats: &mut StatArray, block: &TorchBlock, by: u64) {
     for stat in block.kinds() {
         stats[stat].lower(by);
     }
@@ -114,7 +114,7 @@ struct Since {
 /// One GPU's.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    live: FxHashMap<u64, Block>,
+    live: FxHashMap<u64, TorchBlock>,
     /// By address: the GPUs and streams elsewhere that use a block.
     uses_elsewhere: FxHashMap<u64, Vec<(i32, u64)>>,
     counted: Figures,
@@ -140,7 +140,7 @@ pub(super) fn book(ordinal: usize) -> &'static Mutex<Book> {
 }
 
 impl Book {
-    pub(super) fn enter(&mut self, ptr: u64, block: Block) {
+    pub(super) fn enter(&mut self, ptr: u64, block: TorchBlock) {
         raise(&mut self.counted.blocks, &block, 1);
         raise(&mut self.counted.allocated, &block, block.bytes());
         raise(&mut self.counted.requested, &block, block.requested);
@@ -148,7 +148,7 @@ impl Book {
     }
 
     /// Strikes a block out, with its uses by other GPUs.
-    pub(super) fn strike(&mut self, ptr: u64) -> Option<(Block, Vec<(i32, u64)>)> {
+    pub(super) fn strike(&mut self, ptr: u64) -> Option<(TorchBlock, Vec<(i32, u64)>)> {
         let block = self.live.remove(&ptr)?;
         lower(&mut self.counted.blocks, &block, 1);
         lower(&mut self.counted.allocated, &block, block.bytes());
@@ -157,7 +157,7 @@ impl Book {
         Some((block, uses.unwrap_or_default()))
     }
 
-    pub(super) fn get(&self, ptr: u64) -> Option<Block> {
+    pub(super) fn get(&self, ptr: u64) -> Option<TorchBlock> {
         self.live.get(&ptr).copied()
     }
 
@@ -180,7 +180,7 @@ impl Book {
     }
 
     /// The live blocks of one pool, or of all, in the order of their addresses.
-    pub(super) fn live(&self, of: Option<PoolId>) -> Vec<(u64, Block)> {
+    pub(super) fn live(&self, of: Option<PoolId>) -> Vec<(u64, TorchBlock)> {
         let wanted = self.live.iter().filter(|(_, block)| of.is_none_or(|of| block.pool == of));
         let mut live: Vec<_> = wanted.map(|(ptr, block)| (*ptr, *block)).collect();
         live.sort_unstable_by_key(|(ptr, _)| *ptr);
@@ -197,7 +197,7 @@ impl Book {
         let stats = device.pool.stats();
         let (made, gone) = (stats.calls.create + stats.calls.alloc, stats.calls.release + stats.calls.free);
         let pages = made.saturating_sub(gone) as i64;
-        let (reserved, most) = tags::reserved(device);
+        let (reserved, most) = thread_tag::reserved(device);
         Figures {
             pages: Stat { current: pages, peak: pages, allocated: made as i64, freed: gone as i64 },
             reserved: Stat { current: reserved as i64, peak: most as i64, ..Stat::default() },

@@ -29,7 +29,7 @@ pub(super) type Takes = dyn Fn(u64) -> bool + Send + Sync;
 type Filter = RwLock<Option<Box<Takes>>>;
 
 /// One of PyTorch's pools.
-struct Kept {
+struct TorchPool {
     memory: CapturePool,
     /// Beginnings, and other claims, that were not released yet.
     uses: usize,
@@ -45,16 +45,20 @@ struct Open {
     by: ThreadId,
 }
 
-static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), Kept>>> = PerProcess::new(Default::default);
+static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), TorchPool>>> = PerProcess::new(Default::default);
 
 /// Pools of this process, ever. While there is none, nothing has to be asked of the table.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-fn kept_in(kept: &mut FxHashMap<(c_int, PoolId), Kept>, number: c_int, id: PoolId) -> Result<&mut Kept> {
+fn kept_in(
+    kept: &mut FxHashMap<(c_int, PoolId), TorchPool>,
+    number: c_int,
+    id: PoolId,
+) -> Result<&mut TorchPool> {
     let device = device(number.into())?;
     // Relaxed: who asks for a block of a pool knows that the pool was made.
     MADE.fetch_add(1, Ordering::Relaxed);
-    Ok(kept.entry((number, id)).or_insert_with(|| Kept {
+    Ok(kept.entry((number, id)).or_insert_with(|| TorchPool {
         memory: device.pool.capture_pool(),
         uses: 0,
         use_on_oom: false,

@@ -16,6 +16,7 @@
 
 mod blocks;
 mod captures;
+mod last_error;
 mod outcome;
 mod pinned;
 mod rmm;
@@ -28,24 +29,7 @@ mod torch;
 
 use std::ffi::c_void;
 
-use millpond::bindings::{Mutex, PerProcess};
 use pyo3::prelude::*;
-
-use crate::failure::Failure;
-
-/// The message of the last hook that failed.
-static LAST_ERROR: PerProcess<Mutex<Option<String>>> = PerProcess::new(Default::default);
-
-#[cold]
-fn note(failure: &Failure) {
-    *LAST_ERROR.get().lock() = Some(failure.to_string());
-}
-
-/// The message of the last request of PyTorch's that failed.
-#[pyfunction]
-fn last_error() -> Option<String> {
-    LAST_ERROR.get().lock().clone()
-}
 
 /// Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls.
 #[pyfunction]
@@ -76,7 +60,7 @@ fn torch_shim_table() -> usize {
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(last_error, module)?)?;
+    module.add_function(wrap_pyfunction!(last_error::last_error, module)?)?;
     module.add_function(wrap_pyfunction!(torch_hooks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_shim_table, module)?)?;
     module.add_function(wrap_pyfunction!(captures::torch_open_captures, module)?)?;

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 
 use millpond::Error;
 
-use super::note;
+use super::last_error::note;
 use super::torch::{caught, report};
 use crate::failure::{Failure, Result};
 

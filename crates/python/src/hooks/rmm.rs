@@ -69,7 +69,7 @@ extern "C" fn wait_for_default_stream(gpu: c_int) -> Outcome {
 /// `crates/python/rmm/pool.h` has the same, in the same order.
 #[repr(C)]
 #[derive(Debug)]
-struct Table {
+struct ResourceTable {
     bytes: usize,
     forget_failure: extern "C" fn(Outcome),
     allocate: unsafe extern "C" fn(c_int, u64, u64, *mut c_void, *mut *mut c_void) -> Outcome,
@@ -77,8 +77,13 @@ struct Table {
     wait_for_default_stream: extern "C" fn(c_int) -> Outcome,
 }
 
-static TABLE: Table =
-    Table { bytes: size_of::<Table>(), forget_failure, allocate, free, wait_for_default_stream };
+static TABLE: ResourceTable = ResourceTable {
+    bytes: size_of::<ResourceTable>(),
+    forget_failure,
+    allocate,
+    free,
+    wait_for_default_stream,
+};
 
 /// The address of the table of functions that RMM's resource stands on.
 #[pyfunction]

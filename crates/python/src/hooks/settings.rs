@@ -8,7 +8,7 @@ use super::blocks::book;
 use super::captures;
 use crate::devices;
 use crate::failure::Result;
-use crate::tags;
+use crate::thread_tag;
 
 /// The part of what a pool may hold that it keeps when the program synchronises, as bits; 0 for none.
 static KEPT: AtomicU64 = AtomicU64::new(0);
@@ -45,7 +45,7 @@ pub(super) fn torch_synchronized(py: Python<'_>, gpu: usize) -> PyResult<()> {
         if let Some((_, device)) = devices::present().find(|(ordinal, _)| *ordinal == gpu) {
             if part > 0.0 {
                 let kept = (device.limit().min(device.total()) as f64 * part) as u64;
-                tags::pools(device).iter().for_each(|pool| pool.set_release_threshold(kept));
+                thread_tag::pools(device).iter().for_each(|pool| pool.set_release_threshold(kept));
             }
             device.context.synchronize()?;
         }

@@ -18,7 +18,7 @@ use super::blocks::book;
 use super::captures::{self, PoolId};
 use crate::devices::{Device, device};
 use crate::failure::{Failure, Result};
-use crate::tags;
+use crate::thread_tag;
 
 /// A block is being freed: nobody can open it any more.
 pub(super) use millpond_offers::withdraw;
@@ -34,7 +34,7 @@ pub(super) fn offer(gpu: c_int, ptr: DevicePtr) -> Result<String> {
     if !device.context.device().properties().virtual_memory {
         return Err(not_shareable("the device has no virtual memory: send a copy on the CPU (tensor.cpu())"));
     }
-    let (pool, _) = tags::owner_of(device, ptr)?;
+    let (pool, _) = thread_tag::owner_of(device, ptr)?;
     let handle = offers::offer(Offered { pool, ptr, stream: stream(gpu, device)? })?.text();
     // Its free withdraws it.
     book(gpu as usize).lock().note_shared(ptr.raw());

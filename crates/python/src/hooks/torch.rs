@@ -9,12 +9,13 @@ use millpond::device::DevicePtr;
 use millpond::{Error, Stream};
 
 use super::captures::{self, PoolId};
+use super::last_error::note;
 use super::std_function::{Layout, StreamFilter};
-use super::{note, throw};
+use super::throw;
 use crate::devices::{self, Device, device};
 use crate::failure::{Failure, Result};
 use crate::frames;
-use crate::tags;
+use crate::thread_tag;
 
 /// Runs what a hook does; a panic becomes a failure.
 #[inline]
@@ -58,7 +59,7 @@ pub(crate) unsafe extern "C-unwind" fn millpond_torch_alloc(
 #[inline]
 pub(super) fn alloc_tagged(device: &Device, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
     let _called = frames::of_torch();
-    match tags::pool_of_thread(device)? {
+    match thread_tag::pool_of_thread(device)? {
         Some(tagged) if !captures::is_any_open() => tagged.alloc(bytes, stream),
         _ => device.pool.alloc(bytes, stream),
     }
@@ -96,7 +97,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
         // SAFETY: as PyTorch promises.
         let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
-        Ok(unsafe { tags::free(device, address(ptr), &stream) }?)
+        Ok(unsafe { thread_tag::free(device, address(ptr), &stream) }?)
     });
     report(freed);
 }
@@ -126,7 +127,7 @@ pub(super) extern "C" fn init(_devices: c_int) {}
 /// `torch.cuda.empty_cache`: gives back what no tensor has, on every GPU.
 pub(super) extern "C" fn reset() {
     report(caught(|| {
-        for pool in devices::present().flat_map(|(_, device)| tags::pools(device)) {
+        for pool in devices::present().flat_map(|(_, device)| thread_tag::pools(device)) {
             pool.trim_to(0)?;
         }
         Ok(())
@@ -170,9 +171,11 @@ pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usi
 
 /// The live block in which an address lies, and the bytes asked for there.
 pub(super) fn block_around(asked: DevicePtr) -> Option<(DevicePtr, u64)> {
-    devices::present().find_map(|(_, device)| match tags::owner_of(device, asked) {
+    devices::present().find_map(|(_, device)| match thread_tag::owner_of(device, asked) {
         Ok((_, bytes)) => Some((asked, bytes)),
-        Err(Error::InteriorPointer { start, .. }) => Some((start, tags::owner_of(device, start).ok()?.1)),
+        Err(Error::InteriorPointer { start, .. }) => {
+            Some((start, thread_tag::owner_of(device, start).ok()?.1))
+        }
         Err(_) => None,
     })
 }
@@ -190,7 +193,7 @@ pub(super) unsafe extern "C-unwind" fn record_stream(ptr: *mut c_void, stream: *
         let mut refused = None;
         for (_, device) in devices::present() {
             // The stream may be of one of the devices only; the block says of which.
-            let (pool, _) = match tags::owner_of(device, address(ptr)) {
+            let (pool, _) = match thread_tag::owner_of(device, address(ptr)) {
                 Ok(owner) => owner,
                 Err(error) => {
                     refused = Some(error);

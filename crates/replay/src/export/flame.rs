@@ -54,16 +54,16 @@ pub(crate) const DARK: &str = ".flame rect{fill:#8a5a1e;stroke:#161616}.flame .t
 
 /// A function among those that one caller calls.
 #[derive(Debug, Default)]
-struct Part {
+struct CallNode {
     bytes: u64,
     blocks: u64,
     class: &'static str,
-    callees: BTreeMap<String, Part>,
+    callees: BTreeMap<String, CallNode>,
 }
 
 /// The picture; `None` where nothing is live.
 pub(crate) fn svg(trace: &Trace, program: &Program) -> Option<String> {
-    let mut all = Part::default();
+    let mut all = CallNode::default();
     let mut rows = 1;
     for Holder { frames, bytes, blocks } in at_peak(trace, program) {
         let mut part = &mut all;
@@ -92,7 +92,7 @@ pub(crate) fn svg(trace: &Trace, program: &Program) -> Option<String> {
 }
 
 /// Draws a part `from` so many bytes from the left, and its callees below it, the largest first.
-fn draw(part: &Part, name: &str, (row, from): (usize, u64), all: u64, out: &mut String) {
+fn draw(part: &CallNode, name: &str, (row, from): (usize, u64), all: u64, out: &mut String) {
     let share = |bytes: u64| bytes as f64 * 100.0 / all as f64;
     if share(part.bytes) < LEAST * 100.0 {
         return;

@@ -38,7 +38,7 @@ pub(super) fn live_at_end(trace: &Trace) -> BTreeMap<u64, (u32, bool)> {
 
 /// Whether every block lies in what is held whenever it lives, seen from the end.
 fn hold_every_block(trace: &Trace) -> bool {
-    let mut held = Held::default();
+    let mut held = HeldRanges::default();
     for segment in trace.segments.at_end.iter().flatten() {
         held.add(segment);
     }
@@ -67,11 +67,11 @@ fn hold_every_block(trace: &Trace) -> bool {
     changes.all(|change| held.undo(change, &live))
 }
 
-/// Held memory: where each stretch begins and ends. Stretches that touch are one.
+/// HeldRanges memory: where each stretch begins and ends. Stretches that touch are one.
 #[derive(Debug, Default)]
-struct Held(BTreeMap<u64, u64>);
+struct HeldRanges(BTreeMap<u64, u64>);
 
-impl Held {
+impl HeldRanges {
     fn holds(&self, address: u64) -> bool {
         self.0.range(..=address).next_back().is_some_and(|(_, &end)| address < end)
     }
@@ -111,7 +111,7 @@ impl Held {
 
 /// The stretches of addresses in which blocks ever were, held all the time.
 fn stretches(trace: &Trace) -> Vec<Segment> {
-    let mut held = Held::default();
+    let mut held = HeldRanges::default();
     let blocks = || (0u32..).zip(&trace.blocks).filter(|(number, _)| !trace.is_refused(*number));
     for (_, block) in blocks() {
         let start = block.address / SLOT * SLOT;
@@ -129,7 +129,7 @@ fn stretches(trace: &Trace) -> Vec<Segment> {
 
 /// A part of a segment, from its start to its end: a live block, or nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct SegmentPart {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// The block, and whether only the completion of its free is missing.
@@ -137,23 +137,23 @@ pub(super) struct Part {
 }
 
 /// What lies in a segment at the end: parts that fill it, one behind the other.
-pub(super) fn parts(trace: &Trace, segment: &Segment, live: &BTreeMap<u64, (u32, bool)>) -> Vec<Part> {
+pub(super) fn parts(trace: &Trace, segment: &Segment, live: &BTreeMap<u64, (u32, bool)>) -> Vec<SegmentPart> {
     let end = segment.address.saturating_add(segment.bytes);
     let mut parts = Vec::new();
     let mut at = segment.address;
     let mut blocks = live.range(segment.address..end).peekable();
     while let Some((&address, &(block, pending))) = blocks.next() {
         if address > at {
-            parts.push(Part { address: at, bytes: address - at, block: None });
+            parts.push(SegmentPart { address: at, bytes: address - at, block: None });
         }
         let next = blocks.peek().map_or(end, |(next, _)| **next);
         let size = trace.blocks[block as usize].size.max(1).div_ceil(UNIT).saturating_mul(UNIT);
         let bytes = size.min(next - address);
-        parts.push(Part { address, bytes, block: Some((block, pending)) });
+        parts.push(SegmentPart { address, bytes, block: Some((block, pending)) });
         at = address + bytes;
     }
     if at < end {
-        parts.push(Part { address: at, bytes: end - at, block: None });
+        parts.push(SegmentPart { address: at, bytes: end - at, block: None });
     }
     parts
 }

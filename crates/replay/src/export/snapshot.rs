@@ -213,8 +213,8 @@ const ALLOCATED: &str = "active_allocated";
 const PENDING: &str = "active_pending_free";
 const INACTIVE: &str = "inactive";
 
-fn block(trace: &Trace, part: &held::Part) -> BlockOut {
-    let held::Part { address, bytes, block } = *part;
+fn block(trace: &Trace, part: &held::SegmentPart) -> BlockOut {
+    let held::SegmentPart { address, bytes, block } = *part;
     let (address, size) = (Number(address), Number(bytes));
     let Some((number, pending)) = block else {
         return BlockOut { address, size, requested_size: size, state: INACTIVE, frames: Vec::new() };

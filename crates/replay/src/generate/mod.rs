@@ -1,7 +1,7 @@
 //! `generate/`: traces of jobs that nobody recorded, from a seed.
 //!
 //! Uses `trace`. Each [`Pattern`] is one function in `patterns.rs` that plays a job's allocations on a
-//! `job::Job`, which keeps addresses and time. They are for property tests, and for looking for what
+//! `job::GeneratedJob`, which keeps addresses and time. They are for property tests, and for looking for what
 //! an allocator is worst at ([`Pattern::generate`] over many seeds): a recorded trace shows one day only.
 
 mod job;
@@ -55,7 +55,7 @@ impl Pattern {
 
     /// A job of this kind. The same seed gives the same trace; another seed also other model sizes.
     pub fn generate(self, seed: u64) -> Trace {
-        let mut job = job::Job::new(seed);
+        let mut job = job::GeneratedJob::new(seed);
         match self {
             Self::LoraCheckpointing => patterns::lora(&mut job),
             Self::MixtureOfExperts => patterns::experts(&mut job),

@@ -1,7 +1,7 @@
 //! The jobs. Sizes are those of real models; each starts with its weights and ends with all of it freed but
 //! what a process keeps.
 
-use super::job::{Held, Job};
+use super::job::{GeneratedJob, JobBlock};
 
 const MIB: u64 = 1 << 20;
 
@@ -11,12 +11,12 @@ const HALF: u64 = 2;
 /// Tokens that a language model knows.
 const VOCABULARY: u64 = 32_000;
 
-pub(super) fn lora(job: &mut Job) {
+pub(super) fn lora(job: &mut GeneratedJob) {
     let (layers, width) = (job.pick(16..=40), 512 * job.pick(4..=10));
     let (rank, limit) = (8 * job.pick(1..=8), job.pick(512..=4096));
     let weights: Vec<_> = (0..layers).map(|_| job.alloc(12 * width * width * HALF)).collect();
     let adapters: Vec<_> = (0..layers * 4).map(|_| job.alloc(2 * width * rank * HALF)).collect();
-    let mut moments: Vec<Held> = Vec::new();
+    let mut moments: Vec<JobBlock> = Vec::new();
     for step in 0..30 {
         let tokens = job.pick(limit / 4..=limit) * job.pick(1..=4);
         let mut checkpoints = Vec::new();
@@ -51,7 +51,7 @@ pub(super) fn lora(job: &mut Job) {
 }
 
 /// Activations inside one transformer layer: attention and MLP.
-fn layer(job: &mut Job, tokens: u64, width: u64) -> Vec<Held> {
+fn layer(job: &mut GeneratedJob, tokens: u64, width: u64) -> Vec<JobBlock> {
     job.multiply(layer_operations(tokens, width));
     [3, 1, 1, 4, 4, 1].into_iter().map(|times| job.alloc(times * tokens * width * HALF)).collect()
 }
@@ -62,7 +62,7 @@ fn layer_operations(tokens: u64, width: u64) -> u64 {
     2 * 12 * width * width * tokens
 }
 
-pub(super) fn experts(job: &mut Job) {
+pub(super) fn experts(job: &mut GeneratedJob) {
     let (layers, experts, width) = (job.pick(6..=16), 1 << job.pick(3..=6), 256 * job.pick(4..=8));
     let weights: Vec<_> = (0..layers * experts).map(|_| job.alloc(2 * width * width * HALF)).collect();
     for _ in 0..12 {
@@ -95,10 +95,10 @@ pub(super) fn experts(job: &mut Job) {
     job.free_all(weights);
 }
 
-pub(super) fn kv_cache(job: &mut Job) {
+pub(super) fn kv_cache(job: &mut GeneratedJob) {
     let (layers, token) = (job.pick(8..=32), 128 * job.pick(8..=32) * HALF);
     let weights: Vec<_> = (0..layers).map(|_| job.alloc(job_size(token))).collect();
-    let mut requests: Vec<(u64, u64, Vec<Held>)> = Vec::new();
+    let mut requests: Vec<(u64, u64, Vec<JobBlock>)> = Vec::new();
     for _ in 0..600 {
         if requests.len() < 8 || job.pick(0..=40) == 0 {
             let (prompt, answer) = (job.pick(16..=2000), job.pick(20..=400));
@@ -134,7 +134,7 @@ fn job_size(token: u64) -> u64 {
     12 * width * width * HALF
 }
 
-pub(super) fn diffusion(job: &mut Job) {
+pub(super) fn diffusion(job: &mut GeneratedJob) {
     let (channels, levels) = (64 * job.pick(3..=6), job.pick(3..=4));
     let weights: Vec<_> =
         (0..levels * 12).map(|at| job.alloc(9 * channels * channels * (1 << (at / 12)) * HALF)).collect();
@@ -168,7 +168,7 @@ pub(super) fn diffusion(job: &mut Job) {
 }
 
 /// A residual block with attention: workspace and temporaries of `bytes`, which have so many channels.
-fn block(job: &mut Job, (bytes, channels): (u64, u64), tokens: u64) {
+fn block(job: &mut GeneratedJob, (bytes, channels): (u64, u64), tokens: u64) {
     // Two convolutions of 3 by 3.
     job.multiply(2 * 2 * 9 * channels * bytes / HALF);
     let workspace = job.pick(1..=64) * MIB;
@@ -176,9 +176,9 @@ fn block(job: &mut Job, (bytes, channels): (u64, u64), tokens: u64) {
     job.free_all(inside);
 }
 
-pub(super) fn never_repeats(job: &mut Job) {
+pub(super) fn never_repeats(job: &mut GeneratedJob) {
     let base = job.alloc(job_size(4096));
-    let mut stack: Vec<Held> = Vec::new();
+    let mut stack: Vec<JobBlock> = Vec::new();
     for _ in 0..6000 {
         let deep = stack.len() as u64;
         if job.pick(0..=40) > deep {
@@ -194,10 +194,10 @@ pub(super) fn never_repeats(job: &mut Job) {
     job.free(base);
 }
 
-pub(super) fn long_among_short(job: &mut Job) {
+pub(super) fn long_among_short(job: &mut GeneratedJob) {
     let one_in = job.pick(20..=200);
     let mut stay = Vec::new();
-    let mut short: Vec<Held> = Vec::new();
+    let mut short: Vec<JobBlock> = Vec::new();
     for _ in 0..8000 {
         let order = job.pick(12..=27);
         let size = job.pick(1 << order..=2 << order);
@@ -222,10 +222,10 @@ pub(super) fn long_among_short(job: &mut Job) {
     job.free_all(stay);
 }
 
-pub(super) fn pipeline(job: &mut Job) {
+pub(super) fn pipeline(job: &mut GeneratedJob) {
     let streams = job.pick(2..=6);
     let weights: Vec<_> = (0..streams).map(|stream| job.alloc_on(stream, 256 * MIB)).collect();
-    let mut under_way: std::collections::VecDeque<Held> = Default::default();
+    let mut under_way: std::collections::VecDeque<JobBlock> = Default::default();
     for batch in 0..1500 {
         let stream = batch % streams;
         let rows = job.pick(1000..=60_000);

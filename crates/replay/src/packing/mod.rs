@@ -58,7 +58,7 @@ impl Packing {
     /// Packs jobs on cards. Each job's process takes `context` bytes of its card besides.
     pub fn of(jobs: &[Job], cards: &[Card], context: u64) -> Self {
         let room: Vec<u64> = cards.iter().map(|card| card.bytes).collect();
-        let mut search = Search { sizes: Vec::new(), free: room.clone(), tries: 0, best: None };
+        let mut search = Placement { sizes: Vec::new(), free: room.clone(), tries: 0, best: None };
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         order.sort_by_key(|job| std::cmp::Reverse(jobs[*job].need));
         search.sizes = order.iter().map(|job| jobs[*job].need.saturating_add(context)).collect();
@@ -102,7 +102,7 @@ fn shared(jobs: &[Job], there: &[usize], (room, context): (u64, u64)) -> Shared 
 
 /// Looks for a placement of all jobs, or of as many as possible: the largest first, each on the fullest card that has room.
 #[derive(Debug)]
-struct Search {
+struct Placement {
     /// Bytes of each job with its context, falling.
     sizes: Vec<u64>,
     /// Bytes that each card has left.
@@ -111,7 +111,7 @@ struct Search {
     best: Option<Vec<Option<usize>>>,
 }
 
-impl Search {
+impl Placement {
     /// Places the jobs from this one on. Returns whether the search is over.
     fn place(&mut self, placed: &mut Vec<Option<usize>>, job: usize) -> bool {
         let count = |placed: &[Option<usize>]| placed.iter().flatten().count();

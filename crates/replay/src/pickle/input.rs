@@ -2,7 +2,8 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use super::Step;
+/// The result of one step.
+pub(super) type InputResult<T> = Result<T, InputError>;
 
 /// Why a pickle cannot be read. `at` is the byte, counted from 0, after decompression.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +100,7 @@ impl<'a> Input<'a> {
         self.position
     }
 
-    fn advance(&mut self, bytes: u64) -> Step<()> {
+    fn advance(&mut self, bytes: u64) -> InputResult<()> {
         self.position += bytes;
         if self.position > self.limit {
             return Err(InputError::TooLarge { limit: self.limit });
@@ -107,11 +108,11 @@ impl<'a> Input<'a> {
         Ok(())
     }
 
-    pub(super) fn byte(&mut self) -> Step<u8> {
+    pub(super) fn byte(&mut self) -> InputResult<u8> {
         Ok(self.array::<1>()?[0])
     }
 
-    pub(super) fn array<const N: usize>(&mut self) -> Step<[u8; N]> {
+    pub(super) fn array<const N: usize>(&mut self) -> InputResult<[u8; N]> {
         let mut bytes = [0; N];
         let buffered = self.source.fill_buf()?;
         if buffered.len() >= N {
@@ -125,7 +126,7 @@ impl<'a> Input<'a> {
     }
 
     /// A little-endian integer of `bytes` bytes, in two's complement.
-    pub(super) fn long(&mut self, bytes: u8) -> Step<i64> {
+    pub(super) fn long(&mut self, bytes: u8) -> InputResult<i64> {
         let mut wide = [0; 9];
         let bytes = usize::from(bytes);
         if bytes > wide.len() {
@@ -149,7 +150,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    pub(super) fn text(&mut self, bytes: u64) -> Step<&str> {
+    pub(super) fn text(&mut self, bytes: u64) -> InputResult<&str> {
         if bytes > LONGEST_TEXT {
             return Err(InputError::Malformed("a string longer than 1 MiB"));
         }
@@ -162,7 +163,7 @@ impl<'a> Input<'a> {
         std::str::from_utf8(&self.text).map_err(|_| InputError::Malformed("a string that is not UTF-8"))
     }
 
-    pub(super) fn skip(&mut self, bytes: u64) -> Step<()> {
+    pub(super) fn skip(&mut self, bytes: u64) -> InputResult<()> {
         let room = self.limit.saturating_sub(self.position).saturating_add(1);
         let read = io::copy(&mut (&mut self.source).take(bytes.min(room)), &mut io::sink())?;
         self.advance(read)?;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::Value;
+use super::value::Value;
 
 /// Dicts in a list that is kept once, at most: frames of a call stack.
 const LONGEST: usize = 1024;

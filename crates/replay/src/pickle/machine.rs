@@ -2,8 +2,10 @@
 
 use std::cmp::Ordering;
 
-use super::input::{Input, InputError};
-use super::{Dict, Fold, Heap, Limits, Step, Text, Value};
+use super::heap::{Dict, Fold, Heap};
+use super::input::{Input, InputError, InputResult};
+use super::limits::Limits;
+use super::value::{Text, Value};
 
 pub(super) struct Machine<'a> {
     heap: Heap,
@@ -40,7 +42,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Runs to the end of the pickle.
-    pub(super) fn run(mut self, input: &mut Input<'_>) -> Step<(Heap, Value)> {
+    pub(super) fn run(mut self, input: &mut Input<'_>) -> InputResult<(Heap, Value)> {
         loop {
             // Every opcode adds at most one value to the stack, the memo and the heap.
             self.left =
@@ -59,13 +61,13 @@ impl<'a> Machine<'a> {
     }
 
     /// Counts memory that is about to be taken, or just was.
-    fn take(&mut self, bytes: u64) -> Step<()> {
+    fn take(&mut self, bytes: u64) -> InputResult<()> {
         let left = self.memory.checked_sub(bytes);
         self.memory = left.ok_or(InputError::TooMuchMemory { limit: self.limits.memory })?;
         Ok(())
     }
 
-    fn step(&mut self, opcode: u8, input: &mut Input<'_>) -> Step<()> {
+    fn step(&mut self, opcode: u8, input: &mut Input<'_>) -> InputResult<()> {
         match opcode {
             // The protocol's number, and the length of a frame: neither changes what follows.
             0x80 => input.byte().map(drop),
@@ -95,7 +97,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The opcodes that push a new value.
-    fn value(&mut self, opcode: u8, input: &mut Input<'_>) -> Step<Value> {
+    fn value(&mut self, opcode: u8, input: &mut Input<'_>) -> InputResult<Value> {
         Ok(match opcode {
             b'N' => Value::None,
             0x88 => Value::Bool(true),
@@ -142,19 +144,19 @@ impl<'a> Machine<'a> {
         })
     }
 
-    fn text(&mut self, bytes: u64, input: &mut Input<'_>) -> Step<Text> {
+    fn text(&mut self, bytes: u64, input: &mut Input<'_>) -> InputResult<Text> {
         let (text, is_new) = self.heap.texts.intern(input.text(bytes)?);
         self.take(if is_new { bytes + TEXT_BYTES } else { 0 })?;
         Ok(text)
     }
 
-    fn tuple(&mut self, length: usize) -> Step<Value> {
+    fn tuple(&mut self, length: usize) -> InputResult<Value> {
         let from = self.stack.len().checked_sub(length).ok_or(UNDERFLOW)?;
         self.items(from)
     }
 
     /// A new list or tuple of what lies on the stack from there on.
-    fn items(&mut self, from: usize) -> Step<Value> {
+    fn items(&mut self, from: usize) -> InputResult<Value> {
         // Before: the room of what is appended may be as much again.
         self.take(grown::<Vec<Value>>(1))?;
         let room = self.heap.lists.add(&self.stack[from..]);
@@ -163,7 +165,7 @@ impl<'a> Machine<'a> {
         Ok(Value::Items(number(self.heap.lists.len())?))
     }
 
-    fn append(&mut self, from: usize) -> Step<()> {
+    fn append(&mut self, from: usize) -> InputResult<()> {
         let below = from.checked_sub(1).ok_or(UNDERFLOW)?;
         let Value::Items(list) = self.stack[below] else {
             return Err(InputError::Malformed("something is appended to what is no list"));
@@ -173,7 +175,7 @@ impl<'a> Machine<'a> {
         self.take(grown::<Value>(room))
     }
 
-    fn set_items(&mut self, from: usize) -> Step<()> {
+    fn set_items(&mut self, from: usize) -> InputResult<()> {
         let below = from.checked_sub(1).ok_or(UNDERFLOW)?;
         let Value::Dict(id) = self.stack[below] else {
             return Err(InputError::Malformed("an entry is added to what is no dict"));
@@ -203,7 +205,7 @@ impl<'a> Machine<'a> {
         self.take(taken)
     }
 
-    fn memoize(&mut self, index: usize) -> Step<()> {
+    fn memoize(&mut self, index: usize) -> InputResult<()> {
         let top = self.top()?;
         // Python numbers memo entries in order; a gap would be memory for nothing.
         match index.cmp(&self.memo.len()) {
@@ -217,22 +219,22 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn recall(&mut self, index: usize) -> Step<()> {
+    fn recall(&mut self, index: usize) -> InputResult<()> {
         let value = *self.memo.get(index).ok_or(InputError::Malformed("a memo entry that was never made"))?;
         self.stack.push(value);
         Ok(())
     }
 
-    fn top(&self) -> Step<Value> {
+    fn top(&self) -> InputResult<Value> {
         self.stack.last().copied().ok_or(UNDERFLOW)
     }
 
-    fn pop(&mut self) -> Step<Value> {
+    fn pop(&mut self) -> InputResult<Value> {
         self.stack.pop().ok_or(UNDERFLOW)
     }
 
     /// Closes the last mark, and returns where in the stack it was.
-    fn close_mark(&mut self) -> Step<usize> {
+    fn close_mark(&mut self) -> InputResult<usize> {
         let mark =
             self.marks.pop().ok_or(InputError::Malformed("an opcode looks for a mark that is not there"))?;
         if mark > self.stack.len() { Err(UNDERFLOW) } else { Ok(mark) }
@@ -242,6 +244,6 @@ impl<'a> Machine<'a> {
 const UNDERFLOW: InputError = InputError::Malformed("an opcode takes more values than there are");
 
 /// The number of what was pushed last.
-fn number(length: usize) -> Step<u32> {
+fn number(length: usize) -> InputResult<u32> {
     u32::try_from(length - 1).map_err(|_| InputError::Malformed("more values than can be numbered"))
 }

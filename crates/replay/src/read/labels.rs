@@ -10,7 +10,7 @@ const DEEPEST: usize = 256;
 /// Definitions, by their number less one, and the stacks made of them so far.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
-    tags: Vec<Tag>,
+    tags: Vec<NestedTag>,
     frames: Vec<Frame>,
     sites: Vec<Vec<u32>>,
     /// Numbers in `sites`.
@@ -23,7 +23,7 @@ pub(super) struct Labels {
 }
 
 #[derive(Debug)]
-struct Tag {
+struct NestedTag {
     inside: u32,
     depth: usize,
     text: String,
@@ -37,7 +37,7 @@ impl Labels {
 
     /// Bytes of memory that they take, about, with the room that tables grow into.
     pub(super) fn bytes(&self) -> u64 {
-        let tables = self.tags.len() * size_of::<Tag>()
+        let tables = self.tags.len() * size_of::<NestedTag>()
             + self.frames.len() * size_of::<Frame>()
             + self.sites.len() * size_of::<Vec<u32>>();
         (2 * tables + self.lines * size_of::<u32>() + self.texts) as u64
@@ -53,7 +53,7 @@ impl Labels {
             return Err("tags too deep inside each other");
         }
         self.texts += text.len();
-        self.tags.push(Tag { inside, depth, text: text.to_owned() });
+        self.tags.push(NestedTag { inside, depth, text: text.to_owned() });
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use crate::trace::{MAX_DEVICES, TraceBuilder};
 
 /// An event with everything told relative to others resolved.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct RecordedRow {
     time: u64,
     address: u64,
     size: u64,
@@ -38,7 +38,7 @@ enum Kind {
 }
 
 /// What a row is counted as: the room that their table grows into, or that sorting takes, is as much again.
-const ROW_BYTES: u64 = 2 * size_of::<Row>() as u64;
+const ROW_BYTES: u64 = 2 * size_of::<RecordedRow>() as u64;
 
 /// Errors of the program that are told.
 const MOST_MESSAGES: usize = 5;
@@ -67,7 +67,7 @@ struct Pool {
 /// What the file says before it is put in order.
 #[derive(Debug, Default)]
 struct Recording {
-    rows: Vec<Row>,
+    rows: Vec<RecordedRow>,
     pools: FxHashMap<u32, Pool>,
     /// The number that each device, by its key, has in the trace.
     devices: FxHashMap<u64, u32>,
@@ -256,9 +256,9 @@ impl Cursor {
         self.time = self.time.saturating_add(after);
     }
 
-    fn row(&self, kind: Kind, address: u64, size: u64) -> Row {
+    fn row(&self, kind: Kind, address: u64, size: u64) -> RecordedRow {
         let Self { time, pool, stream, tag, site, .. } = *self;
-        Row { time, address, size, stream, pool, tag, site, kind }
+        RecordedRow { time, address, size, stream, pool, tag, site, kind }
     }
 }
 

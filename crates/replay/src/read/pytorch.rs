@@ -15,7 +15,7 @@ use crate::trace::{MAX_DEVICES, TraceBuilder};
 
 /// An event as the snapshot has it, kept while the pickle is read: in few bytes, since a snapshot may have millions.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct EventRow {
     /// `None` for an action that means nothing to a replay.
     kind: Option<EventKind>,
     /// Whether the address and the size are integers. They are 0 else.
@@ -31,15 +31,15 @@ struct Row {
 
 const NO_LIST: u32 = u32::MAX;
 
-const _: () = assert!(size_of::<Row>() == 40);
+const _: () = assert!(size_of::<EventRow>() == 40);
 
-/// Turns the dict of each event into a [`Row`] as soon as it is complete.
+/// Turns the dict of each event into a [`EventRow`] as soon as it is complete.
 #[derive(Default)]
-struct Rows(Vec<Row>);
+struct Rows(Vec<EventRow>);
 
 impl Fold for Rows {
     fn dict(&mut self, texts: &Texts, pairs: &[(Value, Value)]) -> Option<u32> {
-        let mut row = Row {
+        let mut row = EventRow {
             kind: None,
             has_address: false,
             has_size: false,
@@ -105,7 +105,7 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
 
 struct Reader<'a> {
     heap: &'a Heap,
-    rows: &'a [Row],
+    rows: &'a [EventRow],
     /// The frame of each dict, and the stack of each list, that were looked at already.
     frames: FxHashMap<u32, Option<FrameId>>,
     stacks: FxHashMap<ListId, StackId>,
@@ -173,7 +173,7 @@ impl Reader<'_> {
         if about_block && !(row.has_address && row.has_size) {
             return wrong(place(), "an event without an integer 'addr' and 'size'");
         }
-        let Row { address, size, stream, time_us, .. } = row;
+        let EventRow { address, size, stream, time_us, .. } = row;
         if size > LARGEST {
             return wrong(place(), "a 'size' beyond what any device has");
         }

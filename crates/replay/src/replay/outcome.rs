@@ -6,7 +6,7 @@ use millpond::DeviceCalls;
 use millpond_baselines::Allocator;
 use serde::Serialize;
 
-use super::Played;
+use super::played::{Oom, Played};
 use crate::trace::Trace;
 
 /// What came of one trace with one allocator. Sizes in bytes.
@@ -61,15 +61,6 @@ impl DriverMemory {
     pub fn disagreement(&self, reserved: u64) -> f64 {
         (self.used_peak as f64 - reserved as f64) / reserved.max(1) as f64
     }
-}
-
-/// A request that found no memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Oom {
-    /// Its number among the replayed events, from 0.
-    pub event: usize,
-    /// Bytes asked for.
-    pub bytes: u64,
 }
 
 /// Calls of the device, by kind.

@@ -10,21 +10,24 @@ use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, Me
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::{Choose, Program, ReplayError, Stage, options};
+use super::error::ReplayError;
+use super::program::Program;
+use super::run::Choose;
+use super::stage::{Stage, options};
 
 /// A simulated device with a limit that rises, which counts what is given back.
 #[derive(Debug)]
 struct Rising {
     sim: Arc<SimDevice>,
-    held: Mutex<Held>,
-    order: Order,
+    held: Mutex<HeldMemory>,
+    order: SegmentOrder,
     /// Pages and segments given back so far.
     given_back: AtomicU64,
 }
 
 /// Where the device puts segments. A real one promises no order, and allocators that look at addresses place blocks by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum SegmentOrder {
     /// A new one mostly lies behind the others.
     Rising,
     /// A new one mostly lies before the others.
@@ -34,7 +37,7 @@ pub(crate) enum Order {
 /// Behind all addresses of the simulated device.
 const TOP: u64 = 1 << 62;
 
-impl Order {
+impl SegmentOrder {
     /// The address of a segment that the device below put there.
     fn turned(self, at: DevicePtr, bytes: u64) -> DevicePtr {
         match self {
@@ -46,7 +49,7 @@ impl Order {
 
 /// What was taken of it, in bytes.
 #[derive(Debug, Default)]
-struct Held {
+struct HeldMemory {
     limit: u64,
     bytes: u64,
     /// The least that would have been held after a call that the limit refused, since the limit rose.
@@ -55,7 +58,7 @@ struct Held {
     segments: FxHashMap<u64, u64>,
 }
 
-impl Held {
+impl HeldMemory {
     /// Whether so much more is within the limit.
     fn admits(&mut self, bytes: u64) -> bool {
         let wanted = self.bytes + bytes;
@@ -69,9 +72,13 @@ impl Held {
 
 impl Rising {
     /// Above a device of `capacity` bytes, of which the first `limit` are there from the start.
-    fn new(program: &Program, (capacity, limit): (u64, u64), order: Order) -> Result<Arc<Self>, ReplayError> {
+    fn new(
+        program: &Program,
+        (capacity, limit): (u64, u64),
+        order: SegmentOrder,
+    ) -> Result<Arc<Self>, ReplayError> {
         let sim = SimDevice::new(options(program, capacity))?;
-        let held = Mutex::new(Held { limit, ..Held::default() });
+        let held = Mutex::new(HeldMemory { limit, ..HeldMemory::default() });
         Ok(Arc::new(Self { sim, held, order, given_back: AtomicU64::new(0) }))
     }
 
@@ -161,7 +168,7 @@ pub(crate) fn about_needed(
     (least, enough): (u64, u64),
     step: u64,
 ) -> Result<u64, ReplayError> {
-    let rising = Rising::new(program, (enough, least), Order::Rising)?;
+    let rising = Rising::new(program, (enough, least), SegmentOrder::Rising)?;
     let stage = rising.stage(program)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
@@ -192,7 +199,7 @@ pub(crate) struct Ran {
 pub(crate) fn run_with(
     program: &Program,
     choose: &Choose<'_>,
-    (capacity, order): (u64, Order),
+    (capacity, order): (u64, SegmentOrder),
 ) -> Result<Result<Ran, usize>, ReplayError> {
     let counting = Rising::new(program, (capacity, capacity), order)?;
     let stage = counting.stage(program)?;

@@ -1,3 +1,8 @@
+use millpond::device::DevicePtr;
+use millpond::{Context, Stream};
+use millpond_baselines::{Allocator, ChoiceError};
+
+use super::run::PLAYS;
 use super::*;
 use crate::fixtures::{GNN, PIPELINE, named, recorded};
 

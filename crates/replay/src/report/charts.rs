@@ -4,7 +4,8 @@ use millpond_baselines::MILLPOND;
 use serde_json::json;
 
 use super::holders::Holders;
-use super::{Point, Shown};
+use super::section::Shown;
+use super::timeline::Point;
 
 /// A unit, and how many of what is counted are one.
 type Unit = (&'static str, f64);

@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use palette::color_difference::{EuclideanDistance, Wcag21RelativeContrast};
 use palette::{FromColor, LinSrgb, Oklab, Srgb};
 
-use super::timeline::thinned;
+use super::text::prose;
+use super::timeline::{Point, thinned};
 use super::*;
+use crate::fit::{Card, Need};
 use crate::fixtures::{GNN, named, recorded};
 use crate::read::{self, Limits};
-use crate::replay::{FreeWhen, UNLIMITED, on_sim};
+use crate::replay::{FreeWhen, Program, UNLIMITED, on_sim};
+use crate::trace::Trace;
 
 fn report(names: &[&str]) -> String {
     report_within(names, UNLIMITED)
@@ -145,10 +148,7 @@ fn nine_lines_and_three_areas_can_be_told_apart_by_all_readers() {
 
 #[test]
 fn no_line_ends_between_a_figure_and_its_unit() {
-    assert_eq!(
-        tables::prose("needs 1.00 MiB, 5 % <less> of B."),
-        "needs 1.00&nbsp;MiB, 5&nbsp;% &lt;less&gt; of B."
-    );
+    assert_eq!(prose("needs 1.00 MiB, 5 % <less> of B."), "needs 1.00&nbsp;MiB, 5&nbsp;% &lt;less&gt; of B.");
 }
 
 #[test]

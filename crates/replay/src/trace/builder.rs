@@ -201,7 +201,7 @@ impl TraceBuilder {
 
 /// A block that is not reusable yet.
 #[derive(Debug, Clone, Copy)]
-struct Live {
+struct LiveBlock {
     block: u32,
     /// Whether it was live before the recording began.
     before: bool,
@@ -217,7 +217,7 @@ struct DeviceBuilder {
     blocks: Vec<Block>,
     live_before: Vec<u32>,
     /// The block at each address that is allocated or waits for its free to complete.
-    live: FxHashMap<u64, Live>,
+    live: FxHashMap<u64, LiveBlock>,
     /// Bytes of these, and of all blocks that were live before.
     live_bytes: u64,
     ops: Vec<Op>,
@@ -335,7 +335,7 @@ impl DeviceBuilder {
 
     fn begin(&mut self, event: Event, before: bool) -> Result<u32, TraceError> {
         let block = self.block(event)?;
-        self.live.insert(event.address, Live { block, before, let_go: false });
+        self.live.insert(event.address, LiveBlock { block, before, let_go: false });
         if before {
             self.live_before.push(block);
         }

@@ -44,15 +44,17 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of crates").to_owned()
 }
 
-/// Whether `file` is the `mod.rs` (or the root) of a folder in which `used` lies.
+/// The `mod.rs` files that may still use what lies in their folders, though that uses them: they define what the files
+/// there share. In `pool/` that is how it is meant: Pool, PoolBuilder and Context are one thing.
+const EXCUSED: [&str; 3] =
+    ["millpond/src/device/sim/mod.rs", "millpond/src/physical/mod.rs", "millpond/src/pool/mod.rs"];
+
+/// Whether `used` lies in the folder of which `file` is the `mod.rs`.
 fn is_below(used: &str, file: &str) -> bool {
-    ["mod.rs", "lib.rs"]
-        .iter()
-        .any(|root| file.strip_suffix(root).is_some_and(|folder| used.starts_with(folder)))
+    file.strip_suffix("mod.rs").is_some_and(|folder| used.starts_with(folder))
 }
 
-/// Each file of the workspace, below `crates/`, with what it uses. That a `mod.rs` uses what lies in its folder does not
-/// count: it may define what the files there share, and put them together.
+/// Each file of the workspace, below `crates/`, with what it uses.
 fn house() -> BTreeMap<String, Uses> {
     let mut house = BTreeMap::new();
     for folder in fs::read_dir(crates()).expect("crates/ can be read") {
@@ -60,11 +62,17 @@ fn house() -> BTreeMap<String, Uses> {
         let prefix = src.strip_prefix(crates()).expect("below crates/").to_str().expect("UTF-8").to_owned();
         let full = |file: String| format!("{prefix}/{file}");
         for (file, uses) in source::read(&src) {
-            let uses = uses.into_iter().filter(|(used, _)| !is_below(used, &file));
-            house.insert(full(file.clone()), uses.map(|(used, names)| (full(used), names)).collect());
+            house.insert(full(file), uses.into_iter().map(|(used, names)| (full(used), names)).collect());
         }
     }
     house
+}
+
+/// Takes out what the files use that are excused.
+fn excuse(house: &mut BTreeMap<String, Uses>, excused: &[&str]) {
+    for file in excused {
+        house.get_mut(*file).expect("a file that there is").retain(|used, _| !is_below(used, file));
+    }
 }
 
 /// A shortest way from a file back to it, with the file at its end; `None` where there is none.
@@ -91,7 +99,8 @@ fn joined(names: &BTreeSet<String>) -> String {
 
 #[test]
 fn no_file_uses_another_in_a_circle() {
-    let house = house();
+    let mut house = house();
+    excuse(&mut house, &EXCUSED);
     let circles: Vec<_> = house.keys().filter_map(|file| circle_of(&house, file)).collect();
     let in_circles: Vec<_> = circles.iter().map(|circle| circle[0]).collect();
     let Some(shortest) = circles.iter().min_by_key(|circle| circle.len()) else { return };
@@ -104,6 +113,16 @@ fn no_file_uses_another_in_a_circle() {
         arrows.collect::<String>(),
         in_circles.join(", ")
     );
+}
+
+#[test]
+fn no_file_is_excused_that_need_not_be() {
+    for file in EXCUSED {
+        let mut house = house();
+        let others: Vec<_> = EXCUSED.into_iter().filter(|other| *other != file).collect();
+        excuse(&mut house, &others);
+        assert!(circle_of(&house, file).is_some(), "{file} is in no circle: take it out of EXCUSED");
+    }
 }
 
 fn floor_of(file: &str) -> usize {

@@ -6,7 +6,7 @@ use millpond::bindings;
 use millpond::device::DevicePtr;
 use millpond::{CapturePool, Error, Stream};
 
-use super::super::blocks::{Block, book};
+use super::super::blocks::{TorchBlock, book};
 use super::super::captures::{self, PoolId};
 use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::sharing;
@@ -15,7 +15,7 @@ use super::entries::{Entry, entry};
 use crate::devices::{self, Device, device};
 use crate::failure::Result;
 use crate::frames;
-use crate::tags;
+use crate::thread_tag;
 
 /// Allocates `bytes`, more than 0, for work on a stream.
 ///
@@ -34,7 +34,8 @@ pub(super) unsafe extern "C" fn allocate(
         let ptr = alloc_tagged(device, bytes, &found)
             .or_else(|error| from_others(gpu, device, bytes, &found, error))?;
         let pool = pool_of(gpu, device, ptr);
-        let block = Block { requested: bytes, stream: stream.addr() as u64, pool, ..Block::default() };
+        let block =
+            TorchBlock { requested: bytes, stream: stream.addr() as u64, pool, ..TorchBlock::default() };
         let mut book = book(gpu as usize).lock();
         book.enter(ptr.raw(), block);
         let entry = entry(gpu, device, (ptr.raw(), block), book.allocated());
@@ -119,7 +120,7 @@ pub(super) unsafe extern "C" fn free(entry: *const Entry) {
             }
         }
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
-        Ok(unsafe { tags::free(device, address(ptr), &stream) }?)
+        Ok(unsafe { thread_tag::free(device, address(ptr), &stream) }?)
     }));
 }
 
@@ -139,7 +140,7 @@ pub(super) unsafe extern "C" fn record_use(ptr: *mut c_void, gpu: c_int, stream:
                 drop(book);
                 // SAFETY: as promised to this function.
                 let stream = unsafe { device.streams.find(user) }?;
-                tags::owner_of(device, address(ptr))?.0.record_use(address(ptr), &stream)?;
+                thread_tag::owner_of(device, address(ptr))?.0.record_use(address(ptr), &stream)?;
             }
             break;
         }

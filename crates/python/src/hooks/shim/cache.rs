@@ -8,7 +8,7 @@ use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::sharing;
 use super::entries::present;
 use crate::devices::{self, device};
-use crate::tags;
+use crate::thread_tag;
 
 /// Waits for the GPUs, and gives back what no tensor has. While a graph is captured nothing is waited for.
 pub(super) extern "C" fn empty_cache() -> Outcome {
@@ -19,7 +19,7 @@ pub(super) extern "C" fn empty_cache() -> Outcome {
             if waits {
                 device.context.synchronize()?;
             }
-            for pool in tags::pools(device) {
+            for pool in thread_tag::pools(device) {
                 pool.trim_to(0)?;
             }
         }

@@ -6,7 +6,7 @@ use std::slice;
 use millpond::bindings;
 use millpond::device::DevicePtr;
 
-use super::super::blocks::{Block, book};
+use super::super::blocks::{TorchBlock, book};
 use super::super::captures::{self, PoolId};
 use super::super::outcome::{Outcome, outcome};
 use super::allocation::{free, strike};
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 #[derive(Debug)]
 struct Checkpoint {
     pool: PoolId,
-    live: Vec<(u64, Block)>,
+    live: Vec<(u64, TorchBlock)>,
 }
 
 /// Whether exactly these blocks are live in a pool.
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn restore(
                     "{ptr:#x} cannot be live again as it was at PyTorch's checkpoint: something else lies there"
                 )));
             }
-            let block = Block { is_used_elsewhere: false, is_shared: false, ..*block };
+            let block = TorchBlock { is_used_elsewhere: false, is_shared: false, ..*block };
             let mut book = book(gpu as usize).lock();
             book.enter(*ptr, block);
             let told = entry(gpu, device, (*ptr, block), book.allocated());

@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_void};
 
 use millpond::device::DevicePtr;
 
-use super::super::blocks::{Block, book};
+use super::super::blocks::{TorchBlock, book};
 use super::super::captures::PoolId;
 use super::super::torch::pointer;
 use crate::devices::{self, Device};
-use crate::tags;
+use crate::thread_tag;
 
 /// A block, as it was allocated or struck out.
 #[repr(C)]
@@ -44,7 +44,7 @@ pub(super) struct Segment {
     pub(super) pool: PoolId,
 }
 
-pub(super) fn entry(gpu: c_int, device: &Device, (ptr, block): (u64, Block), allocated: u64) -> Entry {
+pub(super) fn entry(gpu: c_int, device: &Device, (ptr, block): (u64, TorchBlock), allocated: u64) -> Entry {
     Entry {
         ptr: pointer(DevicePtr::new(ptr)),
         gpu,
@@ -53,7 +53,7 @@ pub(super) fn entry(gpu: c_int, device: &Device, (ptr, block): (u64, Block), all
         stream: handle(block.stream),
         pool: block.pool,
         allocated,
-        reserved: tags::reserved(device).0,
+        reserved: thread_tag::reserved(device).0,
         elsewhere: std::ptr::null_mut(),
     }
 }

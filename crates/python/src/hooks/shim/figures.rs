@@ -8,7 +8,7 @@ use super::super::blocks::{Figures, book};
 use super::super::captures::{self, PoolId};
 use super::super::torch::pointer;
 use super::entries::{Entry, Segment, Tell, entry, present};
-use crate::tags;
+use crate::thread_tag;
 
 /// # Safety
 /// `out` may be written.
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn snapshot(
     let Some((ordinal, device)) = present(gpu) else { return };
     // SAFETY: as promised to this function.
     let only = unsafe { only.as_ref() }.copied();
-    let mut backed: Vec<_> = tags::pools(device).iter().flat_map(bindings::backed).collect();
+    let mut backed: Vec<_> = thread_tag::pools(device).iter().flat_map(bindings::backed).collect();
     backed.sort_unstable_by_key(|range| range.start.raw());
     let live = book(ordinal).lock().live(only);
     let mut live = live.iter().peekable();

@@ -36,14 +36,14 @@ macro_rules! table {
         /// The functions, in the order of `pool.h`.
         #[repr(C)]
         #[derive(Debug)]
-        pub(super) struct Table {
+        pub(super) struct ShimTable {
             /// Bytes of this struct: tells a shim that was built for another one.
             bytes: usize,
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         /// What the shim gets.
-        pub(super) static TABLE: Table = Table { bytes: size_of::<Table>(), $($name,)* };
+        pub(super) static TABLE: ShimTable = ShimTable { bytes: size_of::<ShimTable>(), $($name,)* };
     };
 }
 

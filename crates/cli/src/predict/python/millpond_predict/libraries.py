@@ -8,7 +8,7 @@ from typing import Any
 from .settings import ANSWER, place
 from .values import LIBRARY
 
-#: By the numbers of ``crates/card/src/uses.rs``: a name, and what is taken for its workspace.
+#: By the numbers of ``crates/card/src/workspaces.rs``: a name, and what is taken for its workspace.
 NAMES = {
     1: ("cuFFT", "as large as the transform"),
     2: ("cuSOLVER", "as large as LAPACK's, or as the matrix"),

@@ -1,0 +1,18 @@
+//! What `replay`, `leaks`, `diff`, `plan` and `predict` share: traces are read, introduced and shown.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `read` | traces of a file or of standard input |
+//! | `progress` | which trace is worked on, and how far |
+//! | `summary` | what was recorded, before anything that is found in it |
+//! | `tables` | who holds memory, and what grew |
+
+mod progress;
+mod read;
+mod summary;
+mod tables;
+
+pub(crate) use self::progress::TraceProgress;
+pub(crate) use self::read::{is_stdin, read_file, read_traces};
+pub(crate) use self::summary::say_summary;
+pub(crate) use self::tables::{MOST_HELD, cut, grew_by, held, whole, wrapped};
