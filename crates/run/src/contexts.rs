@@ -1,13 +1,27 @@
 //! Contexts that the program begins and ends, and what ends with them.
 
 use std::ffi::c_int;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::code::Code;
 use crate::driver::Handle;
 use crate::{driver_memory, gpus, ipc, retained, streams};
 
+/// Whether the process ends: the CUDA runtime gives up what it retained then. The system frees that faster than a pool could.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_end() {
+    // Relaxed: the same thread asks, at the end of what it runs.
+    IS_ENDING.store(true, Ordering::Relaxed);
+}
+
 /// `cuDevicePrimaryCtxRetain`.
 pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    static WATCHED: Once = Once::new();
+    // After the runtime has said what it does at the end, which therefore comes later.
+    // SAFETY: a function of this library, which is never unloaded. Where the system refuses, the pool ends first.
+    WATCHED.call_once(|| _ = unsafe { libc::atexit(note_end) });
     let mut retained = retained::lock();
     let code = real();
     if code.is_success() {
@@ -19,7 +33,9 @@ pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
 /// `cuDevicePrimaryCtxRelease`: with the program's last one, the context ends.
 pub(crate) fn release(device: c_int, real: impl FnOnce() -> Code) -> Code {
     let mut retained = retained::lock();
-    let code = if retained.is_last(device) { end(device, real) } else { real() };
+    // Relaxed: as above.
+    let is_end = retained.is_last(device) && !IS_ENDING.load(Ordering::Relaxed);
+    let code = if is_end { end(device, real) } else { real() };
     if code.is_success() {
         retained.remove(device);
     }

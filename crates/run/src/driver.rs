@@ -166,12 +166,16 @@ driver_functions! {
     cuPointerGetAttributes(count: c_uint, attributes: *mut c_int, to: *mut *mut c_void, at: DeviceAddress);
     cuPointerSetAttribute(value: *const c_void, attribute: c_int, at: DeviceAddress);
     cuIpcGetMemHandle(handle: *mut IpcHandle, at: DeviceAddress);
+    cuIpcOpenMemHandle(at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint);
     cuIpcOpenMemHandle_v2(at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint);
     cuIpcCloseMemHandle(at: DeviceAddress);
 
+    cuStreamDestroy(stream: Handle);
     cuStreamDestroy_v2(stream: Handle);
     cuStreamGetCtx(stream: Handle, context: *mut Handle);
     cuStreamIsCapturing(stream: Handle, status: *mut c_int);
+    cuStreamBeginCapture(stream: Handle);
+    cuStreamBeginCapture_ptsz(stream: Handle);
     cuStreamBeginCapture_v2(stream: Handle, mode: c_int);
     cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: c_int);
     cuStreamBeginCaptureToGraph(
@@ -194,11 +198,14 @@ driver_functions! {
     cuCtxSetFlags(flags: c_uint);
     cuCtxPushCurrent_v2(context: Handle);
     cuCtxPopCurrent_v2(context: *mut Handle);
+    cuCtxDestroy(context: Handle);
     cuCtxDestroy_v2(context: Handle);
     cuCtxEnablePeerAccess(peer: Handle, flags: c_uint);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int);
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
+    cuDevicePrimaryCtxRelease(device: c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
+    cuDevicePrimaryCtxReset(device: c_int);
     cuDevicePrimaryCtxReset_v2(device: c_int);
 }
 

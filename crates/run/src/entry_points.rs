@@ -241,11 +241,16 @@ entry_points! {
     cuPointerSetAttribute since 6000 (value: *const c_void, attribute: c_int, at: DeviceAddress) |real|
         memory_queries::set_pointer_attribute(value, attribute, at, real);
     cuIpcGetMemHandle since 4010 (handle: *mut IpcHandle, at: DeviceAddress) |real| ipc::get(handle.cast(), at, real);
+    cuIpcOpenMemHandle since 4010 (at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint) |real|
+        ipc::open(at, handle.0, real);
     cuIpcOpenMemHandle_v2 since 11000 (at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint) |real|
         ipc::open(at, handle.0, real);
     cuIpcCloseMemHandle since 4010 (at: DeviceAddress) |real| ipc::close(at, real);
 
+    cuStreamDestroy since 2000 (stream: Handle) |real| destroy_stream(stream, real);
     cuStreamDestroy_v2 since 4000 (stream: Handle) |real| destroy_stream(stream, real);
+    cuStreamBeginCapture since 10000 (stream: Handle) |real| begin_capture(stream, real);
+    cuStreamBeginCapture_ptsz since 10000 (stream: Handle) |real| begin_capture(of_thread(stream), real);
     cuStreamBeginCapture_v2 since 10010 (stream: Handle, mode: c_int) |real| begin_capture(stream, real);
     cuStreamBeginCapture_v2_ptsz since 10010 (stream: Handle, mode: c_int) |real|
         begin_capture(of_thread(stream), real);
@@ -265,9 +270,12 @@ entry_points! {
         end_capture(of_thread(stream), real);
 
     cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| memory_queries::enable_peer(peer, real);
+    cuCtxDestroy since 2000 (context: Handle) |real| contexts::destroy(context, real);
     cuCtxDestroy_v2 since 4000 (context: Handle) |real| contexts::destroy(context, real);
     cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
+    cuDevicePrimaryCtxRelease since 7000 (device: c_int) |real| contexts::release(device, real);
     cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);
+    cuDevicePrimaryCtxReset since 7000 (device: c_int) |real| contexts::reset(device, real);
     cuDevicePrimaryCtxReset_v2 since 11000 (device: c_int) |real| contexts::reset(device, real);
 }
 
@@ -283,6 +291,24 @@ mod tests {
         let rows = page.lines().filter(|line| line.starts_with(&format!("| *{kind}* |")));
         let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
         names.map(str::to_owned).collect()
+    }
+
+    /// The CUDA runtime of version 13.0 asks for the first version of some functions, by which they take the same.
+    #[test]
+    fn a_runtime_that_asks_for_the_first_version_is_answered() {
+        for (name, version) in [
+            (c"cuDevicePrimaryCtxRelease", 7000),
+            (c"cuDevicePrimaryCtxReset", 7000),
+            (c"cuIpcOpenMemHandle", 4010),
+            (c"cuStreamBeginCapture", 10_000),
+            (c"cuStreamDestroy", 4000),
+            (c"cuMemAlloc", 3020),
+            (c"cuMemFree", 3020),
+        ] {
+            for flags in [0, 1, 2] {
+                assert!(names::by_version(ENTRY_POINTS, name, version, flags).is_some(), "{name:?}");
+            }
+        }
     }
 
     #[test]
