@@ -8,6 +8,7 @@
 mod account;
 mod across;
 mod alive;
+mod amounts;
 mod args;
 mod bench;
 mod bench_args;
