@@ -17,6 +17,8 @@ pub(crate) struct Kept {
     known: HashMap<String, Known>,
     /// Errors of processes that are not known any more.
     before: u64,
+    /// Whether this is not the first look: what happened before that is no event.
+    has_looked: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -70,6 +72,9 @@ impl Kept {
         self.before += gone.values().map(|known| known.errors).sum::<u64>();
         taken.total = self.before + self.known.values().map(|known| known.errors).sum::<u64>();
         taken.told.truncate(MOST_TOLD);
+        if !std::mem::replace(&mut self.has_looked, true) {
+            taken.events.clear();
+        }
         taken
     }
 }
@@ -115,6 +120,9 @@ mod tests {
     #[test]
     fn counts_outlive_processes_and_files() {
         let mut kept = Kept::default();
+        let before = kept.take(&[], vec![errors("6-z", 1)]);
+        assert_eq!((before.total, before.events.len()), (1, 0), "it was before the exporter");
+        let mut kept = Kept { has_looked: true, ..Kept::default() };
         let first = kept.take(&[], vec![errors("7-a", 1)]);
         assert_eq!((first.total, first.told.len()), (1, 1));
         assert_eq!(
