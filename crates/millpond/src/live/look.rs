@@ -369,9 +369,14 @@ impl Asked {
 
     /// All of the answer; `None` where it does not come in time, or is no text. What is there already, comes in time.
     fn answer(self, until: Instant) -> Option<String> {
-        let mut answer = vec![0; LONGEST_ANSWER];
+        /// Nearly all answers are shorter.
+        const AT_FIRST: usize = 16 << 10;
+        let mut answer = vec![0; AT_FIRST];
         let mut length = 0;
         loop {
+            if length == answer.len() {
+                answer.resize((8 * length).min(LONGEST_ANSWER), 0);
+            }
             let left = until.saturating_duration_since(Instant::now());
             match retry_on_intr(|| recv(&self.socket, &mut answer[length..], RecvFlags::empty())) {
                 // Also of one that is too long.
