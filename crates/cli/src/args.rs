@@ -4,10 +4,11 @@ use clap::{Parser, Subcommand};
 use millpond::device::MemoryKind;
 use millpond_baselines::name_of;
 
+use crate::amounts::bytes;
 use crate::bench::BenchArgs;
 use crate::diff::DiffArgs;
 use crate::fetch::FetchArgs;
-use crate::flags::{about_allocators, listed_memories, memories, size};
+use crate::flags::{about_allocators, listed_memories, memories};
 use crate::leaks::LeaksArgs;
 use crate::manual::{CompletionsArgs, ManArgs};
 use crate::metrics::MetricsArgs;
@@ -72,7 +73,7 @@ pub(crate) enum Command {
     Metrics(MetricsArgs),
     /// Show devices, memory and driver
     Info(InfoArgs),
-    /// Show the processes that share a budget, or change its limit
+    /// Show budgets and the processes that share them, or set a limit
     Budget(BudgetArgs),
     /// Download a data set to train on
     Fetch(FetchArgs),
@@ -116,16 +117,25 @@ pub(crate) struct InfoArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+A limit that is set here stays, whoever comes and goes. Root sees the budgets of
+all users. MILLPOND_BUDGET_DIR names a folder that containers share.
+
 Examples:
+  millpond budget
   millpond budget gpu0
   millpond budget gpu0 --limit 40GiB
+  millpond budget gpu0 --remove
   millpond budget gpu0 --json | jq .processes")]
 pub(crate) struct BudgetArgs {
-    /// The budget's name
-    pub(crate) name: String,
-    /// Change the limit, for all processes
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// The budget's name; without one, all are shown
+    #[arg(required_if_eq("remove", "true"))]
+    pub(crate) name: Option<String>,
+    /// Set the limit for all processes, also before the first
+    #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "name")]
     pub(crate) limit: Option<u64>,
+    /// Remove the budget, if no process has it
+    #[arg(long, conflicts_with = "limit")]
+    pub(crate) remove: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -35,8 +35,12 @@ pub(crate) enum Error {
     Memory(#[from] millpond::Error),
     #[error(transparent)]
     Device(#[from] millpond::device::DeviceError),
-    #[error("no process has a budget '{0}': programs that share one name it, as docs/budgets.md shows")]
+    #[error(
+        "there is no budget '{0}': a program that names it makes it, or millpond budget {0} --limit SIZE"
+    )]
     NoBudget(String),
+    #[error("budget '{0}' is in use: end its processes first; millpond budget {0} shows them")]
+    BudgetInUse(String),
     #[error("out of memory: {0}")]
     OutOfMemory(String),
     #[error(

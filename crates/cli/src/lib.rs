@@ -9,6 +9,7 @@
 //!
 //! It is a library, so that the Python package has the command too, out of the same file as everything else of it.
 
+mod amounts;
 mod args;
 mod bench;
 mod budget;

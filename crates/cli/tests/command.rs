@@ -343,3 +343,17 @@ fn a_pipe_that_closes_stops_no_run_and_no_file() {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     assert_eq!(read_json(&file)["epochs"].as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn a_training_is_kept_below_a_limit() {
+    let said = failure(&train_small(&["--epochs", "1", "--limit", "1MiB"]));
+    assert!(
+        said.contains("out of memory") && said.contains("the pools of its budget hold 0 B of 1.00 MiB"),
+        "{said}"
+    );
+    stdout(&train_small(&["--epochs", "1", "--limit", "50%"]));
+    let wrong = failure(&train_small(&["--epochs", "1", "--limit", "lots"]));
+    assert!(wrong.contains("'lots' is no amount of memory"), "{wrong}");
+    let other = failure(&train_small(&["--allocator", "all", "--limit", "1GiB"]));
+    assert!(other.contains("--limit is for the pool"), "{other}");
+}

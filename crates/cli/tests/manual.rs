@@ -66,6 +66,11 @@ fn the_manual_has_a_page_for_each_command() {
         let page = std::fs::read_to_string(pages.join(&name)).unwrap();
         assert!(page.contains(".SH EXAMPLES\n.nf\n  ") && page.contains("Millpond "), "{name}: {page}");
         assert!(!page.contains(".SH EXTRA"), "{name}: {page}");
+        // Files that are installed, and no others.
+        assert!(!page.contains("docs/"), "{name}: {page}");
+        let has_variables = ["", "-run", "-train", "-budget", "-top", "-metrics", "-replay", "-leaks"];
+        let has = has_variables.iter().any(|of| name == format!("millpond{of}.1"));
+        assert_eq!(page.contains(".SH ENVIRONMENT\n.TP\n\\fBMILLPOND_"), has, "{name}: {page}");
     }
     let page = std::fs::read_to_string(pages.join("millpond-replay.1")).unwrap();
     let synopsis = page.split(".SH SYNOPSIS\n").nth(1).unwrap().lines().next().unwrap().replace("\\", "");

@@ -55,7 +55,10 @@ fn json_has_the_figures_of_a_running_program() {
         unsafe { held.pool.free(block, &held.stream) }.unwrap();
         std::thread::sleep(Duration::from_millis(1));
     }
-    let told: Value = serde_json::from_reader(top.stdout.unwrap()).unwrap();
+    let mut text = String::new();
+    top.stdout.unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text.lines().count(), 1, "a line a look: {text}");
+    let told: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(keys(&told), ["gpus", "no_gpus", "processes"]);
     let (pool, stats) = (of_pool(&told, "json"), held.pool.stats());
     assert_eq!((pool["device"].as_str(), pool["memory"].as_str()), (Some("sim"), Some("device")));
@@ -74,6 +77,9 @@ fn text_has_a_line_for_each_pool() {
     let text = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--sort", "name"]));
     let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{text}"));
     assert!(line("reserved").starts_with("process"));
+    assert!(line("total").contains(" pools, ") && line("total").contains("MiB"), "{text}");
+    let filtered = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--filter", "a pool"]));
+    assert!(filtered.contains("a pool") && !filtered.contains("2Jpool"), "{filtered}");
     assert!(line("a pool").starts_with(&std::process::id().to_string()));
     assert!(line("b\u{fffd}[2J\u{fffd}pool").contains("66.00 MiB"), "{text}");
     assert!(text.contains("GPU"), "{text}");
@@ -304,6 +310,7 @@ fn metrics_are_served_until_a_signal_comes() {
     let address =
         line.trim().strip_prefix("listening: http://").and_then(|rest| rest.strip_suffix("/metrics"));
     let address = address.unwrap_or_else(|| panic!("{line}"));
+    assert!(get(address, "GET /healthz").ends_with("\r\n\r\nok\n"));
     for _ in 0..2 {
         let answer = get(address, "GET /metrics");
         assert!(
@@ -317,6 +324,77 @@ fn metrics_are_served_until_a_signal_comes() {
     let pid = rustix::process::Pid::from_child(&server);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(ends(&mut server).code(), Some(0));
+}
+
+/// A server, and the address that it says.
+fn served(folder: &Path) -> (Child, String) {
+    let mut server = command();
+    server.args(["metrics", "--listen", "localhost:0"]).env("MILLPOND_BUDGET_DIR", folder);
+    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening: http://").unwrap().strip_suffix("/metrics").unwrap();
+    (server, address.to_owned())
+}
+
+/// Not a test: a program that runs out of memory, and waits to be killed.
+#[test]
+fn doomed_program() {
+    let Ok(allocations) = std::env::var("MILLPOND_TEST_DOOMED") else { return };
+    let held = Held::new("doomed");
+    for _ in 0..allocations.parse().unwrap() {
+        held.pool.alloc(1 << 60, &held.stream).unwrap_err();
+    }
+    println!("out of memory");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn what_kills_a_job_is_counted_and_said_after_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut server, address) = served(folder.path());
+    let begin = |errors: u32| {
+        let mut doomed = Command::new(std::env::current_exe().unwrap());
+        doomed
+            .args(["doomed_program", "--exact", "--nocapture"])
+            .env("MILLPOND_TEST_DOOMED", errors.to_string());
+        doomed.env("MILLPOND_BUDGET_DIR", folder.path()).env("SLURM_JOB_ID", "17").env("RANK", "3");
+        let mut doomed = doomed.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(doomed.stdout.take().unwrap()).lines();
+        while errors > 0 && !lines.next().unwrap().unwrap().contains("out of memory") {}
+        doomed
+    };
+    let figure = |name: &str, label: &str| {
+        let text = get(&address, "GET /metrics");
+        let mut lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+        lines.next().map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+    };
+    let mut doomed = begin(2);
+    let of_it = format!("pid=\"{}\"", doomed.id());
+    let (total, of_pool) = ("millpond_out_of_memory_errors_total", "millpond_pool_out_of_memory_total{");
+    assert_eq!((figure(of_pool, &of_it), figure(of_pool, "slurm_job=\"17\",rank=\"3\"")), (Some(2), Some(2)));
+    let before = figure(total, "").unwrap();
+    doomed.kill().unwrap();
+    doomed.wait().unwrap();
+    // The series go on, and one that nobody saw before its end is counted.
+    assert_eq!((figure(of_pool, &of_it), figure(total, "")), (Some(2), Some(before)));
+    let mut unseen = begin(3);
+    unseen.kill().unwrap();
+    unseen.wait().unwrap();
+    assert_eq!(figure(total, ""), Some(before + 3));
+    assert!(figure("millpond_last_out_of_memory_timestamp_seconds", "ended=\"true\"") > Some(1_700_000_000));
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let mut said = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let ended = format!("millpond: {} ", doomed.id());
+    let line = said.lines().find(|line| line.starts_with(&ended) && line.contains("has ended after"));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    assert!(
+        line.contains("(Slurm job 17, rank 3) has ended after 2 out-of-memory errors; the last: out of"),
+        "{line}"
+    );
+    ends(&mut server);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::core::freeing;
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::{RegisteredStream, Stream};
-pub use crate::physical::{Mapping, watch_mappings};
+pub use crate::physical::{Amount, Mapping, watch_mappings};
 /// The [decay](crate::PoolBuilder::decay) of programs that rely on the driver's pools, which give back at once.
 pub use crate::policy::decay::DELAY as DECAY;
 use crate::pool::Pool;

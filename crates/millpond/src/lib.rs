@@ -137,5 +137,5 @@ pub use shared_buffer::Opened;
 pub use sharing::{Received, Shared, SharedEvent, SharedToken};
 pub use sleep::Keep;
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
-pub use tenant::Tenant;
+pub use tenant::{SeenBudget, Tenant};
 pub use workspace::{Workspace, WorkspaceSlice};

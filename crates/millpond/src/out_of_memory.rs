@@ -49,7 +49,7 @@ pub struct OutOfMemory {
     pub device_total: u64,
     /// Bytes of the longest free range.
     pub largest_free: u64,
-    /// The other processes under the pool's [named budget](crate::Budget::named).
+    /// The other processes under the pool's [named budget](crate::Budget::named), those that hold most first.
     pub tenants: Vec<Tenant>,
 }
 
@@ -181,9 +181,18 @@ impl fmt::Display for OutOfMemory {
              {total}; other pools hold {other_pools}, other allocators and processes {others}",
         )?;
         let lists = |at: usize| if at == 0 { ". Under the budget" } else { "," };
-        self.tenants.iter().enumerate().try_for_each(|(at, tenant)| write!(f, "{} {tenant}", lists(at)))
+        let (largest, others) = self.tenants.split_at(self.tenants.len().min(MOST_TENANTS));
+        largest.iter().enumerate().try_for_each(|(at, tenant)| write!(f, "{} {tenant}", lists(at)))?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        let held = others.iter().fold(0, |sum: u64, tenant| sum.saturating_add(tenant.held));
+        write!(f, ", {} others hold {}", others.len(), HumanBytes(held))
     }
 }
+
+/// Processes under the budget that the error names, those that hold most.
+const MOST_TENANTS: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -254,6 +263,24 @@ mod tests {
             said(600 * MIB, Limit::Device),
             "600.00 MiB requested, but the device has 500.00 MiB free: free the live blocks, which alone is not enough"
         );
+    }
+
+    #[test]
+    fn the_five_largest_tenants_are_named() {
+        let tenant = |pid: u32| Tenant {
+            pid,
+            program: "python".to_owned(),
+            held: MIB * u64::from(10 - pid),
+            floor: 0,
+            claim: 0,
+        };
+        let of = |count| OutOfMemory {
+            tenants: (1..=count).map(tenant).collect(),
+            ..report(MIB, Limit::Budget { limit: MIB, held: MIB })
+        };
+        let named = of(7).to_string();
+        assert!(named.contains("process 5 (python) holds 5.00 MiB, 2 others hold 7.00 MiB"), "{named}");
+        assert!(of(5).to_string().ends_with("process 5 (python) holds 5.00 MiB"));
     }
 
     #[test]

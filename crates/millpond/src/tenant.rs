@@ -1,6 +1,7 @@
 //! A process under a budget that several processes share.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::stats::HumanBytes;
 
@@ -42,5 +43,36 @@ impl fmt::Display for Tenant {
             write!(f, " ({})", self.program)?;
         }
         write!(f, " holds {}", HumanBytes(self.held))
+    }
+}
+
+/// A [named budget](crate::Budget::named) as somebody sees it who does not have it: see [`Budget::all`](crate::Budget::all).
+///
+/// ```
+/// use millpond::{Budget, HumanBytes};
+///
+/// for budget in Budget::all() {
+///     println!("{}: {} of {} held", budget.name, HumanBytes(budget.held()), HumanBytes(budget.limit));
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SeenBudget {
+    /// Its name.
+    pub name: String,
+    /// The file that its processes share.
+    pub path: PathBuf,
+    /// Bytes that all processes may hold together.
+    pub limit: u64,
+    /// Whether the limit stays when all processes have ended: it was set [for all](crate::Budget::keep_limit).
+    pub stays: bool,
+    /// The processes that have it, those that hold most first.
+    pub tenants: Vec<Tenant>,
+}
+
+impl SeenBudget {
+    /// Bytes that all processes hold. Memory that passes from one to another just now may count twice.
+    pub fn held(&self) -> u64 {
+        self.tenants.iter().fold(0, |sum, tenant| sum.saturating_add(tenant.held))
     }
 }

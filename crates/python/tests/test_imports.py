@@ -39,3 +39,11 @@ def test_what_cannot_be_enabled_is_named(tmp_path: Path) -> None:
     ran = run(tmp_path, "import torch; print('on')", MILLPOND_TORCH="1")
     assert ran.stdout == "on\n"
     assert ran.stderr.startswith("millpond: PyTorch keeps its own allocator: ")
+
+
+def test_the_kill_switch_wins_over_environment_and_code(tmp_path: Path) -> None:
+    program = "import cupy, millpond.cupy; millpond.cupy.enable(); millpond.cupy.enable(); print('on')"
+    ran = run(tmp_path, program, MILLPOND_CUPY="1", MILLPOND_DISABLE="1")
+    assert ran.stdout == "on\n"
+    assert ran.stderr == "millpond: MILLPOND_DISABLE=1: CuPy keeps its own allocator\n"
+    assert "millpond.cupy\n" in run(tmp_path, program, MILLPOND_CUPY="1", MILLPOND_DISABLE="0").stdout

@@ -50,7 +50,23 @@ pub(crate) fn settings() -> &'static Settings {
 }
 
 impl Settings {
+    /// All memory is the driver's, without a limit.
+    fn nothing() -> Self {
+        Self {
+            mode: Mode::Limit,
+            limit: None,
+            budget: None,
+            async_free: false,
+            ipc: false,
+            says_decay: false,
+            reports: None,
+        }
+    }
+
     fn from_environment() -> Self {
+        if is_disabled() {
+            return Self::nothing();
+        }
         let mode = match variable("MILLPOND_RUN").as_deref() {
             None | Some("pool") => Mode::Pool,
             Some("watch") => Mode::Watch,
@@ -83,6 +99,11 @@ impl Settings {
                 .map(PathBuf::from),
         }
     }
+}
+
+/// Whether the program is to run as if nothing were preloaded.
+fn is_disabled() -> bool {
+    variable("MILLPOND_DISABLE").as_deref() == Some("1")
 }
 
 fn variable(name: &str) -> Option<String> {

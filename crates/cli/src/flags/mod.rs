@@ -13,5 +13,5 @@ mod usage;
 pub(crate) use self::names::{
     ALL, about_allocators, is_asked, listed, listed_memories, memories, names_or_all,
 };
-pub(crate) use self::sizes::{capacity, page_sizes, size, size_or_none};
+pub(crate) use self::sizes::{capacity, page_sizes, size_or_none};
 pub(crate) use self::usage::wrong_usage;

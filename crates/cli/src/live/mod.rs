@@ -1,23 +1,39 @@
-//! What `millpond top` and `millpond metrics` look at: the pools of running programs, and the GPUs beside them.
+//! What `millpond top` and `millpond metrics` look at: the pools of running programs, the errors of those that ran, budgets, and the
+//! GPUs beside them.
 
+pub(crate) mod ended;
 pub(crate) mod gpus;
 pub(crate) mod prometheus;
 pub(crate) mod shares;
+pub(crate) mod users;
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use millpond::Stats;
-use millpond::live::{LookError, SeenPool, SeenProcess, processes};
+use millpond::live::{LookError, SeenPool, SeenProcess, SeenProcesses, errors, look};
+use millpond::{Budget, SeenBudget, Stats};
 
+use self::ended::{Errors, Kept};
 use self::gpus::{Gpu, Gpus};
+use self::users::name_of_user;
 
 /// How long all processes together have for their answers.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
+
+/// The shortest time between two looks: the figures of a shorter one say little.
+const SHORTEST: Duration = Duration::from_millis(50);
+
+pub(crate) fn interval(text: &str) -> std::result::Result<Duration, String> {
+    let wrong = || "a time from 50ms to 1day, as 500ms or 2s".to_owned();
+    let time = humantime::parse_duration(text).map_err(|_| wrong())?;
+    if (SHORTEST..=Duration::from_secs(86_400)).contains(&time) { Ok(time) } else { Err(wrong()) }
+}
 
 /// Looks at everything, again and again.
 #[derive(Debug)]
 pub(crate) struct Watch {
     gpus: Gpus,
+    kept: RefCell<Kept>,
 }
 
 /// What was seen at one moment.
@@ -25,18 +41,24 @@ pub(crate) struct Watch {
 pub(crate) struct Sight {
     pub(crate) at: Instant,
     pub(crate) processes: Vec<SeenProcess>,
+    /// Processes with pools that this user may not look at, as far as it can know.
+    pub(crate) hidden: usize,
+    pub(crate) errors: Errors,
+    pub(crate) budgets: Vec<SeenBudget>,
     /// Or why nothing is known of them.
     pub(crate) gpus: Result<Vec<Gpu>, String>,
 }
 
 impl Watch {
     pub(crate) fn new() -> Self {
-        Self { gpus: Gpus::open() }
+        Self { gpus: Gpus::open(), kept: RefCell::default() }
     }
 
     pub(crate) fn look(&self) -> Result<Sight, LookError> {
         let at = Instant::now();
-        Ok(Sight { at, processes: processes(PATIENCE)?, gpus: self.gpus.look() })
+        let SeenProcesses { all: processes, hidden, .. } = look(PATIENCE)?;
+        let errors = self.kept.borrow_mut().take(&processes, errors());
+        Ok(Sight { at, processes, hidden, errors, budgets: Budget::all(), gpus: self.gpus.look() })
     }
 }
 
@@ -68,6 +90,28 @@ impl Rates {
 }
 
 impl Sight {
+    /// One without errors and budgets.
+    #[cfg(test)]
+    pub(crate) fn of(processes: Vec<SeenProcess>, gpus: Result<Vec<Gpu>, String>) -> Self {
+        let (errors, budgets) = (Errors::default(), Vec::new());
+        Self { at: Instant::now(), processes, hidden: 0, errors, budgets, gpus }
+    }
+
+    /// Keeps only pools of which this text is said: of their process, its user and job, or in their name.
+    pub(crate) fn keep(&mut self, filter: Option<&str>) {
+        let Some(filter) = filter.filter(|text| !text.is_empty()) else { return };
+        for process in &mut self.processes {
+            let SeenProcess { pid, program, who, .. } = &*process;
+            let user = name_of_user(who.user);
+            let pid = pid.to_string();
+            let of = [&pid, program, &who.script, &user, &who.container, &who.pod, &who.job];
+            if !of.iter().any(|text| text.contains(filter)) {
+                process.pools.retain(|pool| pool.name.contains(filter) || pool.device.contains(filter));
+            }
+        }
+        self.processes.retain(|process| !process.pools.is_empty());
+    }
+
     /// What a pool did since an earlier look; `None` where it was not seen then.
     pub(crate) fn rates(&self, before: Option<&Self>, pid: u32, pool: &SeenPool) -> Option<Rates> {
         let before = before?;

@@ -4,16 +4,21 @@
 use std::cmp::Reverse;
 use std::fmt::{Display, Write};
 
-use millpond::live::{SeenPool, SeenProcess};
-use millpond::{DeviceCalls, Stats};
+use millpond::live::{SeenPool, SeenProcess, Who};
+use millpond::{DeviceCalls, SeenBudget, Stats};
 use millpond_baselines::name_of;
 
 use super::Sight;
+use super::ended::Told;
 use super::gpus::Gpu;
 use super::shares::{Holder, shares};
+use super::users::name_of_user;
 
 /// Pools that are told of, those that hold most first: so many time series that a server takes them without harm.
 const MOST_POOLS: usize = 500;
+
+/// Budgets that are told of.
+const MOST_BUDGETS: usize = 200;
 
 /// Letters of a label's value.
 const LONGEST_VALUE: usize = 100;
@@ -44,6 +49,9 @@ const GAUGES: [Figure<u64>; 9] = [
     figure("blocks", "Live blocks.", |stats| stats.blocks.current),
 ];
 
+/// The counter that is told of processes that have ended, too.
+const OUT_OF_MEMORY: &str = "out_of_memory_total";
+
 const COUNTERS: [Figure<u64>; 9] = [
     figure("allocations_total", "Allocations.", |stats| stats.allocations),
     figure("frees_total", "Frees.", |stats| stats.frees),
@@ -56,9 +64,7 @@ const COUNTERS: [Figure<u64>; 9] = [
         stats.pages_remapped
     }),
     figure("retries_total", "Times that memory ran out and was made room for.", |stats| stats.retries),
-    figure("out_of_memory_total", "Requests that ended in an out-of-memory error.", |stats| {
-        stats.out_of_memory
-    }),
+    figure(OUT_OF_MEMORY, "Requests that ended in an out-of-memory error.", |stats| stats.out_of_memory),
     figure("double_frees_total", "Blocks that two threads freed at once.", |stats| stats.double_frees),
 ];
 
@@ -80,7 +86,8 @@ pub(crate) fn text(sight: &Sight) -> String {
     let pools: usize = sight.processes.iter().map(all).sum();
     let told = largest(&sight.processes);
     let silent = sight.processes.iter().filter(|process| !process.answers).count();
-    out.one("millpond_processes", "Running programs of this user that have pools.", sight.processes.len());
+    out.one("millpond_processes", "Running programs that have pools.", sight.processes.len());
+    out.one("millpond_processes_hidden", "Those that this user may not look at.", sight.hidden);
     out.one("millpond_processes_silent", "Those that do not answer: they may be stopped.", silent);
     out.one("millpond_pools", "Pools of all programs.", pools);
     out.one(
@@ -95,7 +102,12 @@ pub(crate) fn text(sight: &Sight) -> String {
     for Figure { name, help, of } in &COUNTERS {
         out.family(&format!("millpond_pool_{name}"), help, "counter");
         told.iter().for_each(|(labels, pool)| out.sample(labels, of(&pool.stats)));
+        if *name == OUT_OF_MEMORY {
+            of_ended(&mut out, sight);
+        }
     }
+    of_errors(&mut out, sight);
+    of_budgets(&mut out, &sight.budgets);
     out.family(
         "millpond_pool_device_seconds_total",
         "Time that finding, mapping and giving back pages took.",
@@ -151,17 +163,74 @@ fn largest(processes: &[SeenProcess]) -> Vec<(String, &SeenPool)> {
     pools.truncate(MOST_POOLS);
     let of = |(process, pool): (&SeenProcess, _)| -> (String, &SeenPool) {
         let pool: &SeenPool = pool;
-        let labels = labels(&[
-            ("pid", &process.pid.to_string()),
-            ("program", &process.program),
-            ("pool", &pool.name),
-            ("number", &pool.number.to_string()),
-            ("device", &pool.device),
-            ("memory", name_of(pool.memory)),
-        ]);
-        (labels, pool)
+        (of_pool((process.pid, &process.program, &process.who), pool), pool)
     };
     pools.into_iter().map(of).collect()
+}
+
+/// The same as long as a process runs, and when it has ended.
+fn of_pool((pid, program, who): (u32, &str, &Who), pool: &SeenPool) -> String {
+    let of = labels(&[
+        ("pool", &pool.name),
+        ("number", &pool.number.to_string()),
+        ("device", &pool.device),
+        ("memory", name_of(pool.memory)),
+    ]);
+    format!("{},{of}", of_process(pid, program, who))
+}
+
+/// What is known of whose a process is.
+fn of_process(pid: u32, program: &str, who: &Who) -> String {
+    let (pid, user) = (pid.to_string(), name_of_user(who.user));
+    let all = [
+        ("pid", &*pid),
+        ("program", program),
+        ("script", &who.script),
+        ("user", &user),
+        ("container", &who.container),
+        ("pod", &who.pod),
+        ("slurm_job", &who.job),
+        ("rank", &who.rank),
+    ];
+    // To a server, an empty label is one that is not there.
+    let known: Vec<_> =
+        all.into_iter().filter(|(name, value)| !value.is_empty() || *name == "program").collect();
+    labels(&known)
+}
+
+/// Pools of processes that have ended: the series go on.
+fn of_ended(out: &mut Text, sight: &Sight) {
+    let ended = sight.errors.told.iter().filter(|told| told.has_ended);
+    let pools = ended.flat_map(|Told { seen, .. }| seen.pools.iter().map(move |pool| (seen, pool)));
+    for (seen, pool) in pools.take(MOST_POOLS) {
+        out.sample(&of_pool((seen.pid, &seen.program, &seen.who), pool), pool.stats.out_of_memory);
+    }
+}
+
+fn of_errors(out: &mut Text, sight: &Sight) {
+    let help = "Out-of-memory errors of all processes, also of those that have ended.";
+    out.family("millpond_out_of_memory_errors_total", help, "counter");
+    out.line(format_args!("millpond_out_of_memory_errors_total {}", sight.errors.total));
+    let help = "When a process last had an out-of-memory error, in seconds since 1970; it may have ended.";
+    out.family("millpond_last_out_of_memory_timestamp_seconds", help, "gauge");
+    for Told { seen, has_ended } in &sight.errors.told {
+        let labels = of_process(seen.pid, &seen.program, &seen.who);
+        out.sample(&format!("{labels},ended=\"{has_ended}\""), seen.last_at);
+    }
+}
+
+fn of_budgets(out: &mut Text, budgets: &[SeenBudget]) {
+    let labels = |budget: &SeenBudget| {
+        let folder = budget.path.parent().map(|folder| folder.display().to_string()).unwrap_or_default();
+        labels(&[("budget", &budget.name), ("folder", &folder)])
+    };
+    let told = &budgets[..budgets.len().min(MOST_BUDGETS)];
+    out.family("millpond_budget_limit_bytes", "Bytes that all processes with the budget may hold.", "gauge");
+    told.iter().for_each(|budget| out.sample(&labels(budget), budget.limit));
+    out.family("millpond_budget_held_bytes", "Bytes that they hold.", "gauge");
+    told.iter().for_each(|budget| out.sample(&labels(budget), budget.held()));
+    out.family("millpond_budget_processes", "Processes that have the budget.", "gauge");
+    told.iter().for_each(|budget| out.sample(&labels(budget), budget.tenants.len()));
 }
 
 /// Without braces.
@@ -206,12 +275,12 @@ impl Text {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-    use std::time::Instant;
-
     use millpond::device::DeviceIdentity;
+    use millpond::live::SeenErrors;
+    use std::collections::BTreeSet;
 
     use super::*;
+    use crate::live::ended::Errors;
 
     fn pool(number: u64, name: &str, reserved: u64) -> SeenPool {
         let mut pool = SeenPool::default();
@@ -225,6 +294,7 @@ mod tests {
         let mut process = SeenProcess::default();
         (process.pid, process.program, process.answers, process.pools) =
             (7, "py\\th\"on".to_owned(), true, pools);
+        (process.who.script, process.who.rank) = ("python train.py".to_owned(), "3".to_owned());
         let uuid = DeviceIdentity([1; 16]).to_string();
         let gpu = Gpu {
             number: 0,
@@ -234,7 +304,7 @@ mod tests {
             used: 600,
             processes: vec![(7, 500)],
         };
-        Sight { at: Instant::now(), processes: vec![process], gpus: Ok(vec![gpu]) }
+        Sight { hidden: 2, ..Sight::of(vec![process], Ok(vec![gpu])) }
     }
 
     /// What a server reads: each family begins with its help and type, once, and its samples follow.
@@ -266,7 +336,7 @@ mod tests {
     fn the_text_is_one_that_prometheus_reads() {
         let text = text(&sight(vec![pool(1, "a\nb", 300), pool(2, "c", 100)]));
         check(&text);
-        let labels = r#"pid="7",program="py\\th\"on",pool="a\nb",number="1",device="cuda:0",memory="device""#;
+        let labels = r#"pid="7",program="py\\th\"on",script="python train.py",user="root",rank="3",pool="a\nb",number="1",device="cuda:0",memory="device""#;
         assert!(text.contains(&format!("millpond_pool_reserved_bytes{{{labels}}} 300\n")), "{text}");
         assert!(
             text.contains(&format!("millpond_pool_device_calls_total{{{labels},call=\"create\"}} 0\n")),
@@ -284,6 +354,30 @@ mod tests {
         check(&text);
         assert_eq!(text.matches("\nmillpond_pool_blocks{").count(), MOST_POOLS);
         assert!(text.contains("millpond_pools_left_out 1500\n") && text.contains("number=\"1999\""));
-        assert!(text.lines().all(|line| line.len() < 400));
+        assert!(text.lines().all(|line| line.len() < 500));
+    }
+
+    #[test]
+    fn errors_are_told_when_their_process_has_ended() {
+        let mut sight = sight(vec![pool(1, "a", 300)]);
+        let mut seen = SeenErrors::default();
+        (seen.pid, seen.errors, seen.last_at) = (9, 3, 1_700_000_000);
+        (seen.who.job, seen.program) = ("17".to_owned(), "python".to_owned());
+        let mut doomed = pool(2, "doomed", 0);
+        doomed.stats.out_of_memory = 3;
+        seen.pools.push(doomed);
+        sight.errors = Errors { told: vec![Told { seen, has_ended: true }], total: 5, events: Vec::new() };
+        let text = text(&sight);
+        check(&text);
+        let of = r#"pid="9",program="python",user="root",slurm_job="17""#;
+        let pool = r#"pool="doomed",number="2",device="cuda:0",memory="device""#;
+        for line in [
+            format!("millpond_pool_out_of_memory_total{{{of},{pool}}} 3\n"),
+            format!("millpond_last_out_of_memory_timestamp_seconds{{{of},ended=\"true\"}} 1700000000\n"),
+            "millpond_out_of_memory_errors_total 5\n".to_owned(),
+            "millpond_processes_hidden 2\n".to_owned(),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
     }
 }

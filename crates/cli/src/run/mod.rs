@@ -24,13 +24,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use clap::{Args, Parser};
+use millpond::bindings::Amount;
 use tempfile::TempDir;
 
 use self::accounts::Told;
 use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
+use crate::amounts::of_the_gpus;
 use crate::error::{Error, Result};
-use crate::flags::size;
 use crate::outputs::{Output, refuse_clashes, refuse_stdout, write_json};
 use crate::replay;
 use crate::replay::ReplayArgs;
@@ -54,9 +55,9 @@ pub(crate) struct RunArgs {
     /// Change nothing, and say what a pool would have held
     #[arg(long, conflicts_with_all = ["pool", "limit", "async_free", "ipc"])]
     watch: bool,
-    /// The most that a process may have, on all GPUs
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    limit: Option<u64>,
+    /// The most that a process may have, on all GPUs: 20GiB, 20Gi, 50%
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Amount>,
     /// Share the limit with all processes that name it
     #[arg(long, value_name = "NAME", requires_all = ["pool", "limit"], value_parser = name)]
     budget: Option<String>,
@@ -144,6 +145,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             return Err(Error::Usage(format!("{flag} is for the pool: add --pool")));
         }
     }
+    if std::env::var_os("MILLPOND_DISABLE").is_some_and(|is| is == "1") {
+        return as_it_is(&Program::new(&args.program));
+    }
     refuse_clashes(&[], &[&args.record, &args.report, &args.json].map(Option::as_deref))?;
     let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
     let (page, json) = (page?, json?);
@@ -151,11 +155,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let folder =
         args.report.as_ref().filter(|_| args.record.is_none()).map(|page| folder_beside(page)).transpose()?;
     let recording = args.recording(folder.as_ref().map(TempDir::path));
+    let limit = args.limit.map(of_the_gpus).transpose()?;
     let accounts = Handed::new("accounts", &[])?;
     let python = Handed::new("python", &archive(&PYTHON))?;
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
-    let environment = environment(args, &library, [&accounts, &python], recording.as_deref())?;
+    let environment = environment((args, limit), &library, [&accounts, &python], recording.as_deref())?;
     let run = || program.run(&environment, Stdio::inherit());
     let ended = if args.top { top::beside(run)? } else { run()? };
     let told = Told::read(&accounts.read()?);
@@ -175,6 +180,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let (Some(_), Some(recording), Some(report)) = (page, recording, &args.report) {
         said(write_report(&recording, report));
     }
+    outcome(ended)
+}
+
+/// Runs the program as if this command were not there.
+fn as_it_is(program: &Program<'_>) -> Result<()> {
+    remark(&format!(
+        "millpond: MILLPOND_DISABLE=1: {} runs as it is, without pool and limit",
+        program.name()
+    ));
+    outcome(program.run(&[], Stdio::inherit())?)
+}
+
+/// The exit status is the program's.
+fn outcome(ended: Ended) -> Result<()> {
     match ended {
         Ended { status: 0 } => Ok(()),
         Ended { status } => Err(Error::SaidElsewhere { status }),
@@ -183,7 +202,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// The variables that the program and its children inherit.
 fn environment(
-    args: &RunArgs,
+    (args, limit): (&RunArgs, Option<u64>),
     library: &Path,
     [accounts, python]: [&Handed; 2],
     recording: Option<&Path>,
@@ -192,7 +211,7 @@ fn environment(
         ("LD_PRELOAD", preloaded(library)),
         ("MILLPOND_RUN", args.mode().into()),
         ("MILLPOND_RUN_ACCOUNTS", accounts.path()),
-        ("MILLPOND_RUN_LIMIT", args.limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
+        ("MILLPOND_RUN_LIMIT", limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
         ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -33,6 +34,19 @@ impl Interrupt {
         };
         let registered = SIGNALS.into_iter().flat_map(register).flatten().collect();
         Self { came, registered }
+    }
+
+    /// Waits so long; `false` where a signal ended it.
+    pub(crate) fn sleep(&self, time: Duration) -> bool {
+        /// How soon a signal is noticed.
+        const PART: Duration = Duration::from_millis(50);
+        let mut left = time;
+        while !left.is_zero() && self.signal().is_none() {
+            let part = left.min(PART);
+            std::thread::sleep(part);
+            left -= part;
+        }
+        self.signal().is_none()
     }
 
     /// The signal that came, if one did.

@@ -58,8 +58,6 @@ pub(super) fn text(sight: &Sight) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     #[test]
@@ -67,7 +65,7 @@ mod tests {
         // Nobody answers for it.
         let mut process = SeenProcess::default();
         process.pools.push(SeenPool::default());
-        let sight = Sight { at: Instant::now(), processes: vec![process], gpus: Err("none".to_owned()) };
+        let sight = Sight::of(vec![process], Err("none".to_owned()));
         assert!(text(&sight).ends_with("\n  the process is gone"), "{}", text(&sight));
     }
 }

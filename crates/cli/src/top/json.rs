@@ -191,8 +191,6 @@ millpond::list_of_stats!(define_all);
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     #[test]
@@ -200,8 +198,8 @@ mod tests {
         // Nobody answers for it.
         let mut process = SeenProcess::default();
         process.pools.push(SeenPool::default());
-        let (at, gpus) = (Instant::now(), Err("none".to_owned()));
-        let sight = Sight { at, processes: vec![process], gpus };
+        let gpus = Err("none".to_owned());
+        let sight = Sight::of(vec![process], gpus);
         let pool = |blocks| {
             let mut told = serde_json::to_value(told(&sight, None, blocks)).unwrap();
             told["processes"][0]["pools"][0].take()

@@ -13,19 +13,21 @@ use clap::Args;
 
 use self::rows::SortKey;
 use crate::error::{Error, Result};
-use crate::live::{Sight, Watch};
+use crate::live::{Sight, Watch, interval};
 use crate::terminal::{Interrupt, answer};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Shows every pool of this user's programs, but hidden ones (MILLPOND_LIVE=off).
-pages is the part of the time that went to finding and mapping pages.
-In a pipe, and with --json, a look follows the other until Ctrl-C.
+Root sees those of all users and containers. pages is the part of the time that
+went to finding and mapping pages. In a pipe, and with --json, a look follows
+the other until Ctrl-C.
 
 Examples:
   millpond top
   millpond top --once --sort cached
   millpond top --once --blocks
+  millpond top --filter train.py
   millpond top --json --interval 10s >> figures.jsonl")]
 pub(crate) struct TopArgs {
     /// Print what two looks say, and end
@@ -43,41 +45,42 @@ pub(crate) struct TopArgs {
     /// Sort by this figure
     #[arg(long, value_name = "KEY", value_enum, default_value_t = SortKey::Reserved)]
     sort: SortKey,
-}
-
-/// The shortest time between two looks: the figures of a shorter one say little.
-const SHORTEST: Duration = Duration::from_millis(50);
-
-fn interval(text: &str) -> std::result::Result<Duration, String> {
-    let wrong = || "a time from 50ms to 1day, as 500ms or 2s".to_owned();
-    let time = humantime::parse_duration(text).map_err(|_| wrong())?;
-    if (SHORTEST..=Duration::from_secs(86_400)).contains(&time) { Ok(time) } else { Err(wrong()) }
+    /// Show only pools whose process, user, job or name has this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &TopArgs) -> Result<()> {
     let watch = Watch::new();
     if !args.once && !args.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
-        return terminal::run(&watch, args.interval, args.sort);
+        return terminal::run(&watch, args.interval, args.sort, args.filter.clone().unwrap_or_default());
     }
     let interrupt = Interrupt::watch();
     let mut before: Option<Sight> = None;
     loop {
-        let sight = watch.look()?;
+        let mut sight = watch.look()?;
+        sight.keep(args.filter.as_deref());
         // One look alone tells no rates.
         if !args.once || before.is_some() {
             print(args, &sight, before.as_ref())?;
         }
-        if args.once && before.is_some() || !sleep(args.interval, &interrupt) || nobody_reads() {
+        if args.once && before.is_some() || !interrupt.sleep(args.interval) || nobody_reads() {
             return Ok(());
         }
         before = Some(sight);
     }
 }
 
+/// Columns of the terminal that the text is for; `None` in a pipe or a file, which has room for all.
+fn width() -> Option<usize> {
+    let size = std::io::stdout().is_terminal().then(ratatui::crossterm::terminal::size);
+    size?.ok().map(|(columns, _)| columns.into())
+}
+
 fn print(args: &TopArgs, sight: &Sight, before: Option<&Sight>) -> Result<()> {
     if !args.json {
-        let mut text = text::text(sight, before, args.sort);
+        let mut text = text::text(sight, before, args.sort, width());
         if args.blocks && sight.processes.iter().any(|process| !process.pools.is_empty()) {
             text = text + "\n\n" + &blocks::text(sight);
         }
@@ -86,8 +89,7 @@ fn print(args: &TopArgs, sight: &Sight, before: Option<&Sight>) -> Result<()> {
         return Ok(());
     }
     let told = json::told(sight, before, args.blocks);
-    let text = if args.once { serde_json::to_string_pretty(&told) } else { serde_json::to_string(&told) };
-    let text = text.map_err(|error| Error::Io {
+    let text = serde_json::to_string(&told).map_err(|error| Error::Io {
         path: "standard output".into(),
         action: "write JSON",
         source: error.into(),
@@ -103,17 +105,4 @@ fn nobody_reads() -> bool {
     let mut ends = [PollFd::new(&out, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut ends, Some(&now)).is_ok() && ends[0].revents().contains(PollFlags::ERR)
-}
-
-/// `false` where a signal ended it.
-fn sleep(time: Duration, interrupt: &Interrupt) -> bool {
-    /// How soon a signal is noticed.
-    const PART: Duration = Duration::from_millis(50);
-    let mut left = time;
-    while !left.is_zero() && interrupt.signal().is_none() {
-        let part = left.min(PART);
-        std::thread::sleep(part);
-        left -= part;
-    }
-    interrupt.signal().is_none()
 }

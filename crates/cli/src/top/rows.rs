@@ -50,7 +50,7 @@ pub(super) fn rows<'a>(sight: &'a Sight, before: Option<&Sight>, by: SortKey) ->
     let of_each = sight.processes.iter().flat_map(|process| {
         process.pools.iter().map(move |pool| Row {
             pid: process.pid,
-            program: &process.program,
+            program: if process.who.script.is_empty() { &process.program } else { &process.who.script },
             pool,
             rates: sight.rates(before, process.pid, pool),
         })

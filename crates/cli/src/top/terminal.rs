@@ -31,16 +31,20 @@ const NAMES: [u16; 2] = [15, 13];
 const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Runs until the user has enough, or a signal comes.
-pub(super) fn run(watch: &Watch, interval: Duration, sort: SortKey) -> Result<()> {
+pub(super) fn run(watch: &Watch, interval: Duration, sort: SortKey, filter: String) -> Result<()> {
     let interrupt = Interrupt::watch();
-    let mut view = View::new(watch.look()?, sort);
+    let mut sight = watch.look()?;
+    sight.keep(Some(&filter));
+    let mut view = View { filter, ..View::new(sight, sort) };
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let ended = (|| -> Result<()> {
         while interrupt.signal().is_none() && !view.is_done {
             terminal.draw(|frame| view.draw(frame)).map_err(failed)?;
             let until = view.sight.at + interval;
             if !wait(&mut view, until, &interrupt).map_err(failed)? {
-                view.take(watch.look()?);
+                let mut sight = watch.look()?;
+                sight.keep(Some(&view.filter));
+                view.take(sight);
             }
         }
         Ok(())
@@ -83,6 +87,10 @@ struct View {
     open: Option<Opened>,
     /// Whether a trim waits for a yes.
     asks: bool,
+    /// Only pools are shown of which this is said.
+    filter: String,
+    /// Whether keys are letters of it.
+    types: bool,
     /// What the last key came to.
     said: String,
     is_done: bool,
@@ -100,6 +108,8 @@ impl View {
             selected: None,
             open: None,
             asks: false,
+            filter: String::new(),
+            types: false,
             said: String::new(),
             is_done: false,
         };
@@ -153,7 +163,11 @@ impl View {
             }
             return;
         }
+        if self.types && self.typed(key.code) {
+            return;
+        }
         match key.code {
+            KeyCode::Char('/') => self.types = true,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => self.is_done = true,
             KeyCode::Char('q') => self.is_done = true,
             KeyCode::Esc if self.open.is_none() => self.is_done = true,
@@ -167,6 +181,21 @@ impl View {
         }
     }
 
+    /// Takes a key as a part of the filter; `false` where it is none. The filter is for the next look.
+    fn typed(&mut self, key: KeyCode) -> bool {
+        match key {
+            KeyCode::Char(letter) => self.filter.push(letter),
+            KeyCode::Backspace => _ = self.filter.pop(),
+            KeyCode::Enter => self.types = false,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.types = false;
+            }
+            _ => return false,
+        }
+        true
+    }
+
     fn move_by(&mut self, by: isize) {
         self.select(by);
         if self.open.is_some() {
@@ -177,6 +206,7 @@ impl View {
     fn trim(&mut self) {
         let Some((process, pool)) = self.pool() else { return };
         self.said = match process.trim(pool.number, 0, PATIENCE * 4) {
+            Ok(0) => nothing_back(pool),
             Ok(bytes) => format!("{} gave {} back", pool.name, HumanBytes(bytes)),
             Err(error) => error.to_string(),
         };
@@ -284,12 +314,28 @@ impl View {
         if !self.said.is_empty() {
             return Line::from(self.said.as_str().bold());
         }
+        if self.types || !self.filter.is_empty() && self.open.is_none() {
+            let end = if self.types { "█  Enter keeps it, Esc shows all" } else { "  / changes it" };
+            return Line::from(format!("filter: {}{end}", self.filter));
+        }
         let keys = if self.open.is_some() {
             "Esc back  t trim  ↑↓ next pool  q end"
         } else {
-            "↑↓ select  Enter open  t trim  s sort  q end"
+            "↑↓ select  Enter open  t trim  s sort  / filter  q end"
         };
         Line::from(keys.dim())
+    }
+}
+
+/// Why a trim gave nothing back.
+fn nothing_back(pool: &SeenPool) -> String {
+    let (name, stats) = (&pool.name, &pool.stats);
+    match stats.cached() {
+        0 => format!("{name} gave nothing back: all that it holds is live"),
+        cached => {
+            let cached = HumanBytes(cached);
+            format!("{name} gave nothing back: its {cached} lie on pages with live blocks, or wait for work")
+        }
     }
 }
 
@@ -362,7 +408,7 @@ mod tests {
             used,
             processes: vec![(7, 13 << 30)],
         };
-        Sight { at: Instant::now(), processes, gpus: Ok(vec![gpu]) }
+        Sight::of(processes, Ok(vec![gpu]))
     }
 
     fn view() -> View {
@@ -459,6 +505,31 @@ mod tests {
         press(&mut view, KeyCode::Char('y'));
         // The process is made up.
         assert!(drawn(&view, 80, 20).contains("the process is gone"));
+    }
+
+    #[test]
+    fn a_filter_is_typed() {
+        let mut view = view();
+        "/large".chars().for_each(|letter| press(&mut view, KeyCode::Char(letter)));
+        assert!(drawn(&view, 80, 20).contains("filter: large█"));
+        press(&mut view, KeyCode::Enter);
+        let mut next = sight(vec![process(7, "python", &[("small", 1 << 30), ("large", 11 << 30)])]);
+        next.keep(Some(&view.filter));
+        view.take(next);
+        let shown = drawn(&view, 80, 20);
+        assert!(shown.contains("large") && !shown.contains("small") && shown.contains("1 pool"), "{shown}");
+        press(&mut view, KeyCode::Char('/'));
+        press(&mut view, KeyCode::Esc);
+        assert!(view.filter.is_empty() && !view.is_done);
+    }
+
+    #[test]
+    fn a_trim_that_gave_nothing_back_says_why() {
+        let mut pool = SeenPool::default();
+        pool.name = "weights".to_owned();
+        assert_eq!(nothing_back(&pool), "weights gave nothing back: all that it holds is live");
+        pool.stats.reserved.current = 5 << 20;
+        assert!(nothing_back(&pool).contains("its 5.00 MiB lie on pages with live blocks"));
     }
 
     #[test]

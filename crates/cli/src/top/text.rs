@@ -1,33 +1,45 @@
 //! `millpond top` as plain text.
 
-use millpond::HumanBytes;
+use millpond::{HumanBytes, SeenBudget, Stats};
 
-use super::rows::{COLUMNS, SortKey, rows};
+use super::rows::{COLUMNS, Column, Row, SortKey, rows};
 use crate::live::Sight;
 use crate::live::gpus::Gpu;
 use crate::live::shares::{Holder, Share, shares};
 use crate::terminal::{count, table};
 
-/// All of what was seen.
-pub(super) fn text(sight: &Sight, before: Option<&Sight>, by: SortKey) -> String {
-    [pools(sight, before, by), silent(sight), gpus(sight)]
+/// All of what was seen, with as many columns of each pool as a terminal of this width has room for.
+pub(super) fn text(sight: &Sight, before: Option<&Sight>, by: SortKey, width: Option<usize>) -> String {
+    [pools(sight, (before, by), width), silent(sight), budgets(sight), gpus(sight)]
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect::<Vec<_>>()
         .join("\n\n")
 }
 
-fn pools(sight: &Sight, before: Option<&Sight>, by: SortKey) -> String {
+fn pools(sight: &Sight, (before, by): (Option<&Sight>, SortKey), width: Option<usize>) -> String {
     let rows = rows(sight, before, by);
     if rows.is_empty() {
-        return "no running program of this user has a pool".to_owned();
+        return format!("no running program of this user has a pool{}", hidden(sight));
     }
-    let titles = ["process", "pool"].into_iter().chain(COLUMNS.iter().map(|column| column.title));
+    let process = |row: &Row<'_>| format!("{} {}", row.pid, row.program);
+    let longest =
+        |name: &dyn Fn(&Row<'_>) -> usize| rows.iter().map(name).max().unwrap_or(0).max("process".len());
+    let names = longest(&|row| process(row).chars().count()) + longest(&|row| row.pool.name.chars().count());
+    let shown = fitting(width.map(|width| width.saturating_sub(names + 2)));
+    let titles = ["process", "pool"].into_iter().chain(shown.iter().map(|column| column.title));
     let mut lines = vec![titles.map(str::to_owned).collect()];
     lines.extend(rows.iter().map(|row| {
-        let names = [format!("{} {}", row.pid, row.program), row.pool.name.clone()];
-        names.into_iter().chain(COLUMNS.iter().map(|column| (column.of)(row))).collect::<Vec<_>>()
+        let names = [process(row), row.pool.name.clone()];
+        names.into_iter().chain(shown.iter().map(|column| (column.of)(row))).collect::<Vec<_>>()
     }));
+    let figures: [fn(&Stats) -> u64; 3] =
+        [|stats| stats.reserved.current, |stats| stats.requested.current, Stats::cached];
+    let sums = figures
+        .map(|of| HumanBytes(rows.iter().fold(0, |sum: u64, row| sum.saturating_add(of(&row.pool.stats)))));
+    let total =
+        ["total".to_owned(), counted(sight)].into_iter().chain(sums.iter().map(HumanBytes::to_string));
+    lines.push(total.chain(std::iter::repeat(String::new())).take(shown.len() + 2).collect());
     // Names to the left: those of pools as one with those of processes.
     let width = lines.iter().map(|line| line[0].chars().count()).max().unwrap_or(0);
     let lines: Vec<_> = lines
@@ -39,6 +51,39 @@ fn pools(sight: &Sight, before: Option<&Sight>, by: SortKey) -> String {
         })
         .collect();
     table(&lines)
+}
+
+/// The first columns that have room, where it is known how much there is.
+fn fitting(room: Option<usize>) -> &'static [Column] {
+    let Some(room) = room else { return &COLUMNS };
+    let ends = COLUMNS.iter().scan(0, |end, column| {
+        *end += usize::from(column.width) + 2;
+        Some(*end)
+    });
+    // One figure is shown in any case.
+    &COLUMNS[..ends.take_while(|end| *end <= room).count().max(1)]
+}
+
+/// The budgets that processes have, or that wait for some.
+fn budgets(sight: &Sight) -> String {
+    let line = |budget: &SeenBudget| {
+        let [held, limit] = [budget.held(), budget.limit].map(HumanBytes);
+        format!(
+            "budget {}: {held} of {limit} held by {}",
+            budget.name,
+            processes(budget.tenants.len() as u64)
+        )
+    };
+    let told = sight.budgets.iter().filter(|budget| budget.stays || !budget.tenants.is_empty());
+    told.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// How many processes this user may not look at.
+fn hidden(sight: &Sight) -> String {
+    match sight.hidden {
+        0 => String::new(),
+        hidden => format!(", {} of others hidden", processes(hidden as u64)),
+    }
 }
 
 /// The processes that do not answer.
@@ -94,7 +139,7 @@ pub(super) fn bytes(bytes: i64) -> String {
 /// How many there are.
 pub(super) fn counted(sight: &Sight) -> String {
     let pools = sight.processes.iter().map(|process| process.pools.len() as u64).sum();
-    format!("{}, {}", count(pools, "pool"), processes(sight.processes.len() as u64))
+    format!("{}, {}{}", count(pools, "pool"), processes(sight.processes.len() as u64), hidden(sight))
 }
 
 fn processes(number: u64) -> String {

@@ -10,16 +10,15 @@ use crate::flags::{listed, names_or_all};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
-momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
-log_dir, precision, steps.
+Keys of the file: num_layers, feat_dim, learning_rate, momentum, batch_size,
+micro_batches, epochs, seed, device, allocator, data, log_dir, precision, steps.
 
 Examples:
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
   millpond train run.toml --device cuda:1    settings of a file, the second GPU
   torchrun --nproc-per-node 4 --no-python millpond train           four GPUs")]
 pub(crate) struct TrainArgs {
-    /// File of settings
+    /// File of settings, which flags override
     #[arg(value_name = "CONFIG.toml")]
     pub(crate) config: Option<PathBuf>,
     /// auto, host, cuda or cuda:N [default: auto]
@@ -84,6 +83,9 @@ pub(crate) struct TrainArgs {
     /// Record what the pool does, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
+    /// The most that the pool holds, as 20GiB or 50%
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) limit: Option<String>,
 }
 
 /// What is split over ranks.

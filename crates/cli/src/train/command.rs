@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use millpond::Budget;
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES};
 use millpond_mlp::data::Dataset;
@@ -51,6 +52,12 @@ fn train(args: &TrainArgs, ranks: Option<&Arc<Ranks>>) -> Result<()> {
     let names: Vec<_> = NAMES.into_iter().filter(|name| is_asked(asked, name)).collect();
     if args.record.is_some() && !names.contains(&MILLPOND) {
         return Err(Error::Usage(format!("--record is for the pool: add --allocator {MILLPOND} or {ALL}")));
+    }
+    if let Some(limit) = &args.limit {
+        if names != [MILLPOND] {
+            return Err(Error::Usage(format!("--limit is for the pool: train with --allocator {MILLPOND}")));
+        }
+        Budget::impose(limit)?;
     }
     let shard = shard(args, &config, ranks.is_some())?;
     if config.steps == Steps::Captured && ranks.is_some() {

@@ -171,7 +171,7 @@ fn report(core: &Core, requested: u64, what: Shortage) -> OutOfMemory {
         pool: core.name_of(),
         memory: properties.memory,
         requested,
-        limit: match (what, &limits.budget) {
+        limit: match (what, limits.budget_met(requested)) {
             (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit.limit()),
             (Shortage::Headroom, _) => Limit::Headroom(limits.headroom),
             (Shortage::Budget, Some(budget)) => {

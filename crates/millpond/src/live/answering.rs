@@ -1,17 +1,16 @@
 //! Where a process answers questions about its pools: a socket, and a thread that sleeps until somebody connects.
 
+use nix::sys::signal::SigSet;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use nix::sys::signal::SigSet;
-use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use super::figures::{LONGEST_NAME, figures_of, sizes_of};
+use super::who::own_id;
 use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
 use crate::lock::Mutex;
@@ -93,10 +92,9 @@ impl LiveSocket {
     fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let make = || {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
             // Relaxed: only uniqueness matters.
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{}{}-{since:x}-{number}", prefix(), std::process::id());
+            let name = format!("{}{}-{number}", prefix(), own_id());
             io::Result::Ok([UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?])
         };
         let [listener] = CloseOnFork::open(make)?;

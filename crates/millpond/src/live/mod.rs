@@ -1,6 +1,6 @@
 //! What the pools of running programs hold and do: the figures that `millpond top` and `millpond metrics` show.
 //!
-//! Every process with a pool answers questions of its own user. [`processes`] asks them all.
+//! Every process with a pool answers questions of its own user, and root's. [`processes`] asks them all.
 //!
 //! ```
 //! use std::time::Duration;
@@ -16,6 +16,10 @@
 //!     println!("{}: {}", pool.name, HumanBytes(pool.stats.reserved.current));
 //! }
 //! # assert!(own.pools.iter().any(|pool| pool.name == "weights"));
+//! // Those that ran out of memory in the last day, also when they have ended:
+//! for process in live::errors() {
+//!     println!("{} {}: {} errors, the last: {}", process.pid, process.who.script, process.errors, process.last);
+//! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -36,6 +40,11 @@
 // process the same: one sleeping thread. The kernel removes its name with the process, whatever ends it. And it can be asked for
 // more than fits a page, or to trim.
 //
+// **Errors** stay when a process has ended: it writes them into a file (`errors`).
+//
+// **Root** sees all users' processes, in all network namespaces. A thread enters the namespace, and takes the process's user on,
+// before it connects (`look`). So the other side needs no rule for root, who has another number in a user namespace.
+//
 // **Who may ask.** The kernel says which user is at the other end (`SO_PEERCRED`), to both sides. Another user's question is not
 // answered, and another user's answer is not read. A process's own answer may still be wrong: what is read is bounded in bytes,
 // figures and time, and has no control characters.
@@ -43,10 +52,15 @@
 // **Forks.** A forked child closes its copy of the socket, and has none until it builds a pool of its own.
 
 mod answering;
+mod errors;
 mod figures;
 mod look;
+mod who;
 
 pub use answering::hide_all;
 pub(crate) use answering::{are_hidden, hide, open, show};
+pub(crate) use errors::watch as watch_errors;
+pub use errors::{SeenErrors, errors};
 pub use figures::{SeenHolder, SeenPool, SeenSizes, SizeRow};
-pub use look::{LookError, SeenProcess, processes};
+pub use look::{LookError, SeenProcess, SeenProcesses, look, processes};
+pub use who::Who;

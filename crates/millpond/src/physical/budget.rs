@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::named::Tenancy;
 use crate::device::Device;
 use crate::process::WhileHeld;
-use crate::tenant::Tenant;
+use crate::tenant::{SeenBudget, Tenant};
 use crate::{Error, Result};
 
 /// A limit on the physical bytes that all pools with this budget hold together. Clones are the same budget.
@@ -76,7 +76,8 @@ impl Budget {
     /// `_`. Within a process, it is the same budget for every caller, as long as one of them or a pool has it. The page
     /// `docs/budgets.md` says what it promises.
     ///
-    /// The first process sets the limit. For those that join later, it is what it is ([`limit`](Self::limit)).
+    /// The first process sets the limit, unless it was set [for all](Self::keep_limit). For those that join later, it is what it is
+    /// ([`limit`](Self::limit)).
     ///
     /// A process that lacks memory asks the others, and waits for some time ([`set_patience`](Self::set_patience)). Their
     /// free memory goes back, but for what lies below their [floors](Self::set_floor). A process that ends in any way,
@@ -108,7 +109,15 @@ impl Budget {
         Ok(Self { inner: Inner::Named(tenancy) })
     }
 
-    /// The [named](Self::named) budget, with the limit that it has; `None` where no process has it.
+    /// The one of all pools of this process on the device with this name.
+    pub(super) fn of_device(device: &str, limit: u64) -> Result<Self> {
+        static KNOWN: WhileHeld<String, Private> = WhileHeld::new();
+        let new = || Result::Ok(Arc::new(Private { limit: AtomicU64::new(limit), held: AtomicU64::new(0) }));
+        Ok(Self { inner: Inner::Private(KNOWN.get(device.to_owned(), new)?) })
+    }
+
+    /// Joins the [named](Self::named) budget with the limit that it has; `None` where no process has it, and no limit was set
+    /// [for all](Self::keep_limit). To see it without joining, [`look`](Self::look).
     ///
     /// ```
     /// assert!(millpond::Budget::find("nobody-has-it")?.is_none());
@@ -119,6 +128,58 @@ impl Budget {
     /// As for [`named`](Self::named).
     pub fn find(name: &str) -> Result<Option<Self>> {
         Tenancy::limit_of(name)?.map(|limit| Self::named(name, limit)).transpose()
+    }
+
+    /// Sets the limit of a [named](Self::named) budget for all processes, those that have it and those that come. Nobody needs to
+    /// have it now. The limit stays until it is set again, or the budget is [removed](Self::remove).
+    ///
+    /// ```
+    /// use millpond::Budget;
+    ///
+    /// # let name = format!("kept-example-{}", std::process::id());
+    /// # let name = name.as_str();
+    /// Budget::keep_limit(name, 1 << 30)?;
+    /// let budget = Budget::named(name, 2 << 30)?; // in a process that comes later
+    /// assert_eq!(budget.limit(), 1 << 30);
+    /// assert!(!Budget::remove(name)?, "it is in use");
+    /// drop(budget);
+    /// assert!(Budget::remove(name)?);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`named`](Self::named).
+    pub fn keep_limit(name: &str, bytes: u64) -> Result<()> {
+        Tenancy::keep_limit(name, bytes)
+    }
+
+    /// Removes a [named](Self::named) budget that no process has. `false` where one has it, or where there is none. See
+    /// [`keep_limit`](Self::keep_limit) for an example.
+    ///
+    /// # Errors
+    /// As for [`named`](Self::named).
+    pub fn remove(name: &str) -> Result<bool> {
+        Tenancy::remove(name)
+    }
+
+    /// A [named](Self::named) budget as it is now; `None` where there is none. Takes no place among its processes, of which there
+    /// are 1,024 at most.
+    ///
+    /// ```
+    /// assert!(millpond::Budget::look("nobody-made-it")?.is_none());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`named`](Self::named).
+    pub fn look(name: &str) -> Result<Option<SeenBudget>> {
+        Tenancy::look(name)
+    }
+
+    /// All [named](Self::named) budgets of this user, by name; for root, those of all users. What cannot be read is left out.
+    /// [`SeenBudget`] has an example.
+    pub fn all() -> Vec<SeenBudget> {
+        Tenancy::look_at_all()
     }
 
     /// The limit in bytes.
@@ -197,14 +258,14 @@ impl Budget {
         Ok(())
     }
 
-    /// The processes that have this budget, this one too; none for a budget without a name. With them are those that ended while
+    /// The processes that have this budget, this one too, those that hold most first; none for a budget without a name. With them are those that ended while
     /// a child or another process has their memory: their program is `has ended`.
     pub fn tenants(&self) -> Vec<Tenant> {
         self.tenancy().map_or_else(Vec::new, |tenancy| tenancy.tenants(true))
     }
 
-    /// The file that the processes share; `None` for a budget without a name. It stays when they end. It may be removed
-    /// when no process has the budget: those that come later would share another one.
+    /// The file that the processes share; `None` for a budget without a name. It stays when they end, until the budget is
+    /// [removed](Self::remove).
     pub fn path(&self) -> Option<&Path> {
         self.tenancy().map(|tenancy| tenancy.path.as_path())
     }

@@ -59,6 +59,8 @@ pub(crate) struct Limits {
     /// Bytes that must stay free on the device.
     pub(crate) headroom: u64,
     pub(crate) budget: Option<Budget>,
+    /// What is imposed from outside, where the program has set a budget of its own.
+    pub(crate) imposed: Option<Budget>,
     /// Bytes that the device has.
     pub(crate) total: u64,
     /// Bytes that all pools of the context hold together.
@@ -68,7 +70,28 @@ pub(crate) struct Limits {
 impl Limits {
     /// What this process has of the budget, where it shares that with others.
     pub(crate) fn tenancy(&self) -> Option<&Tenancy> {
-        self.budget.as_ref()?.tenancy()
+        self.budgets().find_map(Budget::tenancy)
+    }
+
+    /// All that the pool shares with others.
+    fn budgets(&self) -> impl Iterator<Item = &Budget> {
+        self.budget.iter().chain(&self.imposed)
+    }
+
+    /// The budget that has no room for so many bytes; the program's own if all have.
+    pub(crate) fn budget_met(&self, bytes: u64) -> Option<&Budget> {
+        let has_room = |budget: &Budget| budget.about_held().saturating_add(bytes) <= budget.most();
+        self.budgets().find(|budget| !has_room(budget)).or(self.budget.as_ref())
+    }
+
+    /// Takes so much of each budget, or of none.
+    fn take_of_budgets(&self, bytes: u64) -> bool {
+        let taken = self.budgets().take_while(|budget| budget.take(bytes)).count();
+        let has_all = taken == self.budgets().count();
+        if !has_all {
+            self.budgets().take(taken).for_each(|budget| budget.give_back(bytes));
+        }
+        has_all
     }
 
     /// Each limit, in the order in which a new page meets them.
@@ -81,7 +104,7 @@ impl Limits {
         [of(Shortage::HardLimit, &self.hard_limit)]
             .into_iter()
             .chain((self.headroom > 0).then_some(headroom))
-            .chain(self.budget.as_ref().map(|budget| of(Shortage::Budget, budget)))
+            .chain(self.budgets().map(move |budget| of(Shortage::Budget, budget)))
             .chain([on_device(Shortage::Device, self.total)])
     }
 
@@ -114,7 +137,7 @@ impl Limits {
         let free = || device.memory_info().map_or(u64::MAX, |info| info.free);
         let short = if self.headroom > 0 && free() < bytes.saturating_add(self.headroom) {
             Shortage::Headroom
-        } else if self.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
+        } else if !self.take_of_budgets(bytes) {
             Shortage::Budget
         } else {
             return Ok(());
@@ -133,9 +156,7 @@ impl Limits {
     /// Undoes [`admit`](Self::admit), where the device refused.
     pub(crate) fn refuse(&self, bytes: u64) {
         self.hard_limit.give_back(bytes);
-        if let Some(budget) = &self.budget {
-            budget.give_back(bytes);
-        }
+        self.budgets().for_each(|budget| budget.give_back(bytes));
     }
 
     /// Undoes [`admit`](Self::admit) and [`count`](Self::count).
@@ -153,10 +174,35 @@ mod tests {
     #[test]
     fn what_the_pool_holds_already_serves_whatever_the_limit_is_now() {
         let hard_limit = Budget::bytes(10);
-        let limits = Limits { hard_limit, headroom: 0, budget: None, total: 100, together: Arc::default() };
+        let (budget, imposed, together) = (None, None, Arc::default());
+        let limits = Limits { hard_limit, headroom: 0, budget, imposed, total: 100, together };
         let live = Live { own: 4, ..Live::default() };
         assert_eq!(limits.verdict(8, live, 0), Some(Shortage::HardLimit));
         assert_eq!(limits.verdict(8, live, 11), Some(Shortage::HardLimit));
         assert_eq!(limits.verdict(8, live, 12), None);
+    }
+
+    #[test]
+    fn both_budgets_are_kept_and_the_one_that_is_met_is_told() {
+        let device = crate::device::sim::SimDevice::new(Default::default()).unwrap();
+        let (own, imposed) = (Budget::bytes(10), Budget::bytes(6));
+        let limits = Limits {
+            hard_limit: Budget::bytes(u64::MAX),
+            headroom: 0,
+            budget: Some(own.clone()),
+            imposed: Some(imposed.clone()),
+            total: 100,
+            together: Arc::default(),
+        };
+        assert_eq!(limits.admit(4, device.as_ref()), Ok(()));
+        assert_eq!(limits.admit(4, device.as_ref()), Err(Shortage::Budget));
+        assert_eq!(
+            (own.held(), imposed.held(), limits.hard_limit.held()),
+            (4, 4, 4),
+            "nothing is left taken"
+        );
+        assert!(limits.budget_met(4).unwrap().is(&imposed) && limits.budget_met(7).unwrap().is(&own));
+        limits.refuse(4);
+        assert_eq!((own.held(), imposed.held()), (0, 0));
     }
 }

@@ -12,7 +12,9 @@
 //! ([`Pages::map`]). When memory is given back, [`Pages::lay_aside`], [`Pages::unmap`] and [`Pages::release`] undo this. Each
 //! step either happens whole or leaves everything as it was, so a failure anywhere loses no page.
 
+mod amount;
 mod budget;
+mod imposed;
 mod limits;
 mod named;
 mod parked;
@@ -22,8 +24,11 @@ mod watch;
 use std::cell::Cell;
 use std::sync::Arc;
 
+pub use amount::Amount;
 pub use budget::Budget;
+pub(crate) use imposed::budget_for;
 pub(crate) use limits::{Limits, Live, Shortage};
+pub(crate) use named::folder::{Folder as SharedFolder, all as shared_folders, present as shared_folder};
 pub(crate) use named::{GivesBack, Tenancy};
 pub(crate) use parked::ParkedCursor;
 use parked::{Parked, ParkedLink};

@@ -1,6 +1,8 @@
 //! How much is shown of a pool, and how closely a guard watches one. No measurement chose these: docs/seeing.md and docs/guard.md
 //! promise them.
 
+use std::time::Duration;
+
 /// Cells of a page map.
 pub(crate) const CELLS: usize = 256;
 
@@ -13,3 +15,14 @@ pub(crate) const MOST_FINDINGS: usize = 1000;
 
 /// The most frees that a block waits for, where frees are delayed.
 pub(crate) const LONGEST_DELAY: u64 = 16;
+
+/// How long the file of a process that ran out of memory stays after its last error: whoever asks on the next morning finds it.
+pub(crate) const ERRORS_STAY: Duration = Duration::from_secs(86_400);
+
+/// Such files in a folder, the pools that each tells of, and letters of an error.
+pub(crate) const MOST_ERROR_FILES: usize = 1000;
+pub(crate) const MOST_POOLS_WITH_ERRORS: usize = 64;
+pub(crate) const LONGEST_ERROR: usize = 2000;
+
+/// Bytes of a recording, unless it asks for another limit. A disk that is full harms more than a recording without its end.
+pub(crate) const LARGEST_RECORDING: u64 = 10 << 30;

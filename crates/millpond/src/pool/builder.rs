@@ -21,7 +21,7 @@ use crate::live;
 use crate::log::warn_in_any_case;
 use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
-use crate::physical::{Budget, Limits, Pages};
+use crate::physical::{Budget, Limits, Pages, budget_for};
 use crate::policy::Policy;
 use crate::policy::ledger::Ledger;
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
@@ -197,7 +197,8 @@ impl PoolBuilder {
         self.page_sizes(page, page).min_alignment(page)
     }
 
-    /// A limit that the pool shares with others.
+    /// A limit that the pool shares with others. `MILLPOND_LIMIT` and `MILLPOND_BUDGET` in the environment limit the pool also
+    /// without one, and besides: the page `docs/operate.md` says how.
     pub fn budget(self, budget: &Budget) -> Self {
         Self { budget: Some(budget.clone()), ..self }
     }
@@ -260,7 +261,7 @@ impl PoolBuilder {
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an option with a value that it cannot have. Those of [`Pool::allow_access`] for a
+    /// [`Error::BadOption`] for an option with a value that it cannot have, also where the environment limits the pool. Those of [`Pool::allow_access`] for a
     /// context that is no peer. [`Error::Recording`] if the file that
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
@@ -284,7 +285,12 @@ impl PoolBuilder {
         let total = device.properties().total_memory;
         let ledger = Ledger::new(self.policy, self.spare, total, device.now());
         let counters = Arc::new(Counters::default());
-        let limits = Limits { hard_limit, headroom: self.headroom, budget: self.budget, total, together };
+        // What other processes gave is theirs, and pools of a tool on a recording are nobody's.
+        let is_limited =
+            device.properties().memory == MemoryKind::Device && !self.keeps_nothing && !live::are_hidden();
+        let outer = if is_limited { budget_for(device.as_ref())? } else { None };
+        let (budget, imposed) = if self.budget.is_some() { (self.budget, outer) } else { (outer, None) };
+        let limits = Limits { hard_limit, headroom: self.headroom, budget, imposed, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
@@ -363,6 +369,7 @@ impl PoolBuilder {
         timelines.listen(weak);
         if let Some(socket) = socket {
             live::show(&socket, &inner);
+            live::watch_errors(&inner);
         }
         inner.beside::<Decay>().set(&inner, delay);
         Ok(Pool::new(inner, Some(options)))

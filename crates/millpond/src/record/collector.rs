@@ -61,11 +61,15 @@ pub(super) struct Collector {
     /// Dropped events that the file does not tell of yet.
     untold: u64,
     most_waiting: usize,
+    /// Bytes that went to the file, and how many may.
+    written: u64,
+    most_written: u64,
     ended: bool,
 }
 
 impl Collector {
-    pub(super) fn new(start: &Record<'_>) -> Self {
+    /// Of a file that has so many bytes at most.
+    pub(super) fn new(start: &Record<'_>, most_written: u64) -> Self {
         let mut encoder = Encoder::new();
         encoder.define(start);
         Self {
@@ -78,6 +82,8 @@ impl Collector {
             dropped: 0,
             untold: 0,
             most_waiting: MOST_WAITING,
+            written: 0,
+            most_written,
             ended: false,
         }
     }
@@ -124,7 +130,7 @@ impl Collector {
         if self.ended {
             return;
         }
-        if self.encoder.waiting() > self.most_waiting {
+        if self.encoder.waiting() > self.most_waiting || self.is_full() {
             self.dropped += 1;
             self.untold += 1;
             return;
@@ -132,6 +138,22 @@ impl Collector {
         self.tell_dropped();
         self.events += 1;
         self.encoder.event(thread, event);
+    }
+
+    /// Whether the file has all the bytes that it may have, or those that wait would be too many.
+    pub(super) fn is_full(&self) -> bool {
+        self.written.saturating_add(self.encoder.waiting() as u64) >= self.most_written
+    }
+
+    /// The oldest chunk, which goes to the file.
+    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
+        self.encoder.take().inspect(|chunk| self.written += chunk.len() as u64)
+    }
+
+    /// It did not.
+    pub(super) fn put_back(&mut self, chunk: Vec<u8>) {
+        self.written -= chunk.len() as u64;
+        self.encoder.put_back(chunk);
     }
 
     fn tell_dropped(&mut self) {
@@ -184,7 +206,7 @@ mod tests {
 
     #[test]
     fn dropped_events_are_told_once_there_is_room() {
-        let mut collector = Collector::new(&Record::End);
+        let mut collector = Collector::new(&Record::End, u64::MAX);
         written(&mut collector);
         collector.most_waiting = 0;
         collector.add(0, &event(1));
@@ -201,7 +223,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_last_is_told_at_the_end() {
-        let mut collector = Collector::new(&Record::End);
+        let mut collector = Collector::new(&Record::End, u64::MAX);
         collector.encoder.seal();
         collector.most_waiting = 0;
         collector.add(0, &event(1));
@@ -211,8 +233,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_beyond_the_limit_is_counted_and_told_at_the_end() {
+        let mut collector = Collector::new(&Record::End, 100);
+        let mut taken = 0;
+        for time in 0..1000 {
+            collector.add(0, &event(time));
+            collector.encoder.seal();
+            while let Some(chunk) = collector.take() {
+                taken += chunk.len();
+            }
+        }
+        let (events, dropped) = collector.counts();
+        assert!((100..200).contains(&taken) && events > 0 && events + dropped == 1000, "{taken} {events}");
+        collector.end();
+        let told = written(&mut collector);
+        assert!(
+            matches!(told[..], [Record::Dropped { events: told }, Record::End] if told == dropped),
+            "{told:?}"
+        );
+    }
+
+    #[test]
     fn a_ring_outlives_its_thread_until_its_last_event() {
-        let mut collector = Collector::new(&Record::End);
+        let mut collector = Collector::new(&Record::End, u64::MAX);
         written(&mut collector);
         let mut producer = collector.enter_thread();
         producer.push(Note::event(Kind::Alloc, 1, 512, 1)).unwrap();

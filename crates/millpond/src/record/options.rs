@@ -4,11 +4,18 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::log::warn_in_any_case;
+use crate::physical::Amount;
+use crate::policy::watching::LARGEST_RECORDING;
+
 /// The environment variable that names a file for every pool of the process.
 const PATH: &str = "MILLPOND_RECORD";
 
 /// The environment variable that lets such recordings hold call sites.
 const CALL_SITES: &str = "MILLPOND_RECORD_CALL_SITES";
+
+/// The environment variable that says how many bytes they have.
+const LIMIT: &str = "MILLPOND_RECORD_LIMIT";
 
 /// Whether the environment is not asked.
 static IGNORED: AtomicBool = AtomicBool::new(false);
@@ -50,6 +57,8 @@ pub struct Options {
     pub(super) call_sites: bool,
     /// Whether the file stays open when no pool records to it.
     pub(super) keep: bool,
+    /// Of the file.
+    pub(super) most_bytes: u64,
 }
 
 impl Options {
@@ -57,7 +66,7 @@ impl Options {
     /// share it. An existing recording is kept as `PATH.old`. Any other file stays as it is, and is an error. A file
     /// that another process is recording to is left alone, and this one's name has the process's number.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), call_sites: false, keep: false }
+        Self { path: path.into(), call_sites: false, keep: false, most_bytes: LARGEST_RECORDING }
     }
 
     /// Whether each allocation's call stack is kept, which takes it a microsecond or less, and some for a new one. The recorder's thread looks up the
@@ -67,12 +76,26 @@ impl Options {
         self
     }
 
+    /// The most bytes that the file takes, within a chunk of 64 KiB: 10 GiB by default. What comes then is counted, and the file says
+    /// how many events there were. Pools that share a file have the limit of the first.
+    pub fn most_bytes(mut self, bytes: u64) -> Self {
+        self.most_bytes = bytes;
+        self
+    }
+
     /// What the environment asks for: `MILLPOND_RECORD` is a path, as for [`new`](Self::new), for all pools
-    /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept.
+    /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept. `MILLPOND_RECORD_LIMIT` is the most that the
+    /// file takes; one that cannot be read is not taken for none.
     pub(crate) fn from_environment() -> Option<Self> {
         let path = environment(PATH)?;
         let call_sites = environment(CALL_SITES).is_some_and(|value| value != "0");
-        Some(Self { path: path.into(), call_sites, keep: true })
+        let most_bytes = environment(LIMIT).map_or(LARGEST_RECORDING, |text| {
+            text.to_string_lossy().parse().map(|amount: Amount| amount.of(0)).unwrap_or_else(|why| {
+                warn_in_any_case(&format!("MILLPOND_RECORD_LIMIT: {why}. It is {LARGEST_RECORDING} bytes"));
+                LARGEST_RECORDING
+            })
+        });
+        Some(Self { call_sites, keep: true, most_bytes, ..Self::new(PathBuf::from(path)) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! One file being recorded: its threads' rings, its writer, and the list of all that this process writes.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -18,6 +18,7 @@ use super::file::{RecordFile, expanded};
 use super::format::Record;
 use super::labels::WrittenSites;
 use super::note::Note;
+use super::options::Options;
 use crate::process::{PerProcess, Process};
 
 /// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses
@@ -90,7 +91,8 @@ pub struct Status {
     pub path: PathBuf,
     /// Events recorded, of all pools that record to this file.
     pub events: u64,
-    /// Events dropped because too much waited for the disk. The file says so, too.
+    /// Events dropped because too much waited for the disk, or the file had all that it [may](Options::most_bytes) have. The file
+    /// says so, too.
     pub dropped: u64,
     /// Bytes written.
     pub bytes: u64,
@@ -108,8 +110,8 @@ impl Recorder {
     /// The recorder of this file: the one that other pools of this process use already, or a new one. `keep`
     /// lets it stay until the process ends, so that pools that come and go share the file. The caller
     /// [leaves](Self::leave) it once.
-    pub(super) fn join(path: &Path, keep: bool) -> io::Result<Arc<Self>> {
-        let requested = std::path::absolute(expanded(path))?;
+    pub(super) fn join(Options { path, keep, most_bytes, .. }: &Options) -> io::Result<Arc<Self>> {
+        let (keep, requested) = (*keep, std::path::absolute(expanded(path))?);
         let mut open = OPEN.get().lock();
         open.retain(|recorder| recorder.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade).find(|recorder| {
@@ -118,7 +120,7 @@ impl Recorder {
         let recorder = match known {
             Some(known) => known,
             None => {
-                let new = Self::open(requested)?;
+                let new = Self::open(requested, *most_bytes)?;
                 open.push(Arc::downgrade(&new));
                 new
             }
@@ -132,7 +134,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    fn open(requested: PathBuf) -> io::Result<Arc<Self>> {
+    fn open(requested: PathBuf, most_bytes: u64) -> io::Result<Arc<Self>> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let file = RecordFile::create(&requested)?;
         let program = std::env::args_os().next().unwrap_or_default();
@@ -152,7 +154,7 @@ impl Recorder {
             path: file.path().to_owned(),
             written: AtomicU64::new(file.len()),
             file: Mutex::new(Output { file, definitions: Encoder::new(), sites: WrittenSites::default() }),
-            collector: Mutex::new(Collector::new(&start)),
+            collector: Mutex::new(Collector::new(&start, most_bytes)),
             state: Mutex::default(),
             wake: Condvar::new(),
         });
@@ -245,7 +247,7 @@ impl Recorder {
         // Not what comes meanwhile, which may be as much as is written.
         let mut left = collector.encoder.waiting();
         while left > 0
-            && let Some(chunk) = collector.encoder.take()
+            && let Some(chunk) = collector.take()
         {
             left = left.saturating_sub(chunk.len());
             // The threads need not wait for the disk, nor for debug information.
@@ -255,7 +257,7 @@ impl Recorder {
             self.written.store(output.file.len(), Ordering::Relaxed);
             collector = self.collector.lock();
             if let Err(error) = appended {
-                collector.encoder.put_back(chunk);
+                collector.put_back(chunk);
                 return Err(error);
             }
         }
@@ -275,10 +277,19 @@ impl Recorder {
 
     fn write_until_the_end(&self) {
         let mut state = self.state.lock();
+        let mut was_full = false;
         while !state.ending {
             drop(self.wake.wait_for(state, EVERY));
             // Noted and warned of already; the next turn tries again.
             self.flush().ok();
+            let is_full = self.collector.lock().is_full();
+            if is_full && !std::mem::replace(&mut was_full, true) {
+                warn_in_any_case(&format!(
+                    "the recording {} has all the bytes that it may have: what follows is counted, and not recorded; \
+                     MILLPOND_RECORD_LIMIT raises the limit",
+                    self.path.display()
+                ));
+            }
             state = self.state.lock();
         }
     }
@@ -374,7 +385,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let recorder = Recorder::join(&path, false).unwrap();
+        let recorder = Recorder::join(&Options::new(path.as_path())).unwrap();
         let event = Event {
             time: 0,
             address: 0,

@@ -213,7 +213,7 @@ impl Recording {
     pub(crate) fn start(&self, options: &Options, pool: &Introduction<'_>) -> Result<()> {
         let mut switch = self.switch.lock();
         self.stop_switched(&mut switch)?;
-        let recorder = Recorder::join(&options.path, options.keep).map_err(|error| Error::Recording {
+        let recorder = Recorder::join(options).map_err(|error| Error::Recording {
             path: options.path.display().to_string(),
             what: error.to_string(),
         })?;

@@ -81,7 +81,7 @@ impl Home {
 }
 
 /// Another process under the budget. Killed when dropped.
-struct Tenant {
+pub(crate) struct Tenant {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -93,8 +93,12 @@ impl Tenant {
     }
 
     fn with(budget: &Named, limit_mib: u64, change: impl FnOnce(&mut Command)) -> Self {
+        Self::under(&budget.0, limit_mib, change)
+    }
+
+    pub(crate) fn under(budget: &str, limit_mib: u64, change: impl FnOnce(&mut Command)) -> Self {
         let mut command = again("tenant");
-        command.env(BUDGET, &budget.0);
+        command.env(BUDGET, budget);
         change(&mut command);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
@@ -108,7 +112,7 @@ impl Tenant {
     }
 
     /// Has it do this; what it answers.
-    fn ask(&mut self, what: &str) -> String {
+    pub(crate) fn ask(&mut self, what: &str) -> String {
         self.tell(what);
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
@@ -120,15 +124,15 @@ impl Tenant {
         panic!("the tenant ended instead of doing '{what}'");
     }
 
-    fn does(&mut self, what: &str) {
+    pub(crate) fn does(&mut self, what: &str) {
         assert_eq!(self.ask(what), "done", "{what}");
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

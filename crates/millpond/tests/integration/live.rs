@@ -107,6 +107,40 @@ fn a_killed_process_is_not_seen() {
     );
 }
 
+#[test]
+fn what_a_killed_process_ran_out_of_is_seen() {
+    Other::with(
+        "what_a_killed_process_ran_out_of_is_seen",
+        |other| {
+            hear(&other.socket);
+            let pid = other.process.id();
+            let all = || live::errors().into_iter().filter(|seen| seen.pid == pid);
+            assert_eq!(all().count(), 1, "while it runs");
+            other.kill();
+            let [seen] = &all().collect::<Vec<_>>()[..] else { panic!("it left one file") };
+            assert_eq!((seen.errors, seen.pools.len()), (2, 1));
+            assert!(
+                seen.last.starts_with("out of memory in pool 'doomed': 100.00 MiB requested"),
+                "{}",
+                seen.last
+            );
+            assert_eq!((seen.pools[0].name.as_str(), seen.pools[0].stats.out_of_memory), ("doomed", 2));
+            assert_eq!(seen.who.user, rustix::process::geteuid().as_raw());
+            assert!(seen.last_at > 0 && !seen.who.script.is_empty());
+            std::fs::remove_file(&seen.file).unwrap();
+        },
+        |socket| {
+            let (_sim, context, stream) = sim(64 * MIB);
+            let pool = Pool::builder(&context).name("doomed").build().unwrap();
+            for mib in [200, 100] {
+                assert!(pool.alloc(mib * MIB, &stream).is_err());
+            }
+            say(&socket);
+            hear(&socket);
+        },
+    );
+}
+
 /// A child that is stopped, as long as this lives.
 struct Stopped(libc::pid_t);
 

@@ -14,6 +14,8 @@ mod budgets;
 mod buffers;
 mod captures;
 mod conformance;
+#[cfg(target_os = "linux")]
+mod containers;
 mod contributing;
 #[cfg(feature = "cudarc")]
 mod cuda_cudarc;
@@ -40,6 +42,8 @@ mod growing;
 mod guard;
 #[cfg(target_os = "linux")]
 mod host_tables;
+#[cfg(target_os = "linux")]
+mod imposed;
 #[cfg(target_os = "linux")]
 mod live;
 mod logging;

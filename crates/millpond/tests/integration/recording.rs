@@ -244,6 +244,21 @@ fn a_full_disk_stops_no_pool_and_is_told() {
     work(&pool, &stream, 10);
 }
 
+#[test]
+fn a_recording_has_no_more_bytes_than_it_may_and_says_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let (pool, stream) = pool();
+    pool.start_recording(record::Options::new(&*path).most_bytes(1 << 20)).unwrap();
+    work(&pool, &stream, 400_000);
+    let status = pool.stop_recording().unwrap().unwrap();
+    let bytes = std::fs::metadata(&path).unwrap().len();
+    assert!(((1 << 20)..(2 << 20)).contains(&bytes), "{bytes}");
+    let counts = counts(&path);
+    assert_eq!((counts.dropped, counts.ends), (status.dropped, 1));
+    assert!(status.dropped > 0 && counts.allocs + counts.frees < 800_000, "{status:?}");
+}
+
 // ---- other processes ---------------------------------------------------------------------------------
 
 /// Runs [`as_another_process`] in a process of its own.

@@ -40,6 +40,19 @@ def _current() -> int:
     return 0
 
 
+_kept: set[str] = set()
+
+
+def is_disabled(library: str) -> bool:
+    """Whether ``MILLPOND_DISABLE=1`` in the environment leaves a library as it is. That is said once for each library."""
+    if os.environ.get("MILLPOND_DISABLE") != "1":
+        return False
+    if library not in _kept:
+        _kept.add(library)
+        print(f"millpond: MILLPOND_DISABLE=1: {library} keeps its own allocator", file=sys.stderr)
+    return True
+
+
 def pool(device: Device = None, *, memory: Literal["device", "pinned"] = "device") -> Pool:
     """The pool of a GPU that PyTorch, CuPy and the others of this process share. The first call makes it.
 

@@ -178,8 +178,10 @@ def enable(*, pinned: bool = False, **options: Unpack[Options]) -> None:
     With ``pinned``, CuPy's pinned memory is millpond's as well: ``millpond.pool(0, memory="pinned")`` has its figures.
 
     What CuPy's own pool caches stays with it until ``cupy.get_default_memory_pool().free_all_blocks()``. That pool says
-    nothing about millpond's: :class:`MemoryPool` has its methods.
+    nothing about millpond's: :class:`MemoryPool` has its methods. With ``MILLPOND_DISABLE=1`` in the environment, this does nothing.
     """
+    if _shared.is_disabled("CuPy"):
+        return
     import cupy
 
     if options:

@@ -159,7 +159,12 @@ def manager() -> Any:
 
 
 def enable(**options: Unpack[Options]) -> None:
-    """Makes millpond Numba's allocator, on all GPUs. The options are those of :class:`millpond.Pool`."""
+    """Makes millpond Numba's allocator, on all GPUs. The options are those of :class:`millpond.Pool`.
+
+    With ``MILLPOND_DISABLE=1`` in the environment, this does nothing.
+    """
+    if _shared.is_disabled("Numba"):
+        return
     from numba import cuda
 
     if options:

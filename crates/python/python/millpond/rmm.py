@@ -46,8 +46,11 @@ def resource(device: Any = None) -> Any:
 def enable(device: Any = None, **options: Unpack[Options]) -> None:
     """Makes millpond RMM's resource for a GPU; without a device, for all.
 
-    A GPU gets its pool when it is first used. The options are those of :class:`millpond.Pool`.
+    A GPU gets its pool when it is first used. The options are those of :class:`millpond.Pool`. With ``MILLPOND_DISABLE=1`` in the
+    environment, this does nothing.
     """
+    if _shared.is_disabled("RMM"):
+        return
     import rmm
 
     if options:

@@ -37,7 +37,7 @@ def enable(
 
     Call it before the first use of CUDA: PyTorch does not change an allocator that was used. The options are those of
     :class:`millpond.Pool`; each GPU gets a pool of its own with them, when it is first used. A second call without
-    options does nothing.
+    options does nothing. With ``MILLPOND_DISABLE=1`` in the environment, no call does anything.
 
     ``torch.cuda``'s own figures (``memory_allocated``, ``max_memory_reserved``, ``memory_stats``, ``memory_summary``
     and their like) then are the pool's. docs/pytorch.md has a table of what works with each backend.
@@ -57,6 +57,8 @@ def enable(
             name that PyTorch does not know, or with another backend.
         millpond.Error: where PyTorch has no CUDA, or used it already.
     """
+    if _shared.is_disabled("PyTorch"):
+        return
     wanted = backend or environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
     if wanted not in ("native-interface", "plug-in"):
         raise ValueError(f"there is no backend {wanted!r}: pass 'native-interface' or 'plug-in'")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from os import environ
 from typing import TYPE_CHECKING, Any, Unpack
 
+from . import _shared
 from . import torch as _torch
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def enable(**options: Unpack[Options]) -> None:
         ImportError: where there is no vLLM with ``CuMemAllocator``.
         millpond.Error: as :func:`millpond.torch.enable`.
     """
+    if _shared.is_disabled("vLLM"):
+        return
     install()
     _torch.enable(**options)
 

@@ -164,7 +164,9 @@ def budget() -> None:
 
 
 def begin() -> None:
-    """Waits for the libraries that the environment asks for."""
+    """Waits for the libraries that the environment asks for, unless it says to leave all as it is."""
+    if os.environ.get("MILLPOND_DISABLE") == "1":
+        return
     asked = {name: library for name, (variable, library) in LIBRARIES.items() if os.environ.get(variable) == "1"}
     # The package's own start may have been before this one.
     if asked and not any(type(finder).__name__ == MillpondImports.__name__ for finder in sys.meta_path):

@@ -1,4 +1,5 @@
-//! The folder of a user's registers: nobody else can take a name in it first.
+//! The folder of registers. A user's own is one in which nobody else can take a name first. One that the environment names is
+//! shared by all who may write there, in whatever container: they are trusted with the budgets in it.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
@@ -8,11 +9,74 @@ use std::path::{Path, PathBuf};
 /// Where the system gives no user a folder: memory, not a disk, which every user may write to.
 const FOR_ALL: &str = "/dev/shm";
 
+/// Where root finds those that the environment names by the manual.
+const OF_JOBS: &str = "/run/millpond";
+
+/// The variable that names a folder for several users or containers.
+const VARIABLE: &str = "MILLPOND_BUDGET_DIR";
+
+/// A folder of registers.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+    /// Who may read and write a register: those who may write to the folder.
+    pub(crate) mode: u32,
+    /// Whether the files may belong to anybody.
+    pub(super) is_shared: bool,
+}
+
+impl Folder {
+    fn own(path: PathBuf) -> Self {
+        Self { path, mode: 0o600, is_shared: false }
+    }
+
+    /// The one that the environment names.
+    fn shared(path: PathBuf) -> Result<Self, String> {
+        if !path.is_absolute() {
+            return Err(format!("{VARIABLE} is no absolute path: name one, which all processes find"));
+        }
+        let about = fs::metadata(&path);
+        let about = about
+            .map_err(|error| format!("it cannot be read: {error}: make the folder that {VARIABLE} names"))?;
+        if !about.is_dir() {
+            return Err(format!("it is no folder: {VARIABLE} names one"));
+        }
+        let writers = about.mode() & 0o022;
+        // Who may write may read.
+        Ok(Self { path, mode: 0o600 | writers | writers << 1, is_shared: true })
+    }
+}
+
+/// The folder of this process's registers. An error comes with the folder that it is about.
+pub(crate) fn present() -> Result<Folder, (PathBuf, String)> {
+    match std::env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+        Some(named) => Folder::shared(named.clone().into()).map_err(|what| (named.into(), what)),
+        None => of_user().map(Folder::own),
+    }
+}
+
+/// All folders of registers that this process may look into: its own, and for root those of all users.
+pub(crate) fn all() -> Vec<PathBuf> {
+    let mut all: Vec<_> = present().ok().map(|folder| folder.path).into_iter().collect();
+    if rustix::process::geteuid().is_root() {
+        let inside = |of: &str| fs::read_dir(of).into_iter().flatten().flatten().map(|entry| entry.path());
+        let for_all = inside(FOR_ALL).filter(|path| {
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"millpond-"))
+        });
+        all.extend(inside("/run/user").map(|user| user.join("millpond")).chain(for_all));
+        // Where docs/operate.md has the folders of jobs and containers.
+        all.extend(inside(OF_JOBS).chain([OF_JOBS.into()]));
+        all.sort();
+        all.dedup();
+    }
+    all
+}
+
 /// The folder of the user's registers, which is made if there is none. An error comes with the folder that it is about.
 ///
 /// It is `millpond` in the user's runtime folder, which the environment names. A process that lacks it there (a service, say) finds
 /// it where systemd has it, so that all processes of the user come to the same one. Without that, it is in `/dev/shm`.
-pub(super) fn of_user() -> Result<PathBuf, (PathBuf, String)> {
+fn of_user() -> Result<PathBuf, (PathBuf, String)> {
     let user = rustix::process::geteuid().as_raw();
     let runtime =
         [std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), Some(format!("/run/user/{user}").into())];
@@ -105,6 +169,19 @@ mod tests {
         assert!(
             make(Path::new("/nonexistent/millpond"), user()).unwrap_err().starts_with("it cannot be made")
         );
+    }
+
+    #[test]
+    fn a_register_in_a_shared_folder_is_for_those_who_may_write_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |mode| {
+            with_mode(folder.path(), mode);
+            Folder::shared(folder.path().to_owned()).unwrap().mode
+        };
+        assert_eq!([0o700, 0o755, 0o770, 0o1777].map(mode), [0o600, 0o600, 0o660, 0o666]);
+        assert!(Folder::shared("relative".into()).unwrap_err().contains("absolute"));
+        assert!(Folder::shared("/nonexistent".into()).unwrap_err().contains("make the folder"));
+        assert!(Folder::shared("/dev/null".into()).unwrap_err().starts_with("it is no folder"));
     }
 
     #[test]

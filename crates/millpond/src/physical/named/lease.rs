@@ -1,7 +1,15 @@
-//! Which process holds something, said so that any other process can tell whether it runs.
+//! Which process holds something, said so that any other process of its PID namespace can tell whether it runs.
+//!
+//! A process of another PID namespace (another container) cannot be looked for. It counts as running. It counts as ending for a
+//! while after somebody first asks, which is when the system has said that it is gone: the driver may still have its memory.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
+
+use crate::lock::Mutex;
+use crate::policy::other_processes::PATIENCE;
+use crate::process::PerProcess;
 
 /// Bits of a lease that hold the start time. The rest holds the process id, which Linux keeps below 2^22
 /// (`PID_MAX_LIMIT`).
@@ -11,9 +19,14 @@ const START_BITS: u32 = 42;
 const PF_EXITING: u64 = 0x4;
 
 /// A process, by its id and its start time in clock ticks: no two processes between two boots have both in common. But it
-/// stays the same when the process becomes another program. One word, so that it is written and compared at once. Never 0.
+/// stays the same when the process becomes another program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Lease(u64);
+pub(super) struct Lease {
+    /// One word, so that it is written and compared at once. Never 0.
+    bits: u64,
+    /// Those in which it means this process.
+    spaces: u64,
+}
 
 impl Lease {
     /// The present process's.
@@ -26,17 +39,28 @@ impl Lease {
         Ok(stat.lease)
     }
 
-    /// From what [`bits`](Self::bits) gave.
-    pub(super) fn from_bits(bits: u64) -> Option<Self> {
-        (bits != 0).then_some(Self(bits))
+    /// From what [`bits`](Self::bits) and [`spaces`](Self::spaces) gave.
+    pub(super) fn from_bits(bits: u64, spaces: impl FnOnce() -> u64) -> Option<Self> {
+        (bits != 0).then(|| Self { bits, spaces: spaces() })
     }
 
     pub(super) fn bits(self) -> u64 {
-        self.0
+        self.bits
     }
 
+    /// The namespaces in which the process has its number and its start.
+    pub(super) fn spaces(self) -> u64 {
+        self.spaces
+    }
+
+    /// Its number in its own PID namespace.
     pub(super) fn pid(self) -> u32 {
-        (self.0 >> START_BITS) as u32
+        (self.bits >> START_BITS) as u32
+    }
+
+    /// Whether it can be looked for here.
+    pub(super) fn is_of_here(self) -> bool {
+        self.spaces == namespaces()
     }
 
     /// `None` once the process has ended, and all its memory was given back.
@@ -44,6 +68,10 @@ impl Lease {
     /// A process that was killed counts as long as it is ending: only then the driver has its memory back. The kernel
     /// closes a process's files, and so gives the memory of the GPU back, before it makes the process a zombie.
     fn stat(self) -> Option<Stat> {
+        if !self.is_of_here() {
+            let (program, is_ending) = (ELSEWHERE.to_owned(), self.was_gone_just_now());
+            return Some(Stat { lease: self, program, is_ending, has_ended: false });
+        }
         match Stat::read(&self.pid().to_string()) {
             Some(stat) => (stat.lease == self && !stat.has_ended).then_some(stat),
             // Not readable is not gone.
@@ -69,11 +97,33 @@ impl Lease {
     pub(super) fn is_ending(self) -> bool {
         self.stat().is_some_and(|stat| stat.is_ending)
     }
+
+    /// Of a process that cannot be looked for: whether this process first asked it less than a while ago.
+    fn was_gone_just_now(self) -> bool {
+        /// More than can be gone at once.
+        const MOST: usize = 4096;
+        static FIRST_ASKED: PerProcess<Mutex<Vec<(Lease, Instant)>>> = PerProcess::new(Default::default);
+        let mut asked = FIRST_ASKED.get().lock();
+        if let Some((_, since)) = asked.iter().find(|(lease, _)| *lease == self) {
+            return since.elapsed() < PATIENCE;
+        }
+        asked.truncate(MOST);
+        asked.insert(0, (self, Instant::now()));
+        true
+    }
 }
 
-/// What a lease means depends on these: the inodes of the PID namespace and of the time namespace.
-pub(super) fn namespaces() -> [u64; 2] {
-    ["pid", "time"].map(|kind| fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino()))
+/// What stands for the program of a process that cannot be looked for.
+const ELSEWHERE: &str = "in another PID namespace";
+
+/// What a lease means depends on these: the inodes of the PID namespace and of the time namespace. The kernel's are of 32 bits.
+fn namespaces() -> u64 {
+    // A forked child may be in another one.
+    static OWN: PerProcess<u64> = PerProcess::new(|| {
+        let inode = |kind| fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino());
+        inode("pid") << 32 | inode("time") & u64::from(u32::MAX)
+    });
+    *OWN.get()
 }
 
 /// Of `/proc/PID/stat` (proc_pid_stat(5)).
@@ -99,7 +149,7 @@ impl Stat {
         let flags: u64 = fields.get(6)?.parse().ok()?;
         let (pid, start): (u64, u64) = (text[..before].trim().parse().ok()?, fields.get(19)?.parse().ok()?);
         Some(Self {
-            lease: Lease(pid << START_BITS | start & ((1 << START_BITS) - 1)),
+            lease: Lease { bits: pid << START_BITS | start & ((1 << START_BITS) - 1), spaces: namespaces() },
             program: text.get(before + 1..after)?.to_owned(),
             is_ending: flags & PF_EXITING != 0,
             has_ended: matches!(state, "X" | "x") || state == "Z" && threads <= 1,
@@ -125,7 +175,8 @@ mod tests {
     fn the_present_process_is_alive() {
         let lease = Lease::mine().unwrap();
         assert_eq!(lease.pid(), std::process::id());
-        assert!(lease.is_alive() && !lease.is_ending() && Lease::from_bits(lease.bits()) == Some(lease));
+        assert!(lease.is_alive() && !lease.is_ending());
+        assert_eq!(Lease::from_bits(lease.bits(), || lease.spaces()), Some(lease));
     }
 
     #[test]
@@ -145,7 +196,18 @@ mod tests {
     #[test]
     fn a_process_with_the_same_id_that_began_later_is_another_one() {
         let mine = Lease::mine().unwrap();
-        assert!(!Lease(mine.0 - 1).is_alive());
+        assert!(!Lease { bits: mine.bits - 1, ..mine }.is_alive());
+    }
+
+    #[test]
+    fn a_process_of_another_namespace_runs_and_ends_a_while_after_it_is_gone() {
+        let mine = Lease::mine().unwrap();
+        let other = Lease { spaces: mine.spaces + 1, ..mine };
+        assert!(other.is_alive() && !other.is_of_here());
+        assert!(other.program().unwrap().contains("namespace"));
+        assert!(other.is_ending(), "the driver may have its memory yet");
+        std::thread::sleep(PATIENCE);
+        assert!(!other.is_ending() && other.is_alive());
     }
 
     #[test]

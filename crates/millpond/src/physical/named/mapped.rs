@@ -5,18 +5,18 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::lease::namespaces;
+use super::folder::Folder;
 use super::table::{ORDER, Table};
 
-const _: () = assert!(size_of::<Table>() == 4096);
+const _: () = assert!(size_of::<Table>() == 64 + 64 * super::modelled::SLOTS);
 
 /// What a register's file is, and its version.
-const KIND: [u64; 2] = [u64::from_le_bytes(*b"millpond"), 2];
+pub(super) const KIND: [u64; 2] = [u64::from_le_bytes(*b"millpond"), 3];
 
 /// The table that processes share, in a file that is mapped. What is asked of it, and who has which of its slots, is in
 /// [`register`](super::register).
@@ -37,18 +37,19 @@ impl std::ops::Deref for Register {
 }
 
 impl Register {
-    /// The register in this file, which is made if there is none.
-    pub(super) fn open(path: &Path) -> Result<Self, String> {
-        if let Some(found) = Self::open_existing(path)? {
+    /// The register of this name, which is made if there is none.
+    pub(super) fn open(folder: &Folder, name: &str) -> Result<Self, String> {
+        if let Some(found) = Self::open_existing(folder, name)? {
             return Ok(found);
         }
         let failed = |error| format!("it cannot be made: {error}: is the folder there, and writable?");
-        create(path).map_err(failed)?;
-        Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
+        create(&folder.path.join(name), folder.mode).map_err(failed)?;
+        Self::open_existing(folder, name)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
     }
 
-    /// The register in this file; `None` where there is no such file.
-    pub(super) fn open_existing(path: &Path) -> Result<Option<Self>, String> {
+    /// The register of this name; `None` where there is no such file.
+    pub(super) fn open_existing(folder: &Folder, name: &str) -> Result<Option<Self>, String> {
+        let path = folder.path.join(name);
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = match options.open(path) {
@@ -61,7 +62,7 @@ impl Register {
         if !about.is_file() || about.len() != size_of::<Table>() as u64 {
             return Err(no_register());
         }
-        if about.uid() != user || about.mode() & 0o077 != 0 {
+        if !folder.is_shared && (about.uid() != user || about.mode() & 0o077 != 0) {
             let (owner, mode) = (about.uid(), about.mode() & 0o777);
             return Err(format!(
                 "it belongs to user {owner} with mode {mode:o}, not to user {user} with mode 600: {ANOTHER}"
@@ -70,18 +71,15 @@ impl Register {
         let mapped = MmapOptions::new().len(size_of::<Table>()).map_raw(&file);
         let table = mapped.map_err(|error| format!("it cannot be mapped: {error}"))?;
         let register = Self { table, file };
-        let head = register.head.each_ref().map(|word| word.load(ORDER));
-        if head[..2] != KIND {
+        if [0, 1].map(|at| register.head[at].load(ORDER)) != KIND {
             return Err(no_register());
         }
-        if head[2..] != namespaces() {
-            return Err(
-                "it was made in another PID or time namespace, where process ids mean others: share the namespace \
-                 (docker run --pid), use another name, or remove it if no process has it"
-                    .to_owned(),
-            );
-        }
         Ok(Some(register))
+    }
+
+    /// Whether nobody finds the file any more.
+    pub(super) fn is_removed(&self) -> bool {
+        self.file.metadata().is_ok_and(|about| about.nlink() == 0)
     }
 
     /// To ask for locks. It has none itself.
@@ -99,16 +97,20 @@ fn no_register() -> String {
 
 /// Makes the file. It is written under another name first, so that it is whole from its first moment on. Where another
 /// process is faster, its file stays.
-fn create(path: &Path) -> io::Result<()> {
-    let head = [KIND, namespaces()].concat();
-    let mut content: Vec<u8> = head.into_iter().flat_map(u64::to_ne_bytes).collect();
+fn create(path: &Path, mode: u32) -> io::Result<()> {
+    let mut content: Vec<u8> = KIND.into_iter().flat_map(u64::to_ne_bytes).collect();
     content.resize(size_of::<Table>(), 0);
     let mut new = path.as_os_str().to_owned();
-    new.push(format!(".{}", rustix::thread::gettid().as_raw_nonzero()));
-    // Left by a thread with the same id that was killed here.
-    let _ = fs::remove_file(&new);
+    // With the time: a thread of another container may have the same number.
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    new.push(format!(".{}-{since:x}", rustix::thread::gettid().as_raw_nonzero()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    let made = file.write_all(&content).and_then(|()| match fs::hard_link(&new, path) {
+    let mut write = || {
+        file.write_all(&content)?;
+        // Whatever the umask.
+        file.set_permissions(fs::Permissions::from_mode(mode))
+    };
+    let made = write().and_then(|()| match fs::hard_link(&new, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         linked => linked,
     });
@@ -122,27 +124,32 @@ mod tests {
 
     use super::*;
 
-    fn in_folder() -> (tempfile::TempDir, std::path::PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("register");
-        (folder, path)
+    const NAME: &str = "register";
+
+    fn in_folder() -> (tempfile::TempDir, Folder, std::path::PathBuf) {
+        let temporary = tempfile::tempdir().unwrap();
+        let (path, file) = (temporary.path().to_owned(), temporary.path().join(NAME));
+        (temporary, Folder { path, mode: 0o600, is_shared: false }, file)
     }
 
     #[test]
     fn a_register_that_another_process_makes_first_stays() {
-        let (_folder, path) = in_folder();
-        let first = Register::open(&path).unwrap();
+        let (_temporary, folder, path) = in_folder();
+        let first = Register::open(&folder, NAME).unwrap();
         first.limit.store(7, ORDER);
-        create(&path).unwrap();
-        assert_eq!(Register::open(&path).unwrap().limit.load(ORDER), 7);
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing else is left there");
+        create(&path, 0o600).unwrap();
+        assert_eq!(Register::open(&folder, NAME).unwrap().limit.load(ORDER), 7);
+        assert_eq!(fs::read_dir(&folder.path).unwrap().count(), 1, "nothing else is left there");
+        assert!(!first.is_removed());
+        fs::remove_file(&path).unwrap();
+        assert!(first.is_removed());
     }
 
     #[test]
     fn files_that_are_no_ledger_are_refused() {
-        let refusal = |path: &Path| Register::open(path).unwrap_err();
-        let (_folder, path) = in_folder();
-        for length in [0, 10, size_of::<Table>(), size_of::<Table>() + 1] {
+        let (_temporary, folder, path) = in_folder();
+        let refusal = |_: &Path| Register::open(&folder, NAME).unwrap_err();
+        for length in [0, 10, 4096, size_of::<Table>(), size_of::<Table>() + 1] {
             fs::write(&path, vec![0xa5; length]).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             assert!(refusal(&path).starts_with("it is no register of a budget for"), "{length}");
@@ -154,37 +161,37 @@ mod tests {
         symlink("/dev/zero", &path).unwrap();
         assert!(refusal(&path).contains("cannot be opened"));
         fs::remove_file(&path).unwrap();
-        let mapped = Register::open(&path).unwrap();
+        let mapped = Register::open(&folder, NAME).unwrap();
         mapped.head[1].store(KIND[1] + 1, ORDER);
         assert!(
             refusal(&path)
                 .starts_with("it is no register of a budget for this version of millpond: remove it")
         );
         mapped.head[1].store(KIND[1], ORDER);
-        mapped.head[2].store(1, ORDER);
-        assert!(refusal(&path).contains("namespace"));
-        mapped.head[2].store(namespaces()[0], ORDER);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(refusal(&path).contains("with mode 644, not to user"));
+        let shared = Folder { is_shared: true, ..folder };
+        assert!(Register::open(&shared, NAME).is_ok(), "it is for those who may write to the folder");
     }
 
     #[test]
     fn where_no_file_can_be_made_the_error_says_so() {
         for folder in ["/nonexistent", "/proc"] {
-            let refused = Register::open(&Path::new(folder).join("register")).unwrap_err();
+            let folder = Folder { path: folder.into(), mode: 0o600, is_shared: false };
+            let refused = Register::open(&folder, NAME).unwrap_err();
             assert!(refused.starts_with("it cannot be made: "), "{refused}");
         }
     }
 
     #[test]
     fn a_file_is_whole_from_its_first_moment_whoever_makes_it() {
-        let (_folder, path) = in_folder();
+        let (_temporary, folder, _) = in_folder();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..200).for_each(|_| drop(Register::open(&path).unwrap())));
+                scope.spawn(|| (0..200).for_each(|_| drop(Register::open(&folder, NAME).unwrap())));
             }
             for _ in 0..200 {
-                assert!(Register::open_existing(&path).is_ok());
+                assert!(Register::open_existing(&folder, NAME).is_ok());
             }
         });
     }

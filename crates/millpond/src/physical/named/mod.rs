@@ -7,9 +7,12 @@
 //!
 //! A slot is a process's as long as it has the slot's [seat](seat), a lock. See the register for why it is right after
 //! `kill -9` at any instruction.
+//!
+//! Who only [looks](look) takes no slot, and writes nothing.
 
-mod folder;
+pub(crate) mod folder;
 mod lease;
+mod look;
 mod mapped;
 mod modelled;
 #[cfg(all(test, loom))]
@@ -20,7 +23,7 @@ mod table;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -28,6 +31,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
+use self::folder::Folder;
 use self::lease::Lease;
 use self::mapped::Register;
 use self::seat::Seat;
@@ -36,7 +40,7 @@ use crate::lock::Mutex;
 use crate::log::log;
 use crate::policy::budgets::{PATIENCE, ROUND};
 use crate::process::{OfProcess, Process};
-use crate::tenant::Tenant;
+use crate::tenant::{SeenBudget, Tenant};
 use crate::{Error, Result};
 
 /// The longest name.
@@ -71,25 +75,66 @@ pub(crate) struct Tenancy {
 impl Tenancy {
     /// The limit of the budget with this name; `None` where no process has it.
     pub(super) fn limit_of(name: &str) -> Result<Option<u64>> {
-        let path = path(name)?;
-        let register = Register::open_existing(&path).map_err(|what| refused(&path, what))?;
+        let place = Place::of(name)?;
+        let register = Register::open_existing(&place.folder, name).map_err(|what| place.refused(what))?;
         Ok(register.and_then(|register| register.limit_in_use()))
+    }
+
+    /// Sets the limit of the budget with this name, whether or not anybody has it.
+    pub(super) fn keep_limit(name: &str, bytes: u64) -> Result<()> {
+        let place = Place::of(name)?;
+        let failed = |what| place.refused(what);
+        let me = Lease::mine().map_err(failed)?;
+        place.until_it_stays(|register| {
+            let stays = register.keep_limit(me, bytes);
+            register.asks.fetch_add(1, Ordering::SeqCst);
+            wake_all(&register.asks);
+            Ok(stays.then_some(()))
+        })
+    }
+
+    /// Removes the budget with this name, if no process has it; whether it did.
+    pub(super) fn remove(name: &str) -> Result<bool> {
+        let place = Place::of(name)?;
+        let failed = |what| place.refused(what);
+        let Some(register) = Register::open_existing(&place.folder, name).map_err(failed)? else {
+            return Ok(false);
+        };
+        let mut removed = Ok(());
+        let remove = || removed = std::fs::remove_file(place.path());
+        let is_free = register.remove(Lease::mine().map_err(failed)?, remove).map_err(failed)?;
+        removed.map_err(|error| place.refused(format!("it cannot be removed: {error}")))?;
+        Ok(is_free)
+    }
+
+    /// The budget with this name, as it is now.
+    pub(super) fn look(name: &str) -> Result<Option<SeenBudget>> {
+        let place = Place::of(name)?;
+        look::at(&place.path()).map_err(|what| place.refused(what))
+    }
+
+    /// All budgets that this process may look at.
+    pub(super) fn look_at_all() -> Vec<SeenBudget> {
+        look::all()
     }
 
     /// Joins the processes that have this budget, and starts the thread that answers them.
     pub(super) fn join(name: &str, limit: u64) -> Result<Arc<Self>> {
-        let path = path(name)?;
-        let failed = |what: String| refused(&path, what);
+        let place = Place::of(name)?;
+        let failed = |what: String| place.refused(what);
         let lease = Lease::mine().map_err(failed)?;
-        let register = Arc::new(Register::open(&path).map_err(failed)?);
-        let seat = register.join(lease, limit).map_err(failed)?;
+        let (register, seat) = place.until_it_stays(|register| {
+            let seat = register.join(lease, limit)?;
+            Ok(seat.map(|seat| (register, seat)))
+        })?;
+        let register = Arc::new(register);
         let present = register.limit.load(Ordering::SeqCst);
         if limit != present {
             log!(WARN, "a budget that others have keeps its limit", name, limit, present);
         }
         let tenancy = Arc::new(Self {
             name: name.to_owned(),
-            path: path.clone(),
+            path: place.path(),
             register: register.clone(),
             at: seat.slot,
             seat: Some(seat),
@@ -212,15 +257,16 @@ impl Tenancy {
             register.owned().filter(|(at, ..)| all || *at != self.at).map(figures).collect()
         });
         // Without the lock: to look for a process takes some microseconds.
-        let program = |owner: Lease| owner.program().unwrap_or_else(|| HAS_ENDED.to_owned());
-        found.into_iter().map(|(owner, tenant)| Tenant { program: program(owner), ..tenant }).collect()
+        let named = found.into_iter().map(|(owner, tenant)| Tenant { program: program(owner), ..tenant });
+        largest_first(named.collect())
     }
 
     /// A descriptor for others who open the memory at these addresses: it counts as long as anybody has that descriptor, or the
     /// file that it stands for, also after this process.
     pub(crate) fn lend(&self, addresses: Range<u64>) -> Result<OwnedFd> {
         seat::lend(self.register.file(), self.at, addresses).map_err(|error| {
-            refused(&self.path, format!("what is shared cannot be locked (F_OFD_SETLK): {error}"))
+            let what = format!("what is shared cannot be locked (F_OFD_SETLK): {error}");
+            Error::SharedBudget { path: self.path.display().to_string(), what }
         })
     }
 
@@ -354,21 +400,67 @@ fn answer(register: &Register, tenancy: &Weak<Tenancy>) {
     }
 }
 
-/// The file of the register.
-fn path(name: &str) -> Result<PathBuf> {
-    let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
-    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_allowed) {
-        return Err(Error::BadOption {
-            option: "budget",
-            why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
-        });
-    }
-    Ok(folder::of_user().map_err(|(folder, what)| refused(&folder, what))?.join(name))
+/// The program of a process that has a slot.
+fn program(owner: Lease) -> String {
+    owner.program().unwrap_or_else(|| HAS_ENDED.to_owned())
 }
 
-/// The file or folder cannot be used.
-fn refused(path: &Path, what: String) -> Error {
-    Error::SharedBudget { path: path.display().to_string(), what }
+/// Those that hold most come first.
+fn largest_first(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
+    tenants.sort_by_key(|tenant| (std::cmp::Reverse(tenant.held), tenant.pid));
+    tenants
+}
+
+/// Whether a budget can have this name.
+fn is_a_name(name: &str) -> bool {
+    let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
+    (1..=LONGEST_NAME).contains(&name.len()) && name.chars().all(is_allowed)
+}
+
+/// Where a register is.
+struct Place<'a> {
+    folder: Folder,
+    name: &'a str,
+}
+
+impl<'a> Place<'a> {
+    fn of(name: &'a str) -> Result<Self> {
+        if !is_a_name(name) {
+            return Err(Error::BadOption {
+                option: "budget",
+                why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
+            });
+        }
+        let folder = folder::present();
+        let folder =
+            folder.map_err(|(path, what)| Error::SharedBudget { path: path.display().to_string(), what })?;
+        Ok(Self { folder, name })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path.join(self.name)
+    }
+
+    /// The file or folder cannot be used.
+    fn refused(&self, what: String) -> Error {
+        Error::SharedBudget { path: self.path().display().to_string(), what }
+    }
+
+    /// Does this with the register, again as long as its file was removed meanwhile.
+    fn until_it_stays<T>(
+        &self,
+        with: impl Fn(Register) -> std::result::Result<Option<T>, String>,
+    ) -> Result<T> {
+        /// Each time, somebody else removes the file at the same moment.
+        const MOST: usize = 100;
+        for _ in 0..MOST {
+            let register = Register::open(&self.folder, self.name).map_err(|what| self.refused(what))?;
+            if let Some(done) = with(register).map_err(|what| self.refused(what))? {
+                return Ok(done);
+            }
+        }
+        Err(self.refused("it is removed again and again: use another name".to_owned()))
+    }
 }
 
 /// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.
@@ -396,7 +488,7 @@ mod tests {
         let name = format!("slowly-{}", std::process::id());
         let tenancy = Tenancy::join(&name, 10).unwrap();
         let register = &tenancy.register;
-        let seat = register.join(Lease::mine().unwrap(), 10).unwrap();
+        let seat = register.join(Lease::mine().unwrap(), 10).unwrap().unwrap();
         let other = seat.slot;
         assert!(register.take(other, 10));
         let patience = Duration::from_millis(400);
@@ -444,7 +536,7 @@ mod tests {
         program.wait().unwrap();
         let own = Own::new("children", 10);
         let register = &own.0.register;
-        let child = register.join(Lease::mine().unwrap(), 10).unwrap();
+        let child = register.join(Lease::mine().unwrap(), 10).unwrap().unwrap();
         assert!(register.take(child.slot, 10));
         register.slots[child.slot].owner.store(ended.bits(), Ordering::SeqCst);
         assert!(!own.0.ask(1, Duration::ZERO), "the child has all of it");
@@ -466,7 +558,7 @@ mod tests {
     fn pools_give_back_what_others_want_and_no_more() {
         let own = Own::new("wanted", 100);
         let register = &own.0.register;
-        let other = register.join(Lease::mine().unwrap(), 100).unwrap();
+        let other = register.join(Lease::mine().unwrap(), 100).unwrap().unwrap();
         let givers: [Arc<Counts>; 2] = Default::default();
         let dynamic = |giver: &Arc<Counts>| -> Weak<dyn GivesBack> {
             let weak: Weak<Counts> = Arc::downgrade(giver);

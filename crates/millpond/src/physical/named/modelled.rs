@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Processes that one budget can have.
-pub(super) const SLOTS: usize = 63;
+pub(super) const SLOTS: usize = 1024;
+
+/// A word that decides nothing between processes, and so is no part of the models.
+pub(super) type PlainWord = std::sync::atomic::AtomicU64;
 
 /// How long somebody has waited for the lock.
 #[derive(Default)]

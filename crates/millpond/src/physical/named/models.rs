@@ -32,6 +32,9 @@ mod modelled {
 
     pub(super) const SLOTS: usize = 3;
 
+    /// What decides nothing.
+    pub(super) type PlainWord = std::sync::atomic::AtomicU64;
+
     loom::thread_local! {
         /// The words that the present process may still reach, if it is to be killed.
         static LEFT: Cell<Option<u32>> = Cell::new(None);
@@ -100,6 +103,10 @@ mod modelled {
                     if goes_on() { self.0.fetch_add(value, order) } else { 0 }
                 }
 
+                pub(super) fn fetch_max(&self, value: $value, order: Ordering) -> $value {
+                    if goes_on() { self.0.fetch_max(value, order) } else { 0 }
+                }
+
                 pub(super) fn compare_exchange(
                     &self,
                     seen: $value,
@@ -145,8 +152,12 @@ mod lease {
     pub(super) struct Lease(u64);
 
     impl Lease {
-        pub(super) fn from_bits(bits: u64) -> Option<Self> {
+        pub(super) fn from_bits(bits: u64, _: impl FnOnce() -> u64) -> Option<Self> {
             (bits != 0).then_some(Self(bits))
+        }
+
+        pub(super) fn spaces(self) -> u64 {
+            0
         }
 
         pub(super) fn bits(self) -> u64 {
@@ -244,6 +255,11 @@ mod mapped {
         pub(super) fn file(&self) -> &Locks {
             &self.locks
         }
+
+        /// Nobody removes it.
+        pub(super) fn is_removed(&self) -> bool {
+            false
+        }
     }
 
     impl std::ops::Deref for Register {
@@ -277,8 +293,8 @@ impl Machine {
 
     /// A process that has joined.
     fn process(&self, number: u64) -> ModelProcess {
-        let lease = Lease::from_bits(number).unwrap();
-        let seat = self.register.join(lease, LIMIT).unwrap();
+        let lease = Lease::from_bits(number, || 0).unwrap();
+        let seat = self.register.join(lease, LIMIT).unwrap().unwrap();
         ModelProcess { machine: self.clone(), lease, seat: Some(seat), used: 0 }
     }
 
@@ -423,8 +439,8 @@ fn a_process_that_is_killed_while_it_joins_or_leaves_leaves_nothing() {
             let machine = machine.clone();
             move || {
                 let _life = Life::of(words);
-                let lease = Lease::from_bits(1).unwrap();
-                let seat = machine.register.join(lease, LIMIT).ok();
+                let lease = Lease::from_bits(1, || 0).unwrap();
+                let seat = machine.register.join(lease, LIMIT).ok().flatten();
                 if let Some(seat) = seat {
                     machine.register.leave(seat);
                 }

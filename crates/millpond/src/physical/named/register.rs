@@ -30,7 +30,8 @@ impl Register {
 
     /// Slots that have an owner, by their number.
     pub(super) fn owned(&self) -> impl Iterator<Item = (usize, &Slot, Lease)> {
-        let slots = self.slots.iter().enumerate();
+        let used = (self.used.load(ORDER) as usize).min(SLOTS);
+        let slots = self.slots[..used].iter().enumerate();
         slots.filter_map(|(at, slot)| Some((at, slot, slot.owner()?)))
     }
 
@@ -90,15 +91,31 @@ impl Register {
 
     // ---- who has which ------------------------------------------------------------------------------
 
-    /// The limit, if a process has the budget.
+    /// The limit, if a process has the budget, or it was set for those that come.
     pub(super) fn limit_in_use(&self) -> Option<u64> {
         self.settle_all();
-        let is_in_use = self.owned().any(|(_, slot, _)| slot.joined.load(ORDER) != 0);
-        is_in_use.then(|| self.limit.load(ORDER))
+        let is_in_use = || self.owned().any(|(_, slot, _)| slot.joined.load(ORDER) != 0);
+        (self.kept.load(ORDER) != 0 || is_in_use()).then(|| self.limit.load(ORDER))
     }
 
-    /// A slot for the process. The first process sets the limit.
-    pub(super) fn join(&self, me: Lease, limit: u64) -> Result<Seat, String> {
+    /// Sets the limit for all processes, also for those that come. `false` where the file was removed before.
+    pub(super) fn keep_limit(&self, me: Lease, bytes: u64) -> bool {
+        self.settle_all();
+        // Where all slots are taken, nobody comes who would set another one.
+        let seat = self.take_seat(me).ok();
+        let locked = seat.as_ref().and_then(|seat| self.lock(seat.slot));
+        self.limit.store(bytes, ORDER);
+        self.kept.store(1, ORDER);
+        drop(locked);
+        if let Some(seat) = seat {
+            self.leave(seat);
+        }
+        !self.is_removed()
+    }
+
+    /// A slot for the process. The first process sets the limit, unless it was set for all. `None` where the file was removed
+    /// before: who comes later finds another one.
+    pub(super) fn join(&self, me: Lease, limit: u64) -> Result<Option<Seat>, String> {
         self.settle_all();
         let seat = self.take_seat(me)?;
         let Some(_locked) = self.lock(seat.slot) else {
@@ -107,11 +124,34 @@ impl Register {
                 "its lock is held by a process that does not go on: resume that process, or use another name";
             return Err(what.to_owned());
         };
-        if self.others(seat.slot).all(|slot| slot.joined.load(ORDER) == 0) {
+        if self.is_removed() {
+            self.leave(seat);
+            return Ok(None);
+        }
+        if self.kept.load(ORDER) == 0 && self.is_alone(seat.slot) {
             self.limit.store(limit, ORDER);
         }
         self.slots[seat.slot].joined.store(1, ORDER);
-        Ok(seat)
+        Ok(Some(seat))
+    }
+
+    /// Whether no other process has joined.
+    fn is_alone(&self, mine: usize) -> bool {
+        self.others(mine).all(|slot| slot.joined.load(ORDER) == 0)
+    }
+
+    /// Calls `remove` if no process has the budget, and nobody joins meanwhile; whether it did.
+    pub(super) fn remove(&self, me: Lease, remove: impl FnOnce()) -> Result<bool, String> {
+        self.settle_all();
+        let seat = self.take_seat(me)?;
+        let locked = self.lock(seat.slot);
+        let is_free = locked.is_some() && !self.is_removed() && self.is_alone(seat.slot);
+        if is_free {
+            remove();
+        }
+        drop(locked);
+        self.leave(seat);
+        Ok(is_free)
     }
 
     /// A slot that is nobody's, with its seat.
@@ -119,9 +159,12 @@ impl Register {
         let failed = |error: io::Error| {
             format!("it cannot be locked (F_OFD_SETLK): {error}: does the system have such locks, and /proc?")
         };
-        for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.owner().is_none()) {
+        // What stands behind the used ones was never a process's.
+        let is_free = |at: usize, slot: &Slot| at >= self.used.load(ORDER) as usize || slot.owner().is_none();
+        for (at, slot) in self.slots.iter().enumerate().filter(|(at, slot)| is_free(*at, slot)) {
             let Some(claim) = Claim::take(self.file(), at).map_err(failed)? else { continue };
-            if slot.owner().is_some() {
+            // Somebody else was faster, and has ended.
+            if !is_free(at, slot) {
                 continue;
             }
             for word in [&slot.held, &slot.floor, &slot.wants, &slot.ended] {
@@ -130,7 +173,10 @@ impl Register {
             slot.claim.store(u64::MAX, ORDER);
             slot.joined.store(0, ORDER);
             slot.answered.store(self.asks.load(ORDER), ORDER);
+            slot.spaces.store(me.spaces(), ORDER);
             let seat = claim.keep().map_err(failed)?;
+            // Before it has an owner: who has the lock sees all that ever took memory.
+            self.used.fetch_max(at as u32 + 1, ORDER);
             // The owner last: until then, it is nobody's.
             slot.owner.store(me.bits(), ORDER);
             return Ok(seat);
@@ -216,7 +262,9 @@ impl Register {
     /// Whether nobody goes on with the lock: the holder's seat is free, or only its children have that.
     fn is_left_behind(&self, lock: u64, waited: Duration) -> bool {
         let at = holder(lock) as usize - 1;
-        let owner = self.slots[at].owner();
+        // A number that no slot has is no holder's.
+        let Some(slot) = self.slots.get(at) else { return true };
+        let owner = slot.owner();
         // To look for it in `/proc` takes some microseconds.
         let runs = |owner: Lease| waited < ROUND || owner.is_alive();
         !seat::is_taken(self.file(), at) || !owner.is_some_and(runs)
@@ -225,8 +273,8 @@ impl Register {
 
 /// Who has the lock: a slot, counted from 1, or 0.
 fn holder(lock: u64) -> u64 {
-    const { assert!((SLOTS + 1).is_power_of_two(), "the lowest bits say it") };
-    lock & SLOTS as u64
+    const BITS: u64 = (SLOTS as u64 + 1).next_power_of_two() - 1;
+    lock & BITS
 }
 
 /// As long as it lives, nobody else takes memory, or joins.
@@ -251,12 +299,16 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::sync::OnceLock;
 
+    use super::super::folder;
     use super::*;
     use crate::fixtures::{begin, nobody_begins};
     use crate::lock::RwLockReadGuard;
     use crate::open_file::keep_open;
 
     const MIB: u64 = 1 << 20;
+
+    /// How long a process of another namespace counts as ending.
+    const GONE_AFTER: Duration = crate::policy::other_processes::PATIENCE;
 
     /// A folder of the test's own, and who has a register in it is not changed by other tests meanwhile.
     type Folder = (tempfile::TempDir, RwLockReadGuard<'static, ()>);
@@ -270,7 +322,8 @@ mod tests {
     }
 
     fn open(path: &Path) -> Register {
-        Register::open(path).unwrap()
+        let folder = folder::Folder { path: path.parent().unwrap().into(), mode: 0o600, is_shared: false };
+        Register::open(&folder, "register").unwrap()
     }
 
     fn lend(register: &Register, slot: usize, addresses: Range<u64>) -> OwnedFd {
@@ -279,7 +332,7 @@ mod tests {
 
     impl Register {
         fn joined(&self, limit: u64) -> Seat {
-            self.join(Lease::mine().unwrap(), limit).unwrap()
+            self.join(Lease::mine().unwrap(), limit).unwrap().unwrap()
         }
 
         /// Settles all; whether anything is less now.
@@ -379,9 +432,9 @@ mod tests {
         let register = open(&path);
         let mine = register.joined(10);
         let theirs = register.left_by(gone(), 9);
-        register.lock.store((7 << 6) | (theirs as u64 + 1), ORDER);
+        register.lock.store((7 << 11) | (theirs as u64 + 1), ORDER);
         assert!(!register.take(mine.slot, 2), "it counts until somebody looks");
-        assert_eq!(register.lock.load(ORDER), 8 << 6, "the lock was taken over, and is free");
+        assert_eq!(register.lock.load(ORDER), 8 << 11, "the lock was taken over, and is free");
         assert!(register.settles() && !register.settles());
         assert!(register.take(mine.slot, 10) && register.owned().count() == 1);
     }
@@ -531,7 +584,8 @@ mod tests {
         let mut seats: Vec<_> = (0..SLOTS).map(|_| register.joined(10)).collect();
         assert!(seats.iter().enumerate().all(|(at, seat)| seat.slot == at));
         let refused = register.join(Lease::mine().unwrap(), 10).unwrap_err();
-        assert!(refused.starts_with("63 processes have it"), "{refused}");
+        assert!(refused.starts_with("1024 processes have it"), "{refused}");
+        assert!(register.keep_limit(Lease::mine().unwrap(), 20), "also then");
         register.leave(seats.remove(5));
         assert_eq!(register.joined(10).slot, 5);
         // All killed at once: there is room again.
@@ -558,14 +612,17 @@ mod tests {
         drop(open(&path));
         let mut content = fs::read(&path).unwrap();
         let mut random = 7_u64;
-        for _ in 0..20 {
+        for _ in 0..3 {
             for byte in &mut content[32..] {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 *byte = (random >> 56) as u8;
             }
             fs::write(&path, &content).unwrap();
             let register = open(&path);
-            // Nobody has a seat.
+            register.kept.store(0, ORDER);
+            // Nobody has a seat. Who is of another namespace counts for a while.
+            register.settle_all();
+            std::thread::sleep(GONE_AFTER);
             let mine = register.joined(100 * MIB);
             assert_eq!((register.owned().count(), register.room(mine.slot)), (1, 100 * MIB));
             assert!(register.take(mine.slot, 100 * MIB));

@@ -3,26 +3,29 @@
 //! All of it is atomic words, any value of each has a meaning, and sums saturate.
 
 use super::lease::Lease;
-use super::modelled::{AtomicU32, AtomicU64, Ordering, SLOTS};
+use super::modelled::{AtomicU32, AtomicU64, Ordering, PlainWord, SLOTS};
 
 /// Sequentially consistent throughout: all of it is rare, and easier to be right.
 pub(super) const ORDER: Ordering = Ordering::SeqCst;
 
-/// What the file holds: one page.
+/// What the file holds.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Table {
-    /// What the file is, and the namespaces in which leases have a meaning.
+    /// What the file is, and its version. Two words are left for later ones.
     pub(super) head: [AtomicU64; 4],
     /// Bytes that all processes may hold together.
     pub(super) limit: AtomicU64,
-    /// How often it was taken, and in the lowest six bits the holder's slot, counted from 1, or 0.
+    /// How often it was taken, and in the lowest bits the holder's slot, counted from 1, or 0.
     pub(super) lock: AtomicU64,
     /// Counts requests for memory, and processes that leave. Who wants to hear of them waits for it to change.
     pub(super) asks: AtomicU32,
     /// Counts answers to them.
     pub(super) answers: AtomicU32,
-    _unused: AtomicU64,
+    /// No slot from this one on was ever taken. It only grows, before a slot gets an owner.
+    pub(super) used: AtomicU32,
+    /// Whether the limit was set for all processes that come, and not by the first of them.
+    pub(super) kept: AtomicU32,
     pub(super) slots: [Slot; SLOTS],
 }
 
@@ -30,11 +33,11 @@ pub(super) struct Table {
 impl Table {
     /// That of a budget which nobody has yet.
     pub(super) fn modelled(limit: u64) -> Self {
-        let [lock, _unused] = Default::default();
+        let (head, lock) = Default::default();
         let limit = AtomicU64::new(limit);
         let slots = std::array::from_fn(|_| Slot::default());
-        let (asks, answers) = Default::default();
-        Self { head: Default::default(), limit, lock, asks, answers, _unused, slots }
+        let [asks, answers, used, kept] = Default::default();
+        Self { head, limit, lock, asks, answers, used, kept, slots }
     }
 }
 
@@ -57,11 +60,13 @@ pub(super) struct Slot {
     pub(super) joined: AtomicU32,
     /// The owner once more, as soon as it is known to run no more: only its memory is in use.
     pub(super) ended: AtomicU64,
+    /// The namespaces in which the owner is the process that it says.
+    pub(super) spaces: PlainWord,
 }
 
 impl Slot {
     pub(super) fn owner(&self) -> Option<Lease> {
-        Lease::from_bits(self.owner.load(ORDER))
+        Lease::from_bits(self.owner.load(ORDER), || self.spaces.load(ORDER))
     }
 
     /// Requests are counted in a circle.
