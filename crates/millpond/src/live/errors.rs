@@ -261,7 +261,9 @@ mod tests {
     fn what_is_no_file_of_a_process_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("1-2.json");
-        for (text, is_read) in [("", false), ("[1]", false), (r#"{"errors": 2, "failed": {"pool": 1}}"#, true)] {
+        for (text, is_read) in
+            [("", false), ("[1]", false), (r#"{"errors": 2, "failed": {"pool": 1}}"#, true)]
+        {
             fs::write(&path, text).unwrap();
             let seen = read_file(&path);
             assert_eq!(seen.is_some(), is_read, "{text}");
