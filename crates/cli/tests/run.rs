@@ -593,3 +593,30 @@ assert driver.cuMemFree_v2(at) == 0
         stderr(&output)
     );
 }
+
+#[test]
+fn the_kill_switch_leaves_a_program_as_it_is() {
+    let print = "echo \"[$LD_PRELOAD$MILLPOND_RUN]\"; exit 7";
+    let begin = |disable: &str| {
+        let mut run = run(&["--limit", "1GiB", "--", "sh", "-c", print]);
+        run.env("MILLPOND_DISABLE", disable).env_remove("LD_PRELOAD").output().unwrap()
+    };
+    let output = begin("1");
+    assert_eq!((output.status.code(), &*output.stdout), (Some(7), &b"[]\n"[..]));
+    assert_eq!(stderr(&output), "millpond: MILLPOND_DISABLE=1: sh runs as it is, without pool and limit\n");
+    if built().is_some() {
+        assert!(String::from_utf8_lossy(&begin("0").stdout).contains("libmillpond_run"));
+    }
+}
+
+#[test]
+fn the_environment_limits_the_pools_of_a_program() {
+    if built().is_none() {
+        return;
+    }
+    // It holds 6 MiB, and is killed then.
+    let ended = |limit: &str| run(&["./linked", "is killed"]).env("MILLPOND_LIMIT", limit).output().unwrap();
+    assert_eq!(ended("64MiB").status.code(), Some(137));
+    let refused = ended("4MiB");
+    assert!(!refused.status.success() && refused.status.code() != Some(137), "{}", stderr(&refused));
+}

@@ -77,7 +77,7 @@ fn text_has_a_line_for_each_pool() {
     let text = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--sort", "name"]));
     let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{text}"));
     assert!(line("reserved").starts_with("process"));
-    assert!(line("total").contains(" pools, ") && line("total").contains("MiB"), "{text}");
+    assert!(line("total").contains(" pools, ") && line("total").contains("iB"), "{text}");
     let filtered = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--filter", "a pool"]));
     assert!(filtered.contains("a pool") && !filtered.contains("2Jpool"), "{filtered}");
     assert!(line("a pool").starts_with(&std::process::id().to_string()));

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::device::MemoryKind;
 use crate::stats::HumanBytes;
 use crate::tenant::Tenant;
@@ -20,7 +22,7 @@ use crate::tenant::Tenant;
 /// println!("{report}"); // all of it, in words
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// The pool's name.
@@ -54,7 +56,7 @@ pub struct OutOfMemory {
 }
 
 /// What stood in the way of more memory. Bytes throughout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Limit {
     /// The device has none left.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::stats::HumanBytes;
 
 /// A process under a [named budget](crate::Budget::named), as [`Budget::tenants`](crate::Budget::tenants) lists it. Bytes
@@ -20,7 +22,7 @@ use crate::stats::HumanBytes;
 /// # std::fs::remove_file(budget.path().unwrap()).unwrap();
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tenant {
     /// The process.

@@ -24,11 +24,11 @@ use shared::{Freeing, sim_with};
 const MAY_END: &[(&str, usize)] = &[
     // What is shared from the start, and made once: the standard library has no way to be refused it.
     ("Context::new", 6),
-    ("PoolBuilder::build", 19),
-    ("PoolBuilder::build with each option", 17),
+    ("PoolBuilder::build", 21),
+    ("PoolBuilder::build with each option", 20),
     ("PoolBuilder::build with a wrong option", 3),
-    ("PoolBuilder::build and record", 60),
-    ("Context::default_pool, current_pool", 19),
+    ("PoolBuilder::build and record", 63),
+    ("Context::default_pool, current_pool", 22),
     ("Context::create_stream", 2),
     ("Context::default_stream, foreign_stream", 4),
     ("CapturePool::begin, alloc, free, end", 14),

@@ -1,7 +1,7 @@
 //! What a process that ran out of memory leaves: a file that stays when the process has ended, whatever ended it.
 //!
 //! It is written at each out-of-memory error, before the program hears of the error, and whole at any moment. A program without such
-//! errors has no file. The folder is `errors` in that of the budgets.
+//! errors has no file. The folder is `errors.d` in that of the budgets.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::figures::{SeenPool, figures_of, is_unshown, read, tamed};
+use super::figures::{SeenPool, figures_of, read, tamed};
 use super::who::{Who, own_id};
 use crate::core::Core;
 use crate::lock::Mutex;
@@ -23,17 +23,17 @@ use crate::physical::{SharedFolder, shared_folder, shared_folders};
 use crate::policy::watching::{ERRORS_STAY, LONGEST_ERROR, MOST_ERROR_FILES, MOST_POOLS_WITH_ERRORS};
 use crate::process::PerProcess;
 
-/// The folder in that of the budgets.
-const FOLDER: &str = "errors";
+/// The folder in that of the budgets. No budget can have this name.
+const FOLDER: &str = "errors.d";
 
 /// What a file's name ends with.
 const ENDING: &str = ".json";
 
-/// Bytes of a file that are read: none of ours has so many.
-const LONGEST_FILE: u64 = 1 << 20;
+/// Bytes of a file. A pool takes 2 KiB at most, and each tenant of a budget 200 bytes.
+const LONGEST_FILE: usize = 64 << 10;
 
 /// A process that ran out of memory, whether or not it still runs. The module [`live`](crate::live) has an example.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct SeenErrors {
@@ -48,6 +48,7 @@ pub struct SeenErrors {
     /// When the last one was, in seconds since 1970.
     pub last_at: u64,
     /// What the last one said.
+    #[serde(skip)]
     pub last: String,
     /// The pools that had such errors, as they were then.
     pub pools: Vec<SeenPool>,
@@ -59,72 +60,136 @@ pub struct SeenErrors {
     pub file: String,
 }
 
-/// What this process has written.
-#[derive(Debug, Default)]
-struct Written {
-    says: SeenErrors,
-    /// `None` before the first error, and where no file can be made.
-    to: Option<(SharedFolder, PathBuf)>,
+/// The part of a file that is made into a text when it is read: to do so takes memory.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Failed {
+    failed: Option<OutOfMemory>,
 }
 
-static WRITTEN: PerProcess<Mutex<Written>> = PerProcess::new(Default::default);
+/// What a file says.
+#[derive(Debug, Serialize)]
+struct Said<'a> {
+    #[serde(flatten)]
+    process: &'a Process,
+    errors: u64,
+    last_at: u64,
+    failed: &'a OutOfMemory,
+    pools: &'a [SeenPool],
+}
+
+/// This process, as all of its files name it.
+#[derive(Debug, Serialize)]
+struct Process {
+    pid: u32,
+    program: String,
+    who: Who,
+}
+
+/// All that is needed to write. It is there before memory runs out: then the host may have none, either.
+#[derive(Debug)]
+struct Ready {
+    process: Process,
+    /// Where budgets are, the folder of the errors in it, the file, and its name until it is whole.
+    paths: [PathBuf; 4],
+    mode: u32,
+    errors: u64,
+    /// Those with errors, of which it has room for so many.
+    pools: Vec<SeenPool>,
+    text: Vec<u8>,
+}
+
+/// `None` where there is no folder for it.
+static READY: PerProcess<Mutex<Option<Ready>>> = PerProcess::new(|| Mutex::new(Ready::new().ok()));
 
 /// Writes down which of a pool's requests found no memory.
 pub(crate) fn watch(pool: &Arc<Core>) {
-    let weak: Weak<Core> = Arc::downgrade(pool);
+    drop(READY.get().lock());
+    let (weak, figures): (Weak<Core>, _) = (Arc::downgrade(pool), Mutex::new(Some(figures_of(pool))));
     let tell = move |report: &OutOfMemory| {
         if let Some(pool) = weak.upgrade()
-            && let Err(error) = note(&pool, report)
+            && let Some(ready) = &mut *READY.get().lock()
         {
-            log!(DEBUG, "what this process ran out of is not written down", error);
+            ready.note(&pool, &figures, report);
         }
     };
     pool.observers.add(Arc::new(tell), true);
 }
 
-fn note(pool: &Core, report: &OutOfMemory) -> io::Result<()> {
-    let figures = figures_of(pool);
-    let mut written = WRITTEN.get().lock();
-    let Written { says, to } = &mut *written;
-    if says.errors == 0 {
+impl Ready {
+    fn new() -> io::Result<Self> {
         let comm = fs::read_to_string("/proc/self/comm").unwrap_or_default();
-        (says.pid, says.program, says.who) = (std::process::id(), tamed(&comm), Who::of("self"));
-        *to = new_file().ok();
+        let process = Process { pid: std::process::id(), program: tamed(&comm), who: Who::of("self") };
+        let SharedFolder { path, mode, .. } = shared_folder().map_err(|(_, what)| io::Error::other(what))?;
+        let folder = path.join(FOLDER);
+        make_room(&folder);
+        let file = folder.join(format!("{}{ENDING}", own_id()));
+        let new = file.with_extension("new");
+        let (pools, text) = (Vec::with_capacity(MOST_POOLS_WITH_ERRORS), Vec::with_capacity(LONGEST_FILE));
+        Ok(Self { process, paths: [path, folder, file, new], mode, errors: 0, pools, text })
     }
-    says.errors += 1;
-    says.last_at = seconds(SystemTime::now());
-    says.last = report.to_string().chars().take(LONGEST_ERROR).collect();
-    says.pools.retain(|known| known.number != figures.number);
-    if says.pools.len() < MOST_POOLS_WITH_ERRORS {
-        says.pools.push(figures);
-    }
-    let Some((folder, path)) = to else { return Ok(()) };
-    let text = serde_json::to_vec(says)?;
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&text)?;
-    file.set_permissions(Permissions::from_mode(folder.mode))?;
-    fs::rename(&new, path)
-}
 
-fn seconds(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// Where this process writes. Files of processes that had their last error long ago go.
-fn new_file() -> io::Result<(SharedFolder, PathBuf)> {
-    let folder = shared_folder().map_err(|(_, what)| io::Error::other(what))?;
-    let path = folder.path.join(FOLDER);
-    match fs::create_dir(&path) {
-        Ok(()) => {
-            let mode = fs::metadata(&folder.path)?.mode();
-            fs::set_permissions(&path, Permissions::from_mode(mode & 0o7777))?;
+    /// Takes no memory of the host's.
+    fn note(&mut self, pool: &Core, figures: &Mutex<Option<SeenPool>>, report: &OutOfMemory) {
+        self.errors += 1;
+        if self.pools.len() < MOST_POOLS_WITH_ERRORS {
+            self.pools.extend(figures.lock().take());
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error),
+        if let Some(known) = self.pools.iter_mut().find(|known| known.number == pool.number) {
+            known.stats = pool.stats();
+        }
+        if let Err(error) = self.write(report) {
+            log!(DEBUG, "what this process ran out of is not written down", error);
+        }
     }
-    make_room(&path);
-    Ok((folder, path.join(format!("{}{ENDING}", own_id()))))
+
+    fn write(&mut self, failed: &OutOfMemory) -> io::Result<()> {
+        let Self { process, errors, pools, text, .. } = self;
+        let last_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        // With as many pools as there is room for.
+        let is_whole = [pools.as_slice(), pools.get(..1).unwrap_or_default(), &[]].into_iter().any(|pools| {
+            text.clear();
+            let mut room = Room { text, is_full: false };
+            let said = Said { process, errors: *errors, last_at, failed, pools };
+            serde_json::to_writer(&mut room, &said).is_ok() && !room.is_full
+        });
+        if !is_whole {
+            return Ok(());
+        }
+        let [above, folder, path, new] = &self.paths;
+        match fs::create_dir(folder) {
+            Ok(()) => {
+                let mode = fs::metadata(above)?.mode();
+                fs::set_permissions(folder, Permissions::from_mode(mode & 0o7777))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+        file.write_all(&self.text)?;
+        file.set_permissions(Permissions::from_mode(self.mode))?;
+        fs::rename(new, path)
+    }
+}
+
+/// A text that does not grow. What does not fit is left out, without an error: one would take memory.
+struct Room<'a> {
+    text: &'a mut Vec<u8>,
+    is_full: bool,
+}
+
+impl Write for Room<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.is_full |= bytes.len() > self.text.capacity() - self.text.len();
+        if !self.is_full {
+            self.text.extend_from_slice(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Removes what is old, and the oldest files beyond a number.
@@ -163,10 +228,14 @@ fn read_file(path: &Path) -> Option<SeenErrors> {
         return None;
     }
     let mut text = String::new();
-    file.take(LONGEST_FILE).read_to_string(&mut text).ok()?;
-    let value: Value = serde_json::from_str(&text).ok().filter(Value::is_object)?;
-    let last = value["last"].as_str().unwrap_or_default().chars().filter(|c| !is_unshown(*c));
-    let seen = SeenErrors { last: last.take(LONGEST_ERROR).collect(), ..read(&text) };
+    file.take(LONGEST_FILE as u64).read_to_string(&mut text).ok()?;
+    if !serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) {
+        return None;
+    }
+    let seen: SeenErrors = read(&text);
+    let failed: Failed = read(&text);
+    let last = failed.failed.map(|report| report.to_string().chars().take(LONGEST_ERROR).collect());
+    let seen = SeenErrors { last: last.unwrap_or_default(), ..seen };
     // The system says whose the file is. In a container, the process may have had another number for its user.
     let who = Who { user: about.uid(), ..seen.who };
     Some(SeenErrors { who, id, file: path.display().to_string(), ..seen })
@@ -192,11 +261,13 @@ mod tests {
     fn what_is_no_file_of_a_process_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("1-2.json");
-        for (text, is_read) in [("", false), ("[1]", false), (r#"{"errors": 2, "last": "a\u0007b"}"#, true)] {
+        for (text, is_read) in
+            [("", false), ("[1]", false), (r#"{"errors": 2, "failed": {"pool": 1}}"#, true)]
+        {
             fs::write(&path, text).unwrap();
             let seen = read_file(&path);
             assert_eq!(seen.is_some(), is_read, "{text}");
-            assert!(seen.is_none_or(|seen| seen.errors == 2 && seen.last == "ab"));
+            assert!(seen.is_none_or(|seen| seen.errors == 2 && seen.last.is_empty()));
         }
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &path).unwrap();

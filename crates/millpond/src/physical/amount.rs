@@ -49,7 +49,8 @@ impl FromStr for Amount {
         };
         let bytes = number * (1_u64 << shift) as f64;
         if unit.is_empty() && bytes < LEAST_WITHOUT_UNIT {
-            return Err(format!("{number} without a unit is {number} bytes: {EXPECTED}"));
+            let likely = if number < 256.0 { "GiB" } else { "MiB" };
+            return Err(format!("{text} without a unit is {text} bytes; did you mean {text}{likely}?"));
         }
         // No device has more.
         let fits = (1.0..(1_u64 << 60) as f64).contains(&bytes);

@@ -21,7 +21,7 @@ pub(crate) const ERRORS_STAY: Duration = Duration::from_secs(86_400);
 
 /// Such files in a folder, the pools that each tells of, and letters of an error.
 pub(crate) const MOST_ERROR_FILES: usize = 1000;
-pub(crate) const MOST_POOLS_WITH_ERRORS: usize = 64;
+pub(crate) const MOST_POOLS_WITH_ERRORS: usize = 16;
 pub(crate) const LONGEST_ERROR: usize = 2000;
 
 /// Bytes of a recording, unless it asks for another limit. A disk that is full harms more than a recording without its end.
