@@ -73,11 +73,14 @@ public:
 
     /// Memory for work on the stream; null for no bytes. Throws where there is none, or the pool would be over its
     /// max_pool_size.
-    void *allocate(std::size_t size, cudaStream_t stream = nullptr) {
+    void *allocate(std::size_t size, cudaStream_t stream = nullptr) { return allocate_aligned(size, 1, stream); }
+
+    /// The same at a multiple of `align` bytes, a power of two up to 2 MiB.
+    void *allocate_aligned(std::size_t size, std::size_t align, cudaStream_t stream = nullptr) {
         if (size == 0) return nullptr;
         check_limit(size);
         void *found = nullptr;
-        check(millpond_alloc(pool_.get(), size, stream, &found));
+        check(millpond_alloc_aligned(pool_.get(), size, align, stream, &found));
         if (stream != nullptr) remember(found, stream);
         return found;
     }
@@ -288,7 +291,7 @@ public:
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
             throw CudaError("more bytes than can be addressed", MILLPOND_STATUS_SIZE_OVERFLOW);
         }
-        ptr_ = static_cast<T *>(pool.allocate(count * sizeof(T), stream));
+        ptr_ = static_cast<T *>(pool.allocate_aligned(count * sizeof(T), alignof(T), stream));
     }
 
     PoolPtr(PoolPtr &&other) noexcept { swap(other); }

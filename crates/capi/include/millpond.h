@@ -1104,14 +1104,22 @@ millpond_status millpond_stream_synchronize(millpond_context *context,
 // Whether all work given to the stream so far is complete: 1 or 0. Does not wait.
 millpond_status millpond_stream_is_idle(millpond_context *context, millpond_any_stream stream, int32_t *out);
 
-// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
+// Takes a block of `bytes` from the pool.
 millpond_status millpond_workspace_create(millpond_pool *pool,
                                           size_t bytes,
                                           millpond_any_stream stream,
                                           millpond_workspace **out);
 
-// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset.
-millpond_status millpond_workspace_alloc(millpond_workspace *workspace, size_t bytes, void **out);
+// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset. Aligned to 512 bytes.
+millpond_status millpond_workspace_alloc(millpond_workspace *workspace,
+                                         size_t bytes,
+                                         void **out);
+
+// The same at a multiple of `align` bytes, a power of two up to the device's granularity (2 MiB).
+millpond_status millpond_workspace_alloc_aligned(millpond_workspace *workspace,
+                                                 size_t bytes,
+                                                 size_t align,
+                                                 void **out);
 
 // Takes everything back. What was handed out before must not be used by work given to the stream later.
 millpond_status millpond_workspace_reset(millpond_workspace *workspace);

@@ -125,6 +125,20 @@ private:
     std::shared_ptr<H> handle_;
 };
 
+/// Whether blocks of every pool are aligned as the type asks: 256 bytes is the least that a pool is made with.
+template <class T>
+inline constexpr bool is_aligned_by_any_pool = alignof(T) <= 256;
+
+/// The bytes of so many elements; throws SizeOverflow where that is no number.
+template <class T>
+constexpr std::size_t bytes_of(std::size_t count) {
+    if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+        throw SizeOverflow(std::to_string(count) + " elements of " + std::to_string(sizeof(T)) +
+                           " bytes are more bytes than can be addressed");
+    }
+    return count * sizeof(T);
+}
+
 } // namespace detail
 
 // ---- devices ----------------------------------------------------------------------------------------
@@ -431,6 +445,14 @@ public:
         void *found;
         check(millpond_alloc(get(), bytes, stream.get(), &found));
         return found;
+    }
+
+    /// Allocates `count` elements, aligned as their type asks, for work on the stream. No elements give null.
+    template <class T>
+    T *allocate_array(std::size_t count, StreamRef stream = nullptr) const {
+        const std::size_t bytes = detail::bytes_of<T>(count);
+        return static_cast<T *>(detail::is_aligned_by_any_pool<T> ? allocate(bytes, stream)
+                                                                  : allocate_aligned(bytes, alignof(T), stream));
     }
 
     /// Allocates at a multiple of `align` bytes, a power of two up to 2 MiB.
@@ -978,12 +1000,8 @@ private:
     }
 
     Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
-        : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream), count_(count) {
-        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw SizeOverflow("a buffer of more bytes than can be addressed");
-        }
-        data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
-    }
+        : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream),
+          data_(pool.allocate_array<T>(count, stream)), count_(count) {}
 
     friend class Sharing;
 
@@ -1005,19 +1023,24 @@ public:
     Workspace(const Pool &pool, std::size_t bytes, StreamRef stream = nullptr)
         : Shared(create(pool, bytes, stream)) {}
 
-    /// Bytes with no defined content, until the next reset.
+    /// Bytes with no defined content, until the next reset, at a multiple of 512 bytes.
     void *allocate(std::size_t bytes) const {
         void *found;
         check(millpond_workspace_alloc(get(), bytes, &found));
         return found;
     }
 
+    /// The same at a multiple of `align` bytes, a power of two.
+    void *allocate_aligned(std::size_t bytes, std::size_t align) const {
+        void *found;
+        check(millpond_workspace_alloc_aligned(get(), bytes, align, &found));
+        return found;
+    }
+
+    /// `count` elements, aligned as their type asks.
     template <class T>
     T *allocate_array(std::size_t count) const {
-        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw SizeOverflow("an array of more bytes than can be addressed");
-        }
-        return static_cast<T *>(allocate(count * sizeof(T)));
+        return static_cast<T *>(allocate_aligned(detail::bytes_of<T>(count), alignof(T)));
     }
 
     void reset() const { check(millpond_workspace_reset(get())); }
@@ -1068,6 +1091,12 @@ public:
         millpond_pool *of;
         check(millpond_shared_pool(handle, &of));
         const Pool pool(context, of);
+        if (reinterpret_cast<std::uintptr_t>(data) % alignof(T) != 0) {
+            millpond_context_free(context.get(), data, stream.get());
+            throw RuntimeError(MILLPOND_STATUS_BAD_ALIGNMENT,
+                               "Sharing::receive: the block is not aligned to " + std::to_string(alignof(T)) +
+                                   " bytes, as its elements are: let the other process allocate it so");
+        }
         Buffer<T> buffer;
         buffer.pool_ = pool;
         buffer.kept_ = detail::kept_if_of_thread(pool, stream);

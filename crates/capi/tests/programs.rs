@@ -235,6 +235,7 @@ programs! {
     threads_share_pools_and_release_handles: "c/threads.c",
     registered_streams_have_two_names: "c/registered_streams.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",
+    elements_are_aligned_as_their_type_asks: "cpp/alignment.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",
     resources_do_what_rmm_asks: "cpp/resources.cpp",
