@@ -40,7 +40,7 @@ static void all_are_aligned(const Context &device) {
         T *const array = pool.allocate_array<T>(2, stream);
         assert(is_aligned(array));
         between.push_back(array);
-        workspace.allocate(100);
+        (void)workspace.allocate(100);
         assert(is_aligned(workspace.allocate_array<T>(1)));
         pointers.emplace_back(simple, 1);
         assert(is_aligned(pointers.back().get()));
@@ -59,14 +59,14 @@ int main() {
     all_are_aligned<Wide<65536>>(device);
     const Pool pool(device);
     try {
-        pool.allocate_array<Wide<1024>>(static_cast<std::size_t>(-1) / 512);
+        (void)pool.allocate_array<Wide<1024>>(static_cast<std::size_t>(-1) / 512);
         assert(false);
     } catch (const SizeOverflow &error) {
         assert(error.status() == MILLPOND_STATUS_SIZE_OVERFLOW);
     }
     const Workspace workspace(pool, 4096);
     try {
-        workspace.allocate_aligned(1, 3);
+        (void)workspace.allocate_aligned(1, 3);
         assert(false);
     } catch (const Error &error) {
         assert(error.status() == MILLPOND_STATUS_BAD_ALIGNMENT);
