@@ -331,6 +331,7 @@ programs! {
     frees_of_destructors_do_not_throw: "cpp/frees.cpp",
     handles_of_one_thing_are_equal: "cpp/equality.cpp",
     cpp_has_what_c_has: "cpp/surface.cpp",
+    reports_name_the_programs_own_function: "cpp/sites.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",
     resources_do_what_rmm_asks: "cpp/resources.cpp",
