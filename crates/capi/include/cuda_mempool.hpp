@@ -81,7 +81,7 @@ public:
     };
 
     /// Blocks start at multiples of `unit` bytes, a power of two.
-    explicit StreamsOfBlocks(std::size_t unit) : unit_(unit), places_(unit < reach ? reach / unit : 1) {}
+    explicit StreamsOfBlocks(std::size_t unit) : unit_bits_(bits_of(unit)), leaf_bits_(unit_bits_ + bits_of(places)) {}
 
     /// Notes the stream of a new block.
     void set(const void *ptr, cudaStream_t stream) {
@@ -121,16 +121,19 @@ public:
 private:
     static constexpr Number default_stream = 0, unknown = 0xffff;
     static constexpr std::size_t chunk = 256, cached = 64;
-    /// Bytes of addresses of which a leaf knows the streams.
-    static constexpr std::size_t reach = 64 << 10;
+    /// Of so many units a leaf knows the streams.
+    static constexpr std::size_t places = 128;
     static constexpr unsigned address_bits = 48;
 
     struct Leaf {
-        std::uintptr_t first;
-        std::unique_ptr<std::atomic<Number>[]> numbers;
+        explicit Leaf(std::uintptr_t which) : which(which) {}
+
+        /// Its place among the leaves of all addresses.
+        const std::uintptr_t which;
+        std::atomic<Number> numbers[places] = {};
     };
 
-    /// Leaves by the address that they begin with: open addressing, at most half full.
+    /// Leaves by their places: open addressing, at most half full.
     struct Table {
         explicit Table(std::size_t size) : mask(size - 1), leaves(new std::atomic<Leaf *>[size]()) {}
 
@@ -138,16 +141,21 @@ private:
         std::unique_ptr<std::atomic<Leaf *>[]> leaves;
 
         /// Where the leaf is, or would be.
-        std::atomic<Leaf *> &at(std::uintptr_t first) const {
-            // Fibonacci hashing: addresses differ further up.
-            std::size_t place = (static_cast<std::uint64_t>(first / reach) * 0x9e3779b97f4a7c15) >> 32;
-            for (;; ++place) {
+        std::atomic<Leaf *> &at(std::uintptr_t which) const {
+            // Fibonacci hashing: long blocks begin at multiples of a large power of two.
+            for (std::uint64_t place = (which * std::uint64_t{0x9e3779b97f4a7c15}) >> 32;; ++place) {
                 std::atomic<Leaf *> &leaf = leaves[place & mask];
                 const Leaf *there = leaf.load(std::memory_order_acquire);
-                if (there == nullptr || there->first == first) return leaf;
+                if (there == nullptr || there->which == which) return leaf;
             }
         }
     };
+
+    static unsigned bits_of(std::size_t size) {
+        unsigned bits = 0;
+        while ((std::size_t{1} << bits) < size) ++bits;
+        return bits;
+    }
 
     static bool is_of_thread(cudaStream_t stream) { return reinterpret_cast<std::uintptr_t>(stream) == 2; }
     static std::thread::id thread_of(cudaStream_t stream) {
@@ -160,8 +168,8 @@ private:
     std::atomic<Number> *find(std::uintptr_t address) const {
         const Table *table = table_.load(std::memory_order_acquire);
         if (table == nullptr) return nullptr;
-        const Leaf *leaf = table->at(address & ~(reach - 1)).load(std::memory_order_acquire);
-        return leaf == nullptr ? nullptr : &leaf->numbers[(address & (reach - 1)) / unit_];
+        Leaf *leaf = table->at(address >> leaf_bits_).load(std::memory_order_acquire);
+        return leaf == nullptr ? nullptr : &leaf->numbers[(address >> unit_bits_) % places];
     }
 
     std::atomic<Number> *add(std::uintptr_t address) {
@@ -171,14 +179,13 @@ private:
             // Threads may look into the old one as long as this lives.
             const std::size_t size = tables_.empty() ? 64 : 2 * (tables_.back()->mask + 1);
             tables_.push_back(std::make_unique<Table>(size));
-            for (const auto &leaf : leaves_) tables_.back()->at(leaf->first).store(leaf.get(), std::memory_order_relaxed);
+            for (const auto &leaf : leaves_) tables_.back()->at(leaf->which).store(leaf.get(), std::memory_order_relaxed);
         }
-        leaves_.push_back(std::make_unique<Leaf>(
-            Leaf{address & ~(reach - 1), std::unique_ptr<std::atomic<Number>[]>(new std::atomic<Number>[places_]())}));
+        leaves_.push_back(std::make_unique<Leaf>(address >> leaf_bits_));
         Leaf *const leaf = leaves_.back().get();
-        tables_.back()->at(leaf->first).store(leaf, std::memory_order_release);
+        tables_.back()->at(leaf->which).store(leaf, std::memory_order_release);
         table_.store(tables_.back().get(), std::memory_order_release);
-        return &leaf->numbers[(address & (reach - 1)) / unit_];
+        return &leaf->numbers[(address >> unit_bits_) % places];
     }
 
     Number number_of(cudaStream_t stream) {
@@ -209,7 +216,7 @@ private:
         return known->second;
     }
 
-    const std::size_t unit_, places_;
+    const unsigned unit_bits_, leaf_bits_;
     std::atomic<const Table *> table_{nullptr};
     std::atomic<std::uint64_t> cache_[cached] = {};
     std::atomic<Stream *> streams_[(std::size_t{unknown} + 1) / chunk] = {};
@@ -235,13 +242,20 @@ public:
 
     /// Memory for work on the stream; null for no bytes. Throws where there is none, or the pool would be over its
     /// max_pool_size.
-    [[nodiscard]] void *allocate(std::size_t size, cudaStream_t stream = nullptr) { return allocate_aligned(size, 1, stream); }
+    [[nodiscard]] void *allocate(std::size_t size, cudaStream_t stream = nullptr) {
+        if (size == 0) return nullptr;
+        if (config_.max_pool_size != 0) check_limit(size);
+        void *found;
+        check(millpond_alloc(pool_.get(), size, stream, &found));
+        streams_.set(found, stream);
+        return found;
+    }
 
     /// The same at a multiple of `align` bytes, a power of two up to 2 MiB.
     [[nodiscard]] void *allocate_aligned(std::size_t size, std::size_t align, cudaStream_t stream = nullptr) {
         if (size == 0) return nullptr;
-        check_limit(size);
-        void *found = nullptr;
+        if (config_.max_pool_size != 0) check_limit(size);
+        void *found;
         check(millpond_alloc_aligned(pool_.get(), size, align, stream, &found));
         streams_.set(found, stream);
         return found;
@@ -391,7 +405,6 @@ private:
 
     void check_limit(std::size_t size) const {
         const std::size_t limit = config_.max_pool_size;
-        if (limit == 0) return;
         const std::size_t used = attribute(MILLPOND_ATTRIBUTE_USED_CURRENT);
         if (used > limit || size > limit - used) {
             throw CudaError("out of memory: " + std::to_string(size) + " bytes requested, and " + std::to_string(used) +
