@@ -242,7 +242,7 @@ public:
 
     /// Memory for work on the stream; null for no bytes. Throws where there is none, or the pool would be over its
     /// max_pool_size.
-    [[nodiscard]] void *allocate(std::size_t size, cudaStream_t stream = nullptr) {
+    void *allocate(std::size_t size, cudaStream_t stream = nullptr) {
         if (size == 0) return nullptr;
         if (config_.max_pool_size != 0) check_limit(size);
         void *found;
@@ -252,7 +252,7 @@ public:
     }
 
     /// The same at a multiple of `align` bytes, a power of two up to 2 MiB.
-    [[nodiscard]] void *allocate_aligned(std::size_t size, std::size_t align, cudaStream_t stream = nullptr) {
+    void *allocate_aligned(std::size_t size, std::size_t align, cudaStream_t stream = nullptr) {
         if (size == 0) return nullptr;
         if (config_.max_pool_size != 0) check_limit(size);
         void *found;
@@ -285,7 +285,7 @@ public:
         millpond_free_or_log(pool_.get(), ptr, on != nullptr && is_here ? on->handle : nullptr);
     }
 
-    [[nodiscard]] void *allocate_async(std::size_t size, cudaStream_t stream) { return allocate(size, stream); }
+    void *allocate_async(std::size_t size, cudaStream_t stream) { return allocate(size, stream); }
 
     /// Frees after the work given to this stream. Work on others must be ordered before that.
     void deallocate_async(void *ptr, cudaStream_t stream) {
@@ -455,7 +455,7 @@ public:
     std::size_t size_bytes() const noexcept { return count_ * sizeof(T); }
 
     /// Gives up the memory without freeing it; free it with CudaMemPool::deallocate.
-    [[nodiscard]] T *release() noexcept {
+    T *release() noexcept {
         count_ = 0;
         return std::exchange(ptr_, nullptr);
     }
