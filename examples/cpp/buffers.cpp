@@ -34,7 +34,7 @@ int main() {
               << pool.stats().reserved.current / (1 << 20) << " MiB held\n";
 
     try {
-        pool.allocate(std::size_t{1} << 50, stream);
+        (void)pool.allocate(std::size_t{1} << 50, stream);
     } catch (const millpond::OutOfMemory &error) {
         std::cout << error.what() << '\n';
     }

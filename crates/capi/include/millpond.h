@@ -20,6 +20,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The version that this header is of; millpond_version() says which one the library is. Before 1.0, another minor version is
+ * another interface. */
+#define MILLPOND_VERSION "0.1.0"
+#define MILLPOND_VERSION_MAJOR 0
+#define MILLPOND_VERSION_MINOR 1
+#define MILLPOND_VERSION_PATCH 0
+/* For comparisons: 10203 is 1.2.3. */
+#define MILLPOND_VERSION_NUMBER \
+    (MILLPOND_VERSION_MAJOR * 10000 + MILLPOND_VERSION_MINOR * 100 + MILLPOND_VERSION_PATCH)
+
 // Memory passes to a stream that is ordered after the free by events that millpond knows of.
 #define MILLPOND_REUSE_FOLLOW_EVENT_DEPENDENCIES 1
 
@@ -301,6 +311,31 @@ typedef int32_t millpond_keep;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// How much a message matters.
+enum millpond_log_level
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // Something failed.
+    MILLPOND_LOG_LEVEL_ERROR = 1,
+    // Something is not as it should be.
+    MILLPOND_LOG_LEVEL_WARNING = 2,
+    // Something that happens now and then.
+    MILLPOND_LOG_LEVEL_INFO = 3,
+    // For who looks for a mistake.
+    MILLPOND_LOG_LEVEL_DEBUG = 4,
+    // Everything.
+    MILLPOND_LOG_LEVEL_TRACE = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_log_level millpond_log_level;
+#else
+typedef int32_t millpond_log_level;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // A limit on the physical bytes that all pools with this budget hold together. Opaque.
 typedef struct millpond_budget millpond_budget;
 
@@ -337,6 +372,8 @@ typedef void *millpond_any_stream;
 
 // A process under a named budget. Sizes in bytes.
 typedef struct {
+    // sizeof this struct, as the program was compiled.
+    size_t size;
     // What its pools with the budget hold.
     uint64_t held;
     // What is kept for it.
@@ -448,6 +485,14 @@ typedef struct {
 // Work for a stream of the host device. Must not throw.
 typedef void (*millpond_host_work)(void *data);
 
+// Called with its data once a handle that was given up is gone, on any thread, without locks held. It must not throw.
+typedef void (*millpond_ended)(void *data);
+
+// Told what the library says: a level (one of `millpond_log_level`), and a text that ends with a zero byte and lives until the
+// callback returns. Runs on the thread that says it, without locks held. It must not throw. What the library says meanwhile on
+// this thread is not told.
+typedef void (*millpond_log)(int32_t level, const char *text, void *data);
+
 // What was said of a block of managed memory, where it is the same of all its pages. Set `size` before the call.
 typedef struct {
     // sizeof this struct.
@@ -548,6 +593,8 @@ typedef struct {
     uint64_t alloc;
     // Plain frees (`cuMemFree`, or `cuMemFreeAsync`).
     uint64_t free;
+    // Zeros: room for kinds that come.
+    uint64_t reserved[7];
 } millpond_device_calls;
 
 // What a pool did and holds; sizes in bytes. Set `size` before the call.
@@ -655,9 +702,10 @@ millpond_status millpond_budget_set_patience(millpond_budget *budget,
                                              uint64_t milliseconds);
 
 // The processes that have a named budget, this one too; none for a budget without a name. Writes at most `room` of them,
-// and how many there are to `count`. `tenants` may be null if `room` is 0.
+// each of `size` bytes, which is sizeof the struct. `count` gets how many there are. `tenants` may be null if `room` is 0.
 millpond_status millpond_budget_tenants(millpond_budget *budget,
                                         millpond_tenant *tenants,
+                                        size_t size,
                                         size_t room,
                                         size_t *count);
 
@@ -816,6 +864,58 @@ const char *millpond_last_error(void);
 
 // The status of this thread's last call that failed; OK if none did.
 millpond_status millpond_last_status(void);
+
+// As `millpond_alloc_aligned`, of a block that holds its pool and its stream: after `millpond_pool_give_up` and
+// `millpond_stream_give_up`, both handles stay valid for it. Zero bytes give null, which holds them, too. Free it by
+// `millpond_free_held` with the same pool and stream, once for each allocation.
+millpond_status millpond_alloc_held(millpond_pool *pool,
+                                    size_t bytes,
+                                    size_t align,
+                                    millpond_any_stream stream,
+                                    void **out);
+
+// Frees a block of `millpond_alloc_held`, or null, and ends its hold in any case. Where its stream is gone, it waits for the
+// device first. What else fails is counted (`millpond_failed_frees`) and logged. In a forked child it does nothing.
+void millpond_free_held(millpond_pool *pool,
+                        void *ptr,
+                        millpond_any_stream stream);
+
+// Lets a block that was allocated otherwise hold its pool and its stream, as one of `millpond_alloc_held` does.
+void millpond_hold(millpond_pool *pool,
+                   millpond_any_stream stream);
+
+// Ends the hold of a block of `millpond_alloc_held`, without freeing it: it is as one of `millpond_alloc` then.
+void millpond_end_hold(millpond_pool *pool,
+                       millpond_any_stream stream);
+
+// Gives up the handle of a pool, as `millpond_pool_release` does, but only once no block of `millpond_alloc_held` is left that
+// holds it. Then `ended` is called with `data`, perhaps before this returns; not after a failure. It may be null.
+millpond_status millpond_pool_give_up(millpond_pool *pool,
+                                      millpond_ended ended,
+                                      void *data);
+
+// The same for a stream.
+millpond_status millpond_stream_give_up(millpond_stream *stream, millpond_ended ended, void *data);
+
+// As `millpond_free`, for whoever cannot fail, as a destructor. Where the stream is gone, it waits for the device first. What
+// else fails is counted (`millpond_failed_frees`) and logged. In a forked child it does nothing.
+void millpond_free_or_log(millpond_pool *pool,
+                          void *ptr,
+                          millpond_any_stream stream);
+
+// How many frees by `millpond_free_or_log` and `millpond_free_held` failed since the process began.
+uint64_t millpond_failed_frees(void);
+
+// Lets `log` be told what the library says up to `level` (one of `millpond_log_level`), in place of the one before. Null: nobody.
+// Then warnings that cannot wait go to the standard error. Returns after calls of the one before that other threads are in, but
+// not within a callback. `BAD_OPTION` where the program has a subscriber of Rust's `tracing`, which is told.
+millpond_status millpond_set_log(int32_t level,
+                                 millpond_log log,
+                                 void *data);
+
+// Ends what `millpond_set_log` began with this data. Where another one took its place, that goes on. Returns after calls that
+// other threads are in, but not within a callback.
+millpond_status millpond_end_log(const void *data);
 
 // Moves a block of managed memory to a place (one of `millpond_place`) in the order of `stream`, which may be any: no byte
 // changes. On a GPU, the call takes most of the time of the move. NOT_MANAGED for other memory.
@@ -987,6 +1087,12 @@ millpond_status millpond_tag_begin(const char *name);
 // Ends the tag that this thread began last. BAD_OPTION where there is none.
 millpond_status millpond_tag_end(void);
 
+// Whether two handles stand for the same context, pool or stream (1 or 0): each `millpond_context_default_pool` gives
+// another handle of one pool. A `CUstream` may stand for a stream.
+millpond_status millpond_is_same(const void *one,
+                                 const void *other,
+                                 int32_t *out);
+
 // Lets other processes open a live block. They find there what the work given to `stream` so far writes. They reach
 // the whole pages that the block lies on. The block stays allocated as long as the handle, or another process that
 // has it open, also when it is freed meanwhile.
@@ -1104,14 +1210,22 @@ millpond_status millpond_stream_synchronize(millpond_context *context,
 // Whether all work given to the stream so far is complete: 1 or 0. Does not wait.
 millpond_status millpond_stream_is_idle(millpond_context *context, millpond_any_stream stream, int32_t *out);
 
-// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
+// Takes a block of `bytes` from the pool.
 millpond_status millpond_workspace_create(millpond_pool *pool,
                                           size_t bytes,
                                           millpond_any_stream stream,
                                           millpond_workspace **out);
 
-// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset.
-millpond_status millpond_workspace_alloc(millpond_workspace *workspace, size_t bytes, void **out);
+// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset. Aligned to 512 bytes.
+millpond_status millpond_workspace_alloc(millpond_workspace *workspace,
+                                         size_t bytes,
+                                         void **out);
+
+// The same at a multiple of `align` bytes, a power of two up to the device's granularity (2 MiB).
+millpond_status millpond_workspace_alloc_aligned(millpond_workspace *workspace,
+                                                 size_t bytes,
+                                                 size_t align,
+                                                 void **out);
 
 // Takes everything back. What was handed out before must not be used by work given to the stream later.
 millpond_status millpond_workspace_reset(millpond_workspace *workspace);

@@ -5,7 +5,7 @@
 // exceptions derived from millpond::Error, and from one of the standard library's. Any thread may call any function;
 // docs/stream-order.md says who may use memory, and when.
 //
-// It includes millpond_resources.hpp: a pool as a std::pmr::memory_resource, and as a resource of CCCL where that is.
+// millpond_resources.hpp has a pool as a resource of CCCL and of RMM. Include it where you use one.
 #ifndef MILLPOND_HPP
 #define MILLPOND_HPP
 
@@ -16,8 +16,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <memory>
+#include <memory_resource>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -110,13 +112,20 @@ inline void check(millpond_status status) {
 
 namespace detail {
 
-/// A handle that is released with its last copy.
+/// Whether two handles, or a handle and a stream of the driver's, stand for the same thing.
+inline bool is_same(const void *one, const void *other) noexcept {
+    if (one == other) return true;
+    std::int32_t same = 0;
+    return one != nullptr && other != nullptr && millpond_is_same(one, other, &same) == MILLPOND_STATUS_OK && same != 0;
+}
+
+/// A handle that is released with its last copy. Two that stand for the same thing are equal.
 template <class H, millpond_status (*release)(H *)>
 class Shared {
 public:
     H *get() const noexcept { return handle_.get(); }
-    friend bool operator==(const Shared &a, const Shared &b) noexcept { return a.get() == b.get(); }
-    friend bool operator!=(const Shared &a, const Shared &b) noexcept { return a.get() != b.get(); }
+    friend bool operator==(const Shared &a, const Shared &b) noexcept { return is_same(a.get(), b.get()); }
+    friend bool operator!=(const Shared &a, const Shared &b) noexcept { return !(a == b); }
 
 protected:
     explicit Shared(H *handle) : handle_(handle, [](H *last) { release(last); }) {}
@@ -124,6 +133,20 @@ protected:
 private:
     std::shared_ptr<H> handle_;
 };
+
+/// Whether blocks of every pool are aligned as the type asks: 256 bytes is the least that a pool is made with.
+template <class T>
+inline constexpr bool is_aligned_by_any_pool = alignof(T) <= 256;
+
+/// The bytes of so many elements; throws SizeOverflow where that is no number.
+template <class T>
+constexpr std::size_t bytes_of(std::size_t count) {
+    if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+        throw SizeOverflow(std::to_string(count) + " elements of " + std::to_string(sizeof(T)) +
+                           " bytes are more bytes than can be addressed");
+    }
+    return count * sizeof(T);
+}
 
 } // namespace detail
 
@@ -148,8 +171,11 @@ struct MemoryInfo {
 class Pool;
 struct PoolOptions;
 
+/// The version of the library that the program runs with, such as "0.1.0". That of this header is MILLPOND_VERSION.
+inline const char *version() noexcept { return millpond_version(); }
+
 /// A device with its streams and its pools.
-class Context : public detail::Shared<millpond_context, millpond_context_release> {
+class [[nodiscard]] Context : public detail::Shared<millpond_context, millpond_context_release> {
 public:
     /// The NVIDIA GPU with this ordinal.
     static Context cuda(int ordinal = 0) {
@@ -217,8 +243,15 @@ private:
 
 // ---- streams ----------------------------------------------------------------------------------------
 
+namespace detail {
+
+/// Buffers on the stream keep it.
+inline millpond_status give_up(millpond_stream *stream) noexcept { return millpond_stream_give_up(stream, nullptr, nullptr); }
+
+} // namespace detail
+
 /// A stream that millpond knows, which is the fast way.
-class Stream : public detail::Shared<millpond_stream, millpond_stream_release> {
+class [[nodiscard]] Stream : public detail::Shared<millpond_stream, detail::give_up> {
 public:
     /// Creates a stream.
     explicit Stream(const Context &context) : Shared(create(context)) {}
@@ -257,23 +290,24 @@ private:
 /// A stream as an argument: a Stream, or a CUstream (cudaStream_t), or nullptr for the default stream. Does not own.
 class StreamRef {
 public:
+    /// Also for a literal 0, as CUDA's launches take it.
     StreamRef(std::nullptr_t = nullptr) noexcept {}
     StreamRef(const Stream &stream) noexcept : any_(stream.get()) {}
-    StreamRef(millpond_stream *stream) noexcept : any_(stream) {}
-    StreamRef(CUstream_st *raw) noexcept : any_(raw) {}
-    StreamRef(void *raw) noexcept : any_(raw) {}
     /// Nothing else that is a pointer is a stream.
-    template <class T>
-    StreamRef(T *) = delete;
+    template <class T, std::enable_if_t<std::is_same_v<T, millpond_stream> || std::is_same_v<T, CUstream_st> || std::is_same_v<T, void>, int> = 0>
+    StreamRef(T *stream) noexcept : any_(stream) {}
 
     millpond_any_stream get() const noexcept { return any_; }
+
+    friend bool operator==(StreamRef a, StreamRef b) noexcept { return detail::is_same(a.any_, b.any_); }
+    friend bool operator!=(StreamRef a, StreamRef b) noexcept { return !(a == b); }
 
 private:
     millpond_any_stream any_ = nullptr;
 };
 
 /// A point in a stream's work.
-class Event : public detail::Shared<millpond_event, millpond_event_release> {
+class [[nodiscard]] Event : public detail::Shared<millpond_event, millpond_event_release> {
 public:
     /// After all work given to the stream so far.
     Event(const Context &context, StreamRef stream) : Shared(record(context, stream)) {}
@@ -287,6 +321,13 @@ public:
 
     /// Waits until the work before it is complete.
     void synchronize() const { check(millpond_event_synchronize(get())); }
+
+    /// The CUevent, for calls of the driver.
+    void *raw() const {
+        void *found;
+        check(millpond_event_raw(get(), &found));
+        return found;
+    }
 
 private:
     static millpond_event *record(const Context &context, StreamRef stream) {
@@ -318,10 +359,43 @@ inline bool is_idle(const Context &context, StreamRef stream) {
     return idle != 0;
 }
 
+/// Runs a function on the CPU in stream order, in place of a kernel. On the host device only. What it throws ends the program.
+inline void host_launch(const Context &context, StreamRef stream, std::function<void()> work) {
+    auto kept = std::make_unique<std::function<void()>>(std::move(work));
+    const auto run = [](void *data) noexcept {
+        const std::unique_ptr<std::function<void()>> once(static_cast<std::function<void()> *>(data));
+        (*once)();
+    };
+    check(millpond_host_launch(context.get(), stream.get(), run, kept.get()));
+    kept.release();
+}
+
+// ---- bytes ------------------------------------------------------------------------------------------
+
+/// Copies bytes of the device in stream order. The addresses are of live blocks; order them on the stream before.
+inline void copy(const Context &context, void *to, const void *from, std::size_t bytes, StreamRef stream) {
+    check(millpond_copy(context.get(), to, from, bytes, stream.get()));
+}
+
+/// Copies from host memory in stream order. It has been read when this returns.
+inline void copy_from_host(const Context &context, void *to, const void *from, std::size_t bytes, StreamRef stream) {
+    check(millpond_copy_from_host(context.get(), to, from, bytes, stream.get()));
+}
+
+/// Copies to host memory in stream order, and waits.
+inline void copy_to_host(const Context &context, void *to, const void *from, std::size_t bytes, StreamRef stream) {
+    check(millpond_copy_to_host(context.get(), to, from, bytes, stream.get()));
+}
+
+/// Sets bytes of the device in stream order.
+inline void fill_bytes(const Context &context, void *at, unsigned char value, std::size_t bytes, StreamRef stream) {
+    check(millpond_memset(context.get(), at, value, bytes, stream.get()));
+}
+
 // ---- pools ------------------------------------------------------------------------------------------
 
 /// A limit on what all pools with it hold together.
-class Budget : public detail::Shared<millpond_budget, millpond_budget_release> {
+class [[nodiscard]] Budget : public detail::Shared<millpond_budget, millpond_budget_release> {
 public:
     explicit Budget(std::size_t bytes) : Shared(create(bytes)) {}
 
@@ -330,6 +404,13 @@ public:
 
     /// Changes the limit; that of a named budget, for all processes.
     void set_limit(std::size_t bytes) const { check(millpond_budget_set_limit(get(), bytes)); }
+
+    /// A budget of a fraction (0 to 1) of the device's memory.
+    static Budget fraction(const Context &context, double fraction) {
+        millpond_budget *handle;
+        check(millpond_budget_fraction(context.get(), fraction, &handle));
+        return Budget(handle, Made{});
+    }
 
     /// A budget that all processes of this user share which give the same name. The first process sets the limit.
     /// docs/budgets.md says what it promises.
@@ -361,7 +442,7 @@ public:
     std::vector<millpond_tenant> tenants() const {
         std::vector<millpond_tenant> found(64); // no budget has more
         std::size_t count;
-        check(millpond_budget_tenants(get(), found.data(), found.size(), &count));
+        check(millpond_budget_tenants(get(), found.data(), sizeof(millpond_tenant), found.size(), &count));
         found.resize(count < found.size() ? count : found.size());
         return found;
     }
@@ -418,30 +499,58 @@ struct Residency {
 /// What a pool holds and did; millpond.h explains each figure.
 using Stats = millpond_stats;
 
-/// A memory pool of one device.
-class Pool : public detail::Shared<millpond_pool, millpond_pool_release> {
+namespace detail {
+
+/// What the copies of a Pool share. It is there until the last of them and the last buffer are gone.
+struct PoolState {
+    millpond_pool *handle;
+    Context context;
+
+    /// The last copy is gone. Where that fails, as in a forked child, nobody else will end this.
+    static void give_up(PoolState *state) noexcept {
+        const auto ended = [](void *data) noexcept { delete static_cast<PoolState *>(data); };
+        if (millpond_pool_give_up(state->handle, ended, state) != MILLPOND_STATUS_OK) delete state;
+    }
+};
+
+} // namespace detail
+
+/// A memory pool of one device. Two that stand for the same pool are equal.
+class [[nodiscard]] Pool {
 public:
     explicit Pool(const Context &context, const PoolOptions &options = {})
         : Pool(context, create(context, options)) {}
 
-    const Context &context() const noexcept { return context_; }
+    millpond_pool *get() const noexcept { return state_ ? state_->handle : nullptr; }
+    friend bool operator==(const Pool &a, const Pool &b) noexcept { return detail::is_same(a.get(), b.get()); }
+    friend bool operator!=(const Pool &a, const Pool &b) noexcept { return !(a == b); }
+
+    const Context &context() const noexcept { return state_->context; }
 
     /// Allocates for work on the stream. Zero bytes give null.
-    void *allocate(std::size_t bytes, StreamRef stream = nullptr) const {
+    [[nodiscard]] void *allocate(std::size_t bytes, StreamRef stream = nullptr) const {
         void *found;
         check(millpond_alloc(get(), bytes, stream.get(), &found));
         return found;
     }
 
+    /// Allocates `count` elements, aligned as their type asks, for work on the stream. No elements give null.
+    template <class T>
+    [[nodiscard]] T *allocate_array(std::size_t count, StreamRef stream = nullptr) const {
+        const std::size_t bytes = detail::bytes_of<T>(count);
+        return static_cast<T *>(detail::is_aligned_by_any_pool<T> ? allocate(bytes, stream)
+                                                                  : allocate_aligned(bytes, alignof(T), stream));
+    }
+
     /// Allocates at a multiple of `align` bytes, a power of two up to 2 MiB.
-    void *allocate_aligned(std::size_t bytes, std::size_t align, StreamRef stream = nullptr) const {
+    [[nodiscard]] void *allocate_aligned(std::size_t bytes, std::size_t align, StreamRef stream = nullptr) const {
         void *found;
         check(millpond_alloc_aligned(get(), bytes, align, stream.get(), &found));
         return found;
     }
 
     /// Allocates, and sets all bytes to zero in stream order.
-    void *allocate_zeroed(std::size_t bytes, StreamRef stream = nullptr) const {
+    [[nodiscard]] void *allocate_zeroed(std::size_t bytes, StreamRef stream = nullptr) const {
         void *found;
         check(millpond_alloc_zeroed(get(), bytes, stream.get(), &found));
         return found;
@@ -450,6 +559,13 @@ public:
     /// Frees after the work given to the stream so far, and to the streams of recorded uses.
     void deallocate(void *ptr, StreamRef stream = nullptr) const {
         check(millpond_free(get(), ptr, stream.get()));
+    }
+
+    /// Copies the first bytes of another pool's block, or another block of this one, to a block of this pool, each with its
+    /// stream. The streams are ordered, and the source stays until the copy is done. The host does not wait.
+    void copy_block(void *to, StreamRef to_stream, const Pool &from_pool, const void *from, StreamRef from_stream,
+                    std::size_t bytes) const {
+        check(millpond_copy_block(get(), to, to_stream.get(), from_pool.get(), from, from_stream.get(), bytes));
     }
 
     /// Notes that work on the stream uses the block, as PyTorch's record_stream does.
@@ -552,7 +668,7 @@ public:
     Pool tagged(const std::string &tag) const {
         millpond_pool *handle;
         check(millpond_pool_tagged(get(), tag.c_str(), &handle));
-        return Pool(context_, handle);
+        return Pool(context(), handle);
     }
 
     /// Gives the pinned memory back that sleeps left for the next one; answers the bytes given back.
@@ -635,8 +751,14 @@ private:
 
     friend class Context;
     friend class Sharing;
+    template <class T>
+    friend class Buffer;
 
-    Pool(const Context &context, millpond_pool *handle) : Shared(handle), context_(context) {}
+    Pool(const Context &context, millpond_pool *handle)
+        : state_(new detail::PoolState{handle, context}, &detail::PoolState::give_up) {}
+
+    /// For the time of a call, by who holds the pool: no reference is counted.
+    explicit Pool(detail::PoolState *borrowed) noexcept : state_(std::shared_ptr<void>(), borrowed) {}
 
     static millpond_pool *create(const Context &context, const PoolOptions &options) {
         millpond_pool *handle;
@@ -644,7 +766,7 @@ private:
         return handle;
     }
 
-    Context context_;
+    std::shared_ptr<detail::PoolState> state_;
 };
 
 inline Pool Context::pinned() const { return pinned({}); }
@@ -678,9 +800,9 @@ inline void Context::set_current_pool(const Pool *pool) const {
 }
 
 /// Files what this thread does with pools under a name, in recordings, as long as this lives. Tags nest.
-class Tag {
+class [[nodiscard]] Tag {
 public:
-    explicit Tag(const std::string &name) { check(millpond_tag_begin(name.c_str())); }
+    [[nodiscard]] explicit Tag(const std::string &name) { check(millpond_tag_begin(name.c_str())); }
     Tag(const Tag &) = delete;
     Tag &operator=(const Tag &) = delete;
     ~Tag() { millpond_tag_end(); }
@@ -688,9 +810,9 @@ public:
 
 /// Memory for what is captured into CUDA graphs. It stays at its addresses until the last copy of this goes: keep one as
 /// long as the graph. The last copy's end waits for the device, and gives back what is free.
-class CaptureMemory : public detail::Shared<millpond_capture, millpond_capture_release> {
+class [[nodiscard]] CapturePool : public detail::Shared<millpond_capture, millpond_capture_release> {
 public:
-    explicit CaptureMemory(const Pool &pool) : Shared(create(pool)) {}
+    explicit CapturePool(const Pool &pool) : Shared(create(pool)) {}
 
     /// Physical bytes held.
     std::size_t reserved() const { return read().first; }
@@ -712,14 +834,15 @@ private:
 };
 
 /// As long as this lives, allocations for a stream, and for those that are part of its capture, come from the memory.
-class Capturing {
+class [[nodiscard]] Capturing {
 public:
-    Capturing(const CaptureMemory &memory, StreamRef stream) : memory_(memory) {
+    [[nodiscard]] Capturing(const CapturePool &memory, StreamRef stream) : memory_(memory) {
         check(millpond_capture_begin(memory_.get(), stream.get()));
     }
 
     /// For the streams (as CUstream) for which the function returns true. An exception counts as false.
-    Capturing(const CaptureMemory &memory, std::function<bool(void *)> takes)
+    template <class F, std::enable_if_t<std::is_invocable_r_v<bool, F &, void *>, int> = 0>
+    [[nodiscard]] Capturing(const CapturePool &memory, F takes)
         : memory_(memory), takes_(std::make_unique<std::function<bool(void *)>>(std::move(takes))) {
         check(millpond_capture_begin_where(memory_.get(), &Capturing::ask, takes_.get()));
     }
@@ -737,16 +860,16 @@ private:
         }
     }
 
-    CaptureMemory memory_;
+    CapturePool memory_;
     std::unique_ptr<std::function<bool(void *)>> takes_;
 };
 
 /// As long as this lives, the pool calls the function when memory is short. It frees what it can, and returns whether to
 /// try again; an exception counts as no. It runs on the allocating thread, and must not release the pool. The end of this
 /// object waits for calls that other threads are in.
-class Reclaim {
+class [[nodiscard]] Reclaim {
 public:
-    Reclaim(const Pool &pool, std::function<bool(std::size_t)> function)
+    [[nodiscard]] Reclaim(const Pool &pool, std::function<bool(std::size_t)> function)
         : pool_(pool), function_(std::make_unique<std::function<bool(std::size_t)>>(std::move(function))) {
         check(millpond_pool_on_reclaim(pool_.get(), &Reclaim::ask, function_.get(), &id_));
     }
@@ -769,33 +892,94 @@ private:
     std::uint64_t id_ = 0;
 };
 
+/// Told of each request for which there was no memory, as long as this lives. It runs on the thread that asked, and must not
+/// release the pool. What it throws is dropped. The end of this object waits for calls that other threads are in.
+class [[nodiscard]] OutOfMemoryObserver {
+public:
+    [[nodiscard]] OutOfMemoryObserver(const Pool &pool, std::function<void(const millpond_out_of_memory &)> function)
+        : pool_(pool), function_(std::make_unique<Function>(std::move(function))) {
+        check(millpond_pool_on_out_of_memory(pool_.get(), &OutOfMemoryObserver::tell, function_.get(), &id_));
+    }
+
+    OutOfMemoryObserver(const OutOfMemoryObserver &) = delete;
+    OutOfMemoryObserver &operator=(const OutOfMemoryObserver &) = delete;
+    ~OutOfMemoryObserver() { millpond_pool_remove_out_of_memory(pool_.get(), id_); }
+
+private:
+    using Function = std::function<void(const millpond_out_of_memory &)>;
+
+    static void tell(const millpond_out_of_memory *report, void *data) noexcept {
+        try {
+            (*static_cast<Function *>(data))(*report);
+        } catch (...) {
+        }
+    }
+
+    Pool pool_;
+    std::unique_ptr<Function> function_;
+    std::uint64_t id_ = 0;
+};
+
+/// Told what the library says up to a level, as long as this lives. A later one takes its place. What the function throws is
+/// dropped.
+class [[nodiscard]] Log {
+public:
+    [[nodiscard]] Log(millpond_log_level most, std::function<void(millpond_log_level, const char *)> function)
+        : function_(std::make_unique<Function>(std::move(function))) {
+        check(millpond_set_log(most, &Log::tell, function_.get()));
+    }
+
+    Log(const Log &) = delete;
+    Log &operator=(const Log &) = delete;
+    ~Log() { millpond_end_log(function_.get()); }
+
+private:
+    using Function = std::function<void(millpond_log_level, const char *)>;
+
+    static void tell(std::int32_t level, const char *text, void *data) noexcept {
+        try {
+            (*static_cast<Function *>(data))(static_cast<millpond_log_level>(level), text);
+        } catch (...) {
+        }
+    }
+
+    std::unique_ptr<Function> function_;
+};
+
 // ---- memory that frees itself -----------------------------------------------------------------------
 
 namespace detail {
 
-/// The raw handle 2 means another stream on each thread. A registered stream is this thread's.
+/// Whether the handle means another stream on each thread: the raw one of a thread's default stream.
+inline bool is_of_thread(StreamRef stream) noexcept { return reinterpret_cast<std::uintptr_t>(stream.get()) == 2; }
+
+/// A registered stream is this thread's.
 inline std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef stream) {
-    if (reinterpret_cast<std::uintptr_t>(stream.get()) != 2) return std::nullopt;
-    return Stream(pool.context(), stream.get());
+    return is_of_thread(stream) ? std::optional<Stream>(Stream(pool.context(), stream.get())) : std::nullopt;
 }
 
 } // namespace detail
 
-/// `count` elements of a pool's memory on one stream, freed after the work given to it so far. A Stream is kept. A stream
-/// that is passed raw must exist as long as the buffer.
+/// `count` elements of a pool's memory on one stream, freed after the work given to it so far. The pool and a Stream are kept for
+/// it, without a count of references. A stream that is passed raw must exist as long as the buffer.
 template <class T>
-class Buffer {
+class [[nodiscard]] Buffer {
     static_assert(std::is_trivially_copyable_v<T>, "device memory is copied byte by byte");
 
 public:
-    /// No elements.
+    using value_type = T;
+
+    /// No elements, and no pool.
     Buffer() noexcept = default;
 
-    Buffer(const Pool &pool, std::size_t count, const Stream &stream)
-        : Buffer(pool, count, StreamRef(stream), stream) {}
-
-    Buffer(const Pool &pool, std::size_t count, StreamRef stream = nullptr)
-        : Buffer(pool, count, stream, detail::kept_if_of_thread(pool, stream)) {}
+    Buffer(const Pool &pool, std::size_t count, StreamRef stream = nullptr) {
+        if (detail::is_of_thread(stream)) {
+            const Stream kept(pool.context(), stream.get());
+            allocate(pool, count, kept);
+        } else {
+            allocate(pool, count, stream);
+        }
+    }
 
     Buffer(Buffer &&other) noexcept { swap(other); }
 
@@ -808,10 +992,26 @@ public:
     Buffer &operator=(const Buffer &) = delete;
 
     ~Buffer() {
-        // A failure is the program's mistake (the block was freed by hand), and a destructor has nobody to tell.
-        if (data_ == nullptr) return;
-        if (advised_) millpond_take_back_advice(pool_->get(), data_);
-        millpond_free(pool_->get(), data_, stream_.get());
+        if (pool_ == nullptr) return;
+        if (advised_) millpond_take_back_advice(pool_->handle, data_);
+        millpond_free_held(pool_->handle, data_, stream_);
+    }
+
+    /// A buffer with the elements of host memory, which has been read when this returns.
+    static Buffer from_host(const Pool &pool, const T *from, std::size_t count, StreamRef stream = nullptr) {
+        Buffer made(pool, count, stream);
+        made.copy_from_host(from, count);
+        return made;
+    }
+
+    /// A copy, of the same pool and on the same stream.
+    Buffer clone() const { return pool_ == nullptr ? Buffer() : clone(borrowed(), stream_); }
+
+    /// A copy of another pool, or on another stream. The host does not wait.
+    Buffer clone(const Pool &pool, StreamRef stream) const {
+        Buffer made(pool, count_, stream);
+        made.copy_from(*this);
+        return made;
     }
 
     /// The address, for kernels.
@@ -821,11 +1021,42 @@ public:
     bool empty() const noexcept { return count_ == 0; }
     StreamRef stream() const noexcept { return stream_; }
 
+    /// Addresses of the device, as Thrust's algorithms take them with a policy. The host reads by `host_data` or `to_vector`.
+    T *begin() const noexcept { return data_; }
+    T *end() const noexcept { return data_ + count_; }
+
+    /// Elements that there is room for without another allocation.
+    std::size_t capacity() const noexcept { return capacity_; }
+
+    /// Changes the length. Elements that stay keep their bytes; what comes behind them has no defined content. Where there is too
+    /// little room, another block takes the place of this one, at another address and without advice. The host does not wait.
+    void resize(std::size_t count) {
+        if (count > capacity_) move_to_block_of(count);
+        count_ = count;
+    }
+
+    /// Gives back the room that `resize` left. The address changes.
+    void shrink_to_fit() {
+        if (capacity_ > count_) move_to_block_of(count_);
+    }
+
+    /// Makes another stream the buffer's own. It waits for the work given to the present one so far. The host does not wait.
+    void set_stream(StreamRef stream) {
+        if (pool_ == nullptr) {
+            throw RuntimeError(MILLPOND_STATUS_NULL_ARGUMENT, "set_stream: the buffer has no pool; construct it with one");
+        }
+        const std::optional<Stream> kept = detail::kept_if_of_thread(borrowed(), stream);
+        const StreamRef next = kept ? StreamRef(*kept) : stream;
+        wait_for(pool_->context, next, stream_);
+        millpond_hold(pool_->handle, next.get());
+        millpond_end_hold(pool_->handle, std::exchange(stream_, next.get()));
+    }
+
     /// Sets all bytes, in stream order.
     void fill_bytes(unsigned char value) {
         if (empty()) return;
         order_after_reads();
-        check(millpond_memset(pool_->context().get(), data_, value, size_bytes(), stream_.get()));
+        check(millpond_memset(pool_->context.get(), data_, value, size_bytes(), stream_));
     }
 
     /// Copies `count` elements from host memory to the buffer's elements from `first` on, in stream order. `from` has been
@@ -834,14 +1065,32 @@ public:
         check_range("copy_from_host", count, first);
         if (count == 0) return;
         order_after_reads();
-        check(millpond_copy_from_host(pool_->context().get(), data_ + first, from, count * sizeof(T), stream_.get()));
+        check(millpond_copy_from_host(pool_->context.get(), data_ + first, from, count * sizeof(T), stream_));
     }
 
     /// Copies `count` elements from `first` on to host memory, and waits. Throws LENGTH_MISMATCH where the buffer has fewer.
     void copy_to_host(T *to, std::size_t count, std::size_t first = 0) const {
         check_range("copy_to_host", count, first);
         if (count == 0) return;
-        check(millpond_copy_to_host(pool_->context().get(), to, data_ + first, count * sizeof(T), stream_.get()));
+        check(millpond_copy_to_host(pool_->context.get(), to, data_ + first, count * sizeof(T), stream_));
+    }
+
+    /// Copies a range of the host to the first elements, by way of contiguous memory.
+    template <class Iterator, class = typename std::iterator_traits<Iterator>::iterator_category,
+              std::enable_if_t<!std::is_convertible_v<Iterator, std::size_t>, int> = 0>
+    void copy_from_host(Iterator first, Iterator last) {
+        const std::size_t count = static_cast<std::size_t>(std::distance(first, last));
+        const std::unique_ptr<T[]> elements(new T[count]);
+        for (T *to = elements.get(); first != last; ++first) *to++ = static_cast<T>(*first);
+        copy_from_host(elements.get(), count);
+    }
+
+    /// Copies all elements to where the iterator points, and waits. Answers where they end.
+    template <class Iterator, class = typename std::iterator_traits<Iterator>::iterator_category>
+    Iterator copy_to_host(Iterator to) const {
+        const std::unique_ptr<T[]> elements = on_host();
+        for (std::size_t at = 0; at < count_; ++at) *to++ = elements[at];
+        return to;
     }
 
 #ifdef MILLPOND_HAS_SPAN
@@ -861,12 +1110,7 @@ public:
                                "copy_from: the other buffer has " + std::to_string(from.count_) +
                                    " elements, and this one " + std::to_string(count_));
         }
-        if (empty()) return;
-        check(millpond_copy_block(pool_->get(), data_, stream_.get(), from.pool_->get(), from.data_, from.stream_.get(),
-                                  size_bytes()));
-        if (from.stream_.get() != stream_.get() || from.pool_->context().get() != pool_->context().get()) {
-            from.read_elsewhere_ = true;
-        }
+        copy_first(from, count_);
     }
 
     /// As copy_from, from a buffer of pinned memory: the copy runs beside the work of other streams.
@@ -884,7 +1128,7 @@ public:
     /// The elements in place, for the CPU to read, after the work given to the stream so far: waits for it. Throws
     /// NO_HOST_ACCESS for memory that the CPU cannot reach. Give the stream no work that writes to the buffer while you read.
     const T *host_data() const {
-        if (!empty()) pool_->wait_for_host_access(data_, false, stream_);
+        if (!empty()) borrowed().wait_for_host_access(data_, false, stream_);
         return data_;
     }
 
@@ -892,7 +1136,7 @@ public:
     /// given later sees what was written. Give no stream work that uses the buffer while you write.
     T *host_data() {
         if (empty()) return data_;
-        pool_->wait_for_host_access(data_, true, stream_);
+        borrowed().wait_for_host_access(data_, true, stream_);
         read_elsewhere_ = false;
         return data_;
     }
@@ -907,66 +1151,114 @@ public:
     /// wait, and no byte changes. Throws NOT_MANAGED for other memory.
     void prefetch(Place to) const { prefetch(to, stream_); }
     void prefetch(Place to, StreamRef stream) const {
-        if (pool_) pool_->prefetch(data_, to, stream);
+        if (pool_ != nullptr) borrowed().prefetch(data_, to, stream);
     }
 
     /// Says how managed memory will be used: one of MILLPOND_ADVICE_…, with a place where it needs one. The buffer's end takes
     /// it back.
     void advise(millpond_advice advice, std::optional<Place> place = std::nullopt) {
-        if (!pool_) return;
-        pool_->advise(data_, advice, place);
+        if (pool_ == nullptr) return;
+        borrowed().advise(data_, advice, place);
         advised_ = true;
     }
 
     /// Where managed memory was last prefetched to, and the advice on it.
-    Residency residency() const { return pool_ ? pool_->residency(data_) : Residency{}; }
+    Residency residency() const { return pool_ != nullptr ? borrowed().residency(data_) : Residency{}; }
 
     /// The elements, after the work given to the stream so far. Waits.
     std::vector<T> to_vector() const {
-        std::vector<T> elements(count_);
-        copy_to_host(elements.data(), elements.size());
-        return elements;
+        if constexpr (std::is_same_v<T, bool>) {
+            // It has no array of its own.
+            const std::unique_ptr<T[]> elements = on_host();
+            return std::vector<T>(elements.get(), elements.get() + count_);
+        } else {
+            std::vector<T> elements(count_);
+            copy_to_host(elements.data(), elements.size());
+            return elements;
+        }
     }
 
     /// Lets the GPU of another context use the buffer at its address.
     void allow_access(const Context &peer) const {
-        if (!empty()) pool_->allow_access(data_, peer);
+        if (!empty()) borrowed().allow_access(data_, peer);
     }
 
     /// Notes that work on the stream uses the buffer. A stream of another GPU is a `Stream`, and no `CUstream`.
     void record_use(StreamRef stream) const {
-        if (!empty()) pool_->record_use(data_, stream);
+        if (!empty()) borrowed().record_use(data_, stream);
     }
 
-    /// Gives up the block without freeing it; free it with Pool::deallocate. Advice stays with it.
-    T *release() noexcept {
+    /// Gives up the block without freeing it; free it with Pool::deallocate. Advice stays with it. The pool and the stream are
+    /// not kept for it.
+    [[nodiscard]] T *release() noexcept {
+        if (pool_ != nullptr) millpond_end_hold(std::exchange(pool_, nullptr)->handle, stream_);
         advised_ = false;
-        count_ = 0;
+        count_ = capacity_ = 0;
         return std::exchange(data_, nullptr);
     }
 
     void swap(Buffer &other) noexcept {
         std::swap(pool_, other.pool_);
-        std::swap(kept_, other.kept_);
         std::swap(stream_, other.stream_);
         std::swap(data_, other.data_);
         std::swap(count_, other.count_);
+        std::swap(capacity_, other.capacity_);
         std::swap(advised_, other.advised_);
-        read_elsewhere_ = other.read_elsewhere_.exchange(read_elsewhere_);
+        // Relaxed: nobody else has either of them now.
+        const bool theirs = other.read_elsewhere_.load(std::memory_order_relaxed);
+        other.read_elsewhere_.store(read_elsewhere_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+        read_elsewhere_.store(theirs, std::memory_order_relaxed);
     }
 
 private:
+    friend class Sharing;
+
+    void allocate(const Pool &pool, std::size_t count, StreamRef stream) {
+        void *found;
+        check(millpond_alloc_held(pool.get(), detail::bytes_of<T>(count), alignof(T), stream.get(), &found));
+        pool_ = pool.state_.get();
+        stream_ = stream.get();
+        data_ = static_cast<T *>(found);
+        count_ = capacity_ = count;
+    }
+
+    /// What the buffer holds is there as long as the buffer.
+    Pool borrowed() const noexcept { return Pool(pool_); }
+
+    /// Copies the first elements of another buffer, which has as many.
+    void copy_first(const Buffer &from, std::size_t count) {
+        if (count == 0) return;
+        check(millpond_copy_block(pool_->handle, data_, stream_, from.pool_->handle, from.data_, from.stream_, count * sizeof(T)));
+        if (from.stream_ != stream_ || from.pool_->context.get() != pool_->context.get()) from.read_elsewhere_ = true;
+    }
+
+    void move_to_block_of(std::size_t count) {
+        if (pool_ == nullptr) {
+            throw RuntimeError(MILLPOND_STATUS_NULL_ARGUMENT, "resize: the buffer has no pool; construct it with one");
+        }
+        Buffer other;
+        other.allocate(borrowed(), count, stream_);
+        other.copy_first(*this, count < count_ ? count : count_);
+        swap(other);
+    }
+
+    std::unique_ptr<T[]> on_host() const {
+        std::unique_ptr<T[]> elements(new T[count_]);
+        copy_to_host(elements.get(), count_);
+        return elements;
+    }
+
     void check_pinned(const char *what) const {
-        if (empty() || pool_->memory() == Memory::pinned) return;
+        if (empty() || borrowed().memory() == Memory::pinned) return;
         throw RuntimeError(MILLPOND_STATUS_NOT_PINNED,
-                           std::string(what) + ": pool '" + pool_->name() +
+                           std::string(what) + ": pool '" + borrowed().name() +
                                "' is not of pinned memory: build one with Context::pinned, or use copy_from");
     }
 
     /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
     void order_after_reads() {
         if (!read_elsewhere_) return;
-        check(millpond_wait_for_uses(pool_->get(), data_, stream_.get()));
+        check(millpond_wait_for_uses(pool_->handle, data_, stream_));
         read_elsewhere_ = false;
     }
 
@@ -977,47 +1269,103 @@ private:
                                std::to_string(first) + " on; the buffer has " + std::to_string(count_));
     }
 
-    Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
-        : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream), count_(count) {
-        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw SizeOverflow("a buffer of more bytes than can be addressed");
-        }
-        data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
-    }
-
-    friend class Sharing;
-
-    /// A buffer made without arguments has no pool.
-    std::optional<Pool> pool_;
-    std::optional<Stream> kept_;
-    StreamRef stream_;
+    /// Held, or null: for a buffer made without arguments, and after `release`.
+    detail::PoolState *pool_ = nullptr;
+    /// Held where it is a handle of millpond's.
+    millpond_any_stream stream_ = nullptr;
     T *data_ = nullptr;
     std::size_t count_ = 0;
+    std::size_t capacity_ = 0;
     /// Whether copies read it that its own stream may not have waited for. Set by who has it as const, on any thread.
     mutable std::atomic<bool> read_elsewhere_{false};
     /// Whether there may be advice on its memory.
     bool advised_ = false;
 };
 
+/// A pool and a stream as a std::pmr::memory_resource. Containers may live in pinned and managed memory: an allocation there
+/// waits for the work given to the stream so far, which may use the memory still. A GPU's own memory is for code that only passes
+/// pointers on, since the host must not touch it; on the host device containers may live in it, too. A free never throws: see
+/// millpond_free_or_log. Resources of one pool and one stream are equal.
+class MemoryResource : public std::pmr::memory_resource {
+public:
+    explicit MemoryResource(const Pool &pool) : pool_(pool), waits_(pool.host_access()) {}
+    MemoryResource(const Pool &pool, const Stream &stream)
+        : pool_(pool), kept_(stream), stream_(stream), waits_(pool.host_access()) {}
+    MemoryResource(const Pool &pool, StreamRef stream)
+        : pool_(pool), kept_(detail::kept_if_of_thread(pool, stream)), stream_(kept_ ? StreamRef(*kept_) : stream),
+          waits_(pool.host_access()) {}
+
+    const Pool &pool() const noexcept { return pool_; }
+
+private:
+    void *do_allocate(std::size_t bytes, std::size_t align) override {
+        // Other resources give an address for no bytes too.
+        void *found = pool_.allocate_aligned(bytes == 0 ? 1 : bytes, align, stream_);
+        if (waits_) wait_or_free(found);
+        return found;
+    }
+
+    void wait_or_free(void *found) {
+        try {
+            pool_.wait_for_host_access(found, false, stream_);
+        } catch (...) {
+            do_deallocate(found, 0, 0);
+            throw;
+        }
+    }
+
+    void do_deallocate(void *ptr, std::size_t, std::size_t) noexcept override {
+        millpond_free_or_log(pool_.get(), ptr, stream_.get());
+    }
+
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        const MemoryResource *&asks = asking();
+        if (asks != nullptr && asks == &other) return is_same(*asks);
+        // What the other one is, it says itself: this works without run-time types, too.
+        const MemoryResource *const before = std::exchange(asks, this);
+        const bool same = other.is_equal(*this);
+        asks = before;
+        return same;
+    }
+
+    bool is_same(const MemoryResource &other) const noexcept { return other.pool_ == pool_ && other.stream_ == stream_; }
+
+    /// The resource that asks another one on this thread whether both are equal.
+    static const MemoryResource *&asking() noexcept {
+        thread_local const MemoryResource *resource = nullptr;
+        return resource;
+    }
+
+    Pool pool_;
+    std::optional<Stream> kept_;
+    StreamRef stream_;
+    bool waits_;
+};
+
 /// One block, handed out from front to back and taken back all at once.
-class Workspace : public detail::Shared<millpond_workspace, millpond_workspace_release> {
+class [[nodiscard]] Workspace : public detail::Shared<millpond_workspace, millpond_workspace_release> {
 public:
     Workspace(const Pool &pool, std::size_t bytes, StreamRef stream = nullptr)
         : Shared(create(pool, bytes, stream)) {}
 
-    /// Bytes with no defined content, until the next reset.
-    void *allocate(std::size_t bytes) const {
+    /// Bytes with no defined content, until the next reset, at a multiple of 512 bytes.
+    [[nodiscard]] void *allocate(std::size_t bytes) const {
         void *found;
         check(millpond_workspace_alloc(get(), bytes, &found));
         return found;
     }
 
+    /// The same at a multiple of `align` bytes, a power of two.
+    [[nodiscard]] void *allocate_aligned(std::size_t bytes, std::size_t align) const {
+        void *found;
+        check(millpond_workspace_alloc_aligned(get(), bytes, align, &found));
+        return found;
+    }
+
+    /// `count` elements, aligned as their type asks.
     template <class T>
-    T *allocate_array(std::size_t count) const {
-        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw SizeOverflow("an array of more bytes than can be addressed");
-        }
-        return static_cast<T *>(allocate(count * sizeof(T)));
+    [[nodiscard]] T *allocate_array(std::size_t count) const {
+        return static_cast<T *>(allocate_aligned(detail::bytes_of<T>(count), alignof(T)));
     }
 
     void reset() const { check(millpond_workspace_reset(get())); }
@@ -1038,14 +1386,15 @@ private:
 
 /// A block that several processes use. In the process that has it: what others need to open it. In one that opened it: the
 /// order of their work. docs/sharing.md says what others can reach, and what happens when a process dies.
-class Sharing : public detail::Shared<millpond_shared, millpond_shared_release> {
+class [[nodiscard]] Sharing : public detail::Shared<millpond_shared, millpond_shared_release> {
 public:
     /// Lets other processes open the buffer's memory, after the work given so far to its stream. It stays allocated as long as
     /// this, or another process that has it open.
     template <class T>
-    explicit Sharing(const Buffer<T> &buffer) : Sharing(buffer.pool_.value(), buffer.data(), buffer.stream()) {}
+    explicit Sharing(const Buffer<T> &buffer)
+        : Sharing(buffer.pool_ != nullptr ? buffer.pool_->handle : nullptr, buffer.data_, buffer.stream_) {}
 
-    Sharing(const Pool &pool, const void *block, StreamRef stream) : Shared(create(pool, block, stream)) {}
+    Sharing(const Pool &pool, const void *block, StreamRef stream) : Sharing(pool.get(), block, stream.get()) {}
 
     /// Sends it over a connected Unix socket, to one process for each call.
     void send(int socket) const { check(millpond_shared_send(get(), socket)); }
@@ -1068,27 +1417,34 @@ public:
         millpond_pool *of;
         check(millpond_shared_pool(handle, &of));
         const Pool pool(context, of);
+        if (reinterpret_cast<std::uintptr_t>(data) % alignof(T) != 0) {
+            millpond_context_free(context.get(), data, stream.get());
+            throw RuntimeError(MILLPOND_STATUS_BAD_ALIGNMENT,
+                               "Sharing::receive: the block is not aligned to " + std::to_string(alignof(T)) +
+                                   " bytes, as its elements are: let the other process allocate it so");
+        }
+        const std::optional<Stream> kept = detail::kept_if_of_thread(pool, stream);
         Buffer<T> buffer;
-        buffer.pool_ = pool;
-        buffer.kept_ = detail::kept_if_of_thread(pool, stream);
-        buffer.stream_ = buffer.kept_ ? StreamRef(*buffer.kept_) : stream;
+        buffer.stream_ = (kept ? StreamRef(*kept) : stream).get();
+        millpond_hold(of, buffer.stream_);
+        buffer.pool_ = pool.state_.get();
         buffer.data_ = static_cast<T *>(data);
-        buffer.count_ = bytes / sizeof(T);
+        buffer.count_ = buffer.capacity_ = bytes / sizeof(T);
         return {std::move(buffer), shared};
     }
 
 private:
     explicit Sharing(millpond_shared *handle) : Shared(handle) {}
 
-    static millpond_shared *create(const Pool &pool, const void *block, StreamRef stream) {
+    Sharing(millpond_pool *pool, const void *block, millpond_any_stream stream) : Shared(create(pool, block, stream)) {}
+
+    static millpond_shared *create(millpond_pool *pool, const void *block, millpond_any_stream stream) {
         millpond_shared *handle;
-        check(millpond_share(pool.get(), block, stream.get(), &handle));
+        check(millpond_share(pool, block, stream, &handle));
         return handle;
     }
 };
 
 } // namespace millpond
-
-#include <millpond_resources.hpp>
 
 #endif // MILLPOND_HPP

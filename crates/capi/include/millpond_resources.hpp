@@ -1,13 +1,11 @@
-// A Millpond pool behind other people's interfaces: std::pmr, and CCCL and RMM where the compiler finds them. Included by
-// millpond.hpp.
+// A Millpond pool as a resource of CCCL and of RMM, where the compiler finds their headers. Their headers take a second to
+// compile, so include this where you use one.
 #ifndef MILLPOND_RESOURCES_HPP
 #define MILLPOND_RESOURCES_HPP
 
 #include <millpond.hpp>
 
 #include <cstddef>
-#include <memory_resource>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -27,50 +25,6 @@
 #endif
 
 namespace millpond {
-
-/// A pool and a stream as a std::pmr::memory_resource. Containers may live in pinned and managed memory: an allocation there
-/// waits for the work given to the stream so far, which may use the memory still. A GPU's own memory is for code that only passes
-/// pointers on, since the host must not touch it; on the host device containers may live in it, too.
-class MemoryResource : public std::pmr::memory_resource {
-public:
-    explicit MemoryResource(const Pool &pool) : pool_(pool), waits_(pool.host_access()) {}
-    MemoryResource(const Pool &pool, const Stream &stream)
-        : pool_(pool), kept_(stream), stream_(stream), waits_(pool.host_access()) {}
-    MemoryResource(const Pool &pool, StreamRef stream)
-        : pool_(pool), kept_(detail::kept_if_of_thread(pool, stream)), stream_(kept_ ? StreamRef(*kept_) : stream),
-          waits_(pool.host_access()) {}
-
-    const Pool &pool() const noexcept { return pool_; }
-
-private:
-    void *do_allocate(std::size_t bytes, std::size_t align) override {
-        // Other resources give an address for no bytes too.
-        void *found = pool_.allocate_aligned(bytes == 0 ? 1 : bytes, align, stream_);
-        if (waits_) wait_or_free(found);
-        return found;
-    }
-
-    void wait_or_free(void *found) {
-        try {
-            pool_.wait_for_host_access(found, false, stream_);
-        } catch (...) {
-            pool_.deallocate(found, stream_);
-            throw;
-        }
-    }
-
-    void do_deallocate(void *ptr, std::size_t, std::size_t) override { pool_.deallocate(ptr, stream_); }
-
-    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
-        const auto *same = dynamic_cast<const MemoryResource *>(&other);
-        return same != nullptr && same->pool_ == pool_ && same->stream_.get() == stream_.get();
-    }
-
-    Pool pool_;
-    std::optional<Stream> kept_;
-    StreamRef stream_;
-    bool waits_;
-};
 
 #ifdef MILLPOND_HAS_CCCL
 
@@ -92,7 +46,7 @@ public:
     }
 
     void deallocate(::cuda::stream_ref stream, void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
-        millpond_free(pool_.get(), ptr, stream.get());
+        millpond_free_or_log(pool_.get(), ptr, stream.get());
     }
 
     void *allocate(const Stream &stream, std::size_t bytes, std::size_t align = default_alignment) {
@@ -100,7 +54,7 @@ public:
     }
 
     void deallocate(const Stream &stream, void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
-        millpond_free(pool_.get(), ptr, stream.get());
+        millpond_free_or_log(pool_.get(), ptr, stream.get());
     }
 
     void *allocate_sync(std::size_t bytes, std::size_t align = default_alignment) {
@@ -110,7 +64,7 @@ public:
     }
 
     void deallocate_sync(void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
-        millpond_free(pool_.get(), ptr, nullptr);
+        millpond_free_or_log(pool_.get(), ptr, nullptr);
     }
 
     // The names before CCCL 3.1.

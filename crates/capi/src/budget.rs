@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millpond::{Budget, Tenant};
 
-use crate::arguments::{Out, fixed_text, text};
+use crate::arguments::{Out, SizedStruct, fixed_text, init_struct, text};
 use crate::context::CONTEXTS;
 use crate::failure::{Failure, boundary};
 use crate::handle::Table;
@@ -129,6 +129,8 @@ pub extern "C" fn millpond_budget_set_patience(budget: *mut BudgetHandle, millis
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct TenantReport {
+    /// sizeof this struct, as the program was compiled.
+    pub size: usize,
     /// What its pools with the budget hold.
     pub held: u64,
     /// What is kept for it.
@@ -141,19 +143,25 @@ pub struct TenantReport {
     pub program: [c_char; 20],
 }
 
-impl From<&Tenant> for TenantReport {
-    fn from(tenant: &Tenant) -> Self {
+// SAFETY: `repr(C)`, integers only, the size first.
+unsafe impl SizedStruct for TenantReport {
+    const NAME: &'static str = "millpond_tenant";
+}
+
+impl TenantReport {
+    fn new(tenant: &Tenant, size: usize) -> Self {
         let Tenant { pid, program, held, floor, claim, .. } = tenant;
-        Self { held: *held, floor: *floor, claim: *claim, pid: *pid, program: fixed_text(program) }
+        Self { size, held: *held, floor: *floor, claim: *claim, pid: *pid, program: fixed_text(program) }
     }
 }
 
 /// The processes that have a named budget, this one too; none for a budget without a name. Writes at most `room` of them,
-/// and how many there are to `count`. `tenants` may be null if `room` is 0.
+/// each of `size` bytes, which is sizeof the struct. `count` gets how many there are. `tenants` may be null if `room` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_budget_tenants(
     budget: *mut BudgetHandle,
     tenants: *mut TenantReport,
+    size: usize,
     room: usize,
     count: *mut usize,
 ) -> Status {
@@ -165,8 +173,8 @@ pub unsafe extern "C" fn millpond_budget_tenants(
         }
         let all = BUDGETS.get(me, budget)?.tenants();
         for (at, tenant) in all.iter().take(room).enumerate() {
-            // SAFETY: not null, and with room for so many, as the header asks of its caller.
-            unsafe { tenants.add(at).write(tenant.into()) };
+            // SAFETY: not null, and with room for so many of this size, as the header asks of its caller.
+            unsafe { init_struct(tenants.byte_add(at * size), size, &TenantReport::new(tenant, size)) }?;
         }
         count.set(all.len());
         Ok(())

@@ -181,6 +181,11 @@ pub extern "C" fn millpond_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().message.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
+/// The message of this thread's last failure.
+pub(crate) fn last_message() -> String {
+    LAST.try_with(|last| last.borrow().message.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// The status of this thread's last call that failed; OK if none did.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_last_status() -> Status {

@@ -14,13 +14,12 @@
 
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
-use millpond::Pool;
 use millpond::bindings::Shortcut;
 
 use crate::in_use;
 use crate::kind::{AnyStream, PoolHandle};
 use crate::place::Place;
-use crate::pool::POOLS;
+use crate::pool::{POOLS, PoolObject};
 use crate::stream::FoundStream;
 
 /// The thread is inside as long as this lives.
@@ -63,27 +62,44 @@ pub(crate) fn call<R>(
     call(shortcut)
 }
 
+/// As [`call`], of a call that begins (1) or ends (-1) the life of a block that holds the pool and the stream.
+#[inline(always)]
+pub(crate) fn call_counting<R>(
+    pool: *mut PoolHandle,
+    stream: AnyStream,
+    by: i64,
+    call: impl FnOnce(&Shortcut) -> Option<R>,
+) -> Option<R> {
+    let Inside(place) = &Inside::new(Place::mine()?);
+    let number = Place::number_of(pool, stream);
+    // SAFETY: as in `call`.
+    let shortcut = unsafe { place.pairs[number].find(pool, stream) }?;
+    let result = call(shortcut)?;
+    place.count(number, by);
+    Some(result)
+}
+
 /// Lets the calling thread's next calls with this pool and stream take the fast path, if the stream is one that stays.
 /// Both are in use. The pool stays where it is until its handle is released, and keeps the default stream until then.
 #[cold]
 pub(crate) fn remember(
     pool: *mut PoolHandle,
     stream: AnyStream,
-    pool_itself: &Pool,
+    object: &PoolObject,
     found: &FoundStream<'_>,
 ) {
-    if !in_use::has_membarrier() || !found.lasts(stream) {
+    let lasts = || found.lasts(stream) && object.holds.is_in_use() && POOLS.is_valid(pool);
+    if !in_use::has_membarrier() || !lasts() {
         return;
     }
-    let Some(shortcut) = Shortcut::new(pool_itself, found) else { return };
+    let Some(shortcut) = Shortcut::new(&object.pool, found) else { return };
     let Some(place) = Place::take() else { return };
-    let pair = place.pair(pool, stream);
-    // SAFETY: the place is this thread's, which is on the general path.
-    unsafe { pair.set(pool, stream, shortcut) };
-    // Whoever releases a handle makes it invalid, or its stream unregistered, then looks for pairs (`forget`), with such a
+    // SAFETY: the place is this thread's, which is on the general path, where it has both in use.
+    unsafe { place.set((pool, &object.holds), (stream, found.holds()), shortcut) };
+    // Whoever releases a handle makes it invalid, gives it up, or its stream unregistered, then looks for pairs (`forget`), with such a
     // fence between: either it finds this one, or this thread finds that the handle does not last.
     fence(Ordering::SeqCst);
-    if !POOLS.is_valid(pool) || !found.lasts(stream) {
-        pair.take_away();
+    if !lasts() {
+        place.pair(pool, stream).take_away();
     }
 }

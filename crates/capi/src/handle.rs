@@ -214,6 +214,7 @@ impl<T: Send + Sync> Table<T> {
         place::forget(bits);
         in_use::heavy_fence();
         place::wait_for_calls();
+        place::collect(bits);
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {
                 self.vacant().lock().dying.push(bits);

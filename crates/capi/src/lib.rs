@@ -6,7 +6,7 @@
 //! garbage, released handles and handles of another kind are told apart and answered with a status. `in_use.rs`
 //! keeps an object alive while any thread is inside a call with it, and `gate.rs` what a callback is called with.
 //!
-//! **The floors**, from below: the kinds of handles (`kind.rs`) and statuses; who uses what (`in_use.rs`, `place.rs`);
+//! **The floors**, from below: the kinds of handles (`kind.rs`) and statuses; who uses what (`holds.rs`, `in_use.rs`, `place.rs`);
 //! failures; arguments and handles; contexts; pools and streams; and what is done with those. None uses one above it.
 //!
 //! **How one request passes through.** Each function is a closure given to `failure::boundary`, which catches
@@ -32,8 +32,11 @@ pub mod failure;
 pub mod fast;
 mod gate;
 pub mod handle;
+pub mod held;
+pub mod holds;
 pub mod in_use;
 pub mod kind;
+pub mod log;
 pub mod managed;
 pub mod memory;
 pub mod options;
@@ -41,6 +44,7 @@ pub mod peers;
 mod place;
 pub mod pool;
 pub mod recording;
+pub mod same;
 pub mod sharing;
 pub mod sleep;
 pub mod stats;

@@ -80,7 +80,7 @@ unsafe fn alloc_slow(
         // SAFETY: likewise.
         let found = unsafe { find_stream(me, &object.context, stream) }?;
         out.set(to_c(alloc(&object.pool, &found)?));
-        fast::remember(pool, stream, &object.pool, &found);
+        fast::remember(pool, stream, &object, &found);
         Ok(())
     })
 }
@@ -109,7 +109,7 @@ unsafe extern "C" fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: 
         let found = unsafe { find_stream(me, &object.context, stream) }?;
         // SAFETY: the block is the caller's, as the header asks.
         unsafe { object.pool.free(from_c(ptr), &found) }?;
-        fast::remember(pool, stream, &object.pool, &found);
+        fast::remember(pool, stream, &object, &found);
         Ok(())
     })
 }
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn millpond_context_free(
 }
 
 /// What every pool aligns to at least: the smallest alignment that one can be built with.
-const ALWAYS_ALIGNED: usize = 256;
+pub(crate) const ALWAYS_ALIGNED: usize = 256;
 
 /// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's granularity
 /// (2 MiB).

@@ -11,10 +11,11 @@ use std::cell::UnsafeCell;
 use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering, fence};
 
 use millpond::bindings::{Shortcut, on_fork, on_thread_end};
 
+use crate::holds::Holds;
 use crate::kind::{AnyStream, PoolHandle};
 
 const PLACES: usize = 1 << 12;
@@ -30,7 +31,24 @@ pub(crate) struct Place {
     owner: AtomicU64,
     /// Whether the owner is inside, and so uses a pool and a stream.
     pub(crate) inside: AtomicBool,
+    /// Held for a moment by whoever takes over what the owner counted, or lets it count for another pair.
+    counting: AtomicBool,
     pub(crate) pairs: [Pair; PAIRS],
+    counts: [Count; PAIRS],
+}
+
+/// By how much more blocks the owner allocated than freed that hold a pool and a stream: those of the pair with the same
+/// number, as long as that is there.
+struct Count {
+    /// The owner adds to it, while it is inside. Whoever else takes it away does so while `counting`, and not before the owner
+    /// is outside for good: with this pool or stream.
+    blocks: AtomicI64,
+    pool: AtomicU64,
+    stream: AtomicU64,
+    /// What the count is taken over by. Valid while it is not 0: an object ends after what holds it was collected.
+    of_pool: AtomicPtr<Holds>,
+    /// Null for a stream that nobody holds.
+    of_stream: AtomicPtr<Holds>,
 }
 
 /// A pool and a stream by their handles, and the owner's way to its magazines for both. The owner writes it, while it is
@@ -95,7 +113,9 @@ impl Place {
         Self {
             owner: AtomicU64::new(0),
             inside: AtomicBool::new(false),
+            counting: AtomicBool::new(false),
             pairs: [const { Pair::none() }; PAIRS],
+            counts: [const { Count::none() }; PAIRS],
         }
     }
 
@@ -134,7 +154,9 @@ impl Place {
     fn forget_all() {
         for place in Self::all_used() {
             place.pairs.iter().for_each(Pair::take_away);
-            // Relaxed, both: there is one thread.
+            // Relaxed, all: there is one thread.
+            place.counts.iter().for_each(Count::hand_over);
+            place.counting.store(false, Ordering::Relaxed);
             place.inside.store(false, Ordering::Relaxed);
             place.owner.store(0, Ordering::Relaxed);
         }
@@ -147,6 +169,7 @@ impl Place {
         // Relaxed: as in `mine`.
         if place.owner.load(Ordering::Relaxed) & !CLOSED == pointer {
             place.pairs.iter().for_each(Pair::take_away);
+            place.while_counting(|| place.counts.iter().for_each(Count::hand_over));
             // Release: see `take`. Who has closed the place does not open it then.
             place.owner.store(0, Ordering::Release);
         }
@@ -181,9 +204,99 @@ impl Place {
     /// Where this pool and stream are remembered. Our handles end in small numbers. The driver's are addresses, which
     /// differ further up: so a hash, as in `index_of`.
     #[inline(always)]
-    pub(crate) fn pair(&self, pool: *mut PoolHandle, stream: AnyStream) -> &Pair {
+    pub(crate) fn number_of(pool: *mut PoolHandle, stream: AnyStream) -> usize {
         let hash = (pool.addr() as u64 ^ stream.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &self.pairs[(hash >> (u64::BITS - PAIRS.trailing_zeros())) as usize]
+        (hash >> (u64::BITS - PAIRS.trailing_zeros())) as usize
+    }
+
+    #[inline(always)]
+    pub(crate) fn pair(&self, pool: *mut PoolHandle, stream: AnyStream) -> &Pair {
+        &self.pairs[Self::number_of(pool, stream)]
+    }
+
+    /// Remembers a shortcut, and lets the owner count for its pool and stream.
+    ///
+    /// # Safety
+    /// The calling thread has the place, and is outside. Both objects are in use.
+    pub(crate) unsafe fn set(
+        &self,
+        (pool, of_pool): (*mut PoolHandle, &Holds),
+        (stream, of_stream): (AnyStream, Option<&Holds>),
+        shortcut: Shortcut,
+    ) {
+        let number = Self::number_of(pool, stream);
+        let count = &self.counts[number];
+        self.pairs[number].take_away();
+        if !count.is_for(pool.addr() as u64, stream.addr() as u64) {
+            self.while_counting(|| {
+                count.hand_over();
+                // Relaxed, all: others read them while they count.
+                count.pool.store(pool.addr() as u64, Ordering::Relaxed);
+                count.stream.store(stream.addr() as u64, Ordering::Relaxed);
+                count.of_pool.store(ptr::from_ref(of_pool).cast_mut(), Ordering::Relaxed);
+                let of_stream = of_stream.map_or(ptr::null(), ptr::from_ref).cast_mut();
+                count.of_stream.store(of_stream, Ordering::Relaxed);
+            });
+        }
+        // SAFETY: as promised to this function.
+        unsafe { self.pairs[number].set(pool, stream, shortcut) };
+    }
+
+    /// Counts blocks that hold the pool and the stream of the pair with this number. By the owner, while it is inside and has
+    /// found the pair.
+    #[inline(always)]
+    pub(crate) fn count(&self, number: usize, by: i64) {
+        let blocks = &self.counts[number].blocks;
+        // Relaxed, and no read-modify-write: nobody else writes it now. The end of being inside publishes it.
+        blocks.store(blocks.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+    }
+
+    /// Does it while no other thread does likewise with this place.
+    #[cold]
+    fn while_counting(&self, run: impl FnOnce()) {
+        // Acquire, and Release below: who comes next sees what was done.
+        while self.counting.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        run();
+        self.counting.store(false, Ordering::Release);
+    }
+}
+
+impl Count {
+    const fn none() -> Self {
+        // All zero, so that places need no room in the file.
+        Self {
+            blocks: AtomicI64::new(0),
+            pool: AtomicU64::new(0),
+            stream: AtomicU64::new(0),
+            of_pool: AtomicPtr::new(ptr::null_mut()),
+            of_stream: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn is_for(&self, pool: u64, stream: u64) -> bool {
+        // Relaxed, both: the owner wrote them.
+        self.pool.load(Ordering::Relaxed) == pool && self.stream.load(Ordering::Relaxed) == stream
+    }
+
+    fn is_of(&self, handle: u64) -> bool {
+        // Relaxed, both: written while counting.
+        self.pool.load(Ordering::Relaxed) == handle || self.stream.load(Ordering::Relaxed) == handle
+    }
+
+    /// Gives what was counted to those for whom it was.
+    fn hand_over(&self) {
+        // Relaxed, all: the owner is outside, or this is the owner.
+        let blocks = self.blocks.swap(0, Ordering::Relaxed);
+        if blocks != 0 {
+            for of in [&self.of_pool, &self.of_stream] {
+                // SAFETY: null, or an object's that is there: it ends after what holds it was collected, and this is some.
+                if let Some(holds) = unsafe { of.load(Ordering::Relaxed).as_ref() } {
+                    holds.add(blocks);
+                }
+            }
+        }
     }
 }
 
@@ -248,6 +361,14 @@ pub(crate) fn forget(handle: u64) {
 /// [heavy fence](crate::in_use::heavy_fence), which comes after [`forget`].
 pub(crate) fn wait_for_calls() {
     Place::all_used().for_each(Place::wait_for_owner);
+}
+
+/// Takes over what threads counted for a forgotten handle that none of them [uses](wait_for_calls) any more.
+pub(crate) fn collect(handle: u64) {
+    for place in Place::all_used() {
+        let of_handle = || place.counts.iter().filter(|count| count.is_of(handle));
+        place.while_counting(|| of_handle().for_each(Count::hand_over));
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::context::{CONTEXTS, ContextObject};
 use crate::failure::{Failure, boundary};
 use crate::gate::Gate;
 use crate::handle::Table;
+use crate::holds::Holds;
 use crate::kind::{AnyStream, ContextHandle, Kind, PoolHandle};
 use crate::options::{self, PoolOptions};
 use crate::status::Status;
@@ -26,6 +27,7 @@ pub(crate) struct PoolObject {
     pub(crate) context: Arc<ContextObject>,
     /// Asked before a lock of this crate's is taken.
     pub(crate) process: Process,
+    pub(crate) holds: Holds,
     pub(crate) reclaims: Registered<(ReclaimId, Arc<Gate>)>,
     pub(crate) observers: Registered<(ObserverId, Arc<Gate>)>,
 }
@@ -61,8 +63,8 @@ pub(crate) static POOLS: Table<PoolObject> = Table::new(Kind::Pool);
 
 impl PoolObject {
     pub(crate) fn new(pool: Pool, context: Arc<ContextObject>) -> Self {
-        let (reclaims, observers) = Default::default();
-        Self { pool, context, process: Process::here(), reclaims, observers }
+        let (holds, reclaims, observers) = Default::default();
+        Self { pool, context, process: Process::here(), holds, reclaims, observers }
     }
 }
 

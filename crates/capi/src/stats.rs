@@ -43,12 +43,14 @@ macro_rules! define_device_calls {
             #[derive(Debug, Clone, Copy)]
             pub struct DeviceCalls {
                 $($(#[$doc])* pub $name: u64,)*
+                /// Zeros: room for kinds that come.
+                pub reserved: [u64; 7],
             }
         }
 
         impl From<millpond::DeviceCalls> for DeviceCalls {
             fn from(millpond::DeviceCalls { $($name,)* .. }: millpond::DeviceCalls) -> Self {
-                Self { $($name,)* }
+                Self { $($name,)* reserved: Default::default() }
             }
         }
     };
@@ -89,11 +91,13 @@ macro_rules! define_stats {
 
 millpond::list_of_stats!(define_stats);
 
-// What programs were compiled with. A figure may come after the last one, and nowhere else.
+// What programs were compiled with. A figure may come after the last one, and nowhere else. A kind of call takes the place of a
+// reserved one.
 const _: () = assert!(
     offset_of!(PoolStats, allocations) == 72
         && offset_of!(PoolStats, calls) == 136
-        && offset_of!(PoolStats, fragmentation) == 216
+        && size_of::<DeviceCalls>() == 128
+        && offset_of!(PoolStats, fragmentation) == 136 + 128 + 8
 );
 
 // SAFETY: `repr(C)`, numbers only, the size first.

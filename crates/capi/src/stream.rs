@@ -13,6 +13,7 @@ use crate::context::{CONTEXTS, ContextObject};
 use crate::event::EVENTS;
 use crate::failure::{Failure, boundary};
 use crate::handle::{Table, Using};
+use crate::holds::Holds;
 use crate::in_use::{Record, heavy_fence};
 use crate::kind::{AnyStream, ContextHandle, EventHandle, Kind, StreamHandle};
 use crate::place;
@@ -23,8 +24,9 @@ use crate::status::Status;
 pub(crate) struct StreamObject {
     /// Registered, so that calls find it by the driver's handle, too. They may leave shortcuts under that (`fast`).
     pub(crate) stream: RegisteredStream,
+    pub(crate) holds: Holds,
     /// A stream's device is looked at through its context.
-    _context: Arc<ContextObject>,
+    pub(crate) context: Arc<ContextObject>,
 }
 
 impl Drop for StreamObject {
@@ -55,9 +57,17 @@ impl FoundStream<'_> {
     /// the driver's, or the context goes.
     pub(crate) fn lasts(&self, handle: AnyStream) -> bool {
         match self {
-            Self::Registered(_) => STREAMS.is_valid(handle),
+            Self::Registered(object) => STREAMS.is_valid(handle) && object.holds.is_in_use(),
             Self::Default(_) => true,
             Self::Raw(stream) => is_registered(stream),
+        }
+    }
+
+    /// What holds the stream; `None` for one that its owner keeps.
+    pub(crate) fn holds(&self) -> Option<&Holds> {
+        match self {
+            Self::Registered(object) => Some(&object.holds),
+            Self::Default(_) | Self::Raw(_) => None,
         }
     }
 
@@ -120,7 +130,7 @@ unsafe fn find_raw_slow(context: &ContextObject, raw: u64) -> Result<FoundStream
 unsafe fn keep(raw: RawStream, context: &Arc<ContextObject>) -> Result<*mut StreamHandle, Failure> {
     // SAFETY: the caller's promise.
     let stream = unsafe { context.context.register_stream(raw) }?;
-    STREAMS.insert(Arc::new(StreamObject { stream, _context: context.clone() }))
+    STREAMS.insert(Arc::new(StreamObject { stream, holds: Holds::default(), context: context.clone() }))
 }
 
 /// Creates a stream. Releasing the handle destroys it; work already given to it still runs.

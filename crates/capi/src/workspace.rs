@@ -34,7 +34,7 @@ impl WorkspaceObject {
 
 pub(crate) static WORKSPACES: Table<WorkspaceObject> = Table::new(Kind::Workspace);
 
-/// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
+/// Takes a block of `bytes` from the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_workspace_create(
     pool: *mut PoolHandle,
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn millpond_workspace_create(
     })
 }
 
-/// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset.
+/// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset. Aligned to 512 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_workspace_alloc(
     workspace: *mut WorkspaceHandle,
@@ -70,6 +70,24 @@ pub unsafe extern "C" fn millpond_workspace_alloc(
         let out = unsafe { Out::pointer(out, "out") }?;
         let workspace = WORKSPACES.get(me, workspace)?;
         let at = workspace.lock()?.alloc::<u8>(bytes)?.ptr().raw();
+        out.set(ptr::without_provenance_mut(at as usize));
+        Ok(())
+    })
+}
+
+/// The same at a multiple of `align` bytes, a power of two up to the device's granularity (2 MiB).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_workspace_alloc_aligned(
+    workspace: *mut WorkspaceHandle,
+    bytes: usize,
+    align: usize,
+    out: *mut *mut c_void,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let workspace = WORKSPACES.get(me, workspace)?;
+        let at = workspace.lock()?.alloc_aligned(bytes as u64, align as u64)?.raw();
         out.set(ptr::without_provenance_mut(at as usize));
         Ok(())
     })

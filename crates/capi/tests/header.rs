@@ -14,7 +14,14 @@ fn the_header_is_what_the_crate_generates() -> Result<(), Box<dyn std::error::Er
     let builder = cbindgen::Builder::new().with_crate(here).with_src(figures).with_config(config);
     let mut generated = Vec::new();
     builder.generate()?.write(&mut generated);
-    let generated = String::from_utf8(generated)?;
+    let version = [
+        ("@VERSION@", env!("CARGO_PKG_VERSION")),
+        ("@MAJOR@", env!("CARGO_PKG_VERSION_MAJOR")),
+        ("@MINOR@", env!("CARGO_PKG_VERSION_MINOR")),
+        ("@PATCH@", env!("CARGO_PKG_VERSION_PATCH")),
+    ];
+    let fill = |text: String, (name, value): (&str, &str)| text.replace(name, value);
+    let generated = version.into_iter().fold(String::from_utf8(generated)?, fill);
     let file = here.join("include/millpond.h");
     if std::env::var_os("MILLPOND_WRITE_HEADER").is_some() {
         std::fs::write(&file, &generated)?;

@@ -1,8 +1,9 @@
 //! Programs in C and C++, built with the system's compilers against the library, on the host device.
 //!
 //! Each program under `tests/c` and `tests/cpp` is a test of its own. With `MILLPOND_REQUIRE_TOOLS`, which `.ci/run` sets, it
-//! runs also under AddressSanitizer with the undefined-behaviour sanitizer, and under valgrind: that takes most of the time. A
-//! missing tool is a failure then. Without it, the tests run what they can and say what they did not.
+//! runs also under AddressSanitizer with the undefined-behaviour sanitizer, under ThreadSanitizer, and under valgrind: that takes
+//! most of the time. The last two get the files that are installed for them. A missing tool is a failure then. Without it, the
+//! tests run what they can and say what they did not.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 enum Watch {
     Nothing,
     Sanitizers,
+    Threads,
     Valgrind,
 }
 
@@ -29,7 +31,7 @@ fn library() -> &'static Path {
         let built = test.parent().expect("and it lies in a folder").join("libmillpond_capi.so");
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
         std::fs::create_dir_all(&folder).expect("cargo made the folder above");
-        for name in ["libmillpond.so", "libmillpond.so.0"] {
+        for name in ["libmillpond.so", "libmillpond.so.0.1"] {
             let link = folder.join(name);
             // Of several test processes at once each may be the one that makes the link.
             let _ = std::os::unix::fs::symlink(&built, &link);
@@ -53,19 +55,31 @@ fn run(command: &mut Command) {
 /// Builds one of the programs beside this file, once for the tests that run it alike.
 fn build(source: &str, watch: Watch, standard: &str) -> PathBuf {
     static BUILT: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
-    let suffix = if watch == Watch::Sanitizers { "sanitized" } else { "plain" };
+    let suffix = match watch {
+        Watch::Sanitizers => "sanitized",
+        Watch::Threads => "threads",
+        Watch::Nothing | Watch::Valgrind => "plain",
+    };
     let name = format!("{}-{standard}-{suffix}", source.replace(['/', '.'], "-"));
     let program = BUILT.lock().unwrap().entry(name.clone()).or_default().clone();
     program.get_or_init(|| compile(&here().join("tests").join(source), &name, watch, standard)).clone()
 }
 
 fn compile(file: &Path, name: &str, watch: Watch, standard: &str) -> PathBuf {
+    compile_with(file, name, watch, standard, &[])
+}
+
+fn compile_with(file: &Path, name: &str, watch: Watch, standard: &str, flags: &[&str]) -> PathBuf {
     let program = library().join(name);
     let mut command = Command::new(compiler(standard));
     command.arg(format!("-std={standard}"));
     command.args(["-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
+    command.args(flags);
     if watch == Watch::Sanitizers {
         command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+    }
+    if watch == Watch::Threads {
+        command.arg("-fsanitize=thread");
     }
     for folder in cccl() {
         command.arg("-DEXPECT_CCCL").arg("-isystem").arg(folder);
@@ -117,21 +131,41 @@ fn check_as(source: &str, watch: Watch, standard: &str) {
         return;
     }
     let program = build(source, watch, standard);
-    if watch == Watch::Valgrind {
-        run(Command::new("valgrind")
-            .args([
-                "--quiet",
-                "--fair-sched=try",
-                "--error-exitcode=9",
-                "--leak-check=full",
-                "--errors-for-leak-kinds=definite",
-            ])
-            .arg(program)
-            .arg("briefly")
-            .env("MILLPOND_DEVICE", "host"));
-    } else {
-        run(Command::new(program).env("MILLPOND_DEVICE", "host"));
+    let mut command = match watch {
+        Watch::Valgrind => {
+            let mut command = Command::new("valgrind");
+            command.args(["--quiet", "--fair-sched=try", "--error-exitcode=9", "--leak-check=full"]);
+            command.arg(format!("--suppressions={}", suppressions("valgrind.supp")));
+            command.arg(program).arg("briefly");
+            command
+        }
+        _ => Command::new(program),
+    };
+    if watch == Watch::Threads {
+        command.arg("briefly").env("TSAN_OPTIONS", tsan_options());
     }
+    run(command.env("MILLPOND_DEVICE", "host"));
+}
+
+/// A file that is installed for a tool.
+fn suppressions(name: &str) -> String {
+    here().join("install").join(name).display().to_string()
+}
+
+fn tsan_options() -> String {
+    format!("exitcode=66:suppressions={}", suppressions("tsan.supp"))
+}
+
+#[test]
+fn thread_sanitizer_finds_a_race_of_the_program() {
+    if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() || !has(compiler(CPP)) {
+        return eprintln!("not run: ThreadSanitizer takes MILLPOND_REQUIRE_TOOLS=1");
+    }
+    let mut command = Command::new(build("cpp/race.cpp", Watch::Threads, CPP));
+    let output = command.env("TSAN_OPTIONS", tsan_options()).output().expect("it was built");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(66), "{said}");
+    assert!(said.contains("race.cpp:14"), "{said}");
 }
 
 /// Plain only: a forked child leaves alone what its parent had, which valgrind calls a leak; and the allocator of GCC 12's
@@ -145,6 +179,58 @@ fn forked_children_are_answered_at_once() {
 #[test]
 fn two_processes_share_a_block() {
     check("../../../examples/c/sharing.c", Watch::Nothing);
+}
+
+/// Plain only, as forks are.
+#[test]
+fn destructors_in_a_forked_child_do_not_throw() {
+    if has(compiler(CPP)) {
+        run(Command::new(build("cpp/frees.cpp", Watch::Nothing, CPP))
+            .arg("forks")
+            .env("MILLPOND_DEVICE", "host"));
+    }
+}
+
+#[test]
+fn cpp_works_without_run_time_types() {
+    if has(compiler(CPP)) {
+        let file = here().join("tests/cpp/equality.cpp");
+        let program = compile_with(&file, "equality-no-rtti", Watch::Nothing, CPP, &["-fno-rtti"]);
+        run(Command::new(program).env("MILLPOND_DEVICE", "host"));
+    }
+}
+
+/// What these take to compile is for who uses CCCL.
+#[test]
+fn the_header_of_cpp_reads_none_of_cuda() {
+    if !has(compiler(CPP)) {
+        return;
+    }
+    let folder = library().join("cuda-is-there");
+    for name in ["cuda/memory_resource", "cuda/stream_ref", "cuda_runtime_api.h", "cuda_runtime.h"] {
+        let file = folder.join(name);
+        std::fs::create_dir_all(file.parent().expect("a folder")).expect("the folder is ours");
+        std::fs::write(&file, "#error it is read\n").expect("the folder is ours");
+    }
+    let program = folder.join("program.cpp");
+    std::fs::write(&program, "#include <millpond.hpp>\n").expect("the folder is ours");
+    let mut command = Command::new(compiler(CPP));
+    command.args(["-std=c++17", "-fsyntax-only", "-I"]).arg(here().join("include"));
+    run(command.arg("-I").arg(&folder).arg(&program));
+}
+
+#[test]
+fn what_is_dropped_at_once_is_warned_of() {
+    if !has(compiler(CPP)) {
+        return;
+    }
+    let file = here().join("tests/cpp/discarded.cpp");
+    let mut command = Command::new(compiler(CPP));
+    command.args(["-std=c++17", "-fsyntax-only", "-I"]).arg(here().join("include")).arg(&file);
+    let said = String::from_utf8(command.env("LC_ALL", "C").output().unwrap().stderr).unwrap();
+    let statements = std::fs::read_to_string(&file).unwrap();
+    let statements = statements.lines().filter(|line| line.starts_with("    "));
+    assert_eq!(said.matches("warning: ignoring return").count(), statements.count(), "{said}");
 }
 
 /// Under which copies take spans.
@@ -213,6 +299,11 @@ macro_rules! programs {
             }
 
             #[test]
+            fn runs_under_thread_sanitizer() {
+                check($source, Watch::Threads);
+            }
+
+            #[test]
             fn runs_under_valgrind() {
                 check($source, Watch::Valgrind);
             }
@@ -235,6 +326,12 @@ programs! {
     threads_share_pools_and_release_handles: "c/threads.c",
     registered_streams_have_two_names: "c/registered_streams.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",
+    elements_are_aligned_as_their_type_asks: "cpp/alignment.cpp",
+    buffers_hold_their_pool_and_stream: "cpp/holds.cpp",
+    frees_of_destructors_do_not_throw: "cpp/frees.cpp",
+    handles_of_one_thing_are_equal: "cpp/equality.cpp",
+    cpp_has_what_c_has: "cpp/surface.cpp",
+    reports_name_the_programs_own_function: "cpp/sites.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",
     resources_do_what_rmm_asks: "cpp/resources.cpp",

@@ -5,12 +5,15 @@
 //! they never wait, call back or fail.
 
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 pub use crate::cache::{Shortcut, on_thread_end};
 use crate::capture::CapturePool;
 use crate::core::freeing;
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
+/// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C.
+pub use crate::log::warn_in_any_case as warn;
 use crate::order::{RegisteredStream, Stream};
 pub use crate::physical::{Amount, Mapping, watch_mappings};
 /// The [decay](crate::PoolBuilder::decay) of programs that rely on the driver's pools, which give back at once.
@@ -83,6 +86,11 @@ pub unsafe fn with_buffer<R>(
     // Without a free. After a panic, pool and stream just stay.
     ManuallyDrop::into_inner(buffer).into_raw();
     result
+}
+
+/// Whether both are handles of one pool.
+pub fn is_same_pool(one: &Pool, other: &Pool) -> bool {
+    Arc::ptr_eq(one.inner(), other.inner())
 }
 
 /// A range of addresses that pages back.

@@ -59,7 +59,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
     pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
-        let ptr = pool.alloc(byte_len::<T>(len)?, stream)?;
+        let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align_of::<T>() as u64, stream)?;
         Ok(Self::over_block(pool.inner(), ptr, len, stream))
     }
 
@@ -580,7 +580,8 @@ impl<T: Pod> Buffer<T> {
     /// Advice that the block has stays when the buffer is dropped: [`Pool::take_back_advice`] takes it back.
     ///
     /// # Safety
-    /// Nobody else frees the block or makes it a buffer, and `stream` is ordered after all work on it.
+    /// Nobody else frees the block or makes it a buffer, and `stream` is ordered after all work on it. The pointer is aligned as
+    /// `T` is.
     pub unsafe fn from_raw(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Result<Self> {
         // SAFETY: the caller's promise.
         unsafe { Self::of_block("Buffer::from_raw", (pool, ptr, len), stream) }

@@ -184,7 +184,7 @@ impl Write for Text {
 
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C or Python.
 #[cold]
-pub(crate) fn warn_in_any_case(text: &str) {
+pub fn warn_in_any_case(text: &str) {
     fn send(values: &[&dyn Display]) {
         for text in values {
             if tracing::enabled!(tracing::Level::WARN) {

@@ -64,7 +64,11 @@ impl Context {
             return Err(Error::BadToken { why });
         }
         let (ptr, event) = others.open(received, stream)?;
-        let buffer = Buffer::over_block(&others.pool, ptr, bytes as usize / here, stream);
+        let buffer = Buffer::<T>::over_block(&others.pool, ptr, bytes as usize / here, stream);
+        if !ptr.raw().is_multiple_of(align_of::<T>() as u64) {
+            let why = format!("the block is not aligned to {} bytes, as its elements are", align_of::<T>());
+            return Err(Error::BadToken { why });
+        }
         Ok(Opened { buffer, event })
     }
 }

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use crate::buffer::{Buffer, byte_len};
 use crate::device::DevicePtr;
 use crate::order::Stream;
-use crate::policy::options::ALIGNMENT;
+use crate::policy::options::{ALIGNMENT, ALIGNMENTS};
 use crate::pool::Pool;
 use crate::{Error, Result};
 
@@ -54,7 +54,7 @@ pub struct WorkspaceSlice<'a, T> {
 }
 
 impl Workspace {
-    /// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
+    /// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes, or as its elements are.
     ///
     /// # Errors
     /// Those of [`Pool::alloc`].
@@ -71,14 +71,27 @@ impl Workspace {
     /// # Errors
     /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<WorkspaceSlice<'_, T>> {
-        let (bytes, start) = (byte_len::<T>(len)?, self.used());
-        let left = self.capacity() - start;
+        let ptr = self.alloc_aligned(byte_len::<T>(len)?, align_of::<T>() as u64)?;
+        Ok(WorkspaceSlice { ptr, len, of: PhantomData })
+    }
+
+    /// Hands out bytes at a multiple of `align` bytes, a power of two, until the next reset.
+    ///
+    /// # Errors
+    /// [`Error::BadAlignment`], and those of [`alloc`](Self::alloc).
+    pub fn alloc_aligned(&self, bytes: u64, align: u64) -> Result<DevicePtr> {
+        if !align.is_power_of_two() || align > *ALIGNMENTS.end() {
+            return Err(Error::BadAlignment { align, largest: *ALIGNMENTS.end() });
+        }
+        let (base, used) = (self.block.ptr().raw(), self.used());
+        let start = (base + used).next_multiple_of(align) - base;
+        let left = self.capacity().saturating_sub(start);
         if bytes > left {
             return Err(Error::WorkspaceFull { requested: bytes, left, capacity: self.capacity() });
         }
         // The next one's start; beyond the capacity where the block is used up.
         self.used.set((start + bytes).next_multiple_of(ALIGNMENT));
-        Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
+        Ok(self.block.ptr().offset(start))
     }
 
     /// Takes everything back. The borrow forbids the use of earlier slices. Their work need not be waited for: what is
@@ -162,6 +175,29 @@ mod tests {
         for _ in 0..3 {
             let slice = workspace.alloc::<u8>(100).unwrap();
             assert_eq!(slice.ptr().raw() % 512, 0);
+        }
+    }
+
+    #[test]
+    fn elements_are_aligned_as_their_type_asks() {
+        #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+        #[repr(C, align(1024))]
+        struct Wide([u8; 1024]);
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).min_alignment(256).build().unwrap();
+        let workspace = Workspace::new(&pool, 1 << 20, &stream).unwrap();
+        let mut buffers = Vec::new();
+        for _ in 0..20 {
+            workspace.alloc::<u8>(100).unwrap();
+            assert_eq!(workspace.alloc::<Wide>(1).unwrap().ptr().raw() % 1024, 0);
+            let _between = pool.alloc(200, &stream).unwrap();
+            buffers.push(Buffer::<Wide>::new(&pool, 1, &stream).unwrap());
+            assert_eq!(buffers.last().unwrap().ptr().raw() % 1024, 0);
+        }
+        for align in [0, 3, 4 << 20] {
+            let refused = workspace.alloc_aligned(1, align);
+            assert_eq!(refused, Err(Error::BadAlignment { align, largest: 2 << 20 }));
         }
     }
 }

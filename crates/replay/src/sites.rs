@@ -285,9 +285,9 @@ fn without_generics(name: &str) -> &str {
     }
 }
 
-/// Whether a frame is of Rust's, Python's or PyTorch's own code, of an installed library, or has no line.
+/// Whether a frame is of Rust's, C++'s, CUDA's, Python's or PyTorch's own code, of an installed library, or has no line.
 pub(crate) fn is_runtime(frame: &Frame) -> bool {
-    const FOLDERS: [&str; 13] = [
+    const FOLDERS: [&str; 17] = [
         "/rustc/",
         "/lib/rustlib/",
         "/.cargo/registry/",
@@ -300,10 +300,14 @@ pub(crate) fn is_runtime(frame: &Frame) -> bool {
         "/c10/",
         "/torch/csrc/",
         "/csu/",
+        "/include/c++/",
+        "/include/cuda/",
+        "/include/rmm/",
+        "/include/thrust/",
         // What `millpond train` asks the pool through.
         "/crates/baselines/src/",
     ];
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 17] = [
         "std::",
         "core::",
         "alloc::",
@@ -314,6 +318,12 @@ pub(crate) fn is_runtime(frame: &Frame) -> bool {
         "millpond::",
         "<millpond::",
         "millpond_python::",
+        "mempool::",
+        "__gnu_cxx::",
+        "cub::",
+        "cuda::",
+        "rmm::",
+        "thrust::",
         "pyo3::",
     ];
     frame.file.is_empty()
@@ -363,6 +373,9 @@ mod tests {
             frame("Py_RunMain", "/build/main.c"),
             frame("PyObject_Call", "call.c"),
             frame("torch::autograd::THPVariable_add", "/pytorch/torch/csrc/autograd/variable.cpp"),
+            frame("_M_default_append", "/usr/include/c++/12/bits/vector.tcc"),
+            frame("thrust::device_vector::resize", "/home/me/thrust.h"),
+            frame("mempool::PoolPtr::PoolPtr", "/home/me/cuda_mempool.hpp"),
         ];
         for frame in &runtime {
             assert!(is_runtime(frame), "{frame:?}");

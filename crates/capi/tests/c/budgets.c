@@ -60,9 +60,9 @@ static void this_process(int from, int to, pid_t other) {
     millpond_pool *pool = pool_of(budget);
     OK(millpond_budget_set_patience(budget, 0));
     FAILS(millpond_alloc(pool, MOST, NULL, &block), OUT_OF_MEMORY, "holds 40.00 MiB");
-    OK(millpond_budget_tenants(budget, NULL, 0, &count));
+    OK(millpond_budget_tenants(budget, NULL, sizeof *tenants, 0, &count));
     CHECK(count == 2);
-    OK(millpond_budget_tenants(budget, tenants, 4, &count));
+    OK(millpond_budget_tenants(budget, tenants, sizeof *tenants, 4, &count));
     CHECK(count == 2 && tenants[0].pid == (uint32_t)other && tenants[0].held == MOST && tenants[0].floor == 0);
     CHECK(tenants[0].claim == UINT64_MAX && tenants[0].program[0] != 0 && tenants[1].pid == (uint32_t)getpid());
     tell(to);
@@ -93,8 +93,8 @@ static void mistakes(void) {
     FAILS(millpond_budget_set_floor(budget, 1), BAD_OPTION, "Budget::named");
     FAILS(millpond_budget_set_claim(budget, 1), BAD_OPTION, "Budget::named");
     FAILS(millpond_budget_set_patience(budget, 1), BAD_OPTION, "Budget::named");
-    FAILS(millpond_budget_tenants(budget, NULL, 1, &count), NULL_ARGUMENT, "tenants");
-    OK(millpond_budget_tenants(budget, NULL, 0, &count));
+    FAILS(millpond_budget_tenants(budget, NULL, sizeof(millpond_tenant), 1, &count), NULL_ARGUMENT, "tenants");
+    OK(millpond_budget_tenants(budget, NULL, sizeof(millpond_tenant), 0, &count));
     CHECK(count == 0);
     OK(millpond_budget_release(budget));
 }

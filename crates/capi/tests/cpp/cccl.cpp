@@ -1,5 +1,5 @@
 // Where CCCL is, StreamResource is one of its resources.
-#include <millpond.hpp>
+#include <millpond_resources.hpp>
 
 #if defined(MILLPOND_HAS_CCCL) && CCCL_VERSION < 3001000
 static_assert(cuda::mr::async_resource<millpond::StreamResource>);

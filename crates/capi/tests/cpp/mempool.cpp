@@ -71,7 +71,7 @@ static void mistakes_throw() {
     assert(throws([&] { pool.deallocate(static_cast<char *>(block) + 1); }));
     pool.deallocate(block);
     assert(throws([&] { pool.deallocate(block); }));
-    assert(throws([&] { pool.allocate(static_cast<std::size_t>(-1)); }));
+    assert(throws([&] { (void)pool.allocate(static_cast<std::size_t>(-1)); }));
     assert(throws([&] { PoolPtr<double> much(pool, static_cast<std::size_t>(-1) / 4); }));
 }
 
@@ -81,7 +81,7 @@ static void the_limit_holds() {
     CudaMemPool pool(config);
     void *half = pool.allocate(std::size_t{32} << 20);
     void *rest = pool.allocate(std::size_t{32} << 20);
-    assert(throws([&] { pool.allocate(1); }));
+    assert(throws([&] { (void)pool.allocate(1); }));
     pool.deallocate(rest);
     rest = pool.allocate(std::size_t{16} << 20);
     assert(pool.total_allocated() <= config.max_pool_size);
@@ -91,7 +91,7 @@ static void the_limit_holds() {
     config.max_pool_size = 1 << 20; // less than a page
     CudaMemPool small(config);
     void *block = small.allocate(512 << 10);
-    assert(throws([&] { small.allocate(1 << 20); }));
+    assert(throws([&] { (void)small.allocate(1 << 20); }));
     small.deallocate(block);
     small.deallocate(small.allocate(1 << 20));
 }
@@ -149,6 +149,36 @@ static void a_block_of_a_default_stream_is_freed_after_its_own_threads_work() {
     assert(pool.pool().stats().blocks.current == 0);
 }
 
+static void every_block_has_the_stream_that_it_was_allocated_on_last() {
+    CudaMemPool pool;
+    const millpond::Context &device = pool.pool().context();
+    // More streams and more addresses than are remembered at first.
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+        threads.emplace_back([&] {
+            std::vector<millpond::Stream> streams;
+            std::vector<void *> blocks;
+            for (int n = 0; n < 30; ++n) streams.emplace_back(device);
+            for (int round = 0; round < 3; ++round) {
+                for (std::size_t n = 0; n < 300; ++n) {
+                    const millpond::Stream &stream = streams[n % streams.size()];
+                    blocks.push_back(pool.allocate(n % 7 == 0 ? 1 << 20 : 1000, static_cast<cudaStream_t>(stream.raw())));
+                    if (n % 3 == 0) blocks.push_back(pool.allocate(1000));
+                }
+                for (void *block : blocks) pool.deallocate(block);
+                blocks.clear();
+            }
+            for (const millpond::Stream &stream : streams) pool.forget_stream(static_cast<cudaStream_t>(stream.raw()));
+        });
+    }
+    for (std::thread &thread : threads) thread.join();
+    // The streams are gone. Whatever is allocated where their blocks were is the default stream's.
+    std::vector<void *> blocks;
+    for (int n = 0; n < 2000; ++n) blocks.push_back(pool.allocate(1000));
+    for (void *block : blocks) pool.deallocate(block);
+    assert(pool.pool().stats().blocks.current == 0);
+}
+
 static void owners_move_and_free() {
     CudaMemPool pool;
     {
@@ -192,7 +222,7 @@ static void the_variable_that_chooses_the_device_is_named_where_there_is_no_gpu_
     unsetenv("MILLPOND_DEVICE");
     bool is_there = true, is_refused = false;
     try {
-        millpond::Context::cuda(0);
+        (void)millpond::Context::cuda(0);
     } catch (const millpond::Error &) {
         is_there = false;
     }
@@ -227,6 +257,7 @@ int main() {
     options_that_the_pool_cannot_take_are_rounded();
     a_block_is_freed_on_the_stream_that_it_was_allocated_on();
     a_block_of_a_default_stream_is_freed_after_its_own_threads_work();
+    every_block_has_the_stream_that_it_was_allocated_on_last();
     owners_move_and_free();
     threads_share_a_pool();
     the_variable_that_chooses_the_device_is_named_where_there_is_no_gpu_and_where_it_is_wrong();

@@ -2,7 +2,7 @@
 // alignment, random mixes, streams of one's own, several threads. On the device that MILLPOND_DEVICE names: host, or cuda. With
 // -DEXPECT_RMM and -lrmm, RMM's own adaptors stand on it, too.
 #undef NDEBUG
-#include <millpond.hpp>
+#include <millpond_resources.hpp>
 
 #ifdef EXPECT_RMM
 #include <rmm/mr/failure_callback_resource_adaptor.hpp>

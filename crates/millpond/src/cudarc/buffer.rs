@@ -123,7 +123,7 @@ impl<T: DeviceRepr> Buffer<T> {
         let awake = KeptAwake::new(pool.inner())?;
         // What comes next is given to cudarc's side, which does not know whose default stream it is.
         stream.millpond().handle_here()?;
-        let ptr = pool.alloc(bytes, stream.millpond())?;
+        let ptr = pool.alloc_aligned(bytes, align_of::<T>() as u64, stream.millpond())?;
         // SAFETY: the block is the buffer's until its drop, which gives the uses up before the free.
         let uses = match unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) } {
             Ok(uses) => ManuallyDrop::new(uses),

@@ -14,6 +14,7 @@ use crate::lock::Mutex;
 use super::called_from::{self, SourceFrame};
 use super::encoder::{Encoder, cut};
 use super::format::Record;
+use super::frames::{of_program, readable};
 use super::stacks;
 use crate::nvtx::{Range, range};
 use crate::process::{PerProcess, Process};
@@ -231,7 +232,7 @@ fn resolved(stack: &[usize]) -> Vec<SourceFrame> {
     let mut frames = Vec::new();
     for &ip in stack {
         backtrace::resolve(ip as *mut _, |symbol| {
-            let name = symbol.name().map(|name| format!("{name:#}")).unwrap_or_default();
+            let name = symbol.name().map(|name| readable(format!("{name:#}"))).unwrap_or_default();
             let file = symbol.filename().map(|file| file.to_string_lossy().into_owned()).unwrap_or_default();
             let line = symbol.lineno().unwrap_or(0);
             if !name.is_empty() {
@@ -243,52 +244,6 @@ fn resolved(stack: &[usize]) -> Vec<SourceFrame> {
     frames.drain(..of_program(&frames));
     frames.truncate(4 * DEEPEST);
     frames
-}
-
-/// The first frame that is the program's own. The innermost ones take the stack, and then come this library's. Where a
-/// request came through C or Python, frames of the standard library stand between them.
-fn of_program(frames: &[SourceFrame]) -> usize {
-    let mut first = frames.iter().position(is_ours).unwrap_or(0);
-    loop {
-        let behind = |at: usize, is: fn(&SourceFrame) -> bool| {
-            at + frames[at..].iter().position(|frame| !is(frame)).unwrap_or(frames.len() - at)
-        };
-        first = behind(first, is_ours);
-        let next = behind(first, is_standard);
-        if !frames.get(next).is_some_and(is_ours) {
-            return first;
-        }
-        first = next;
-    }
-}
-
-/// Whether the frame is of this library or its interfaces. The file tells: debug information with line tables only
-/// names inlined functions without their modules.
-fn is_ours(frame: &SourceFrame) -> bool {
-    // As debug information has it, but for what may stand before it.
-    let here = file!().strip_suffix("/src/record/labels.rs").unwrap_or("crates/millpond");
-    let folders = here.rsplit_once('/').map_or("", |(folders, _)| folders);
-    let within = |folder: &str, name: &str| {
-        let at = frame.file.find(&format!("{folder}{name}/src/"));
-        at.is_some_and(|at| at == 0 || frame.file[..at].ends_with('/'))
-    };
-    let starts = ["millpond::", "<millpond::", "millpond_capi::", "<millpond_capi::"];
-    let is_c_function = frame.name.starts_with("millpond_") && !frame.name.contains("::");
-    within(here, "")
-        || within(folders, "/capi")
-        || within(folders, "/python")
-        || is_c_function
-        || starts.iter().any(|start| frame.name.starts_with(start))
-}
-
-/// Whether the frame is of Rust's standard library or its runtime.
-fn is_standard(frame: &SourceFrame) -> bool {
-    is_of_standard_library(&frame.name, &frame.file)
-}
-
-/// Whether a function in this file is of Rust's standard library or its runtime.
-pub(super) fn is_of_standard_library(name: &str, file: &str) -> bool {
-    file.starts_with("/rustc/") || file.contains("/lib/rustlib/") || name.starts_with("__rust")
 }
 
 /// A tag and those that it stands in, such as `step/forward`; `None` for none.
@@ -373,6 +328,7 @@ impl WrittenSites {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frames;
     use super::*;
 
     #[test]
@@ -417,38 +373,6 @@ mod tests {
     }
 
     #[test]
-    fn frames_between_the_program_and_the_pool_are_left_out() {
-        let here = env!("CARGO_MANIFEST_DIR");
-        let frame = |name: &str, file: &str| SourceFrame::new(name, file, 1);
-        let standard = |name: &str| frame(name, "/rustc/0123/library/std/src/panicking.rs");
-        let ours = |name: &str, crate_: &str, file: &str| {
-            frame(name, &format!("{here}/../{crate_}{file}").replace("/millpond/..", ""))
-        };
-        let through_c = [
-            frame("trace<closure>", "/home/me/.cargo/registry/backtrace/src/lib.rs"),
-            ours("current_site", "millpond", "/src/record/labels.rs"),
-            ours("alloc_slow", "millpond", "/src/core/allocating.rs"),
-            ours("{closure#0}", "capi", "/src/memory.rs"),
-            standard("do_call<closure>"),
-            frame("__rust_try", ""),
-            standard("catch_unwind<closure>"),
-            ours("boundary", "capi", "/src/failure.rs"),
-            frame("millpond_alloc", ""),
-            frame("train", "/home/me/train.c"),
-            standard("lang_start"),
-            ours("somewhere", "millpond", "/src/pool/mod.rs"),
-        ];
-        assert_eq!(&*through_c[of_program(&through_c)].name, "train");
-        let called_back =
-            [frame("millpond::record::x", ""), standard("sort_by_key"), frame("plan", "/home/me/plan.rs")];
-        assert_eq!(of_program(&called_back), 1, "the program called the standard library");
-        assert_eq!(of_program(&called_back[2..]), 0);
-        let example =
-            [ours("a", "millpond", "/src/pool/mod.rs"), ours("main", "millpond", "/examples/buffers.rs")];
-        assert_eq!(of_program(&example), 1);
-    }
-
-    #[test]
     fn a_call_site_is_named_by_the_programs_own_lines() {
         #[inline(never)]
         fn somewhere() -> u32 {
@@ -464,7 +388,8 @@ mod tests {
         let frames = &resolved.sites[sites[0] as usize - 1];
         // This test is a part of the library, whose own frames are left out.
         assert!(
-            !frames.is_empty() && frames.iter().all(|frame| !is_ours(&resolved.frames[*frame as usize - 1]))
+            !frames.is_empty()
+                && frames.iter().all(|frame| !frames::is_ours(&resolved.frames[*frame as usize - 1]))
         );
     }
 

@@ -1,4 +1,5 @@
-"""Numba's external memory manager: ``millpond.numba.enable()`` before the first use of CUDA.
+"""Numba's external memory manager: ``millpond.numba.enable()`` before the first use of CUDA, or
+``NUMBA_CUDA_MEMORY_MANAGER=millpond.numba`` in the environment, which is Numba's own way.
 
 Numba does not say for which stream memory is allocated, nor on which it was last used. So a block is freed after what
 was given so far to the legacy default stream, which waits for every stream that ``numba.cuda.stream()`` makes. Streams
@@ -170,3 +171,10 @@ def enable(**options: Unpack[Options]) -> None:
     if options:
         _millpond.configure(**options)
     cuda.set_memory_manager(manager())
+
+
+def __getattr__(name: str) -> Any:
+    # What Numba takes from the module that NUMBA_CUDA_MEMORY_MANAGER names. The class is made when Numba is there.
+    if name == "_numba_memory_manager":
+        return manager()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::super::labels::{is_of_standard_library, lines_of, tag_path};
+use super::super::frames::is_of_standard_library;
+use super::super::labels::{lines_of, tag_path};
 use crate::device::DevicePtr;
 use crate::stats::HumanBytes;
 
