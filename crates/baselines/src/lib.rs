@@ -23,6 +23,7 @@ mod events;
 mod first_fit;
 mod memory;
 mod pool;
+mod rmm_arena;
 mod rmm_pool;
 mod stream_ordered;
 mod streams;
@@ -37,6 +38,7 @@ pub use driver::Driver;
 pub use first_fit::FirstFit;
 pub use memory::{MEMORIES, memory_of, name_of};
 pub use pool::NAME as MILLPOND;
+pub use rmm_arena::RmmArena;
 pub use rmm_pool::RmmPool;
 pub use stream_ordered::StreamOrdered;
 
@@ -111,7 +113,10 @@ pub const NAMES: [&str; ALLOCATORS.len()] = {
 };
 
 /// RMM's own allocators, which [`by_name`] knows, too. They are of interest to programs that use RMM, and stand in no other list.
-pub const OF_RMM: [Listed; 1] = [Listed { name: RmmPool::NAME, about: "RMM's pool_memory_resource" }];
+pub const OF_RMM: [Listed; 2] = [
+    Listed { name: RmmPool::NAME, about: "RMM's pool_memory_resource" },
+    Listed { name: RmmArena::NAME, about: "RMM's arena_memory_resource" },
+];
 
 /// Why there is no allocator to be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -142,8 +147,9 @@ pub fn by_name(name: &str, context: &Context) -> std::result::Result<Box<dyn All
             Ok(Box::new(build(self.0)?))
         }
     }
-    if name == RmmPool::NAME {
-        return Ok(Box::new(RmmPool::new(context)));
+    match name {
+        RmmPool::NAME => Ok(Box::new(RmmPool::new(context))),
+        RmmArena::NAME => Ok(Box::new(RmmArena::new(context))),
+        _ => Ok(with_allocator(name, Boxed(context))??),
     }
-    Ok(with_allocator(name, Boxed(context))??)
 }

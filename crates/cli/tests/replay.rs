@@ -451,19 +451,23 @@ fn a_log_of_rmm_is_replayed_with_rmms_own_pool_too() {
         assert!(output.status.success(), "{}", stderr(&output));
         read_json(&json)[0]["allocators"].as_array().unwrap().clone()
     };
-    let of_rmm = |rows: &[serde_json::Value]| {
-        let row = rows.iter().find(|row| row["allocator"] == "rmm-pool")?;
+    let of_rmm = |name, rows: &[serde_json::Value]| {
+        let row = rows.iter().find(|row| row["allocator"] == name)?;
         let mib = |key: &str| row[key].as_u64().unwrap() >> 20;
         Some((mib("needs"), mib("peak_reserved")))
     };
     let path = log.to_str().unwrap();
     // It doubles from 8 MiB to 16, and needs no more than 12.
-    assert_eq!(of_rmm(&rows(&[path])), Some((12, 16)));
-    assert_eq!(of_rmm(&rows(&[path, "--allocator", "millpond"])), None);
+    assert_eq!(of_rmm("rmm-pool", &rows(&[path])), Some((12, 16)));
+    // The third block goes to where the first was.
+    assert_eq!(of_rmm("rmm-arena", &rows(&[path])), Some((12, 12)));
+    assert_eq!(of_rmm("rmm-pool", &rows(&[path, "--allocator", "millpond"])), None);
     let gnn = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(GNN);
     let gnn = gnn.to_str().unwrap();
-    assert_eq!(of_rmm(&rows(&[gnn])), None);
-    assert!(of_rmm(&rows(&[gnn, "--allocator", "rmm-pool"])).is_some());
+    assert_eq!(of_rmm("rmm-pool", &rows(&[gnn])), None);
+    for name in ["rmm-pool", "rmm-arena"] {
+        assert!(of_rmm(name, &rows(&[gnn, "--allocator", name])).is_some());
+    }
 }
 
 #[test]

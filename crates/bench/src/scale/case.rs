@@ -38,7 +38,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 
 impl Case {
     /// All, in the order in which they run.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self {
             size: 50_000,
             most: MICROSECOND.saturating_mul(10),
@@ -48,6 +48,20 @@ impl Case {
             size: 50_000,
             most: MICROSECOND.saturating_mul(10),
             ..Self::new("pending", "a miss beside {n} pending old mappings", pages::pending)
+        },
+        Self {
+            size: 50_000,
+            most: MICROSECOND.saturating_mul(20),
+            ..Self::new(
+                "pending-holes",
+                "a miss beside {n} pending holes, no reuse policy",
+                pages::pending_holes,
+            )
+        },
+        Self {
+            size: 50_000,
+            most: MICROSECOND.saturating_mul(20),
+            ..Self::new("aligned", "an aligned miss beside {n} holes that lie badly", pages::aligned)
         },
         Self {
             size: 10 << 10,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Pool, PoolBuilder, Stream};
+use millpond::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 use super::Meter;
 use crate::Result;
@@ -22,6 +22,7 @@ const CALLS: u64 = 20;
 /// A pool that gives nothing back by itself.
 struct Bench {
     sim: Arc<SimDevice>,
+    context: Context,
     pool: Pool,
     stream: Stream,
 }
@@ -31,7 +32,7 @@ impl Bench {
         let sim = SimDevice::new(SimOptions::default().capacity(CAPACITY))?;
         let context = Context::new(sim.clone());
         let pool = options(Pool::builder(&context).release_threshold(u64::MAX)).build()?;
-        Ok(Self { sim, pool, stream: context.create_stream()? })
+        Ok(Self { sim, pool, stream: context.create_stream()?, context })
     }
 
     fn of_short_pages() -> Result<Self> {
@@ -76,6 +77,32 @@ pub(super) fn pending(meter: &mut Meter, mappings: u64) -> Result<()> {
     let bench = Bench::of_short_pages()?;
     let _hold = bench.sim.hold(bench.stream.handle())?;
     bench.leave_old_mappings(meter, mappings)
+}
+
+/// No policy lets a request use the holes, whose memory another stream still uses.
+pub(super) fn pending_holes(meter: &mut Meter, holes: u64) -> Result<()> {
+    let bench = Bench::new(|pool| pool.page_sizes(PAGE, PAGE).reuse(ReusePolicies::NONE))?;
+    let other = bench.context.create_stream()?;
+    let _hold = bench.sim.hold(other.handle())?;
+    let blocks = (0..2 * holes).map(|_| bench.alloc(PAGE)).collect::<Result<Vec<_>>>()?;
+    // SAFETY: each is freed once, behind all that uses it.
+    blocks.iter().step_by(2).try_for_each(|block| unsafe { bench.pool.free(*block, &other) })?;
+    (0..CALLS).try_for_each(|_| meter.watch(1, || bench.alloc(PAGE)).map(drop))
+}
+
+/// Holes are long enough, and begin and end in the middle of what is asked for.
+pub(super) fn aligned(meter: &mut Meter, holes: u64) -> Result<()> {
+    let bench = Bench::of_short_pages()?;
+    let mut between = Vec::new();
+    for _ in 0..holes {
+        bench.alloc(PAGE * 3 / 2)?;
+        between.push(bench.alloc(PAGE)?);
+        bench.alloc(PAGE * 3 / 2)?;
+    }
+    between.into_iter().try_for_each(|block| bench.free(block))?;
+    (0..CALLS).try_for_each(|_| {
+        meter.watch(1, || Ok(bench.pool.alloc_aligned(PAGE, PAGE, &bench.stream)?)).map(drop)
+    })
 }
 
 pub(super) fn block(meter: &mut Meter, gib: u64) -> Result<()> {

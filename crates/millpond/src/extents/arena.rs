@@ -206,7 +206,7 @@ impl Arena {
 
     /// Bytes of the longest free extent: the largest request that needs no page.
     pub(crate) fn largest_free(&self) -> u64 {
-        self.map.free_of(0).map(|id| self.map.bytes(id)).max().unwrap_or(0)
+        self.map.free().map(|id| self.map.bytes(id)).max().unwrap_or(0)
     }
 
     /// Bytes that are reserved, by all that count together with this one.

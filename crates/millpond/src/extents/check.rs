@@ -22,9 +22,16 @@ pub(crate) fn check(arena: &Arena) -> Result<(), String> {
     }
     let count = |is: fn(&Extent) -> bool| map.extents.iter().filter(|(_, extent)| is(extent)).count();
     let free = count(|extent| extent.state == ExtentState::Free);
-    ensure!(map.free_of(0).count() == free, "a free extent is listed twice, or not there");
-    let listed = map.free_of(0).find(|id| map[*id].state != ExtentState::Free);
+    ensure!(map.free().count() == free, "a free extent is listed twice, or not there");
+    let listed = map.free().find(|id| map[*id].state != ExtentState::Free);
     ensure!(listed.is_none(), "{listed:?} is listed as free");
+    let has_page = |id: &ExtentId| map.base_pages_within(*id).0 < map.base_pages_within(*id).1;
+    let with_page = map.free().filter(has_page).count();
+    ensure!(
+        map.free_with_page().filter(has_page).count() == with_page
+            && map.free_with_page().count() == with_page,
+        "a free extent is on the wrong list"
+    );
     check_holes(map)?;
     let old = count(|extent| page_of(extent.state).is_some());
     ensure!(arena.old_mappings.ids(map).count() == old, "an old mapping is listed twice, or not there");

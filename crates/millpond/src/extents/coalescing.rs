@@ -57,7 +57,7 @@ fn is_alike_or_complete_slow(arena: &mut Arena, id: ExtentId, neighbour: ExtentI
 pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
     let Arena { map, rules, .. } = &*arena;
     if rules.policies.opportunistic && !rules.policies.internal_dependencies {
-        rules.poll(&map.fence_of(map.free_of(0).filter(|id| map.has_free_neighbour(*id))));
+        rules.poll(&map.fence_of(map.free().filter(|id| map.has_free_neighbour(*id))));
     }
     join_unmerged(arena)
 }
@@ -67,7 +67,7 @@ pub(super) fn join_what_is_complete(arena: &mut Arena) -> bool {
 /// joined.
 fn join_unmerged(arena: &mut Arena) -> bool {
     // Without memory for the list, they stay apart for now.
-    let Ok(free) = arena.map.list_free(0) else { return false };
+    let Ok(free) = arena.map.list_of_free(arena.map.free()) else { return false };
     arena.map.has_unmerged = false;
     let mut joined = false;
     for id in free {

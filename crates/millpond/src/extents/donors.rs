@@ -54,7 +54,7 @@ impl Donors {
         let mut new = Self { come_back: !arena.keeps(), ..Self::default() };
         let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
         let mut query = rules.query(request.stream);
-        for extent in map.free_of(map.layout.units_per_base_page()) {
+        for extent in map.free_with_page() {
             let is_ready = query.covers(&map[extent].fence);
             if !is_ready && !request.may_wait {
                 continue;

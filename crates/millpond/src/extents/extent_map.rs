@@ -29,7 +29,7 @@ pub(super) struct ExtentMap {
     pub(super) page_map: Arc<PageMap>,
     pub(super) extents: Extents,
     pub(super) index: HoleIndex,
-    /// The free extents that may have a whole base page, and the shorter ones.
+    /// The free extents that have a whole base page, and the others.
     free: [ExtentList; 2],
     /// Whether there may be free neighbours that were not joined.
     pub(super) has_unmerged: bool,
@@ -253,7 +253,8 @@ impl ExtentMap {
 
     #[inline]
     fn list_of(&self, id: ExtentId) -> usize {
-        usize::from(self.extents[id].units < self.layout.units_per_base_page())
+        let (first, end) = self.base_pages_within(id);
+        usize::from(first >= end)
     }
 
     /// Cuts a range out of a free or unmapped extent, to be on no list; what is left on either side stays as it was.
@@ -457,18 +458,21 @@ impl ExtentMap {
 
     // ---- free extents ----------------------------------------------------------------------------
 
-    /// The free extents of at least so many units.
-    pub(super) fn free_of(&self, units: u64) -> impl Iterator<Item = ExtentId> + use<'_> {
-        let lists = if units < self.layout.units_per_base_page() { &self.free[..] } else { &self.free[..1] };
-        let all = lists.iter().flat_map(|list| list.iter(&self.extents));
-        all.filter(move |id| self.extents[*id].units >= units)
+    /// The free extents.
+    pub(super) fn free(&self) -> impl Iterator<Item = ExtentId> + use<'_> {
+        self.free.iter().flat_map(|list| list.iter(&self.extents))
     }
 
-    /// A list of the free extents that have at least so many units; or the host refuses it.
-    pub(super) fn list_free(&self, units: u64) -> DeviceResult<Vec<ExtentId>> {
+    /// Those that have a whole base page.
+    pub(super) fn free_with_page(&self) -> impl Iterator<Item = ExtentId> + use<'_> {
+        self.free[0].iter(&self.extents)
+    }
+
+    /// A list of free extents; or the host refuses it.
+    pub(super) fn list_of_free(&self, free: impl Iterator<Item = ExtentId>) -> DeviceResult<Vec<ExtentId>> {
         let mut list = Vec::new();
         self.ensure(list.try_reserve_exact(self.free.iter().map(ExtentList::len).sum()).is_ok())?;
-        list.extend(self.free_of(units));
+        list.extend(free);
         Ok(list)
     }
 
@@ -484,7 +488,6 @@ impl ExtentMap {
         }
     }
 
-    #[inline]
     pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
         let Extent { prev, next, .. } = self.extents[id];
         [prev, next].into_iter().flatten().any(|other| self.is(other, ExtentState::Free))

@@ -145,7 +145,7 @@ impl HoleIndex {
 
     /// Holes of at least `units`, the best fit first.
     #[inline(always)]
-    pub(super) fn at_least(&self, zone: Zone, units: u64) -> impl Iterator<Item = &Hole> {
+    pub(super) fn at_least(&self, zone: Zone, units: u64) -> impl DoubleEndedIterator<Item = &Hole> {
         let runs = &self.runs[zone as usize];
         let (number, at) = place_of(runs, (units, 0));
         runs[number][at..].iter().chain(runs[number + 1..].iter().flatten())

@@ -38,10 +38,9 @@ pub(super) enum Part {
 /// Where the request goes: to the start or the end of a hole that fits well and lacks few pages. Pages that `donors` can give back
 /// to their old mappings lack nowhere. `None` where only a new region has room.
 pub(super) fn choose_place(arena: &Arena, donors: &mut Donors, request: Request<'_>) -> Option<Placement> {
-    let map = &arena.map;
+    let (map, mut best) = (&arena.map, None);
     let mut ready = arena.rules.query(request.stream);
-    let (mut best, mut left): (Option<(u64, Placement)>, _) = (None, CANDIDATES);
-    for hole in map.index.at_least(request.zone, request.units) {
+    for hole in request.holes(map) {
         let over = (hole.units() - request.units) >> map.layout.base_page_shift;
         for start in starts(arena, hole, &request).into_iter().flatten() {
             let least = best.map_or(u64::MAX, |(least, _)| least);
@@ -49,13 +48,16 @@ pub(super) fn choose_place(arena: &Arena, donors: &mut Donors, request: Request<
             let place = place(arena, donors, &request, &mut ready, (hole, start), most);
             best = place.map(|place| (misfit(over, place.missing), place)).or(best);
         }
-        // At first, all may have to be looked at: work is under way on their pages.
-        left -= usize::from(best.is_some());
-        if left == 0 {
-            break;
-        }
     }
-    best.map(|(_, place)| place)
+    // Work may be under way in all of these. What no block was in yet is the longest.
+    let longest = || map.index.at_least(request.zone, request.units).rev().take(CANDIDATES);
+    let of_longest = || {
+        longest().find_map(|hole| {
+            let start = starts(arena, hole, &request)[0]?;
+            place(arena, donors, &request, &mut ready, (hole, start), u64::MAX)
+        })
+    };
+    best.map(|(_, place)| place).or_else(of_longest)
 }
 
 /// The first and the last unit of a hole at which the request may start.

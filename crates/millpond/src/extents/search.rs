@@ -8,6 +8,7 @@ use super::coalescing;
 use super::extent::ExtentId;
 use super::extent::ExtentState;
 use super::extent_map::ExtentMap;
+use super::index::Hole;
 use super::layout::Zone;
 use crate::order::{Fence, Stream};
 use crate::physical::Refusal;
@@ -41,6 +42,17 @@ pub(super) struct Request<'a> {
     pub(super) may_wait: bool,
     /// Base pages in the longest page that may be created.
     pub(super) longest: u32,
+}
+
+impl Request<'_> {
+    /// The holes that are looked at, the best fit first: the shortest, then the shortest that have room wherever they start.
+    #[inline(always)]
+    pub(super) fn holes<'a>(&self, map: &'a ExtentMap) -> impl Iterator<Item = &'a Hole> + use<'a> {
+        let at_least = |units| map.index.at_least(self.zone, units).take(CANDIDATES);
+        let more = (self.align >> map.layout.unit_shift) - 1;
+        let with_room = (more > 0).then(|| at_least(self.units + more));
+        at_least(self.units).chain(with_room.into_iter().flatten())
+    }
 }
 
 /// A free extent, and the unit in it to start at.
@@ -100,9 +112,7 @@ impl Search<'_> {
         let Self { arena: Arena { map, .. }, request } = *self;
         let base_pages = |units| units >> map.layout.base_page_shift;
         let mut least = u64::MAX;
-        // For large alignments all are looked at: many may lie badly.
-        let most = if request.align > map.layout.unit_bytes { usize::MAX } else { CANDIDATES };
-        for hole in map.index.at_least(request.zone, request.units).take(most) {
+        for hole in request.holes(map) {
             let over = base_pages(hole.units() - request.units);
             if misfit(over, 0) > least {
                 return;

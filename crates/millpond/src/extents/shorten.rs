@@ -24,8 +24,8 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
     old_mappings.settle(map, rules, pages);
     // Those that a long page may lie in. Without host memory for the list, a later search finds them.
     let long = (u64::from(SHORT_PAGE) + 1) << map.layout.base_page_shift;
-    let Ok(mut free) = map.list_free(long) else { return false };
-    free.retain(|id| map[*id].zone == Zone::Large);
+    let Ok(mut free) = map.list_of_free(map.free_with_page()) else { return false };
+    free.retain(|id| map[*id].zone == Zone::Large && map[*id].units >= long);
     rules.poll(&map.fence_of(free.iter().copied()));
     free.retain(|id| rules.timelines.is_complete(&map[*id].fence));
     let held = arena.reserved();

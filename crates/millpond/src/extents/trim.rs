@@ -15,7 +15,7 @@ pub(crate) fn reap(arena: &mut Arena) {
 
 /// The work that must be complete before everything free can be given back.
 pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
-    let mut all = arena.map.fence_of(arena.map.free_of(0));
+    let mut all = arena.map.fence_of(arena.map.free());
     // Host memory may be short, as there.
     let _ = all.try_join(&arena.old_mappings.fence(&arena.map));
     arena.rules.prune(&mut all);
@@ -54,7 +54,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
 /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
 fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     let Arena { map, rules, .. } = &*arena;
-    let mut idle = map.list_free(map.layout.units_per_base_page())?;
+    let mut idle = map.list_of_free(map.free_with_page())?;
     idle.retain(|id| rules.timelines.is_complete(&map[*id].fence));
     idle.sort_unstable_by_key(|id| (map[*id].freed, *id));
     let mut done = Ok(());
@@ -68,7 +68,7 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
 /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
 pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
     let mut done = Ok(());
-    for id in arena.map.list_free(0)? {
+    for id in arena.map.list_of_free(arena.map.free())? {
         done = done.and(trim_extent(arena, id, |arena, page| Some(arena.pages.sleeps(page))));
     }
     done
