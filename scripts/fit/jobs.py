@@ -187,9 +187,8 @@ def trainer(kind: str, rows: int = 8, longest: int = 1024, steps: int = 4, **how
         **how,
     )
     texts = Texts()
-    hf.Trainer(
-        language_model(kind, 6), arguments, train_dataset=texts, eval_dataset=torch.utils.data.Subset(texts, range(32)), data_collator=padded
-    ).train()
+    few = torch.utils.data.Subset(texts, range(32))
+    hf.Trainer(language_model(kind, 6), arguments, train_dataset=texts, eval_dataset=few, data_collator=padded).train()
 
 
 def preference(layers: int = 6, rows: int = 4, length: tuple[int, int] = (256, 1024), steps: int = 4) -> None:
@@ -472,7 +471,9 @@ def denoise(widths: tuple[int, ...] = (320, 640, 1280), rows: Any = (2, 8), side
 
 
 @torch.no_grad()
-def diffuse(widths: tuple[int, ...] = (320, 640, 1280), rows: Any = (1, 4), side: Any = (48, 128), pictures: int = 4, steps: int = 8) -> None:
+def diffuse(
+    widths: tuple[int, ...] = (320, 640, 1280), rows: Any = (1, 4), side: Any = (48, 128), pictures: int = 4, steps: int = 8
+) -> None:
     """Pictures of any size from a diffusion model and a decoder."""
     model = UNet(widths).to(CUDA, HALF)
     parts: list[nn.Module] = [nn.Conv2d(4, 512, 3, padding=1)]
@@ -643,7 +644,8 @@ def gathered(layers: int = 8, width: int = 2048, rows: Any = (4, 12), length: An
             whole = torch.cat([shard] * 8)
         torch.cuda.current_stream().wait_stream(gather)
         whole.record_stream(torch.cuda.current_stream())
-        first, second = whole[: 4 * width * width].view(width, 4 * width), whole[4 * width * width : 8 * width * width].view(4 * width, width)
+        first, second = whole[: 8 * width * width].chunk(2)
+        first, second = first.view(width, 4 * width), second.view(4 * width, width)
         return x + F.gelu(x @ first) @ second
 
     for _ in range(steps):
@@ -712,7 +714,8 @@ def recommend(rows: Any = (4096, 65536), tables: int = 16, steps: int = 6) -> No
 def plays(actors: int = 512, length: int = 64, rounds: int = 3) -> None:
     """Proximal policies: what actors saw is kept, then learnt in small batches."""
     model = nn.Sequential(
-        nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.Linear(512, 18)
+        *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(3136, 512), nn.Linear(512, 18)),
     ).to(CUDA)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(rounds):
@@ -761,7 +764,11 @@ def models_in_turn(steps: int = 2) -> None:
     for _ in range(6):
         width, layers = 256 * number((3, 12)), number((2, 6))
         model = nn.Sequential(*(Layer(width, width // 64) for _ in range(layers))).to(CUDA)
-        train(model, lambda model: model(torch.randn(number((4, 16)), number((128, 1024)), width, device=CUDA)).float().square().mean(), steps)
+
+        def loss_of(model: Any, width: int = width) -> Any:
+            return model(torch.randn(number((4, 16)), number((128, 1024)), width, device=CUDA)).float().square().mean()
+
+        train(model, loss_of, steps)
         del model
 
 
@@ -782,7 +789,8 @@ def teacher(rows: Any = (16, 64), steps: int = 4) -> None:
 
 def rays(rows: Any = (4096, 16384), samples: int = 96, steps: int = 8) -> None:
     """A radiance field: many points, a small network."""
-    model = nn.Sequential(nn.Linear(63, 256), *(part for _ in range(6) for part in (nn.ReLU(), nn.Linear(256, 256))), nn.ReLU(), nn.Linear(256, 4)).to(CUDA)
+    inner = (part for _ in range(6) for part in (nn.ReLU(), nn.Linear(256, 256)))
+    model = nn.Sequential(nn.Linear(63, 256), *inner, nn.ReLU(), nn.Linear(256, 4)).to(CUDA)
 
     def loss_of(model: Any) -> Any:
         points = torch.rand(number(rows), samples, 3, device=CUDA)
@@ -841,7 +849,8 @@ job("regnet-float", classify, name="regnet_y_3_2gf", rows=(16, 64), autocast=Non
 job("torchvision-vit", classify, name="vit_b_16", rows=(16, 96), optimizer="adamw", clip=True, steps=5)
 job("torchvision-swin", classify, name="swin_t", rows=(16, 96), optimizer="adamw", clip=True, steps=4)
 job("timm-convnext", classify, name="convnext_small", source="timm", rows=(16, 64), optimizer="adamw", average=True, steps=4)
-job("timm-vit", classify, name="vit_small_patch16_224", source="timm", rows=128, optimizer="adamw", autocast=torch.float16, scaler=True, clip=True, steps=6)
+half = {"autocast": torch.float16, "scaler": True}
+job("timm-vit", classify, name="vit_small_patch16_224", source="timm", rows=128, optimizer="adamw", **half, clip=True, steps=6)
 job("timm-efficientnet", classify, name="efficientnet_b3", source="timm", rows=(16, 64), side=(224, 384), optimizer="rmsprop", steps=4)
 job("timm-maxvit", classify, name="maxvit_tiny_tf_224", source="timm", rows=(16, 48), optimizer="adamw", steps=3)
 job("timm-mixer", classify, name="mixer_b16_224", source="timm", rows=(32, 128), optimizer="adamw", accumulate=3, steps=3)
