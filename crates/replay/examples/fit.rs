@@ -1,7 +1,7 @@
 //! What recorded jobs need, hold, and spend in device calls, with the pool or another allocator.
 //!
-//! `cargo run --release -p millpond-replay --example fit -- [--allocator NAME] [--slower TIMES] [--against FILE] TRACE…` replays
-//! each trace whole and its first eighth. It prints for each: *needs* and *held*, as multiples of what is requested at once; the
+//! `cargo run --release -p millpond-replay --example fit -- [--allocator NAME] [--slower TIMES] [--without-times] [--against FILE]
+//! TRACE…` replays each trace whole and its first eighth, in so many times its time, or as if an event took 10 µs. It prints for each: *needs* and *held*, as multiples of what is requested at once; the
 //! time of device calls as a share of the job's; what of it is beyond 1 %, in milliseconds for each GiB of the peak; and the same
 //! with no more memory than is needed. `--against` names what another run printed, whose *needs* and *held* stand beside.
 
@@ -36,13 +36,14 @@ struct Row {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut allocator, mut against, mut files) = ("millpond".to_owned(), HashMap::new(), Vec::new());
-    let mut slower = 1;
+    let (mut slower, mut has_times) = (1, true);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--allocator" => allocator = args.next().ok_or("give an allocator")?,
             "--against" => against = read_rows(&args.next().ok_or("give a file")?)?,
             "--slower" => slower = args.next().ok_or("give a number")?.parse()?,
+            "--without-times" => has_times = false,
             _ => files.push(arg),
         }
     }
@@ -68,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut failed = None;
     in_order(
         &jobs,
-        |(name, part, trace)| row(name, (*part, slower), trace, &allocator),
+        |(name, part, trace)| row(name, (*part, slower, has_times), trace, &allocator),
         |row| {
             let row = match row {
                 Ok(Some(row)) => row,
@@ -149,11 +150,14 @@ fn read_rows(file: &str) -> Result<HashMap<String, [f64; 2]>, Box<dyn Error>> {
 
 fn row(
     name: &str,
-    (part, slower): (usize, u64),
+    (part, slower, has_times): (usize, u64, bool),
     trace: &Trace,
     allocator: &str,
 ) -> Result<Option<Row>, ReplayError> {
     let mut program = Program::new(trace, FreeWhen::Completed);
+    if !has_times {
+        program = program.without_times();
+    }
     program.steps.truncate(program.before + (program.steps.len() - program.before) / part);
     program.steps.iter_mut().for_each(|step| step.time_us *= slower);
     let choose = |context: &Context| millpond_baselines::by_name(allocator, context);

@@ -13,10 +13,6 @@ pub(super) struct DonorPage {
     /// The free extent that it lies in.
     pub(super) extent: ExtentId,
     pub(super) home: Home,
-    /// The least gives first. A donor that the stream may use without waiting comes first, then the one that has been free for
-    /// longest, by the count of frees. In a program that repeats its steps, its pages are likely to be free here each time.
-    /// Of one donor, the last page gives first.
-    rank: (u64, usize),
     /// The last place that it was claimed for.
     claimed_for: u32,
 }
@@ -47,11 +43,15 @@ pub(super) struct Donors {
 }
 
 impl Donors {
-    /// Lists what free extents could give to a request. Where the host has no memory for more, what was found so far has to do.
+    /// Lists what free extents could give to a request. A donor that the stream may use without waiting gives first, then the one
+    /// that has been free for longest, by the count of frees. In a program that repeats its steps, its pages are likely to be free
+    /// here each time. Of one donor, the last page gives first. Where the host has no memory for more, what was found so far has to do.
     pub(super) fn gather(arena: &Arena, request: &Request<'_>) -> Self {
         let Arena { map, rules, .. } = arena;
         // Where old mappings stay, a miss goes past them.
         let mut new = Self { come_back: !arena.keeps(), ..Self::default() };
+        // The rank of each donor, and where its pages are listed.
+        let mut donors: Vec<(u64, usize, usize)> = Vec::new();
         let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
         let mut query = rules.query(request.stream);
         for extent in map.free_with_page() {
@@ -62,23 +62,39 @@ impl Donors {
             // Its pages, from its end. Where old mappings stay, a page that was given to a peer by itself stays too: that access
             // belongs to its mapping.
             let (start, mut end) = map.base_pages_within(extent);
+            let listed = new.pages.len();
             while wanted > 0
                 && let Some((page, home)) = arena.last_whole((map[extent].region, (start, end)))
                 && !arena.pages.is_segment(page)
                 && (!arena.keeps() || arena.pages.has_usual_peers(page))
                 && new.pages.try_reserve(1).is_ok()
             {
-                let rank = (u64::from(!is_ready) << 63 | map[extent].freed, new.pages.len());
-                let page = DonorPage { page, extent, home, rank, claimed_for: 0 };
+                let page = DonorPage { page, extent, home, claimed_for: 0 };
                 new.pages.push(page);
                 wanted = wanted.saturating_sub(page.base_pages());
                 end = home.1.0;
+            }
+            if listed < new.pages.len() {
+                if donors.try_reserve(1).is_err() {
+                    new.pages.truncate(listed);
+                    break;
+                }
+                donors.push((u64::from(!is_ready) << 63 | map[extent].freed, listed, new.pages.len()));
             }
             if wanted == 0 {
                 break;
             }
         }
-        new.pages.sort_unstable_by_key(|page| page.rank);
+        if !donors.is_sorted() {
+            donors.sort_unstable();
+            let mut in_order = Vec::new();
+            if in_order.try_reserve_exact(new.pages.len()).is_ok() {
+                for (_, first, end) in donors {
+                    in_order.extend_from_slice(&new.pages[first..end]);
+                }
+                new.pages = in_order;
+            }
+        }
         if new.come_back {
             for (page, at) in new.pages.iter().zip(0..) {
                 arena.pages.get(page.page).mark.set(at);

@@ -29,18 +29,24 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
     rules.poll(&map.fence_of(free.iter().copied()));
     free.retain(|id| rules.timelines.is_complete(&map[*id].fence));
     let held = arena.reserved();
-    let mut exchanged = 0;
+    let (mut exchanged, mut is_over) = (0, false);
     for id in free {
+        if is_over {
+            break;
+        }
         let goes = |arena: &mut Arena, page| {
-            park_short(arena, held);
-            let now = device.now();
-            ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)), held);
-            let goes_on = exchanged < AT_ONCE && goes_on(ledger.balance(now));
             let is_long = arena.pages.get(page).base_pages > SHORT_PAGE
                 && arena.pages.get(page).mappings == 1
                 && !arena.pages.is_segment(page);
-            exchanged += u64::from(goes_on && is_long);
-            goes_on.then_some(is_long)
+            if !is_long {
+                return Some(false);
+            }
+            park_short(arena, held);
+            let now = device.now();
+            ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)), held);
+            is_over = exchanged == AT_ONCE || !goes_on(ledger.balance(now));
+            exchanged += u64::from(!is_over);
+            (!is_over).then_some(true)
         };
         if let Err(error) = trim_extent(arena, id, goes) {
             log!(WARN, "a long page could not be exchanged for short ones", error);

@@ -138,14 +138,14 @@ fn a_long_block_takes_more_pages_than_a_miss_considers() {
 fn how_long_pages_are_depends_on_the_ledger() {
     let bench = bench(|builder| builder);
     // 15 ms for each GiB, at 35.8 µs a page.
-    let blocks: Vec<_> = (0..600).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
-    assert_eq!(bench.pool.stats().calls.create, 600);
+    let blocks: Vec<_> = (0..1200).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
+    assert_eq!(bench.pool.stats().calls.create, 1200);
     let created = |bytes| {
         let before = bench.pool.stats().calls.create;
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
-    // Pages of 4 MiB: of 1.2 GiB a 256th, and down to a power of two.
+    // Pages of 4 MiB: of 2.3 GiB a 512th, and down to a power of two.
     assert_eq!(created(16 * MIB), 4);
     // Three seconds later there is time again: a 64th of the block, down to a power of two.
     // That is 2 MiB, the shortest, and 8 MiB.

@@ -85,3 +85,25 @@ fn arrays_that_grow_hold_little_more_than_is_live() {
     assert!(stats.reserved.high < stats.requested.high * 105 / 100, "{stats:?}");
     pool.free_block(last, &stream).unwrap();
 }
+
+/// A program of CuPy's: one large array after another, then 32 of different sizes, of which every fourth stays.
+#[test]
+fn a_large_block_fits_beside_what_stays_of_many_sizes() {
+    const MIB: u64 = 1 << 20;
+    for first in 0..4 {
+        let (_, device, stream) = sim(80 << 30);
+        let pool = Pool::builder(&device).hard_limit(1024 * MIB).build().unwrap();
+        for mib in [512, 768] {
+            pool.free_block(pool.alloc(mib * MIB, &stream).unwrap(), &stream).unwrap();
+        }
+        let pieces: Vec<_> = (8..40).map(|mib| pool.alloc(mib * MIB, &stream).unwrap()).collect();
+        let (stay, go): (Vec<_>, _) =
+            pieces.into_iter().enumerate().partition(|(number, _)| number % 4 == first);
+        go.into_iter().for_each(|(_, block)| pool.free_block(block, &stream).unwrap());
+        let room = 1024 * MIB - pool.stats().requested.current;
+        let large = pool.alloc(room - 64 * MIB, &stream).unwrap();
+        stay.into_iter().for_each(|(_, block)| pool.free_block(block, &stream).unwrap());
+        pool.free_block(large, &stream).unwrap();
+        pool.check().unwrap();
+    }
+}

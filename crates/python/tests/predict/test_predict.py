@@ -243,6 +243,38 @@ def test_a_program_with_a_history_of_its_own_is_predicted_as_without(words: dict
         assert records == ("_record_memory_history" in program)
 
 
+def test_two_predictions_are_equal_however_fast_the_host_is(tmp_path: Path) -> None:
+    told = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        wait = f"import random, time; time.sleep(random.random() / {20 + 40 * number})"
+        rank = rank_of_program(folder, TRAINS.format(line=wait), "--record", str(folder / "job.pickle"))
+        command = [*COMMAND, "replay", "job.pickle", "--json", "replay.json"]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+        (replayed,) = json.loads((folder / "replay.json").read_text())
+        for row in replayed["allocators"]:
+            del row["replay_s"]
+        told.append((rank, replayed))
+    assert told[0] == told[1]
+    rank, replayed = told[0]
+    needs = {row["allocator"]: row["needs"] for row in rank["allocators"]}
+    # A replay promises nothing of the driver's own pool.
+    for row in (row for row in replayed["allocators"] if row["needs"] is not None):
+        assert needs[row["allocator"]] == max(row["needs"], row["needs_elsewhere"])
+
+
+def test_a_sparse_gradient_is_predicted(tmp_path: Path) -> None:
+    program = """
+import torch
+bag = torch.nn.EmbeddingBag(4096, 64, sparse=True, device="cuda")
+bag(torch.randint(4096, (512, 8), device="cuda")).sum().backward()
+torch.optim.SparseAdam(bag.parameters()).step()
+"""
+    kinds = {row["name"] for row in rank_of_program(tmp_path, program)["kinds"]}
+    assert {"parameter", "gradient"} <= kinds
+
+
 def test_a_program_that_enables_millpond_is_predicted_with_a_remark(tmp_path: Path) -> None:
     # Stands for the package, whose functions would look for a GPU.
     package = tmp_path / "millpond"

@@ -18,6 +18,10 @@ from .settings import ANSWER, FOLDER, RANK, REAL
 #: More events than a few steps have: PyTorch keeps the last so many.
 MOST_EVENTS = 4_000_000
 
+#: Microseconds from one event to the next where nothing was computed: about those of a framework's operators, as
+#: ``crates/replay/src/replay/program.rs`` has it.
+EACH_US = 10
+
 #: From PyTorch 2.10 on, it keeps a text with each allocation.
 SET_METADATA = getattr(torch._C, "_cuda_setMemoryMetadata", None)
 
@@ -46,6 +50,7 @@ class Recording:
         self.module = ""
         #: After so many allocations of a device: the kind and name of what lies at an address.
         self.notes: dict[int, list[tuple[int, dict[int, tuple[str, str]]]]] = {}
+        #: Each with its time, or, in a prediction, with how many allocations and frees there were before it.
         self.phases: list[dict[str, Any]] = []
         #: After so many allocations of a device: the phase and the module, where PyTorch does not keep them.
         self.marks: dict[int, list[tuple[int, str]]] = {}
@@ -100,7 +105,7 @@ class Recording:
         phase = "backward" if phase == "recompute" else phase
         if self.phases and self.phases[-1]["name"] == phase:
             return
-        now = time.time_ns() // 1000
+        now = time.time_ns() // 1000 if REAL else calls()
         if self.phases:
             self.phases.append({**self.phases[-1], "stage": "END", "time_us": now})
         self.phases.append({"stage": "START", "name": phase, "device": 0, "time_us": now})
@@ -138,6 +143,11 @@ class Recording:
                     "what follows; name fewer --steps"
                 )
             Kinds(events, self.notes.get(device, []), workspaces).tag()
+            if not REAL:
+                starts = without_times(events)
+                if device == torch.cuda.current_device():
+                    for phase in self.phases:
+                        phase["time_us"] = starts[min(phase["time_us"], len(starts) - 1)]
         for event in snapshot["device_traces"]:
             for one in event:
                 one.pop("compile_context", None)
@@ -174,6 +184,25 @@ def allocations(device: int) -> int:
     """How many there were on a device."""
     stats = torch._C._cuda_memoryStats(device)
     return int(stats["allocation"]["all"]["allocated"]) if stats else 0
+
+
+def calls() -> int:
+    """How many allocations and frees there were on the current device."""
+    stats = torch._C._cuda_memoryStats(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
+    return sum(int(stats["allocation"]["all"][what]) for what in ("allocated", "freed")) if stats else 0
+
+
+def without_times(events: list[Any]) -> list[int]:
+    """Puts what a replay does of a prediction ``EACH_US`` apart: how long the host took says nothing of the job, and differs each
+    time. Returns the time of each call, and of the end."""
+    now, starts = 0, []
+    for event in events:
+        event["time_us"] = now
+        if event["action"] in ("alloc", "free_requested"):
+            starts.append(now)
+        if event["action"] in ("alloc", "free_completed"):
+            now += EACH_US
+    return [*starts, now]
 
 
 def mark(events: list[Any], marks: list[tuple[int, str]]) -> None:
@@ -240,6 +269,8 @@ def parts(tensor: Any) -> list[Any]:
     # The parameters of a lazy module have no memory before its first forward.
     if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
         return []
+    if tensor.is_sparse:
+        return [tensor._indices(), tensor._values()]
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in parts(getattr(tensor, name))]
