@@ -261,8 +261,8 @@ impl PoolBuilder {
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an option with a value that it cannot have, also where the environment limits the pool. Those of [`Pool::allow_access`] for a
-    /// context that is no peer. [`Error::Recording`] if the file that
+    /// [`Error::BadOption`] for an option with a value that it cannot have, also where the environment limits the pool. Those of
+    /// [`Pool::allow_access`] for a context that is no peer. [`Error::Recording`] if the file that
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
     pub fn build(self) -> Result<Pool> {
