@@ -25,7 +25,7 @@ const MAY_END: &[(&str, usize)] = &[
     // What is shared from the start, and made once: the standard library has no way to be refused it.
     ("Context::new", 6),
     ("PoolBuilder::build", 21),
-    ("PoolBuilder::build with each option", 20),
+    ("PoolBuilder::build with each option", 22),
     ("PoolBuilder::build with a wrong option", 3),
     ("PoolBuilder::build and record", 63),
     ("Context::default_pool, current_pool", 22),

@@ -583,9 +583,9 @@ fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     churn_of(large, &pool, &stream, || ());
     let after = pool.stats();
     assert_eq!(after.allocations - before.allocations, STEPS);
-    // 14 misses and 44 calls were measured.
-    assert!(after.misses - before.misses < STEPS / 5_000, "{before:?} {after:?}");
-    assert!(after.calls.memory() - before.calls.memory() < STEPS / 1_000, "{before:?} {after:?}");
+    // 117 misses and 368 calls were measured; 14 and 44 where long pages were a 256th of what is held.
+    assert!(after.misses - before.misses < STEPS / 1_000, "{before:?} {after:?}");
+    assert!(after.calls.memory() - before.calls.memory() < STEPS / 300, "{before:?} {after:?}");
     assert!(
         after.reserved.high <= after.allocated.high + (5 << 30),
         "within the growth allowance: {after:?}"

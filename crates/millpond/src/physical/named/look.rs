@@ -10,7 +10,8 @@ use std::path::Path;
 use super::lease::Lease;
 use super::mapped::KIND;
 use super::table::{ORDER, Slot, Table};
-use super::{folder, is_a_name, largest_first, program, seat};
+use super::tenants::{is_a_name, largest_first, program};
+use super::{folder, seat};
 use crate::tenant::{SeenBudget, Tenant};
 
 /// Where the words of a table are that are read here.

@@ -20,6 +20,7 @@ mod models;
 mod register;
 mod seat;
 mod table;
+mod tenants;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -36,19 +37,13 @@ use self::lease::Lease;
 use self::mapped::Register;
 use self::seat::Seat;
 use self::table::{Slot, lower};
+use self::tenants::{LONGEST_NAME, is_a_name, largest_first, program};
 use crate::lock::Mutex;
 use crate::log::log;
 use crate::policy::budgets::{PATIENCE, ROUND};
 use crate::process::{OfProcess, Process};
 use crate::tenant::{SeenBudget, Tenant};
 use crate::{Error, Result};
-
-/// The longest name.
-const LONGEST_NAME: usize = 64;
-
-/// What stands for the program of a process that runs no more, and whose memory is in use: a child that it forked has the
-/// driver's descriptors, or others have open what it shared.
-const HAS_ENDED: &str = "has ended";
 
 /// What has memory under the budget: a pool.
 pub(crate) trait GivesBack: Send + Sync {
@@ -398,23 +393,6 @@ fn answer(register: &Register, tenancy: &Weak<Tenancy>) {
         drop(tenancy);
         wait(&register.asks, asks, None);
     }
-}
-
-/// The program of a process that has a slot.
-fn program(owner: Lease) -> String {
-    owner.program().unwrap_or_else(|| HAS_ENDED.to_owned())
-}
-
-/// Those that hold most come first.
-fn largest_first(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
-    tenants.sort_by_key(|tenant| (std::cmp::Reverse(tenant.held), tenant.pid));
-    tenants
-}
-
-/// Whether a budget can have this name.
-fn is_a_name(name: &str) -> bool {
-    let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
-    (1..=LONGEST_NAME).contains(&name.len()) && name.chars().all(is_allowed)
 }
 
 /// Where a register is.
