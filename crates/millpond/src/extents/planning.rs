@@ -96,14 +96,11 @@ impl<'a> Planner<'a> {
         let layout = &self.arena.map.layout;
         let effort = self.request.effort;
         let balance = if let Effort::Map(balance) = effort { balance } else { Balance::Overdrawn };
-        let most_held = self.arena.pages.counters.reserved.level().high;
-        // What went back comes again, as much as there was.
-        let held = if self.arena.keeps() { self.arena.reserved() } else { most_held };
         page_length(PageNeed {
             room,
             longest: self.request.longest,
             block: self.request.units >> layout.base_page_shift,
-            held: held / layout.base_page_bytes,
+            held: self.arena.reserved() / layout.base_page_bytes,
             balance,
         })
     }
