@@ -96,8 +96,8 @@ pub(crate) fn remember(
     let Some(place) = Place::take() else { return };
     // SAFETY: the place is this thread's, which is on the general path, where it has both in use.
     unsafe { place.set((pool, &object.holds), (stream, found.holds()), shortcut) };
-    // Whoever releases a handle makes it invalid, gives it up, or its stream unregistered, then looks for pairs (`forget`), with such a
-    // fence between: either it finds this one, or this thread finds that the handle does not last.
+    // Whoever releases a handle makes it invalid, gives it up, or its stream unregistered. Then it looks for pairs (`forget`), with
+    // such a fence between: either it finds this one, or this thread finds that the handle does not last.
     fence(Ordering::SeqCst);
     if !lasts() {
         place.pair(pool, stream).take_away();

@@ -1,9 +1,9 @@
 //! What keeps a pool or a stream for blocks that own themselves, as the buffers of C++ do, although its handle was given up.
 //!
 //! No allocation counts where other threads count. On the fast path, each thread counts beside what it remembers of a pool
-//! and a stream (`place`), by a plain addition. What it counts there is meant for both. Only who gives a
-//! handle up has to know the sum. It lets no thread remember the handle any more, waits until all have left the fast path,
-//! and takes over what they counted (`place::collect`). From then on each free counts here, and the last one ends the handle.
+//! and a stream (`place`), by a plain addition. What it counts there is meant for both. Only who gives a handle up has to
+//! know the sum. It lets no thread remember the handle any more, waits until all have left the fast path, and takes over
+//! what they counted (`place::collect`). From then on each free counts here, and the last one ends the handle.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};

@@ -1,9 +1,10 @@
 //! What recorded jobs need, hold, and spend in device calls, with the pool or another allocator.
 //!
 //! `cargo run --release -p millpond-replay --example fit -- [--allocator NAME] [--slower TIMES] [--without-times] [--against FILE]
-//! TRACE…` replays each trace whole and its first eighth, in so many times its time, or as if an event took 10 µs. It prints for each: *needs* and *held*, as multiples of what is requested at once; the
-//! time of device calls as a share of the job's; what of it is beyond 1 %, in milliseconds for each GiB of the peak; and the same
-//! with no more memory than is needed. `--against` names what another run printed, whose *needs* and *held* stand beside.
+//! TRACE…` replays each trace whole and its first eighth, in so many times its time, or as if an event took 10 µs. It prints for
+//! each: *needs* and *held*, as multiples of what is requested at once; the time of device calls as a share of the job's; what of
+//! it is beyond 1 %, in milliseconds for each GiB of the peak; and the same with no more memory than is needed. `--against` names
+//! what another run printed, whose *needs* and *held* stand beside.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -258,8 +258,8 @@ impl Budget {
         Ok(())
     }
 
-    /// The processes that have this budget, this one too, those that hold most first; none for a budget without a name. With them are those that ended while
-    /// a child or another process has their memory: their program is `has ended`.
+    /// The processes that have this budget, this one too, those that hold most first; none for a budget without a name. With them
+    /// are those that ended while a child or another process has their memory: their program is `has ended`.
     pub fn tenants(&self) -> Vec<Tenant> {
         self.tenancy().map_or_else(Vec::new, |tenancy| tenancy.tenants(true))
     }
