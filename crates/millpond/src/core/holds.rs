@@ -12,10 +12,10 @@ use rustc_hash::FxHashMap;
 
 use crate::device::DevicePtr;
 use crate::extents::Pointer;
-use crate::lock::Mutex;
 use crate::order::Fence;
 use crate::policy::other_processes::ASKED_AT_ONCE;
-use crate::process::OfProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// A reason to keep a block, for a time.
 pub(crate) trait Hold: fmt::Debug + Send {
