@@ -219,6 +219,9 @@ fn the_header_of_cpp_reads_none_of_cuda() {
     let mut command = Command::new(compiler(CPP));
     command.args(["-std=c++17", "-fsyntax-only", "-I"]).arg(here().join("include"));
     run(command.arg("-I").arg(&folder).arg(&program));
+    // A quarter of what a compiler would read for it.
+    let header = std::fs::read_to_string(here().join("include/millpond.hpp")).expect("it is there");
+    assert!(!header.contains("<functional>") && !header.contains("std::function<"));
 }
 
 #[test]

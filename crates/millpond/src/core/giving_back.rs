@@ -16,12 +16,17 @@ use crate::system::lock::MutexGuard;
 /// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back. A destroyed pool
 /// keeps nothing.
 pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
+    trim_after(core, keep, collect_held)
+}
+
+/// As [`trim`], after some way to collect what was held.
+fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> DeviceResult<u64> {
     core.timelines.check_process()?;
     if core.gate.is_closed() {
         // Nothing is cached then. And the lock may be taken until all is copied.
         return Ok(0);
     }
-    collect_held(core);
+    collect(core);
     let mut state = core.state.lock();
     let is_destroyed = state.destroyed;
     let keep = if is_destroyed { 0 } else { keep };
@@ -79,6 +84,11 @@ pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
 pub(crate) fn collect_held(core: &Core) -> bool {
     core.unwrap_blocks(false) | free_behind(core, core.holds.collect(false))
+}
+
+/// As [`collect_held`], for who does this often: it asks about some of the blocks.
+pub(crate) fn collect_some_held(core: &Core) -> bool {
+    core.unwrap_blocks(false) | free_behind(core, core.holds.collect_some())
 }
 
 /// Frees these live blocks behind their fences. Returns whether there are any.
@@ -206,7 +216,11 @@ impl AfterSync for Core {
     fn after_sync(&self) {
         let_go_of_released(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
-        if let Err(error) = trim(self, self.release_threshold.load(Ordering::Relaxed)) {
+        let keep = self.release_threshold.load(Ordering::Relaxed);
+        // Programs synchronise often; a pool that was destroyed has nothing else to do.
+        let is_destroyed = self.state.lock().destroyed;
+        let collect = if is_destroyed { collect_held } else { collect_some_held };
+        if let Err(error) = trim_after(self, keep, collect) {
             log!(WARN, "the release threshold could not be applied", error, pool = self.name);
         }
     }
