@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
+use crate::error::{Error, Result};
 use crate::guard::{Finding, Guarding};
-use crate::kinds::managed;
+use crate::managed;
 use crate::order::Stream;
+use crate::peers;
 use crate::record;
+use crate::sharing;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
-use crate::{Error, Result, peers, sharing};
 
 impl Pool {
     // ---- who holds memory ---------------------------------------------------------------------------
@@ -22,7 +24,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
-        crate::recorded::start_tracking(self.inner(), &tracking)
+        crate::core::recording::start_tracking(self.inner(), &tracking)
     }
 
     /// Ends tracking, and forgets what was tracked. It does nothing where nothing is.
@@ -30,7 +32,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn stop_tracking(&self) -> Result<()> {
-        crate::recorded::stop(self.inner(), record::Recording::stop_tracking)
+        crate::core::recording::stop(self.inner(), record::Recording::stop_tracking)
     }
 
     /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other
@@ -54,7 +56,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
-        crate::recorded::live_blocks(self.inner())
+        crate::core::recording::live_blocks(self.inner())
     }
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
