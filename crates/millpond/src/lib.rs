@@ -68,6 +68,7 @@ pub mod cudarc;
 mod decay;
 pub mod device;
 mod error;
+mod evict;
 mod extents;
 #[cfg(test)]
 mod fixtures;

@@ -223,6 +223,17 @@ impl Arena {
             && self.shortening.is_due(self.map.frees)
     }
 
+    /// Removes the mappings elsewhere of pages that other pools gave, as far as the work on them is complete.
+    pub(crate) fn reap_arriving(&mut self) {
+        let Self { rules, pages, .. } = self;
+        if pages.any_arriving() {
+            pages.reap_arriving(|fence| {
+                rules.poll(fence);
+                rules.timelines.reached(fence)
+            });
+        }
+    }
+
     // ---- where pages lie -------------------------------------------------------------------------
 
     /// The page that backs an address. It stays the same while a block lies there.

@@ -18,6 +18,7 @@ mod imposed;
 mod limits;
 mod named;
 mod parked;
+mod passing;
 mod sleeping;
 mod watch;
 
@@ -32,6 +33,8 @@ pub(crate) use named::folder::{Folder as SharedFolder, all as shared_folders, pr
 pub(crate) use named::{GivesBack, Tenancy};
 pub(crate) use parked::ParkedCursor;
 use parked::{Parked, ParkedLink};
+pub(crate) use passing::Handover;
+use passing::MappingElsewhere;
 pub(crate) use sleeping::OtherMappings;
 use sleeping::Presence;
 pub use watch::{Mapping, watch_mappings};
@@ -81,6 +84,12 @@ pub(crate) struct Page {
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
     parked: Option<ParkedLink>,
+    /// What it left behind, where its memory is another pool's now.
+    left: Option<Arc<Handover>>,
+    /// The mapping where it was, where it came from another pool.
+    elsewhere: Option<MappingElsewhere>,
+    /// Whether it came from another pool, and nobody has mapped it since.
+    is_intact: bool,
     /// How many pages had been created before it.
     number: u64,
     /// A number that whoever plans with pages notes here, for as long as it plans.
@@ -133,6 +142,10 @@ pub(crate) struct Pages {
     table: Vec<Option<Page>>,
     vacant: Vec<u32>,
     parked: Parked,
+    /// Those parked that are mapped elsewhere, too.
+    parked_arriving: Parked,
+    /// All that are mapped elsewhere, and some that were.
+    arriving: Vec<PageId>,
     /// Base pages of all pages.
     pub(crate) base_pages: u64,
     /// How many pages were ever created.
@@ -156,6 +169,8 @@ impl Pages {
             table: Vec::new(),
             vacant: Vec::new(),
             parked: Parked::default(),
+            parked_arriving: Parked::default(),
+            arriving: Vec::new(),
             base_pages: 0,
             taken: 0,
             peers: PeerSet::NONE,
@@ -261,22 +276,28 @@ impl Pages {
             return Err(DeviceError::HostMemory { what: "a list of pages", bytes }.into());
         }
         let backing = self.take_memory(bytes, take)?;
+        Ok(self.enter(backing, base_pages))
+    }
+
+    /// Enters a page, for which there is [room](Self::make_room). It is mapped nowhere.
+    fn enter(&mut self, backing: Backing, base_pages: u32) -> PageId {
         self.base_pages += u64::from(base_pages);
         self.taken += 1;
-        let (presence, peers) = (Presence::Whole, PeerSet::NONE);
-        let (number, mark) = (self.taken - 1, Cell::new(0));
         let page = Page {
             backing,
             base_pages,
             mappings: 0,
-            presence,
+            presence: Presence::Whole,
             home: None,
-            peers,
+            peers: PeerSet::NONE,
             parked: None,
-            number,
-            mark,
+            left: None,
+            elsewhere: None,
+            is_intact: false,
+            number: self.taken - 1,
+            mark: Cell::new(0),
         };
-        Ok(match self.vacant.pop() {
+        match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
                 PageId(id)
@@ -285,7 +306,7 @@ impl Pages {
                 self.table.push(Some(page));
                 PageId(u32::try_from(self.table.len() - 1).expect("fewer than 2^32 pages"))
             }
-        })
+        }
     }
 
     /// How many pages were ever created. So whoever asks before it creates some can tell them from others.
@@ -333,6 +354,7 @@ impl Pages {
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
         let mut there = Presence::Unmapped;
+        self.get_mut(id).is_intact = false;
         // SAFETY: the caller's promise.
         let Err(error) = (unsafe { self.bring_back(id, at, &mut there, self.peers) }) else {
             self.get_mut(id).mappings += 1;

@@ -3,7 +3,7 @@
 //! They are linked through their records, by length: to park one, or to take any, costs the same however many there are, and
 //! takes no memory of the host's.
 
-use super::{PageId, Pages};
+use super::{Page, PageId, Pages};
 use crate::device::DeviceResult;
 
 /// A page's length is a power of two in base pages, of fewer than 2^32.
@@ -21,6 +21,18 @@ pub(super) struct ParkedLink {
 pub(super) struct Parked {
     /// By the binary logarithm of the length: the one that was parked last.
     first: [Option<PageId>; LENGTHS],
+}
+
+impl Parked {
+    /// Those of so many base pages.
+    pub(super) fn of_length<'a>(
+        &self,
+        base_pages: u32,
+        pages: &'a Pages,
+    ) -> impl Iterator<Item = PageId> + 'a {
+        let first = self.first[base_pages.ilog2() as usize];
+        std::iter::successors(first, |id| pages.get(*id).parked.and_then(|link| link.behind))
+    }
 }
 
 /// Parked pages as one plan takes them. It changes nothing.
@@ -45,6 +57,11 @@ impl Pages {
     /// The parked pages, to be planned with.
     pub(crate) fn parked(&self) -> ParkedCursor<'_> {
         ParkedCursor { pages: self, next: self.parked.first }
+    }
+
+    /// The parked pages that are mapped elsewhere, too, to be planned with.
+    pub(crate) fn parked_arriving(&self) -> ParkedCursor<'_> {
+        ParkedCursor { pages: self, next: self.parked_arriving.first }
     }
 
     /// Whether the page is parked.
@@ -76,9 +93,11 @@ impl Pages {
     }
 
     fn first_parked(&mut self, id: PageId) -> &mut Option<PageId> {
-        let base_pages = self.get(id).base_pages;
+        let Page { base_pages, elsewhere, .. } = self.get(id);
         debug_assert!(base_pages.is_power_of_two());
-        &mut self.parked.first[base_pages.ilog2() as usize]
+        let (length, is_arriving) = (base_pages.ilog2() as usize, elsewhere.is_some());
+        let list = if is_arriving { &mut self.parked_arriving } else { &mut self.parked };
+        &mut list.first[length]
     }
 
     /// Releases parked pages that `goes` names and no old mapping keeps, the longest first, until at most `keep` bytes are

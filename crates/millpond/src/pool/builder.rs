@@ -15,6 +15,7 @@ use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Rou
 use crate::counters::Counters;
 use crate::decay::{self, Decay};
 use crate::device::{Device, MemoryKind, PeerSet};
+use crate::evict::Evict;
 use crate::extents::{Arena, Layout, Owner};
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
@@ -266,13 +267,14 @@ impl PoolBuilder {
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
     pub fn build(self) -> Result<Pool> {
-        self.build_under(None)
+        self.build_in(None)
     }
 
-    /// As [`build`](Self::build), under a hard limit that others share, if there is one.
-    pub(super) fn build_under(self, hard_limit: Option<Budget>) -> Result<Pool> {
+    /// As [`build`](Self::build), as a part of another pool, if there is one: under its hard limit.
+    pub(super) fn build_in(self, whole: Option<&Arc<Core>>) -> Result<Pool> {
         let layout = self.layout()?;
-        let hard_limit = hard_limit.unwrap_or_else(|| Budget::bytes(self.hard_limit));
+        let hard_limit =
+            whole.map_or_else(|| Budget::bytes(self.hard_limit), |whole| whole.limits.hard_limit.clone());
         let options = self.clone();
         let (timelines, registry) = (self.timelines, self.registry);
         timelines.check_process()?;
@@ -309,6 +311,7 @@ impl PoolBuilder {
         let guarding = guard.map(Guarding::new).map(Arc::new);
         let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
             Box::new(Sleep::default()),
+            Box::new(Evict::default()),
             Box::new(PeerCopies::default()),
             Box::new(socket.clone()),
             Box::new(guarding.clone()),
@@ -340,6 +343,7 @@ impl PoolBuilder {
             reuse: Reuse::new(self.reuse),
             gate: Gate::default(),
             holds: Holds::default(),
+            whole: whole.map(Arc::downgrade),
             wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
             beside,

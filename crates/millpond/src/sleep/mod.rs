@@ -13,18 +13,20 @@
 //! pool sleeps, some of its pages do not, and each call can be made again.
 
 mod asleep;
-mod copies;
+pub(crate) mod copies;
 mod pages;
 
-use asleep::Asleep;
+pub(crate) use asleep::Asleep;
 pub use asleep::Keep;
+
+use std::sync::atomic::Ordering;
 
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind};
 use crate::extents::{Refusal, trim};
-use crate::lock::Mutex;
+use crate::lock::{Mutex, MutexGuard};
 use crate::log::log;
 use crate::order::OwnedEvent;
 use crate::physical::Shortage;
@@ -71,6 +73,9 @@ impl Sleep {
         core.check_process()?;
         check_can_sleep(core)?;
         let mut sleeper = self.0.lock();
+        if is_evicted(core) {
+            return Ok(0);
+        }
         core.gate.close();
         let slept = sleeper.sleep_behind_gate(core, keep);
         if !core.state.lock().is_asleep {
@@ -82,11 +87,21 @@ impl Sleep {
     /// See [`Pool::wake`](crate::Pool::wake).
     pub(crate) fn wake(&self, core: &Core) -> Result<()> {
         core.check_process()?;
-        let woken = self.0.lock().wake(core)?;
+        let mut sleeper = self.0.lock();
+        if is_evicted(core) {
+            return Ok(());
+        }
+        let woken = sleeper.wake(core)?;
+        drop(sleeper);
         woken.map_err(|what| out_of_memory_awaking(core, what))?;
         // What was put off.
         let_go_of_released(core);
         Ok(())
+    }
+
+    /// Until this is dropped, the pool neither falls asleep nor wakes.
+    pub(crate) fn exclude(&self) -> Excluded<'_> {
+        Excluded(self.0.lock())
     }
 
     /// See [`Pool::trim_staging`](crate::Pool::trim_staging).
@@ -94,6 +109,16 @@ impl Sleep {
         let mut sleeper = self.0.lock();
         if sleeper.asleep.pages.is_empty() { sleeper.staging.release() } else { Ok(0) }
     }
+}
+
+/// See [`Sleep::exclude`].
+#[must_use = "the pool may sleep once this is dropped"]
+pub(crate) struct Excluded<'a>(#[expect(dead_code)] MutexGuard<'a, Sleeper>);
+
+/// Its memory is another pool's already, and comes back by a restore only.
+fn is_evicted(core: &Core) -> bool {
+    // Relaxed: changes while sleep is excluded only.
+    core.gate.is_evicted.load(Ordering::Relaxed)
 }
 
 impl Sleeper {
@@ -167,7 +192,7 @@ impl Sleeper {
         trim(&mut arenas.own, 0)?;
         let mut asleep = Asleep::default();
         for (id, arena) in arenas.iter_mut() {
-            asleep.add(arena, id, keep)?;
+            asleep.add(arena, id, keep, |_, _| true)?;
         }
         let lacking = asleep.bytes().saturating_sub(self.staging.bytes());
         if lacking > 0 {

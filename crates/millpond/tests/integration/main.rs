@@ -35,6 +35,7 @@ mod cuda_sharing;
 mod cuda_sleep;
 mod debug;
 mod default_streams;
+mod evict;
 mod failing_calls;
 mod floors;
 mod fork;

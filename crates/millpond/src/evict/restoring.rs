@@ -1,0 +1,202 @@
+//! A tag is restored: its pages get memory again, and its bytes are copied back.
+
+use super::evicted::{Evicted, whole_of};
+use crate::Result;
+use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others};
+use crate::core::{Arenas, Core, PoolState};
+use crate::device::{DeviceError, DeviceResult};
+use crate::extents::{Refusal, park_free};
+use crate::order::Fence;
+use crate::physical::{Handover, Pages};
+use crate::sleep::copies;
+
+const STUCK: &str = "a mapping of a page that another pool has now could not be removed";
+
+/// Why an attempt ended.
+enum Stopped {
+    Refused(Refusal),
+    /// A page's old mapping is in the way, and goes behind this fence.
+    Behind(Fence),
+}
+
+impl Evicted {
+    /// Has all pages come back, and gives the copies to the device. If that fails, all leave again.
+    pub(super) fn bring_back(&mut self, core: &Core) -> Result<()> {
+        let whole = whole_of(core);
+        let mut attempt = || loop {
+            let attempted = self.attempt(core, whole.as_deref(), &mut core.state.lock());
+            match attempted {
+                Ok(()) => return Ok(Ok(())),
+                Err(Stopped::Refused(refusal)) => return Ok(Err(refusal)),
+                Err(Stopped::Behind(fence)) => {
+                    if core.timelines.is_complete(&fence) {
+                        return Err(DeviceError::Unavailable(STUCK.to_owned()).into());
+                    }
+                    // Without locks, as any wait.
+                    core.timelines.wait_on_host(&fence)?;
+                }
+            }
+        };
+        let attempted = match attempt() {
+            Ok(Err(first)) => {
+                make_room(core, core.counters.asleep.current(), steps_of_others(), first, attempt)
+            }
+            Ok(Ok(())) => Ok(Ok(())),
+            Err(error) => Err(error),
+        };
+        if let Ok(Ok(())) = attempted {
+            self.is_coming = true;
+            return Ok(());
+        }
+        self.leave_again(core)?;
+        attempted?.map_err(|what| out_of_memory_awaking(core, what))
+    }
+
+    /// Goes on where the last attempt ended.
+    fn attempt(
+        &mut self,
+        core: &Core,
+        whole: Option<&Core>,
+        state: &mut PoolState,
+    ) -> std::result::Result<(), Stopped> {
+        if !state.is_asleep {
+            // The tag came to its end meanwhile, with nothing live in it.
+            self.end();
+            return Ok(());
+        }
+        if let Some(whole) = whole {
+            let mut of_whole = whole.state.lock();
+            of_whole.arenas.own.reap_arriving();
+            state.arenas.forget_gone();
+            whole.empty_caches(&mut of_whole);
+            self.take_from(&mut of_whole.arenas, &mut state.arenas)?;
+        } else {
+            state.arenas.forget_gone();
+        }
+        self.wake_pages(&mut state.arenas)?;
+        self.copy_back(core, &mut state.arenas).map_err(|error| Stopped::Refused(error.into()))
+    }
+
+    /// Takes memory from the pool that the tag is a part of: the tag's own pages where nobody has mapped them, else parked and free
+    /// ones that are as long.
+    fn take_from(&mut self, whole: &mut Arenas, arenas: &mut Arenas) -> std::result::Result<(), Stopped> {
+        let mut wanted = [0; u32::BITS as usize];
+        for own in [true, false] {
+            if !own {
+                park_free(&mut whole.own, &mut wanted).map_err(|error| Stopped::Refused(error.into()))?;
+            }
+            let there = &mut whole.own.pages;
+            for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
+                let id = page.page.0.id;
+                let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
+                    continue;
+                };
+                let pages = &mut arena.pages;
+                if !pages.has_gone(id) {
+                    continue;
+                }
+                let given = match own {
+                    true => there.give_back(passed.there),
+                    false if pages.is_leaving(id) => None,
+                    false => there.give_parked(pages.get(id).base_pages),
+                };
+                match given {
+                    Some(given) => {
+                        passed.is_intact &= own;
+                        pages.return_home(id, given);
+                    }
+                    None if own => wanted[pages.get(id).base_pages.ilog2() as usize] += 1,
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives each page memory, where it has none, and maps it where it was.
+    fn wake_pages(&mut self, arenas: &mut Arenas) -> std::result::Result<(), Stopped> {
+        for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
+            let (id, at) = (page.page.0.id, page.page.0.at);
+            let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
+                continue;
+            };
+            if let Some(handover) = arena.pages.handover_of(id) {
+                let mut fence = Fence::empty();
+                _ = fence.try_join(&handover.fence);
+                return Err(Stopped::Behind(fence));
+            }
+            passed.is_intact &= !arena.pages.has_gone(id);
+            // SAFETY: the page's home is there: nothing moves in a tag that is evicted. Its old mapping has gone, or is that page's.
+            unsafe { arena.pages.wake(id, at) }.map_err(Stopped::Refused)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the copies of all live bytes that are not in place to the device.
+    fn copy_back(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
+        let device = core.timelines.device();
+        let back = self.streams(core)?.back.handle();
+        for (at, passed) in self.passed.iter().enumerate() {
+            let page = &self.away.pages[at];
+            let is_there = arenas.named_mut(page.of).is_some_and(|arena| arena.pages.knows(page.page.0.id));
+            if passed.is_intact || !is_there {
+                continue;
+            }
+            for piece in self.away.pieces_of(at..at + 1) {
+                // SAFETY: the page is mapped, and nobody else uses it while the gate is closed. The pinned memory stays.
+                unsafe { copies::copy((device.as_ref(), back), &self.staging, piece, true) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has all pages that are back leave once more: their bytes are in the pinned memory.
+    pub(super) fn leave_again(&mut self, core: &Core) -> Result<()> {
+        self.is_coming = false;
+        let mut state = core.state.lock();
+        let left = self.pass_again(core, &mut state.arenas);
+        drop(state);
+        left.map_err(|error| core.error_of(error))
+    }
+
+    fn pass_again(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
+        let whole = whole_of(core);
+        let mut of_whole =
+            whole.as_ref().map(|whole| whole.state.lock()).filter(|of_whole| !of_whole.destroyed);
+        let there = of_whole.as_mut().map(|of_whole| &mut of_whole.arenas.own.pages);
+        let has_room = |there: &mut Pages| there.make_room_to_receive(self.passed.len()).is_ok();
+        let mut taker = there.and_then(|there| has_room(there).then_some(there));
+        if taker.is_none() {
+            // The device takes them, once no copy uses them.
+            self.wait(core)?;
+        }
+        let (handover, mut left) = (Handover::behind(self.copies()), Ok(()));
+        for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
+            let (id, at) = (page.page.0.id, page.page.0.at);
+            let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
+                continue;
+            };
+            let pages = &mut arena.pages;
+            if pages.has_gone(id) {
+                continue;
+            }
+            match &mut taker {
+                Some(there) if pages.may_pass(id) => {
+                    // SAFETY: it lies there, and only copies have used it since it came.
+                    let mut passing = unsafe { pages.pass_on(id, at, &handover) };
+                    passing.is_intact = passed.is_intact;
+                    passed.there = there.receive(passing);
+                }
+                // SAFETY: it lies there. Copies come when all pages are whole, and were waited for where nobody takes those.
+                _ => left = left.and(unsafe { pages.put_to_sleep(id, at) }),
+            }
+        }
+        left
+    }
+}
+
+/// What is said of a stream that cannot wait.
+pub(super) fn cannot_wait() -> DeviceError {
+    let what = "the stream is being captured, and cannot wait for copies: end the capture first".to_owned();
+    DeviceError::Invalid { call: "Pool::restore", what }
+}
