@@ -7,21 +7,24 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+pub use crate::budgets::Amount;
 pub use crate::cache::{Shortcut, on_thread_end};
 use crate::capture::CapturePool;
 use crate::core::freeing;
 use crate::device::DevicePtr;
-pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
+use crate::error::Result;
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C.
 pub use crate::log::warn_in_any_case as warn;
 use crate::order::{RegisteredStream, Stream};
-pub use crate::physical::{Amount, Mapping, watch_mappings};
+pub use crate::physical::{Mapping, watch_mappings};
 /// The [decay](crate::PoolBuilder::decay) of programs that rely on the driver's pools, which give back at once.
 pub use crate::policy::decay::DELAY as DECAY;
-use crate::pool::Pool;
-pub use crate::process::{Forked, PerProcess, Process, on_fork};
+use crate::pool::{Context, Pool};
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
-use crate::{Buffer, Context, Opened, Received, Result, SharedEvent};
+use crate::sharing::{Received, SharedEvent};
+pub use crate::system::lock::{Condvar, Mutex, MutexGuard, RwLock};
+pub use crate::system::process::{Forked, PerProcess, Process, on_fork};
+use crate::typed::{Buffer, Opened};
 
 impl Shortcut {
     /// The calling thread's; `None` where it has none, as before it first had a block of the pool.

@@ -1,8 +1,8 @@
 //! What can go wrong with a pool, said so that the reader knows what to do next.
 
 use crate::device::{DeviceError, DevicePtr};
+use crate::figures::stats::HumanBytes;
 use crate::out_of_memory::OutOfMemory;
-use crate::stats::HumanBytes;
 
 /// Why a request to a pool, a buffer or a budget was refused. Nothing changed then, unless the variant says
 /// otherwise. The text says what happened, the figures, and what to do next.

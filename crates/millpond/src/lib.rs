@@ -57,12 +57,10 @@
 
 #[doc(hidden)]
 pub mod bindings;
-mod buffer;
+mod budgets;
 mod cache;
 mod capture;
-mod close_on_fork;
 mod core;
-mod counters;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
 mod decay;
@@ -70,36 +68,27 @@ pub mod device;
 mod error;
 mod evict;
 mod extents;
+mod figures;
 #[cfg(test)]
 mod fixtures;
 pub mod guard;
-mod host;
-mod kinds;
 pub mod live;
-mod lock;
 mod log;
-mod mapped;
+mod managed;
 mod nvtx;
-mod open_file;
 mod order;
 mod out_of_memory;
-mod peer;
 mod peers;
 mod physical;
-mod pinned;
 mod policy;
 mod pool;
-mod process;
 pub mod record;
-mod recorded;
-mod shared_buffer;
 mod sharing;
 mod sleep;
-mod stats;
-mod tenant;
+mod system;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod workspace;
+mod typed;
 
 // The examples of the repository's pages are tests. They are not in the packaged crate, whose own tests are in the repository.
 #[cfg(doctest)]
@@ -126,17 +115,15 @@ mod pages {
 }
 
 pub use crate::core::{ObserverId, ReclaimId};
-pub use buffer::Buffer;
+pub use budgets::Budget;
 pub use capture::{CapturePool, Capturing};
 pub use device::{Advice, Place, Residency};
 pub use error::{Error, Result};
+pub use figures::stats::{DeviceCalls, HumanBytes, Level, Stats};
+pub use figures::tenant::{SeenBudget, Tenant};
 pub use order::{Event, RegisteredStream, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};
-pub use physical::Budget;
 pub use pool::{Context, Pool, PoolBuilder};
-pub use shared_buffer::Opened;
 pub use sharing::{Received, Shared, SharedEvent, SharedToken};
 pub use sleep::Keep;
-pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
-pub use tenant::{SeenBudget, Tenant};
-pub use workspace::{Workspace, WorkspaceSlice};
+pub use typed::{Buffer, Opened, Workspace, WorkspaceSlice};

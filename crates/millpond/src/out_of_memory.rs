@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::device::MemoryKind;
-use crate::stats::HumanBytes;
-use crate::tenant::Tenant;
+use crate::figures::stats::HumanBytes;
+use crate::figures::tenant::Tenant;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
 ///

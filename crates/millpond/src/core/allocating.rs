@@ -14,11 +14,11 @@ use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
 use super::slow_path_time::{lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
+use crate::error::{Error, Result};
 use crate::extents::{self, Allocation, Effort, Refusal};
 use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
 use crate::policy::ledger::{Balance, CUT};
-use crate::{Error, Result};
 
 /// What a rung gives: an allocation, or why none can be had.
 type Climb<T> = std::result::Result<T, Refusal>;

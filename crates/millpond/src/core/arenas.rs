@@ -205,7 +205,7 @@ mod tests {
     use crate::extents::LOOKS;
     use crate::fixtures::{Bench, Freeing, MIB};
     use crate::order::Stream;
-    use crate::{Context, Pool};
+    use crate::pool::{Context, Pool};
 
     #[test]
     fn blocks_of_a_capture_are_live_again_where_they_were() {

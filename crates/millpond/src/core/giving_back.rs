@@ -4,14 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use super::pool_core::{Core, PoolState};
+use crate::budgets::GivesBack;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::error::{Error, Result};
 use crate::extents;
-use crate::lock::MutexGuard;
+use crate::figures::stats::Stats;
 use crate::log::log;
 use crate::order::{AfterSync, Fence};
-use crate::physical::GivesBack;
-use crate::stats::Stats;
-use crate::{Error, Result};
+use crate::system::lock::MutexGuard;
 
 /// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back. A destroyed pool
 /// keeps nothing.

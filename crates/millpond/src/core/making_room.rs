@@ -10,14 +10,14 @@ use super::callbacks::Reclaimer;
 use super::giving_back::{trim, trim_waiting, wait_for_free};
 use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
+use crate::budgets::{Shortage, Tenancy};
+use crate::error::{Error, Result};
 use crate::extents::Refusal;
-use crate::host::try_box;
 use crate::log::log;
 use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
-use crate::physical::{Shortage, Tenancy};
 use crate::policy::budgets::ROUNDS;
-use crate::{Error, Result};
+use crate::system::host_memory::try_box;
 
 /// A step that may make room.
 pub(crate) enum Step {

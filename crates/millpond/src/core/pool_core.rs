@@ -16,19 +16,19 @@ use super::holds::Holds;
 use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
+use crate::budgets::Limits;
 use crate::cache::{Caches, Locked};
-use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::error::{Error, Result};
 use crate::extents::{Arena, ExtentId, Pointer, Ranges};
-use crate::host::name_for_error;
-use crate::lock::{Mutex, MutexGuard};
+use crate::figures::counters::Counters;
+use crate::figures::stats::Stats;
 use crate::order::{Fence, Reuse, Stream, Timelines};
-use crate::physical::Limits;
 use crate::policy::ledger::Ledger;
-use crate::process::OfProcess;
 use crate::record::Recording;
-use crate::stats::Stats;
-use crate::{Error, Result};
+use crate::system::host_memory::name_for_error;
+use crate::system::lock::{Mutex, MutexGuard};
+use crate::system::process::OfProcess;
 
 /// See the [module](self).
 pub(crate) struct Core {

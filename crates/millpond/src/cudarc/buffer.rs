@@ -17,10 +17,12 @@ use super::kept_awake::KeptAwake;
 use super::uses::Uses;
 use super::{Stream, refused};
 use crate::core::freeing;
+use crate::device;
 use crate::device::StreamHandle;
+use crate::error::Result;
 use crate::log::log;
+use crate::peers;
 use crate::pool::Pool;
-use crate::{Result, device, peers};
 
 /// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
 /// cuBLAS, NCCL. Dropped, it is freed to the pool in stream order; the host does not wait.
@@ -119,7 +121,7 @@ impl<T: DeviceRepr> Buffer<T> {
 
     /// A buffer whose first write has yet to be recorded.
     fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
-        let bytes = crate::buffer::byte_len::<T>(len)?;
+        let bytes = crate::typed::buffer::byte_len::<T>(len)?;
         let awake = KeptAwake::new(pool.inner())?;
         // What comes next is given to cudarc's side, which does not know whose default stream it is.
         stream.millpond().handle_here()?;

@@ -4,7 +4,9 @@ use bytemuck::Pod;
 use cudarc::driver::{DevicePtr, DevicePtrMut, DeviceSlice};
 
 use super::Stream;
-use crate::{Buffer, Error, Result, device};
+use crate::device;
+use crate::error::{Error, Result};
+use crate::typed::Buffer;
 
 impl<T: Pod> Buffer<T> {
     /// Copies to cudarc's device memory of the same length, on a stream `on`. The host does not wait. It is for

@@ -61,7 +61,8 @@ pub use pinned::Pinned;
 pub use stream::Stream;
 
 use crate::device::{DeviceError, DevicePtr};
-use crate::{Context, Result};
+use crate::error::Result;
+use crate::pool::Context;
 
 impl Context {
     /// The context of the GPU that cudarc's context is of: that of [`Context::cuda`] with its ordinal.

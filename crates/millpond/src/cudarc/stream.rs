@@ -7,7 +7,8 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::uses::KeptUses;
 use crate::device::{Device, DeviceError, DeviceResult, Kind, StreamHandle};
-use crate::{Context, Result};
+use crate::error::Result;
+use crate::pool::Context;
 
 /// One stream, as cudarc and as millpond know it. Clones are the same stream.
 ///

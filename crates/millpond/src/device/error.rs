@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 
-use crate::process;
-use crate::stats::HumanBytes;
+use crate::figures::stats::HumanBytes;
+use crate::system::process;
 
 /// A device call that did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

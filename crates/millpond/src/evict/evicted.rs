@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::device::DeviceResult;
 use crate::order::{Fence, ReusePolicies, Stream};
 use crate::physical::PageId;
-use crate::pinned::PinnedMemory;
+use crate::physical::staging::PinnedMemory;
 use crate::sleep::Asleep;
 
 /// A page that passed to the pool that the tag is a part of.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::evicted::{CopyStreams, Evicted, Passed, pending_work};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceError, DeviceResult};
-use crate::physical::Handover;
+use crate::physical::{Handover, passing};
 use crate::sleep::{Asleep, Keep, copies};
 
 /// Why a tag is not evicted.
@@ -26,87 +26,94 @@ impl From<DeviceError> for Refused {
 /// Pages that pass behind one copy.
 type Batch = (Range<usize>, Arc<Handover>);
 
-impl Evicted {
-    /// Copies the live bytes of a tag behind all work so far, and has its pages pass to `whole`. Returns the bytes that passed.
-    /// After a refusal all is as before. Who calls this has closed the gate, and paused the caches.
-    pub(super) fn evict(&mut self, core: &Core, whole: &Core, state: &mut PoolState) -> Result<u64, Refused> {
-        // What the tag caches may be in use by any stream.
-        let Some(mut before) = pending_work(core)? else {
-            return Err(DeviceError::HostMemory { what: "a list of streams", bytes: 0 }.into());
-        };
-        self.away = list(&mut state.arenas)?;
-        let lacking = self.away.bytes().saturating_sub(self.staging.bytes());
-        if lacking > 0 {
-            self.staging.add(core.timelines.device().as_ref(), lacking)?;
-        }
-        let streams = self.streams(core)?;
-        let (out, back) = (streams.out.clone(), streams.back.clone());
-        // Behind the copies of the last restore, too.
-        before.join(&back.fence());
-        if !core.timelines.make_wait(&before, out.timeline())? {
-            return Err(Refused::Because(
-                "a stream cannot be waited for: end captures, or synchronise the device, first",
-            ));
-        }
-        let copied = self.copy_out(core, &CopyStreams { out, back });
-        let passed = copied.and_then(|batches| self.pass(whole, &mut state.arenas, &batches));
-        // Copies may be under way, and their pages may be used again.
-        passed.or_else(|refused| self.wait(core).map_err(Refused::from).and(Err(refused)))
+/// Copies the live bytes of a tag behind all work so far, and has its pages pass to `whole`. Returns the bytes that passed.
+/// After a refusal all is as before. Who calls this has closed the gate, and paused the caches.
+pub(super) fn evict(
+    evicted: &mut Evicted,
+    core: &Core,
+    whole: &Core,
+    state: &mut PoolState,
+) -> Result<u64, Refused> {
+    // What the tag caches may be in use by any stream.
+    let Some(mut before) = pending_work(core)? else {
+        return Err(DeviceError::HostMemory { what: "a list of streams", bytes: 0 }.into());
+    };
+    evicted.away = list(&mut state.arenas)?;
+    let lacking = evicted.away.bytes().saturating_sub(evicted.staging.bytes());
+    if lacking > 0 {
+        evicted.staging.add(core.timelines.device().as_ref(), lacking)?;
     }
+    let streams = evicted.streams(core)?;
+    let (out, back) = (streams.out.clone(), streams.back.clone());
+    // Behind the copies of the last restore, too.
+    before.join(&back.fence());
+    if !core.timelines.make_wait(&before, out.timeline())? {
+        return Err(Refused::Because(
+            "a stream cannot be waited for: end captures, or synchronise the device, first",
+        ));
+    }
+    let copied = copy_out(evicted, core, &CopyStreams { out, back });
+    let passed = copied.and_then(|batches| pass(evicted, whole, &mut state.arenas, &batches));
+    // Copies may be under way, and their pages may be used again.
+    passed.or_else(|refused| evicted.wait(core).map_err(Refused::from).and(Err(refused)))
+}
 
-    /// Gives the copies to the device. Returns the batches of pages.
-    fn copy_out(&self, core: &Core, CopyStreams { out, back }: &CopyStreams) -> Result<Vec<Batch>, Refused> {
-        let device = core.timelines.device();
-        let (mut batches, mut next) = (Vec::new(), 0);
-        while next < self.away.pages.len() {
-            let batch = self.away.batch_from(next);
-            next = batch.end;
-            for piece in self.away.pieces_of(batch.clone()) {
-                // SAFETY: the pages are mapped, and stay so until the copy is complete. Nobody gives work on them to the device
-                // while the gate is closed. The pinned memory is ours, and what was copied before from or to it comes before.
-                unsafe { copies::copy((device.as_ref(), out.handle()), &self.staging, piece, false) }?;
-            }
-            let handover = Handover::behind(out.fence());
-            // A mark closes the batch. And a copy back comes behind this one.
-            if !core.timelines.make_wait(&handover.fence, back.timeline())? {
-                return Err(Refused::Because("a stream for copies is being captured: end the capture first"));
-            }
-            batches.push((batch, handover));
+/// Gives the copies to the device. Returns the batches of pages.
+fn copy_out(
+    evicted: &Evicted,
+    core: &Core,
+    CopyStreams { out, back }: &CopyStreams,
+) -> Result<Vec<Batch>, Refused> {
+    let device = core.timelines.device();
+    let (mut batches, mut next) = (Vec::new(), 0);
+    while next < evicted.away.pages.len() {
+        let batch = evicted.away.batch_from(next);
+        next = batch.end;
+        for piece in evicted.away.pieces_of(batch.clone()) {
+            // SAFETY: the pages are mapped, and stay so until the copy is complete. Nobody gives work on them to the device
+            // while the gate is closed. The pinned memory is ours, and what was copied before from or to it comes before.
+            unsafe { copies::copy((device.as_ref(), out.handle()), &evicted.staging, piece, false) }?;
         }
-        Ok(batches)
+        let handover = Handover::behind(out.fence());
+        // A mark closes the batch. And a copy back comes behind this one.
+        if !core.timelines.make_wait(&handover.fence, back.timeline())? {
+            return Err(Refused::Because("a stream for copies is being captured: end the capture first"));
+        }
+        batches.push((batch, handover));
     }
+    Ok(batches)
+}
 
-    /// Has all pages pass, or none. Returns their bytes.
-    fn pass(&mut self, whole: &Core, arenas: &mut Arenas, batches: &[Batch]) -> Result<u64, Refused> {
-        let mut state = whole.state.lock();
-        if state.destroyed || state.is_asleep {
-            return Err(Refused::Because("its pool sleeps or was destroyed: wake that first"));
-        }
-        let there = &mut state.arenas.own.pages;
-        there.make_room_to_receive(self.away.pages.len())?;
-        self.passed.clear();
-        let no_memory = DeviceError::HostMemory { what: "a list of pages", bytes: 0 };
-        self.passed.try_reserve_exact(self.away.pages.len()).map_err(|_| no_memory)?;
-        let mut bytes = 0;
-        for (batch, handover) in batches {
-            for page in &self.away.pages[batch.clone()] {
-                let (page, of) = (&page.page.0, page.of);
-                let arena = arenas.named_mut(of).expect("an arena stays while its pool has the lock");
-                // SAFETY: it lies there, and the copy came behind all work. None is given while the gate is closed.
-                let passing = unsafe { arena.pages.pass_on(page.id, page.at, handover) };
-                self.passed.push(Passed { there: there.receive(passing), is_intact: true });
-                bytes += page.bytes;
-            }
-        }
-        Ok(bytes)
+/// Has all pages pass, or none. Returns their bytes.
+fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Batch]) -> Result<u64, Refused> {
+    let mut state = whole.state.lock();
+    if state.destroyed || state.is_asleep {
+        return Err(Refused::Because("its pool sleeps or was destroyed: wake that first"));
     }
+    let there = &mut state.arenas.own.pages;
+    passing::make_room(there, evicted.away.pages.len())?;
+    evicted.passed.clear();
+    let no_memory = DeviceError::HostMemory { what: "a list of pages", bytes: 0 };
+    evicted.passed.try_reserve_exact(evicted.away.pages.len()).map_err(|_| no_memory)?;
+    let mut bytes = 0;
+    for (batch, handover) in batches {
+        for page in &evicted.away.pages[batch.clone()] {
+            let (page, of) = (&page.page.0, page.of);
+            let arena = arenas.named_mut(of).expect("an arena stays while its pool has the lock");
+            // SAFETY: it lies there, and the copy came behind all work. None is given while the gate is closed.
+            let passing = unsafe { passing::pass_on(&mut arena.pages, page.id, page.at, handover) };
+            evicted.passed.push(Passed { there: passing::receive(there, passing), is_intact: true });
+            bytes += page.bytes;
+        }
+    }
+    Ok(bytes)
 }
 
 /// The pages of a tag that can leave, with their live bytes: those that are mapped where they are used, and nowhere else.
 fn list(arenas: &mut Arenas) -> DeviceResult<Asleep> {
     let mut away = Asleep::default();
     for (id, arena) in arenas.iter_mut() {
-        away.add(arena, id, Keep::InPinnedMemory, |arena, (page, _)| arena.pages.may_pass(page.id))?;
+        away.add(arena, id, Keep::InPinnedMemory, |arena, (page, _)| arena.pages.get(page.id).may_pass())?;
     }
     Ok(away)
 }

@@ -3,16 +3,16 @@
 use std::sync::atomic::Ordering;
 
 use super::evicted::{Evicted, whole_of};
-use super::evicting::Refused;
+use super::evicting::{Refused, evict};
 use super::restoring::cannot_wait;
 use crate::core::Core;
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::device::{DeviceResult, MemoryKind};
-use crate::lock::Mutex;
+use crate::error::{Error, Result};
 use crate::order::Stream;
-use crate::process::OfProcess;
 use crate::sleep::Sleep;
-use crate::{Error, Result};
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// See the [module](self). Its lock is taken before the pool's, and that before the one of the pool that it is a part of.
 #[derive(Debug, Default)]
@@ -125,7 +125,7 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted) -> Result<u64> {
         return refuse("other processes may use blocks of it: wait until they have let go");
     }
     core.pause_caches(&mut state);
-    match evicted.evict(core, &whole, &mut state) {
+    match evict(evicted, core, &whole, &mut state) {
         Ok(bytes) => {
             state.is_asleep = true;
             Ok(bytes)

@@ -1,13 +1,13 @@
 //! A tag is restored: its pages get memory again, and its bytes are copied back.
 
 use super::evicted::{Evicted, whole_of};
-use crate::Result;
 use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceError, DeviceResult};
+use crate::error::Result;
 use crate::extents::{Refusal, park_free};
 use crate::order::Fence;
-use crate::physical::{Handover, Pages};
+use crate::physical::{Handover, Pages, passing};
 use crate::sleep::copies;
 
 const STUCK: &str = "a mapping of a page that another pool has now could not be removed";
@@ -92,18 +92,18 @@ impl Evicted {
                     continue;
                 };
                 let pages = &mut arena.pages;
-                if !pages.has_gone(id) {
+                if !pages.get(id).has_gone() {
                     continue;
                 }
                 let given = match own {
-                    true => there.give_back(passed.there),
-                    false if pages.is_leaving(id) => None,
-                    false => there.give_parked(pages.get(id).base_pages),
+                    true => passing::give_back(there, passed.there),
+                    false if pages.get(id).leaves_behind().is_some() => None,
+                    false => passing::give_parked(there, pages.get(id).base_pages),
                 };
                 match given {
                     Some(given) => {
                         passed.is_intact &= own;
-                        pages.return_home(id, given);
+                        passing::return_home(pages, id, given);
                     }
                     None if own => wanted[pages.get(id).base_pages.ilog2() as usize] += 1,
                     None => {}
@@ -120,12 +120,12 @@ impl Evicted {
             let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
                 continue;
             };
-            if let Some(handover) = arena.pages.handover_of(id) {
+            if let Some(handover) = arena.pages.get(id).leaves_behind() {
                 let mut fence = Fence::empty();
                 _ = fence.try_join(&handover.fence);
                 return Err(Stopped::Behind(fence));
             }
-            passed.is_intact &= !arena.pages.has_gone(id);
+            passed.is_intact &= !arena.pages.get(id).has_gone();
             // SAFETY: the page's home is there: nothing moves in a tag that is evicted. Its old mapping has gone, or is that page's.
             unsafe { arena.pages.wake(id, at) }.map_err(Stopped::Refused)?;
         }
@@ -164,7 +164,7 @@ impl Evicted {
         let mut of_whole =
             whole.as_ref().map(|whole| whole.state.lock()).filter(|of_whole| !of_whole.destroyed);
         let there = of_whole.as_mut().map(|of_whole| &mut of_whole.arenas.own.pages);
-        let has_room = |there: &mut Pages| there.make_room_to_receive(self.passed.len()).is_ok();
+        let has_room = |there: &mut Pages| passing::make_room(there, self.passed.len()).is_ok();
         let mut taker = there.and_then(|there| has_room(there).then_some(there));
         if taker.is_none() {
             // The device takes them, once no copy uses them.
@@ -177,15 +177,15 @@ impl Evicted {
                 continue;
             };
             let pages = &mut arena.pages;
-            if pages.has_gone(id) {
+            if pages.get(id).has_gone() {
                 continue;
             }
             match &mut taker {
-                Some(there) if pages.may_pass(id) => {
+                Some(there) if pages.get(id).may_pass() => {
                     // SAFETY: it lies there, and only copies have used it since it came.
-                    let mut passing = unsafe { pages.pass_on(id, at, &handover) };
+                    let mut passing = unsafe { passing::pass_on(pages, id, at, &handover) };
                     passing.is_intact = passed.is_intact;
-                    passed.there = there.receive(passing);
+                    passed.there = passing::receive(there, passing);
                 }
                 // SAFETY: it lies there. Copies come when all pages are whole, and were waited for where nobody takes those.
                 _ => left = left.and(unsafe { pages.put_to_sleep(id, at) }),

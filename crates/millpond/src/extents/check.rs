@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
+use crate::physical::ParkedCursor;
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -134,7 +135,7 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
         let mark = &pages.get(page).mark;
         mark.set(mark.get() + 1);
     }
-    let (mut parked, mut arriving) = (pages.parked(), pages.parked_arriving());
+    let (mut parked, mut arriving) = (ParkedCursor::of(pages), ParkedCursor::of_arriving(pages));
     let linked = std::iter::from_fn(|| parked.take(u64::MAX).or_else(|| arriving.take(u64::MAX)));
     let linked = linked.take(pages.records()).filter(|page| pages.is_parked(*page)).count();
     let parked = pages.iter().filter(|(id, _)| pages.is_parked(*id)).count();
@@ -142,7 +143,7 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
     for (id, page) in pages.iter() {
         let home = pages.home(id);
         ensure!(pages.is_parked(id) != home.is_some(), "{id:?} is parked and at home, or neither");
-        let is_elsewhere = pages.arrives_behind(id).is_some();
+        let is_elsewhere = page.arrives_behind().is_some();
         let mappings = page.mark.get() + u32::from(home.is_some()) + u32::from(is_elsewhere);
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
         if let Some((region, (first, _))) = home {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::device::sim::{Call, SimDevice, SimOptions};
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::fixtures::{self, Freeing, MIB};
-use crate::order::LOOKS;
-use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
+use crate::order::{LOOKS, ReusePolicies, Stream};
+use crate::pool::{Context, Pool, PoolBuilder};
 
 struct Bench {
     sim: Arc<SimDevice>,

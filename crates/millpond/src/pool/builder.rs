@@ -6,32 +6,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 use super::context::PoolMemory;
 use super::{Context, Pool};
+use crate::budgets::{Budget, Limits, budget_for};
 use crate::cache::{Caches, Locked, Sizes};
+use crate::core::recording::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
-use crate::counters::Counters;
 use crate::decay::{self, Decay};
 use crate::device::{Device, MemoryKind, PeerSet};
+use crate::error::{Error, Result};
 use crate::evict::Evict;
 use crate::extents::{Arena, Layout, Owner};
+use crate::figures::counters::Counters;
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
 use crate::log::warn_in_any_case;
 use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
-use crate::physical::{Budget, Limits, Pages, budget_for};
+use crate::physical::Pages;
 use crate::policy::Policy;
 use crate::policy::ledger::Ledger;
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
-use crate::process::OfProcess;
 use crate::record;
 use crate::record::Recording;
-use crate::recorded::{start_checking, start_recording, start_tracking};
 use crate::sleep::Sleep;
-use crate::{Error, Result};
+use crate::system::process::OfProcess;
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
 ///

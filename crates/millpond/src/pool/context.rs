@@ -4,16 +4,17 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 use super::Pool;
 use crate::core::{Core, Registry, freeing};
+use crate::device;
 use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
-use crate::kinds::managed;
+use crate::error::{Error, Result};
+use crate::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
-use crate::process::{OfProcess, WhileHeld};
 use crate::sharing::{ImportedMemory, OfOthers};
-use crate::{Error, Result, device};
+use crate::system::process::{OfProcess, WhileHeld};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///

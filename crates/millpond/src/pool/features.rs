@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
+use crate::error::{Error, Result};
 use crate::evict::{self, Evict};
 use crate::guard::{Finding, Guarding};
-use crate::kinds::managed;
+use crate::managed;
 use crate::order::Stream;
+use crate::peers;
 use crate::record;
+use crate::sharing;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
-use crate::{Error, Result, peers, sharing};
 
 impl Pool {
     // ---- who holds memory ---------------------------------------------------------------------------
@@ -23,7 +25,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
-        crate::recorded::start_tracking(self.inner(), &tracking)
+        crate::core::recording::start_tracking(self.inner(), &tracking)
     }
 
     /// Ends tracking, and forgets what was tracked. It does nothing where nothing is.
@@ -31,7 +33,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn stop_tracking(&self) -> Result<()> {
-        crate::recorded::stop(self.inner(), record::Recording::stop_tracking)
+        crate::core::recording::stop(self.inner(), record::Recording::stop_tracking)
     }
 
     /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other
@@ -55,7 +57,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
-        crate::recorded::live_blocks(self.inner())
+        crate::core::recording::live_blocks(self.inner())
     }
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
@@ -400,7 +402,7 @@ impl Pool {
             return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
         };
         let name = format!("{}/{tag}", self.name());
-        let new = options.name(name).build_in(Some(&self.inner))?;
+        let new = options.name(name).build_in(Some(self.inner()))?;
         pools.push((tag.to_owned(), new.clone()));
         Ok(new)
     }

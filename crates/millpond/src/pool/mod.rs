@@ -22,20 +22,24 @@ use std::time::Duration;
 pub use builder::PoolBuilder;
 pub use context::Context;
 
-#[cfg(doc)]
-use crate::Error;
 use crate::capture::CapturePool;
-use crate::core::Core;
-use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
+use crate::core::{
+    Core, ObserverId, ReclaimId, allocating, freeing, giving_back, recording, recounting, reserving,
+};
 use crate::decay::Decay;
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
-use crate::lock::Mutex;
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+use crate::figures::stats::{Level, Stats};
+use crate::live;
 use crate::log::log;
 use crate::order::{ReusePolicies, Stream, Timelines};
-use crate::process::OfProcess;
+use crate::out_of_memory::OutOfMemory;
+use crate::peers;
 use crate::record;
-use crate::stats::{Level, Stats};
-use crate::{OutOfMemory, Result, live, peers, recorded};
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// A memory pool of one device. Clones are the same pool.
 ///
@@ -408,7 +412,7 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
     pub fn start_recording(&self, to: impl Into<record::Options>) -> Result<()> {
-        recorded::start_recording(&self.inner, &to.into())
+        recording::start_recording(&self.inner, &to.into())
     }
 
     /// Stops recording, and returns what was recorded once it is written; `None` where nothing was recorded.
@@ -417,7 +421,7 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        recorded::stop(&self.inner, record::Recording::stop)?
+        recording::stop(&self.inner, record::Recording::stop)?
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Without a

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::lease::Borrowed;
 use crate::device::{DeviceError, StreamHandle};
+use crate::error::{Error, Result};
 use crate::order::{OwnedEvent, Stream, Timelines};
-use crate::{Error, Result};
 
 /// An event that several processes have: the order of their work on shared memory.
 ///

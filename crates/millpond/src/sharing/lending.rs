@@ -10,14 +10,14 @@ use super::event::SharedEvent;
 use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
-use crate::close_on_fork::CloseOnFork;
+use crate::budgets::Tenancy;
 use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
 use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
+use crate::error::{Error, Result};
 use crate::extents::{Arena, PageAtHome, Pointer};
 use crate::order::{OwnedEvent, Stream};
-use crate::physical::Tenancy;
-use crate::{Error, Result};
+use crate::system::close_on_fork::CloseOnFork;
 
 /// A block that other processes may open: its token, and the descriptors that go with it.
 ///

@@ -15,8 +15,8 @@ use rustix::net::{
 };
 
 use super::SharedToken;
-use crate::peer::send_all;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::system::socket_peer::send_all;
 
 /// Descriptors that travel at once at most, as Linux has it (include/net/scm.h).
 const SCM_MAX_FD: usize = 253;

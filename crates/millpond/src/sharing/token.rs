@@ -2,10 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::close_on_fork::MOST_DESCRIPTORS;
 use crate::device::DeviceIdentity;
+use crate::error::{Error, Result};
 use crate::policy::options::ALIGNMENTS;
-use crate::{Error, Result};
+use crate::system::close_on_fork::MOST_DESCRIPTORS;
 
 /// What comes before the pages. Numbers begin with their least byte, as on all CPUs that CUDA
 /// is for.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::device::{
     CaptureId, Device, DevicePtr, DeviceResult, EventHandle, Forward, PeerId, Place, StreamHandle, StreamId,
 };
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// A device over another one, whose streams have other handles: those of streams that are gone first, the last one
 /// foremost. Identities are the device's below, and never the same.

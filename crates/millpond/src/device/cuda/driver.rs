@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::{self, Api, Code, Failure, NoApi};
 use crate::device::{DeviceError, DeviceResult};
-use crate::process::Process;
+use crate::system::process::Process;
 
 /// The oldest CUDA version that a driver must support: it brought `cuStreamGetId`, without which a recycled
 /// stream handle cannot be told from the old stream.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::device::{DeviceError, DevicePtr, DeviceResult, MemoryInfo};
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// See the [module](self).
 #[derive(Debug, Default)]

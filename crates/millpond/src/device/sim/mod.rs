@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::lock::{Mutex, MutexGuard};
+use crate::system::lock::{Mutex, MutexGuard};
 
 pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
@@ -57,7 +57,7 @@ use super::inventory::invalid;
 use super::{
     DeviceError, DeviceIdentity, DevicePtr, DeviceResult, Kind, MemoryKind, PeerId, Properties, StreamHandle,
 };
-use crate::process::{OfProcess, Process};
+use crate::system::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made. The default is an NVIDIA H200.
 ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::frames::is_of_standard_library;
 use super::super::labels::{lines_of, tag_path};
 use crate::device::DevicePtr;
-use crate::stats::HumanBytes;
+use crate::figures::stats::HumanBytes;
 
 /// A live block: [`Pool::live_blocks`](crate::Pool::live_blocks) lists them, and has an example.
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ use crate::device::{
     AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward,
     Place, StreamHandle, StreamId, calling_thread, invalid,
 };
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// A [`Device`] with stream capture. The [module](self) has an example.
 pub struct CapturingDevice {
