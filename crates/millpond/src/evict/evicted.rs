@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::budgets::Budget;
 use crate::core::Core;
 use crate::device::DeviceResult;
 use crate::order::{Fence, ReusePolicies, Stream};
@@ -35,6 +36,8 @@ pub(super) struct Evicted {
     /// Whether all pages are back, and copies are under way.
     pub(super) is_coming: bool,
     pub(super) staging: PinnedMemory,
+    /// Bytes of it that count against the limit.
+    counted: u64,
     streams: Option<CopyStreams>,
 }
 
@@ -43,6 +46,33 @@ impl Evicted {
     pub(super) fn end(&mut self) {
         (self.away, self.is_coming) = Default::default();
         self.passed.clear();
+    }
+
+    /// Ensures so much pinned memory, within the limit that the pool shares with its tags. `false` beyond that.
+    pub(super) fn make_room(&mut self, core: &Core, limit: &Budget, bytes: u64) -> DeviceResult<bool> {
+        let lacking = bytes.saturating_sub(self.staging.bytes());
+        if lacking == 0 {
+            return Ok(true);
+        }
+        if !limit.take(lacking) {
+            return Ok(false);
+        }
+        self.staging
+            .add(core.timelines.device().as_ref(), lacking)
+            .inspect_err(|_| limit.give_back(lacking))?;
+        self.counted += lacking;
+        core.counters.pinned.raise(lacking);
+        Ok(true)
+    }
+
+    /// Gives the pinned memory back. Returns the bytes given back.
+    pub(super) fn release(&mut self, core: &Core, limit: &Budget) -> DeviceResult<u64> {
+        let released = self.staging.release();
+        let left = self.counted.min(self.staging.bytes());
+        limit.give_back(self.counted - left);
+        core.counters.pinned.lower(self.counted - left);
+        self.counted = left;
+        released
     }
 
     /// The streams for copies, made at the first call.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::evicted::{CopyStreams, Evicted, Passed, pending_work};
+use crate::budgets::Budget;
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceError, DeviceResult};
 use crate::physical::{Handover, passing};
@@ -31,7 +32,7 @@ type Batch = (Range<usize>, Arc<Handover>);
 pub(super) fn evict(
     evicted: &mut Evicted,
     core: &Core,
-    whole: &Core,
+    (whole, limit): (&Core, &Budget),
     state: &mut PoolState,
 ) -> Result<u64, Refused> {
     // What the tag caches may be in use by any stream.
@@ -39,9 +40,11 @@ pub(super) fn evict(
         return Err(DeviceError::HostMemory { what: "a list of streams", bytes: 0 }.into());
     };
     evicted.away = list(&mut state.arenas)?;
-    let lacking = evicted.away.bytes().saturating_sub(evicted.staging.bytes());
-    if lacking > 0 {
-        evicted.staging.add(core.timelines.device().as_ref(), lacking)?;
+    let bytes = evicted.away.bytes();
+    if !evicted.make_room(core, limit, bytes)? {
+        return Err(Refused::Because(
+            "its bytes exceed the limit of pinned memory: raise PoolBuilder::pinned_limit, or trim_staging",
+        ));
     }
     let streams = evicted.streams(core)?;
     let (out, back) = (streams.out.clone(), streams.back.clone());

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::evicted::{Evicted, whole_of};
 use super::evicting::{Refused, evict};
 use super::restoring::cannot_wait;
+use crate::budgets::Budget;
 use crate::core::Core;
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::device::{DeviceResult, MemoryKind};
@@ -15,14 +16,24 @@ use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
 
 /// See the [module](self). Its lock is taken before the pool's, and that before the one of the pool that it is a part of.
-#[derive(Debug, Default)]
-pub(crate) struct Evict(OfProcess<Mutex<Evicted>>);
+#[derive(Debug)]
+pub(crate) struct Evict {
+    evicted: OfProcess<Mutex<Evicted>>,
+    /// What pinned memory a pool and its tags may hold.
+    limit: Budget,
+}
 
 impl Evict {
+    /// That of a pool with this limit, or of a part of one.
+    pub(crate) fn new(limit: u64, whole: Option<&Core>) -> Self {
+        let limit = whole.map_or_else(|| Budget::bytes(limit), |whole| whole.beside::<Self>().limit.clone());
+        Self { evicted: OfProcess::default(), limit }
+    }
+
     /// See [`Pool::evict`](crate::Pool::evict).
     pub(crate) fn evict(&self, core: &Core, stream: &Stream) -> Result<u64> {
         check_stream(core, "Pool::evict", stream)?;
-        let mut evicted = self.0.lock();
+        let mut evicted = self.evicted.lock();
         if is_evicted(core) {
             if evicted.is_coming {
                 evicted.leave_again(core)?;
@@ -35,7 +46,7 @@ impl Evict {
         // Relaxed: a setting.
         core.gate.is_evicted.store(true, Ordering::Relaxed);
         core.gate.close();
-        let done = evict_behind_gate(core, &mut evicted);
+        let done = evict_behind_gate(core, &mut evicted, &self.limit);
         if done.is_err() {
             evicted.end();
             core.gate.open();
@@ -47,14 +58,14 @@ impl Evict {
     /// See [`Pool::restore_ahead`](crate::Pool::restore_ahead).
     pub(crate) fn restore_ahead(&self, core: &Core) -> Result<()> {
         core.check_process()?;
-        let mut evicted = self.0.lock();
+        let mut evicted = self.evicted.lock();
         if is_evicted(core) && !evicted.is_coming { evicted.bring_back(core) } else { Ok(()) }
     }
 
     /// See [`Pool::restore`](crate::Pool::restore).
     pub(crate) fn restore(&self, core: &Core, stream: &Stream) -> Result<()> {
         check_stream(core, "Pool::restore", stream)?;
-        let mut evicted = self.0.lock();
+        let mut evicted = self.evicted.lock();
         if !is_evicted(core) {
             return Ok(());
         }
@@ -82,8 +93,8 @@ impl Evict {
 
     /// Gives the pinned memory back, unless it is needed.
     pub(crate) fn trim_staging(&self, core: &Core) -> DeviceResult<u64> {
-        let mut evicted = self.0.lock();
-        if is_evicted(core) { Ok(0) } else { evicted.staging.release() }
+        let mut evicted = self.evicted.lock();
+        if is_evicted(core) { Ok(0) } else { evicted.release(core, &self.limit) }
     }
 }
 
@@ -99,7 +110,7 @@ fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> 
     Ok(stream.check_not_captured(call, "evict or restore memory")?)
 }
 
-fn evict_behind_gate(core: &Core, evicted: &mut Evicted) -> Result<u64> {
+fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget) -> Result<u64> {
     let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
     let properties = core.device.properties();
     if properties.memory != MemoryKind::Device || !properties.virtual_memory {
@@ -125,7 +136,7 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted) -> Result<u64> {
         return refuse("other processes may use blocks of it: wait until they have let go");
     }
     core.pause_caches(&mut state);
-    match evict(evicted, core, &whole, &mut state) {
+    match evict(evicted, core, (&whole, limit), &mut state) {
         Ok(bytes) => {
             state.is_asleep = true;
             Ok(bytes)

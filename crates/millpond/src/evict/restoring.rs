@@ -17,14 +17,17 @@ enum Stopped {
     Refused(Refusal),
     /// A page's old mapping is in the way, and goes behind this fence.
     Behind(Fence),
+    /// Pages are lacking, and the pool has free ones that work uses until then.
+    Free(Fence),
 }
 
 impl Evicted {
     /// Has all pages come back, and gives the copies to the device. If that fails, all leave again.
     pub(super) fn bring_back(&mut self, core: &Core) -> Result<()> {
         let whole = whole_of(core);
+        let mut waits = true;
         let mut attempt = || loop {
-            let attempted = self.attempt(core, whole.as_deref(), &mut core.state.lock());
+            let attempted = self.attempt(core, whole.as_deref(), &mut core.state.lock(), waits);
             match attempted {
                 Ok(()) => return Ok(Ok(())),
                 Err(Stopped::Refused(refusal)) => return Ok(Err(refusal)),
@@ -33,6 +36,11 @@ impl Evicted {
                         return Err(DeviceError::Unavailable(STUCK.to_owned()).into());
                     }
                     // Without locks, as any wait.
+                    core.timelines.wait_on_host(&fence)?;
+                }
+                // Once: better than to hold more memory than both need.
+                Err(Stopped::Free(fence)) => {
+                    waits = false;
                     core.timelines.wait_on_host(&fence)?;
                 }
             }
@@ -58,6 +66,7 @@ impl Evicted {
         core: &Core,
         whole: Option<&Core>,
         state: &mut PoolState,
+        waits: bool,
     ) -> std::result::Result<(), Stopped> {
         if !state.is_asleep {
             // The tag came to its end meanwhile, with nothing live in it.
@@ -69,7 +78,11 @@ impl Evicted {
             of_whole.arenas.own.reap_arriving();
             state.arenas.forget_gone();
             whole.empty_caches(&mut of_whole);
-            self.take_from(&mut of_whole.arenas, &mut state.arenas)?;
+            let lacks_pages = self.take_from(&mut of_whole.arenas, &mut state.arenas)?;
+            let free = of_whole.arenas.fence_of_all_free();
+            if waits && lacks_pages && !free.is_empty() {
+                return Err(Stopped::Free(free));
+            }
         } else {
             state.arenas.forget_gone();
         }
@@ -78,9 +91,9 @@ impl Evicted {
     }
 
     /// Takes memory from the pool that the tag is a part of: the tag's own pages where nobody has mapped them, else parked and free
-    /// ones that are as long.
-    fn take_from(&mut self, whole: &mut Arenas, arenas: &mut Arenas) -> std::result::Result<(), Stopped> {
-        let mut wanted = [0; u32::BITS as usize];
+    /// ones that are as long. Returns whether that is not enough.
+    fn take_from(&mut self, whole: &mut Arenas, arenas: &mut Arenas) -> std::result::Result<bool, Stopped> {
+        let (mut wanted, mut lacks_pages) = ([0; u32::BITS as usize], false);
         for own in [true, false] {
             if !own {
                 park_free(&mut whole.own, &mut wanted).map_err(|error| Stopped::Refused(error.into()))?;
@@ -106,11 +119,11 @@ impl Evicted {
                         passing::return_home(pages, id, given);
                     }
                     None if own => wanted[pages.get(id).base_pages.ilog2() as usize] += 1,
-                    None => {}
+                    None => lacks_pages = true,
                 }
             }
         }
-        Ok(())
+        Ok(lacks_pages)
     }
 
     /// Gives each page memory, where it has none, and maps it where it was.

@@ -59,6 +59,7 @@ pub struct PoolBuilder {
     name: String,
     hard_limit: u64,
     release_threshold: u64,
+    pinned_limit: u64,
     decay: Option<Duration>,
     headroom: u64,
     reuse: ReusePolicies,
@@ -93,6 +94,7 @@ impl PoolBuilder {
             name: "pool".to_owned(),
             hard_limit: u64::MAX,
             release_threshold: u64::MAX,
+            pinned_limit: u64::MAX,
             decay: None,
             headroom: 0,
             reuse: ReusePolicies::ALL,
@@ -138,6 +140,12 @@ impl PoolBuilder {
     /// millpond. What is free above that goes back to the device. By default, the pool keeps everything.
     pub fn release_threshold(self, bytes: u64) -> Self {
         Self { release_threshold: bytes, ..self }
+    }
+
+    /// The most pinned memory of the host that the pool and its [tags](Pool::tagged) keep for [evictions](Pool::evict). By default
+    /// there is no limit. An eviction that needs more ends in [`Error::CannotEvict`].
+    pub fn pinned_limit(self, bytes: u64) -> Self {
+        Self { pinned_limit: bytes, ..self }
     }
 
     /// Gives free memory back that nobody used for so long, also while the program makes no call. Up to a
@@ -312,7 +320,7 @@ impl PoolBuilder {
         let guarding = guard.map(Guarding::new).map(Arc::new);
         let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
             Box::new(Sleep::default()),
-            Box::new(Evict::default()),
+            Box::new(Evict::new(self.pinned_limit, whole.map(|whole| &**whole))),
             Box::new(PeerCopies::default()),
             Box::new(socket.clone()),
             Box::new(guarding.clone()),

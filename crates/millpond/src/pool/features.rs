@@ -196,8 +196,8 @@ impl Pool {
     /// `stream` comes behind the copies; other streams [wait for it](Stream::wait_for) first. A tag that is not evicted stays as it
     /// is.
     ///
-    /// The host waits where the eviction's copies are still under way, and the pool uses the pages. Pages that nobody used
-    /// meanwhile need no copy.
+    /// The host waits where work still uses what is free in the pool, or where the eviction's copies are under way and the pool
+    /// uses the pages. Pages that nobody used meanwhile need no copy.
     ///
     /// If it fails, the tag is evicted as before, and loses nothing. Make room, and try again.
     ///

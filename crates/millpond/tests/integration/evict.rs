@@ -80,7 +80,7 @@ fn bytes_come_back_to_their_addresses_while_others_use_the_memory() {
         let taken =
             taken.map(|bytes| (Buffer::from_slice(&bench.pool, &bytes, &bench.stream).unwrap(), bytes));
         bench.check();
-        for (buffer, bytes) in taken {
+        if let Some((buffer, bytes)) = taken {
             assert!(buffer.to_vec().unwrap() == bytes);
         }
         bench.tag.restore(&bench.stream).unwrap();
@@ -435,6 +435,26 @@ fn the_hard_limit_counts_pages_that_pass_once() {
 }
 
 #[test]
+fn pages_that_the_pool_used_come_back_without_new_ones() {
+    let (sim, context, stream) = sim(1024 * MIB);
+    let pool = Pool::builder(&context).build().unwrap();
+    let tag = pool.tagged("optimizer").unwrap();
+    let block = tag.alloc(100 * MIB, &stream).unwrap();
+    let (created, released) = (sim.calls()[Call::CreatePage], sim.calls()[Call::ReleasePage]);
+    for _ in 0..3 {
+        tag.evict(&stream).unwrap();
+        let other = pool.alloc(100 * MIB, &stream).unwrap();
+        sim.launch(stream.handle(), Duration::from_millis(1)).unwrap();
+        pool.free_block(other, &stream).unwrap();
+        tag.restore(&stream).unwrap();
+        [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+        assert_eq!(held(&tag), 100 * MIB);
+    }
+    assert_eq!((sim.calls()[Call::CreatePage], sim.calls()[Call::ReleasePage]), (created, released));
+    tag.free_block(block, &stream).unwrap();
+}
+
+#[test]
 fn no_byte_is_lost_where_the_host_lacks_pinned_memory() {
     let options = HostOptions::default().capacity(TOTAL).pinned_capacity(8 * MIB);
     let context = Context::new(HostDevice::with_options(options).unwrap());
@@ -447,6 +467,36 @@ fn no_byte_is_lost_where_the_host_lacks_pinned_memory() {
     assert!(!tag.is_evicted());
     model.assert_intact();
     tag.check().unwrap();
+}
+
+#[test]
+fn pinned_memory_has_a_limit_is_counted_and_goes_back() {
+    let (sim, context, stream) = sim(TOTAL);
+    let pool = Pool::builder(&context).pinned_limit(50 * MIB).build().unwrap();
+    let [first, second] = ["first", "second"].map(|tag| pool.tagged(tag).unwrap());
+    let blocks = [&first, &second].map(|tag| tag.alloc(30 * MIB, &stream).unwrap());
+    first.evict(&stream).unwrap();
+    assert_eq!((first.stats().pinned, second.stats().pinned), (30 * MIB, 0));
+    for _ in 0..2 {
+        let refused = second.evict(&stream);
+        assert!(
+            matches!(&refused, Err(Error::CannotEvict { why, .. }) if why.contains("pinned_limit")),
+            "{refused:?}"
+        );
+        assert!(!second.is_evicted());
+    }
+    assert_eq!(pool.trim_staging(), Ok(0), "it is needed");
+    first.restore(&stream).unwrap();
+    assert_eq!((first.stats().pinned, pool.trim_staging()), (30 * MIB, Ok(30 * MIB)));
+    assert_eq!((first.stats().pinned, sim.calls()[Call::FreeSegment]), (0, 1));
+    second.evict(&stream).unwrap();
+    assert_eq!(second.stats().pinned, 30 * MIB);
+    // The next one prepares none.
+    second.restore(&stream).unwrap();
+    second.evict(&stream).unwrap();
+    assert_eq!(sim.calls()[Call::AllocSegment], 2);
+    second.restore(&stream).unwrap();
+    [&first, &second].iter().zip(blocks).for_each(|(tag, block)| tag.free_block(block, &stream).unwrap());
 }
 
 #[test]
@@ -496,7 +546,7 @@ fn no_mapping_goes_before_the_work_on_it() {
             checker.used(block, stream.handle());
             (at, block)
         });
-        for (at, block) in other {
+        if let Some((at, block)) = other {
             let _freeing = checker.freed(block, stream.handle());
             pool.free_block(at, &stream).unwrap();
         }
@@ -672,32 +722,37 @@ fn no_byte_is_lost_whichever_call_fails() {
     let below = HostDevice::with_options(HostOptions::default().capacity(TOTAL / 2)).unwrap();
     let device = Arc::new(Failing { below, left: AtomicI64::new(-1) });
     let context = Context::new(device.clone());
-    let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+    // Short pages take more calls.
+    let pool = Pool::builder(&context).page_sizes(2 * MIB, 2 * MIB).build().unwrap();
+    let stream = context.create_stream().unwrap();
     let tag = pool.tagged("optimizer").unwrap();
     let mut model = Model::new();
     model.fill(&tag, &stream);
-    let mut failed = 0;
-    for nth in (0..).step_by(2) {
+    let (mut failed, mut used) = (0, 0);
+    for nth in (0..).step_by(3) {
         device.left.store(nth, Ordering::Relaxed);
         let evicted = tag.evict(&stream);
         [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
         // Most of the memory is used by others, unless that fails.
-        drop(pool.alloc(100 * MIB, &stream).map(|block| {
+        if let Ok(block) = pool.alloc(80 * MIB, &stream) {
             // SAFETY: the block is the test's own.
-            let written = unsafe { device.below.memset(block, 1, 100 * MIB, stream.handle()) };
-            written.unwrap();
+            unsafe { device.below.memset(block, 1, 80 * MIB, stream.handle()) }.unwrap();
             pool.free_block(block, &stream).unwrap();
-        }));
+            used += 1;
+        }
         let restored = tag.restore(&stream);
         [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
-        if device.left.swap(-1, Ordering::Relaxed) >= 0 {
-            break;
-        }
+        let is_over = device.left.swap(-1, Ordering::Relaxed) >= 0;
         failed += u32::from(evicted.is_err() || restored.is_err());
         tag.restore(&stream).unwrap();
         assert!(!tag.is_evicted());
         stream.synchronize().unwrap();
         model.assert_intact();
+        if is_over {
+            break;
+        }
+        // Everything is taken anew.
+        pool.trim_to(0).unwrap();
     }
-    assert!(failed > 10, "{failed}");
+    assert!(failed > 5 && used > 5, "{failed} failed, and the memory was used {used} times");
 }

@@ -22,6 +22,8 @@ mod cuda_cudarc;
 #[cfg(feature = "cuda")]
 mod cuda_device;
 #[cfg(feature = "cuda")]
+mod cuda_evict;
+#[cfg(feature = "cuda")]
 mod cuda_graphs;
 #[cfg(feature = "cuda")]
 mod cuda_guard;
