@@ -62,10 +62,11 @@ class Optimizer:
         args = (self,) if closure is None else (self, closure)
         for hook in self.step_pre:
             hook(self, args, {})
+        stream.synchronize()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter not in self.state:
-                    self.state[parameter] = at = alloc(BYTES, 0, None)
+                    self.state[parameter] = at = alloc(BYTES, 0, stream.handle)
                     ctypes.memset(at, 0, BYTES)
                 at = self.state[parameter]
                 ctypes.memset(at, ctypes.string_at(at, 1)[0] + 1, BYTES)
@@ -79,6 +80,7 @@ class Optimizer:
 
 
 def state_is(value):
+    stream.synchronize()
     for at in optimizer.state.values():
         assert ctypes.string_at(at, BYTES) == bytes([value]) * BYTES
 
@@ -96,12 +98,13 @@ offloaded = mt.offload(optimizer)
 
 
 def forward_and_backward(activations):
-    ats = [alloc(BYTES, 0, None) for _ in range(activations)]
+    ats = [alloc(BYTES, 0, stream.handle) for _ in range(activations)]
+    stream.synchronize()
     for at in ats:
         ctypes.memset(at, 99, BYTES)
     for parameter in reversed(parameters):
         if ats:
-            free(ats.pop(), BYTES, 0, None)
+            free(ats.pop(), BYTES, 0, stream.handle)
         parameter.accumulate()
     assert not ats
 

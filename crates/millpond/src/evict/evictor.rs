@@ -78,6 +78,11 @@ impl Evict {
             return Err(waits.err().unwrap_or_else(cannot_wait).into());
         }
         let mut state = core.state.lock();
+        let back = evicted.streams(core)?.back.clone();
+        // Whoever is given a page next, on whatever stream, comes behind the copies. They come behind those of the eviction.
+        if !state.arenas.iter_mut().all(|(_, arena)| arena.record_use_of_all(&back)) {
+            evicted.wait(core)?;
+        }
         evicted.end();
         state.is_asleep = false;
         core.resume_caches(&mut state);

@@ -238,6 +238,28 @@ impl Arena {
         is_noted
     }
 
+    /// Notes that the stream uses all that pages back, free or not: nobody is given it before, and no page goes. `false` where the
+    /// host has no memory to note all.
+    #[must_use]
+    pub(crate) fn record_use_of_all(&mut self, stream: &Stream) -> bool {
+        let mut backed = Vec::new();
+        for state in [ExtentState::Free, ExtentState::Allocated] {
+            for (id, _) in self.map.in_state(state) {
+                if backed.try_reserve(1).is_err() {
+                    return false;
+                }
+                backed.push(id);
+            }
+        }
+        // Two that are free and side by side may have the same streams now.
+        self.map.has_unmerged = true;
+        let work = stream.fence();
+        backed.into_iter().all(|id| match self.map.is(id, ExtentState::Free) {
+            true => self.map.extents[id].fence.try_join(&work),
+            false => self.record_use(id, stream),
+        })
+    }
+
     /// The work that was noted to use a live block, on other streams than its own, up to now. `None` where the host has no
     /// memory for the list.
     pub(crate) fn uses(&mut self, id: ExtentId) -> Option<Fence> {

@@ -288,6 +288,34 @@ fn a_restore_has_the_stream_wait_and_one_ahead_does_not() {
 }
 
 #[test]
+fn nobody_is_given_what_copies_still_write_to() {
+    let Simulated { pool, tag, block, stream, context, .. } = simulated(100 * MIB);
+    let beside = tag.alloc(30 * MIB, &stream).unwrap();
+    tag.evict(&stream).unwrap();
+    // Free while the page comes back, since others on it are live.
+    tag.free_block(beside, &stream).unwrap();
+    let other = pool.alloc(130 * MIB, &stream).unwrap();
+    context.synchronize().unwrap();
+    pool.free_block(other, &stream).unwrap();
+    tag.restore(&stream).unwrap();
+    let late = context.create_stream().unwrap();
+    tag.free_block(block, &late).unwrap();
+    assert!(late.is_idle().unwrap());
+    // Neither do its pages go.
+    tag.trim_to(0).unwrap();
+    assert!(held(&tag) >= 100 * MIB);
+    let again = tag.alloc(100 * MIB, &late).unwrap();
+    assert!(!late.is_idle().unwrap(), "it waits for the copies");
+    tag.check().unwrap();
+    context.synchronize().unwrap();
+    tag.free_block(again, &late).unwrap();
+    context.synchronize().unwrap();
+    tag.trim_to(0).unwrap();
+    tag.check().unwrap();
+    assert_eq!(held(&tag), 0);
+}
+
+#[test]
 fn bytes_survive_an_eviction_of_what_was_being_restored() {
     let bench = Bench::new();
     let mut model = Model::new();
