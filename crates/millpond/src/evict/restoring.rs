@@ -5,12 +5,15 @@ use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceError, DeviceResult};
 use crate::error::Result;
-use crate::extents::{Refusal, park_free};
+use crate::extents::{Arena, Refusal, park_free};
 use crate::order::Fence;
 use crate::physical::{Handover, Pages, passing};
-use crate::sleep::copies;
+use crate::sleep::{AsleepPage, copies};
 
 const STUCK: &str = "a mapping of a page that another pool has now could not be removed";
+
+/// Numbers of pages, by the binary logarithm of their length in base pages.
+type PagesByLength = [u64; u32::BITS as usize];
 
 /// Why an attempt ended.
 enum Stopped {
@@ -77,11 +80,16 @@ impl Evicted {
             let mut of_whole = whole.state.lock();
             of_whole.arenas.own.reap_arriving();
             state.arenas.forget_gone();
-            whole.empty_caches(&mut of_whole);
-            let lacks_pages = self.take_from(&mut of_whole.arenas, &mut state.arenas)?;
-            let free = of_whole.arenas.fence_of_all_free();
-            if waits && lacks_pages && !free.is_empty() {
-                return Err(Stopped::Free(free));
+            let lacks_pages = self.take_back(&mut of_whole.arenas.own.pages, &mut state.arenas);
+            // What a pool that sleeps has free has no memory.
+            if lacks_pages.iter().any(|pages| *pages > 0) && !of_whole.is_asleep {
+                whole.empty_caches(&mut of_whole);
+                let lacks_pages = self.take_others(&mut of_whole.arenas.own, &mut state.arenas, lacks_pages);
+                let lacks_pages = lacks_pages.map_err(|error| Stopped::Refused(error.into()))?;
+                let free = of_whole.arenas.fence_of_all_free();
+                if waits && lacks_pages && !free.is_empty() {
+                    return Err(Stopped::Free(free));
+                }
             }
         } else {
             state.arenas.forget_gone();
@@ -90,37 +98,42 @@ impl Evicted {
         self.copy_back(core, &mut state.arenas).map_err(|error| Stopped::Refused(error.into()))
     }
 
-    /// Takes memory from the pool that the tag is a part of: the tag's own pages where nobody has mapped them, else parked and free
-    /// ones that are as long. Returns whether that is not enough.
-    fn take_from(&mut self, whole: &mut Arenas, arenas: &mut Arenas) -> std::result::Result<bool, Stopped> {
-        let (mut wanted, mut lacks_pages) = ([0; u32::BITS as usize], false);
-        for own in [true, false] {
-            if !own {
-                park_free(&mut whole.own, &mut wanted).map_err(|error| Stopped::Refused(error.into()))?;
+    /// Takes the tag's own pages back where nobody has mapped them since. Returns how many others are lacking, of each length, by
+    /// its binary logarithm.
+    fn take_back(&mut self, there: &mut Pages, arenas: &mut Arenas) -> PagesByLength {
+        let mut lacking = [0; u32::BITS as usize];
+        for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
+            let Some(pages) = pages_without(arenas, page) else { continue };
+            let id = page.page.0.id;
+            match passing::give_back(there, passed.there) {
+                Some(given) => passing::return_home(pages, id, given),
+                None => lacking[pages.get(id).base_pages.ilog2() as usize] += 1,
             }
-            let there = &mut whole.own.pages;
-            for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
-                let id = page.page.0.id;
-                let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
-                    continue;
-                };
-                let pages = &mut arena.pages;
-                if !pages.get(id).has_gone() {
-                    continue;
+        }
+        lacking
+    }
+
+    /// Takes pages that are parked or free in the pool that the tag is a part of, as long as those that are lacking. Returns
+    /// whether that is not enough.
+    fn take_others(
+        &mut self,
+        whole: &mut Arena,
+        arenas: &mut Arenas,
+        mut lacking: PagesByLength,
+    ) -> DeviceResult<bool> {
+        park_free(whole, &mut lacking)?;
+        let mut lacks_pages = false;
+        for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
+            let Some(pages) = pages_without(arenas, page) else { continue };
+            let id = page.page.0.id;
+            let is_vacant = pages.get(id).leaves_behind().is_none();
+            let base_pages = pages.get(id).base_pages;
+            match is_vacant.then(|| passing::give_parked(&mut whole.pages, base_pages)).flatten() {
+                Some(given) => {
+                    passed.is_intact = false;
+                    passing::return_home(pages, id, given);
                 }
-                let given = match own {
-                    true => passing::give_back(there, passed.there),
-                    false if pages.get(id).leaves_behind().is_some() => None,
-                    false => passing::give_parked(there, pages.get(id).base_pages),
-                };
-                match given {
-                    Some(given) => {
-                        passed.is_intact &= own;
-                        passing::return_home(pages, id, given);
-                    }
-                    None if own => wanted[pages.get(id).base_pages.ilog2() as usize] += 1,
-                    None => lacks_pages = true,
-                }
+                None => lacks_pages = true,
             }
         }
         Ok(lacks_pages)
@@ -174,8 +187,10 @@ impl Evicted {
 
     fn pass_again(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
         let whole = whole_of(core);
-        let mut of_whole =
-            whole.as_ref().map(|whole| whole.state.lock()).filter(|of_whole| !of_whole.destroyed);
+        let mut of_whole = whole
+            .as_ref()
+            .map(|whole| whole.state.lock())
+            .filter(|of_whole| !of_whole.destroyed && !of_whole.is_asleep);
         let there = of_whole.as_mut().map(|of_whole| &mut of_whole.arenas.own.pages);
         let has_room = |there: &mut Pages| passing::make_room(there, self.passed.len()).is_ok();
         let mut taker = there.and_then(|there| has_room(there).then_some(there));
@@ -206,6 +221,12 @@ impl Evicted {
         }
         left
     }
+}
+
+/// Where the page is, if it has no memory, and was not forgotten.
+fn pages_without<'a>(arenas: &'a mut Arenas, page: &AsleepPage) -> Option<&'a mut Pages> {
+    let (id, arena) = (page.page.0.id, arenas.named_mut(page.of)?);
+    (arena.pages.knows(id) && arena.pages.get(id).has_gone()).then_some(&mut arena.pages)
 }
 
 /// What is said of a stream that cannot wait.

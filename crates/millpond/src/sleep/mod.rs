@@ -17,6 +17,6 @@ pub(crate) mod copies;
 mod pages;
 mod sleeper;
 
-pub(crate) use asleep::Asleep;
 pub use asleep::Keep;
+pub(crate) use asleep::{Asleep, AsleepPage};
 pub(crate) use sleeper::Sleep;
