@@ -708,7 +708,23 @@ public:
 
     bool is_asleep() const { return attribute(MILLPOND_ATTRIBUTE_IS_ASLEEP) != 0; }
 
-    /// The part of the pool for a tag, to be put to sleep on its own: a pool under the same hard limit.
+    /// Has the memory of a tag serve its pool for a while: behind all work so far its bytes are copied to pinned memory, and its
+    /// pages serve other addresses. The host does not wait. Answers the bytes that the pool got.
+    std::size_t evict(StreamRef stream = nullptr) const {
+        std::size_t moved = 0;
+        check(millpond_pool_evict(get(), stream.get(), &moved));
+        return moved;
+    }
+
+    /// Ends an eviction: `stream` waits for the bytes. Where it throws OUT_OF_MEMORY, the tag is evicted as before.
+    void restore(StreamRef stream = nullptr) const { check(millpond_pool_restore(get(), stream.get())); }
+
+    /// Begins a restore, which then only has its stream wait.
+    void restore_ahead() const { check(millpond_pool_restore_ahead(get())); }
+
+    bool is_evicted() const { return attribute(MILLPOND_ATTRIBUTE_IS_EVICTED) != 0; }
+
+    /// The part of the pool for a tag, to be put to sleep, or evicted, on its own: a pool under the same hard limit.
     Pool tagged(const std::string &tag) const {
         millpond_pool *handle;
         check(millpond_pool_tagged(get(), tag.c_str(), &handle));

@@ -28,6 +28,7 @@ pub mod capture;
 pub mod context;
 pub mod copy;
 pub mod event;
+pub mod evict;
 pub mod failure;
 pub mod fast;
 mod gate;

@@ -325,6 +325,7 @@ programs! {
     every_kind_of_memory_has_pools: "c/memory_kinds.c",
     processes_share_a_budget: "c/budgets.c",
     pools_sleep_and_wake: "c/sleep.c",
+    tags_are_evicted_and_restored: "c/evict.c",
     devices_work_together: "c/peers.c",
     pools_are_recorded: "c/recording.c",
     a_guard_finds_what_was_planted: "cpp/guard.cpp",

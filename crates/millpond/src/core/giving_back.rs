@@ -1,7 +1,7 @@
 //! How a pool gives memory back: on demand, when the host has synchronised, when threads end, and at its own end.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use super::pool_core::{Core, PoolState};
 use crate::budgets::GivesBack;
@@ -22,6 +22,7 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
 /// As [`trim`], after some way to collect what was held.
 fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> DeviceResult<u64> {
     core.timelines.check_process()?;
+    reap_passed(core);
     if core.gate.is_closed() {
         // Nothing is cached then. And the lock may be taken until all is copied.
         return Ok(0);
@@ -79,6 +80,15 @@ pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
     drop(state);
     core.timelines.wait_on_host(&fence)?;
     Ok(any || !fence.is_empty())
+}
+
+/// Has the pool that this one is a part of remove the mappings of pages that passed there, once the work on them is complete.
+fn reap_passed(core: &Core) {
+    if core.counters.asleep.current() > 0
+        && let Some(whole) = core.whole.as_ref().and_then(Weak::upgrade)
+    {
+        whole.state.lock().arenas.own.reap_arriving();
+    }
 }
 
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
@@ -191,6 +201,7 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
 fn end(core: &Core) -> Result<()> {
     end_sleep(core);
     let waited = wait_for_free(core);
+    reap_passed(core);
     core.state.lock().arenas.tear_down()?;
     waited?;
     match core.state.lock().arenas.own.held() {

@@ -64,6 +64,14 @@ impl Stream {
         timelines.create(Promise::Stays).map(Self::new)
     }
 
+    /// Creates a stream of our own for copies of memory that nobody else uses meanwhile.
+    pub(crate) fn for_copies(timelines: &Arc<Timelines>) -> DeviceResult<Self> {
+        let stream = Self::create(timelines)?;
+        // Relaxed: nobody else has the stream yet.
+        stream.inner.timeline.is_for_copies.store(true, Ordering::Relaxed);
+        Ok(stream)
+    }
+
     /// The stream behind a handle that somebody else made and keeps.
     ///
     /// # Safety

@@ -53,7 +53,7 @@ impl Table {
         (timeline.id == id).then_some(timeline)
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
         self.slots.iter().flatten().map(|(timeline, _)| timeline)
     }
 

@@ -22,6 +22,8 @@ mod cuda_cudarc;
 #[cfg(feature = "cuda")]
 mod cuda_device;
 #[cfg(feature = "cuda")]
+mod cuda_evict;
+#[cfg(feature = "cuda")]
 mod cuda_graphs;
 #[cfg(feature = "cuda")]
 mod cuda_guard;
@@ -35,6 +37,7 @@ mod cuda_sharing;
 mod cuda_sleep;
 mod debug;
 mod default_streams;
+mod evict;
 mod failing_calls;
 mod floors;
 mod fork;
