@@ -335,7 +335,8 @@ fn in_a_container_a_limit_counts_what_the_context_took() {
             [&WHOLE_LIMIT[..], &[("STANDIN_NVML", "container"), ("MILLPOND_RUN", mode)]].concat();
         let Some(ran) = run("linked", &["told"], &environment) else { return };
         assert_eq!(String::from_utf8_lossy(&ran.output.stdout), "70\n", "{}", ran.stderr());
-        let said = "millpond: GPU 0: CUDA's context took 30.00 MiB, by the GPU's free memory before and after";
+        let said =
+            "millpond: GPU 0: CUDA's context took 30.00 MiB, by the GPU's free memory before and after";
         assert_eq!(ran.stderr().matches(said).count(), 1, "{}", ran.stderr());
     }
     // It ends with its context, and the next one counts anew.
