@@ -92,8 +92,11 @@ pub enum Error {
         /// The pool that was asked; empty if all of a context were.
         pool: String,
     },
-    /// The stream, event or buffer belongs to another device than the pool.
-    #[error("the {what} belongs to another device than pool '{pool}': use one of the pool's own context")]
+    /// The stream, event or buffer belongs to another device than the pool, or to another context of the same device.
+    #[error(
+        "the {what} belongs to another device than pool '{pool}', or to another context of the same device: use one of \
+         Pool::context"
+    )]
     WrongDevice {
         /// What was passed: "stream", "buffer", ….
         what: &'static str,

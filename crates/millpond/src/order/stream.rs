@@ -148,8 +148,9 @@ impl Stream {
         if !is_own && !timelines.is_beside(&event.timelines) {
             return Err(DeviceError::Invalid {
                 call: "Stream::wait",
-                what: "the event belongs to another device: record and wait on streams of one context, or of GPUs"
-                    .to_owned(),
+                what:
+                    "the event is of another context: record and wait on streams of one context, or of GPUs"
+                        .to_owned(),
             });
         }
         timelines.check_process()?;

@@ -1,12 +1,13 @@
 //! A device as programs hold it: its streams and its pools.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::lock::Mutex;
 
-use super::Pool;
+use super::{Handle, Pool};
 use crate::core::{Core, Registry, freeing};
 use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
 use crate::kinds::managed;
@@ -17,7 +18,8 @@ use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///
-/// Pools and streams of one context know of each other. What belongs to another context is refused.
+/// Pools and streams of one context know of each other. What belongs to another context is refused, also where that is of the
+/// same device. A context lives as long as its streams, pools and buffers. [`Pool::context`] and [`Stream::context`] find it.
 ///
 /// ```
 /// use millpond::{Context, Pool};
@@ -53,37 +55,102 @@ pub(super) struct PoolMemory {
 /// Which memory of the context's streams it is, that is not the device's own: of this NUMA node, if it is pinned.
 pub(super) type OtherMemory = (MemoryKind, Option<u32>);
 
+/// What programs hold of a context: each handle of it, and each of its streams.
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
-    memory: PoolMemory,
-    /// What was asked for.
-    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
-    registry: Arc<Registry<Core>>,
+    state: Arc<ContextState>,
     /// What other processes shared, once there is any.
     of_others: OfProcess<OnceLock<OfOthers>>,
     default: OfProcess<OnceLock<Pool>>,
     current: OfProcess<Mutex<Option<Pool>>>,
+    /// Last: pools that outlive their handles go with it.
+    registry: Arc<Registry<Core>>,
+}
+
+/// What lives as long as anything of the context: its timelines have it, and so pools, blocks and events. It holds no pool,
+/// which would hold the timelines.
+#[derive(Debug)]
+struct ContextState {
+    memory: PoolMemory,
+    /// What was asked for.
+    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
+    /// Held by what programs hold, since it keeps pools: [`ContextInner`], and the handles of pools with their options.
+    registry: OfProcess<Mutex<Weak<Registry<Core>>>>,
+    default: OfProcess<Mutex<Weak<Handle>>>,
+    current: OfProcess<Mutex<Weak<Handle>>>,
+}
+
+impl ContextState {
+    fn new(device: &Arc<dyn Device>) -> Self {
+        Self {
+            memory: PoolMemory { device: device.clone(), together: Arc::default() },
+            other_memory: OfProcess::default(),
+            registry: OfProcess::default(),
+            default: OfProcess::default(),
+            current: OfProcess::default(),
+        }
+    }
+
+    /// What somebody still has of the context; `None` in a forked child, where a thread that is gone may have the lock.
+    fn held<T>(weak: &OfProcess<Mutex<Weak<T>>>) -> Option<Arc<T>> {
+        OfProcess::here(weak)?.lock().upgrade()
+    }
+
+    fn registry(&self) -> Arc<Registry<Core>> {
+        Self::held(&self.registry).unwrap_or_else(|| {
+            let new = Arc::default();
+            if let Some(registry) = OfProcess::here(&self.registry) {
+                *registry.lock() = Arc::downgrade(&new);
+            }
+            new
+        })
+    }
+}
+
+impl ContextInner {
+    /// Of a context that nobody held. Its default and its current pool are those that somebody still has.
+    fn new(timelines: &Arc<Timelines>) -> Self {
+        let make = || Arc::new(ContextState::new(timelines.device())) as Arc<dyn Any + Send + Sync>;
+        let state = timelines.context_state(make).clone();
+        let state = state.downcast::<ContextState>().expect("only this puts it there");
+        let held = |pool| ContextState::held(pool).map(Pool::of_handle);
+        let default = held(&state.default).map_or_else(OnceLock::new, OnceLock::from);
+        Self {
+            default: OfProcess::new(default),
+            current: OfProcess::new(Mutex::new(held(&state.current))),
+            of_others: OfProcess::default(),
+            timelines: timelines.clone(),
+            registry: state.registry(),
+            state,
+        }
+    }
 }
 
 impl Context {
     /// A context over any device. Two contexts of one device object do not know of each other, so make one and clone
     /// it.
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self {
-            inner: Arc::new(ContextInner {
-                memory: PoolMemory { device: device.clone(), together: Arc::default() },
-                other_memory: OfProcess::default(),
-                timelines: Timelines::new(device),
-                registry: Arc::default(),
-                of_others: OfProcess::default(),
-                default: OfProcess::default(),
-                current: OfProcess::default(),
-            }),
-        }
+        Self::of(&Timelines::new(device))
     }
 
-    /// The NVIDIA GPU with this ordinal. The same context for every caller, as long as one of them holds it.
+    /// The context that these timelines are of.
+    pub(super) fn of(timelines: &Arc<Timelines>) -> Self {
+        let inner = timelines.context(|| Arc::new(ContextInner::new(timelines)));
+        Self { inner: inner.downcast().expect("only this puts it there") }
+    }
+
+    /// The NVIDIA GPU with this ordinal. The same context for every caller, as long as one of them has it, or a stream, pool
+    /// or buffer of it.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).build()?; // or Context::cuda(0)?
+    /// let stream = Context::host()?.create_stream()?; // of the same context, which the pool kept
+    /// let buffer = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
@@ -92,7 +159,7 @@ impl Context {
         Self::shared(Some(ordinal), || Ok(device::cuda::CudaDevice::new(ordinal)?))
     }
 
-    /// The CPU as a device. The same context for every caller, as long as one of them holds it.
+    /// The CPU as a device. The same context for every caller, as long as one of them has it, or a stream, pool or buffer of it.
     ///
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
@@ -102,8 +169,8 @@ impl Context {
 
     /// The context of the GPU with this ordinal, or of the CPU, as long as somebody holds it.
     fn shared(of: Option<usize>, make: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Self> {
-        static CONTEXTS: WhileHeld<Option<usize>, ContextInner> = WhileHeld::new();
-        Ok(Self { inner: CONTEXTS.get(of, || Ok::<_, Error>(Self::new(make()?).inner))? })
+        static CONTEXTS: WhileHeld<Option<usize>, Timelines> = WhileHeld::new();
+        Ok(Self::of(&CONTEXTS.get(of, || Ok::<_, Error>(Timelines::new(make()?)))?))
     }
 
     /// The device itself.
@@ -217,12 +284,14 @@ impl Context {
         }
         // Of two that race, the first stays.
         let built = Pool::builder(self).name("default").build()?;
-        Ok(self.inner.default.get_or_init(|| built).clone())
+        let pool = self.inner.default.get_or_init(|| built).clone();
+        *self.inner.state.default.lock() = Arc::downgrade(&pool.handle);
+        Ok(pool)
     }
 
     pub(super) fn other_memory(&self, which: OtherMemory) -> Result<PoolMemory> {
         self.inner.timelines.check_process()?;
-        let mut known = self.inner.other_memory.lock();
+        let mut known = self.inner.state.other_memory.lock();
         if let Some((_, memory)) = known.iter().find(|(of, _)| *of == which) {
             return Ok(memory.clone());
         }
@@ -272,7 +341,9 @@ impl Context {
             return Err(Error::WrongDevice { what: "context", pool: pool.name().to_owned() });
         }
         self.inner.timelines.check_process()?;
-        Ok(std::mem::replace(&mut *self.inner.current.lock(), pool.cloned()))
+        let mut current = self.inner.current.lock();
+        *self.inner.state.current.lock() = pool.map(|pool| Arc::downgrade(&pool.handle)).unwrap_or_default();
+        Ok(std::mem::replace(&mut *current, pool.cloned()))
     }
 
     /// Frees a block of any pool of this device, even of one that was destroyed or whose last handle is gone.
@@ -373,7 +444,7 @@ impl Context {
     }
 
     pub(super) fn memory(&self) -> &PoolMemory {
-        &self.inner.memory
+        &self.inner.state.memory
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {
@@ -382,5 +453,22 @@ impl Context {
 
     pub(crate) fn registry(&self) -> &Arc<Registry<Core>> {
         &self.inner.registry
+    }
+}
+
+impl Stream {
+    /// The context that the stream is of.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Stream};
+    ///
+    /// fn ones(stream: &Stream) -> millpond::Result<Buffer<f32>> {
+    ///     Buffer::from_slice(&stream.context().default_pool()?, &[1.0; 256], stream)
+    /// }
+    /// assert_eq!(ones(&Context::host()?.create_stream()?)?.len(), 256);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn context(&self) -> Context {
+        Context::of(self.timelines())
     }
 }

@@ -25,8 +25,7 @@ pub use context::Context;
 #[cfg(doc)]
 use crate::Error;
 use crate::capture::CapturePool;
-use crate::core::Core;
-use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
+use crate::core::{Core, ObserverId, ReclaimId, allocating, freeing, giving_back, recounting, reserving};
 use crate::decay::Decay;
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::lock::Mutex;
@@ -89,7 +88,8 @@ impl fmt::Debug for Pool {
 #[derive(Debug)]
 struct Handle {
     inner: Arc<Core>,
-    /// What the pool was built with; `None` for one that is destroyed from the start.
+    /// What the pool was built with, and with that the list of the context's pools; `None` for one that is destroyed from the
+    /// start.
     options: Option<PoolBuilder>,
     /// The parts of its memory that sleep on their own: a pool for each tag, under the same limits.
     tags: OfProcess<Mutex<Vec<(String, Pool)>>>,
@@ -125,6 +125,41 @@ impl Pool {
     pub(crate) fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
         let handle = Handle { inner: inner.clone(), options, tags: OfProcess::default() };
         Self { inner, handle: Arc::new(handle) }
+    }
+
+    /// The pool that the program has this handle of.
+    fn of_handle(handle: Arc<Handle>) -> Self {
+        Self { inner: handle.inner.clone(), handle }
+    }
+
+    /// The context that the pool is of. It lives as long as the pool.
+    ///
+    /// ```
+    /// use millpond::{Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).build()?;
+    /// let other = Pool::builder(&pool.context()).build()?; // of the same device, and for the same streams
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn context(&self) -> Context {
+        Context::of(&self.inner.timelines)
+    }
+
+    /// Creates a stream of the pool's context, as [`Context::create_stream`] does.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).build()?;
+    /// let stream = pool.create_stream()?;
+    /// let buffer = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn create_stream(&self) -> Result<Stream> {
+        Ok(self.context().create_stream()?)
     }
 
     /// One of memory of other processes. Its only handle goes here, so that it is destroyed.

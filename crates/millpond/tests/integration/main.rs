@@ -16,6 +16,7 @@ mod captures;
 mod conformance;
 #[cfg(target_os = "linux")]
 mod containers;
+mod contexts;
 mod contributing;
 #[cfg(feature = "cudarc")]
 mod cuda_cudarc;
