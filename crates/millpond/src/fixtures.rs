@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use crate::device::DevicePtr;
 use crate::device::sim::{SimDevice, SimOptions};
+use crate::error::Result;
+use crate::order::Stream;
+use crate::pool::{Context, Pool, PoolBuilder};
 #[cfg(not(miri))]
-use crate::lock::{RwLock, RwLockReadGuard};
-use crate::{Context, Pool, PoolBuilder, Result, Stream};
+use crate::system::lock::{RwLock, RwLockReadGuard};
 
 pub(crate) const MIB: u64 = 1 << 20;
 

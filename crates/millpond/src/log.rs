@@ -221,7 +221,7 @@ mod heard {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    use crate::lock::Mutex;
+    use crate::system::lock::Mutex;
 
     /// Keeps the texts of all events.
     #[derive(Default, Clone)]

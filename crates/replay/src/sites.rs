@@ -365,7 +365,7 @@ mod tests {
             frame("std::rt::lang_start", "/rustc/abc/library/std/src/rt.rs"),
             frame("<core::iter::Map<I,F> as core::iter::Iterator>::fold", "src/mine.rs"),
             frame("matmul", "/home/me/.cargo/registry/src/index/candle-core-0.9/src/tensor.rs"),
-            frame("millpond::buffer::Buffer<T>::new", "/src/millpond/buffer.rs"),
+            frame("millpond::typed::buffer::Buffer<T>::new", "/src/millpond/typed/buffer.rs"),
             frame("_start", ""),
             frame("_PyEval_EvalFrameDefault", "/usr/src/python/Python/ceval.c"),
             frame("_PyEval_EvalFrameDefault", "./Python/generated_cases.c.h"),

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::lock::{Mutex, MutexGuard};
+use crate::system::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::magazine::Item;

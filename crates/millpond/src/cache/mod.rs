@@ -31,6 +31,7 @@
 mod asymmetric_lock;
 mod caches;
 mod depot;
+mod locked;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
@@ -49,15 +50,7 @@ mod totals_models;
 mod under_lock;
 
 pub(crate) use caches::Caches;
+pub(crate) use locked::Locked;
 pub use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
 pub use thread_index::on_thread_end;
-
-/// Lies in the pool's lock: who has it holds the lock.
-#[derive(Debug, Default)]
-pub(crate) struct Locked {
-    /// Whether nothing is cached.
-    is_paused: bool,
-    /// Whether threads do not enter by lock entries, but by functions which note each request.
-    entries_are_closed: bool,
-}

@@ -8,9 +8,9 @@ use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::totals::Totals;
 use crate::extents::{Arena, Place};
-use crate::host::try_box;
 use crate::order::{Stream, StreamKey, TimelineId};
 use crate::policy::borrowing::{CLASSES_TO_BORROW_FROM, may_borrow};
+use crate::system::host_memory::try_box;
 
 /// The magazines of a stream cache.
 ///

@@ -7,9 +7,9 @@
 use super::asymmetric_lock::Epoch;
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use super::totals::{ALLOCATED, Figures, Totals};
+use crate::figures::stats::{Level, Stats};
 use crate::policy::peaks::Slack;
 use crate::policy::waiting::SPINS;
-use crate::stats::{Level, Stats};
 
 /// See the [module](self).
 #[derive(Debug, Default)]

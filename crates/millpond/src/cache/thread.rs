@@ -64,7 +64,7 @@ impl ThreadCache {
         // ones now, and one that is inside by this epoch none.
         #[cfg(debug_assertions)]
         if self.tally.epochs().iter().filter(|epoch| epoch.is_inside()).count() != 1 {
-            crate::lock::end_interrupted();
+            crate::system::lock::end_interrupted();
         }
         // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
         // owner has left (`Threads::keep_out`). That is not before `passage` is dropped with the returned reference. So

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::table::Table;
 use crate::policy::caching::NEAR_THREADS;
-use crate::process::{self, Listeners};
+use crate::system::process::{self, Listeners};
 
 /// The index of a thread that has none. Those of the others follow.
 pub(super) const NO_THREAD: usize = 0;

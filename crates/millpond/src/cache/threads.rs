@@ -9,8 +9,8 @@ use super::sync::{heavy_barrier, register};
 use super::table::Table;
 use super::thread::ThreadCache;
 use super::thread_index::{NO_THREAD, ended, find_index, has_ended, near_index, thread_index};
-use crate::host::try_box;
 use crate::policy::caching::NEAR_THREADS;
+use crate::system::host_memory::try_box;
 
 /// See the [module](self).
 #[derive(Debug)]

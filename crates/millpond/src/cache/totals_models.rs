@@ -13,8 +13,8 @@ use super::asymmetric_lock::{AsymmetricLock, Epoch, Guarded};
 use super::sync::heavy_barrier;
 use super::tally::{Tally, sum};
 use super::totals::Totals;
+use crate::figures::stats::Level;
 use crate::policy::size_classes::EXACT_FROM;
-use crate::stats::Level;
 
 /// Bytes of a block.
 const BLOCK: u64 = 2 * EXACT_FROM;

@@ -10,8 +10,8 @@ use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use super::thread_index::thread_id;
 use crate::extents::{Arena, Place};
+use crate::figures::stats::Stats;
 use crate::order::Stream;
-use crate::stats::Stats;
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.

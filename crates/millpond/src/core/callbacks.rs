@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::lock::{Mutex, this_thread};
 use crate::out_of_memory::OutOfMemory;
 use crate::policy::waiting::MOST_NESTED;
+use crate::system::lock::{Mutex, this_thread};
 
 /// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim), which has an example. For its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,9 +11,9 @@ use super::giving_back::unlock_freed;
 use super::pool_core::{Core, PoolState};
 use super::slow_path_time::lock_noting_waits;
 use crate::device::{DeviceError, DevicePtr};
+use crate::error::{Error, Result};
 use crate::order::Stream;
 use crate::record::Moment;
-use crate::{Error, Result};
 
 /// Frees a block. The fast path is one call, which takes no lock.
 ///
@@ -137,9 +137,9 @@ mod tests {
     use std::thread::{Scope, scope};
 
     use super::*;
-    use crate::Pool;
     use crate::extents::BlockDescriptor;
     use crate::fixtures::{Bench, Freeing};
+    use crate::pool::Pool;
 
     const BYTES: u64 = 4096;
 

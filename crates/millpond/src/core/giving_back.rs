@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::pool_core::{Core, PoolState};
+use crate::budgets::GivesBack;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::error::{Error, Result};
 use crate::extents;
-use crate::lock::MutexGuard;
+use crate::figures::stats::Stats;
 use crate::log::log;
 use crate::order::{AfterSync, Fence};
-use crate::physical::GivesBack;
-use crate::stats::Stats;
-use crate::{Error, Result};
+use crate::system::lock::MutexGuard;
 
 /// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back. A destroyed pool
 /// keeps nothing.
@@ -27,6 +27,9 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     let keep = if is_destroyed { 0 } else { keep };
     let released = if state.is_asleep { Ok(0) } else { trim_under_lock(core, &mut state, keep) };
     drop(state);
+    if let Ok(bytes @ 1..) = released {
+        log!(DEBUG, "a pool was trimmed", pool = core.name, bytes, keep);
+    }
     if is_destroyed {
         bury(core);
     }
@@ -173,6 +176,7 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
         0 => end(core),
         blocks => Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes: requested.current }),
     };
+    log!(DEBUG, "a pool was destroyed", pool = core.name, bytes = core.counters.reserved.current());
     outlive_if_needed(core);
     ended
 }

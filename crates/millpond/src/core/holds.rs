@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use crate::device::DevicePtr;
 use crate::extents::Pointer;
-use crate::lock::Mutex;
 use crate::order::Fence;
-use crate::process::OfProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// A reason to keep a block, for a time.
 pub(crate) trait Hold: fmt::Debug + Send {

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use super::pool_core::Core;
+use crate::budgets::{Live, Shortage};
 use crate::extents::MOST_UNITS;
-use crate::physical::{Live, Shortage};
 
 /// The limit that makes a request for so many bytes impossible, beside what is live here and in other pools. Called without
 /// the lock: the last handle of another pool may be dropped here.
@@ -70,10 +70,14 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
+    use crate::budgets::Budget;
     use crate::device::sim::{Call, PerCall, SimDevice, SimOptions};
+    use crate::error::Error;
+    use crate::figures::stats::Stats;
     use crate::fixtures::{Freeing, MIB};
-    use crate::stats::Stats;
-    use crate::{Budget, Context, Error, Limit, Pool, PoolBuilder, Stream};
+    use crate::order::Stream;
+    use crate::out_of_memory::Limit;
+    use crate::pool::{Context, Pool, PoolBuilder};
 
     const TOTAL: u64 = 1 << 30;
 
@@ -98,8 +102,8 @@ mod tests {
             // 100 MiB are live here and in the other pool each, and as much is free.
             for pool in [&bench.pool, &bench.other] {
                 let free = pool.alloc(100 * MIB, &bench.stream).unwrap();
-                pool.alloc(99 * MIB, &bench.stream).unwrap();
-                pool.alloc(MIB, &bench.stream).unwrap();
+                _ = pool.alloc(99 * MIB, &bench.stream).unwrap();
+                _ = pool.alloc(MIB, &bench.stream).unwrap();
                 let small = pool.alloc(4096, &bench.stream).unwrap();
                 pool.free_block(free, &bench.stream).unwrap();
                 pool.free_block(small, &bench.stream).unwrap();

@@ -1,7 +1,7 @@
 //! `core/`: one allocation as one ladder, one free, making room, limits, and giving back. It owns the one lock of a pool.
 //!
-//! Uses `cache/`, `extents/`, `record/` and what is below them. It names no feature: what stands beside it (`capture/`, `sleep/`,
-//! `sharing/`, `peers/`, `kinds/`, `recorded`) uses it, and leaves here a hold, a route, a closed gate, or state of its own
+//! Uses `cache/`, `extents/`, `record/` and what is below them. It names no feature: what stands beside it (`capture`, `sleep/`,
+//! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, a closed gate, or state of its own
 //! ([`Core::beside`]).
 //!
 //! **The files**, from the ground up. Each uses only files that come before it:
@@ -11,6 +11,7 @@
 //! - `slow_path_time`, `limits`, `recounting`: what a pool knows of its time, its limits and itself.
 //! - `giving_back`, then `freeing`: how memory goes back to the device, and blocks to the pool.
 //! - `making_room`: the steps of a pool that is short of memory.
+//! - `recording`: a pool that is recorded has no fast path.
 //! - `allocating`: the ladder, from the magazine to the error. `reserving` takes memory in advance, and makes room as it does.
 
 pub(crate) mod allocating;
@@ -23,6 +24,7 @@ mod holds;
 mod limits;
 pub(crate) mod making_room;
 mod pool_core;
+pub(crate) mod recording;
 pub(crate) mod recounting;
 mod registry;
 pub(crate) mod reserving;

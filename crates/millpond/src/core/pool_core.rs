@@ -16,19 +16,19 @@ use super::holds::Holds;
 use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
+use crate::budgets::Limits;
 use crate::cache::{Caches, Locked};
-use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::error::{Error, Result};
 use crate::extents::{Arena, ExtentId, Pointer, Ranges};
-use crate::host::name_for_error;
-use crate::lock::{Mutex, MutexGuard};
+use crate::figures::counters::Counters;
+use crate::figures::stats::Stats;
 use crate::order::{Fence, Reuse, Stream, Timelines};
-use crate::physical::Limits;
 use crate::policy::ledger::Ledger;
-use crate::process::OfProcess;
 use crate::record::Recording;
-use crate::stats::Stats;
-use crate::{Error, Result};
+use crate::system::host_memory::name_for_error;
+use crate::system::lock::{Mutex, MutexGuard};
+use crate::system::process::OfProcess;
 
 /// See the [module](self).
 pub(crate) struct Core {
@@ -61,6 +61,8 @@ pub(crate) struct Core {
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
+    /// Whether each block is zeros when it is allocated.
+    pub(crate) zeroes: bool,
     /// The state of what stands beside the core, one of each type.
     pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -164,7 +166,7 @@ impl Core {
 
     /// Whether every request is to come by the slow functions.
     pub(crate) fn closes_fast_path(&self) -> bool {
-        self.recording.is_on() || self.wrapping.is_some()
+        self.recording.is_on() || self.wrapping.is_some() || self.zeroes
     }
 
     /// See [`Wrapping::part_at`].
@@ -389,7 +391,7 @@ mod tests {
     /// What is free is much longer.
     fn alloc_from_what_is_free(Bench { pool, stream, .. }: &Bench) {
         let misses = pool.stats().misses;
-        pool.alloc(3 * MIB, stream).unwrap();
+        _ = pool.alloc(3 * MIB, stream).unwrap();
         assert_eq!(pool.stats().misses, misses, "nothing was mapped");
     }
 
@@ -407,7 +409,7 @@ mod tests {
         let bench = bench();
         cache_small(&bench, 4, 4096);
         let misses = bench.pool.stats().misses;
-        bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
+        _ = bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
         assert!(bench.pool.stats().misses > misses && !bench.pool.inner().caches.holds_any());
         bench.pool.check().unwrap();
     }

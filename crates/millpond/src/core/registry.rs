@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 use crate::device::DevicePtr;
 use crate::extents::Ranges;
-use crate::process::OfProcess;
+use crate::system::process::OfProcess;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -79,8 +79,9 @@ mod tests {
     use std::time::Duration;
 
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::error::Error;
     use crate::fixtures::Freeing;
-    use crate::{Context, Error, Pool};
+    use crate::pool::{Context, Pool};
 
     #[test]
     fn a_free_through_the_context_takes_no_other_pools_lock() {

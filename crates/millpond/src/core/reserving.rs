@@ -3,8 +3,8 @@
 use super::allocating::{check_request, refuse_impossible};
 use super::making_room::under_pressure;
 use super::pool_core::Core;
-use crate::Result;
 use crate::device::MemoryKind;
+use crate::error::Result;
 use crate::extents::{Effort, Refusal};
 use crate::order::Stream;
 
@@ -46,7 +46,8 @@ fn try_reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<std::result::
 #[cfg(test)]
 mod tests {
     use crate::device::sim::{Call, SimDevice, SimOptions};
-    use crate::{Context, Error, Pool};
+    use crate::error::Error;
+    use crate::pool::{Context, Pool};
 
     const MIB: u64 = 1 << 20;
 
@@ -61,7 +62,7 @@ mod tests {
                 let pool = builder.build().unwrap();
                 pool.reserve(100 * MIB, &stream).unwrap();
                 pool.check().unwrap();
-                let (reserved, peak) = (pool.reserved().current, pool.used().high);
+                let (reserved, peak) = (pool.reserved().current, pool.allocated().high);
                 assert!((100 * MIB..=102 * MIB).contains(&reserved), "{reserved}");
                 assert_eq!(peak, 0, "no block of the program's was live");
                 let calls = sim.calls().memory_management();

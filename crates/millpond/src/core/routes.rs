@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 use super::arenas::ArenaId;
 use crate::order::Stream;

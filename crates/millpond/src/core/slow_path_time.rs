@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::lock::MutexGuard;
 use crate::log::log;
+use crate::system::lock::MutexGuard;
 
 use super::pool_core::{Core, PoolState};
 use crate::policy::ledger::Observation;
@@ -51,7 +51,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::fixtures::Freeing;
-    use crate::{Context, Pool};
+    use crate::pool::{Context, Pool};
 
     #[test]
     fn threads_that_wait_for_each_other_start_throughput_mode() {

@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-use crate::Result;
 use crate::device::DevicePtr;
+use crate::error::Result;
 use crate::order::Stream;
 
 /// See the [module](self). `C` is the [core](super::Core).

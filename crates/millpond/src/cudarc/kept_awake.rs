@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::Result;
 use crate::core::Core;
+use crate::error::Result;
 
 /// A pool that is not put to sleep as long as this lives.
 pub(super) struct KeptAwake {
@@ -31,8 +31,9 @@ impl Deref for KeptAwake {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use crate::fixtures::{Bench, Freeing};
-    use crate::{Error, Keep};
+    use crate::sleep::Keep;
 
     #[test]
     fn a_pool_is_not_put_to_sleep_while_it_is_kept_awake() {

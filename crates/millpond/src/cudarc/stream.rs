@@ -7,7 +7,8 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::uses::KeptUses;
 use crate::device::{Device, DeviceError, DeviceResult, Kind, StreamHandle};
-use crate::{Context, Result};
+use crate::error::Result;
+use crate::pool::Context;
 
 /// One stream, as cudarc and as millpond know it. Clones are the same stream.
 ///
@@ -82,11 +83,13 @@ impl Stream {
     }
 
     /// The stream as cudarc knows it, for launches, copies and libraries.
+    #[must_use]
     pub fn cuda(&self) -> &Arc<CudaStream> {
         &self.sides.cuda
     }
 
     /// The stream as pools know it, for [`Pool::alloc`](crate::Pool::alloc), events and workspaces.
+    #[must_use]
     pub fn millpond(&self) -> &crate::Stream {
         &self.sides.millpond
     }
@@ -97,7 +100,7 @@ impl Stream {
     ///
     /// # Errors
     /// The device's own.
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.sides.millpond.synchronize()
     }
 

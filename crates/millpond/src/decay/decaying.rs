@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::thread::DecayThread;
 use crate::core::{Core, giving_back};
-use crate::lock::Mutex;
 use crate::log::{log, warn_in_any_case};
 use crate::policy::decay::{self, Due, Observation};
-use crate::process::OfProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// The variable that says the delay for all pools of a process.
 const VARIABLE: &str = "MILLPOND_DECAY";

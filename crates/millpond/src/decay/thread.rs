@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::SigSet;
 
 use crate::core::Core;
-use crate::lock::Mutex;
 use crate::log::log;
 use crate::policy::decay::AT_EXIT;
-use crate::process::{OfProcess, Process, WhileHeld};
+use crate::system::lock::Mutex;
+use crate::system::process::{OfProcess, Process, WhileHeld};
 
 /// One look at a pool, and the time until the next; `None` for one that is looked at no more.
 type Look = fn(&Core) -> Option<Duration>;
@@ -157,7 +157,7 @@ impl Inside {
 mod tests {
     use super::*;
     use crate::fixtures::alone;
-    use crate::{Context, Pool};
+    use crate::pool::{Context, Pool};
 
     #[test]
     fn the_end_of_the_process_waits_for_a_look_and_ends_all() {

@@ -506,6 +506,39 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     }
 }
 
+/// A device, or what has one: for functions that ask for its figures only, such as [`Budget::fraction`](crate::Budget::fraction).
+///
+/// ```
+/// use millpond::{Budget, Context};
+///
+/// let context = Context::host()?;
+/// let half = Budget::fraction(&context, 0.5)?;
+/// assert_eq!(Budget::fraction(context.device(), 0.5)?.limit(), half.limit());
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub trait HasDevice {
+    /// The device.
+    fn as_device(&self) -> &dyn Device;
+}
+
+impl<D: Device> HasDevice for D {
+    fn as_device(&self) -> &dyn Device {
+        self
+    }
+}
+
+impl HasDevice for dyn Device {
+    fn as_device(&self) -> &dyn Device {
+        self
+    }
+}
+
+impl HasDevice for Arc<dyn Device> {
+    fn as_device(&self) -> &dyn Device {
+        &**self
+    }
+}
+
 const SHARING: &str = "memory that is shared with other processes";
 
 /// What a device does not have.

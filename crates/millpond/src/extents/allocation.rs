@@ -13,7 +13,7 @@ use super::segments;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::log::log;
 use crate::order::{Fence, Stream};
-use crate::physical::{PageId, Pages, Refusal};
+use crate::physical::{PageId, Pages, Refusal, release_parked};
 
 #[cfg(test)]
 thread_local! {
@@ -159,7 +159,7 @@ impl Arena {
             // Removes what was mapped in vain.
             self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
             let is_new = |pages: &Pages, page| pages.is_younger(page, taken);
-            if let Err(error) = self.pages.release_parked(0, is_new) {
+            if let Err(error) = release_parked(&mut self.pages, 0, is_new) {
                 log!(WARN, "a page for a request that failed could not be given back", error);
             }
         }

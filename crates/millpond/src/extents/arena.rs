@@ -15,7 +15,7 @@ use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
-use crate::physical::{Home, PageId, Pages};
+use crate::physical::{Home, PageId, Pages, ParkedCursor};
 use crate::policy::shortening::Shortening;
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ impl Arena {
 
     /// Whether pages are held that lie nowhere.
     pub(crate) fn has_parked(&self) -> bool {
-        self.pages.parked().take(u64::MAX).is_some()
+        ParkedCursor::of(&self.pages).take(u64::MAX).is_some()
     }
 
     /// How many blocks are allocated.

@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
+use crate::physical::ParkedCursor;
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -134,7 +135,7 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
         let mark = &pages.get(page).mark;
         mark.set(mark.get() + 1);
     }
-    let mut parked = pages.parked();
+    let mut parked = ParkedCursor::of(pages);
     let linked = std::iter::from_fn(|| parked.take(u64::MAX));
     let linked = linked.take(pages.records()).filter(|page| pages.is_parked(*page)).count();
     let parked = pages.iter().filter(|(id, _)| pages.is_parked(*id)).count();

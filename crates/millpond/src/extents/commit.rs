@@ -7,8 +7,9 @@ use super::layout::Zone;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::search::{Found, Request};
+use crate::budgets::Shortage;
 use crate::device::{DeviceError, DeviceResult};
-use crate::physical::{MapFailure, PageId, Refusal, Shortage};
+use crate::physical::{MapFailure, PageId, Refusal};
 use crate::policy::addresses::LONGEST_REGION;
 
 /// What a plan is carried out with.

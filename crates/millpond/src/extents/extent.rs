@@ -4,10 +4,10 @@ use std::ops::{Index, IndexMut};
 
 use super::layout::Zone;
 use super::sparse::Records;
-use crate::host::shrink;
 use crate::order::Fence;
 use crate::physical::{IdleMapping, PageId};
 use crate::policy::addresses::MOST_ALLOCATED;
+use crate::system::host_memory::shrink;
 
 /// Names an extent of one arena. Recycled when the extent is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

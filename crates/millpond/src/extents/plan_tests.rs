@@ -7,8 +7,10 @@ use proptest::prelude::*;
 use super::plan::Step;
 use crate::device::sim::Call;
 use crate::device::{DeviceError, DevicePtr};
+use crate::error::Error;
+use crate::figures::stats::Stats;
 use crate::fixtures::{Bench, Freeing, MIB};
-use crate::{Error, Stats, Stream};
+use crate::order::Stream;
 
 /// What a plan promises, or what happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

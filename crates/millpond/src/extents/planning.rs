@@ -26,7 +26,7 @@ impl<'a> Planner<'a> {
     pub(super) fn new(arena: &'a Arena, request: Request<'a>) -> Self {
         let grows = matches!(request.effort, Effort::Grow);
         let donors = if grows { Donors::default() } else { Donors::gather(arena, &request) };
-        Self { arena, donors, request, parked: arena.pages.parked() }
+        Self { arena, donors, request, parked: ParkedCursor::of(&arena.pages) }
     }
 
     /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones. `None` where

@@ -2,7 +2,7 @@
 //! ask each of them.
 
 use crate::device::DevicePtr;
-use crate::lock::RwLock;
+use crate::system::lock::RwLock;
 
 /// Whose an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

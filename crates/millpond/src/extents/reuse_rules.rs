@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::counters::Counters;
 use crate::device::DeviceError;
+use crate::figures::counters::Counters;
 use crate::log::log;
 use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
 

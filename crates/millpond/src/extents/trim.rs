@@ -6,7 +6,7 @@ use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use crate::device::DeviceError;
 use crate::order::Fence;
-use crate::physical::{Home, PageId};
+use crate::physical::{Home, PageId, release_parked};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
@@ -33,7 +33,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     if arena.keeps() {
         // What is mapped nowhere no graph uses.
         reap(arena);
-        arena.pages.release_parked(keep, |_, _| true)?;
+        release_parked(&mut arena.pages, keep, |_, _| true)?;
         return Ok(before - arena.reserved());
     }
     // Without memory for the index, a later trim gets what is missing there.
@@ -42,7 +42,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     reap(arena);
     join_complete(arena);
     // One failure is no reason to keep the rest.
-    let parked = arena.pages.release_parked(keep, |_, _| true);
+    let parked = release_parked(&mut arena.pages, keep, |_, _| true);
     let pages = trim_pages(arena, keep);
     if arena.reserved() < before {
         arena.map.shrink();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::core::Core;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
-use crate::pinned::PinnedMemory;
+use crate::physical::staging::PinnedMemory;
 
 /// What memory is filled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

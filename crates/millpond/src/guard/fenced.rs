@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::{Device, DevicePtr, DeviceResult, Forward, MemoryKind};
-use crate::mapped::{Mapped, MappedSegments};
+use crate::physical::mapped::{Mapped, MappedSegments};
 
 /// See the [module](self). Everything else is the device's below.
 #[derive(Debug)]

@@ -17,15 +17,15 @@ use crate::core::freeing::{free_block, order_after_uses};
 use crate::core::giving_back::{free_behind, trim};
 use crate::core::{Core, Wrapping};
 use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
+use crate::error::{Error, Result};
 use crate::extents::MOST_UNITS;
-use crate::lock::Mutex;
 use crate::log::{log, warn_in_any_case};
 use crate::order::{Fence, Stream};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::policy::watching::{LONGEST_DELAY, MOST_FINDINGS};
-use crate::process::OfProcess;
 use crate::record::WantedOfFrees;
-use crate::{Error, Result};
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// See the [module](self).
 #[derive(Debug)]

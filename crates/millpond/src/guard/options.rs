@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::canaries::Fill;
-use crate::Error;
+use crate::error::Error;
 use crate::log::warn_in_any_case;
 
 /// The variable that guards all pools of a process.

@@ -11,13 +11,13 @@ use std::thread::{JoinHandle, ThreadId};
 
 use super::figures::{LONGEST_NAME, figures_of, sizes_of};
 use super::who::own_id;
-use crate::close_on_fork::CloseOnFork;
 use crate::core::{Core, giving_back};
-use crate::lock::Mutex;
 use crate::log::log;
-use crate::peer::{own_users_process, send_all};
 use crate::policy::other_processes::PATIENCE;
-use crate::process::{OfProcess, WhileHeld};
+use crate::system::close_on_fork::CloseOnFork;
+use crate::system::lock::Mutex;
+use crate::system::process::{OfProcess, WhileHeld};
+use crate::system::socket_peer::{own_users_process, send_all};
 
 /// The variable that hides all pools of a process.
 const VARIABLE: &str = "MILLPOND_LIVE";
@@ -191,7 +191,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::{Context, Pool};
+    use crate::pool::{Context, Pool};
 
     #[test]
     fn a_pool_that_is_being_asked_ends_in_the_thread_that_drops_it() {

@@ -15,13 +15,13 @@ use serde_json::Value;
 
 use super::figures::{SeenPool, figures_of, read, tamed};
 use super::who::{Who, own_id};
+use crate::budgets::{SharedFolder, shared_folder, shared_folders};
 use crate::core::Core;
-use crate::lock::Mutex;
 use crate::log::log;
 use crate::out_of_memory::OutOfMemory;
-use crate::physical::{SharedFolder, shared_folder, shared_folders};
 use crate::policy::watching::{ERRORS_STAY, LONGEST_ERROR, MOST_ERROR_FILES, MOST_POOLS_WITH_ERRORS};
-use crate::process::PerProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::PerProcess;
 
 /// The folder in that of the budgets. No budget can have this name.
 const FOLDER: &str = "errors.d";
@@ -210,6 +210,7 @@ fn make_room(folder: &Path) {
 
 /// The processes that ran out of memory in the last day, those with the latest errors first: of this user, and for root of all
 /// users.
+#[must_use]
 pub fn errors() -> Vec<SeenErrors> {
     let files = |folder: PathBuf| fs::read_dir(folder.join(FOLDER)).into_iter().flatten().flatten();
     let paths = shared_folders().into_iter().flat_map(|folder| files(folder).take(2 * MOST_ERROR_FILES));

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::core::Core;
 use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
+use crate::figures::stats::Stats;
 use crate::policy::watching::{CELLS, MOST_FRAMES, MOST_HOLDERS};
-use crate::stats::Stats;
 
 /// Letters of a name.
 pub(super) const LONGEST_NAME: usize = 128;
@@ -130,7 +130,7 @@ pub(super) fn sizes_of(core: &Core) -> SeenSizes {
 }
 
 fn holders_of(core: &Core) -> Vec<SeenHolder> {
-    let blocks = crate::recorded::live_blocks(core).unwrap_or_default();
+    let blocks = crate::core::recording::live_blocks(core).unwrap_or_default();
     let seen = |holder: crate::record::Holder| SeenHolder {
         tag: tamed(holder.tag.as_deref().unwrap_or_default()),
         stack: holder.frames().take(MOST_FRAMES).map(|frame| tamed(&frame.to_string())).collect(),
@@ -293,7 +293,7 @@ mod tests {
         fn any_text_is_read_without_a_panic(text in r#"[\[{]{0,3}("(number|name|stats|map|rows|holders|memory|identity)": ?)?[ \PC\n]{0,200}"#) {
             for pool in read_pools(&text) {
                 prop_assert!(!pool.name.chars().any(char::is_control));
-                pool.stats.calls.all();
+                _ = pool.stats.calls.all();
             }
             read_sizes(&text);
         }

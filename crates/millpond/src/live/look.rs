@@ -19,7 +19,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_thread_re
 use super::answering::prefix;
 use super::figures::{SeenPool, SeenSizes, is_unshown, read, read_pools, read_sizes, tamed};
 use super::who::Who;
-use crate::peer::{credentials, own_users_process, send_all};
+use crate::system::socket_peer::{credentials, own_users_process, send_all};
 
 /// Bytes of an answer that are read: enough for a thousand pools, of which none takes 2 KiB.
 const LONGEST_ANSWER: usize = 2 << 20;
@@ -110,6 +110,7 @@ impl Standpoint {
 
 impl SeenProcess {
     /// What names the process among all of this machine, also when it has ended.
+    #[must_use]
     pub fn id(&self) -> String {
         let name = self.socket.rsplit('/').next().unwrap_or_default();
         tamed(name.rsplit_once('-').map_or(name, |(id, _)| id))

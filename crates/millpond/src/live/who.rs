@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 
 use super::figures::tamed;
-use crate::process::PerProcess;
+use crate::system::process::PerProcess;
 
 /// Letters of each text.
 const LONGEST: usize = 64;

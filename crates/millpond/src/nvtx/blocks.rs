@@ -12,8 +12,8 @@ use std::mem::transmute;
 use std::ptr::{self, NonNull};
 
 use super::injection::{MEMORY, MEMORY_COMPATIBILITY, asks_of_memory, function, tool};
-use crate::lock::Mutex;
-use crate::process::PerProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::PerProcess;
 
 type RegisterHeap = unsafe extern "C" fn(*mut c_void, *const HeapDescription) -> *mut c_void;
 type UnregisterHeap = unsafe extern "C" fn(*mut c_void, *mut c_void);

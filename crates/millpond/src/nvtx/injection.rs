@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libloading::os::unix::{Library, RTLD_LAZY};
 
 use crate::log::log;
-use crate::process::PerProcess;
+use crate::system::process::PerProcess;
 
 /// Where the tool says its library is.
 const PATH: &str = "NVTX_INJECTION64_PATH";

@@ -1,10 +1,12 @@
 //! Events that the program records and waits for, and what they teach the pool about order.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use super::{Fence, OwnedEvent, Timelines};
-use crate::device::{DeviceResult, EventHandle};
+use crate::device::EventHandle;
+use crate::error::Result;
 
 /// A point in a stream's work. Made by [`Stream::record`](super::Stream::record).
 ///
@@ -24,6 +26,7 @@ use crate::device::{DeviceResult, EventHandle};
 /// # drop(inputs);
 /// # Ok::<(), millpond::Error>(())
 /// ```
+#[must_use = "an event orders what waits for it"]
 pub struct Event {
     pub(super) timelines: Arc<Timelines>,
     pub(super) event: OwnedEvent,
@@ -41,9 +44,14 @@ impl fmt::Debug for Event {
     }
 }
 
+// No invariant of an event is broken by a panic: it does not change.
+impl UnwindSafe for Event {}
+impl RefUnwindSafe for Event {}
+
 impl Event {
     /// The driver's handle (`CUevent`), valid as long as this event lives. Pools do not see it if you record it again
     /// by other means.
+    #[must_use]
     pub fn handle(&self) -> EventHandle {
         self.event.handle
     }
@@ -52,7 +60,7 @@ impl Event {
     ///
     /// # Errors
     /// The device's own.
-    pub fn query(&self) -> DeviceResult<bool> {
+    pub fn query(&self) -> Result<bool> {
         self.timelines.check_process()?;
         let complete = self.event.query()?;
         if complete {
@@ -66,7 +74,7 @@ impl Event {
     ///
     /// # Errors
     /// The device's own.
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.timelines.check_process()?;
         self.event.synchronize()?;
         self.timelines.note_synchronized(&self.clock);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::device::{Device, DeviceResult, EventHandle};
-use crate::lock::Mutex;
 use crate::log::log;
 use crate::policy::streams::MANY;
-use crate::process::{OfProcess, Process};
+use crate::system::lock::Mutex;
+use crate::system::process::{OfProcess, Process};
 
 /// See the [module](self).
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 use super::timelines::Table;
 use super::{Fence, Reached, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
 use crate::device::{DeviceResult, EventHandle};
-use crate::lock::RwLockReadGuard;
 use crate::policy::streams::MANY;
+use crate::system::lock::RwLockReadGuard;
 
 /// Whether a stream may use what is behind a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

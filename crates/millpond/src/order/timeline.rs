@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::host::Shared;
-use crate::lock::Mutex;
 use crate::log::log;
+use crate::system::host_memory::Shared;
+use crate::system::lock::Mutex;
 
 use super::ReusePolicies;
 use super::events::{Events, MarkEvent, OwnedEvent};

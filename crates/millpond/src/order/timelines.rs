@@ -14,8 +14,8 @@ use super::events::Events;
 use super::timeline::Promise;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
-use crate::lock::{Mutex, RwLock, RwLockReadGuard};
-use crate::process::{OfProcess, Process};
+use crate::system::lock::{Mutex, RwLock, RwLockReadGuard};
+use crate::system::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
 pub(crate) trait AfterSync: Send + Sync {

@@ -3,25 +3,9 @@
 //! They are linked through their records, by length: to park one, or to take any, costs the same however many there are, and
 //! takes no memory of the host's.
 
-use super::{PageId, Pages};
+use super::page::{LENGTHS, PageId};
+use super::pages::Pages;
 use crate::device::DeviceResult;
-
-/// A page's length is a power of two in base pages, of fewer than 2^32.
-const LENGTHS: usize = u32::BITS as usize;
-
-/// Where a parked page is linked.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ParkedLink {
-    before: Option<PageId>,
-    behind: Option<PageId>,
-}
-
-/// See the [module](self).
-#[derive(Debug, Default)]
-pub(super) struct Parked {
-    /// By the binary logarithm of the length: the one that was parked last.
-    first: [Option<PageId>; LENGTHS],
-}
 
 /// Parked pages as one plan takes them. It changes nothing.
 #[derive(Debug)]
@@ -30,7 +14,12 @@ pub(crate) struct ParkedCursor<'a> {
     next: [Option<PageId>; LENGTHS],
 }
 
-impl ParkedCursor<'_> {
+impl<'a> ParkedCursor<'a> {
+    /// Of these pages.
+    pub(crate) fn of(pages: &'a Pages) -> Self {
+        Self { pages, next: pages.parked.first }
+    }
+
     /// The longest that was not taken yet, of at most so many base pages.
     pub(crate) fn take(&mut self, most: u64) -> Option<PageId> {
         let fit = most.checked_ilog2().map_or(0, |most| LENGTHS.min(most as usize + 1));
@@ -41,66 +30,25 @@ impl ParkedCursor<'_> {
     }
 }
 
-impl Pages {
-    /// The parked pages, to be planned with.
-    pub(crate) fn parked(&self) -> ParkedCursor<'_> {
-        ParkedCursor { pages: self, next: self.parked.first }
-    }
-
-    /// Whether the page is parked.
-    pub(crate) fn is_parked(&self, id: PageId) -> bool {
-        self.get(id).parked.is_some()
-    }
-
-    /// Parks a page that lies nowhere.
-    pub(crate) fn park(&mut self, id: PageId) {
-        debug_assert!(self.get(id).home.is_none() && !self.is_parked(id));
-        let first = self.first_parked(id);
-        let behind = first.replace(id);
-        self.get_mut(id).parked = Some(ParkedLink { before: None, behind });
-        if let Some(link) = behind.and_then(|behind| self.get_mut(behind).parked.as_mut()) {
-            link.before = Some(id);
-        }
-    }
-
-    /// Takes this page, if it is parked.
-    pub(crate) fn unpark(&mut self, id: PageId) {
-        let Some(ParkedLink { before, behind }) = self.get_mut(id).parked.take() else { return };
-        match before.and_then(|before| self.get_mut(before).parked.as_mut()) {
-            Some(link) => link.behind = behind,
-            None => *self.first_parked(id) = behind,
-        }
-        if let Some(link) = behind.and_then(|behind| self.get_mut(behind).parked.as_mut()) {
-            link.before = before;
-        }
-    }
-
-    fn first_parked(&mut self, id: PageId) -> &mut Option<PageId> {
-        let base_pages = self.get(id).base_pages;
-        debug_assert!(base_pages.is_power_of_two());
-        &mut self.parked.first[base_pages.ilog2() as usize]
-    }
-
-    /// Releases parked pages that `goes` names and no old mapping keeps, the longest first, until at most `keep` bytes are
-    /// reserved. One that cannot be released stays parked, and is no reason to keep the others. Returns the first error.
-    pub(crate) fn release_parked(
-        &mut self,
-        keep: u64,
-        goes: impl Fn(&Self, PageId) -> bool,
-    ) -> DeviceResult<()> {
-        let mut done = Ok(());
-        for length in (0..LENGTHS).rev() {
-            let mut next = self.parked.first[length];
-            while let Some(id) = next
-                && self.counters.reserved.current() > keep
-            {
-                next = self.get(id).parked.and_then(|link| link.behind);
-                if self.get(id).mappings == 0 && goes(self, id) {
-                    self.unpark(id);
-                    done = done.and(self.release(id).map(drop));
-                }
+/// Releases parked pages that `goes` names and no old mapping keeps, the longest first, until at most `keep` bytes are
+/// reserved. One that cannot be released stays parked, and is no reason to keep the others. Returns the first error.
+pub(crate) fn release_parked(
+    pages: &mut Pages,
+    keep: u64,
+    goes: impl Fn(&Pages, PageId) -> bool,
+) -> DeviceResult<()> {
+    let mut done = Ok(());
+    for length in (0..LENGTHS).rev() {
+        let mut next = pages.parked.first[length];
+        while let Some(id) = next
+            && pages.counters.reserved.current() > keep
+        {
+            next = pages.get(id).parked.and_then(|link| link.behind);
+            if pages.get(id).mappings == 0 && goes(pages, id) {
+                pages.unpark(id);
+                done = done.and(pages.release(id).map(drop));
             }
         }
-        done
     }
+    done
 }

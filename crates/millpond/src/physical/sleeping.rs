@@ -2,21 +2,9 @@
 //!
 //! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
 
-use super::{Page, PageId, Pages, Refusal};
-use crate::device::{DevicePtr, DeviceResult, PeerSet};
-
-/// How much of a page is there, at one of its addresses. Less than all of it only while its pool sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Presence {
-    /// Its memory is the device's again. The handle names nothing.
-    Gone,
-    /// It has memory, and is not mapped there.
-    Unmapped,
-    /// It is mapped there, and the device may not use it.
-    WithoutAccess,
-    /// All of it.
-    Whole,
-}
+use super::page::{Page, PageId, Presence, Refusal};
+use super::pages::Pages;
+use crate::device::{DevicePtr, DeviceResult};
 
 /// Where else than at home a page is mapped, for graphs that were captured. While the page sleeps, these mappings are away.
 #[derive(Debug, Default)]
@@ -38,67 +26,6 @@ impl OtherMappings {
 }
 
 impl Pages {
-    /// Removes a mapping of a page, as far as it is there.
-    ///
-    /// # Safety
-    /// The page is mapped at `at`, as far as `there` says, and no pending or later work uses the range.
-    pub(super) unsafe fn take_away(
-        &self,
-        id: PageId,
-        at: DevicePtr,
-        there: &mut Presence,
-    ) -> DeviceResult<()> {
-        let bytes = self.bytes_of(id);
-        if *there == Presence::Whole {
-            self.tell(at, bytes, false);
-        }
-        if *there > Presence::Unmapped {
-            // SAFETY: the caller's promise.
-            let unmapped = unsafe { self.device.unmap(at, bytes) };
-            unmapped.inspect_err(|_| {
-                if *there == Presence::Whole {
-                    self.tell(at, bytes, true);
-                }
-            })?;
-            self.counters.calls.unmap.add(1);
-            *there = Presence::Unmapped;
-        }
-        Ok(())
-    }
-
-    /// Maps a page that has memory, and lets the device and these peers use it there, as far as that was not done.
-    ///
-    /// # Safety
-    /// The range is the page's, reserved from this device. Nothing is mapped there but what `there` says.
-    pub(super) unsafe fn bring_back(
-        &self,
-        id: PageId,
-        at: DevicePtr,
-        there: &mut Presence,
-        peers: PeerSet,
-    ) -> DeviceResult<()> {
-        let (handle, bytes) = self.handle(id);
-        if *there == Presence::Unmapped {
-            // SAFETY: the page is in the table, so not released. The range is the caller's promise.
-            unsafe { self.device.map(at, bytes, handle) }?;
-            self.counters.calls.map.add(1);
-            *there = Presence::WithoutAccess;
-        }
-        if *there == Presence::WithoutAccess {
-            // SAFETY: just this range is mapped.
-            unsafe { self.device.set_access(at, bytes) }?;
-            self.counters.calls.set_access.add(1);
-            if peers != PeerSet::NONE {
-                // SAFETY: likewise, and it has access now.
-                unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
-                self.counters.calls.set_access.add(1);
-            }
-            *there = Presence::Whole;
-            self.tell(at, bytes, true);
-        }
-        Ok(())
-    }
-
     /// Removes the other mappings of a page that is to sleep. After an error it can be called again, as its counterpart can.
     ///
     /// # Safety
@@ -123,11 +50,6 @@ impl Pages {
         self.table.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// Whether the page sleeps, be it in part.
-    pub(crate) fn sleeps(&self, id: PageId) -> bool {
-        self.get(id).presence < Presence::Whole
-    }
-
     /// Makes one page of two that have gone, the second of which lies behind the first.
     pub(crate) fn join_gone(&mut self, first: PageId, next: PageId) -> bool {
         let has_gone = |id| self.knows(id) && self.get(id).presence == Presence::Gone;
@@ -141,11 +63,6 @@ impl Pages {
         self.table[next.0 as usize] = None;
         self.vacant.push(next.0);
         true
-    }
-
-    /// Length of a page in bytes.
-    pub(crate) fn bytes_of(&self, id: PageId) -> u64 {
-        self.bytes(self.get(id).base_pages)
     }
 
     /// Unmaps a page from its home, and gives its memory back. Where it sleeps already, nothing is done.

@@ -2,19 +2,23 @@
 
 use std::any::Any;
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 use super::{Handle, Pool};
 use crate::core::{Core, Registry, freeing};
-use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
-use crate::kinds::managed;
+use crate::device;
+use crate::device::{
+    Advice, Device, DeviceError, DeviceResult, HasDevice, MemoryInfo, MemoryKind, Place, StreamHandle,
+};
+use crate::error::{Error, Result};
+use crate::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
-use crate::process::{OfProcess, WhileHeld};
 use crate::sharing::{ImportedMemory, OfOthers};
-use crate::{Error, Result, device};
+use crate::system::process::{OfProcess, WhileHeld};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///
@@ -174,6 +178,7 @@ impl Context {
     }
 
     /// The device itself.
+    #[must_use]
     pub fn device(&self) -> &Arc<dyn Device> {
         self.inner.timelines.device()
     }
@@ -182,9 +187,9 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
         self.inner.timelines.check_process()?;
-        self.device().memory_info()
+        Ok(self.device().memory_info()?)
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn create_stream(&self) -> DeviceResult<Stream> {
+    pub fn create_stream(&self) -> Result<Stream> {
         Stream::create(&self.inner.timelines)
     }
 
@@ -201,7 +206,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn default_stream(&self) -> DeviceResult<Stream> {
+    pub fn default_stream(&self) -> Result<Stream> {
         // SAFETY: every device has it, for ever.
         unsafe { Stream::adopt(&self.inner.timelines, StreamHandle::LEGACY) }
     }
@@ -211,7 +216,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn per_thread_stream(&self) -> DeviceResult<Stream> {
+    pub fn per_thread_stream(&self) -> Result<Stream> {
         // SAFETY: every thread has it, for ever.
         unsafe { Stream::present(&self.inner.timelines, StreamHandle::PER_THREAD) }
     }
@@ -224,7 +229,7 @@ impl Context {
     /// # Safety
     /// `handle` is a stream of this device, and is destroyed only after the last clone of the stream
     /// returned here is gone.
-    pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> DeviceResult<Stream> {
+    pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> Result<Stream> {
         // SAFETY: the caller's promise.
         unsafe { Stream::adopt(&self.inner.timelines, handle) }
     }
@@ -241,7 +246,7 @@ impl Context {
     /// `handle` is a stream of this device, and is destroyed only after what is returned here is dropped. If it is destroyed
     /// before, memory that was used on it may be given to others too early. Where a new stream got the same handle, it is
     /// recognised by its id, except by a [`Shortcut`](crate::bindings::Shortcut).
-    pub unsafe fn register_stream(&self, handle: StreamHandle) -> DeviceResult<RegisteredStream> {
+    pub unsafe fn register_stream(&self, handle: StreamHandle) -> Result<RegisteredStream> {
         // SAFETY: the caller's promise.
         unsafe { RegisteredStream::register(&self.inner.timelines, handle) }
     }
@@ -256,7 +261,7 @@ impl Context {
     /// # Safety
     /// `handle` is a live stream of this device now, and in each later call that is given the stream returned here. It
     /// lives until each [capture](crate::Capturing) that it began or allocated for has ended.
-    pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
+    pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> Result<Stream> {
         // SAFETY: the caller's promise.
         unsafe { Stream::present(&self.inner.timelines, handle) }
     }
@@ -265,7 +270,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.inner.timelines.synchronize_device()?;
         self.inner.timelines.after_sync();
         Ok(())
@@ -406,19 +411,19 @@ impl Context {
     ///
     /// # Safety
     /// The memory stays allocated until the stream has done this.
-    pub unsafe fn prefetch_slice<T>(&self, memory: &[T], to: Place, stream: &Stream) -> DeviceResult<()> {
+    pub unsafe fn prefetch_slice<T>(&self, memory: &[T], to: Place, stream: &Stream) -> Result<()> {
         const CALL: &str = "Context::prefetch_slice";
         self.timelines().check_process()?;
         self.needs_pageable_access()?;
         if !Arc::ptr_eq(stream.timelines(), self.timelines()) {
             let what = "the stream is of another context: use one of this context's".to_owned();
-            return Err(DeviceError::Invalid { call: CALL, what });
+            return Err(DeviceError::Invalid { call: CALL, what }.into());
         }
         stream.check_not_captured(CALL, "prefetch")?;
         let handle = stream.handle_here()?;
         let (at, bytes) = managed::range_of(memory);
         // SAFETY: the stream is valid, and in no capture. The rest is the caller's promise.
-        unsafe { self.device().prefetch(at, bytes, to, handle) }
+        Ok(unsafe { self.device().prefetch(at, bytes, to, handle) }?)
     }
 
     /// Says how plain memory of the host will be used, where the device reaches it. The advice stays with the whole pages of
@@ -426,12 +431,12 @@ impl Context {
     ///
     /// # Errors
     /// As for [`prefetch_slice`](Self::prefetch_slice).
-    pub fn advise_slice<T>(&self, memory: &[T], advice: Advice) -> DeviceResult<()> {
+    pub fn advise_slice<T>(&self, memory: &[T], advice: Advice) -> Result<()> {
         self.timelines().check_process()?;
         self.needs_pageable_access()?;
         let (at, bytes) = managed::range_of(memory);
         let (at, bytes) = managed::whole_pages(at, bytes);
-        self.device().advise(at, bytes, advice)
+        Ok(self.device().advise(at, bytes, advice)?)
     }
 
     fn needs_pageable_access(&self) -> DeviceResult<()> {
@@ -456,6 +461,25 @@ impl Context {
     }
 }
 
+impl HasDevice for Context {
+    fn as_device(&self) -> &dyn Device {
+        &**self.device()
+    }
+}
+
+/// Whether both are the same context, not whether they are of the same device.
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.timelines(), other.timelines())
+    }
+}
+
+impl Eq for Context {}
+
+// No invariant of these types is broken by a panic: none unwinds through a change of them.
+impl UnwindSafe for Context {}
+impl RefUnwindSafe for Context {}
+
 impl Stream {
     /// The context that the stream is of.
     ///
@@ -468,6 +492,7 @@ impl Stream {
     /// assert_eq!(ones(&Context::host()?.create_stream()?)?.len(), 256);
     /// # Ok::<(), millpond::Error>(())
     /// ```
+    #[must_use]
     pub fn context(&self) -> Context {
         Context::of(self.timelines())
     }

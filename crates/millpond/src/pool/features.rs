@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
+use crate::error::{Error, Result};
 use crate::guard::{Finding, Guarding};
-use crate::kinds::managed;
+use crate::managed;
 use crate::order::Stream;
+use crate::peers;
 use crate::record;
+use crate::sharing;
 use crate::sharing::Shared;
 use crate::sleep::{Keep, Sleep};
-use crate::{Error, Result, peers, sharing};
 
 impl Pool {
     // ---- who holds memory ---------------------------------------------------------------------------
@@ -22,7 +24,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn start_tracking(&self, tracking: record::Tracking) -> Result<()> {
-        crate::recorded::start_tracking(self.inner(), &tracking)
+        crate::core::recording::start_tracking(self.inner(), &tracking)
     }
 
     /// Ends tracking, and forgets what was tracked. It does nothing where nothing is.
@@ -30,7 +32,7 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn stop_tracking(&self) -> Result<()> {
-        crate::recorded::stop(self.inner(), record::Recording::stop_tracking)
+        crate::core::recording::stop(self.inner(), record::Recording::stop_tracking)
     }
 
     /// Every live block. Where the pool [tracks](record::Tracking) it, with who allocated it, and when. Calls that other
@@ -54,11 +56,12 @@ impl Pool {
     /// # Errors
     /// In a forked child only.
     pub fn live_blocks(&self) -> Result<Vec<record::LiveBlock>> {
-        crate::recorded::live_blocks(self.inner())
+        crate::core::recording::live_blocks(self.inner())
     }
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
+    #[must_use]
     pub fn guard_findings(&self) -> Vec<Finding> {
         let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
         guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
@@ -133,6 +136,7 @@ impl Pool {
     }
 
     /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
+    #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.inner().lock_here().is_some_and(|state| state.is_asleep)
     }
@@ -337,6 +341,7 @@ impl Pool {
     }
 
     /// The tags that were named so far, in that order.
+    #[must_use]
     pub fn tags(&self) -> Vec<String> {
         self.tagged_pools().into_iter().map(|(tag, _)| tag).collect()
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::chunks::file_head;
 use super::format::MAGIC;
-use crate::close_on_fork::CloseOnFork;
 use crate::log::{log, warn_in_any_case};
+use crate::system::close_on_fork::CloseOnFork;
 
 /// See the [module](self). Locked (`flock`) for as long as it is open, so that no other process takes it for
 /// an old one. A forked child would keep the lock.

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::budgets::Amount;
 use crate::log::warn_in_any_case;
-use crate::physical::Amount;
 use crate::policy::watching::LARGEST_RECORDING;
 
 /// The environment variable that names a file for every pool of the process.

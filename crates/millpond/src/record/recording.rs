@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 use super::called_from::Wanted;
 use super::clock::Moment;
@@ -15,11 +15,11 @@ use super::recorder::{Recorder, Status};
 use super::thread::{self, Channel, Happening};
 use super::tracking::{LiveBlock, OfPool, Tracker, Tracking};
 use super::watched::Watched;
-use crate::counters::Counters;
 use crate::device::{self, Device, DevicePtr, MemoryKind};
+use crate::error::{Error, Result};
+use crate::figures::counters::Counters;
 use crate::order::Stream;
 use crate::out_of_memory::OutOfMemory;
-use crate::{Error, Result};
 
 /// See the [module](self). One belongs to one pool.
 #[derive(Debug)]

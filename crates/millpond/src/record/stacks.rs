@@ -20,7 +20,7 @@ use std::ptr;
 
 use rustc_hash::FxHashMap;
 
-use crate::process::Process;
+use crate::system::process::Process;
 
 /// Frames at most: what is further out is left away.
 const DEEPEST: usize = 64;

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock::Moment;
-use crate::counters::Counters;
 use crate::device::{Device, DevicePtr, Kind, MemoryKind};
+use crate::figures::counters::Counters;
 use crate::nvtx::{Blocks, Mark, Until, blocks, marks};
 use crate::order::Stream;
 

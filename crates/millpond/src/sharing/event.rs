@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::lease::Borrowed;
 use crate::device::{DeviceError, StreamHandle};
+use crate::error::{Error, Result};
 use crate::order::{OwnedEvent, Stream, Timelines};
-use crate::{Error, Result};
 
 /// An event that several processes have: the order of their work on shared memory.
 ///
@@ -78,7 +78,7 @@ impl SharedEvent {
             return Err(DeviceError::Invalid { call, what }.into());
         }
         stream.check_not_captured(call, "have events of other processes")?;
-        Ok(stream.handle_here()?)
+        stream.handle_here()
     }
 
     /// Once its maker has destroyed an event, to use it is undefined (`cuIpcGetEventHandle`).

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::lease::Borrowed;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageExport, Properties};
-use crate::lock::Mutex;
-use crate::mapped::{Mapped, MappedSegments};
-use crate::open_file::OpenFile;
-use crate::process::OfProcess;
+use crate::physical::mapped::{Mapped, MappedSegments};
+use crate::system::lock::Mutex;
+use crate::system::open_file::OpenFile;
+use crate::system::process::OfProcess;
 
 /// What goes with pages as long as they are open: the lease, and the file of the owner's budget. Let go of last: then the owner
 /// may use the pages for something else, and nobody's budget counts them.

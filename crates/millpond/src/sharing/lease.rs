@@ -17,12 +17,12 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::close_on_fork::CloseOnFork;
 use crate::device::{DeviceResult, SharedNumber, system};
-use crate::peer::credentials;
+use crate::error::{Error, Result};
 use crate::policy::other_processes::PATIENCE;
-use crate::process::Process;
-use crate::{Error, Result};
+use crate::system::close_on_fork::CloseOnFork;
+use crate::system::process::Process;
+use crate::system::socket_peer::credentials;
 
 /// The owner's end.
 #[derive(Debug)]

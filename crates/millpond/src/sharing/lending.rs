@@ -10,14 +10,14 @@ use super::event::SharedEvent;
 use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
-use crate::close_on_fork::CloseOnFork;
+use crate::budgets::Tenancy;
 use crate::core::giving_back::collect_held;
 use crate::core::{Core, Hold};
 use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
+use crate::error::{Error, Result};
 use crate::extents::{Arena, PageAtHome, Pointer};
 use crate::order::{OwnedEvent, Stream};
-use crate::physical::Tenancy;
-use crate::{Error, Result};
+use crate::system::close_on_fork::CloseOnFork;
 
 /// A block that other processes may open: its token, and the descriptors that go with it.
 ///
@@ -62,6 +62,7 @@ impl Shared {
     }
 
     /// What the memory is, for a transport of your own.
+    #[must_use]
     pub fn token(&self) -> &SharedToken {
         &self.token
     }
@@ -75,6 +76,7 @@ impl Shared {
 
     /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
     /// stream had been given.
+    #[must_use]
     pub fn event(&self) -> &SharedEvent {
         &self.event
     }

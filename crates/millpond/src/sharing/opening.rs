@@ -12,10 +12,10 @@ use super::socket::Received;
 use super::token::{Flag, SharedToken};
 use crate::core::{Core, allocating::hand_out, giving_back::trim, making_room::shortage_of};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
+use crate::error::{Error, Result};
 use crate::extents::MOST_UNITS;
-use crate::open_file::{OpenFile, keep_open};
 use crate::order::{OwnedEvent, Stream, Timelines};
-use crate::{Error, Result};
+use crate::system::open_file::{OpenFile, keep_open};
 
 /// Whether this device can map what the token says.
 fn check_token(device: &dyn Device, token: &SharedToken) -> Result<()> {
@@ -124,8 +124,9 @@ mod tests {
     use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::fixtures::{Bench, Freeing, MIB, nobody_begins};
+    use crate::pool::{Context, Pool};
     use crate::sharing::Shared;
-    use crate::{Buffer, Context, Pool};
+    use crate::typed::Buffer;
 
     fn pass(shared: &Shared) -> Received {
         let descriptors =
@@ -243,7 +244,7 @@ mod tests {
         assert!(pool.alloc(60 * MIB, &stream).is_err());
         drop(opened);
         stream.synchronize().unwrap();
-        pool.alloc(60 * MIB, &stream).unwrap();
+        _ = pool.alloc(60 * MIB, &stream).unwrap();
         pool.free_block(long, &stream).unwrap();
         pool.check().unwrap();
     }

@@ -15,8 +15,8 @@ use rustix::net::{
 };
 
 use super::SharedToken;
-use crate::peer::send_all;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::system::socket_peer::send_all;
 
 /// Descriptors that travel at once at most, as Linux has it (include/net/scm.h).
 const SCM_MAX_FD: usize = 253;
@@ -68,11 +68,13 @@ impl Received {
     }
 
     /// What the memory is.
+    #[must_use]
     pub fn token(&self) -> &SharedToken {
         &self.token
     }
 
     /// The descriptors, in the order of [`Shared::descriptors`](crate::Shared::descriptors).
+    #[must_use]
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         self.descriptors
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::asleep::Piece;
 use crate::device::{Device, DeviceResult, StreamHandle};
 use crate::order::OwnedEvent;
-use crate::pinned::PinnedMemory;
+use crate::physical::staging::PinnedMemory;
 
 /// Copies a piece to where it lies in the pinned memory, or `back` from there, on the stream that goes with that.
 ///

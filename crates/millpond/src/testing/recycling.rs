@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::device::{
     CaptureId, Device, DevicePtr, DeviceResult, EventHandle, Forward, PeerId, Place, StreamHandle, StreamId,
 };
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// A device over another one, whose streams have other handles: those of streams that are gone first, the last one
 /// foremost. Identities are the device's below, and never the same.
@@ -62,6 +62,7 @@ impl RecyclingDevice {
     }
 
     /// The handle of the device below. One that stands for no stream is left as it is: the device below refuses it.
+    #[must_use]
     pub fn handle_below(&self, handle: StreamHandle) -> StreamHandle {
         let known = number_of(handle).and_then(|number| *self.handles.lock().all.get(number)?);
         known.unwrap_or(handle)

@@ -24,7 +24,7 @@ impl Server {
     }
 
     fn stream(&self) -> Result<Stream> {
-        Ok(Context::host()?.create_stream()?)
+        Context::host()?.create_stream()
     }
 }
 

@@ -36,6 +36,7 @@ mod cuda_sharing;
 mod cuda_sleep;
 mod debug;
 mod default_streams;
+mod errors;
 mod failing_calls;
 mod floors;
 mod fork;
@@ -45,6 +46,7 @@ mod guard;
 mod host_tables;
 #[cfg(target_os = "linux")]
 mod imposed;
+mod interface;
 #[cfg(target_os = "linux")]
 mod live;
 mod logging;
@@ -67,4 +69,5 @@ mod sleep;
 mod threads;
 mod tracking;
 mod two_streams;
+mod views;
 mod walk;

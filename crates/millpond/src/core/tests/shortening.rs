@@ -9,7 +9,8 @@ use crate::device::sim::{Call, SimDevice};
 use crate::device::{DeviceError, DevicePtr};
 use crate::extents;
 use crate::fixtures::{Bench, Freeing, MIB};
-use crate::{Pool, Stream};
+use crate::order::Stream;
+use crate::pool::Pool;
 
 /// Mebibytes that the job holds at first: long enough for pages of 32 MiB.
 const HELD: u64 = 2111;

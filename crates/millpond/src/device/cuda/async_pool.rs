@@ -9,7 +9,7 @@ use super::api::Api;
 use super::structures::{NO_SHARING, PINNED, location};
 use crate::device::{AsyncUsage, DeviceResult};
 use crate::log::log;
-use crate::process::Process;
+use crate::system::process::Process;
 
 /// A pool of our own rather than the device's default one: its threshold and its counters are ours alone.
 #[derive(Debug)]

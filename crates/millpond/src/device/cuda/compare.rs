@@ -9,9 +9,9 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUlaunchConfig, CUmodule, CUs
 
 use super::api::{Api, Failure};
 use crate::device::{DevicePtr, DeviceResult};
-use crate::lock::Mutex;
 use crate::log::log;
-use crate::process::Process;
+use crate::system::lock::Mutex;
+use crate::system::process::Process;
 
 /// Ended by a zero byte, as the driver wants it.
 const PTX: &str = concat!(include_str!("compare.ptx"), "\0");

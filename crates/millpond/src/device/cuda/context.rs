@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 use super::api::Api;
 use crate::device::DeviceResult;
 use crate::log::log;
-use crate::process::Process;
+use crate::system::process::Process;
 
 /// The device's primary context, which the CUDA runtime, PyTorch and cudarc use too.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use super::peers::{self, Peers};
 use super::structures::{PageExtras, page_props};
 use super::taken::Taken;
 use crate::device::{DeviceError, DevicePtr, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// What `granularity` says where the driver has no virtual memory management: the size that its own
 /// allocators grow by.

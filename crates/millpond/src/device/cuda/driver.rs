@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::{self, Api, Code, Failure, NoApi};
 use crate::device::{DeviceError, DeviceResult};
-use crate::process::Process;
+use crate::system::process::Process;
 
 /// The oldest CUDA version that a driver must support: it brought `cuStreamGetId`, without which a recycled
 /// stream handle cannot be told from the old stream.
@@ -51,6 +51,7 @@ pub fn driver() -> DeviceResult<DriverInfo> {
 
 /// The path of the first library mapped into this process whose file name begins with `prefix`, as in
 /// `loaded_library("libcuda.so")`. None where it is not loaded, or the system has no `/proc/self/maps`.
+#[must_use]
 pub fn loaded_library(prefix: &str) -> Option<PathBuf> {
     library_in(&std::fs::read_to_string("/proc/self/maps").ok()?, prefix)
 }

@@ -7,7 +7,7 @@ use std::iter;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device::DevicePtr;
-use crate::lock::RwLock;
+use crate::system::lock::RwLock;
 
 /// Each page begins at a multiple of it: the least granularity of host pages.
 const PAGE: u64 = 2 << 20;

@@ -21,8 +21,8 @@ use super::context::Context;
 use super::host_ranges;
 use super::structures::location;
 use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerId, PeerSet};
-use crate::lock::Mutex;
-use crate::process::OfProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
 
 /// The GPUs that are open in this process.
 static OPENED: Mutex<Vec<Weak<Peers>>> = Mutex::new(Vec::new());

@@ -20,7 +20,7 @@ use crate::device::{
     Device, DeviceError, DevicePtr, DeviceResult, DriverPool, Forward, MemoryInfo, MemoryKind, PageHandle,
     PeerId, PeerSet, Properties, machine,
 };
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`: the NUMA node near the GPU, or -1 where the system has none.
 const HOST_NUMA_ID: c_int = 134;

@@ -9,8 +9,8 @@ use super::shared_event::SharedEvent;
 use super::stream::Moment;
 use crate::device::inventory::invalid;
 use crate::device::{DevicePtr, DeviceResult, PeerId};
-use crate::lock::Mutex;
-use crate::process::PerProcess;
+use crate::system::lock::Mutex;
+use crate::system::process::PerProcess;
 
 /// What an event is.
 #[derive(Debug, Clone)]

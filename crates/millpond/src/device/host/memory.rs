@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
@@ -22,7 +22,7 @@ use crate::device::{
     Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageExport, PageHandle, PeerId,
     PeerSet, Residency, sealed,
 };
-use crate::process::{OfProcess, Process};
+use crate::system::process::{OfProcess, Process};
 use std::sync::Arc;
 
 /// The memory of one device. Unmaps all that is left when dropped.

@@ -39,7 +39,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use self::group::{Event, Group, Memories};
@@ -53,7 +53,7 @@ use super::{
     EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
     Properties, Residency, StreamHandle, StreamId, machine,
 };
-use crate::process::Process;
+use crate::system::process::Process;
 
 /// How a [`HostDevice`] is made.
 ///

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::exports;
-use crate::close_on_fork::CloseOnFork;
 use crate::device::error::system;
 use crate::device::sealed::SharedNumber;
 use crate::device::{DeviceError, DeviceResult};
-use crate::lock::Mutex;
+use crate::system::close_on_fork::CloseOnFork;
+use crate::system::lock::Mutex;
 
 /// The largest number: a file has no byte beyond.
 const LARGEST: u64 = i64::MAX as u64;

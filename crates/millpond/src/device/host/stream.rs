@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::lock::{Condvar, Mutex};
+use crate::system::lock::{Condvar, Mutex};
 
 use crate::device::inventory::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamId};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::MutexGuard;
+use crate::system::lock::MutexGuard;
 use slotmap::Key;
 
 use super::SimDevice;

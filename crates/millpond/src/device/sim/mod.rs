@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::lock::{Mutex, MutexGuard};
+use crate::system::lock::{Mutex, MutexGuard};
 
 pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
@@ -57,7 +57,7 @@ use super::inventory::invalid;
 use super::{
     DeviceError, DeviceIdentity, DevicePtr, DeviceResult, Kind, MemoryKind, PeerId, Properties, StreamHandle,
 };
-use crate::process::{OfProcess, Process};
+use crate::system::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made. The default is an NVIDIA H200.
 ///
@@ -226,6 +226,7 @@ pub struct SimTime {
 
 impl SimTime {
     /// All of it.
+    #[must_use]
     pub fn total(&self) -> Duration {
         Duration::from_nanos(self.by_call.total() + self.waited)
     }
@@ -297,6 +298,7 @@ impl SimDevice {
     // ---- time ------------------------------------------------------------------------------------
 
     /// The virtual clock.
+    #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.state().now)
     }
@@ -356,11 +358,13 @@ impl SimDevice {
     // ---- accounts --------------------------------------------------------------------------------
 
     /// How often each call was made so far, failed ones too.
+    #[must_use]
     pub fn calls(&self) -> PerCall<u64> {
         self.shared.state.lock().calls
     }
 
     /// What the calls cost so far.
+    #[must_use]
     pub fn time_spent(&self) -> SimTime {
         self.shared.state.lock().spent
     }
@@ -385,6 +389,7 @@ impl SimDevice {
     /// # unsafe { pool.free(block, &stream) }?;
     /// # Ok::<(), millpond::Error>(())
     /// ```
+    #[must_use]
     pub fn managed_stats(&self) -> ManagedStats {
         self.shared.state.lock().managed.stats()
     }

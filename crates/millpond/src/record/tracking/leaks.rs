@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::live::{LiveBlock, holders};
-use crate::stats::HumanBytes;
+use crate::figures::stats::HumanBytes;
 
 /// Call stacks that are listed.
 const MOST: usize = 20;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::frames::is_of_standard_library;
 use super::super::labels::{lines_of, tag_path};
 use crate::device::DevicePtr;
-use crate::stats::HumanBytes;
+use crate::figures::stats::HumanBytes;
 
 /// A live block: [`Pool::live_blocks`](crate::Pool::live_blocks) lists them, and has an example.
 #[derive(Debug, Clone)]
@@ -42,12 +42,14 @@ impl Tracked {
     }
 
     /// The [tags](crate::record::tag) that it was allocated under, such as `step/forward`; `None` without any.
+    #[must_use]
     pub fn tag(&self) -> Option<String> {
         tag_path(self.tag)
     }
 
     /// The call stack that allocated it, the innermost line first. Empty where it is not known. The first call in a process
     /// reads the program's debug information, and takes up to a second.
+    #[must_use]
     pub fn stack(&self) -> Vec<StackFrame> {
         let frame = |(name, file, line)| StackFrame { name, file, line };
         lines_of(self.site).into_iter().map(frame).collect()
@@ -143,6 +145,7 @@ impl fmt::Display for Seconds {
 
 /// Who holds these blocks, by tag and call stack, the largest first. Blocks that were not tracked are left out: where blocks
 /// are sampled, the others stand for them.
+#[must_use]
 pub fn holders(blocks: &[LiveBlock]) -> Vec<Holder> {
     #[derive(Default)]
     struct Sum {

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::clock::Moment;
 use crate::device::DevicePtr;
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// What is known of a sampled block.
 #[derive(Debug, Clone, Copy)]

@@ -11,13 +11,13 @@ use super::live::{LiveBlock, Tracked};
 use super::options::Tracking;
 use super::samples::{Held, Sample, Samples};
 use crate::device::DevicePtr;
-use crate::lock::Mutex;
 use crate::log::{log, warn_in_any_case};
 use crate::order::Stream;
 use crate::out_of_memory::OutOfMemory;
-use crate::process::{PerProcess, Process};
 use crate::record::called_from::Wanted;
 use crate::record::clock::{Moment, nanoseconds};
+use crate::system::lock::Mutex;
+use crate::system::process::{PerProcess, Process};
 
 /// How long the process's end waits for a thread that is at the samples.
 const AT_EXIT: Duration = Duration::from_secs(2);

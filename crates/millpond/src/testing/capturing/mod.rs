@@ -48,7 +48,7 @@ use crate::device::{
     AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward,
     Place, StreamHandle, StreamId, calling_thread, invalid,
 };
-use crate::lock::Mutex;
+use crate::system::lock::Mutex;
 
 /// A [`Device`] with stream capture. The [module](self) has an example.
 pub struct CapturingDevice {
@@ -242,6 +242,7 @@ impl CapturingDevice {
     }
 
     /// The calls that would have taken memory from a graph. Each was refused.
+    #[must_use]
     pub fn taken_from_graphs(&self) -> Vec<DeviceError> {
         self.state.lock().taken.clone()
     }

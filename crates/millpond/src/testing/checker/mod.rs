@@ -68,13 +68,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::lock::{Mutex, MutexGuard};
 use crate::log::log;
+use crate::system::lock::{Mutex, MutexGuard};
 
 use self::clock::{DeviceNumber, StreamKey};
 use self::state::State;
 use crate::device::{Device, DevicePtr, DeviceResult, PeerId, StreamHandle};
-use crate::process::Process;
+use crate::system::process::Process;
 
 pub use self::blocks::Freeing;
 pub use self::memory::BlockId;

@@ -1,0 +1,106 @@
+//! Looking at budgets without joining them: no slot is taken, and nothing is written.
+//!
+//! The table is read, not mapped. So whoever owns the file can harm nobody who looks, such as root.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::lease::Lease;
+use super::mapped::KIND;
+use super::table::{ORDER, Slot, Table};
+use super::tenants::{is_a_name, largest_first, program};
+use super::{folder, seat};
+use crate::figures::tenant::{SeenBudget, Tenant};
+
+/// Where the words of a table are that are read here.
+mod word {
+    use std::mem::offset_of;
+
+    use super::{Slot, Table};
+
+    const EACH: usize = size_of::<u64>();
+
+    pub(super) const LIMIT: usize = offset_of!(Table, limit) / EACH;
+    pub(super) const USED_AND_KEPT: usize = offset_of!(Table, used) / EACH;
+    pub(super) const SLOTS: usize = offset_of!(Table, slots) / EACH;
+    pub(super) const OF_A_SLOT: usize = size_of::<Slot>() / EACH;
+    /// Of a slot: the last one, and the one whose upper half says whether its process has joined.
+    pub(super) const SPACES: usize = offset_of!(Slot, spaces) / EACH;
+    pub(super) const JOINED: usize = offset_of!(Slot, joined) / EACH;
+    pub(super) const OF_ALL: usize = size_of::<Table>() / EACH;
+}
+
+/// Budgets that are looked at in one folder. Files beyond them are left out.
+const MOST: usize = 4096;
+
+/// All budgets in the folders that this process may look into, by name.
+pub(super) fn all() -> Vec<SeenBudget> {
+    let files = |folder: std::path::PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().take(MOST);
+    let found = folder::all().into_iter().flat_map(files).filter_map(|file| at(&file.path()).ok().flatten());
+    let mut all: Vec<_> = found.collect();
+    all.sort_by(|one, other| (&one.name, &one.path).cmp(&(&other.name, &other.path)));
+    all
+}
+
+/// The budget in this file; `None` where there is no such file.
+pub(super) fn at(path: &Path) -> Result<Option<SeenBudget>, String> {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| is_a_name(name)) else {
+        return Ok(None);
+    };
+    let mut options = OpenOptions::new();
+    let file = match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(format!("it cannot be opened: {error}")),
+    };
+    let words = read(&file)?;
+    let used = (words[word::USED_AND_KEPT] as u32) as usize;
+    let slots = words[word::SLOTS..].chunks_exact(word::OF_A_SLOT).take(used).enumerate();
+    let tenants = slots.filter_map(|(slot, words)| tenant(&file, slot, words)).collect();
+    Ok(Some(SeenBudget {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        limit: words[word::LIMIT],
+        stays: words[word::USED_AND_KEPT] >> 32 != 0,
+        tenants: largest_first(tenants),
+    }))
+}
+
+/// The table's words, each of which is of some moment.
+fn read(file: &File) -> Result<Vec<u64>, String> {
+    let failed = |error: io::Error| format!("it cannot be read: {error}");
+    let mut bytes = vec![0; size_of::<Table>()];
+    let about = file.metadata().map_err(failed)?;
+    let is_one = about.is_file() && about.len() == bytes.len() as u64;
+    if is_one {
+        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+    }
+    let words: Vec<_> =
+        bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect();
+    if !is_one || words[..2] != KIND || words.len() != word::OF_ALL {
+        return Err("it is no budget of this version of millpond".to_owned());
+    }
+    Ok(words)
+}
+
+/// What a slot says; `None` where nobody has it, or nothing of who had it counts.
+fn tenant(file: &File, at: usize, words: &[u64]) -> Option<Tenant> {
+    if words[word::JOINED] >> 32 == 0 {
+        return None;
+    }
+    let slot = Slot::default();
+    for (to, word) in [&slot.owner, &slot.held, &slot.floor, &slot.claim].into_iter().zip(words) {
+        to.store(*word, ORDER);
+    }
+    slot.spaces.store(words[word::SPACES], ORDER);
+    let owner: Lease = slot.owner()?;
+    if !seat::is_taken(file, at) && !owner.is_ending() {
+        // As if it were settled.
+        slot.settle(owner, seat::lent_bytes(file, at));
+        slot.owner()?;
+    }
+    let [held, floor, claim] = [&slot.held, &slot.floor, &slot.claim].map(|word| word.load(ORDER));
+    Some(Tenant { pid: owner.pid(), program: program(owner), held, floor, claim })
+}

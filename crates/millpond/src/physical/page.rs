@@ -1,0 +1,108 @@
+//! One physical page, as the table of [`Pages`](super::Pages) has it.
+
+use std::cell::Cell;
+
+use crate::budgets::Shortage;
+use crate::device::{DeviceError, DevicePtr, PageHandle, PeerSet};
+
+/// Names a page of one pool. Recycled when the page is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PageId(pub(crate) u32);
+
+/// How much of a page is there, at one of its addresses. Less than all of it only while its pool sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Presence {
+    /// Its memory is the device's again. The handle names nothing.
+    Gone,
+    /// It has memory, and is not mapped there.
+    Unmapped,
+    /// It is mapped there, and the device may not use it.
+    WithoutAccess,
+    /// All of it.
+    Whole,
+}
+
+/// A page's length is a power of two in base pages, of fewer than 2^32.
+pub(super) const LENGTHS: usize = u32::BITS as usize;
+
+/// Where a parked page is linked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ParkedLink {
+    pub(super) before: Option<PageId>,
+    pub(super) behind: Option<PageId>,
+}
+
+/// Parked pages: held, mapped nowhere in use, and the first to be used again. They are linked through their records, by length: to
+/// park one, or to take any, costs the same however many there are, and takes no memory of the host's.
+#[derive(Debug, Default)]
+pub(super) struct Parked {
+    /// By the binary logarithm of the length: the one that was parked last.
+    pub(super) first: [Option<PageId>; LENGTHS],
+}
+
+/// What a page is to the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Backing {
+    Handle(PageHandle),
+    /// A segment, which the driver allocated whole. It lies there for ever.
+    Segment(DevicePtr),
+}
+
+/// Base pages of a range of addresses of an arena's: the range's number, the first, and the first behind them.
+pub(crate) type Home = (u32, (u64, u64));
+
+/// One physical page.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(super) backing: Backing,
+    /// Length in base pages.
+    pub(crate) base_pages: u32,
+    /// Mappings, the one in use and old ones. A page that sleeps has one, too.
+    pub(crate) mappings: u32,
+    pub(super) presence: Presence,
+    /// Where the mapping in use is, as its arena notes it: the range's number, and the first base page.
+    pub(crate) home: Option<(u32, u64)>,
+    /// The other devices that may use it, through the mapping in use.
+    pub(crate) peers: PeerSet,
+    pub(super) parked: Option<ParkedLink>,
+    /// How many pages had been created before it.
+    pub(super) number: u64,
+    /// A number that whoever plans with pages notes here, for as long as it plans.
+    pub(crate) mark: Cell<u32>,
+}
+
+/// Why memory was refused.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Memory for a page of this many bytes is lacking.
+    Short {
+        /// What stood in the way.
+        what: Shortage,
+        /// Bytes that were asked of the device.
+        bytes: u64,
+    },
+    /// The device refused for another reason, or the host has no memory, or no addresses, left for what describes the device's.
+    Device(DeviceError),
+}
+
+/// Memory that the driver itself lacks, as for page tables, is lacking too.
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::OutOfMemory { requested, .. } => {
+                Self::Short { what: Shortage::Device, bytes: requested }
+            }
+            other => Self::Device(other),
+        }
+    }
+}
+
+/// Why a page could not be mapped.
+#[derive(Debug)]
+pub(crate) enum MapFailure {
+    /// Nothing is mapped at the address.
+    Clean(DeviceError),
+    /// The page is mapped there, without access, and the mapping could not be removed: it counts as one, and
+    /// is to be unmapped later.
+    Stuck(DeviceError),
+}
