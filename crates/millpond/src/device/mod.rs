@@ -339,6 +339,20 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The event is [valid](self).
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()>;
 
+    // ---- the host ----------------------------------------------------------------------------------
+
+    /// Runs `work` on a thread of the device's or its driver's, once all work given to the stream so far is complete. Later work
+    /// on the stream waits for it. It must not call the device, nor wait for anything that does.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device cannot. After an error, `work` is dropped without having run.
+    ///
+    /// # Safety
+    /// The stream is [valid](self), and no capture has it: a graph would run `work` at each replay.
+    unsafe fn launch_host(&self, _stream: StreamHandle, _work: HostWork) -> DeviceResult<()> {
+        Err(unsupported(self.properties(), "functions of the host on its streams"))
+    }
+
     // ---- bytes -----------------------------------------------------------------------------------
 
     /// Sets `bytes` bytes at `at` to `value`, in stream order.
@@ -538,6 +552,9 @@ impl HasDevice for Arc<dyn Device> {
         &**self
     }
 }
+
+/// A function of the host that a device runs in stream order ([`Device::launch_host`]).
+pub type HostWork = Box<dyn FnOnce() + Send>;
 
 const SHARING: &str = "memory that is shared with other processes";
 

@@ -158,7 +158,7 @@ impl Stream {
         let event = OwnedEvent::create(timelines.device())?;
         // SAFETY: the event was created above, by this device.
         let clock = unsafe { self.inner.timeline.record(event.handle) }?;
-        Ok(Event { timelines: timelines.clone(), event, clock })
+        Ok(Event::new(timelines.clone(), event, clock))
     }
 
     /// Makes later work on this stream wait for `event`. The host does not wait. The event may be of another GPU; pools learn
@@ -211,6 +211,40 @@ impl Stream {
         self.inner.timelines.note_synchronized(&complete);
         self.inner.timelines.after_sync();
         Ok(())
+    }
+
+    /// Runs `work` on a thread of the device's or its driver's, once all work given to the stream so far is complete. Later work
+    /// on the stream waits for it. It must not wait for the device, nor call CUDA, as a drop of a buffer may: have it wake
+    /// another thread.
+    ///
+    /// ```
+    /// # let stream = millpond::Context::host()?.create_stream()?;
+    /// let (send, receive) = std::sync::mpsc::channel();
+    /// stream.launch_host(move || send.send("done").unwrap())?;
+    /// assert_eq!(receive.recv().unwrap(), "done");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] while the stream is being captured, since a graph would run it at each replay.
+    /// [`DeviceError::Unsupported`] for a device of another crate that cannot. Else the device's own. `work` is dropped then.
+    pub fn launch_host(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.inner.timelines.check_process()?;
+        self.check_not_captured("Stream::launch_host", "run a function of the program once")?;
+        let handle = self.handle_here()?;
+        // SAFETY: the handle is valid, as in `synchronize`, and in no capture.
+        Ok(unsafe { self.device().launch_host(handle, Box::new(work)) }?)
+    }
+
+    /// As [`launch_host`](Self::launch_host), but later work on the stream does not wait for `work`.
+    ///
+    /// # Errors
+    /// As for [`launch_host`](Self::launch_host).
+    pub fn on_complete(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.inner.timelines.check_process()?;
+        self.check_not_captured("Stream::on_complete", "run a function of the program once")?;
+        // The event is destroyed while the wait for it is pending, which a device allows.
+        self.record()?.watch(work)
     }
 
     /// Whether all work given to the stream so far is complete. Does not wait.

@@ -12,6 +12,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::events::Events;
 use super::timeline::Promise;
+use super::watchers::Watchers;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 use crate::system::lock::{Mutex, RwLock, RwLockReadGuard};
@@ -184,6 +185,8 @@ pub(crate) struct Timelines {
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
     /// Locked while a capture begins, and while the device is synchronised for a pool's own sake, which would end one.
     beginning: Mutex<()>,
+    /// For those who await events.
+    pub(super) watchers: Watchers,
     /// The context's own state, for as long as there is anything of the device.
     context_state: OnceLock<Holder>,
     /// What programs hold of the context, while they do.
@@ -199,6 +202,7 @@ impl Timelines {
             retired: OfProcess::default(),
             listeners: OfProcess::default(),
             beginning: Mutex::default(),
+            watchers: Watchers::default(),
             context_state: OnceLock::new(),
             context: OfProcess::default(),
         })

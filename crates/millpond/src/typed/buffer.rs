@@ -15,7 +15,9 @@ use super::view::{BufferView, BufferViewMut, cast_len, check_len};
 use crate::core::{Core, allocating, freeing};
 #[cfg(doc)]
 use crate::device::DeviceError;
-use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency, StreamHandle};
+#[cfg(feature = "cudarc")]
+use crate::device::StreamHandle;
+use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::error::{Error, Result};
 use crate::log::log;
 use crate::managed;

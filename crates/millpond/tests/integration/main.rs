@@ -10,6 +10,7 @@ mod processes;
 mod shared;
 
 mod advice;
+mod awaiting;
 mod budgets;
 mod buffers;
 mod captures;
