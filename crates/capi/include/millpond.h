@@ -108,6 +108,10 @@ enum millpond_status
     MILLPOND_STATUS_CANNOT_SLEEP = 26,
     // The file by which processes share a budget cannot be used.
     MILLPOND_STATUS_SHARED_BUDGET = 27,
+    // The pool is evicted: restore it first.
+    MILLPOND_STATUS_EVICTED = 28,
+    // The pool cannot be evicted; the message says why.
+    MILLPOND_STATUS_CANNOT_EVICT = 29,
     // The memory cannot be shared with other processes.
     MILLPOND_STATUS_NOT_SHAREABLE = 30,
     // What another process sent is no memory that can be opened.
@@ -189,10 +193,12 @@ enum millpond_attribute
     MILLPOND_ATTRIBUTE_HOST_ACCESS = 8,
     // Whether the pool sleeps: 1 or 0.
     MILLPOND_ATTRIBUTE_IS_ASLEEP = 9,
-    // Bytes that the pool gave back to sleep, and takes again to wake.
+    // Bytes that the pool gave away to sleep or when it was evicted, and takes again to wake or to be restored.
     MILLPOND_ATTRIBUTE_BYTES_ASLEEP = 10,
     // How many mistakes the pool's guard found: see `millpond_pool_options.guard`.
     MILLPOND_ATTRIBUTE_GUARD_FINDINGS = 11,
+    // Whether the pool is evicted: 1 or 0.
+    MILLPOND_ATTRIBUTE_IS_EVICTED = 12,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -858,6 +864,24 @@ millpond_status millpond_event_synchronize(millpond_event *event);
 // The driver's handle (`CUevent`), valid until the event is released.
 millpond_status millpond_event_raw(millpond_event *event, void **out);
 
+// Has the memory of a tag (`millpond_pool_tagged`) serve its pool for a while. Behind all work that streams were given so far, the
+// bytes of live blocks are copied to pinned memory of the host. From the end of the copies on, the pages serve other addresses of
+// the pool. The host does not wait. `moved` gets the bytes that the pool got; it may be null.
+//
+// The memory must not be used until `millpond_pool_restore`: the addresses lead nowhere soon. Allocations are answered with
+// EVICTED; blocks may be freed. After a failure all is as before.
+millpond_status millpond_pool_evict(millpond_pool *tag,
+                                    millpond_any_stream stream,
+                                    size_t *moved);
+
+// Ends an eviction: takes memory again, maps it where it was, and copies the bytes back. Later work on `stream` comes behind the
+// copies. After OUT_OF_MEMORY the tag is evicted as before: make room, and try again. A pool that is not evicted stays as it is.
+millpond_status millpond_pool_restore(millpond_pool *tag,
+                                      millpond_any_stream stream);
+
+// Begins a restore, which then only has its stream wait: the copies run beside other work until then.
+millpond_status millpond_pool_restore_ahead(millpond_pool *tag);
+
 // The message of this thread's last call that failed, with the figures and what to do next; empty if none did.
 // Never null. Valid until the thread's next call that fails. A call that succeeds leaves it as it is.
 const char *millpond_last_error(void);
@@ -1151,7 +1175,8 @@ millpond_status millpond_pool_tagged(millpond_pool *pool,
                                      const char *tag,
                                      millpond_pool **out);
 
-// Gives the pinned memory back that sleeps left for the next one, of the pool and its tags. Those that sleep keep theirs.
+// Gives the pinned memory back that sleeps and evictions left for the next one, of the pool and its tags. Those that sleep or
+// are evicted keep theirs.
 // `released` gets the bytes given back; it may be null.
 millpond_status millpond_pool_trim_staging(millpond_pool *pool,
                                            size_t *released);

@@ -15,7 +15,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -123,15 +122,60 @@ inline bool is_same(const void *one, const void *other) noexcept {
 template <class H, millpond_status (*release)(H *)>
 class Shared {
 public:
-    H *get() const noexcept { return handle_.get(); }
+    H *get() const noexcept { return static_cast<H *>(handle_.get()); }
     friend bool operator==(const Shared &a, const Shared &b) noexcept { return is_same(a.get(), b.get()); }
     friend bool operator!=(const Shared &a, const Shared &b) noexcept { return !(a == b); }
 
 protected:
-    explicit Shared(H *handle) : handle_(handle, [](H *last) { release(last); }) {}
+    explicit Shared(H *handle) : handle_(static_cast<void *>(handle), &Shared::end) {}
 
 private:
-    std::shared_ptr<H> handle_;
+    static void end(void *last) { release(static_cast<H *>(last)); }
+
+    /// Of one type for all handles, so that the compiler makes one of it.
+    std::shared_ptr<void> handle_;
+};
+
+template <class Signature>
+class Callback;
+
+/// A function of the program's that is called with its address as `data`. As a std::function, whose header is a quarter of all that
+/// this one would read.
+template <class Result, class... Arguments>
+class Callback<Result(Arguments...)> {
+    struct Kept {
+        virtual ~Kept() = default;
+        virtual Result call(Arguments... arguments) = 0;
+    };
+
+    template <class F>
+    struct Of final : Kept {
+        explicit Of(F function) : function_(std::move(function)) {}
+        Result call(Arguments... arguments) override {
+            return static_cast<Result>(function_(std::forward<Arguments>(arguments)...));
+        }
+        F function_;
+    };
+
+public:
+    template <class F, std::enable_if_t<!std::is_same_v<std::decay_t<F>, Callback> &&
+                                            std::is_invocable_r_v<Result, std::decay_t<F> &, Arguments...>,
+                                        int> = 0>
+    Callback(F &&function) : kept_(new Of<std::decay_t<F>>(std::forward<F>(function))) {}
+    /// None.
+    Callback() noexcept = default;
+
+    /// What stands for the function where it is called; it does not move.
+    void *data() const noexcept { return kept_.get(); }
+    static Result call(void *data, Arguments... arguments) {
+        return static_cast<Kept *>(data)->call(std::forward<Arguments>(arguments)...);
+    }
+    /// Leaves it to whoever calls it last, who gives it up.
+    void release() noexcept { (void)kept_.release(); }
+    static void give_up(void *data) noexcept { delete static_cast<Kept *>(data); }
+
+private:
+    std::unique_ptr<Kept> kept_;
 };
 
 /// Whether blocks of every pool are aligned as the type asks: 256 bytes is the least that a pool is made with.
@@ -360,14 +404,14 @@ inline bool is_idle(const Context &context, StreamRef stream) {
 }
 
 /// Runs a function on the CPU in stream order, in place of a kernel. On the host device only. What it throws ends the program.
-inline void host_launch(const Context &context, StreamRef stream, std::function<void()> work) {
-    auto kept = std::make_unique<std::function<void()>>(std::move(work));
+inline void host_launch(const Context &context, StreamRef stream, detail::Callback<void()> work) {
+    using Work = detail::Callback<void()>;
     const auto run = [](void *data) noexcept {
-        const std::unique_ptr<std::function<void()>> once(static_cast<std::function<void()> *>(data));
-        (*once)();
+        Work::call(data);
+        Work::give_up(data);
     };
-    check(millpond_host_launch(context.get(), stream.get(), run, kept.get()));
-    kept.release();
+    check(millpond_host_launch(context.get(), stream.get(), run, work.data()));
+    work.release();
 }
 
 // ---- bytes ------------------------------------------------------------------------------------------
@@ -664,7 +708,23 @@ public:
 
     bool is_asleep() const { return attribute(MILLPOND_ATTRIBUTE_IS_ASLEEP) != 0; }
 
-    /// The part of the pool for a tag, to be put to sleep on its own: a pool under the same hard limit.
+    /// Has the memory of a tag serve its pool for a while: behind all work so far its bytes are copied to pinned memory, and its
+    /// pages serve other addresses. The host does not wait. Answers the bytes that the pool got.
+    std::size_t evict(StreamRef stream = nullptr) const {
+        std::size_t moved = 0;
+        check(millpond_pool_evict(get(), stream.get(), &moved));
+        return moved;
+    }
+
+    /// Ends an eviction: `stream` waits for the bytes. Where it throws OUT_OF_MEMORY, the tag is evicted as before.
+    void restore(StreamRef stream = nullptr) const { check(millpond_pool_restore(get(), stream.get())); }
+
+    /// Begins a restore, which then only has its stream wait.
+    void restore_ahead() const { check(millpond_pool_restore_ahead(get())); }
+
+    bool is_evicted() const { return attribute(MILLPOND_ATTRIBUTE_IS_EVICTED) != 0; }
+
+    /// The part of the pool for a tag, to be put to sleep, or evicted, on its own: a pool under the same hard limit.
     Pool tagged(const std::string &tag) const {
         millpond_pool *handle;
         check(millpond_pool_tagged(get(), tag.c_str(), &handle));
@@ -843,8 +903,8 @@ public:
     /// For the streams (as CUstream) for which the function returns true. An exception counts as false.
     template <class F, std::enable_if_t<std::is_invocable_r_v<bool, F &, void *>, int> = 0>
     [[nodiscard]] Capturing(const CapturePool &memory, F takes)
-        : memory_(memory), takes_(std::make_unique<std::function<bool(void *)>>(std::move(takes))) {
-        check(millpond_capture_begin_where(memory_.get(), &Capturing::ask, takes_.get()));
+        : memory_(memory), takes_(std::move(takes)) {
+        check(millpond_capture_begin_where(memory_.get(), &Capturing::ask, takes_.data()));
     }
 
     Capturing(const Capturing &) = delete;
@@ -854,14 +914,14 @@ public:
 private:
     static std::int32_t ask(void *raw, void *data) noexcept {
         try {
-            return (*static_cast<std::function<bool(void *)> *>(data))(raw) ? 1 : 0;
+            return detail::Callback<bool(void *)>::call(data, raw) ? 1 : 0;
         } catch (...) {
             return 0;
         }
     }
 
     CapturePool memory_;
-    std::unique_ptr<std::function<bool(void *)>> takes_;
+    detail::Callback<bool(void *)> takes_;
 };
 
 /// As long as this lives, the pool calls the function when memory is short. It frees what it can, and returns whether to
@@ -869,9 +929,9 @@ private:
 /// object waits for calls that other threads are in.
 class [[nodiscard]] Reclaim {
 public:
-    [[nodiscard]] Reclaim(const Pool &pool, std::function<bool(std::size_t)> function)
-        : pool_(pool), function_(std::make_unique<std::function<bool(std::size_t)>>(std::move(function))) {
-        check(millpond_pool_on_reclaim(pool_.get(), &Reclaim::ask, function_.get(), &id_));
+    [[nodiscard]] Reclaim(const Pool &pool, detail::Callback<bool(std::size_t)> function)
+        : pool_(pool), function_(std::move(function)) {
+        check(millpond_pool_on_reclaim(pool_.get(), &Reclaim::ask, function_.data(), &id_));
     }
 
     Reclaim(const Reclaim &) = delete;
@@ -881,24 +941,26 @@ public:
 private:
     static std::int32_t ask(std::size_t bytes, void *data) noexcept {
         try {
-            return (*static_cast<std::function<bool(std::size_t)> *>(data))(bytes) ? 1 : 0;
+            return detail::Callback<bool(std::size_t)>::call(data, bytes) ? 1 : 0;
         } catch (...) {
             return 0;
         }
     }
 
     Pool pool_;
-    std::unique_ptr<std::function<bool(std::size_t)>> function_;
+    detail::Callback<bool(std::size_t)> function_;
     std::uint64_t id_ = 0;
 };
 
 /// Told of each request for which there was no memory, as long as this lives. It runs on the thread that asked, and must not
 /// release the pool. What it throws is dropped. The end of this object waits for calls that other threads are in.
 class [[nodiscard]] OutOfMemoryObserver {
+    using Function = detail::Callback<void(const millpond_out_of_memory &)>;
+
 public:
-    [[nodiscard]] OutOfMemoryObserver(const Pool &pool, std::function<void(const millpond_out_of_memory &)> function)
-        : pool_(pool), function_(std::make_unique<Function>(std::move(function))) {
-        check(millpond_pool_on_out_of_memory(pool_.get(), &OutOfMemoryObserver::tell, function_.get(), &id_));
+    [[nodiscard]] OutOfMemoryObserver(const Pool &pool, Function function)
+        : pool_(pool), function_(std::move(function)) {
+        check(millpond_pool_on_out_of_memory(pool_.get(), &OutOfMemoryObserver::tell, function_.data(), &id_));
     }
 
     OutOfMemoryObserver(const OutOfMemoryObserver &) = delete;
@@ -906,44 +968,41 @@ public:
     ~OutOfMemoryObserver() { millpond_pool_remove_out_of_memory(pool_.get(), id_); }
 
 private:
-    using Function = std::function<void(const millpond_out_of_memory &)>;
-
     static void tell(const millpond_out_of_memory *report, void *data) noexcept {
         try {
-            (*static_cast<Function *>(data))(*report);
+            Function::call(data, *report);
         } catch (...) {
         }
     }
 
     Pool pool_;
-    std::unique_ptr<Function> function_;
+    Function function_;
     std::uint64_t id_ = 0;
 };
 
 /// Told what the library says up to a level, as long as this lives. A later one takes its place. What the function throws is
 /// dropped.
 class [[nodiscard]] Log {
+    using Function = detail::Callback<void(millpond_log_level, const char *)>;
+
 public:
-    [[nodiscard]] Log(millpond_log_level most, std::function<void(millpond_log_level, const char *)> function)
-        : function_(std::make_unique<Function>(std::move(function))) {
-        check(millpond_set_log(most, &Log::tell, function_.get()));
+    [[nodiscard]] Log(millpond_log_level most, Function function) : function_(std::move(function)) {
+        check(millpond_set_log(most, &Log::tell, function_.data()));
     }
 
     Log(const Log &) = delete;
     Log &operator=(const Log &) = delete;
-    ~Log() { millpond_end_log(function_.get()); }
+    ~Log() { millpond_end_log(function_.data()); }
 
 private:
-    using Function = std::function<void(millpond_log_level, const char *)>;
-
     static void tell(std::int32_t level, const char *text, void *data) noexcept {
         try {
-            (*static_cast<Function *>(data))(static_cast<millpond_log_level>(level), text);
+            Function::call(data, static_cast<millpond_log_level>(level), text);
         } catch (...) {
         }
     }
 
-    std::unique_ptr<Function> function_;
+    Function function_;
 };
 
 // ---- memory that frees itself -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ use millpond::bindings::PerProcess;
 use crate::failure::Failure;
 use crate::in_use::{self, Note, Record};
 use crate::kind::{KIND_SHIFT, Kind, TAG};
-use crate::place;
+use crate::places;
 
 const GENERATION_SHIFT: u32 = 20;
 const INDEX_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
@@ -211,10 +211,8 @@ impl<T: Send + Sync> Table<T> {
             // Relaxed: the fences that follow come before each look at other threads.
             slot.handle.store(NO_HANDLE, Ordering::Relaxed);
         }
-        place::forget(bits);
-        in_use::heavy_fence();
-        place::wait_for_calls();
-        place::collect(bits);
+        places::retire(bits);
+        places::collect(bits);
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {
                 self.vacant().lock().dying.push(bits);

@@ -12,10 +12,10 @@ use crate::failure::{Failure, boundary, last_message};
 use crate::fast;
 use crate::handle::Table;
 use crate::holds::{Ended, Holds, ToTell};
-use crate::in_use::{Record, heavy_fence};
+use crate::in_use::Record;
 use crate::kind::{AnyStream, PoolHandle, StreamHandle};
 use crate::memory::{ALWAYS_ALIGNED, from_c, to_c};
-use crate::place;
+use crate::places;
 use crate::pool::POOLS;
 use crate::status::Status;
 use crate::stream::{STREAMS, find_stream};
@@ -160,10 +160,8 @@ fn give_up<H, T: Send + Sync>(
         }
         // As for a release: no thread remembers it, and none is inside with it. So all counts for it are at rest.
         let bits = handle.addr() as u64;
-        place::forget(bits);
-        heavy_fence();
-        place::wait_for_calls();
-        place::collect(bits);
+        places::retire(bits);
+        places::collect(bits);
         holds(&object).collected();
         Ok(())
     });

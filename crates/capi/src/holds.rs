@@ -6,9 +6,8 @@
 //! what they counted (`place::collect`). From then on each free counts here, and the last one ends the handle.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
-use millpond::bindings::Mutex;
+use super::sync::{AtomicI64, AtomicU8, Mutex, Ordering, fence};
 
 /// Called with its data once a handle that was given up is gone, on any thread, without locks held. It must not throw.
 pub type Ended = Option<unsafe extern "C" fn(data: *mut c_void)>;
@@ -42,37 +41,48 @@ pub(crate) struct Holds {
 
 impl Holds {
     pub(crate) fn add(&self, by: i64) {
-        // SeqCst, as in `is_over`: of whoever counts last and whoever collects, one sees what the other did.
-        self.count.fetch_add(by, Ordering::SeqCst);
+        // Release: what was done with a block comes before the end.
+        self.count.fetch_add(by, Ordering::Release);
     }
 
     /// Whether threads may remember the handle.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.stage.load(Ordering::SeqCst) == IN_USE
+        // Relaxed: who asks has a fence before (`Place::remember`).
+        self.stage.load(Ordering::Relaxed) == IN_USE
     }
 
-    /// The handle is given up. `false` where it was before.
+    /// The handle is given up. `false` where it was before, and nothing changed.
     pub(crate) fn give_up(&self, to_tell: ToTell) -> bool {
-        *self.to_tell.lock() = Some(to_tell);
-        self.stage.compare_exchange(IN_USE, GIVEN_UP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        // Relaxed: the fences that follow come before each look at other threads.
+        let is_first =
+            self.stage.compare_exchange(IN_USE, GIVEN_UP, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if is_first {
+            *self.to_tell.lock() = Some(to_tell);
+        }
+        is_first
     }
 
     /// What threads counted is in the sum.
     pub(crate) fn collected(&self) {
-        self.stage.store(COLLECTED, Ordering::SeqCst);
+        // Release: who sees the stage sees the whole sum.
+        self.stage.store(COLLECTED, Ordering::Release);
     }
 
     /// Whether nothing holds the handle any more. One caller is told so, with whom to tell, and ends it.
     pub(crate) fn end(&self) -> Option<ToTell> {
+        // Of whoever counts last and whoever collects, one sees what the other did: both come here afterwards.
+        fence(Ordering::SeqCst);
+        // Acquire, both: see `collected` and `add`.
         let is_over =
-            self.stage.load(Ordering::SeqCst) == COLLECTED && self.count.load(Ordering::SeqCst) <= 0;
+            self.stage.load(Ordering::Acquire) == COLLECTED && self.count.load(Ordering::Acquire) <= 0;
+        // Relaxed, both: only that one thread comes first matters.
         let is_first =
-            || self.stage.compare_exchange(COLLECTED, ENDED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            || self.stage.compare_exchange(COLLECTED, ENDED, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if is_over && is_first() { self.to_tell.lock().take() } else { None }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -91,5 +101,13 @@ mod tests {
         assert!(holds.end().is_none());
         holds.add(-1);
         assert!(holds.end().is_some() && holds.end().is_none());
+    }
+    #[test]
+    fn who_gives_a_handle_up_first_is_told_of_its_end() {
+        let holds = Holds::default();
+        let tells = |number: usize| ToTell { data: std::ptr::without_provenance_mut(number), ..NOBODY };
+        assert!(holds.give_up(tells(1)) && !holds.give_up(tells(2)));
+        holds.collected();
+        assert_eq!(holds.end().map(|to_tell| to_tell.data.addr()), Some(1));
     }
 }

@@ -9,12 +9,11 @@
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 
 use millpond::bindings::on_fork;
 
-/// Handles that one thread can have in use at once: two or three a call, and calls nest through callbacks.
-const DEPTH: usize = 16;
+use super::sync::{AtomicU64, DEPTH, Ordering, fence, has_membarrier, light_fence};
 
 /// What one thread has in use. Never freed: a thread that ends leaves it to a later one.
 #[derive(Debug)]
@@ -95,14 +94,7 @@ fn records() -> impl Iterator<Item = &'static Record> {
 }
 
 fn new_record() -> &'static Record {
-    let record: &'static Record = Box::leak(Box::new(Record {
-        handles: [const { AtomicU64::new(0) }; DEPTH],
-        depth: Cell::new(0),
-        until_exit: Cell::new(false),
-        fenced_by_kernel: has_membarrier(),
-        taken: AtomicBool::new(true),
-        next: AtomicPtr::new(ptr::null_mut()),
-    }));
+    let record: &'static Record = Box::leak(Box::new(Record::taken()));
     let this = ptr::from_ref(record).cast_mut();
     // Relaxed: the value is only compared by the exchange below.
     let mut head = RECORDS.load(Ordering::Relaxed);
@@ -117,6 +109,18 @@ fn new_record() -> &'static Record {
 }
 
 impl Record {
+    /// One that a thread has taken, and no list has yet.
+    pub(crate) fn taken() -> Self {
+        Self {
+            handles: std::array::from_fn(|_| AtomicU64::new(0)),
+            depth: Cell::new(0),
+            until_exit: Cell::new(false),
+            fenced_by_kernel: has_membarrier(),
+            taken: AtomicBool::new(true),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
     fn take(&self) -> bool {
         // Acquire: pairs with the release of `give_back`, for the cells.
         self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -135,7 +139,7 @@ impl Record {
         // Relaxed: ordered before the look-up by the fence.
         place.store(handle, Ordering::Relaxed);
         if self.fenced_by_kernel {
-            compiler_fence(Ordering::SeqCst);
+            light_fence();
         } else {
             fence(Ordering::SeqCst);
         }
@@ -148,7 +152,8 @@ impl Record {
         self.depth.get() > 0
     }
 
-    fn names(&self, handle: u64) -> bool {
+    /// Whether its thread is inside a call with the handle.
+    pub(crate) fn names(&self, handle: u64) -> bool {
         // Acquire: what the user did with the object happened before its end, which follows.
         self.handles.iter().any(|place| place.load(Ordering::Acquire) == handle)
     }
@@ -190,46 +195,7 @@ impl Drop for Note {
     }
 }
 
-/// Whether some thread is inside a call with the handle, which was made invalid before; a [`heavy_fence`] came between.
+/// Whether some thread is inside a call with the handle, which was made invalid before; a [heavy fence](super::sync::heavy_fence) came between.
 pub(crate) fn is_used_by_anyone(handle: u64) -> bool {
     records().any(|record| record.names(handle))
-}
-
-/// Whether `membarrier` fences this process's threads. Registered with the first record; the answer never changes.
-pub(crate) fn has_membarrier() -> bool {
-    const UNKNOWN: u8 = 2;
-    // No `OnceLock`: a fork may come in between, and the child would wait for ever. A child is registered as its parent
-    // was.
-    static HAS: AtomicU8 = AtomicU8::new(UNKNOWN);
-    // Relaxed: the answer is always the same, and nothing else is concluded from it.
-    match HAS.load(Ordering::Relaxed) {
-        UNKNOWN => {
-            let has = register_membarrier();
-            HAS.store(u8::from(has), Ordering::Relaxed);
-            has
-        }
-        known => known == 1,
-    }
-}
-
-#[cfg(all(target_os = "linux", not(miri)))]
-fn register_membarrier() -> bool {
-    rustix::thread::membarrier(rustix::thread::MembarrierCommand::RegisterPrivateExpedited).is_ok()
-}
-
-#[cfg(not(all(target_os = "linux", not(miri))))]
-fn register_membarrier() -> bool {
-    false
-}
-
-/// A full fence, in this thread and every running one of the process.
-pub(crate) fn heavy_fence() {
-    fence(Ordering::SeqCst);
-    #[cfg(all(target_os = "linux", not(miri)))]
-    if has_membarrier()
-        && rustix::thread::membarrier(rustix::thread::MembarrierCommand::PrivateExpedited).is_err()
-    {
-        // It was registered, and the kernel documents no other cause; going on would be a use after free.
-        std::process::abort();
-    }
 }

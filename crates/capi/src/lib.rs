@@ -6,7 +6,7 @@
 //! garbage, released handles and handles of another kind are told apart and answered with a status. `in_use.rs`
 //! keeps an object alive while any thread is inside a call with it, and `gate.rs` what a callback is called with.
 //!
-//! **The floors**, from below: the kinds of handles (`kind.rs`) and statuses; who uses what (`holds.rs`, `in_use.rs`, `place.rs`);
+//! **The floors**, from below: the kinds of handles (`kind.rs`) and statuses; who uses what (`holds.rs`, `in_use.rs`, `places.rs`);
 //! failures; arguments and handles; contexts; pools and streams; and what is done with those. None uses one above it.
 //!
 //! **How one request passes through.** Each function is a closure given to `failure::boundary`, which catches
@@ -28,6 +28,7 @@ pub mod capture;
 pub mod context;
 pub mod copy;
 pub mod event;
+pub mod evict;
 pub mod failure;
 pub mod fast;
 mod gate;
@@ -39,9 +40,12 @@ pub mod kind;
 pub mod log;
 pub mod managed;
 pub mod memory;
+#[cfg(all(test, loom))]
+mod models;
 pub mod options;
 pub mod peers;
 mod place;
+mod places;
 pub mod pool;
 pub mod recording;
 pub mod same;
@@ -50,6 +54,7 @@ pub mod sleep;
 pub mod stats;
 pub mod status;
 pub mod stream;
+mod sync;
 pub mod workspace;
 
 #[cfg(not(target_pointer_width = "64"))]

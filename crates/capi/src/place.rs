@@ -1,39 +1,43 @@
-//! Places: what the fast path (`fast`) knows of each thread, found by the *thread pointer*. A thread-local of a shared
-//! library is reached by a call of the loader, which takes 17 instructions and has all registers saved around it. This
-//! takes nine.
+//! Places: what the fast path (`fast`) knows of each thread, and how another thread takes that away.
 //!
-//! The thread pointer is where the system keeps what belongs to a thread. No two living threads have the same one, and
-//! reading it is one instruction. A thread takes the place that its pointer leads to when it first has something to
-//! remember there, and gives it back when it ends. Where the pointers of two threads lead to one place, who came first has
-//! it, and the other one has none.
+//! A thread takes the place that its number leads to (`places`) when it first has something to remember there, and gives it
+//! back when it ends. Where the numbers of two threads lead to one place, who came first has it, and the other one has none.
+//!
+//! **How an object stays** while it is used here: not by a note of its handle (`in_use`), but by one flag for the thread,
+//! that it is inside. Who releases a handle makes it invalid first. Then it takes every pair of it away, and waits until every
+//! thread was seen outside once ([`Places::retire`]). That is soon, for nothing here waits, and a thread that is waited for
+//! takes the general path when it comes in next. Who comes in later finds no pair. As for notes, the full fence that this needs
+//! on both sides is paid by the releasing side (`membarrier`); where the system has none, no thread has a way in.
 
 use std::cell::UnsafeCell;
 use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering, fence};
 
-use millpond::bindings::{Shortcut, on_fork, on_thread_end};
+use super::holds::Holds;
+use super::kind::{AnyStream, PoolHandle};
+use super::sync::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering, PAIRS, PLACES, Shortcut, fence, heavy_fence,
+    light_fence, yield_now,
+};
 
-use crate::holds::Holds;
-use crate::kind::{AnyStream, PoolHandle};
-
-const PLACES: usize = 1 << 12;
-
-/// Pairs that a thread remembers; of those that fall on the same one, the one used last on the general path. So many that a
-/// thread may go round a pool of 16 streams, as RMM's has, and mostly find them.
-const PAIRS: usize = 32;
+/// The places of all threads.
+pub(crate) struct Places {
+    all: [Place; PLACES],
+    /// By place, whether it ever had an owner.
+    used: [AtomicU64; PLACES.div_ceil(64)],
+}
 
 /// One thread's, on cache lines of its own. As long as a power of two, so that an address is soon computed.
-#[repr(align(4096))]
+#[cfg_attr(not(loom), repr(align(4096)))]
 pub(crate) struct Place {
-    /// The thread pointer of the thread that has the place; 0 while none has. With [`CLOSED`] the thread passes it by.
+    /// The number of the thread that has the place; 0 while none has. With [`CLOSED`] the thread passes it by.
     owner: AtomicU64,
     /// Whether the owner is inside, and so uses a pool and a stream.
-    pub(crate) inside: AtomicBool,
+    inside: AtomicBool,
     /// Held for a moment by whoever takes over what the owner counted, or lets it count for another pair.
     counting: AtomicBool,
-    pub(crate) pairs: [Pair; PAIRS],
+    pairs: [Pair; PAIRS],
     counts: [Count; PAIRS],
 }
 
@@ -53,8 +57,8 @@ struct Count {
 
 /// A pool and a stream by their handles, and the owner's way to its magazines for both. The owner writes it, while it is
 /// outside; another thread only ever takes the pair away. So while there is a pool, the rest belongs to it.
-#[repr(align(64))]
-pub(crate) struct Pair {
+#[cfg_attr(not(loom), repr(align(64)))]
+struct Pair {
     /// Null where there is none.
     pool: AtomicPtr<PoolHandle>,
     /// Null, or what else stands for it, for the default stream.
@@ -66,93 +70,68 @@ pub(crate) struct Pair {
 // SAFETY: everything else is made of atomics, and `shortcut` is reached by the owner alone.
 unsafe impl Sync for Pair {}
 
-/// A bit that no thread pointer has: each is aligned.
+/// A bit that no thread's number has.
 const CLOSED: u64 = 1;
 
-static ALL: [Place; PLACES] = [const { Place::vacant() }; PLACES];
-
-/// By place, whether it ever had an owner.
-static USED: [AtomicU64; PLACES / 64] = [const { AtomicU64::new(0) }; PLACES / 64];
-
-/// A number that no other living thread has, and not 0.
+/// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4) of the lower half: numbers are pointers that differ by
+/// multiples of the threads' stacks.
 #[inline(always)]
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-fn thread_pointer() -> u64 {
-    let pointer: u64;
-    // SAFETY: the ABI has the thread pointer there, on x86-64 as the first word of what it points at (ELF
-    // Handling for Thread-Local Storage, its part on x86-64). Reading it changes nothing.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(pure, readonly, nostack, preserves_flags));
-        #[cfg(target_arch = "aarch64")]
-        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(pure, nomem, nostack, preserves_flags));
-    }
-    pointer
-}
-
-/// Likewise, where nobody says where the thread pointer is: the address of something that each thread has.
-#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-fn thread_pointer() -> u64 {
-    use std::cell::Cell;
-    thread_local! {
-        static HERE: Cell<u8> = const { Cell::new(0) };
-    }
-    HERE.with(|here| here.as_ptr().addr() as u64)
-}
-
-/// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4) of the lower half: pointers differ by multiples
-/// of the threads' stacks.
-#[inline(always)]
-fn index_of(pointer: u64) -> usize {
-    let hash = (pointer as u32).wrapping_mul(0x9e37_79b9);
+fn index_of(thread: u64) -> usize {
+    let hash = (thread as u32).wrapping_mul(0x9e37_79b9);
     (hash >> (u32::BITS - PLACES.trailing_zeros())) as usize
 }
 
-impl Place {
-    const fn vacant() -> Self {
-        Self {
-            owner: AtomicU64::new(0),
-            inside: AtomicBool::new(false),
-            counting: AtomicBool::new(false),
-            pairs: [const { Pair::none() }; PAIRS],
-            counts: [const { Count::none() }; PAIRS],
-        }
+/// Where a pool and a stream are remembered. Our handles end in small numbers. The driver's are addresses, which
+/// differ further up: so a hash, as in `index_of`.
+#[inline(always)]
+fn number_of(pool: *mut PoolHandle, stream: AnyStream) -> usize {
+    let hash = (pool.addr() as u64 ^ stream.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (hash >> (u64::BITS - PAIRS.trailing_zeros())) as usize
+}
+
+impl Places {
+    /// Without owners.
+    pub(crate) const fn vacant() -> Self {
+        // SAFETY: it is made of the machine's atomics, of which zeros are values, and of a shortcut that need not be one.
+        unsafe { MaybeUninit::zeroed().assume_init() }
     }
 
-    /// The calling thread's place, if it has one.
+    /// Without owners, of a model's atomics.
+    #[cfg(loom)]
+    pub(crate) fn modelled() -> Self {
+        let used = std::array::from_fn(|_| AtomicU64::default());
+        Self { all: std::array::from_fn(|_| Place::modelled()), used }
+    }
+
+    /// The place of the thread with this number, if it has one.
     #[inline(always)]
-    pub(crate) fn mine() -> Option<&'static Self> {
-        let pointer = thread_pointer();
-        let place = &ALL[index_of(pointer)];
-        // Relaxed: the thread itself wrote its pointer, and nobody else's means it.
-        if place.owner.load(Ordering::Relaxed) != pointer {
+    pub(crate) fn of(&self, thread: u64) -> Option<&Place> {
+        let place = &self.all[index_of(thread)];
+        // Relaxed: the thread itself wrote its number, and nobody else's means it.
+        if place.owner.load(Ordering::Relaxed) != thread {
             cold_path();
             return None;
         }
         Some(place)
     }
 
-    /// The calling thread's place, which it takes if it can. The thread must be one whose end is
-    /// [told](on_thread_end).
-    pub(crate) fn take() -> Option<&'static Self> {
-        if let Some(place) = Self::mine() {
+    /// The place of the calling thread, which takes it if it can. It must [leave](Self::leave) it at its end.
+    pub(crate) fn take(&self, thread: u64) -> Option<&Place> {
+        if let Some(place) = self.of(thread) {
             return Some(place);
         }
-        let pointer = thread_pointer();
-        let index = index_of(pointer);
-        let place = &ALL[index];
+        let index = index_of(thread);
+        let place = &self.all[index];
         // Acquire: pairs with the Release of who left it.
-        place.owner.compare_exchange(0, pointer, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // SeqCst: before any pair is written, in the one order that `all_used` looks in, too.
-        USED[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
-        on_thread_end(Self::leave);
-        on_fork(Self::forget_all);
+        place.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // Relaxed: before any pair is written, and so before the fence of who writes it (`remember`).
+        self.used[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
         Some(place)
     }
 
     /// In a forked child: the other threads are gone, and what this one remembers is its parent's.
-    fn forget_all() {
-        for place in Self::all_used() {
+    pub(crate) fn forget_all(&self) {
+        for place in self.used() {
             place.pairs.iter().for_each(Pair::take_away);
             // Relaxed, all: there is one thread.
             place.counts.iter().for_each(Count::hand_over);
@@ -163,15 +142,135 @@ impl Place {
     }
 
     /// The calling thread ends.
-    fn leave() {
-        let pointer = thread_pointer();
-        let place = &ALL[index_of(pointer)];
-        // Relaxed: as in `mine`.
-        if place.owner.load(Ordering::Relaxed) & !CLOSED == pointer {
+    pub(crate) fn leave(&self, thread: u64) {
+        let place = &self.all[index_of(thread)];
+        // Relaxed: as in `of`.
+        if place.owner.load(Ordering::Relaxed) & !CLOSED == thread {
             place.pairs.iter().for_each(Pair::take_away);
             place.while_counting(|| place.counts.iter().for_each(Count::hand_over));
             // Release: see `take`. Who has closed the place does not open it then.
             place.owner.store(0, Ordering::Release);
+        }
+    }
+
+    /// Every place that may have an owner.
+    fn used(&self) -> impl Iterator<Item = &Place> {
+        self.used.iter().zip(self.all.chunks(64)).flat_map(|(used, places)| {
+            // Relaxed: a fence comes before (`retire`).
+            let used = used.load(Ordering::Relaxed);
+            places.iter().enumerate().filter(move |(at, _)| used >> at & 1 == 1).map(|(_, place)| place)
+        })
+    }
+
+    /// Takes away every pair of a handle, which was made invalid before. Then it waits until every thread that may still use the
+    /// handle has left the fast path.
+    pub(crate) fn retire(&self, handle: u64) {
+        // As in `Place::remember`.
+        fence(Ordering::SeqCst);
+        let pairs = self.used().flat_map(|place| &place.pairs);
+        pairs.filter(|pair| pair.is_of(handle)).for_each(Pair::take_away);
+        // Whoever does not see that its pair is gone is seen inside.
+        heavy_fence();
+        self.used().for_each(Place::wait_for_owner);
+    }
+
+    /// Takes over what threads counted for a [retired](Self::retire) handle.
+    pub(crate) fn collect(&self, handle: u64) {
+        for place in self.used() {
+            let of_handle = || place.counts.iter().filter(|count| count.is_of(handle));
+            place.while_counting(|| of_handle().for_each(Count::hand_over));
+        }
+    }
+}
+
+/// The thread is inside as long as this lives.
+struct Inside<'a>(&'a Place);
+
+impl<'a> Inside<'a> {
+    #[inline(always)]
+    fn new(place: &'a Place) -> Self {
+        // Relaxed: ordered before the look for the pair by the fence.
+        place.inside.store(true, Ordering::Relaxed);
+        light_fence();
+        Self(place)
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: the use of the objects happens before whoever waits for this ends one.
+        self.0.inside.store(false, Ordering::Release);
+    }
+}
+
+impl Place {
+    #[cfg(loom)]
+    fn modelled() -> Self {
+        let [inside, counting] = Default::default();
+        let pair = |_| Pair {
+            pool: AtomicPtr::new(ptr::null_mut()),
+            stream: AtomicU64::new(0),
+            shortcut: UnsafeCell::new(MaybeUninit::uninit()),
+        };
+        let count = |_| Count {
+            blocks: AtomicI64::new(0),
+            pool: AtomicU64::new(0),
+            stream: AtomicU64::new(0),
+            of_pool: AtomicPtr::new(ptr::null_mut()),
+            of_stream: AtomicPtr::new(ptr::null_mut()),
+        };
+        let (pairs, counts) = (std::array::from_fn(pair), std::array::from_fn(count));
+        Self { owner: AtomicU64::new(0), inside, counting, pairs, counts }
+    }
+
+    /// Calls with the owner's shortcut for the pool and the stream, and counts `by` blocks more that hold them, where `call` did
+    /// something. `None` where nothing was done.
+    ///
+    /// `call` must not wait, call back or panic, and gives `None` where it did nothing. It may use the shortcut: the owner is the
+    /// thread that made it, and both objects stay.
+    ///
+    /// # Safety
+    /// The calling thread has the place.
+    #[inline(always)]
+    pub(crate) unsafe fn call<R>(
+        &self,
+        (pool, stream): (*mut PoolHandle, AnyStream),
+        by: Option<i64>,
+        call: impl FnOnce(&Shortcut) -> Option<R>,
+    ) -> Option<R> {
+        let Inside(place) = &Inside::new(self);
+        let number = number_of(pool, stream);
+        // SAFETY: the place is this thread's, and it is inside. If the pair is there, its handles were valid after it was
+        // written (`remember`). Who releases one of them takes the pair away, then waits until this thread is outside,
+        // before the object goes.
+        let shortcut = unsafe { place.pairs[number].find(pool, stream) }?;
+        let result = call(shortcut)?;
+        if let Some(by) = by {
+            place.count(number, by);
+        }
+        Some(result)
+    }
+
+    /// Remembers a shortcut for the owner's next calls, and lets it count for its pool and stream; nothing where one of the handles does
+    /// not last.
+    ///
+    /// # Safety
+    /// The calling thread has the place, and is outside. Both objects are in use.
+    pub(crate) unsafe fn remember(
+        &self,
+        pool: (*mut PoolHandle, &Holds),
+        stream: (AnyStream, Option<&Holds>),
+        shortcut: Shortcut,
+        lasts: impl Fn() -> bool,
+    ) {
+        // SAFETY: as promised to this function.
+        unsafe { self.set(pool, stream, shortcut) };
+        // Whoever releases a handle makes it invalid, gives it up, or its stream unregistered. Then it looks for pairs (`retire`),
+        // with such a fence between: either it finds this one, or this thread finds that the handle does not last.
+        fence(Ordering::SeqCst);
+        if !lasts() {
+            self.pairs[number_of(pool.0, stream.0)].take_away();
         }
     }
 
@@ -184,7 +283,7 @@ impl Place {
             // Relaxed, here and below: only how long this takes depends on whether the owner sees it. Again in each turn, since
             // somebody else may have opened it.
             closed = Some(self.owner.fetch_or(CLOSED, Ordering::Relaxed) | CLOSED);
-            std::thread::yield_now();
+            yield_now();
         }
         if let Some(closed) = closed {
             // It fails where the owner has left, or it is open again.
@@ -193,38 +292,17 @@ impl Place {
         }
     }
 
-    /// Every place that may have an owner.
-    pub(crate) fn all_used() -> impl Iterator<Item = &'static Self> {
-        USED.iter().zip(ALL.as_chunks::<64>().0).flat_map(|(used, places)| {
-            let used = used.load(Ordering::SeqCst);
-            places.iter().enumerate().filter(move |(at, _)| used >> at & 1 == 1).map(|(_, place)| place)
-        })
-    }
-
-    /// Where this pool and stream are remembered. Our handles end in small numbers. The driver's are addresses, which
-    /// differ further up: so a hash, as in `index_of`.
-    #[inline(always)]
-    pub(crate) fn number_of(pool: *mut PoolHandle, stream: AnyStream) -> usize {
-        let hash = (pool.addr() as u64 ^ stream.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (hash >> (u64::BITS - PAIRS.trailing_zeros())) as usize
-    }
-
-    #[inline(always)]
-    pub(crate) fn pair(&self, pool: *mut PoolHandle, stream: AnyStream) -> &Pair {
-        &self.pairs[Self::number_of(pool, stream)]
-    }
-
     /// Remembers a shortcut, and lets the owner count for its pool and stream.
     ///
     /// # Safety
     /// The calling thread has the place, and is outside. Both objects are in use.
-    pub(crate) unsafe fn set(
+    unsafe fn set(
         &self,
         (pool, of_pool): (*mut PoolHandle, &Holds),
         (stream, of_stream): (AnyStream, Option<&Holds>),
         shortcut: Shortcut,
     ) {
-        let number = Self::number_of(pool, stream);
+        let number = number_of(pool, stream);
         let count = &self.counts[number];
         self.pairs[number].take_away();
         if !count.is_for(pool.addr() as u64, stream.addr() as u64) {
@@ -245,7 +323,7 @@ impl Place {
     /// Counts blocks that hold the pool and the stream of the pair with this number. By the owner, while it is inside and has
     /// found the pair.
     #[inline(always)]
-    pub(crate) fn count(&self, number: usize, by: i64) {
+    fn count(&self, number: usize, by: i64) {
         let blocks = &self.counts[number].blocks;
         // Relaxed, and no read-modify-write: nobody else writes it now. The end of being inside publishes it.
         blocks.store(blocks.load(Ordering::Relaxed) + by, Ordering::Relaxed);
@@ -255,8 +333,8 @@ impl Place {
     #[cold]
     fn while_counting(&self, run: impl FnOnce()) {
         // Acquire, and Release below: who comes next sees what was done.
-        while self.counting.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
+        while self.counting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            yield_now();
         }
         run();
         self.counting.store(false, Ordering::Release);
@@ -264,17 +342,6 @@ impl Place {
 }
 
 impl Count {
-    const fn none() -> Self {
-        // All zero, so that places need no room in the file.
-        Self {
-            blocks: AtomicI64::new(0),
-            pool: AtomicU64::new(0),
-            stream: AtomicU64::new(0),
-            of_pool: AtomicPtr::new(ptr::null_mut()),
-            of_stream: AtomicPtr::new(ptr::null_mut()),
-        }
-    }
-
     fn is_for(&self, pool: u64, stream: u64) -> bool {
         // Relaxed, both: the owner wrote them.
         self.pool.load(Ordering::Relaxed) == pool && self.stream.load(Ordering::Relaxed) == stream
@@ -301,21 +368,12 @@ impl Count {
 }
 
 impl Pair {
-    const fn none() -> Self {
-        // All zero, so that places need no room in the file.
-        Self {
-            pool: AtomicPtr::new(ptr::null_mut()),
-            stream: AtomicU64::new(0),
-            shortcut: UnsafeCell::new(MaybeUninit::uninit()),
-        }
-    }
-
     /// The shortcut for this pool and stream, if it is here.
     ///
     /// # Safety
     /// The calling thread has the place, and is inside as long as it uses what is returned.
     #[inline(always)]
-    pub(crate) unsafe fn find(&self, pool: *mut PoolHandle, stream: AnyStream) -> Option<&Shortcut> {
+    unsafe fn find(&self, pool: *mut PoolHandle, stream: AnyStream) -> Option<&Shortcut> {
         // Relaxed, both: the thread's own; and that the pair was taken away is seen in time by the fence of who did it.
         let is_here = !pool.is_null()
             && self.pool.load(Ordering::Relaxed) == pool
@@ -328,7 +386,7 @@ impl Pair {
     ///
     /// # Safety
     /// The calling thread has the place, and is outside.
-    pub(crate) unsafe fn set(&self, pool: *mut PoolHandle, stream: AnyStream, shortcut: Shortcut) {
+    unsafe fn set(&self, pool: *mut PoolHandle, stream: AnyStream, shortcut: Shortcut) {
         // Relaxed, all: other threads read no more than the handles.
         self.take_away();
         self.stream.store(stream.addr() as u64, Ordering::Relaxed);
@@ -338,168 +396,116 @@ impl Pair {
     }
 
     /// Whether one of its handles is this one. From any thread.
-    pub(crate) fn is_of(&self, handle: u64) -> bool {
+    fn is_of(&self, handle: u64) -> bool {
         // Relaxed, both: if the owner overwrites the pair meanwhile, nothing is lost but the new one.
         self.pool.load(Ordering::Relaxed).addr() as u64 == handle
             || self.stream.load(Ordering::Relaxed) == handle
     }
 
     /// From now on nothing is found here. From any thread.
-    pub(crate) fn take_away(&self) {
+    fn take_away(&self) {
         self.pool.store(ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
-/// Takes away every pair of a handle, which was made invalid before. Whoever came in before may still use it.
-pub(crate) fn forget(handle: u64) {
-    fence(Ordering::SeqCst);
-    let pairs = Place::all_used().flat_map(|place| &place.pairs);
-    pairs.filter(|pair| pair.is_of(handle)).for_each(|pair| pair.take_away());
-}
-
-/// Waits until every thread that may still use a forgotten handle has left the fast path. After a
-/// [heavy fence](crate::in_use::heavy_fence), which comes after [`forget`].
-pub(crate) fn wait_for_calls() {
-    Place::all_used().for_each(Place::wait_for_owner);
-}
-
-/// Takes over what threads counted for a forgotten handle that none of them [uses](wait_for_calls) any more.
-pub(crate) fn collect(handle: u64) {
-    for place in Place::all_used() {
-        let of_handle = || place.counts.iter().filter(|count| count.is_of(handle));
-        place.while_counting(|| of_handle().for_each(Count::hand_over));
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
-    use millpond::bindings::{Mutex, MutexGuard};
     use millpond::device::sim::{SimDevice, SimOptions};
-    use millpond::{Context, Pool, Stream};
+    use millpond::{Context, Pool};
 
     use super::*;
 
-    const POOL: *mut PoolHandle = ptr::without_provenance_mut(0x4400_0000_0000_0000);
+    pub(crate) const POOL: *mut PoolHandle = ptr::without_provenance_mut(0x4400_0000_0000_0000);
 
-    /// While a test holds it, no other test's thread takes a place or waits for the owner of one.
-    pub(crate) fn alone() -> MutexGuard<'static, ()> {
-        static ALONE: Mutex<()> = Mutex::new(());
-        ALONE.lock()
-    }
+    /// Not those of this process: each test's threads have numbers of their own.
+    static ALL: Places = Places::vacant();
 
-    /// Runs it on a thread of its own, [alone].
-    fn on_a_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> R {
-        let _alone = alone();
-        std::thread::spawn(run).join().unwrap()
-    }
-
-    fn pool_and_stream() -> (Pool, Stream) {
+    /// Has the calling thread, which takes a place, remember a shortcut that nobody uses.
+    pub(crate) fn remember(take: impl FnOnce() -> Option<&'static Place>) -> &'static Place {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
         let block = pool.alloc(512, &stream).unwrap();
         // SAFETY: nobody else has the block, and there is no work on it.
         unsafe { pool.free(block, &stream) }.unwrap();
-        (pool, stream)
+        let shortcut = Shortcut::new(&pool, &stream).expect("the thread had a block");
+        let place = take().expect("no other thread is there");
+        // SAFETY: the place is this thread's.
+        unsafe { place.remember((POOL, &Holds::default()), (ptr::null_mut(), None), shortcut, || true) };
+        place
     }
 
-    /// What the calling thread finds in its place, which it takes.
-    fn found_after_set() -> (u64, bool, bool) {
-        let (pool, stream) = pool_and_stream();
-        let shortcut = Shortcut::new(&pool, &stream).expect("the thread had a block");
-        let place = Place::take().expect("no other thread is there");
-        let pair = place.pair(POOL, ptr::null_mut());
+    /// Whether the calling thread, which has the place, finds a shortcut for the pool.
+    pub(crate) fn finds(place: &Place, pool: *mut PoolHandle) -> bool {
         // SAFETY: the place is this thread's, which uses nothing that it finds.
-        unsafe {
-            let before = pair.find(POOL, ptr::null_mut()).is_some();
-            pair.set(POOL, ptr::null_mut(), shortcut);
-            (thread_pointer(), before, pair.find(POOL, ptr::null_mut()).is_some())
+        unsafe { place.call((pool, ptr::null_mut()), None, |_| Some(())) }.is_some()
+    }
+
+    #[test]
+    fn a_pair_taken_away_and_null_are_not_found() {
+        let place = remember(|| ALL.take(8));
+        assert!(finds(place, POOL) && ALL.used().any(|used| ptr::eq(used, place)));
+        place.pairs.iter().for_each(Pair::take_away);
+        assert!(!finds(place, POOL));
+        for no_pool in [0, 1, usize::MAX].map(ptr::without_provenance_mut) {
+            assert!(!finds(place, no_pool), "whatever a program asks for");
         }
     }
 
     #[test]
-    fn a_thread_finds_what_it_remembered_until_it_ends() {
-        let (pointer, before, after) = on_a_thread(found_after_set);
-        assert!(!before && after);
-        let place = &ALL[index_of(pointer)];
-        let is_used = Place::all_used().any(|used| ptr::eq(used, place));
-        assert!(is_used, "who releases a handle looks here");
+    fn a_shortcut_of_a_handle_that_does_not_last_is_not_kept() {
+        let place = remember(|| ALL.take(16));
+        // SAFETY: the place is this thread's, which uses nothing that it finds.
+        unsafe {
+            let shortcut = place.call((POOL, ptr::null_mut()), None, |shortcut| Some(*shortcut)).unwrap();
+            place.remember((POOL, &Holds::default()), (ptr::null_mut(), None), shortcut, || false);
+        }
+        assert!(!finds(place, POOL));
+    }
+
+    #[test]
+    fn a_thread_that_comes_in_again_at_once_is_waited_for_but_once() {
+        const ME: u64 = 24;
+        static LEFT: AtomicBool = AtomicBool::new(false);
+        let (tell, told) = std::sync::mpsc::channel();
+        let comes_in = std::thread::spawn(move || {
+            tell.send(ALL.take(ME).unwrap()).unwrap();
+            // Inside but for an instant of each turn.
+            while !LEFT.load(Ordering::Relaxed) {
+                if let Some(place) = ALL.of(ME) {
+                    let _inside = Inside::new(place);
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+            }
+            ALL.leave(ME);
+        });
+        let place = told.recv().unwrap();
+        for _ in 0..20 {
+            place.wait_for_owner();
+            assert_eq!(place.owner.load(Ordering::Relaxed), ME, "it is open again");
+        }
+        LEFT.store(true, Ordering::Relaxed);
+        comes_in.join().unwrap();
+        assert_eq!(place.owner.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_thread_that_ends_while_its_place_is_closed_leaves_it() {
+        let place = remember(|| ALL.take(32));
+        place.owner.fetch_or(CLOSED, Ordering::Relaxed);
+        assert!(ALL.of(32).is_none() && ALL.take(32).is_none());
+        ALL.leave(32);
         assert_eq!(place.owner.load(Ordering::Relaxed), 0);
         assert!(!place.pairs.iter().any(|pair| pair.is_of(POOL.addr() as u64)));
     }
 
     #[test]
-    fn a_pair_taken_away_and_null_are_not_found() {
-        on_a_thread(|| {
-            found_after_set();
-            let place = Place::mine().unwrap();
-            let pair = place.pair(POOL, ptr::null_mut());
-            pair.take_away();
-            // SAFETY: as above.
-            unsafe {
-                assert!(pair.find(POOL, ptr::null_mut()).is_none());
-                for no_pool in [0, 1, usize::MAX].map(ptr::without_provenance_mut) {
-                    assert!(pair.find(no_pool, ptr::null_mut()).is_none(), "whatever a program asks for");
-                }
-            }
-        });
-    }
-
-    #[test]
-    fn a_thread_that_comes_in_again_at_once_is_waited_for_but_once() {
-        on_a_thread(|| {
-            static LEFT: AtomicBool = AtomicBool::new(false);
-            let (tell, told) = std::sync::mpsc::channel();
-            let comes_in = std::thread::spawn(move || {
-                found_after_set();
-                let place = Place::mine().unwrap();
-                tell.send(place).unwrap();
-                // Inside but for an instant of each turn.
-                while !LEFT.load(Ordering::Relaxed) {
-                    if let Some(place) = Place::mine() {
-                        place.inside.store(true, Ordering::Relaxed);
-                        std::thread::sleep(std::time::Duration::from_millis(20));
-                        place.inside.store(false, Ordering::Release);
-                    }
-                }
-                Place::mine().is_some()
-            });
-            let place = told.recv().unwrap();
-            let owner = place.owner.load(Ordering::Relaxed);
-            for _ in 0..20 {
-                place.wait_for_owner();
-                assert_eq!(place.owner.load(Ordering::Relaxed), owner, "it is open again");
-            }
-            LEFT.store(true, Ordering::Relaxed);
-            assert!(comes_in.join().unwrap());
-            assert_eq!(place.owner.load(Ordering::Relaxed), 0);
-        });
-    }
-
-    #[test]
-    fn a_thread_that_ends_while_its_place_is_closed_leaves_it() {
-        on_a_thread(|| {
-            let place = std::thread::spawn(|| {
-                found_after_set();
-                let place = Place::mine().unwrap();
-                place.owner.fetch_or(CLOSED, Ordering::Relaxed);
-                assert!(Place::mine().is_none() && Place::take().is_none());
-                place
-            });
-            assert_eq!(place.join().unwrap().owner.load(Ordering::Relaxed), 0);
-        });
-    }
-
-    #[test]
     fn a_thread_whose_place_another_one_has_does_without() {
-        on_a_thread(|| {
-            let pointer = thread_pointer();
-            let place = &ALL[index_of(pointer)];
-            place.owner.compare_exchange(0, !pointer, Ordering::Acquire, Ordering::Relaxed).unwrap();
-            assert!(Place::take().is_none() && Place::mine().is_none());
-            place.owner.store(0, Ordering::Release);
-            assert!(Place::take().is_some());
-            Place::leave();
-            assert!(Place::mine().is_none());
-        });
+        let same = (6..).map(|number| number * 8).find(|number| index_of(*number) == index_of(40)).unwrap();
+        let place = ALL.take(same).unwrap();
+        assert!(ALL.take(40).is_none() && ALL.of(40).is_none());
+        ALL.leave(40);
+        assert!(ALL.of(same).is_some_and(|of_same| ptr::eq(of_same, place)));
+        ALL.leave(same);
+        assert!(ALL.take(40).is_some());
     }
 }

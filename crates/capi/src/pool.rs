@@ -282,10 +282,12 @@ pub enum Attribute {
     HostAccess = 8,
     /// Whether the pool sleeps: 1 or 0.
     IsAsleep = 9,
-    /// Bytes that the pool gave back to sleep, and takes again to wake.
+    /// Bytes that the pool gave away to sleep or when it was evicted, and takes again to wake or to be restored.
     BytesAsleep = 10,
     /// How many mistakes the pool's guard found: see `millpond_pool_options.guard`.
     GuardFindings = 11,
+    /// Whether the pool is evicted: 1 or 0.
+    IsEvicted = 12,
 }
 
 impl Attribute {
@@ -302,6 +304,7 @@ impl Attribute {
             Self::IsAsleep,
             Self::BytesAsleep,
             Self::GuardFindings,
+            Self::IsEvicted,
         ];
         let unknown =
             || Failure::option("attribute", format!("{number}; it must be one of millpond_attribute"));
@@ -328,6 +331,7 @@ pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32
             Attribute::IsAsleep => pool.is_asleep().into(),
             Attribute::BytesAsleep => pool.stats().asleep,
             Attribute::GuardFindings => pool.guard_findings().len() as u64,
+            Attribute::IsEvicted => pool.is_evicted().into(),
         });
         Ok(())
     })
@@ -352,7 +356,8 @@ pub extern "C" fn millpond_pool_set(pool: *mut PoolHandle, attribute: i32, value
                 | Attribute::HostAccess
                 | Attribute::IsAsleep
                 | Attribute::BytesAsleep
-                | Attribute::GuardFindings,
+                | Attribute::GuardFindings
+                | Attribute::IsEvicted,
                 _,
             ) => {
                 return Err(Failure::option("attribute", "it can only be read"));

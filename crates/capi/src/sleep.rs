@@ -78,7 +78,8 @@ pub unsafe extern "C" fn millpond_pool_tagged(
     })
 }
 
-/// Gives the pinned memory back that sleeps left for the next one, of the pool and its tags. Those that sleep keep theirs.
+/// Gives the pinned memory back that sleeps and evictions left for the next one, of the pool and its tags. Those that sleep or
+/// are evicted keep theirs.
 /// `released` gets the bytes given back; it may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_pool_trim_staging(pool: *mut PoolHandle, released: *mut usize) -> Status {

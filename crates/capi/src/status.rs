@@ -66,6 +66,10 @@ pub enum Status {
     CannotSleep = 26,
     /// The file by which processes share a budget cannot be used.
     SharedBudget = 27,
+    /// The pool is evicted: restore it first.
+    Evicted = 28,
+    /// The pool cannot be evicted; the message says why.
+    CannotEvict = 29,
     /// The memory cannot be shared with other processes.
     NotShareable = 30,
     /// What another process sent is no memory that can be opened.
@@ -93,7 +97,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 40] = [
+    const ALL: [(Self, &'static CStr); 42] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -122,6 +126,8 @@ impl Status {
         (Self::SharedBudget, c"shared budget failed"),
         (Self::Asleep, c"asleep"),
         (Self::CannotSleep, c"cannot sleep"),
+        (Self::Evicted, c"evicted"),
+        (Self::CannotEvict, c"cannot evict"),
         (Self::NotShareable, c"not shareable"),
         (Self::BadToken, c"bad token"),
         (Self::Socket, c"socket failed"),
@@ -162,6 +168,8 @@ impl From<&Error> for Status {
             Error::SharedBudget { .. } => Self::SharedBudget,
             Error::Asleep { .. } => Self::Asleep,
             Error::CannotSleep { .. } => Self::CannotSleep,
+            Error::Evicted { .. } => Self::Evicted,
+            Error::CannotEvict { .. } => Self::CannotEvict,
             Error::NotShareable { .. } => Self::NotShareable,
             Error::BadToken { .. } => Self::BadToken,
             Error::Socket { .. } => Self::Socket,

@@ -14,9 +14,9 @@ use crate::event::EVENTS;
 use crate::failure::{Failure, boundary};
 use crate::handle::{Table, Using};
 use crate::holds::Holds;
-use crate::in_use::{Record, heavy_fence};
+use crate::in_use::Record;
 use crate::kind::{AnyStream, ContextHandle, EventHandle, Kind, StreamHandle};
-use crate::place;
+use crate::places;
 use crate::status::Status;
 
 /// What a stream's handle stands for.
@@ -33,9 +33,7 @@ impl Drop for StreamObject {
     fn drop(&mut self) {
         // As for a handle of ours: see `Table::release`.
         withdraw(&mut self.stream);
-        place::forget(self.stream.handle().raw());
-        heavy_fence();
-        place::wait_for_calls();
+        places::retire(self.stream.handle().raw());
     }
 }
 
@@ -285,7 +283,7 @@ pub unsafe extern "C" fn millpond_stream_is_idle(
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::ptr;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -294,7 +292,7 @@ mod tests {
     use crate::in_use::this_thread;
     use crate::kind::PoolHandle;
     use crate::memory::{millpond_alloc, millpond_free};
-    use crate::place::{Place, tests::alone};
+    use crate::places::{mine, tests::alone};
 
     /// A pool, and a stream of the device that millpond did not make.
     struct Bench {
@@ -341,10 +339,11 @@ mod tests {
 
         /// Whether the calling thread has a shortcut under the driver's handle.
         fn is_fast(&self) -> bool {
-            // SAFETY: the place is this thread's, which does not use what it finds.
-            Place::mine().is_some_and(|place| unsafe {
-                place.pair(self.pool, self.raw).find(self.pool, self.raw).is_some()
-            })
+            let finds = |place: &crate::place::Place| {
+                // SAFETY: the place is this thread's, which does not use what it finds.
+                unsafe { place.call((self.pool, self.raw), None, |_| Some(())) }.is_some()
+            };
+            mine().is_some_and(finds)
         }
     }
 
@@ -356,11 +355,11 @@ mod tests {
         assert!(!bench.is_fast());
         let (one, two) = (bench.register(), bench.register());
         bench.pairs(3);
-        assert!(bench.is_fast() || !crate::in_use::has_membarrier());
+        assert!(bench.is_fast() || !crate::sync::has_membarrier());
         assert_eq!(millpond_stream_release(one), Status::Ok);
         assert!(!bench.is_fast(), "until it is asked once more");
         bench.pairs(3);
-        assert!(bench.is_fast() || !crate::in_use::has_membarrier());
+        assert!(bench.is_fast() || !crate::sync::has_membarrier());
         assert_eq!(millpond_stream_release(two), Status::Ok);
         bench.pairs(3);
         assert!(!bench.is_fast());

@@ -37,6 +37,8 @@ fn built() -> Option<&'static Path> {
             ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &source("standin.c"), "-o", "libcuda.so.1"];
         compile(&folder, &stand_in);
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
+        let nvml = source("nvml.c");
+        compile(&folder, &["-shared", "-fPIC", &nvml, "./libcuda.so.1", "-o", "libnvidia-ml.so.1"]);
         Some(folder)
     };
     BUILT.get_or_init(build).as_deref()
@@ -272,6 +274,24 @@ fn a_limit_alone_leaves_memory_to_the_driver() {
     assert!(said.contains("the limit refused 2 allocations"), "{said}");
     let said = stderr(&ran(&["--pool", "--limit", "100MiB", "./linked", "limited"]));
     assert!(said.contains("the pool held 100.00 MiB at most"), "{said}");
+}
+
+#[test]
+fn a_limit_counts_what_cuda_itself_takes_where_it_is_asked_to() {
+    if built().is_none() {
+        return;
+    }
+    let counted = |more: &[&str]| {
+        let mut run = run(&[&["--limit", "100MiB"], more, &["./linked", "told"]].concat());
+        // Of 30 MiB for a context, in a container.
+        run.env("STANDIN_CONTEXT", "31457280").env("STANDIN_NVML", "container").output().unwrap()
+    };
+    assert_eq!(stdout(&counted(&[])), "100\n");
+    let output = counted(&["--count-overhead"]);
+    assert_eq!(stdout(&output), "70\n", "{}", stderr(&output));
+    assert!(stderr(&output).contains("CUDA's context took 30.00 MiB"), "{}", stderr(&output));
+    let refused = counted(&["--pool", "--budget", "a", "--count-overhead"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
 }
 
 #[test]

@@ -130,6 +130,20 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
+    /// The pool is evicted ([`Pool::evict`](crate::Pool::evict)), and others use its memory.
+    #[error("pool '{pool}' is evicted: restore it first")]
+    Evicted {
+        /// The pool's name.
+        pool: String,
+    },
+    /// The pool cannot be evicted; it is as before.
+    #[error("pool '{pool}' cannot be evicted: {why}")]
+    CannotEvict {
+        /// The pool's name.
+        pool: String,
+        /// What stands in the way, and what to do about it.
+        why: &'static str,
+    },
     /// The pool cannot sleep; it is awake.
     #[error("pool '{pool}' cannot sleep: {why}")]
     CannotSleep {

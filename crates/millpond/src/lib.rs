@@ -33,6 +33,7 @@
 //! | work with several GPUs | [`Buffer::copy_from`], [`Buffer::allow_access`], [`Pool::allow_access`], [`Stream::wait`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | lend a pool's memory to others for a while | [`Pool::sleep`], [`Pool::wake`] |
+//! | let parts of a job take turns on the device | [`Pool::evict`], [`Pool::restore`], [`Pool::restore_ahead`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
 //! | launch kernels with cudarc | the module `cudarc` |
@@ -79,6 +80,7 @@ pub mod cudarc;
 mod decay;
 pub mod device;
 mod error;
+mod evict;
 mod extents;
 mod figures;
 #[cfg(test)]
@@ -105,6 +107,8 @@ mod typed;
 // The examples of the repository's pages are tests. They are not in the packaged crate, whose own tests are in the repository.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../../../docs/beyond.md")]
+    mod beyond {}
     #[doc = include_str!("../../../docs/budgets.md")]
     mod budgets {}
     #[doc = include_str!("../../../docs/graphs.md")]

@@ -211,10 +211,11 @@ impl Block {
     }
 
     fn check_awake(&self) -> Result<()> {
-        match self.pool().is_asleep() {
-            true => Err(millpond::Error::Asleep { pool: self.pool().name().to_owned() }.into()),
-            false => Ok(()),
+        let pool = || self.pool().name().to_owned();
+        if self.pool().is_evicted() {
+            return Err(millpond::Error::Evicted { pool: pool() }.into());
         }
+        if self.pool().is_asleep() { Err(millpond::Error::Asleep { pool: pool() }.into()) } else { Ok(()) }
     }
 
     fn device_name(&self) -> DeviceName {

@@ -110,6 +110,8 @@ impl From<Failure> for PyErr {
                 | E::NotManaged { .. }
                 | E::Asleep { .. }
                 | E::CannotSleep { .. }
+                | E::Evicted { .. }
+                | E::CannotEvict { .. }
                 | E::NotShareable { .. }
                 | E::PoolDestroyed { .. }
                 | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),

@@ -429,7 +429,47 @@ impl Pool {
         py.detach(|| self.pool.is_asleep())
     }
 
-    /// The part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same hard limit.
+    /// Has the memory of a tag serve its pool for a while. Returns the bytes that the pool got.
+    ///
+    /// Behind all work that streams were given so far, the bytes of blocks are copied to pinned memory of the host. From the end of
+    /// the copies on, the pages serve other addresses of the pool. The host does not wait. The memory must not be used until
+    /// ``restore``; blocks may be freed. docs/beyond.md says more.
+    ///
+    /// Raises:
+    ///     MisuseError: for a pool that is no tag's, that sleeps, or that has a guard.
+    ///     DeviceError: where the host has too little pinned memory, or ``stream`` is being captured, among others.
+    #[pyo3(signature = (stream=None))]
+    fn evict(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let Given { stream, .. } = self.stream(py, stream)?;
+        Ok(py.detach(move || self.pool.evict(&stream)).map_err(Failure::from)?)
+    }
+
+    /// Ends an eviction: blocks are where they were. Later work on ``stream`` comes behind the copies of their bytes.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: where memory is lacking. The tag is evicted as before: make room, and try again.
+    #[pyo3(signature = (stream=None))]
+    fn restore(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Given { stream, .. } = self.stream(py, stream)?;
+        Ok(py.detach(move || self.pool.restore(&stream)).map_err(Failure::from)?)
+    }
+
+    /// Begins a restore, which then only has its stream wait. The copies run beside other work until then.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: as ``restore``.
+    fn restore_ahead(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.pool.restore_ahead()).map_err(Failure::from)?)
+    }
+
+    /// Whether the pool is evicted.
+    #[getter]
+    fn is_evicted(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.pool.is_evicted())
+    }
+
+    /// The part of the pool for a tag, to be put to sleep or evicted on its own: a pool with the same options, under the same
+    /// hard limit.
     fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
         let pool = py.detach(|| self.pool.tagged(tag)).map_err(Failure::from)?;
         Ok(Self::over(pool, Context::clone(&self.context)))
@@ -441,7 +481,7 @@ impl Pool {
         py.detach(|| self.pool.tags())
     }
 
-    /// Gives the pinned memory back that sleeps left for the next one. Returns the bytes given back.
+    /// Gives the pinned memory back that sleeps and evictions left for the next one. Returns the bytes given back.
     fn trim_staging(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(py.detach(|| self.pool.trim_staging()).map_err(Failure::from)?)
     }

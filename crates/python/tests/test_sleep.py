@@ -89,3 +89,27 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tag_is_evicted_and_restored() -> None:
+    pool = millpond.Pool("host", name="job", capacity=256 * MIB)
+    optimizer = pool.tagged("optimizer")
+    block = optimizer.allocate(4 * MIB)
+    with memoryview(block) as view:
+        view[:] = b"7" * (4 * MIB)
+    assert optimizer.evict() == 4 * MIB
+    assert optimizer.is_evicted and not optimizer.is_asleep
+    assert [each.stats().reserved.current for each in (pool, optimizer)] == [4 * MIB, 0]
+    assert optimizer.stats().asleep == 4 * MIB
+    for use in (lambda: optimizer.allocate(1), lambda: memoryview(block)):
+        with pytest.raises(millpond.MisuseError, match="restore it first"):
+            use()
+    with pool.allocate(4 * MIB) as other, memoryview(other) as view:
+        view[:] = b"9" * (4 * MIB)
+    optimizer.restore_ahead()
+    optimizer.restore()
+    assert not optimizer.is_evicted
+    with memoryview(block) as view:
+        assert bytes(view) == b"7" * (4 * MIB)
+    with pytest.raises(millpond.MisuseError, match="no part of another pool"):
+        pool.evict()

@@ -122,6 +122,138 @@ fn threads_that_hand_over_blocks_are_put_in_order() {
     assert_eq!(trace.ops.len(), 3 * trace.blocks.len());
 }
 
+/// A program's events, of which blocks of 5,000 bytes stay: recorded whole, or in parts that rotate.
+fn recorded(options: record::Options, pairs: u64) -> record::Status {
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).record(options).build().unwrap();
+    let _tag = record::tag("weights");
+    let kept: Vec<_> = (0..100).map(|_| pool.alloc(5000, &stream).unwrap()).collect();
+    let mut held = std::collections::VecDeque::new();
+    for step in 0..pairs {
+        held.push_back(pool.alloc(1000 + step, &stream).unwrap());
+        if held.len() > 10 {
+            free(&pool, held.pop_front().unwrap(), &stream);
+        }
+    }
+    held.into_iter().chain(kept).for_each(|block| free(&pool, block, &stream));
+    pool.stop_recording().unwrap().unwrap()
+}
+
+#[test]
+fn each_part_of_a_recording_that_rotates_is_read_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let named = |name: &str| folder.path().join(name);
+    recorded(record::Options::new(named("whole.mprec")), 50_000);
+    let whole = only(&named("whole.mprec"));
+    let options = record::Options::new(named("run.mprec")).most_bytes(400_000).rotate(true);
+    let status = recorded(options, 50_000);
+    assert_eq!((status.dropped, status.events), (0, record_events(&named("whole.mprec"))));
+    let bytes = |name: &str| std::fs::metadata(named(name)).unwrap().len();
+    assert!(bytes("run.mprec") <= 500_000 && bytes("run.mprec.old") <= 500_000);
+
+    for (name, is_last) in [("run.mprec.old", false), ("run.mprec", true)] {
+        let part = only(&named(name));
+        assert!(
+            part.lacks.as_ref().unwrap().starts_with("the recording rotates, and this is its part "),
+            "{name}"
+        );
+        assert!(part.remarks.is_empty() && part.lost_frees == 0, "{name}: {:?}", part.remarks);
+        // What lived at its start, and what came since, is what the whole recording has.
+        let (steps, all) = (steps(&part), steps(&whole));
+        let at = if is_last {
+            all.len() - steps.len()
+        } else {
+            all.windows(9).position(|some| some == &steps[..9]).unwrap()
+        };
+        assert_eq!(steps, all[at..at + steps.len()], "{name}");
+        assert_eq!(live_at_start(&part), live_after(&all[..at]), "{name}");
+        let of_weights = part.live_before.iter().map(|&block| part.blocks[block as usize]);
+        assert!(
+            of_weights
+                .clone()
+                .all(|block| part.stacks.frames(block.stack).any(|frame| &*frame.name == "weights"))
+        );
+        assert!(part.recorded_reserved.is_some_and(|held| held > 500_000), "{:?}", part.recorded_reserved);
+    }
+    // What is in neither is said.
+    let [older, last] = ["run.mprec.old", "run.mprec"].map(|name| only(&named(name)).lacks.unwrap());
+    assert!(status.rotated > 0 && older.contains(&format!("with {} events", status.rotated)), "{older}");
+    assert_ne!(older, last);
+}
+
+/// Events of a recording, as its pool counts them.
+fn record_events(path: &std::path::Path) -> u64 {
+    let mut chunks = record::Chunks::new(std::fs::File::open(path).unwrap()).unwrap();
+    let mut events = 0;
+    while let Some(payload) = chunks.next_chunk().unwrap() {
+        let is_event = |record: &Record<'_>| {
+            matches!(
+                record,
+                Record::Alloc { .. } | Record::Free { .. } | Record::Reserved { .. } | Record::PoolEnd { .. }
+            )
+        };
+        events += record::records(payload).flatten().filter(is_event).count() as u64;
+    }
+    events
+}
+
+fn live_at_start(trace: &Trace) -> Vec<u64> {
+    let mut sizes: Vec<_> =
+        trace.live_before.iter().map(|&block| trace.blocks[block as usize].size).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+/// The sizes of the blocks that live after these steps.
+fn live_after(steps: &[(u64, bool)]) -> Vec<u64> {
+    let mut live: Vec<u64> = Vec::new();
+    for &(size, is_free) in steps {
+        match live.iter().position(|&other| other == size).filter(|_| is_free) {
+            Some(at) => drop(live.remove(at)),
+            None => live.push(size),
+        }
+    }
+    live.sort_unstable();
+    live
+}
+
+#[test]
+fn parts_of_threads_that_hand_over_blocks_lose_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let options = record::Options::new(&*path).most_bytes(200_000).rotate(true);
+    let pool = Pool::builder(&context).record(options).build().unwrap();
+    let (give, take) = mpsc::sync_channel(64);
+    std::thread::scope(|scope| {
+        let (pool, stream) = (&pool, &stream);
+        scope.spawn(move || take.iter().for_each(|block| free(pool, block, stream)));
+        for step in 0..60_000 {
+            give.send(pool.alloc(512 + step, stream).unwrap()).unwrap();
+        }
+        drop(give);
+    });
+    let status = pool.stop_recording().unwrap().unwrap();
+    assert!(status.rotated > 0 && status.dropped == 0, "{status:?}");
+    for name in ["run.mprec.old", "run.mprec"] {
+        let part = only(&folder.path().join(name));
+        // Each block has a size of its own: it is allocated once, and freed once.
+        let (allocated, freed): (Vec<_>, Vec<_>) =
+            steps(&part).into_iter().partition(|&(_, is_free)| !is_free);
+        let mut known: Vec<_> =
+            live_at_start(&part).into_iter().chain(allocated.iter().map(|&(size, _)| size)).collect();
+        known.sort_unstable();
+        assert!(known.is_sorted_by(|one, next| one < next), "{name}: a block twice");
+        assert!(freed.iter().all(|(size, _)| known.binary_search(size).is_ok()), "{name}");
+        assert!(part.live_before.len() <= 66 && part.lost_frees == 0, "{name}: {}", part.live_before.len());
+    }
+    // The last of all that lives is freed.
+    let last = only(&path);
+    assert_eq!(steps(&last).iter().filter(|(_, is_free)| *is_free).count(), last.blocks.len());
+}
+
 #[test]
 fn pools_of_two_devices_are_two_traces_of_one_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -237,9 +369,9 @@ fn a_senseless_file_is_refused_with_the_reason() {
     );
     assert_eq!(said(&with_records(&[POOL, Record::End])), "holds no allocation: record for longer");
     let mut newer = with_records(&[POOL]);
-    newer[8] = 3;
+    newer[8] = 4;
     assert!(
-        said(&newer).contains("of version 3, but this millpond reads up to version 2"),
+        said(&newer).contains("of version 4, but this millpond reads up to version 3"),
         "{}",
         said(&newer)
     );

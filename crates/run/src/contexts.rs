@@ -5,8 +5,8 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::code::Code;
-use crate::driver::Handle;
-use crate::{driver_memory, gpus, ipc, retained, streams};
+use crate::driver::{self, Handle};
+use crate::{driver_memory, gpus, ipc, overhead, retained, streams};
 
 /// Whether the process ends: the CUDA runtime gives up what it retained then. The system frees that faster than a pool could.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
@@ -23,9 +23,11 @@ pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
     // SAFETY: a function of this library, which is never unloaded. Where the system refuses, the pool ends first.
     WATCHED.call_once(|| _ = unsafe { libc::atexit(note_end) });
     let mut retained = retained::lock();
+    let before = if driver::has_primary(device) { None } else { overhead::before_context(device) };
     let code = real();
     if code.is_success() {
         retained.add(device);
+        overhead::after_context(device, before);
     }
     code
 }
@@ -59,6 +61,7 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if let Some(context) = context.filter(|_| code.is_success()) {
         driver_memory::forget_context(context.addr() as u64);
+        overhead::forget(device);
     }
     code
 }

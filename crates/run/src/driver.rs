@@ -158,6 +158,7 @@ driver_functions! {
     cuDeviceSetMemPool(device: c_int, pool: Handle);
     cuMemSetMemPool(location: *const Location, kind: c_int, pool: Handle);
     cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: c_int);
     cuDeviceGetDefaultMemPool(pool: *mut Handle, device: c_int);
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
@@ -215,6 +216,14 @@ pub(crate) fn device_count() -> usize {
     // SAFETY: `count` is writable.
     let asked = unsafe { cuDeviceGetCount(&mut count) };
     usize::try_from(count).ok().filter(|_| asked.is_success()).unwrap_or(0)
+}
+
+/// Whether a GPU has its primary context.
+pub(crate) fn has_primary(device: c_int) -> bool {
+    let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
+    // SAFETY: both are writable.
+    let asked = unsafe { cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active) };
+    asked.is_success() && is_active != 0
 }
 
 /// The calling thread's context; `None` where it has none.

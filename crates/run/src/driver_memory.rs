@@ -10,8 +10,7 @@ use serde::Serialize;
 
 use crate::code::Code;
 use crate::settings::{Mode, settings};
-use crate::shadow;
-use crate::{driver, report_due};
+use crate::{driver, overhead, report_due, shadow};
 
 /// What of the driver's it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,8 +178,17 @@ pub(crate) fn left(pooled: u64, cached: u64) -> Option<u64> {
             limit.saturating_sub(budget.held().saturating_sub(cached))
         }
         Some(Err(_)) => 0,
-        _ => limit.saturating_sub(pooled + bytes()),
+        _ => limit.saturating_sub(pooled + bytes() + overhead::bytes()),
     })
+}
+
+/// Whether the pools hold more than the limit leaves by now.
+pub(crate) fn is_beyond_limit() -> bool {
+    DRIVER_MEMORY
+        .get()
+        .budget
+        .get()
+        .is_some_and(|budget| own_limit().is_some() && budget.held() > budget.limit())
 }
 
 /// The kind under which an address was counted.
@@ -202,9 +210,24 @@ pub(crate) fn figures() -> ([Figures; Kind::ALL.len()], u64, u64) {
     (counted.figures, counted.peak, memory.refused.load(Ordering::Relaxed))
 }
 
-/// The limit, where it is this process's alone.
+/// The limit, where it is this process's alone, less what CUDA itself takes, where that counts.
 fn own_limit() -> Option<u64> {
-    settings().limit.filter(|_| settings().budget.is_none())
+    let limit = settings().limit.filter(|_| settings().budget.is_none())?;
+    Some(limit.saturating_sub(overhead::bytes()))
+}
+
+/// Looks again at what CUDA itself takes, where that counts, so that the pools and the driver give no more than what it leaves.
+/// Returns whether that has changed. Where it need not, it looks if the last time was a while ago.
+pub(crate) fn recount(must: bool) -> bool {
+    let memory = DRIVER_MEMORY.get();
+    let asked_for = || memory.taken.load(Ordering::Relaxed) + memory.pooled();
+    let has_changed = overhead::look(must, asked_for);
+    if has_changed {
+        let _changing = memory.changing.lock();
+        // Relaxed: under the lock.
+        memory.change(memory.taken.load(Ordering::Relaxed));
+    }
+    has_changed
 }
 
 /// The budget of the pools: the limit, less what the driver gave. With a name, processes share it, and it is the limit alone.

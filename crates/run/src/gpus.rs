@@ -1,6 +1,6 @@
 //! A pool for each GPU whose primary context the program uses. That is the context of every CUDA runtime.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -184,10 +184,7 @@ fn is_primary(context: Handle, device: c_int) -> bool {
 
 /// A GPU's primary context. It is not made for this.
 pub(crate) fn primary_of(device: c_int) -> Option<Handle> {
-    let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
-    // SAFETY: both are writable.
-    let asked = unsafe { driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active) };
-    if !asked.is_success() || is_active == 0 {
+    if !driver::has_primary(device) {
         return None;
     }
     let mut primary = ptr::null_mut();
@@ -208,6 +205,7 @@ impl Gpu {
         // Not `Context::cuda`: a context is for as long as the program does not reset the GPU.
         let context = Context::new(device);
         let mut builder = Pool::builder(&context).name("run");
+        driver_memory::recount(true);
         if let Some(budget) = driver_memory::budget() {
             builder = builder.budget(&budget?);
         }
@@ -294,6 +292,16 @@ pub(crate) fn block_at(at: u64) -> Option<Block> {
 /// Gives back what the pools hold and nobody uses. Returns the bytes.
 pub(crate) fn trim() -> u64 {
     known().iter().filter_map(|gpu| gpu.pool.trim_to(0).ok()).sum()
+}
+
+/// Looks again at what CUDA itself takes, where the limit counts that. What the pools have ready beyond it goes back. Returns whether
+/// it has changed.
+pub(crate) fn recount(must: bool) -> bool {
+    let has_changed = driver_memory::recount(must);
+    if has_changed && driver_memory::is_beyond_limit() {
+        trim();
+    }
+    has_changed
 }
 
 /// Frees what the program freed while a capture was under way, once the GPU has done its work.

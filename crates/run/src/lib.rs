@@ -24,6 +24,8 @@
 // | `report_due` | whether the report is to be written |
 // | `messages` | what is said on the standard error, and kept for the report |
 // | `shadow` | for `--watch`: a pool on a simulated device that does what the program does |
+// | `nvml` | NVIDIA's management library |
+// | `overhead` | what CUDA itself takes, where the limit counts it |
 // | `driver_memory` | what the driver gave: counted, limited, watched |
 // | `pages` | pages of `cuMemCreate`, and how long each is there |
 // | `fast_path` | whether requests may take the fast path |
@@ -70,6 +72,8 @@ mod lookup;
 mod memory_queries;
 mod messages;
 mod names;
+mod nvml;
+mod overhead;
 mod pages;
 mod pooled;
 mod report;

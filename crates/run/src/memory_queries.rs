@@ -21,6 +21,7 @@ pub(crate) unsafe fn memory_info(free: *mut usize, total: *mut usize) -> Code {
     if !code.is_success() {
         return code;
     }
+    gpus::recount(false);
     let stats = gpus::current().map(|gpu| gpu.pool.stats()).unwrap_or_default();
     let mut info = (info.0 as u64 + stats.cached(), info.1 as u64);
     if let Some(limit) = settings().limit {

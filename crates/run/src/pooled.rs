@@ -40,9 +40,17 @@ pub(crate) unsafe fn alloc(to: To, bytes: usize, real: impl Fn() -> Code) -> Cod
     unsafe { answer(to, allocated) }
 }
 
+/// Asks the pool, and once more where what CUDA itself takes has changed since it was seen.
+fn from_pool(gpu: &Gpu, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
+    match gpu.pool.alloc(bytes, stream) {
+        Err(Error::OutOfMemory(_)) if gpus::recount(true) => gpu.pool.alloc(bytes, stream),
+        answer => answer,
+    }
+}
+
 /// Allocates a block on which there is no work.
 fn alloc_waited(gpu: &Gpu, bytes: u64) -> millpond::Result<DevicePtr> {
-    let ptr = gpu.pool.alloc(bytes, &gpu.waited)?;
+    let ptr = from_pool(gpu, bytes, &gpu.waited)?;
     // The stream has no work but waits for others' work on the block.
     let ready =
         gpu.waited.is_idle().and_then(|is_idle| if is_idle { Ok(()) } else { gpu.waited.synchronize() });
@@ -105,7 +113,7 @@ pub(crate) unsafe fn alloc_async(
         && !unsafe { captures::is_captured(stream) }
     {
         let alloc = |gpu: &Gpu, stream: &Stream| {
-            of.is_none_or(|of| of == gpu.ordinal).then(|| gpu.pool.alloc(bytes as u64, stream))
+            of.is_none_or(|of| of == gpu.ordinal).then(|| from_pool(gpu, bytes as u64, stream))
         };
         // SAFETY: the caller's promise.
         let served = unsafe { streams::with(handle, alloc) };
@@ -146,6 +154,7 @@ pub(crate) unsafe fn from_driver(
     if bytes == 0 || to.is_null() {
         return real();
     }
+    gpus::recount(false);
     let asked = Asked { kind, bytes: bytes as u64, stream };
     // SAFETY: the caller's promise.
     let code = unsafe { driver_memory::alloc(asked, to, &real) };
@@ -153,7 +162,11 @@ pub(crate) unsafe fn from_driver(
     if code != Code::NOT_INITIALIZED {
         report::keep();
     }
-    if code != Code::OUT_OF_MEMORY || gpus::trim() == 0 {
+    if code != Code::OUT_OF_MEMORY {
+        return code;
+    }
+    let has_changed = gpus::recount(true);
+    if gpus::trim() == 0 && !has_changed {
         return code;
     }
     // SAFETY: the caller's promise.

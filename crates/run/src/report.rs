@@ -16,8 +16,7 @@ use serde::Serialize;
 use crate::driver_memory::{self, Figures};
 use crate::messages;
 use crate::settings::{Mode, settings};
-use crate::shadow;
-use crate::{gpus, report_due};
+use crate::{gpus, overhead, report_due, shadow};
 
 /// Sizes in bytes. The command reads it with types of its own: no program can link this library, whose `dlsym` it would get.
 #[derive(Debug, Serialize)]
@@ -57,6 +56,8 @@ struct DriverFigures {
     /// Of all but pinned memory.
     peak: u64,
     refused: u64,
+    /// What CUDA itself took at most, where the limit counts it.
+    overhead: u64,
 }
 
 impl Pool {
@@ -119,6 +120,7 @@ fn keep_slow() {
     }
     static BEGUN: Once = Once::new();
     report_due::clear();
+    gpus::recount(false);
     if settings().reports.is_none() {
         return;
     }
@@ -162,7 +164,7 @@ fn report() -> Vec<u8> {
         program: program.to_string_lossy().into_owned(),
         mode: settings().mode.name(),
         pools,
-        outside: DriverFigures { plain, managed, pages, pinned, peak, refused },
+        outside: DriverFigures { plain, managed, pages, pinned, peak, refused, overhead: overhead::peak() },
         said: messages::all(),
     };
     let text = |report: &Report| serde_json::to_vec(report).unwrap_or_default();

@@ -33,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) limit: Option<u64>,
     /// The name by which processes share the limit.
     pub(crate) budget: Option<String>,
+    /// What CUDA itself takes is under the limit, too.
+    pub(crate) counts_overhead: bool,
     /// `cuMemFree` does not wait for the GPU.
     pub(crate) async_free: bool,
     /// `cuMemAlloc` is the driver's: the program gives such memory to other processes.
@@ -56,6 +58,7 @@ impl Settings {
             mode: Mode::Limit,
             limit: None,
             budget: None,
+            counts_overhead: false,
             async_free: false,
             ipc: false,
             says_decay: false,
@@ -87,10 +90,12 @@ impl Settings {
             }
             bytes
         });
+        let budget = variable("MILLPOND_RUN_BUDGET");
         Self {
             mode,
+            counts_overhead: limit.is_some() && budget.is_none() && is_on("MILLPOND_RUN_COUNT_OVERHEAD"),
             limit,
-            budget: variable("MILLPOND_RUN_BUDGET"),
+            budget,
             async_free: is_on("MILLPOND_RUN_ASYNC_FREE"),
             ipc: is_on("MILLPOND_RUN_IPC"),
             says_decay: variable("MILLPOND_DECAY").is_some(),

@@ -42,6 +42,10 @@ fn built() -> Option<&'static Path> {
             &folder,
             &["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &source("standin.c"), "-o", "libcuda.so.1"],
         );
+        compile(
+            &folder,
+            &["-shared", "-fPIC", &source("nvml.c"), "./libcuda.so.1", "-o", "libnvidia-ml.so.1"],
+        );
         compile(&folder, &[&source("linked.c"), "./libcuda.so.1", "-o", "linked"]);
         compile(&folder, &[&source("loaded.c"), "-ldl", "-o", "loaded"]);
         compile(&folder, &["-shared", "-fPIC", "-DLIBRARY", &source("loaded.c"), "-o", "libcudart-test.so"]);
@@ -293,6 +297,65 @@ fn a_limit_holds_for_the_sum() {
     assert_eq!(
         (&pinned["allocations"], &pinned["bytes"], &pinned["peak"]),
         (&2.into(), &0.into(), &(151 * MIB).into())
+    );
+}
+
+/// A limit of 100 MiB with what CUDA itself takes, of which a context is 30.
+const WHOLE_LIMIT: [(&str, &str); 3] = [
+    ("MILLPOND_RUN_LIMIT", "104857600"),
+    ("MILLPOND_RUN_COUNT_OVERHEAD", "1"),
+    ("STANDIN_CONTEXT", "31457280"),
+];
+
+/// Whether processes have the numbers here that the driver knows.
+fn is_first_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|of| of == Path::new("pid:[4026531836]"))
+}
+
+#[test]
+fn a_limit_can_count_what_cuda_itself_takes() {
+    if !is_first_pid_namespace() {
+        return eprintln!("not run: processes have other numbers here than for the driver");
+    }
+    for mode in ["limit", "pool"] {
+        let environment = [&WHOLE_LIMIT[..], &[("MILLPOND_RUN", mode)]].concat();
+        let Some(report) = linked("whole limit", &environment) else { return };
+        assert_eq!(report["outside"]["overhead"], 50 * MIB, "{report}");
+        assert_eq!(report["said"], Value::Array(vec![]), "{report}");
+    }
+    // Without the option, it is the program's own affair.
+    let report = linked("limited", &[WHOLE_LIMIT[0], WHOLE_LIMIT[2]]).expect("it was built");
+    assert_eq!(report["outside"]["overhead"], 0, "{report}");
+}
+
+#[test]
+fn in_a_container_a_limit_counts_what_the_context_took() {
+    for mode in ["limit", "pool"] {
+        let environment =
+            [&WHOLE_LIMIT[..], &[("STANDIN_NVML", "container"), ("MILLPOND_RUN", mode)]].concat();
+        let Some(ran) = run("linked", &["told"], &environment) else { return };
+        assert_eq!(String::from_utf8_lossy(&ran.output.stdout), "70\n", "{}", ran.stderr());
+        let said =
+            "millpond: GPU 0: CUDA's context took 30.00 MiB, by the GPU's free memory before and after";
+        assert_eq!(ran.stderr().matches(said).count(), 1, "{}", ran.stderr());
+    }
+    // It ends with its context, and the next one counts anew.
+    linked(
+        "ends",
+        &[&WHOLE_LIMIT[1..], &[("MILLPOND_RUN_LIMIT", "136314880"), ("STANDIN_NVML", "container")]].concat(),
+    );
+}
+
+#[test]
+fn what_cannot_be_measured_is_said_once() {
+    let environment = [&WHOLE_LIMIT[..], &[("STANDIN_NVML", "none")]].concat();
+    let Some(ran) = run("linked", &["limited"], &environment) else { return };
+    assert!(ran.output.status.success(), "{}", ran.stderr());
+    assert_eq!(
+        ran.stderr().matches("what CUDA itself takes cannot be measured").count(),
+        1,
+        "{}",
+        ran.stderr()
     );
 }
 

@@ -172,6 +172,55 @@ fn begin_if_awake(thread: &mut ProgramThread<'_>, pool: usize) {
     }
 }
 
+// ---- evict ---------------------------------------------------------------------------------------
+
+/// Evicts a tag with a new block, uses as much memory of its pool on another stream, and restores the tag. Where that fails, the
+/// tag stays evicted, and the block is freed there.
+pub(crate) fn evict(
+    thread: &mut ProgramThread<'_>,
+    pool: usize,
+    (stream, other): (usize, usize),
+    bytes: u64,
+) -> Verdict<bool> {
+    if thread.asleep[pool] || !is_mapped(thread, pool) {
+        return Ok(false);
+    }
+    let stage = thread.stage;
+    let (stream, other) = (&thread.streams[stream], &thread.streams[other]);
+    let slot = stage.pools[pool].read();
+    let Some(tag) = stage.allow("a tag", slot.pool.tagged("soak"))? else { return Ok(true) };
+    // One that could not be restored before.
+    if stage.allow("a restore", tag.restore(stream))?.is_none() {
+        return Ok(true);
+    }
+    let contents = vec![bytes as u8; bytes as usize];
+    let made = Buffer::from_slice(&tag, &contents, stream);
+    let Some(buffer) = stage.allow("a buffer", made)? else { return Ok(true) };
+    match tag.evict(stream) {
+        // A stream that ended, and could not be marked.
+        Err(Error::CannotEvict { .. }) => return Ok(true),
+        evicted => stage.allow("an eviction", evicted)?,
+    };
+    drop(stage.allow("a buffer", Buffer::<u8>::zeroed(&slot.pool, bytes as usize, other))?);
+    if bytes.is_multiple_of(2) {
+        stage.allow("a restore ahead", tag.restore_ahead())?;
+    }
+    let restored = stage.allow("a restore", tag.restore(stream))?;
+    if restored.is_some() == tag.is_evicted() {
+        return Err(Finding::wrong("a tag was restored, and is evicted"));
+    }
+    if restored.is_some()
+        && let Some(found) = stage.allow("a copy", buffer.to_vec())?
+        && stage.keeps_bytes()
+        && found != contents
+    {
+        return Err(Finding::wrong("bytes that were evicted came back otherwise"));
+    }
+    drop(buffer);
+    tag.check().map_err(|why| Finding::wrong(format!("{}: {why}", tag.name())))?;
+    Ok(true)
+}
+
 // ---- sharing -------------------------------------------------------------------------------------
 
 /// Shares a new block, and opens it as another process would. A GPU's driver opens it in no process but another.

@@ -167,6 +167,7 @@ fn take(thread: &mut ProgramThread<'_>, step: Step) -> Verdict<bool> {
             | Step::Capture { .. }
             | Step::Sleep { .. }
             | Step::Share { .. }
+            | Step::Evict { .. }
     );
     if thread.stage.setup.refuses && may_end_the_process {
         return Ok(false);
@@ -204,6 +205,9 @@ fn take(thread: &mut ProgramThread<'_>, step: Step) -> Verdict<bool> {
         Step::Wake { pool: of } => pools::wake(thread, pool(of)),
         Step::Share { pool: of, stream: on, other, bytes } => {
             pools::share(thread, pool(of), (stream(on), stream(other)), bytes)
+        }
+        Step::Evict { pool: of, stream: on, other, bytes } => {
+            pools::evict(thread, pool(of), (stream(on), stream(other)), bytes)
         }
         Step::HandOver { block, stream: on } => thread.hand_over(block, stream(on)),
         Step::Take { stream: on } => thread.take(stream(on)),

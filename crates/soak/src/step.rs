@@ -97,6 +97,13 @@ pub(crate) enum Step {
         other: u8,
         bytes: u64,
     },
+    /// Evicts a tag with a new block, uses as much memory of its pool, and restores it.
+    Evict {
+        pool: u8,
+        stream: u8,
+        other: u8,
+        bytes: u64,
+    },
     /// Gives a block to whichever thread takes it.
     HandOver {
         block: u8,
@@ -138,6 +145,7 @@ impl Step {
             24 => Self::Reserve { pool, stream, pages: pages % 32 },
             25 => Self::SetThreshold { pool, pages },
             26 if low % 2 == 0 => Self::NewPool { pool },
+            26 if high % 2 == 0 => Self::Evict { pool, stream, other, bytes },
             26 => Self::Share { pool, stream, other, bytes: u64::from(number) + 1 },
             27 => Self::Capture { pool, stream, blocks: block % 8, bytes },
             28 if low % 2 == 0 => Self::Launch { graph },
@@ -252,6 +260,7 @@ impl Steps {
             11..13 => Step::SetThreshold { pool, pages: if pages < 3 { graph / 8 } else { u8::MAX } },
             13 => Step::NewPool { pool },
             14 => Step::Share { pool, stream, other, bytes: self.bytes() },
+            15 if self.is_alone => Step::Evict { pool, stream, other, bytes: self.bytes() },
             15..18 => Step::NewStream { stream },
             18..34 if self.is_alone => Step::Launch { graph },
             34..37 if self.is_alone => {

@@ -153,6 +153,7 @@ fn every_kind_of_step_is_done() {
         Step::Sleep { pool: 0, keeps: true },
         Step::Wake { pool: 0 },
         Step::Share { pool: 0, stream: 0, other: 3, bytes: 100_000 },
+        Step::Evict { pool: 0, stream: 0, other: 1, bytes: 5 << 20 },
         Step::SetThreshold { pool: 0, pages: 4 },
         Step::Reserve { pool: 0, stream: 0, pages: 3 },
         Step::Trim { pool: 0, pages: 0 },

@@ -464,6 +464,22 @@ static void pools_and_tags_sleep_and_wake() {
     refused(MILLPOND_STATUS_CANNOT_SLEEP, "cannot sleep", [&] { device.pinned().sleep(Keep::nothing); });
 }
 
+static void tags_are_evicted_and_restored() {
+    const Context device = Context::host();
+    const Pool pool(device), optimizer = pool.tagged("optimizer");
+    const Stream stream(device);
+    Buffer<char> kept(optimizer, 3 << 20, stream);
+    kept.fill_bytes(3);
+    assert(optimizer.evict(stream) >= 3 << 20);
+    assert(optimizer.is_evicted() && !optimizer.is_asleep() && optimizer.stats().reserved.current == 0);
+    refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { Buffer<char>(optimizer, 1, stream); });
+    { Buffer<char>(pool, 3 << 20, stream).fill_bytes(9); }
+    optimizer.restore_ahead();
+    optimizer.restore(stream);
+    assert(!optimizer.is_evicted() && kept.to_vector() == std::vector<char>(3 << 20, 3));
+    refused(MILLPOND_STATUS_CANNOT_EVICT, "no part of another pool", [&] { pool.evict(stream); });
+}
+
 static void pools_are_recorded_under_tags() {
     const Context device = Context::host();
     const Pool pool(device);
@@ -521,6 +537,7 @@ int main() {
     threads_free_what_others_allocated();
     captures_have_memory_of_their_own();
     pools_and_tags_sleep_and_wake();
+    tags_are_evicted_and_restored();
     pools_are_recorded_under_tags();
     a_thread_may_free_while_it_ends();
 }

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cassert>
 #include <cstring>
+#include <functional>
 #include <list>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -143,6 +145,30 @@ static void want_of_memory_is_told() {
     assert(told == 1);
 }
 
+static int refused = 0;
+static void count_refused(const millpond_out_of_memory &) { ++refused; }
+
+/// Functions, those that only move, and a std::function of the program's.
+static void anything_that_can_be_called_is_told() {
+    PoolOptions options;
+    options.hard_limit = std::size_t{16} << 20;
+    const Pool pool(Context::sim(), options);
+    auto once = std::make_unique<int>(0);
+    int *const moved = once.get();
+    int seen = 0;
+    const std::function<void(const millpond_out_of_memory &)> copied = [&](const millpond_out_of_memory &) { ++seen; };
+    const OutOfMemoryObserver one(pool, count_refused), two(pool, copied);
+    const OutOfMemoryObserver three(pool, [once = std::move(once)](const millpond_out_of_memory &) { ++*once; });
+    const Reclaim asked(pool, [&](std::size_t) { return ++seen > 100; }); // an int is a truth value, too
+    try {
+        (void)pool.allocate(std::size_t{64} << 20);
+        assert(false);
+    } catch (const OutOfMemory &) {
+    }
+    assert(refused == 1 && *moved == 1 && seen >= 1);
+    copied({});
+}
+
 static void handles_have_what_c_has() {
     const Context device = Context::host();
     const Stream stream(device);
@@ -176,6 +202,7 @@ int main() {
     ranges_of_the_host_are_copied();
     bytes_are_copied_between_blocks();
     want_of_memory_is_told();
+    anything_that_can_be_called_is_told();
     handles_have_what_c_has();
     structs_can_grow();
 }

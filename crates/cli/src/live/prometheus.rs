@@ -35,7 +35,7 @@ const fn figure(name: &'static str, help: &'static str, of: fn(&Stats) -> u64) -
     Figure { name, help, of }
 }
 
-const GAUGES: [Figure<u64>; 9] = [
+const GAUGES: [Figure<u64>; 10] = [
     figure("requested_bytes", "Bytes asked for, in live blocks.", |stats| stats.requested.current),
     figure("allocated_bytes", "Bytes in live blocks, as the pool rounds them.", |stats| {
         stats.allocated.current
@@ -43,6 +43,7 @@ const GAUGES: [Figure<u64>; 9] = [
     figure("reserved_bytes", "Physical bytes held from the device.", |stats| stats.reserved.current),
     figure("cached_bytes", "Bytes held but in no live block.", |stats| stats.cached()),
     figure("asleep_bytes", "Bytes given back to sleep.", |stats| stats.asleep),
+    figure("pinned_bytes", "Bytes of pinned memory kept for evictions.", |stats| stats.pinned),
     figure("requested_peak_bytes", "Most bytes asked for at once.", |stats| stats.requested.high),
     figure("allocated_peak_bytes", "Most bytes in live blocks at once.", |stats| stats.allocated.high),
     figure("reserved_peak_bytes", "Most physical bytes held at once.", |stats| stats.reserved.high),

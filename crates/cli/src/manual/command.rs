@@ -45,7 +45,7 @@ pub(crate) fn pages(dir: &Path) -> Result<()> {
 
 /// Variables of pages, which docs/environment.md has, too: of which commands, the name, and what it means. No command is the first
 /// page, which has all.
-const VARIABLES: [(&[&str], &str, &str); 13] = [
+const VARIABLES: [(&[&str], &str, &str); 14] = [
     (&["run"], "MILLPOND_DISABLE", "1 starts programs as they are, and leaves Python's libraries alone"),
     (
         &["run", "train", "budget"],
@@ -67,6 +67,7 @@ const VARIABLES: [(&[&str], &str, &str); 13] = [
     (&["top", "metrics"], "MILLPOND_LIVE", "off hides all pools of a process"),
     (&["run", "replay"], "MILLPOND_RECORD", "a file to record all pools of a process to"),
     (&["run", "replay"], "MILLPOND_RECORD_LIMIT", "the most that such a file takes"),
+    (&["run", "replay"], "MILLPOND_RECORD_ROTATE", "1 keeps its last part, in two files"),
     (&["top", "leaks"], "MILLPOND_TRACK", "sampled or all: who holds memory"),
     (&["run", "leaks"], "MILLPOND_OOM_DUMP", "a file for what is known when memory runs out"),
     (&["train"], "MILLPOND_SECRET", "what only the ranks of one job know"),

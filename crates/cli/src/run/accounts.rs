@@ -46,6 +46,9 @@ struct Outside {
     /// Of all but pinned memory.
     peak: u64,
     refused: u64,
+    /// What CUDA itself took at most, where the limit counts it.
+    #[serde(default)]
+    overhead: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -160,7 +163,7 @@ impl Outside {
     /// `None` where there is nothing to say.
     fn line(&self, beside_a_pool: bool, without_pages: bool) -> Option<String> {
         let peak = if without_pages { self.plain.peak + self.managed.peak } else { self.peak };
-        if [peak, self.refused, self.pinned.peak] == [0; 3] {
+        if [peak, self.refused, self.pinned.peak, self.overhead] == [0; 4] {
             return None;
         }
         let mut kinds = vec![(&self.plain, "plain"), (&self.managed, "managed")];
@@ -178,7 +181,12 @@ impl Outside {
         if self.pinned.peak > 0 {
             gave.push(format!("{} of pinned host memory", HumanBytes(self.pinned.peak)));
         }
-        let mut line = format!("the driver gave {}", gave.join(", and "));
+        if self.overhead > 0 {
+            gave.push(format!("CUDA itself took {} at most", HumanBytes(self.overhead)));
+        }
+        let gives =
+            if peak == 0 && self.refused == 0 && self.pinned.peak == 0 { "" } else { "the driver gave " };
+        let mut line = format!("{gives}{}", gave.join(", and "));
         if self.refused > 0 {
             line += &format!("; the limit refused {}", count(self.refused, "allocation"));
         }
@@ -197,7 +205,7 @@ mod tests {
     fn outside(plain: u64, pages: u64, refused: u64) -> Outside {
         let [plain, managed, pages, pinned] = [plain, 0, pages, 0].map(figures);
         let peak = plain.peak + pages.peak;
-        Outside { plain, managed, pages, pinned, peak, refused }
+        Outside { plain, managed, pages, pinned, peak, refused, overhead: 0 }
     }
 
     #[test]
@@ -212,6 +220,13 @@ mod tests {
             |plain| Outside { pinned: figures(3 << 20), ..outside(plain, 0, 0) }.line(true, false).unwrap();
         assert_eq!(pinned(0), "the driver gave 3.00 MiB of pinned host memory");
         assert!(pinned(1 << 20).ends_with(" (1.00 MiB plain), and 3.00 MiB of pinned host memory"));
+        let with_overhead =
+            |plain| Outside { overhead: 512 << 20, ..outside(plain, 0, 0) }.line(false, false).unwrap();
+        assert_eq!(with_overhead(0), "CUDA itself took 512 MiB at most");
+        assert_eq!(
+            with_overhead(1 << 20),
+            "the driver gave 1.00 MiB at most (1.00 MiB plain), and CUDA itself took 512 MiB at most"
+        );
         assert!(
             outside(1 << 20, 0, 1).line(false, false).unwrap().ends_with("; the limit refused 1 allocation")
         );

@@ -46,7 +46,7 @@ error. The exit status is the program's. docs/run.md says what is reached.
 Examples:
   millpond run -- ./program its arguments
   millpond run --watch --report run.html -- ./program
-  millpond run --limit 20GiB -- ./program
+  millpond run --limit 20GiB --count-overhead -- ./program
   millpond run --pool --limit 40GiB --budget gpu0 -- python train.py")]
 pub(crate) struct RunArgs {
     /// Serve its memory by a pool; the default without --limit
@@ -58,6 +58,9 @@ pub(crate) struct RunArgs {
     /// The most that a process may have, on all GPUs: 20GiB, 20Gi, 50%
     #[arg(long, value_name = "SIZE")]
     limit: Option<Amount>,
+    /// Count what CUDA itself takes, too: contexts, libraries
+    #[arg(long, requires = "limit", conflicts_with = "budget")]
+    count_overhead: bool,
     /// Share the limit with all processes that name it
     #[arg(long, value_name = "NAME", requires_all = ["pool", "limit"], value_parser = name)]
     budget: Option<String>,
@@ -213,6 +216,7 @@ fn environment(
         ("MILLPOND_RUN_ACCOUNTS", accounts.path()),
         ("MILLPOND_RUN_LIMIT", limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
         ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
+        ("MILLPOND_RUN_COUNT_OVERHEAD", if args.count_overhead { "1" } else { "" }.into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
         ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
         // Its runtime would not start where another library comes before it. That one has no function which it watches.

@@ -294,7 +294,7 @@ impl Budget {
     }
 
     /// Takes `bytes` of what is left, or nothing.
-    pub(super) fn take(&self, bytes: u64) -> bool {
+    pub(crate) fn take(&self, bytes: u64) -> bool {
         let take = |private: &Private| {
             let most = private.limit.load(Ordering::Relaxed);
             let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= most);
@@ -304,7 +304,7 @@ impl Budget {
         self.of_either(take, |tenancy| tenancy.take(bytes))
     }
 
-    pub(super) fn give_back(&self, bytes: u64) {
+    pub(crate) fn give_back(&self, bytes: u64) {
         // Relaxed: as for `take`.
         let give_back = |private: &Private| _ = private.held.fetch_sub(bytes, Ordering::Relaxed);
         self.of_either(give_back, |tenancy| tenancy.give_back(bytes));

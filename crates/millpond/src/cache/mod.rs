@@ -29,6 +29,7 @@
 //! 2001), the rare side pays for both, by a barrier in all threads at once.
 
 mod asymmetric_lock;
+mod atomics;
 mod caches;
 mod depot;
 mod locked;
@@ -40,6 +41,8 @@ mod sizes;
 mod stream_cache;
 mod sync;
 mod table;
+#[cfg(all(test, loom))]
+mod table_models;
 mod tally;
 mod thread;
 mod thread_index;

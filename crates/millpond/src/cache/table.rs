@@ -1,21 +1,42 @@
 //! A table that grows by chunks, each as long as all before it, and whose entries stay where they are. Reading takes no lock.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::{ptr, slice};
 
+use super::atomics::{AtomicPtr, Ordering, Zeroed, free, zeros};
 use crate::policy::caching::{CHUNKS, NEAR_THREADS};
 
-/// What an entry is: an atomic that is 0 at first.
-///
-/// # Safety
-/// Zeros are a value of the type, which needs no drop.
-pub(super) unsafe trait Zeroed {}
+/// Where a value is that outlives the table; null at first. One thread at a time publishes. All read, without a lock.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Published<T>(AtomicPtr<T>);
 
-// SAFETY: an integer.
-unsafe impl Zeroed for AtomicU64 {}
+impl<T> Default for Published<T> {
+    fn default() -> Self {
+        Self::new(ptr::null_mut())
+    }
+}
+
 // SAFETY: a null pointer.
-unsafe impl<T> Zeroed for AtomicPtr<T> {}
+unsafe impl<T> Zeroed for Published<T> {}
+
+impl<T> Published<T> {
+    pub(super) fn new(value: *mut T) -> Self {
+        Self(AtomicPtr::new(value))
+    }
+
+    pub(super) fn publish(&self, value: NonNull<T>) {
+        // Release: see `get`.
+        self.0.store(value.as_ptr(), Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self) -> *mut T {
+        // Acquire: pairs with the Release in `publish`; another thread may have made the value.
+        self.0.load(Ordering::Acquire)
+    }
+}
 
 /// See the [module](self). Indices begin at `NEAR_THREADS`.
 #[derive(Debug)]
@@ -26,13 +47,16 @@ const fn len(chunk: usize) -> usize {
     NEAR_THREADS << chunk
 }
 
-fn layout<T>(chunk: usize) -> Layout {
-    Layout::array::<T>(len(chunk)).expect("a chunk is shorter than the addresses")
-}
-
 impl<T: Zeroed> Table<T> {
     pub(super) const fn new() -> Self {
-        Self([const { AtomicPtr::new(ptr::null_mut()) }; _])
+        // SAFETY: zeros are a null pointer of the machine's.
+        unsafe { MaybeUninit::zeroed().assume_init() }
+    }
+
+    /// An empty one, of a model's atomics.
+    #[cfg(loom)]
+    pub(super) fn modelled() -> Self {
+        Self(std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())))
     }
 
     /// The chunk in which the index lies, and the place there.
@@ -64,16 +88,13 @@ impl<T: Zeroed> Table<T> {
 
     fn make(&self, chunk: usize) -> Option<()> {
         let place = self.0.get(chunk)?;
-        // SAFETY: a chunk takes space.
-        let made = unsafe { alloc_zeroed(layout::<T>(chunk)) }.cast::<T>();
-        if made.is_null() {
-            return None;
-        }
+        let made = zeros::<T>(len(chunk))?;
         // Release: see `chunk`. Relaxed: another thread's is read anew.
-        let taken = place.compare_exchange(ptr::null_mut(), made, Ordering::Release, Ordering::Relaxed);
+        let taken =
+            place.compare_exchange(ptr::null_mut(), made.as_ptr(), Ordering::Release, Ordering::Relaxed);
         if taken.is_err() {
-            // SAFETY: allocated above by this layout, and nobody else knows it.
-            unsafe { dealloc(made.cast(), layout::<T>(chunk)) };
+            // SAFETY: made above with this length, and nobody else knows it.
+            unsafe { free(made, len(chunk)) };
         }
         Some(())
     }
@@ -86,18 +107,20 @@ impl<T: Zeroed> Table<T> {
 
 impl<T> Drop for Table<T> {
     fn drop(&mut self) {
-        for (chunk, place) in self.0.iter_mut().enumerate() {
-            let start = *place.get_mut();
-            if !start.is_null() {
-                // SAFETY: allocated in `make` by this layout; the entries need no drop.
-                unsafe { dealloc(start.cast(), layout::<T>(chunk)) };
+        for (chunk, place) in self.0.iter().enumerate() {
+            // Relaxed: nobody else has the table any more.
+            if let Some(start) = NonNull::new(place.load(Ordering::Relaxed)) {
+                // SAFETY: made in `make` with this length.
+                unsafe { free(start, len(chunk)) };
             }
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
 
     #[test]

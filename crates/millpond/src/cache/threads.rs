@@ -1,12 +1,12 @@
 //! The caches of all threads in one pool: which is whose, and keeping owners out.
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Locked;
 use super::asymmetric_lock::Epoch;
 use super::sync::{heavy_barrier, register};
-use super::table::Table;
+use super::table::{Published, Table};
 use super::thread::ThreadCache;
 use super::thread_index::{NO_THREAD, ended, find_index, has_ended, near_index, thread_index};
 use crate::policy::caching::NEAR_THREADS;
@@ -19,9 +19,9 @@ pub(super) struct Threads {
     ///
     /// The first one is the sentinel, and so is that of each thread without a cache here: permanently closed, without owner
     /// or magazines. So the fast path needs no null check. Threads that enter it write its epochs, and nothing else.
-    caches: [AtomicPtr<ThreadCache>; NEAR_THREADS],
+    caches: [Published<ThreadCache>; NEAR_THREADS],
     /// Those of the threads whose indices follow; null for none.
-    far: Table<AtomicPtr<ThreadCache>>,
+    far: Table<Published<ThreadCache>>,
     /// Entries of `caches` that may be in use.
     used: AtomicUsize,
     /// Whether the kernel does what asymmetric locks need. Else all of them stay closed.
@@ -34,7 +34,7 @@ impl Threads {
     pub(super) fn new() -> Self {
         let sentinel = Box::into_raw(Box::new(ThreadCache::new()));
         Self {
-            caches: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
+            caches: std::array::from_fn(|_| Published::new(sentinel)),
             far: Table::new(),
             used: AtomicUsize::new(0),
             may_open: register(),
@@ -47,9 +47,8 @@ impl Threads {
     pub(super) fn mine_near(&self) -> &ThreadCache {
         // SAFETY: a near index is below `NEAR_THREADS`.
         let place = unsafe { self.caches.get_unchecked(near_index()) };
-        // Acquire: pairs with the Release in `join`; another thread with this index may have made it.
-        // SAFETY: caches are dropped with the pool only.
-        unsafe { &*place.load(Ordering::Acquire) }
+        // SAFETY: caches are dropped with the pool only. Another thread with this index may have made it.
+        unsafe { &*place.get() }
     }
 
     /// The calling thread's cache, or the sentinel.
@@ -58,15 +57,13 @@ impl Threads {
         if index < NEAR_THREADS {
             return self.mine_near();
         }
-        // Acquire: as in `mine_near`.
-        let far = self.far.get(index).map_or(ptr::null_mut(), |place| place.load(Ordering::Acquire));
+        let far = self.far.get(index).map_or(ptr::null_mut(), Published::get);
         // SAFETY: as in `mine_near`.
         unsafe { far.as_ref() }.unwrap_or_else(|| self.mine_near())
     }
 
     fn sentinel(&self) -> *mut ThreadCache {
-        // Relaxed: never written.
-        self.caches[NO_THREAD].load(Ordering::Relaxed)
+        self.caches[NO_THREAD].get()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
@@ -75,8 +72,7 @@ impl Threads {
         let sentinel = self.sentinel();
         let near = self.caches[..used.min(NEAR_THREADS)].iter();
         let far = self.far.iter().take(used.saturating_sub(NEAR_THREADS));
-        // Acquire: as in `mine`.
-        let all = near.chain(far).map(|place| place.load(Ordering::Acquire));
+        let all = near.chain(far).map(Published::get);
         // SAFETY: as in `mine`.
         all.filter(move |cache| *cache != sentinel).filter_map(|cache| unsafe { cache.as_ref() })
     }
@@ -92,13 +88,11 @@ impl Threads {
     pub(super) fn join(&self) -> Option<&ThreadCache> {
         let index = find_index()?;
         let place = self.caches.get(index).or_else(|| self.far.get_or_make(index))?;
-        // Relaxed: written under the lock.
-        let known = place.load(Ordering::Relaxed);
+        let known = place.get();
         if known.is_null() || known == self.sentinel() {
             // Without memory for it, the thread keeps the sentinel.
             let cache = try_box(ThreadCache::new())?;
-            // Release: see `mine`.
-            place.store(cache.as_ptr(), Ordering::Release);
+            place.publish(cache);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
         }
         Some(self.mine())
@@ -160,8 +154,7 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         let sentinel = self.sentinel();
-        // Relaxed: nobody else has it any more.
-        let all = self.caches.iter().chain(self.far.iter()).map(|place| place.load(Ordering::Relaxed));
+        let all = self.caches.iter().chain(self.far.iter()).map(Published::get);
         for cache in all.filter(|cache| *cache != sentinel && !cache.is_null()).chain([sentinel]) {
             // SAFETY: the cache came from a box (`new`, `join`). The pool is going, so no thread is inside.
             drop(unsafe { Box::from_raw(cache) });

@@ -2,7 +2,7 @@
 //! sleeps.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering, fence};
 use std::time::Duration;
 
 /// See the [module](self). Nobody waits for it but the thread that closes it, so that it can be entered with any lock held.
@@ -13,6 +13,8 @@ pub(crate) struct Gate {
     /// Cloned by who uses the pool's memory for long, without entering each time: until the clone goes, the pool is not put to
     /// sleep. To be cloned inside.
     pub(crate) resident: Arc<()>,
+    /// Whether the pool is evicted, while the gate is closed. A setting: it says which error who comes is told.
+    pub(crate) is_evicted: AtomicBool,
 }
 
 /// While it lives, the pool does not fall asleep.

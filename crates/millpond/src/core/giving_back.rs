@@ -1,7 +1,7 @@
 //! How a pool gives memory back: on demand, when the host has synchronised, when threads end, and at its own end.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use super::pool_core::{Core, PoolState};
 use crate::budgets::GivesBack;
@@ -16,12 +16,18 @@ use crate::system::lock::MutexGuard;
 /// Gives free memory back until so much is held, as far as no pending work uses it. Returns the bytes given back. A destroyed pool
 /// keeps nothing.
 pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
+    trim_after(core, keep, collect_held)
+}
+
+/// As [`trim`], after some way to collect what was held.
+fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> DeviceResult<u64> {
     core.timelines.check_process()?;
+    reap_passed(core);
     if core.gate.is_closed() {
         // Nothing is cached then. And the lock may be taken until all is copied.
         return Ok(0);
     }
-    collect_held(core);
+    collect(core);
     let mut state = core.state.lock();
     let is_destroyed = state.destroyed;
     let keep = if is_destroyed { 0 } else { keep };
@@ -79,9 +85,23 @@ pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
     Ok(any || !fence.is_empty())
 }
 
+/// Has the pool that this one is a part of remove the mappings of pages that passed there, once the work on them is complete.
+fn reap_passed(core: &Core) {
+    if core.counters.asleep.current() > 0
+        && let Some(whole) = core.whole.as_ref().and_then(Weak::upgrade)
+    {
+        whole.state.lock().arenas.own.reap_arriving();
+    }
+}
+
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
 pub(crate) fn collect_held(core: &Core) -> bool {
     core.unwrap_blocks(false) | free_behind(core, core.holds.collect(false))
+}
+
+/// As [`collect_held`], for who does this often: it asks about some of the blocks.
+pub(crate) fn collect_some_held(core: &Core) -> bool {
+    core.unwrap_blocks(false) | free_behind(core, core.holds.collect_some())
 }
 
 /// Frees these live blocks behind their fences. Returns whether there are any.
@@ -185,6 +205,7 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
 fn end(core: &Core) -> Result<()> {
     end_sleep(core);
     let waited = wait_for_free(core);
+    reap_passed(core);
     core.state.lock().arenas.tear_down()?;
     waited?;
     match core.state.lock().arenas.own.held() {
@@ -210,7 +231,11 @@ impl AfterSync for Core {
     fn after_sync(&self) {
         let_go_of_released(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
-        if let Err(error) = trim(self, self.release_threshold.load(Ordering::Relaxed)) {
+        let keep = self.release_threshold.load(Ordering::Relaxed);
+        // Programs synchronise often; a pool that was destroyed has nothing else to do.
+        let is_destroyed = self.state.lock().destroyed;
+        let collect = if is_destroyed { collect_held } else { collect_some_held };
+        if let Err(error) = trim_after(self, keep, collect) {
             log!(WARN, "the release threshold could not be applied", error, pool = self.name);
         }
     }

@@ -4,12 +4,16 @@
 //! finds it here. It is *kept* then, allocated as before, until all holds on it are over. Its pages so stay where they are,
 //! and nobody else gets them.
 
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::time::Instant;
+
+use rustc_hash::FxHashMap;
 
 use crate::device::DevicePtr;
 use crate::extents::Pointer;
 use crate::order::Fence;
+use crate::policy::other_processes::ASKED_AT_ONCE;
 use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
 
@@ -19,9 +23,9 @@ pub(crate) trait Hold: fmt::Debug + Send {
     fn is_over(&mut self, now: Instant) -> bool;
 }
 
-#[derive(Debug)]
+/// A block's, which is not empty while the block is held.
+#[derive(Debug, Default)]
 struct HeldBlock {
-    ptr: DevicePtr,
     holds: Vec<Box<dyn Hold>>,
     /// What the block's next owner waits for, once its present one has freed it.
     freed: Option<Fence>,
@@ -34,47 +38,52 @@ impl HeldBlock {
     }
 }
 
+#[derive(Debug, Default)]
+struct HeldBlocks {
+    by_start: FxHashMap<DevicePtr, HeldBlock>,
+    /// How many blocks may be asked about, by the calls of [`Holds::collect_some`].
+    credit: usize,
+}
+
 /// See the [module](self). Taken under the pool's lock, or without it; the pool's is never taken under this one.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(OfProcess<Mutex<Vec<HeldBlock>>>);
+pub(crate) struct Holds(OfProcess<Mutex<HeldBlocks>>);
 
 impl Holds {
     /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
-        !self.0.lock().is_empty()
+        !self.0.lock().by_start.is_empty()
     }
 
     /// Whether anything holds the block that starts here.
     pub(crate) fn has(&self, ptr: DevicePtr) -> bool {
-        let now = Instant::now();
-        self.0.lock().iter_mut().any(|block| block.ptr == ptr && !block.is_over(now))
+        self.0.lock().by_start.get_mut(&ptr).is_some_and(|block| !block.is_over(Instant::now()))
     }
 
     /// Holds a live block from now on. Under the pool's lock. `false`, and nothing done, where it was freed.
     #[must_use]
     pub(crate) fn add(&self, ptr: DevicePtr, hold: Box<dyn Hold>) -> bool {
         let mut blocks = self.0.lock();
-        match blocks.iter_mut().find(|block| block.ptr == ptr) {
-            Some(block) if block.freed.is_some() => return false,
-            Some(block) => block.holds.push(hold),
-            None => blocks.push(HeldBlock { ptr, holds: vec![hold], freed: None }),
+        let block = blocks.by_start.entry(ptr).or_default();
+        if block.freed.is_none() {
+            block.holds.push(hold);
         }
-        true
+        block.freed.is_none()
     }
 
     /// The owner of a live block frees it. Returns whether it is kept until the holds are over: else it is to be freed as any
     /// other. What the pointer is where it was freed before, and is kept. Under the pool's lock.
     pub(crate) fn keep(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Result<bool, Pointer> {
         let mut blocks = self.0.lock();
-        let Some(at) = blocks.iter().position(|block| block.ptr == ptr) else { return Ok(false) };
-        if blocks[at].freed.is_some() {
+        let Entry::Occupied(mut block) = blocks.by_start.entry(ptr) else { return Ok(false) };
+        if block.get().freed.is_some() {
             return Err(Pointer::NotLive);
         }
-        let is_kept = !blocks[at].is_over(Instant::now());
+        let is_kept = !block.get_mut().is_over(Instant::now());
         if is_kept {
-            blocks[at].freed = Some(fence());
+            block.get_mut().freed = Some(fence());
         } else {
-            blocks.swap_remove(at);
+            block.remove();
         }
         Ok(is_kept)
     }
@@ -84,7 +93,66 @@ impl Holds {
     pub(crate) fn collect(&self, all: bool) -> Vec<(DevicePtr, Fence)> {
         let now = Instant::now();
         let mut blocks = self.0.lock();
-        let over = blocks.extract_if(.., |block| all || block.is_over(now));
-        over.filter_map(|block| Some((block.ptr, block.freed?))).collect()
+        let over = blocks.by_start.extract_if(|_, block| all || block.is_over(now));
+        over.filter_map(|(ptr, block)| Some((ptr, block.freed?))).collect()
+    }
+
+    /// As [`collect`](Self::collect), as often as it costs no more than some questions a call: each is a call of the system.
+    pub(crate) fn collect_some(&self) -> Vec<(DevicePtr, Fence)> {
+        let mut blocks = self.0.lock();
+        blocks.credit += ASKED_AT_ONCE;
+        if blocks.credit < blocks.by_start.len() {
+            return Vec::new();
+        }
+        blocks.credit = 0;
+        drop(blocks);
+        self.collect(false)
+    }
+
+    /// As [`collect`](Self::collect), of one block.
+    pub(crate) fn collect_at(&self, ptr: DevicePtr) -> Option<(DevicePtr, Fence)> {
+        let mut blocks = self.0.lock();
+        let Entry::Occupied(mut block) = blocks.by_start.entry(ptr) else { return None };
+        let is_over = block.get_mut().is_over(Instant::now());
+        is_over.then(|| block.remove().freed).flatten().map(|fence| (ptr, fence))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts how often it is asked.
+    #[derive(Debug)]
+    struct Counting(Arc<(AtomicUsize, AtomicBool)>);
+
+    impl Hold for Counting {
+        fn is_over(&mut self, _: Instant) -> bool {
+            self.0.0.fetch_add(1, Ordering::Relaxed);
+            self.0.1.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn to_hold_one_more_block_asks_about_few_others() {
+        let (holds, asked) = (Holds::default(), Arc::<(AtomicUsize, AtomicBool)>::default());
+        let ptr = |number: usize| DevicePtr::new(512 * (number as u64 + 1));
+        for number in 0..2000 {
+            assert!(holds.collect_some().is_empty());
+            assert!(holds.add(ptr(number), Box::new(Counting(asked.clone()))));
+        }
+        let count = asked.0.load(Ordering::Relaxed);
+        assert!(count <= 2000 * ASKED_AT_ONCE, "{count} questions");
+        // What is over is found all the same, and at once where it is asked for.
+        for number in 0..2000 {
+            assert_eq!(holds.keep(ptr(number), Fence::default), Ok(true));
+        }
+        asked.1.store(true, Ordering::Relaxed);
+        assert_eq!(holds.collect_at(ptr(7)).unwrap().0, ptr(7));
+        let found: usize = (0..=2000 / ASKED_AT_ONCE).map(|_| holds.collect_some().len()).sum();
+        assert!(found == 1999 && !holds.any(), "{found}");
     }
 }

@@ -59,6 +59,8 @@ pub(crate) struct Core {
     pub(crate) holds: Holds,
     /// What stands between the program and its blocks.
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
+    /// The pool that this one is a part of, under the same limits: pages may pass between both.
+    pub(crate) whole: Option<Weak<Self>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
     /// Whether each block is zeros when it is allocated.
@@ -193,7 +195,11 @@ impl Core {
 
     #[cold]
     fn error_asleep(&self) -> Error {
-        Error::Asleep { pool: self.name_of() }
+        // Relaxed: a setting.
+        match self.gate.is_evicted.load(Ordering::Relaxed) {
+            true => Error::Evicted { pool: self.name_of() },
+            false => Error::Asleep { pool: self.name_of() },
+        }
     }
 
     pub(crate) fn check_not_destroyed(&self, state: &PoolState) -> Result<()> {

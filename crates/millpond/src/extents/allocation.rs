@@ -152,6 +152,7 @@ impl Arena {
         if !has_pages || matches!(request.effort, Effort::TakeSegment) {
             return segments::back(self, request);
         }
+        self.reap_arriving();
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
         let taken = self.pages.taken();
         let found = self.back_as_planned(request);
@@ -235,6 +236,28 @@ impl Arena {
             descriptor.note_uses();
         }
         is_noted
+    }
+
+    /// Notes that the stream uses all that pages back, free or not: nobody is given it before, and no page goes. `false` where the
+    /// host has no memory to note all.
+    #[must_use]
+    pub(crate) fn record_use_of_all(&mut self, stream: &Stream) -> bool {
+        let mut backed = Vec::new();
+        for state in [ExtentState::Free, ExtentState::Allocated] {
+            for (id, _) in self.map.in_state(state) {
+                if backed.try_reserve(1).is_err() {
+                    return false;
+                }
+                backed.push(id);
+            }
+        }
+        // Two that are free and side by side may have the same streams now.
+        self.map.has_unmerged = true;
+        let work = stream.fence();
+        backed.into_iter().all(|id| match self.map.is(id, ExtentState::Free) {
+            true => self.map.extents[id].fence.try_join(&work),
+            false => self.record_use(id, stream),
+        })
     }
 
     /// The work that was noted to use a live block, on other streams than its own, up to now. `None` where the host has no

@@ -15,7 +15,7 @@ use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
-use crate::physical::{Home, PageId, Pages, ParkedCursor};
+use crate::physical::{Home, PageId, Pages, ParkedCursor, passing};
 use crate::policy::shortening::Shortening;
 
 #[cfg(test)]
@@ -221,6 +221,15 @@ impl Arena {
         layout.policy.splitting
             && layout.zone_of(units) == Zone::Large
             && self.shortening.is_due(self.map.frees)
+    }
+
+    /// Removes the mappings elsewhere of pages that other pools gave, as far as the work on them is complete.
+    pub(crate) fn reap_arriving(&mut self) {
+        let Self { rules, pages, .. } = self;
+        passing::reap_arriving(pages, |fence| {
+            rules.poll(fence);
+            rules.timelines.reached(fence)
+        });
     }
 
     // ---- where pages lie -------------------------------------------------------------------------

@@ -135,15 +135,16 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
         let mark = &pages.get(page).mark;
         mark.set(mark.get() + 1);
     }
-    let mut parked = ParkedCursor::of(pages);
-    let linked = std::iter::from_fn(|| parked.take(u64::MAX));
+    let (mut parked, mut arriving) = (ParkedCursor::of(pages), ParkedCursor::of_arriving(pages));
+    let linked = std::iter::from_fn(|| parked.take(u64::MAX).or_else(|| arriving.take(u64::MAX)));
     let linked = linked.take(pages.records()).filter(|page| pages.is_parked(*page)).count();
     let parked = pages.iter().filter(|(id, _)| pages.is_parked(*id)).count();
     ensure!(parked == linked, "{parked} parked pages, of which {linked} are linked");
     for (id, page) in pages.iter() {
         let home = pages.home(id);
         ensure!(pages.is_parked(id) != home.is_some(), "{id:?} is parked and at home, or neither");
-        let mappings = page.mark.get() + u32::from(home.is_some());
+        let is_elsewhere = page.arrives_behind().is_some();
+        let mappings = page.mark.get() + u32::from(home.is_some()) + u32::from(is_elsewhere);
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
         if let Some((region, (first, _))) = home {
             let there = arena.map.regions.page_at(region, first);

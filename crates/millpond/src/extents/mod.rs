@@ -92,4 +92,4 @@ pub(crate) use page_map::{DescriptorRef, PageMap};
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use search::Effort;
 pub(crate) use shorten::shorten;
-pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};
+pub(crate) use trim::{fence_of_all_free, forget_gone, park_free, reap, tear_down, trim};

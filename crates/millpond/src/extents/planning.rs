@@ -20,17 +20,20 @@ pub(super) struct Planner<'a> {
     request: Request<'a>,
     /// The parked pages that the plan has no step for.
     parked: ParkedCursor<'a>,
+    /// Those of them that another pool gave, and that work may still use elsewhere.
+    arriving: ParkedCursor<'a>,
 }
 
 impl<'a> Planner<'a> {
     pub(super) fn new(arena: &'a Arena, request: Request<'a>) -> Self {
         let grows = matches!(request.effort, Effort::Grow);
         let donors = if grows { Donors::default() } else { Donors::gather(arena, &request) };
-        Self { arena, donors, request, parked: ParkedCursor::of(&arena.pages) }
+        let (parked, arriving) = (ParkedCursor::of(&arena.pages), ParkedCursor::of_arriving(&arena.pages));
+        Self { arena, donors, request, parked, arriving }
     }
 
-    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then new ones. `None` where
-    /// only a new region has room.
+    /// The plan that maps the fewest pages. Of these, parked ones come first, then those of donors, then those that arrive, then
+    /// new ones. `None` where only a new region has room.
     pub(super) fn plan(mut self) -> Result<Option<Plan>, Refusal> {
         let layout = &self.arena.map.layout;
         let found = choose_place(self.arena, &mut self.donors, self.request);
@@ -81,6 +84,12 @@ impl<'a> Planner<'a> {
             } else if let Some(donor) = self.donors.claim_next(room, window) {
                 take_over(self.arena, &self.request, plan, donor.extent)?;
                 (Step::Move { page: donor.page, from: donor.extent, at }, donor.base_pages())
+            } else if let Some(page) = self.arriving.take(room).filter(|_| self.request.may_wait) {
+                let page_record = self.arena.pages.get(page);
+                if let Some(fence) = page_record.arrives_behind() {
+                    come_behind(self.arena, &self.request, plan, fence)?;
+                }
+                (Step::Unpark { page, at }, u64::from(page_record.base_pages))
             } else {
                 let base_pages = self.length_of_new(u32::try_from(room).unwrap_or(u32::MAX));
                 (Step::Create { base_pages, at }, u64::from(base_pages))
@@ -108,7 +117,11 @@ impl<'a> Planner<'a> {
 
 /// The stream is to use what lies in a free extent, or pages of it.
 fn take_over(arena: &Arena, request: &Request<'_>, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
-    let fence = &arena.map[id].fence;
+    come_behind(arena, request, plan, &arena.map[id].fence)
+}
+
+/// The stream is to use what lies behind a fence.
+fn come_behind(arena: &Arena, request: &Request<'_>, plan: &mut Plan, fence: &Fence) -> Result<(), Refusal> {
     let is_ready = arena.rules.query(request.stream).covers(fence);
     let has_memory = plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence));
     Ok(arena.map.ensure(has_memory)?)

@@ -6,7 +6,7 @@
 
 use super::arena::Arena;
 use super::layout::Zone;
-use super::trim::trim_extent;
+use super::trim::{Fate, trim_extent};
 use crate::log::log;
 use crate::policy::ledger::Ledger;
 use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, goes_on};
@@ -34,21 +34,21 @@ pub(crate) fn shorten(arena: &mut Arena, ledger: &mut Ledger) -> bool {
         if is_over {
             break;
         }
-        let goes = |arena: &mut Arena, page| {
+        let fate = |arena: &mut Arena, page| {
             let is_long = arena.pages.get(page).base_pages > SHORT_PAGE
                 && arena.pages.get(page).mappings == 1
                 && !arena.pages.is_segment(page);
             if !is_long {
-                return Some(false);
+                return Some(Fate::Stays);
             }
             park_short(arena, held);
             let now = device.now();
             ledger.pay_for_pages(now.saturating_sub(std::mem::replace(&mut began, now)), held);
             is_over = exchanged == AT_ONCE || !goes_on(ledger.balance(now));
             exchanged += u64::from(!is_over);
-            (!is_over).then_some(true)
+            (!is_over).then_some(Fate::Released)
         };
-        if let Err(error) = trim_extent(arena, id, goes) {
+        if let Err(error) = trim_extent(arena, id, fate) {
             log!(WARN, "a long page could not be exchanged for short ones", error);
         }
     }

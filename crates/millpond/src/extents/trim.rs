@@ -6,10 +6,11 @@ use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
 use crate::device::DeviceError;
 use crate::order::Fence;
-use crate::physical::{Home, PageId, release_parked};
+use crate::physical::{Home, PageId, passing, release_parked};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
+    arena.reap_arriving();
     arena.old_mappings.reap(&mut arena.map, &arena.rules, &mut arena.pages);
 }
 
@@ -18,6 +19,7 @@ pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
     let mut all = arena.map.fence_of(arena.map.free());
     // Host memory may be short, as there.
     let _ = all.try_join(&arena.old_mappings.fence(&arena.map));
+    passing::join_handovers(&arena.pages, &mut all);
     arena.rules.prune(&mut all);
     all
 }
@@ -59,17 +61,53 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     idle.sort_unstable_by_key(|id| (map[*id].freed, *id));
     let mut done = Ok(());
     for id in idle {
-        let goes = |arena: &mut Arena, _| (arena.reserved() > keep).then_some(true);
+        let goes = |arena: &mut Arena, _| (arena.reserved() > keep).then_some(Fate::Released);
         done = done.and(trim_extent(arena, id, goes));
     }
     done
 }
 
+/// Parks pages of free and complete extents, for others that take parked ones: of each length, by its binary logarithm, as many
+/// as `wanted` says. Those that have been free for longest go first.
+pub(crate) fn park_free(
+    arena: &mut Arena,
+    wanted: &mut [u64; u32::BITS as usize],
+) -> Result<(), DeviceError> {
+    let Arena { map, rules, .. } = &*arena;
+    let mut idle = map.list_of_free(map.free_with_page())?;
+    rules.poll(&map.fence_of(idle.iter().copied()));
+    idle.retain(|id| rules.timelines.is_complete(&map[*id].fence));
+    idle.sort_unstable_by_key(|id| (map[*id].freed, *id));
+    let mut done = Ok(());
+    for id in idle {
+        let goes = |arena: &mut Arena, page| {
+            let length = arena.pages.get(page).base_pages.ilog2() as usize;
+            let goes = wanted[length] > 0 && !arena.pages.is_segment(page);
+            wanted[length] -= u64::from(goes);
+            Some(if goes { Fate::Parked } else { Fate::Stays })
+        };
+        done = done.and(trim_extent(arena, id, goes));
+    }
+    done
+}
+
+/// What becomes of a page in a free extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Stays,
+    Released,
+    Parked,
+}
+
 /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
 pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
+    // A page may lie in two free extents.
+    join_complete(arena);
     let mut done = Ok(());
     for id in arena.map.list_of_free(arena.map.free())? {
-        done = done.and(trim_extent(arena, id, |arena, page| Some(arena.pages.sleeps(page))));
+        done = done.and(trim_extent(arena, id, |arena, page| {
+            Some(if arena.pages.sleeps(page) { Fate::Released } else { Fate::Stays })
+        }));
     }
     done
 }
@@ -99,35 +137,43 @@ pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
     done
 }
 
-/// Gives back the pages that lie wholly in a free and complete extent and for which `goes` is true; ends when it is `None`.
+/// Takes the pages out that lie wholly in a free and complete extent, as `fate` says of each; ends when it is `None`.
 pub(super) fn trim_extent(
     arena: &mut Arena,
     id: ExtentId,
-    mut goes: impl FnMut(&mut Arena, PageId) -> Option<bool>,
+    mut fate: impl FnMut(&mut Arena, PageId) -> Option<Fate>,
 ) -> Result<(), DeviceError> {
     let region = arena.map[id].region;
     let (start, mut end) = arena.map.base_pages_within(id);
     let mut done = Ok(());
     // From the end, so that `id` keeps naming the part that is left.
     while let Some((page, home)) = arena.last_whole((region, (start, end)))
-        && let Some(goes) = goes(arena, page)
+        && let Some(fate) = fate(arena, page)
     {
-        if goes {
-            done = done.and(trim_page(arena, id, (page, home)));
+        if fate != Fate::Stays {
+            done = done.and(trim_page(arena, id, (page, home), fate));
         }
         end = home.1.0;
     }
     done
 }
 
-/// Gives back a page that lies wholly in a free and complete extent.
-fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
+/// Takes a page out that lies wholly in a free and complete extent.
+fn trim_page(
+    arena: &mut Arena,
+    id: ExtentId,
+    (page, home): (PageId, Home),
+    fate: Fate,
+) -> Result<(), DeviceError> {
     let (Arena { map, rules, pages, .. }, (region, (first, _))) = (&mut *arena, home);
     if pages.is_segment(page) {
         return map.remove_region(region, |_| {
             // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
             unsafe { pages.free_segment(page) }
         });
+    }
+    if pages.get(page).leaves_behind().is_some() {
+        return Ok(());
     }
     map.make_room(2, map[id].fence.len())?;
     let (at, asleep) = (map.address_of_base_page(region, first), pages.asleep(page));
@@ -143,7 +189,7 @@ fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> R
     let units = arena.leave(page);
     let unmapped = arena.map.cut(id, units);
     arena.map.make_unmapped(unmapped);
-    if arena.pages.get(page).mappings > 0 {
+    if arena.pages.get(page).mappings > 0 || fate == Fate::Parked {
         // An older mapping is still waiting for its work; the page goes when that has gone.
         arena.pages.park(page);
         return Ok(());

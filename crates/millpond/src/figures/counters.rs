@@ -82,6 +82,8 @@ pub(crate) struct Counters {
     pub(crate) reserved: Gauge,
     /// Bytes of pages that sleep.
     pub(crate) asleep: Gauge,
+    /// Bytes of pinned memory that are kept for evictions.
+    pub(crate) pinned: Gauge,
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
     pub(crate) pages_remapped: Count,
@@ -110,6 +112,7 @@ impl Counters {
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),
             asleep: self.asleep.current(),
+            pinned: self.pinned.current(),
             calls: self.calls.get(),
             ..counted
         }

@@ -135,8 +135,11 @@ macro_rules! list_of_stats {
                 /// Blocks that two threads freed at once, so that neither got an error: one of the two frees was
                 /// dropped. A mistake of the program.
                 double_frees: u64,
-                /// Bytes that the pool gave back to sleep, and takes again to wake. They are not reserved.
+                /// Bytes that the pool gave back to sleep, or away when it was evicted, and takes again to wake or to be restored.
+                /// They are not reserved.
                 asleep: u64,
+                /// Bytes of pinned memory of the host that the pool keeps for evictions.
+                pinned: u64,
             }
         }
     };

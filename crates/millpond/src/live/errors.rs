@@ -228,7 +228,7 @@ fn read_file(path: &Path) -> Option<SeenErrors> {
     if about.modified().ok()?.elapsed().unwrap_or_default() > ERRORS_STAY {
         return None;
     }
-    let mut text = String::new();
+    let mut text = String::with_capacity(about.len().min(LONGEST_FILE as u64) as usize + 1);
     file.take(LONGEST_FILE as u64).read_to_string(&mut text).ok()?;
     if !serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) {
         return None;

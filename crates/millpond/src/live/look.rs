@@ -18,7 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_thread_re
 
 use super::answering::prefix;
 use super::figures::{SeenPool, SeenSizes, is_unshown, read, read_pools, read_sizes, tamed};
-use super::who::Who;
+use super::who::{Who, file_of};
 use crate::system::socket_peer::{credentials, own_users_process, send_all};
 
 /// Bytes of an answer that are read: enough for a thousand pools, of which none takes 2 KiB.
@@ -340,7 +340,7 @@ fn has_socket(pid: u32, node: u64) -> bool {
 }
 
 fn program(pid: u32) -> String {
-    tamed(&fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default())
+    tamed(&file_of(&pid.to_string(), "comm"))
 }
 
 /// Does not wait.

@@ -1,5 +1,7 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
+use std::sync::atomic::Ordering;
+
 use super::timelines::Table;
 use super::{Fence, Reached, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
 use crate::device::{DeviceResult, EventHandle};
@@ -103,6 +105,25 @@ impl Timelines {
         uses.update(|id, tick| all.get(id).map(|timeline| timeline.last_tick(tick)));
         fence.iter().for_each(|(id, tick)| uses.raise(id, tick));
         std::mem::swap(fence, uses);
+    }
+
+    /// The work that all streams were given so far, as far as it is not known to be complete: but for streams that are [for
+    /// copies](Timeline::is_for_copies). `None` where the host has no memory for it.
+    pub(crate) fn work_so_far(&self) -> Option<Fence> {
+        let (all, mut fence) = (self.all(), Fence::empty());
+        // Relaxed: the mark is set before anybody else has the stream.
+        for timeline in all.iter().filter(|timeline| !timeline.is_for_copies.load(Ordering::Relaxed)) {
+            // What cannot be marked any more has closed all ticks but the present one.
+            let is_closed = timeline.is_marked_at_once() || timeline.is_retired();
+            let tick = if is_closed { timeline.now() - 1 } else { timeline.now() };
+            if timeline.observed() < tick {
+                if !fence.make_room(1) {
+                    return None;
+                }
+                fence.raise(timeline.id, tick);
+            }
+        }
+        Some(fence)
     }
 
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later

@@ -61,7 +61,7 @@ impl RegisteredStream {
     pub(crate) unsafe fn register(timelines: &Arc<Timelines>, handle: StreamHandle) -> Result<Self> {
         // SAFETY: the caller's promise.
         let held = unsafe { timelines.adopt(handle, Promise::WhileRegistered) }?;
-        Ok(Self { stream: Stream::new(held), ends: None })
+        Ok(Self { stream: Stream::new(held.keep_context()), ends: None })
     }
 
     /// The first part of a drop: from now on, whoever presents the handle is not given this stream, unless it is

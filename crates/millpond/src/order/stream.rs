@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::timeline::Promise;
 use super::timelines::HeldTimeline;
 use super::{Event, Fence, OwnedEvent, Tick, Timeline, Timelines};
-use crate::device::{Device, DeviceError, StreamHandle, StreamId};
+use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 use crate::error::Result;
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
@@ -83,7 +83,15 @@ impl Stream {
 
     /// Creates a stream of our own.
     pub(crate) fn create(timelines: &Arc<Timelines>) -> Result<Self> {
-        Ok(Self::new(timelines.create(Promise::Stays)?))
+        Ok(Self::new(timelines.create(Promise::Stays)?.keep_context()))
+    }
+
+    /// Creates a stream of our own for copies of memory that nobody else uses meanwhile.
+    pub(crate) fn for_copies(timelines: &Arc<Timelines>) -> DeviceResult<Self> {
+        let stream = Self::new(timelines.create(Promise::Stays)?);
+        // Relaxed: nobody else has the stream yet.
+        stream.inner.timeline.is_for_copies.store(true, Ordering::Relaxed);
+        Ok(stream)
     }
 
     /// The stream behind a handle that somebody else made and keeps.
@@ -92,7 +100,7 @@ impl Stream {
     /// The handle is valid until the last clone of the returned stream is gone.
     pub(crate) unsafe fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle) -> Result<Self> {
         // SAFETY: the caller's promise.
-        Ok(Self::new(unsafe { timelines.adopt(handle, Promise::UntilDropped) }?))
+        Ok(Self::new(unsafe { timelines.adopt(handle, Promise::UntilDropped) }?.keep_context()))
     }
 
     /// The stream behind a handle that somebody else made and may destroy at any time: a registered one, or one whose
@@ -102,7 +110,7 @@ impl Stream {
     /// The handle is valid now and in each later call that is given the returned stream.
     pub(crate) unsafe fn present(timelines: &Arc<Timelines>, handle: StreamHandle) -> Result<Self> {
         // SAFETY: the caller's promise.
-        Ok(Self::new(unsafe { timelines.adopt(handle, Promise::InCalls) }?))
+        Ok(Self::new(unsafe { timelines.adopt(handle, Promise::InCalls) }?.keep_context()))
     }
 
     #[inline]

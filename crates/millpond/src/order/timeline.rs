@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::log::log;
 use crate::system::host_memory::Shared;
@@ -92,6 +92,8 @@ pub(crate) struct Timeline {
     synchronized: AtomicU64,
     state: Mutex<TimelineState>,
     events: Arc<Events>,
+    /// Whether it only carries copies of memory that nobody else uses meanwhile.
+    pub(crate) is_for_copies: AtomicBool,
 }
 
 impl Timeline {
@@ -122,6 +124,7 @@ impl Timeline {
                 most_named: MANY,
             }),
             events,
+            is_for_copies: AtomicBool::new(false),
         }
     }
 

@@ -55,7 +55,7 @@ impl Table {
         (timeline.id == id).then_some(timeline)
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
         self.slots.iter().flatten().map(|(timeline, _)| timeline)
     }
 
@@ -161,8 +161,21 @@ pub(super) struct HeldTimeline {
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
     /// The streams of other devices that stand for this one there: see `peers`.
     pub(super) stand_ins: Mutex<Vec<Arc<HeldTimeline>>>,
-    /// The context, which lives as long as a stream of it. Let go of last: it may end pools.
-    _context: Option<Holder>,
+    /// The context, which lives as long as a stream of the program's: not of a pool's own, which the context would hold again. Let go
+    /// of last: it may end pools.
+    context: OnceLock<Holder>,
+}
+
+impl HeldTimeline {
+    /// The program has the stream: it keeps the context from now on.
+    pub(super) fn keep_context(self: Arc<Self>) -> Arc<Self> {
+        if self.context.get().is_none()
+            && let Some(context) = self.timelines.context.lock().as_ref().and_then(Weak::upgrade)
+        {
+            _ = self.context.set(context);
+        }
+        self
+    }
 }
 
 /// What programs hold of the device, one floor or more above this one.
@@ -308,7 +321,6 @@ impl Timelines {
             return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
         }
         drop(retired);
-        let context = self.context.lock().as_ref().and_then(Weak::upgrade);
         let slot = table.free_slot();
         let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
         let held = Arc::new(HeldTimeline {
@@ -319,7 +331,7 @@ impl Timelines {
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
-            _context: context,
+            context: OnceLock::new(),
         });
         table.put(timeline, Arc::downgrade(&held));
         Ok(held)

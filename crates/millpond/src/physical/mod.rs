@@ -12,14 +12,17 @@
 //! ([`Pages::map`]). When memory is given back, [`Pages::lay_aside`], [`Pages::unmap`] and [`Pages::release`] undo this. Each
 //! step either happens whole or leaves everything as it was, so a failure anywhere loses no page.
 
+mod handover;
 pub(crate) mod mapped;
 mod page;
 mod pages;
 mod parked;
+pub(crate) mod passing;
 mod sleeping;
 pub(crate) mod staging;
 mod watch;
 
+pub(crate) use handover::Handover;
 pub(crate) use page::{Home, MapFailure, PageId, Refusal};
 pub(crate) use pages::{IdleMapping, Pages};
 pub(crate) use parked::{ParkedCursor, release_parked};

@@ -1,9 +1,12 @@
 //! One physical page, as the table of [`Pages`](super::Pages) has it.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
+use super::handover::{Handover, MappingElsewhere};
 use crate::budgets::Shortage;
 use crate::device::{DeviceError, DevicePtr, PageHandle, PeerSet};
+use crate::order::Fence;
 
 /// Names a page of one pool. Recycled when the page is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,10 +68,38 @@ pub(crate) struct Page {
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
     pub(super) parked: Option<ParkedLink>,
+    /// What it left behind, where its memory is another pool's now.
+    pub(super) left: Option<Arc<Handover>>,
+    /// The mapping where it was, where it came from another pool.
+    pub(super) elsewhere: Option<MappingElsewhere>,
+    /// Whether it came from another pool, and nobody has mapped it since.
+    pub(super) is_intact: bool,
     /// How many pages had been created before it.
     pub(super) number: u64,
     /// A number that whoever plans with pages notes here, for as long as it plans.
     pub(crate) mark: Cell<u32>,
+}
+
+impl Page {
+    /// Whether it is one that can pass to another pool: all of it is there, at home and nowhere else.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.presence == Presence::Whole && self.mappings == 1 && self.elsewhere.is_none()
+    }
+
+    /// Whether all of its memory is elsewhere.
+    pub(crate) fn has_gone(&self) -> bool {
+        self.presence == Presence::Gone
+    }
+
+    /// What it left behind, where its memory is another pool's now, and its mapping may still be at its home.
+    pub(crate) fn leaves_behind(&self) -> Option<&Handover> {
+        self.left.as_deref().filter(|handover| !handover.is_over())
+    }
+
+    /// What it comes behind, where it came from another pool, and work may still use it there.
+    pub(crate) fn arrives_behind(&self) -> Option<&Fence> {
+        self.elsewhere.as_ref().map(|elsewhere| &elsewhere.handover.fence)
+    }
 }
 
 /// Why memory was refused.

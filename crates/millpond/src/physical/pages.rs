@@ -32,6 +32,10 @@ pub(crate) struct Pages {
     pub(super) table: Vec<Option<Page>>,
     pub(super) vacant: Vec<u32>,
     pub(super) parked: Parked,
+    /// Those parked that are mapped elsewhere, too.
+    pub(super) parked_arriving: Parked,
+    /// All that are mapped elsewhere, and some that were.
+    pub(super) arriving: Vec<PageId>,
     /// Base pages of all pages.
     pub(crate) base_pages: u64,
     /// How many pages were ever created.
@@ -55,6 +59,8 @@ impl Pages {
             table: Vec::new(),
             vacant: Vec::new(),
             parked: Parked::default(),
+            parked_arriving: Parked::default(),
+            arriving: Vec::new(),
             base_pages: 0,
             taken: 0,
             peers: PeerSet::NONE,
@@ -160,22 +166,28 @@ impl Pages {
             return Err(DeviceError::HostMemory { what: "a list of pages", bytes }.into());
         }
         let backing = self.take_memory(bytes, take)?;
+        Ok(self.enter(backing, base_pages))
+    }
+
+    /// Enters a page, for which there is [room](Self::make_room). It is mapped nowhere.
+    pub(super) fn enter(&mut self, backing: Backing, base_pages: u32) -> PageId {
         self.base_pages += u64::from(base_pages);
         self.taken += 1;
-        let (presence, peers) = (Presence::Whole, PeerSet::NONE);
-        let (number, mark) = (self.taken - 1, Cell::new(0));
         let page = Page {
             backing,
             base_pages,
             mappings: 0,
-            presence,
+            presence: Presence::Whole,
             home: None,
-            peers,
+            peers: PeerSet::NONE,
             parked: None,
-            number,
-            mark,
+            left: None,
+            elsewhere: None,
+            is_intact: false,
+            number: self.taken - 1,
+            mark: Cell::new(0),
         };
-        Ok(match self.vacant.pop() {
+        match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
                 PageId(id)
@@ -184,7 +196,7 @@ impl Pages {
                 self.table.push(Some(page));
                 PageId(u32::try_from(self.table.len() - 1).expect("fewer than 2^32 pages"))
             }
-        })
+        }
     }
 
     /// How many pages were ever created. So whoever asks before it creates some can tell them from others.
@@ -210,7 +222,7 @@ impl Pages {
     }
 
     /// Forgets a page whose memory is the device's again.
-    fn forget(&mut self, id: PageId) {
+    pub(super) fn forget(&mut self, id: PageId) {
         self.base_pages -= u64::from(self.get(id).base_pages);
         self.table[id.0 as usize] = None;
         self.vacant.push(id.0);
@@ -232,6 +244,7 @@ impl Pages {
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
         let mut there = Presence::Unmapped;
+        self.get_mut(id).is_intact = false;
         // SAFETY: the caller's promise.
         let Err(error) = (unsafe { self.bring_back(id, at, &mut there, self.peers) }) else {
             self.get_mut(id).mappings += 1;
@@ -480,9 +493,11 @@ impl Pages {
     }
 
     fn first_parked(&mut self, id: PageId) -> &mut Option<PageId> {
-        let base_pages = self.get(id).base_pages;
+        let Page { base_pages, elsewhere, .. } = self.get(id);
         debug_assert!(base_pages.is_power_of_two());
-        &mut self.parked.first[base_pages.ilog2() as usize]
+        let (length, is_arriving) = (base_pages.ilog2() as usize, elsewhere.is_some());
+        let list = if is_arriving { &mut self.parked_arriving } else { &mut self.parked };
+        &mut list.first[length]
     }
 }
 

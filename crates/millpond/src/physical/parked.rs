@@ -20,6 +20,17 @@ impl<'a> ParkedCursor<'a> {
         Self { pages, next: pages.parked.first }
     }
 
+    /// Of these pages, those that arrive ([`passing`](super::passing)).
+    pub(crate) fn of_arriving(pages: &'a Pages) -> Self {
+        Self { pages, next: pages.parked_arriving.first }
+    }
+
+    /// Those of so many base pages.
+    pub(super) fn of_length(self, base_pages: u32) -> impl Iterator<Item = PageId> + 'a {
+        let behind = |id: &PageId| self.pages.get(*id).parked.and_then(|link| link.behind);
+        std::iter::successors(self.next[base_pages.ilog2() as usize], behind)
+    }
+
     /// The longest that was not taken yet, of at most so many base pages.
     pub(crate) fn take(&mut self, most: u64) -> Option<PageId> {
         let fit = most.checked_ilog2().map_or(0, |most| LENGTHS.min(most as usize + 1));

@@ -3,8 +3,12 @@
 //! It may be much, but nothing is lost: whoever needs it takes it back.
 
 /// Threads, but for one, whose caches the fast path finds: each pool has a pointer for each. More threads at once find theirs by a
-/// table that grows, and a slower path. A power of two.
-pub(crate) const NEAR_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
+/// table that grows, and a slower path. A power of two. A model's tables are short.
+pub(crate) const NEAR_THREADS: usize = match (cfg!(loom), cfg!(miri)) {
+    (true, _) => 2,
+    (_, true) => 16,
+    _ => 1024,
+};
 
 /// Chunks of that table: for more threads than Linux lets live at once, which are 2^22.
 pub(crate) const CHUNKS: usize = 13;

@@ -26,3 +26,6 @@ pub(crate) const LONGEST_ERROR: usize = 2000;
 
 /// Bytes of a recording, unless it asks for another limit. A disk that is full harms more than a recording without its end.
 pub(crate) const LARGEST_RECORDING: u64 = 10 << 30;
+
+/// Files of a recording that rotates: two, so that at least half of the limit is there at any moment.
+pub(crate) const PARTS: u64 = 2;

@@ -17,6 +17,7 @@ use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Rou
 use crate::decay::{self, Decay};
 use crate::device::{Device, MemoryKind, PeerSet};
 use crate::error::{Error, Result};
+use crate::evict::Evict;
 use crate::extents::{Arena, Layout, Owner};
 use crate::figures::counters::Counters;
 use crate::guard::{FencedMemory, Guard, Guarding};
@@ -58,6 +59,7 @@ pub struct PoolBuilder {
     name: String,
     hard_limit: u64,
     release_threshold: u64,
+    pinned_limit: u64,
     decay: Option<Duration>,
     headroom: u64,
     reuse: ReusePolicies,
@@ -93,6 +95,7 @@ impl PoolBuilder {
             name: "pool".to_owned(),
             hard_limit: u64::MAX,
             release_threshold: u64::MAX,
+            pinned_limit: u64::MAX,
             decay: None,
             headroom: 0,
             reuse: ReusePolicies::ALL,
@@ -139,6 +142,12 @@ impl PoolBuilder {
     /// millpond. What is free above that goes back to the device. By default, the pool keeps everything.
     pub fn release_threshold(self, bytes: u64) -> Self {
         Self { release_threshold: bytes, ..self }
+    }
+
+    /// The most pinned memory of the host that the pool and its [tags](Pool::tagged) keep for [evictions](Pool::evict). By default
+    /// there is no limit. An eviction that needs more ends in [`Error::CannotEvict`].
+    pub fn pinned_limit(self, bytes: u64) -> Self {
+        Self { pinned_limit: bytes, ..self }
     }
 
     /// Gives free memory back that nobody used for so long, also while the program makes no call. Up to a
@@ -285,13 +294,14 @@ impl PoolBuilder {
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
     pub fn build(self) -> Result<Pool> {
-        self.build_under(None)
+        self.build_in(None)
     }
 
-    /// As [`build`](Self::build), under a hard limit that others share, if there is one.
-    pub(super) fn build_under(self, hard_limit: Option<Budget>) -> Result<Pool> {
+    /// As [`build`](Self::build), as a part of another pool, if there is one: under its hard limit.
+    pub(super) fn build_in(self, whole: Option<&Arc<Core>>) -> Result<Pool> {
         let layout = self.layout()?;
-        let hard_limit = hard_limit.unwrap_or_else(|| Budget::bytes(self.hard_limit));
+        let hard_limit =
+            whole.map_or_else(|| Budget::bytes(self.hard_limit), |whole| whole.limits.hard_limit.clone());
         let options = self.clone();
         let (timelines, registry) = (self.timelines, self.registry);
         timelines.check_process()?;
@@ -330,6 +340,7 @@ impl PoolBuilder {
         let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
             Box::new(Sleep::default()),
             Box::new(FirstHandle::default()),
+            Box::new(Evict::new(self.pinned_limit, whole.map(|whole| &**whole))),
             Box::new(PeerCopies::default()),
             Box::new(socket.clone()),
             Box::new(guarding.clone()),
@@ -361,6 +372,7 @@ impl PoolBuilder {
             reuse: Reuse::new(self.reuse),
             gate: Gate::default(),
             holds: Holds::default(),
+            whole: whole.map(Arc::downgrade),
             wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
             zeroes: self.zeroed,

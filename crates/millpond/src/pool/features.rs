@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::error::{Error, Result};
+use crate::evict::{self, Evict};
 use crate::guard::{Finding, Guarding};
 use crate::managed;
 use crate::order::Stream;
@@ -138,21 +139,90 @@ impl Pool {
     /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        self.inner().lock_here().is_some_and(|state| state.is_asleep)
+        self.inner().lock_here().is_some_and(|state| state.is_asleep) && !self.is_evicted()
     }
 
-    /// Gives the pinned memory back that a [sleep](Self::sleep) left, unless the pool sleeps: its own, and that of its
-    /// [tags](Self::tagged). Returns the bytes given back.
+    /// Gives the pinned memory back that a [sleep](Self::sleep) or an [eviction](Self::evict) left, unless it is needed: the
+    /// pool's own, and that of its [tags](Self::tagged). Returns the bytes given back.
     ///
     /// # Errors
     /// The device's own; what could not be given back stays.
     pub fn trim_staging(&self) -> Result<u64> {
         self.inner().check_process()?;
-        let own = self.sleep_state().trim_staging()?;
+        let own = self.sleep_state().trim_staging()? + self.evict_state().trim_staging(self.inner())?;
         self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.trim_staging()?))
     }
 
     fn sleep_state(&self) -> &Sleep {
+        self.inner().beside()
+    }
+
+    // ---- evict -----------------------------------------------------------------------------------
+
+    /// Has the memory of a [tag](Self::tagged) serve its pool for a while. Behind all work that streams were given so far, the
+    /// bytes of live blocks are copied to pinned memory of the host. From the end of the copies on, the pages serve other
+    /// addresses of the pool. The host does not wait. Returns the bytes that the pool got.
+    ///
+    /// Until the tag is [restored](Self::restore), its memory must not be used: the addresses lead nowhere once the pool has seen
+    /// that the copies are complete. What safe code asks of the tag or its buffers is refused with [`Error::Evicted`]. Blocks may
+    /// be freed. The page `docs/beyond.md` says more.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Error, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, stream) = (Pool::builder(&device).build()?, device.create_stream()?);
+    /// let tag = pool.tagged("optimizer")?;
+    /// let moments = Buffer::from_slice(&tag, &[1.0_f32; 1000], &stream)?;
+    /// let at = moments.ptr();
+    /// tag.evict(&stream)?; // behind the step
+    /// assert!(matches!(moments.to_vec(), Err(Error::Evicted { .. })));
+    /// // … forward and backward use the memory …
+    /// tag.restore(&stream)?; // before the next step
+    /// assert_eq!((moments.ptr(), moments.to_vec()?), (at, vec![1.0; 1000]));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// Work on streams that no pool has met has to be ordered before `stream`. To evict a tag that is evicted does nothing, or ends
+    /// what [`restore_ahead`](Self::restore_ahead) began. If it fails, all is as before.
+    ///
+    /// # Errors
+    /// [`Error::CannotEvict`] for a pool that is no tag's, where [`sleep`](Self::sleep) is refused, and for one with a
+    /// [guard](crate::PoolBuilder::guard). [`Error::Asleep`] for one that sleeps. [`Error::PoolDestroyed`], or the device's own, such
+    /// as [`DeviceError::OutOfMemory`](crate::device::DeviceError::OutOfMemory) where the host has too little pinned memory.
+    pub fn evict(&self, stream: &Stream) -> Result<u64> {
+        self.evict_state().evict(self.inner(), stream)
+    }
+
+    /// Ends an [eviction](Self::evict): takes memory again, maps it where it was, and copies the bytes back. Later work on
+    /// `stream` comes behind the copies; other streams [wait for it](Stream::wait_for) first. A tag that is not evicted stays as it
+    /// is.
+    ///
+    /// The host waits where work still uses what is free in the pool, or where the eviction's copies are under way and the pool
+    /// uses the pages. Pages that nobody used meanwhile need no copy.
+    ///
+    /// If it fails, the tag is evicted as before, and loses nothing. Make room, and try again.
+    ///
+    /// # Errors
+    /// As for [`wake`](Self::wake).
+    pub fn restore(&self, stream: &Stream) -> Result<()> {
+        self.evict_state().restore(self.inner(), stream)
+    }
+
+    /// Begins a [restore](Self::restore), which then only has `stream` wait: the copies run beside other work until then.
+    ///
+    /// # Errors
+    /// As for [`restore`](Self::restore).
+    pub fn restore_ahead(&self) -> Result<()> {
+        self.evict_state().restore_ahead(self.inner())
+    }
+
+    /// Whether the pool is [evicted](Self::evict).
+    pub fn is_evicted(&self) -> bool {
+        self.inner().is_here() && evict::is_evicted(self.inner())
+    }
+
+    fn evict_state(&self) -> &Evict {
         self.inner().beside()
     }
 
@@ -333,9 +403,8 @@ impl Pool {
         let Some(options) = self.handle.options.clone() else {
             return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
         };
-        let hard_limit = self.inner().limits.hard_limit.clone();
         let name = format!("{}/{tag}", self.name());
-        let new = options.name(name).build_under(Some(hard_limit))?;
+        let new = options.name(name).build_in(Some(self.inner()))?;
         pools.push((tag.to_owned(), new.clone()));
         Ok(new)
     }

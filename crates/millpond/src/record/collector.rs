@@ -3,10 +3,11 @@
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::clock::nanoseconds;
-use super::encoder::{Encoder, Event};
+use super::encoder::{Encoder, Event, Sealed};
 use super::format::Record;
 use super::labels::WrittenTags;
 use super::note::{Note, Noted};
+use super::parts::Parts;
 
 /// Notes in a thread's ring: 384 KiB. With 4,096, a thread that did nothing else filled it before the writer had come,
 /// and encoded nearly as many events itself (docs/recording.md).
@@ -64,14 +65,17 @@ pub(super) struct Collector {
     /// Bytes that went to the file, and how many may.
     written: u64,
     most_written: u64,
+    /// Of a recording that rotates: nothing is too much for that.
+    parts: Option<Parts>,
     ended: bool,
 }
 
 impl Collector {
-    /// Of a file that has so many bytes at most.
-    pub(super) fn new(start: &Record<'_>, most_written: u64) -> Self {
+    /// Of a file that has so many bytes at most, or of two that rotate.
+    pub(super) fn new(start: &Record<'_>, most_written: u64, rotates: bool) -> Self {
         let mut encoder = Encoder::new();
         encoder.define(start);
+        let parts = rotates.then(|| Parts::within(most_written, start));
         Self {
             encoder,
             rings: Vec::new(),
@@ -84,6 +88,7 @@ impl Collector {
             most_waiting: MOST_WAITING,
             written: 0,
             most_written,
+            parts,
             ended: false,
         }
     }
@@ -99,7 +104,9 @@ impl Collector {
     /// Defines a pool; the record is told its number.
     pub(super) fn enter_pool<'a>(&mut self, define: impl FnOnce(u32) -> Record<'a>) -> u32 {
         self.pools += 1;
-        self.encoder.define(&define(self.pools));
+        let pool = define(self.pools);
+        self.encoder.define(&pool);
+        self.parts.iter_mut().for_each(|parts| parts.enter_pool(&pool));
         self.pools
     }
 
@@ -108,6 +115,7 @@ impl Collector {
         // What is in a ring names tags that were entered before: look at the rings first.
         let ready: Vec<_> =
             self.rings.iter().map(|ring| (ring.notes.is_abandoned(), ring.notes.slots())).collect();
+        self.rotate_before(ready.iter().map(|&(_, count)| count).sum());
         if !self.ended {
             self.tags.catch_up(&mut self.encoder);
         }
@@ -125,9 +133,33 @@ impl Collector {
         self.rings = rings;
     }
 
+    /// Begins the next part, where these events would not fit into this one. Not among them: they are in the order of their
+    /// times for each thread only.
+    fn rotate_before(&mut self, events: usize) {
+        // Without any, the last part would have nothing.
+        let Some(parts) = self.parts.as_mut().filter(|_| events > 0 && !self.ended) else { return };
+        if !parts.is_due(self.encoder.sealed_ever(), events) {
+            return;
+        }
+        if self.untold > 0 {
+            self.encoder.define(&Record::Dropped { events: std::mem::take(&mut self.untold) });
+        }
+        self.encoder.define(&Record::End);
+        self.encoder.begin_file();
+        parts.begin(&mut self.encoder, self.events);
+        self.tags = WrittenTags::default();
+        self.tags.catch_up(&mut self.encoder);
+        // The definitions of call sites come between.
+        self.encoder.seal();
+        parts.tell(&mut self.encoder);
+    }
+
     /// Adds an event that went through no ring.
     pub(super) fn add(&mut self, thread: u32, event: &Event) {
         if self.ended {
+            return;
+        }
+        if self.parts.as_mut().is_some_and(|parts| !parts.follow(event)) {
             return;
         }
         if self.encoder.waiting() > self.most_waiting || self.is_full() {
@@ -142,18 +174,24 @@ impl Collector {
 
     /// Whether the file has all the bytes that it may have, or those that wait would be too many.
     pub(super) fn is_full(&self) -> bool {
-        self.written.saturating_add(self.encoder.waiting() as u64) >= self.most_written
+        self.parts.is_none()
+            && self.written.saturating_add(self.encoder.waiting() as u64) >= self.most_written
     }
 
     /// The oldest chunk, which goes to the file.
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
-        self.encoder.take().inspect(|chunk| self.written += chunk.len() as u64)
+    pub(super) fn take(&mut self) -> Option<Sealed> {
+        self.encoder.take().inspect(|chunk| self.written += chunk.bytes.len() as u64)
     }
 
     /// It did not.
-    pub(super) fn put_back(&mut self, chunk: Vec<u8>) {
-        self.written -= chunk.len() as u64;
+    pub(super) fn put_back(&mut self, chunk: Sealed) {
+        self.written -= chunk.bytes.len() as u64;
         self.encoder.put_back(chunk);
+    }
+
+    /// So many bytes of call sites went to the file, beside the chunks.
+    pub(super) fn count(&mut self, bytes: u64) {
+        self.parts.iter_mut().for_each(|parts| parts.count(bytes));
     }
 
     fn tell_dropped(&mut self) {
@@ -172,9 +210,9 @@ impl Collector {
         }
     }
 
-    /// Events taken, and dropped.
-    pub(super) fn counts(&self) -> (u64, u64) {
-        (self.events, self.dropped)
+    /// Events taken, dropped, and in no file any more since it rotates.
+    pub(super) fn counts(&self) -> (u64, u64, u64) {
+        (self.events, self.dropped, self.parts.as_ref().map_or(0, Parts::gone))
     }
 }
 
@@ -192,7 +230,7 @@ mod tests {
         collector.encoder.seal();
         let mut all = Vec::new();
         while let Some(chunk) = collector.encoder.take() {
-            for record in records(&chunk[8..]) {
+            for record in records(&chunk.bytes[8..]) {
                 all.push(match record.unwrap() {
                     Record::Alloc { after, address, size } => Record::Alloc { after, address, size },
                     Record::Dropped { events } => Record::Dropped { events },
@@ -206,7 +244,7 @@ mod tests {
 
     #[test]
     fn dropped_events_are_told_once_there_is_room() {
-        let mut collector = Collector::new(&Record::End, u64::MAX);
+        let mut collector = Collector::new(&Record::End, u64::MAX, false);
         written(&mut collector);
         collector.most_waiting = 0;
         collector.add(0, &event(1));
@@ -218,12 +256,12 @@ mod tests {
         collector.add(0, &event(4));
         let told = written(&mut collector);
         assert!(matches!(told[..], [Record::Dropped { events: 2 }, Record::Alloc { .. }]), "{told:?}");
-        assert_eq!(collector.counts(), (2, 2));
+        assert_eq!(collector.counts(), (2, 2, 0));
     }
 
     #[test]
     fn what_is_dropped_last_is_told_at_the_end() {
-        let mut collector = Collector::new(&Record::End, u64::MAX);
+        let mut collector = Collector::new(&Record::End, u64::MAX, false);
         collector.encoder.seal();
         collector.most_waiting = 0;
         collector.add(0, &event(1));
@@ -234,16 +272,16 @@ mod tests {
 
     #[test]
     fn what_is_beyond_the_limit_is_counted_and_told_at_the_end() {
-        let mut collector = Collector::new(&Record::End, 100);
+        let mut collector = Collector::new(&Record::End, 100, false);
         let mut taken = 0;
         for time in 0..1000 {
             collector.add(0, &event(time));
             collector.encoder.seal();
             while let Some(chunk) = collector.take() {
-                taken += chunk.len();
+                taken += chunk.bytes.len();
             }
         }
-        let (events, dropped) = collector.counts();
+        let (events, dropped, _) = collector.counts();
         assert!((100..200).contains(&taken) && events > 0 && events + dropped == 1000, "{taken} {events}");
         collector.end();
         let told = written(&mut collector);
@@ -255,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_ring_outlives_its_thread_until_its_last_event() {
-        let mut collector = Collector::new(&Record::End, u64::MAX);
+        let mut collector = Collector::new(&Record::End, u64::MAX, false);
         written(&mut collector);
         let mut producer = collector.enter_thread();
         producer.push(Note::event(Kind::Alloc, 1, 512, 1)).unwrap();

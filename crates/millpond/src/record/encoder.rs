@@ -62,13 +62,24 @@ struct Cursor {
     under: (u32, u32),
 }
 
+/// A chunk on its way to the file.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    pub(super) bytes: Vec<u8>,
+    /// Whether it begins another file.
+    pub(super) begins_file: bool,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Encoder {
     chunk: Chunk,
     cursor: Cursor,
-    sealed: VecDeque<Vec<u8>>,
+    begins_file: bool,
+    sealed: VecDeque<Sealed>,
     sealed_bytes: usize,
+    /// Of all chunks, those that were taken too.
+    sealed_ever: u64,
 }
 
 impl Encoder {
@@ -76,8 +87,10 @@ impl Encoder {
         Self {
             chunk: Chunk::new(FULL + ROOM),
             cursor: Cursor::default(),
+            begins_file: false,
             sealed: VecDeque::new(),
             sealed_bytes: 0,
+            sealed_ever: 0,
         }
     }
 
@@ -133,7 +146,15 @@ impl Encoder {
         let sealed = std::mem::replace(&mut self.chunk, Chunk::new(FULL + ROOM)).seal();
         self.cursor = Cursor::default();
         self.sealed_bytes += sealed.len();
-        self.sealed.push_back(sealed);
+        self.sealed_ever += sealed.len() as u64;
+        let begins_file = std::mem::take(&mut self.begins_file);
+        self.sealed.push_back(Sealed { bytes: sealed, begins_file });
+    }
+
+    /// Lets what is added from now on go to another file.
+    pub(super) fn begin_file(&mut self) {
+        self.seal();
+        self.begins_file = true;
     }
 
     /// Bytes in sealed chunks that nobody took.
@@ -141,16 +162,21 @@ impl Encoder {
         self.sealed_bytes
     }
 
+    /// Bytes of all chunks that were ever sealed.
+    pub(super) fn sealed_ever(&self) -> u64 {
+        self.sealed_ever
+    }
+
     /// The oldest sealed chunk.
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn take(&mut self) -> Option<Sealed> {
         let chunk = self.sealed.pop_front()?;
-        self.sealed_bytes -= chunk.len();
+        self.sealed_bytes -= chunk.bytes.len();
         Some(chunk)
     }
 
     /// Puts a chunk back that could not be written.
-    pub(super) fn put_back(&mut self, chunk: Vec<u8>) {
-        self.sealed_bytes += chunk.len();
+    pub(super) fn put_back(&mut self, chunk: Sealed) {
+        self.sealed_bytes += chunk.bytes.len();
         self.sealed.push_front(chunk);
     }
 }
@@ -193,7 +219,7 @@ mod tests {
         }
         encoder.seal();
         let chunk = encoder.take().unwrap();
-        let read: Vec<_> = records(&chunk[8..]).map(Option::unwrap).collect();
+        let read: Vec<_> = records(&chunk.bytes[8..]).map(Option::unwrap).collect();
         let (after, address, size) = (1, -512, 300);
         let expected = [
             Record::Thread { thread: 4, time: 1000 },
@@ -224,7 +250,7 @@ mod tests {
         encoder.seal();
         let chunk = encoder.take().unwrap();
         let mut at = 0u64;
-        let read = records(&chunk[8..]).filter_map(|record| match record.unwrap() {
+        let read = records(&chunk.bytes[8..]).filter_map(|record| match record.unwrap() {
             Record::Alloc { address, size: u64::MAX, .. } => {
                 at = at.wrapping_add_signed(address);
                 Some(at)

@@ -1,6 +1,6 @@
 //! The file of a recording: where it lies, whose it is, and appending to it whole chunks or nothing.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -74,14 +74,7 @@ impl RecordFile {
                 return Self::begin(opened, path, found.nlink() > 0);
             }
             refuse_what_is_no_recording(&path, file)?;
-            let mut old = path.clone().into_os_string();
-            old.push(".old");
-            match File::open(&old) {
-                Ok(older) => refuse_what_is_no_recording(Path::new(&old), &older)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-            std::fs::rename(&path, old)?;
+            keep_as_old(&path)?;
         }
         Err(io::Error::other(
             "other processes keep taking this name: put %p, which becomes the process's number, into it",
@@ -92,6 +85,33 @@ impl RecordFile {
         let mut new = Self { file, path, is_named, good: 0, torn: false };
         new.append(&file_head())?;
         Ok(new)
+    }
+
+    /// Goes on in a new file, under the name that this one had. This one is kept beside it as `NAME.old`, in place of an older one.
+    ///
+    /// # Errors
+    /// No file can be made, or what has one of the names is no recording. Then this is to be tried again before anything is
+    /// appended.
+    pub(super) fn rotate(&mut self) -> io::Result<()> {
+        let own = self.file.here().ok_or_else(forked)?.metadata()?;
+        refuse_removed(&own)?;
+        // Somebody may have moved it away, and the last attempt may have.
+        if std::fs::metadata(&self.path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino()))
+        {
+            keep_as_old(&self.path)?;
+        }
+        *self = Self::create(&self.path)?;
+        Ok(())
+    }
+
+    /// Whether it can rotate: no pipe can, nor what has no name. Nor one whose `NAME.old` is no recording.
+    pub(super) fn refuse_to_rotate(&self) -> io::Result<()> {
+        if !self.is_named {
+            let what = format!("{} is no file that has a name: it cannot rotate", self.path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        old_name(&self.path).map(drop)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -109,11 +129,8 @@ impl RecordFile {
             self.heal()?;
         }
         let mut file = self.file.here().ok_or_else(forked)?;
-        if self.is_named && file.metadata()?.nlink() == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                "the file was removed: stop, and start again",
-            ));
+        if self.is_named {
+            refuse_removed(&file.metadata()?)?;
         }
         let written = file.write_all(bytes);
         match written {
@@ -139,6 +156,30 @@ impl RecordFile {
 
 fn forked() -> io::Error {
     io::Error::other("the parent records to the file")
+}
+
+/// An error for a file that has no name any more: nobody could read what is written to it.
+fn refuse_removed(file: &Metadata) -> io::Result<()> {
+    if file.nlink() == 0 {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the file was removed: stop, and start again"));
+    }
+    Ok(())
+}
+
+/// The name that a recording of this name is kept under, unless another file has it.
+fn old_name(path: &Path) -> io::Result<PathBuf> {
+    let mut old = path.to_owned().into_os_string();
+    old.push(".old");
+    match File::open(&old) {
+        Ok(older) => refuse_what_is_no_recording(Path::new(&old), &older)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    Ok(old.into())
+}
+
+fn keep_as_old(path: &Path) -> io::Result<()> {
+    std::fs::rename(path, old_name(path)?)
 }
 
 /// An error unless the file is empty, or begins as a recording does.
@@ -214,6 +255,43 @@ mod tests {
             drop(RecordFile::create(&path).unwrap());
             assert!(std::fs::read(&old).unwrap().ends_with(round));
         }
+    }
+
+    #[test]
+    fn a_file_that_rotates_is_kept_beside_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("run.mprec"), folder.path().join("run.mprec.old"));
+        let mut file = RecordFile::create(&path).unwrap();
+        for round in [b"1", b"2", b"3"] {
+            file.append(round).unwrap();
+            file.rotate().unwrap();
+            assert!(std::fs::read(&old).unwrap().ends_with(round));
+            assert_eq!((std::fs::read(&path).unwrap(), file.len()), (file_head().to_vec(), 12));
+        }
+        // The next has the lock.
+        assert_ne!(RecordFile::create(&path).unwrap().path(), path);
+        // What somebody else put under its name stays.
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(file.rotate().unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(std::fs::read(&old).unwrap().ends_with(b"3"));
+    }
+
+    #[test]
+    fn a_file_rotates_over_no_file_that_is_no_recording() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("run.mprec"), folder.path().join("run.mprec.old"));
+        let mut file = RecordFile::create(&path).unwrap();
+        file.refuse_to_rotate().unwrap();
+        std::fs::write(&old, "the year before").unwrap();
+        assert!(file.refuse_to_rotate().is_err() && file.rotate().is_err());
+        assert_eq!(std::fs::read(&old).unwrap(), b"the year before");
+        std::fs::remove_file(&old).unwrap();
+        file.append(b"now").unwrap();
+        // Moved away by somebody: it is theirs, under its new name.
+        let moved = folder.path().join("mine.mprec");
+        std::fs::rename(&path, &moved).unwrap();
+        file.rotate().unwrap();
+        assert!(std::fs::read(&moved).unwrap().ends_with(b"now") && path.exists() && !old.exists());
     }
 
     #[test]

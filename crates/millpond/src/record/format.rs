@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub const MAGIC: [u8; 8] = *b"\x89MPREC\r\n";
 
 /// The newest version of the format, which follows the [magic](MAGIC) as 4 bytes, little-endian.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The longest payload of a chunk in bytes: what claims to be longer is damaged.
 pub const LARGEST_CHUNK: usize = 1 << 20;
@@ -174,5 +174,14 @@ pub enum Record<'a> {
     Message {
         /// The text.
         text: &'a str,
+    },
+    /// 19. This file goes on where another ended. Up to this time, it says what was live and held. From version 3 on.
+    Part {
+        /// Which part this is; the second is the first that says so.
+        part: u32,
+        /// How many events are in the parts before.
+        events: u64,
+        /// The time of the last of them.
+        time: u64,
     },
 }

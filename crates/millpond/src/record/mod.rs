@@ -44,6 +44,9 @@
 // **Tools.** What a pool does is also told to a tool that watches the process (`watched`, `nvtx/`). Where that tool checks
 // each block, the fast path is closed, as for a recording.
 //
+// **Rotating.** Where it is asked for, `parts` keeps what is live and held. The next file begins with that, in the queue of
+// chunks, so that a disk that is full meanwhile changes nothing of the order.
+//
 // **What is lost.** A write that fails is tried again; when more than 64 MiB wait, events are dropped, and the file says how
 // many.
 
@@ -59,6 +62,7 @@ mod frames;
 mod labels;
 mod note;
 mod options;
+mod parts;
 mod recorder;
 mod recording;
 mod stacks;

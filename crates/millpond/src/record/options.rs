@@ -17,6 +17,9 @@ const CALL_SITES: &str = "MILLPOND_RECORD_CALL_SITES";
 /// The environment variable that says how many bytes they have.
 const LIMIT: &str = "MILLPOND_RECORD_LIMIT";
 
+/// The environment variable that lets them keep their last part.
+const ROTATE: &str = "MILLPOND_RECORD_ROTATE";
+
 /// Whether the environment is not asked.
 static IGNORED: AtomicBool = AtomicBool::new(false);
 
@@ -57,8 +60,9 @@ pub struct Options {
     pub(super) call_sites: bool,
     /// Whether the file stays open when no pool records to it.
     pub(super) keep: bool,
-    /// Of the file.
+    /// Of the file, or of both where it rotates.
     pub(super) most_bytes: u64,
+    pub(super) rotates: bool,
 }
 
 impl Options {
@@ -66,7 +70,8 @@ impl Options {
     /// share it. An existing recording is kept as `PATH.old`. Any other file stays as it is, and is an error. A file
     /// that another process is recording to is left alone, and this one's name has the process's number.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), call_sites: false, keep: false, most_bytes: LARGEST_RECORDING }
+        let most_bytes = LARGEST_RECORDING;
+        Self { path: path.into(), call_sites: false, keep: false, most_bytes, rotates: false }
     }
 
     /// Whether each allocation's call stack is kept, which takes it a microsecond or less, and some for a new one. The recorder's thread looks up the
@@ -83,19 +88,41 @@ impl Options {
         self
     }
 
+    /// Whether the last part is kept where there is more than the file may have, in place of the first. Not by default. The file
+    /// then has half of [`most_bytes`](Self::most_bytes). Once it is full it is kept as `PATH.old`, in place of an older one, and
+    /// the next file begins with what is live. Each can be read alone. They are larger where more than half of a file is
+    /// what lives. Following what is live takes the recorder's thread some time for each event, and memory for each live block.
+    ///
+    /// ```
+    /// use millpond::{Context, Pool, record};
+    ///
+    /// # let folder = tempfile::tempdir().expect("a folder");
+    /// # let path = folder.path().join("run.mprec");
+    /// let device = Context::host()?;
+    /// let options = record::Options::new(path).most_bytes(100 << 20).rotate(true);
+    /// let pool = Pool::builder(&device).record(options).build()?;
+    /// assert_eq!(pool.recording().expect("it records").rotated, 0);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn rotate(mut self, rotate: bool) -> Self {
+        self.rotates = rotate;
+        self
+    }
+
     /// What the environment asks for: `MILLPOND_RECORD` is a path, as for [`new`](Self::new), for all pools
     /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept. `MILLPOND_RECORD_LIMIT` is the most that the
-    /// file takes; one that cannot be read is not taken for none.
+    /// file takes; one that cannot be read is not taken for none. `MILLPOND_RECORD_ROTATE=1` keeps the last part.
     pub(crate) fn from_environment() -> Option<Self> {
         let path = environment(PATH)?;
-        let call_sites = environment(CALL_SITES).is_some_and(|value| value != "0");
+        let is_on = |name| environment(name).is_some_and(|value| value != "0");
+        let (call_sites, rotates) = (is_on(CALL_SITES), is_on(ROTATE));
         let most_bytes = environment(LIMIT).map_or(LARGEST_RECORDING, |text| {
             text.to_string_lossy().parse().map(|amount: Amount| amount.of(0)).unwrap_or_else(|why| {
                 warn_in_any_case(&format!("MILLPOND_RECORD_LIMIT: {why}. It is {LARGEST_RECORDING} bytes"));
                 LARGEST_RECORDING
             })
         });
-        Some(Self { call_sites, keep: true, most_bytes, ..Self::new(PathBuf::from(path)) })
+        Some(Self { call_sites, keep: true, most_bytes, rotates, ..Self::new(PathBuf::from(path)) })
     }
 }
 

@@ -13,7 +13,7 @@ use rtrb::Producer;
 
 use super::clock::{Moment, nanoseconds};
 use super::collector::Collector;
-use super::encoder::{Encoder, Event, cut};
+use super::encoder::{Encoder, Event, Sealed, cut};
 use super::file::{RecordFile, expanded};
 use super::format::Record;
 use super::labels::WrittenSites;
@@ -38,9 +38,8 @@ pub(super) struct Recorder {
     /// The process that opened the file. A forked child has the recorder too, and must not write.
     process: Process,
     requested: PathBuf,
-    pub(super) path: PathBuf,
     file: Mutex<Output>,
-    /// Bytes of the file.
+    /// Bytes of the file, of the present one where it rotates.
     written: AtomicU64,
     collector: Mutex<Collector>,
     state: Mutex<State>,
@@ -57,16 +56,27 @@ struct Output {
 }
 
 impl Output {
-    /// Appends a chunk, behind the definitions of the call sites that it names.
-    fn append(&mut self, chunk: &[u8]) -> io::Result<()> {
+    /// Appends a chunk, behind the definitions of the call sites that it names. Returns the bytes of these. One that begins
+    /// another file names none.
+    fn append(&mut self, chunk: &mut Sealed) -> io::Result<u64> {
+        if chunk.begins_file {
+            self.file.rotate()?;
+            (self.definitions, self.sites) = (Encoder::new(), WrittenSites::default());
+            // If the next line fails, the file has rotated already.
+            chunk.begins_file = false;
+            return self.file.append(&chunk.bytes).map(|()| 0);
+        }
         self.sites.catch_up(&mut self.definitions)?;
+        let mut defined = 0;
         while let Some(definitions) = self.definitions.take() {
-            if let Err(error) = self.file.append(&definitions) {
+            if let Err(error) = self.file.append(&definitions.bytes) {
                 self.definitions.put_back(definitions);
                 return Err(error);
             }
+            defined += definitions.bytes.len() as u64;
         }
-        self.file.append(chunk)
+        self.file.append(&chunk.bytes)?;
+        Ok(defined)
     }
 }
 
@@ -78,6 +88,7 @@ struct State {
     kept: bool,
     ending: bool,
     writer: Option<JoinHandle<()>>,
+    path: PathBuf,
     /// Why the last write failed; the data waits.
     failure: Option<String>,
 }
@@ -94,7 +105,9 @@ pub struct Status {
     /// Events dropped because too much waited for the disk, or the file had all that it [may](Options::most_bytes) have. The file
     /// says so, too.
     pub dropped: u64,
-    /// Bytes written.
+    /// Events that are in no file any more, since the recording [rotates](Options::rotate).
+    pub rotated: u64,
+    /// Bytes of the file.
     pub bytes: u64,
     /// Why the last write failed, if it did. What could not be written waits and is tried again.
     pub failure: Option<String>,
@@ -110,8 +123,8 @@ impl Recorder {
     /// The recorder of this file: the one that other pools of this process use already, or a new one. `keep`
     /// lets it stay until the process ends, so that pools that come and go share the file. The caller
     /// [leaves](Self::leave) it once.
-    pub(super) fn join(Options { path, keep, most_bytes, .. }: &Options) -> io::Result<Arc<Self>> {
-        let (keep, requested) = (*keep, std::path::absolute(expanded(path))?);
+    pub(super) fn join(options: &Options) -> io::Result<Arc<Self>> {
+        let (keep, requested) = (options.keep, std::path::absolute(expanded(&options.path))?);
         let mut open = OPEN.get().lock();
         open.retain(|recorder| recorder.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade).find(|recorder| {
@@ -120,7 +133,7 @@ impl Recorder {
         let recorder = match known {
             Some(known) => known,
             None => {
-                let new = Self::open(requested, *most_bytes)?;
+                let new = Self::open(requested, options)?;
                 open.push(Arc::downgrade(&new));
                 new
             }
@@ -134,9 +147,12 @@ impl Recorder {
         Ok(recorder)
     }
 
-    fn open(requested: PathBuf, most_bytes: u64) -> io::Result<Arc<Self>> {
+    fn open(requested: PathBuf, &Options { most_bytes, rotates, .. }: &Options) -> io::Result<Arc<Self>> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let file = RecordFile::create(&requested)?;
+        if rotates {
+            file.refuse_to_rotate()?;
+        }
         let program = std::env::args_os().next().unwrap_or_default();
         let program = program.to_string_lossy();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -151,11 +167,10 @@ impl Recorder {
             origin: Moment::now(),
             process: Process::here(),
             requested,
-            path: file.path().to_owned(),
+            state: Mutex::new(State { path: file.path().to_owned(), ..State::default() }),
             written: AtomicU64::new(file.len()),
             file: Mutex::new(Output { file, definitions: Encoder::new(), sites: WrittenSites::default() }),
-            collector: Mutex::new(Collector::new(&start, most_bytes)),
-            state: Mutex::default(),
+            collector: Mutex::new(Collector::new(&start, most_bytes, rotates)),
             wake: Condvar::new(),
         });
         recorder.flush()?;
@@ -247,18 +262,25 @@ impl Recorder {
         // Not what comes meanwhile, which may be as much as is written.
         let mut left = collector.encoder.waiting();
         while left > 0
-            && let Some(chunk) = collector.take()
+            && let Some(mut chunk) = collector.take()
         {
-            left = left.saturating_sub(chunk.len());
+            left = left.saturating_sub(chunk.bytes.len());
+            let begins_file = chunk.begins_file;
             // The threads need not wait for the disk, nor for debug information.
             drop(collector);
-            let appended = output.append(&chunk);
+            let appended = output.append(&mut chunk);
             // Relaxed: a figure to read.
             self.written.store(output.file.len(), Ordering::Relaxed);
+            if begins_file {
+                self.state.lock().path = output.file.path().to_owned();
+            }
             collector = self.collector.lock();
-            if let Err(error) = appended {
-                collector.put_back(chunk);
-                return Err(error);
+            match appended {
+                Ok(defined) => collector.count(defined),
+                Err(error) => {
+                    collector.put_back(chunk);
+                    return Err(error);
+                }
             }
         }
         Ok(())
@@ -268,7 +290,7 @@ impl Recorder {
         let mut state = self.state.lock();
         let before = std::mem::replace(&mut state.failure, error.map(ToString::to_string));
         if let (None, Some(error)) = (before, error) {
-            let path = self.path.display();
+            let path = state.path.display();
             warn_in_any_case(&format!(
                 "the recording {path} cannot be written: {error}. It waits in memory, and is tried again"
             ));
@@ -286,8 +308,8 @@ impl Recorder {
             if is_full && !std::mem::replace(&mut was_full, true) {
                 warn_in_any_case(&format!(
                     "the recording {} has all the bytes that it may have: what follows is counted, and not recorded; \
-                     MILLPOND_RECORD_LIMIT raises the limit",
-                    self.path.display()
+                     MILLPOND_RECORD_LIMIT raises the limit, MILLPOND_RECORD_ROTATE=1 keeps the last part",
+                    self.state.lock().path.display()
                 ));
             }
             state = self.state.lock();
@@ -322,13 +344,13 @@ impl Recorder {
     pub(super) fn status(&self) -> Status {
         // Relaxed: a figure to read.
         let bytes = self.written.load(Ordering::Relaxed);
-        let (events, dropped) = {
+        let (events, dropped, rotated) = {
             let mut collector = self.collector.lock();
             collector.drain();
             collector.counts()
         };
-        let failure = self.state.lock().failure.clone();
-        Status { path: self.path.clone(), events, dropped, bytes, failure }
+        let state = self.state.lock();
+        Status { path: state.path.clone(), events, dropped, rotated, bytes, failure: state.failure.clone() }
     }
 
     /// The process ends, and pools of it may still record. Threads that hold a lock for longer are stuck.
@@ -341,7 +363,7 @@ impl Recorder {
         collector.end();
         drop(collector);
         if let Err(error) = self.write(&mut output) {
-            let path = self.path.display();
+            let path = self.requested.display();
             warn_in_any_case(&format!("the end of the recording {path} could not be written: {error}"));
         }
     }

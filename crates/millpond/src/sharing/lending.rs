@@ -11,7 +11,7 @@ use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
 use crate::budgets::Tenancy;
-use crate::core::giving_back::collect_held;
+use crate::core::giving_back::{collect_some_held, free_behind};
 use crate::core::{Core, Hold};
 use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
 use crate::error::{Error, Result};
@@ -46,6 +46,8 @@ pub struct Shared {
     /// In the order of [`descriptors`](Self::descriptors). None once this is being dropped.
     descriptors: Vec<CloseOnFork>,
     event: SharedEvent,
+    /// The block.
+    ptr: DevicePtr,
     pool: Arc<Core>,
 }
 
@@ -57,7 +59,7 @@ impl Shared {
     /// [`Error::Socket`] where they cannot be sent.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
         self.pool.check_process()?;
-        collect_held(&self.pool);
+        collect_some_held(&self.pool);
         socket::send(socket, &self.token, &self.descriptors())
     }
 
@@ -87,7 +89,7 @@ impl Drop for Shared {
         self.descriptors.clear();
         // Where nobody else has it, a block that was freed is the pool's again at once.
         if self.pool.is_here() {
-            collect_held(&self.pool);
+            free_behind(&self.pool, self.pool.holds.collect_at(self.ptr).into_iter().collect());
         }
     }
 }
@@ -131,7 +133,7 @@ pub(crate) fn share(
     if core.device.properties().memory != MemoryKind::Device || core.keeps_nothing {
         return Err(not_shareable("only a device's own memory can be: copy it to a pool of that"));
     }
-    collect_held(core);
+    collect_some_held(core);
     let identity = core.device.identity()?;
     let (handle, export) = core.device.create_shared_event()?;
     // SAFETY: it was created above.
@@ -173,7 +175,7 @@ pub(crate) fn share(
         bytes,
     };
     let token = SharedToken { header, pages };
-    Ok(Shared { token, descriptors, event, pool: core.clone() })
+    Ok(Shared { token, descriptors, event, ptr, pool: core.clone() })
 }
 
 /// Pages with their bytes, and where on the first of them a block begins.

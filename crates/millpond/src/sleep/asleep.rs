@@ -20,28 +20,28 @@ pub enum Keep {
 
 /// A pool that sleeps: its pages, and where their bytes are.
 #[derive(Debug, Default)]
-pub(super) struct Asleep {
-    pub(super) pages: Vec<AsleepPage>,
+pub(crate) struct Asleep {
+    pub(crate) pages: Vec<AsleepPage>,
     /// How many of them, from the first on, have what is to be kept in pinned memory. No other page may go.
-    pub(super) kept: usize,
+    pub(crate) kept: usize,
     pieces: Vec<Piece>,
 }
 
 #[derive(Debug)]
-pub(super) struct AsleepPage {
+pub(crate) struct AsleepPage {
     /// The memory of a capture that it belongs to; `None` for the pool's own.
-    pub(super) of: Option<ArenaId>,
-    pub(super) page: PlacedPage,
+    pub(crate) of: Option<ArenaId>,
+    pub(crate) page: PlacedPage,
     pieces: Range<usize>,
 }
 
 /// Live bytes of a page.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) at: DevicePtr,
-    pub(super) bytes: u64,
+pub(crate) struct Piece {
+    pub(crate) at: DevicePtr,
+    pub(crate) bytes: u64,
     /// How far into the pinned memory.
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
 }
 
 impl Piece {
@@ -52,9 +52,16 @@ impl Piece {
 }
 
 impl Asleep {
-    /// Adds the pages of an arena, with their live bytes behind those that are there.
-    pub(super) fn add(&mut self, arena: &mut Arena, of: Option<ArenaId>, keep: Keep) -> DeviceResult<()> {
-        let pages = pages_that_can_sleep(arena)?;
+    /// Adds the pages of an arena that `goes` names, with their live bytes behind those that are there.
+    pub(crate) fn add(
+        &mut self,
+        arena: &mut Arena,
+        of: Option<ArenaId>,
+        keep: Keep,
+        goes: impl Fn(&Arena, &PlacedPage) -> bool,
+    ) -> DeviceResult<()> {
+        let mut pages = pages_that_can_sleep(arena)?;
+        pages.retain(|page| goes(arena, page));
         let live = match keep {
             Keep::InPinnedMemory => arena.live_ranges(GAP)?,
             Keep::Nothing => Vec::new(),
@@ -82,7 +89,7 @@ impl Asleep {
 
     /// These pages go, as far as they have not: what is to be kept of them is in pinned memory. A page that cannot go is no
     /// reason to keep the others.
-    pub(super) fn go(&mut self, pages: Range<usize>, arenas: &mut Arenas) -> DeviceResult<()> {
+    pub(crate) fn go(&mut self, pages: Range<usize>, arenas: &mut Arenas) -> DeviceResult<()> {
         self.kept = pages.end;
         let mut gone = Ok(());
         for page in &mut self.pages[pages] {
@@ -93,12 +100,12 @@ impl Asleep {
     }
 
     /// Bytes that are kept.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.pieces.last().map_or(0, |piece| piece.offset + piece.bytes)
     }
 
     /// The live bytes of these pages. Bytes side by side are one piece.
-    pub(super) fn pieces_of(&self, pages: Range<usize>) -> impl Iterator<Item = Piece> {
+    pub(crate) fn pieces_of(&self, pages: Range<usize>) -> impl Iterator<Item = Piece> {
         let pages = &self.pages[pages];
         let [first, last] = [pages.first(), pages.last()].map(|page| page.map(|page| page.pieces.clone()));
         let pieces = first.zip(last).map_or(0..0, |(first, last)| first.start..last.end);
@@ -107,7 +114,7 @@ impl Asleep {
     }
 
     /// Joins short pages that follow each other, and have gone: the fewer there are, the faster they wake.
-    pub(super) fn join(&mut self, arenas: &mut Arenas) {
+    pub(crate) fn join(&mut self, arenas: &mut Arenas) {
         let mut left = 0;
         for at in 0..self.pages.len() {
             self.pages.swap(left, at);
@@ -128,7 +135,7 @@ impl Asleep {
     }
 
     /// The pages from one on whose bytes are copied at once.
-    pub(super) fn batch_from(&self, first: usize) -> Range<usize> {
+    pub(crate) fn batch_from(&self, first: usize) -> Range<usize> {
         let mut bytes = 0;
         let batch = self.pages[first..].iter().take_while(|page| {
             let has_room = bytes < BATCH;

@@ -11,7 +11,7 @@ use crate::physical::staging::PinnedMemory;
 ///
 /// # Safety
 /// Nothing else uses either until the copy is complete, and both stay until then.
-pub(super) unsafe fn copy(
+pub(crate) unsafe fn copy(
     (device, stream): (&dyn Device, StreamHandle),
     pinned: &PinnedMemory,
     piece: Piece,
@@ -33,7 +33,7 @@ pub(super) unsafe fn copy(
 }
 
 /// Stands for the copies given to the stream so far.
-pub(super) fn mark(device: &Arc<dyn Device>, stream: StreamHandle) -> DeviceResult<OwnedEvent> {
+pub(crate) fn mark(device: &Arc<dyn Device>, stream: StreamHandle) -> DeviceResult<OwnedEvent> {
     let mark = OwnedEvent::create(device)?;
     // SAFETY: both are ours.
     unsafe { device.record_event(mark.handle, stream) }?;

@@ -13,9 +13,10 @@
 //! pool sleeps, some of its pages do not, and each call can be made again.
 
 mod asleep;
-mod copies;
+pub(crate) mod copies;
 mod pages;
 mod sleeper;
 
 pub use asleep::Keep;
+pub(crate) use asleep::{Asleep, AsleepPage};
 pub(crate) use sleeper::Sleep;

@@ -8,7 +8,7 @@ use crate::extents::{Arena, PageAtHome, reap};
 use crate::physical::{OtherMappings, Refusal};
 
 /// A page, and where else it is mapped.
-pub(super) type PlacedPage = (PageAtHome, OtherMappings);
+pub(crate) type PlacedPage = (PageAtHome, OtherMappings);
 
 /// The pages that can sleep, in the order of their addresses: those that are mapped at home, and elsewhere only for graphs, and
 /// are no segments. No work may use them: the device is idle.

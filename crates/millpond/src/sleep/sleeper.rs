@@ -1,5 +1,7 @@
 //! What a pool knows of its sleep, and how it falls asleep and wakes.
 
+use std::sync::atomic::Ordering;
+
 use super::asleep::{Asleep, Keep};
 use super::{copies, pages};
 use crate::budgets::Shortage;
@@ -12,7 +14,7 @@ use crate::extents::{Refusal, trim};
 use crate::log::log;
 use crate::order::OwnedEvent;
 use crate::physical::staging::PinnedMemory;
-use crate::system::lock::Mutex;
+use crate::system::lock::{Mutex, MutexGuard};
 use crate::system::process::OfProcess;
 
 fn check_can_sleep(core: &Core) -> Result<()> {
@@ -54,6 +56,9 @@ impl Sleep {
         core.check_process()?;
         check_can_sleep(core)?;
         let mut sleeper = self.0.lock();
+        if is_evicted(core) {
+            return Ok(0);
+        }
         core.gate.close();
         let slept = sleeper.sleep_behind_gate(core, keep);
         if !core.state.lock().is_asleep {
@@ -65,11 +70,21 @@ impl Sleep {
     /// See [`Pool::wake`](crate::Pool::wake).
     pub(crate) fn wake(&self, core: &Core) -> Result<()> {
         core.check_process()?;
-        let woken = self.0.lock().wake(core)?;
+        let mut sleeper = self.0.lock();
+        if is_evicted(core) {
+            return Ok(());
+        }
+        let woken = sleeper.wake(core)?;
+        drop(sleeper);
         woken.map_err(|what| out_of_memory_awaking(core, what))?;
         // What was put off.
         let_go_of_released(core);
         Ok(())
+    }
+
+    /// Until this is dropped, the pool neither falls asleep nor wakes.
+    pub(crate) fn exclude(&self) -> Excluded<'_> {
+        Excluded(self.0.lock())
     }
 
     /// See [`Pool::trim_staging`](crate::Pool::trim_staging).
@@ -77,6 +92,17 @@ impl Sleep {
         let mut sleeper = self.0.lock();
         if sleeper.asleep.pages.is_empty() { sleeper.staging.release() } else { Ok(0) }
     }
+}
+
+/// See [`Sleep::exclude`].
+#[derive(Debug)]
+#[must_use = "the pool may sleep once this is dropped"]
+pub(crate) struct Excluded<'a>(#[expect(dead_code)] MutexGuard<'a, Sleeper>);
+
+/// Its memory is another pool's already, and comes back by a restore only.
+fn is_evicted(core: &Core) -> bool {
+    // Relaxed: changes while sleep is excluded only.
+    core.gate.is_evicted.load(Ordering::Relaxed)
 }
 
 impl Sleeper {
@@ -150,7 +176,7 @@ impl Sleeper {
         trim(&mut arenas.own, 0)?;
         let mut asleep = Asleep::default();
         for (id, arena) in arenas.iter_mut() {
-            asleep.add(arena, id, keep)?;
+            asleep.add(arena, id, keep, |_, _| true)?;
         }
         let lacking = asleep.bytes().saturating_sub(self.staging.bytes());
         if lacking > 0 {

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_child_has_none_of_them_and_all_others() {
-        alone("close_on_fork::tests::a_child_has_none_of_them_and_all_others", || {
+        alone("system::close_on_fork::tests::a_child_has_none_of_them_and_all_others", || {
             let (kept, closed) = (file(), CloseOnFork::new(file()));
             let [kept_at, closed_at] = [kept.as_raw_fd(), closed.here().unwrap().as_raw_fd()];
             assert!(is_open(closed_at));
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_number_is_its_next_owners() {
-        alone("close_on_fork::tests::a_number_is_its_next_owners", || {
+        alone("system::close_on_fork::tests::a_number_is_its_next_owners", || {
             let closed = CloseOnFork::new(file());
             let word = &NOTED[closed.here().unwrap().as_raw_fd() as usize / 64];
             let bit = 1 << (closed.here().unwrap().as_raw_fd() % 64);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_a_fork_came_between_is_opened_anew() {
-        alone("close_on_fork::tests::what_a_fork_came_between_is_opened_anew", || {
+        alone("system::close_on_fork::tests::what_a_fork_came_between_is_opened_anew", || {
             let mut calls = 0;
             let (mut children_end, parents_end) = pipe().unwrap();
             let [opened] = CloseOnFork::open(|| {

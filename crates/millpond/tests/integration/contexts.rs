@@ -147,3 +147,15 @@ fn a_stream_of_another_context_of_the_device_is_told_so() {
         "{error}"
     );
 }
+
+#[test]
+fn a_default_pool_with_evicted_memory_does_not_keep_its_device() {
+    let (sim, context, stream) = sim(64 * MIB);
+    let pool = context.default_pool().unwrap();
+    let part = pool.tagged("part").unwrap();
+    let buffer = Buffer::<u8>::zeroed(&part, 4 << 20, &stream).unwrap();
+    part.evict(&stream).unwrap();
+    assert_eq!(part.reserved().current, 0);
+    drop((buffer, part, pool, context, stream));
+    assert_eq!(Arc::strong_count(&sim), 1);
+}

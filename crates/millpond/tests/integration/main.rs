@@ -24,6 +24,8 @@ mod cuda_cudarc;
 #[cfg(feature = "cuda")]
 mod cuda_device;
 #[cfg(feature = "cuda")]
+mod cuda_evict;
+#[cfg(feature = "cuda")]
 mod cuda_graphs;
 #[cfg(feature = "cuda")]
 mod cuda_guard;
@@ -38,6 +40,7 @@ mod cuda_sleep;
 mod debug;
 mod default_streams;
 mod errors;
+mod evict;
 mod failing_calls;
 mod floors;
 mod fork;

@@ -259,6 +259,41 @@ fn a_recording_has_no_more_bytes_than_it_may_and_says_what_is_missing() {
     assert!(status.dropped > 0 && counts.allocs + counts.frees < 800_000, "{status:?}");
 }
 
+#[test]
+fn a_recording_that_rotates_keeps_its_last_part_and_says_what_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let (pool, stream) = pool();
+    pool.start_recording(record::Options::new(&*path).most_bytes(1 << 20).rotate(true)).unwrap();
+    let kept = pool.alloc(1000, &stream).unwrap();
+    work(&pool, &stream, 400_000);
+    let status = pool.stop_recording().unwrap().unwrap();
+    pool.free_block(kept, &stream).unwrap();
+    assert_eq!((status.path.as_path(), status.dropped), (path.as_path(), 0));
+    let old = folder.path().join("run.mprec.old");
+    let [first, last] = [counts(&old), counts(&path)];
+    // Each whole, with the pool and the block that lives.
+    assert!(first.ends == 1 && last.ends == 1 && first.pools.len() == 1 && last.pools.len() == 1);
+    // A part may end within a pair.
+    assert!(
+        (1..=2).contains(&(first.allocs - first.frees)) && last.allocs - last.frees == 1,
+        "{first:?} {last:?}"
+    );
+    // But for what each begins with, and what is neither.
+    let told = (first.allocs + first.frees + last.allocs + last.frees) as u64 + status.rotated;
+    assert!(status.rotated > 0 && status.events.abs_diff(told) < 20, "{status:?}: {told} told");
+}
+
+#[test]
+fn a_pipe_does_not_rotate() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let (pool, _) = pool();
+    let error = pool.start_recording(record::Options::new(&*path).rotate(true)).unwrap_err().to_string();
+    assert!(error.contains("it cannot rotate"), "{error}");
+}
+
 // ---- other processes ---------------------------------------------------------------------------------
 
 /// Runs [`as_another_process`] in a process of its own.
@@ -432,6 +467,18 @@ fn consecutive_pools_share_the_environments_file() {
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
     assert_eq!((counts.pools.len(), counts.allocs, counts.pool_ends, counts.ends), (2, 10_001, 2, 1));
+}
+
+#[test]
+fn the_environment_lets_recordings_rotate() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = again("as_another_process");
+    process.env("RECORDING_TEST", "ends").env("MILLPOND_RECORD", file(&folder));
+    let output =
+        process.env("MILLPOND_RECORD_LIMIT", "64KiB").env("MILLPOND_RECORD_ROTATE", "1").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let old = file(&folder).with_extension("mprec.old");
+    assert_eq!((counts(&old).ends, counts(&file(&folder)).ends), (1, 1));
 }
 
 #[test]

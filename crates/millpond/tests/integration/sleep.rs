@@ -39,13 +39,13 @@ impl Bench {
 }
 
 /// Buffers of all lengths with known bytes.
-struct Model {
+pub(crate) struct Model {
     buffers: Vec<(Vec<u64>, Buffer<u64>)>,
     random: Random,
 }
 
 impl Model {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { buffers: Vec::new(), random: Random(1) }
     }
 
@@ -53,14 +53,14 @@ impl Model {
         (0..len as u64).map(|at| seed.wrapping_mul(0x9e37_79b9).wrapping_add(at).rotate_left(17)).collect()
     }
 
-    fn add(&mut self, pool: &Pool, bytes: u64, stream: &Stream) {
+    pub(crate) fn add(&mut self, pool: &Pool, bytes: u64, stream: &Stream) {
         let contents = Self::contents(self.random.below(u64::MAX >> 33), (bytes / 8) as usize);
         let buffer = Buffer::from_slice(pool, &contents, stream).unwrap();
         self.buffers.push((contents, buffer));
     }
 
     /// Blocks of all lengths, every second of which is freed again.
-    fn fill(&mut self, pool: &Pool, stream: &Stream) {
+    pub(crate) fn fill(&mut self, pool: &Pool, stream: &Stream) {
         for round in 0..40 {
             let bytes = [8, 700, 5 * KIB, 40 * KIB, 300 * KIB, 1500 * KIB, 5 * MIB][round % 7];
             let more = 8 * self.random.below(64);
@@ -73,16 +73,16 @@ impl Model {
         });
     }
 
-    fn drop_one(&mut self) {
+    pub(crate) fn drop_one(&mut self) {
         let at = self.random.below(self.buffers.len() as u64) as usize;
         _ = self.buffers.swap_remove(at);
     }
 
-    fn addresses(&self) -> Vec<u64> {
+    pub(crate) fn addresses(&self) -> Vec<u64> {
         self.buffers.iter().map(|(_, buffer)| buffer.ptr().raw()).collect()
     }
 
-    fn assert_intact(&self) {
+    pub(crate) fn assert_intact(&self) {
         for (contents, buffer) in &self.buffers {
             assert!(buffer.to_vec().unwrap() == *contents, "at {}", buffer.ptr());
         }

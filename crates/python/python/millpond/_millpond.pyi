@@ -137,7 +137,10 @@ class Stats:
         """Requests that ended in an out-of-memory error."""
     @property
     def asleep(self) -> int:
-        """Bytes that the pool gave back to sleep, and takes again to wake. They are not reserved."""
+        """Bytes that the pool gave back to sleep, or away when it was evicted, and takes again to wake or to be restored. They are not reserved."""
+    @property
+    def pinned(self) -> int:
+        """Bytes of pinned memory of the host that the pool keeps for evictions."""
     @property
     def double_frees(self) -> int:
         """Blocks that two threads freed at once, so that neither got an error: one of the two frees was
@@ -731,13 +734,41 @@ class Pool:
     @property
     def is_asleep(self) -> bool:
         """Whether the pool sleeps."""
+    def evict(self, stream: _StreamLike = None) -> int:
+        """Has the memory of a tag serve its pool for a while. Returns the bytes that the pool got.
+
+        Behind all work that streams were given so far, the bytes of blocks are copied to pinned memory of the host. From the end of
+        the copies on, the pages serve other addresses of the pool. The host does not wait. The memory must not be used until
+        ``restore``; blocks may be freed. docs/beyond.md says more.
+
+        Raises:
+            MisuseError: for a pool that is no tag's, that sleeps, or that has a guard.
+            DeviceError: where the host has too little pinned memory, or ``stream`` is being captured, among others.
+        """
+    def restore(self, stream: _StreamLike = None) -> None:
+        """Ends an eviction: blocks are where they were. Later work on ``stream`` comes behind the copies of their bytes.
+
+        Raises:
+            OutOfMemoryError: where memory is lacking. The tag is evicted as before: make room, and try again.
+        """
+    def restore_ahead(self) -> None:
+        """Begins a restore, which then only has its stream wait. The copies run beside other work until then.
+
+        Raises:
+            OutOfMemoryError: as ``restore``.
+        """
+    @property
+    def is_evicted(self) -> bool:
+        """Whether the pool is evicted."""
     def tagged(self, tag: str) -> Pool:
-        """The part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same hard limit."""
+        """The part of the pool for a tag, to be put to sleep or evicted on its own: a pool with the same options, under the same
+        hard limit.
+        """
     @property
     def tags(self) -> list[str]:
         """The tags that were named so far."""
     def trim_staging(self) -> int:
-        """Gives the pinned memory back that sleeps left for the next one. Returns the bytes given back."""
+        """Gives the pinned memory back that sleeps and evictions left for the next one. Returns the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the memory that the pool is of, as its driver counts."""
     def on_reclaim(self, function: Callable[[int], object]) -> Callback:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from warnings import warn
 
 from . import _millpond, _shared
+from ._torch_offload import Offload
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -134,6 +135,30 @@ def wake(tag: str | None = None) -> None:
     """
     for pool in _pools(tag):
         pool.wake()
+
+
+def offload(optimizer: Any, *, tag: str = "optimizer") -> Offload:
+    """Has an optimizer's state on the GPU only around its steps. Call it before the first step, or before ``load_state_dict``.
+
+    What the optimizer allocates for its state gets the tag. Behind each step, it is evicted: its bytes go to pinned memory of
+    the host, and forward and backward use its memory. Near the end of the backward it begins to come back, beside the rest of the
+    work; the next step comes behind that. Losses are what they were. docs/beyond.md says more.
+
+    Between the steps, the state must not be read: ``state_dict`` brings it back, as does ``restore`` of what is returned. A step
+    with a closure is refused, and so is one in a graph that is captured.
+
+    Args:
+        optimizer: A ``torch.optim.Optimizer``.
+        tag: The name that its memory has among the pool's tags. Two optimizers that step at different times have two tags.
+
+    Raises:
+        millpond.Error: before :func:`enable`.
+    """
+    if not is_enabled():
+        from ._errors import Error
+
+        raise Error("PyTorch does not allocate from millpond: call millpond.torch.enable() at the start of the program")
+    return Offload(optimizer, tag)
 
 
 def _pools(tag: str | None) -> list[_millpond.Pool]:

@@ -53,11 +53,12 @@ fn stream(gpu: c_int, device: &Device) -> Result<Stream> {
     Ok(made)
 }
 
-/// A block of another process.
+/// A block of another process: its GPU, and where it begins.
+type Place = (c_int, DevicePtr);
+
+/// What is kept of one.
 #[derive(Debug)]
 struct Opened {
-    gpu: c_int,
-    ptr: DevicePtr,
     pool: Pool,
     stream: Stream,
     /// With it the other process's memory counts as in use.
@@ -67,9 +68,9 @@ struct Opened {
 /// What other processes offered, as far as it is open here.
 #[derive(Debug, Default)]
 struct OpenedBlocks {
-    in_use: Vec<Opened>,
+    in_use: FxHashMap<Place, Opened>,
     /// What PyTorch let go of, and work may still use.
-    closing: Vec<Opened>,
+    closing: Vec<(Place, Opened)>,
 }
 
 static OPENED: PerProcess<Mutex<OpenedBlocks>> = PerProcess::new(Default::default);
@@ -80,7 +81,7 @@ pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {
     let received = offers::open_text(handle)?;
     let stream = stream(gpu, device)?;
     let (pool, ptr, _, event) = bindings::open_shared(&device.context, received, &stream)?;
-    OPENED.get().lock().in_use.push(Opened { gpu, ptr, pool, stream, _event: event });
+    OPENED.get().lock().in_use.insert((gpu, ptr), Opened { pool, stream, _event: event });
     Ok(ptr)
 }
 
@@ -89,8 +90,7 @@ pub(super) fn close(gpu: c_int, ptr: DevicePtr) -> Result<()> {
     {
         let OpenedBlocks { in_use, closing } = &mut *OPENED.get().lock();
         // A forked child has none: these are its parent's.
-        let at = in_use.iter().position(|opened| (opened.gpu, opened.ptr) == (gpu, ptr));
-        closing.extend(at.map(|at| in_use.swap_remove(at)));
+        closing.extend(in_use.remove(&(gpu, ptr)).map(|opened| ((gpu, ptr), opened)));
     }
     close_all()
 }
@@ -103,7 +103,7 @@ pub(super) fn close_all() -> Result<()> {
     }
     let closing = std::mem::take(&mut OPENED.get().lock().closing);
     let mut waited_for = Vec::new();
-    for Opened { gpu, ptr, pool, stream, _event } in closing {
+    for ((gpu, ptr), Opened { pool, stream, _event }) in closing {
         if !waited_for.contains(&gpu) {
             device(gpu.into())?.context.synchronize()?;
             waited_for.push(gpu);

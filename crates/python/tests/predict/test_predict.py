@@ -171,6 +171,25 @@ def test_a_mask_with_padding_takes_the_memory_of_a_mask(length: int, tmp_path: P
     assert any("asks if a mask has no gaps" in remark for remark in rank["remarks"]), rank["remarks"]
 
 
+def test_a_library_is_one_wherever_it_was_installed(tmp_path: Path) -> None:
+    libraries = tmp_path / "libraries"
+    (libraries / "asks-1.0.dist-info").mkdir(parents=True)
+    (libraries / "asks.py").write_text("def has_no_gaps(mask):\n    return bool(mask.all())\n")
+    program = f"""
+import sys
+sys.path.insert(0, {str(libraries)!r})
+import asks, torch
+mask = torch.ones(8, dtype=torch.bool, device="cuda")
+held = torch.empty(1 << 20 if asks.has_no_gaps(mask) else 2 << 20, dtype=torch.uint8, device="cuda")
+"""
+    rank = rank_of_program(tmp_path, program)
+    assert any("asks.py" in remark and "no gaps" in remark for remark in rank["remarks"]), rank["remarks"]
+    (libraries / "asks-1.0.dist-info").rmdir()
+    file = tmp_path / "own.json"
+    done = predict("--json", str(file), "--", PYTHON, "-c", program)
+    assert done.returncode != 0 and "asks.py:2: a branch on a tensor" in done.stderr, "a module of the program's is not answered for"
+
+
 def test_ranks_are_predicted_without_the_others(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     done = predict("--ranks", "2", "--json", str(file), "--", PYTHON, str(JOBS / "ddp.py"))

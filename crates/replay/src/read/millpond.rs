@@ -73,6 +73,8 @@ struct Recording {
     devices: FxHashMap<u64, u32>,
     labels: Labels,
     dropped: u64,
+    /// Where it rotated: the time of the last event of the parts before, and what is to be said of that.
+    since: Option<(u64, String)>,
     /// What the program was told.
     messages: Vec<String>,
     ended: bool,
@@ -97,20 +99,25 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
     if !recording.ended && remarks.is_empty() {
         remarks.push("the recording has no end: the process was killed, or still records".to_owned());
     }
-    let lacks = (recording.dropped > 0).then(|| {
+    let dropped = (recording.dropped > 0).then(|| {
         format!(
             "{} event{} dropped while recording: more waited for the disk than may",
             recording.dropped,
             if recording.dropped == 1 { " was" } else { "s were" }
         )
     });
+    let earlier = recording.since.as_ref().map(|(_, remark)| remark.clone());
+    // The rest is a remark, where there are both.
+    let mut lacks = earlier.into_iter().chain(dropped);
+    let first = lacks.next();
+    remarks.splice(0..0, lacks);
     remarks.extend(
         std::mem::take(&mut recording.messages)
             .into_iter()
             .map(|text| format!("the program was told: {text}")),
     );
     let mut builder = recording.in_order(limits)?;
-    (builder.remarks, builder.lacks) = (remarks, lacks);
+    (builder.remarks, builder.lacks) = (remarks, first);
     Ok(builder)
 }
 
@@ -166,6 +173,7 @@ impl Recording {
             Record::Message { text } if self.messages.len() < MOST_MESSAGES => {
                 self.messages.push(text.to_owned())
             }
+            Record::Part { part, events, time } => self.since = Some((time, earlier(part, events, time))),
             Record::End => self.ended = true,
             // `Start`, and what later versions add at the end.
             _ => {}
@@ -206,26 +214,21 @@ impl Recording {
         let mut builder = TraceBuilder::within(limits.memory);
         let mut known = Known::default();
         let mut left = limits.values.min((limits.memory / STACK_LINE_BYTES) as usize);
-        for row in std::mem::take(&mut self.rows) {
-            let Some(pool) = self.pools.get_mut(&row.pool) else {
-                return wrong(0, "an event of a pool that is not defined");
-            };
-            if row.size > LARGEST {
-                return wrong(0, "a size beyond what any device has");
-            }
-            let event = Event {
-                kind: EventKind::Alloc,
-                device: pool.device,
-                stream: row.stream,
-                time_us: row.time / 1000,
-                address: row.address,
-                size: row.size,
-                stack: StackId::NONE,
-            };
+        let mut stack = |labels: &mut Labels, builder: &mut TraceBuilder, row: &RecordedRow| {
+            labels.stack(&mut builder.stacks, (row.tag, row.site), &mut left).or_else(|what| wrong(0, what))
+        };
+        let since = self.since.take().map(|(since, _)| since);
+        for row in since.map_or(Vec::new(), |since| live_at(since, &mut self.rows)) {
+            let event = Event { stack: stack(&mut self.labels, &mut builder, &row)?, ..self.event(&row)? };
+            known.alloc(&event);
+            builder.live_before(event)?;
+        }
+        for mut row in std::mem::take(&mut self.rows) {
+            row.time = row.time.max(since.unwrap_or(0));
+            let event = self.event(&row)?;
             match row.kind {
                 Kind::Alloc => {
-                    let stack = self.labels.stack(&mut builder.stacks, (row.tag, row.site), &mut left);
-                    let stack = stack.or_else(|what| wrong(0, what))?;
+                    let stack = stack(&mut self.labels, &mut builder, &row)?;
                     known.alloc(&event);
                     builder.push(Event { stack, ..event })?;
                 }
@@ -236,7 +239,8 @@ impl Recording {
                 }
                 Kind::Live => known.live(event),
                 Kind::Reserved => {
-                    let before = std::mem::replace(&mut pool.reserved, row.size);
+                    let pool = self.pools.get_mut(&row.pool);
+                    let before = pool.map_or(0, |pool| std::mem::replace(&mut pool.reserved, row.size));
                     let (kind, size) = match row.size.checked_sub(before) {
                         Some(more) => (EventKind::SegmentAlloc, more),
                         None => (EventKind::SegmentFree, before - row.size),
@@ -249,6 +253,57 @@ impl Recording {
         known.finish(&mut builder)?;
         Ok(builder)
     }
+
+    /// An allocation as the row tells of it, without its labels.
+    fn event(&self, row: &RecordedRow) -> Result<Event, FormatError> {
+        let Some(pool) = self.pools.get(&row.pool) else {
+            return wrong(0, "an event of a pool that is not defined");
+        };
+        if row.size > LARGEST {
+            return wrong(0, "a size beyond what any device has");
+        }
+        Ok(Event {
+            kind: EventKind::Alloc,
+            device: pool.device,
+            stream: row.stream,
+            time_us: row.time / 1000,
+            address: row.address,
+            size: row.size,
+            stack: StackId::NONE,
+        })
+    }
+}
+
+/// What a file lacks that begins as a later part of a recording that rotates.
+fn earlier(part: u32, events: u64, time: u64) -> String {
+    let seconds = time as f64 / 1e9;
+    format!(
+        "the recording rotates, and this is its part {part}: of the first {seconds:.1} s, with {events} events, it has only \
+         what was live at their end"
+    )
+}
+
+/// The blocks that were live at this time, each as the row that told of it. Takes the events of blocks until then out of the
+/// rows, which are in order.
+fn live_at(time: u64, rows: &mut Vec<RecordedRow>) -> Vec<RecordedRow> {
+    let until = rows.partition_point(|row| row.time <= time);
+    let is_block = |row: &RecordedRow| matches!(row.kind, Kind::Alloc | Kind::Free | Kind::Live);
+    let mut live: FxHashMap<_, RecordedRow> = FxHashMap::default();
+    for row in rows[..until].iter().filter(|row| is_block(row)) {
+        let key = (row.pool, row.address);
+        match row.kind {
+            Kind::Free => drop(live.remove(&key)),
+            _ => drop(live.insert(key, *row)),
+        }
+    }
+    // On which stream a block was allocated that lived before the recording, the recorder does not know.
+    let first = rows.iter().find(|row| row.stream != 0).map_or(0, |row| row.stream);
+    let mut at = 0..until;
+    rows.retain(|row| at.next().is_none() || !is_block(row));
+    let mut live: Vec<_> = live.into_values().collect();
+    live.sort_unstable_by_key(|row| (row.time, row.pool, row.address));
+    live.iter_mut().filter(|row| row.stream == 0).for_each(|row| row.stream = first);
+    live
 }
 
 impl Cursor {
@@ -304,7 +359,7 @@ impl Known {
         for state in self.0.into_values() {
             if let State::Listed(event) = state {
                 let stream = builder.first_stream(event.device).unwrap_or(0);
-                builder.live_at_end(Event { stream, ..event })?;
+                builder.live_before(Event { stream, ..event })?;
             }
         }
         Ok(())

@@ -226,7 +226,7 @@ impl Reader<'_> {
                 let frames = self.heap.look_up(block, "frames").unwrap_or(Value::None);
                 let stack = self.stack(builder, frames);
                 let (kind, time_us) = (EventKind::Alloc, 0);
-                builder.live_at_end(Event { kind, device, stream, time_us, address, size, stack })?;
+                builder.live_before(Event { kind, device, stream, time_us, address, size, stack })?;
             }
         }
         Ok(())

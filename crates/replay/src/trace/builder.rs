@@ -120,12 +120,12 @@ impl TraceBuilder {
         self.device(event.device)?.push(event)
     }
 
-    /// Says that a block was live when the recording ended. One that the events do not know was live all the
-    /// time. Called after all events.
+    /// Says that a block is live, before all events or after them. One that the events so far do not know was live
+    /// before them.
     ///
     /// # Errors
     /// As for [`push`](Self::push).
-    pub fn live_at_end(&mut self, block: Event) -> Result<(), TraceError> {
+    pub fn live_before(&mut self, block: Event) -> Result<(), TraceError> {
         let device = self.device(block.device)?;
         if !device.live.contains_key(&block.address) {
             device.begin(block, true)?;
@@ -445,8 +445,8 @@ mod tests {
     fn a_live_block_without_events_was_live_all_the_time() {
         let mut builder = TraceBuilder::default();
         builder.push(event(EventKind::Alloc, 64, 10)).unwrap();
-        builder.live_at_end(event(EventKind::Alloc, 64, 10)).unwrap();
-        builder.live_at_end(event(EventKind::Alloc, 32, 20)).unwrap();
+        builder.live_before(event(EventKind::Alloc, 64, 10)).unwrap();
+        builder.live_before(event(EventKind::Alloc, 32, 20)).unwrap();
         let trace = only(builder);
         assert_eq!(trace.live_before.len(), 1);
         assert_eq!(trace.blocks[trace.live_before[0] as usize].size, 20);
@@ -517,7 +517,7 @@ mod tests {
         }
         let refused = TraceError::TooManyEvents { limit: 3 };
         assert_eq!(builder.push(event(EventKind::FreeRequested, 64, 10)), Err(refused.clone()));
-        assert_eq!(builder.live_at_end(event(EventKind::Alloc, 32, 20)), Err(refused));
+        assert_eq!(builder.live_before(event(EventKind::Alloc, 32, 20)), Err(refused));
     }
 
     #[test]

@@ -81,6 +81,9 @@ void standin_work(CUstream stream);
 int standin_granted(int owner, int peer);
 /* Bytes that a GPU gave. */
 size_t standin_held(int device);
+/* What the driver takes of a GPU itself, and taking more of it. */
+size_t standin_overhead(int device);
+void standin_load(size_t bytes);
 /* Whether a stream's work is done. */
 int standin_is_idle(CUstream stream);
 

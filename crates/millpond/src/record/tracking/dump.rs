@@ -120,7 +120,7 @@ pub(super) fn encode(
     encoder.seal();
     let mut bytes = file_head().to_vec();
     while let Some(chunk) = encoder.take() {
-        bytes.extend(chunk);
+        bytes.extend(chunk.bytes);
     }
     bytes
 }

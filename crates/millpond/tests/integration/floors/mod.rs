@@ -23,7 +23,7 @@ const FLOORS: [&[&str]; 17] = [
     &["cache/"],
     &["record/"],
     &["core/"],
-    &["capture.rs", "decay/", "guard/", "live/", "managed.rs", "peers.rs", "sharing/", "sleep/"],
+    &["capture.rs", "decay/", "evict/", "guard/", "live/", "managed.rs", "peers.rs", "sharing/", "sleep/"],
     &["pool/"],
     &["typed/", "cudarc/"],
     &["testing/"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import glob
 import json
 import linecache
 import os
@@ -95,7 +97,15 @@ def end_workers() -> None:
 
 def is_own(file: str) -> bool:
     """Whether a source file is the program's, and no library's."""
-    return not any(part in file for part in ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "millpond_predict"))
+    if any(part in file for part in ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "millpond_predict")):
+        return False
+    return not any(file.startswith(folder + os.sep) and holds_packages(folder) for folder in sys.path if folder)
+
+
+@functools.cache
+def holds_packages(folder: str) -> bool:
+    """Whether packages were installed into a folder of sys.path, as `pip install --target` does."""
+    return bool(glob.glob(os.path.join(glob.escape(folder), "*.dist-info")))
 
 
 def place() -> tuple[str, bool]:

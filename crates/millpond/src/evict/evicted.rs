@@ -1,0 +1,121 @@
+//! What is known of a tag that is evicted: where its pages went, and where its bytes are.
+
+use std::sync::Arc;
+
+use crate::budgets::Budget;
+use crate::core::Core;
+use crate::device::DeviceResult;
+use crate::order::{Fence, ReusePolicies, Stream};
+use crate::physical::PageId;
+use crate::physical::staging::PinnedMemory;
+use crate::sleep::Asleep;
+
+/// A page that passed to the pool that the tag is a part of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passed {
+    /// Its id there, and its number.
+    pub(super) there: (PageId, u64),
+    /// Whether the page that is back has its bytes.
+    pub(super) is_intact: bool,
+}
+
+/// The streams for copies to pinned memory, and back from there.
+#[derive(Debug)]
+pub(super) struct CopyStreams {
+    pub(super) out: Stream,
+    pub(super) back: Stream,
+}
+
+/// See the [module](self). Nothing while the tag's memory is its own.
+#[derive(Debug, Default)]
+pub(super) struct Evicted {
+    /// The tag's pages, and their live bytes.
+    pub(super) away: Asleep,
+    /// Where each of them went.
+    pub(super) passed: Vec<Passed>,
+    /// Whether all pages are back, and copies are under way.
+    pub(super) is_coming: bool,
+    pub(super) staging: PinnedMemory,
+    /// Bytes of it that count against the limit.
+    counted: u64,
+    streams: Option<CopyStreams>,
+}
+
+impl Evicted {
+    /// All pages are back.
+    pub(super) fn end(&mut self) {
+        (self.away, self.is_coming) = Default::default();
+        self.passed.clear();
+    }
+
+    /// Ensures so much pinned memory, within the limit that the pool shares with its tags. `false` beyond that.
+    pub(super) fn make_room(&mut self, core: &Core, limit: &Budget, bytes: u64) -> DeviceResult<bool> {
+        let lacking = bytes.saturating_sub(self.staging.bytes());
+        if lacking == 0 {
+            return Ok(true);
+        }
+        if !limit.take(lacking) {
+            return Ok(false);
+        }
+        _ = self
+            .staging
+            .add(core.timelines.device().as_ref(), lacking)
+            .inspect_err(|_| limit.give_back(lacking))?;
+        self.counted += lacking;
+        core.counters.pinned.raise(lacking);
+        Ok(true)
+    }
+
+    /// Gives the pinned memory back. Returns the bytes given back.
+    pub(super) fn release(&mut self, core: &Core, limit: &Budget) -> DeviceResult<u64> {
+        let released = self.staging.release();
+        let left = self.counted.min(self.staging.bytes());
+        limit.give_back(self.counted - left);
+        core.counters.pinned.lower(self.counted - left);
+        self.counted = left;
+        released
+    }
+
+    /// The streams for copies, made at the first call.
+    pub(super) fn streams(&mut self, core: &Core) -> DeviceResult<&CopyStreams> {
+        if self.streams.is_none() {
+            let [out, back] = [Stream::for_copies(&core.timelines)?, Stream::for_copies(&core.timelines)?];
+            self.streams = Some(CopyStreams { out, back });
+        }
+        Ok(self.streams.as_ref().expect("they were made above"))
+    }
+
+    /// Waits on the host until no copy is under way.
+    pub(super) fn wait(&self, core: &Core) -> DeviceResult<()> {
+        let Some(CopyStreams { out, back }) = &self.streams else { return Ok(()) };
+        for stream in [out, back] {
+            // SAFETY: the stream is ours.
+            unsafe { core.timelines.device().synchronize_stream(stream.handle()) }?;
+        }
+        Ok(())
+    }
+
+    /// The copies that were given to the device so far.
+    pub(super) fn copies(&self) -> Fence {
+        let mut fence = Fence::empty();
+        if let Some(CopyStreams { out, back }) = &self.streams {
+            fence.join(&out.fence());
+            fence.join(&back.fence());
+        }
+        fence
+    }
+}
+
+/// The work that streams were given so far, and that is not seen to be complete. `None` where the host has no memory for it.
+pub(super) fn pending_work(core: &Core) -> DeviceResult<Option<Fence>> {
+    let Some(mut fence) = core.timelines.work_so_far() else { return Ok(None) };
+    core.timelines.poll(&fence)?;
+    core.timelines.prune(&mut fence, ReusePolicies::ALL);
+    Ok(Some(fence))
+}
+
+/// The pool that a tag is a part of, if it is still there and has the same memory.
+pub(super) fn whole_of(core: &Core) -> Option<Arc<Core>> {
+    let whole = core.whole.as_ref()?.upgrade()?;
+    Arc::ptr_eq(&whole.device, &core.device).then_some(whole)
+}

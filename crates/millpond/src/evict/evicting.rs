@@ -1,0 +1,122 @@
+//! A tag is evicted: its bytes are copied, and its pages pass to the pool that it is a part of.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::evicted::{CopyStreams, Evicted, Passed, pending_work};
+use crate::budgets::Budget;
+use crate::core::{Arenas, Core, PoolState};
+use crate::device::{DeviceError, DeviceResult};
+use crate::physical::{Handover, passing};
+use crate::sleep::{Asleep, Keep, copies};
+
+/// Why a tag is not evicted.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// What stands in the way, and what to do about it.
+    Because(&'static str),
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for Refused {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+/// Pages that pass behind one copy.
+type Batch = (Range<usize>, Arc<Handover>);
+
+/// Copies the live bytes of a tag behind all work so far, and has its pages pass to `whole`. Returns the bytes that passed.
+/// After a refusal all is as before. Who calls this has closed the gate, and paused the caches.
+pub(super) fn evict(
+    evicted: &mut Evicted,
+    core: &Core,
+    (whole, limit): (&Core, &Budget),
+    state: &mut PoolState,
+) -> Result<u64, Refused> {
+    // What the tag caches may be in use by any stream.
+    let Some(mut before) = pending_work(core)? else {
+        return Err(DeviceError::HostMemory { what: "a list of streams", bytes: 0 }.into());
+    };
+    evicted.away = list(&mut state.arenas)?;
+    let bytes = evicted.away.bytes();
+    if !evicted.make_room(core, limit, bytes)? {
+        return Err(Refused::Because(
+            "its bytes exceed the limit of pinned memory: raise PoolBuilder::pinned_limit, or trim_staging",
+        ));
+    }
+    let streams = evicted.streams(core)?;
+    let (out, back) = (streams.out.clone(), streams.back.clone());
+    // Behind the copies of the last restore, too.
+    before.join(&back.fence());
+    if !core.timelines.make_wait(&before, out.timeline())? {
+        return Err(Refused::Because(
+            "a stream cannot be waited for: end captures, or synchronise the device, first",
+        ));
+    }
+    let copied = copy_out(evicted, core, &CopyStreams { out, back });
+    let passed = copied.and_then(|batches| pass(evicted, whole, &mut state.arenas, &batches));
+    // Copies may be under way, and their pages may be used again.
+    passed.or_else(|refused| evicted.wait(core).map_err(Refused::from).and(Err(refused)))
+}
+
+/// Gives the copies to the device. Returns the batches of pages.
+fn copy_out(
+    evicted: &Evicted,
+    core: &Core,
+    CopyStreams { out, back }: &CopyStreams,
+) -> Result<Vec<Batch>, Refused> {
+    let device = core.timelines.device();
+    let (mut batches, mut next) = (Vec::new(), 0);
+    while next < evicted.away.pages.len() {
+        let batch = evicted.away.batch_from(next);
+        next = batch.end;
+        for piece in evicted.away.pieces_of(batch.clone()) {
+            // SAFETY: the pages are mapped, and stay so until the copy is complete. Nobody gives work on them to the device
+            // while the gate is closed. The pinned memory is ours, and what was copied before from or to it comes before.
+            unsafe { copies::copy((device.as_ref(), out.handle()), &evicted.staging, piece, false) }?;
+        }
+        let handover = Handover::behind(out.fence());
+        // A mark closes the batch. And a copy back comes behind this one.
+        if !core.timelines.make_wait(&handover.fence, back.timeline())? {
+            return Err(Refused::Because("a stream for copies is being captured: end the capture first"));
+        }
+        batches.push((batch, handover));
+    }
+    Ok(batches)
+}
+
+/// Has all pages pass, or none. Returns their bytes.
+fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Batch]) -> Result<u64, Refused> {
+    let mut state = whole.state.lock();
+    if state.destroyed || state.is_asleep {
+        return Err(Refused::Because("its pool sleeps or was destroyed: wake that first"));
+    }
+    let there = &mut state.arenas.own.pages;
+    passing::make_room(there, evicted.away.pages.len())?;
+    evicted.passed.clear();
+    let no_memory = DeviceError::HostMemory { what: "a list of pages", bytes: 0 };
+    evicted.passed.try_reserve_exact(evicted.away.pages.len()).map_err(|_| no_memory)?;
+    let mut bytes = 0;
+    for (batch, handover) in batches {
+        for page in &evicted.away.pages[batch.clone()] {
+            let (page, of) = (&page.page.0, page.of);
+            let arena = arenas.named_mut(of).expect("an arena stays while its pool has the lock");
+            // SAFETY: it lies there, and the copy came behind all work. None is given while the gate is closed.
+            let passing = unsafe { passing::pass_on(&mut arena.pages, page.id, page.at, handover) };
+            evicted.passed.push(Passed { there: passing::receive(there, passing), is_intact: true });
+            bytes += page.bytes;
+        }
+    }
+    Ok(bytes)
+}
+
+/// The pages of a tag that can leave, with their live bytes: those that are mapped where they are used, and nowhere else.
+fn list(arenas: &mut Arenas) -> DeviceResult<Asleep> {
+    let mut away = Asleep::default();
+    for (id, arena) in arenas.iter_mut() {
+        away.add(arena, id, Keep::InPinnedMemory, |arena, (page, _)| arena.pages.get(page.id).may_pass())?;
+    }
+    Ok(away)
+}

@@ -1,0 +1,157 @@
+//! What a pool knows of its eviction, and the calls that change it.
+
+use std::sync::atomic::Ordering;
+
+use super::evicted::{Evicted, whole_of};
+use super::evicting::{Refused, evict};
+use super::restoring::cannot_wait;
+use crate::budgets::Budget;
+use crate::core::Core;
+use crate::core::giving_back::{collect_held, let_go_of_released};
+use crate::device::{DeviceResult, MemoryKind};
+use crate::error::{Error, Result};
+use crate::order::Stream;
+use crate::sleep::Sleep;
+use crate::system::lock::Mutex;
+use crate::system::process::OfProcess;
+
+/// See the [module](self). Its lock is taken before the pool's, and that before the one of the pool that it is a part of.
+#[derive(Debug)]
+pub(crate) struct Evict {
+    evicted: OfProcess<Mutex<Evicted>>,
+    /// What pinned memory a pool and its tags may hold.
+    limit: Budget,
+}
+
+impl Evict {
+    /// That of a pool with this limit, or of a part of one.
+    pub(crate) fn new(limit: u64, whole: Option<&Core>) -> Self {
+        let limit = whole.map_or_else(|| Budget::bytes(limit), |whole| whole.beside::<Self>().limit.clone());
+        Self { evicted: OfProcess::default(), limit }
+    }
+
+    /// See [`Pool::evict`](crate::Pool::evict).
+    pub(crate) fn evict(&self, core: &Core, stream: &Stream) -> Result<u64> {
+        check_stream(core, "Pool::evict", stream)?;
+        let mut evicted = self.evicted.lock();
+        if is_evicted(core) {
+            if evicted.is_coming {
+                evicted.leave_again(core)?;
+            }
+            return Ok(0);
+        }
+        let _excluded = core.beside::<Sleep>().exclude();
+        // An error where it sleeps.
+        drop(core.stay_awake()?);
+        // Relaxed: a setting.
+        core.gate.is_evicted.store(true, Ordering::Relaxed);
+        core.gate.close();
+        let done = evict_behind_gate(core, &mut evicted, &self.limit);
+        if done.is_err() {
+            evicted.end();
+            core.gate.open();
+            core.gate.is_evicted.store(false, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// See [`Pool::restore_ahead`](crate::Pool::restore_ahead).
+    pub(crate) fn restore_ahead(&self, core: &Core) -> Result<()> {
+        core.check_process()?;
+        let mut evicted = self.evicted.lock();
+        if is_evicted(core) && !evicted.is_coming { evicted.bring_back(core) } else { Ok(()) }
+    }
+
+    /// See [`Pool::restore`](crate::Pool::restore).
+    pub(crate) fn restore(&self, core: &Core, stream: &Stream) -> Result<()> {
+        check_stream(core, "Pool::restore", stream)?;
+        let mut evicted = self.evicted.lock();
+        if !is_evicted(core) {
+            return Ok(());
+        }
+        if !evicted.is_coming {
+            evicted.bring_back(core)?;
+        }
+        let waits = core.timelines.make_wait(&evicted.copies(), stream.timeline());
+        if waits != Ok(true) {
+            evicted.leave_again(core)?;
+            return Err(waits.err().unwrap_or_else(cannot_wait).into());
+        }
+        let mut state = core.state.lock();
+        let back = evicted.streams(core)?.back.clone();
+        // Whoever is given a page next, on whatever stream, comes behind the copies. They come behind those of the eviction.
+        if !state.arenas.iter_mut().all(|(_, arena)| arena.record_use_of_all(&back)) {
+            evicted.wait(core)?;
+        }
+        evicted.end();
+        state.is_asleep = false;
+        core.resume_caches(&mut state);
+        core.gate.open();
+        // Relaxed: a setting, which nobody reads while the gate is open.
+        core.gate.is_evicted.store(false, Ordering::Relaxed);
+        drop(state);
+        drop(evicted);
+        // What was put off.
+        let_go_of_released(core);
+        Ok(())
+    }
+
+    /// Gives the pinned memory back, unless it is needed.
+    pub(crate) fn trim_staging(&self, core: &Core) -> DeviceResult<u64> {
+        let mut evicted = self.evicted.lock();
+        if is_evicted(core) { Ok(0) } else { evicted.release(core, &self.limit) }
+    }
+}
+
+/// Whether the pool is evicted. It changes under the lock of [`Evict`] only.
+pub(crate) fn is_evicted(core: &Core) -> bool {
+    // Relaxed: a setting.
+    core.gate.is_evicted.load(Ordering::Relaxed)
+}
+
+fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    core.check_stream(stream)?;
+    Ok(stream.check_not_captured(call, "evict or restore memory")?)
+}
+
+fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget) -> Result<u64> {
+    let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
+    let properties = core.device.properties();
+    if properties.memory != MemoryKind::Device || !properties.virtual_memory {
+        return refuse("it has no memory that can be mapped elsewhere (virtual memory management)");
+    }
+    let Some(whole) = whole_of(core) else {
+        return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
+    };
+    if core.wrapping.is_some() {
+        return refuse("a guard watches its blocks, and reads them at any time: use no guard for it");
+    }
+    if core.gate.has_residents() {
+        return refuse(
+            "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
+             millpond::Buffer",
+        );
+    }
+    collect_held(core);
+    let mut state = core.state.lock();
+    core.check_not_destroyed(&state)?;
+    // Under the lock, under which blocks are shared.
+    if core.holds.any() {
+        return refuse("other processes may use blocks of it: wait until they have let go");
+    }
+    core.pause_caches(&mut state);
+    match evict(evicted, core, (&whole, limit), &mut state) {
+        Ok(bytes) => {
+            state.is_asleep = true;
+            Ok(bytes)
+        }
+        Err(refused) => {
+            core.resume_caches(&mut state);
+            match refused {
+                Refused::Because(why) => refuse(why),
+                Refused::Device(error) => Err(core.error_of(error)),
+            }
+        }
+    }
+}
