@@ -268,7 +268,7 @@ impl Allocator for RmmArena {
         let waits = waits.chain((!is_own).then_some(stream));
         if let Err(error) = waits.into_iter().try_for_each(Stream::synchronize) {
             state.books.reopen(ptr, block);
-            return Err(error.into());
+            return Err(error);
         }
         state.put(ptr.raw(), bytes);
         Ok(())
@@ -339,7 +339,7 @@ mod tests {
         let longer = 5 << 19;
         assert!(arena.allocate(longer, &streams[1]).is_err(), "it lies between");
         free(other);
-        arena.allocate(longer, &streams[1]).unwrap();
+        _ = arena.allocate(longer, &streams[1]).unwrap();
         assert_eq!(held(&arena), 4 << 20);
     }
 }

@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use millpond::device::{DeviceChoice, DeviceName, DeviceResult, StreamHandle};
+use millpond::device::{DeviceChoice, DeviceName, StreamHandle};
 use millpond::{Context, Pool, Stream};
 use millpond_bench::{Target, repeat};
 
@@ -71,7 +71,7 @@ enum Given<'a> {
     /// The program has it.
     Kept(&'a Stream),
     /// It has the driver's handle only.
-    Presented(&'a dyn Fn() -> DeviceResult<Stream>),
+    Presented(&'a dyn Fn() -> millpond::Result<Stream>),
 }
 
 fn row(pool: &Pool, name: &str, given: &Given<'_>) -> Result<(), Box<dyn Error>> {

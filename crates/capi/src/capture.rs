@@ -165,7 +165,7 @@ pub unsafe extern "C" fn millpond_capture_read(
 ) -> Status {
     boundary(|me| {
         let memory = &CAPTURES.get(me, capture)?.memory;
-        for (at, bytes) in [(reserved, memory.reserved()), (used, memory.used())] {
+        for (at, bytes) in [(reserved, memory.reserved()), (used, memory.allocated())] {
             if !at.is_null() {
                 // SAFETY: not null, and as the header asks of its caller.
                 unsafe { at.write(bytes as usize) };

@@ -88,7 +88,7 @@ pub unsafe extern "C" fn millpond_copy_to_host(
         // synchronised before `to` is the caller's again.
         let copied = unsafe { device.copy_to_host(to.cast(), from_c(from), bytes as u64, handle) };
         // Also after an error: part of the copy may be under way.
-        Ok(stream.synchronize().and(copied)?)
+        Ok(stream.synchronize().and(copied.map_err(millpond::Error::from))?)
     };
     // SAFETY: as the header asks of its caller.
     unsafe { in_stream_order(context, bytes, stream, give) }

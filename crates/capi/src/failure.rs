@@ -73,9 +73,6 @@ pub enum Failure {
         /// The struct's type.
         what: &'static str,
     },
-    /// The recount of a pool's invariants found this.
-    #[error("{0}: a mistake in millpond, please report it")]
-    Broken(String),
     /// A mistake of ours that was noticed.
     #[error("an object without its handle: a mistake in millpond, please report it")]
     Internal,
@@ -118,7 +115,7 @@ impl Failure {
             Self::TooManyHandles(_) | Self::NestedTooDeep => Status::TooMany,
             Self::BadText(_) => Status::BadText,
             Self::BadStruct { .. } | Self::UnknownFields { .. } => Status::BadOption,
-            Self::Broken(_) | Self::Internal => Status::Internal,
+            Self::Internal => Status::Internal,
         }
     }
 }

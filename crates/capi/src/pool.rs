@@ -220,7 +220,7 @@ pub extern "C" fn millpond_pool_reset_high_water(pool: *mut PoolHandle) -> Statu
 /// Recounts every invariant of the pool, for tests. INTERNAL where one is broken; the message says which.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_check(pool: *mut PoolHandle) -> Status {
-    boundary(|me| POOLS.get(me, pool)?.pool.check().map_err(Failure::Broken))
+    boundary(|me| Ok(POOLS.get(me, pool)?.pool.check()?))
 }
 
 /// The pool's name, ended with a zero byte and cut to `capacity` bytes. `length` gets the whole name's length
@@ -323,8 +323,8 @@ pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32
             Attribute::ReleaseThreshold => pool.release_threshold(),
             Attribute::ReservedCurrent => pool.reserved().current,
             Attribute::ReservedHigh => pool.reserved().high,
-            Attribute::UsedCurrent => pool.used().current,
-            Attribute::UsedHigh => pool.used().high,
+            Attribute::UsedCurrent => pool.allocated().current,
+            Attribute::UsedHigh => pool.allocated().high,
             Attribute::Reuse => options::bits_of(pool.reuse()).into(),
             Attribute::Memory => options::Memory::number_of(pool.device().properties().memory) as u64,
             Attribute::HostAccess => pool.device().properties().host_access.into(),

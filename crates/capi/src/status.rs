@@ -174,6 +174,7 @@ impl From<&Error> for Status {
             Error::BadToken { .. } => Self::BadToken,
             Error::Socket { .. } => Self::Socket,
             Error::OwnerGone => Self::OwnerGone,
+            Error::Broken { .. } => Self::Internal,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

@@ -26,7 +26,7 @@ impl Held {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let pool = Pool::builder(&context).name(name).build().unwrap();
         let stream = context.create_stream().unwrap();
-        pool.alloc(1000, &stream).unwrap();
+        _ = pool.alloc(1000, &stream).unwrap();
         pool.reserve(64 << 20, &stream).unwrap();
         Self { pool, stream }
     }

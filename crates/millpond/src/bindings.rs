@@ -28,12 +28,14 @@ use crate::typed::{Buffer, Opened};
 
 impl Shortcut {
     /// The calling thread's; `None` where it has none, as before it first had a block of the pool.
+    #[must_use]
     pub fn new(pool: &Pool, stream: &Stream) -> Option<Self> {
         Self::of_thread(&pool.inner().caches, stream)
     }
 }
 
 /// Whether the stream is registered. While that is so, whoever presents its handle may be given a [`Shortcut`] for it.
+#[must_use]
 pub fn is_registered(stream: &Stream) -> bool {
     stream.is_registered()
 }
@@ -54,7 +56,7 @@ pub fn open_shared(
     stream: &Stream,
 ) -> Result<(Pool, DevicePtr, u64, SharedEvent)> {
     let Opened { buffer, event, .. } = context.open_shared::<u8>(received, stream)?;
-    let (pool, bytes) = (Pool::new(buffer.pool().clone(), None), buffer.byte_len());
+    let (pool, bytes) = (Pool::new(buffer.core().clone(), None), buffer.byte_len());
     Ok((pool, buffer.into_raw(), bytes, event))
 }
 
@@ -87,11 +89,12 @@ pub unsafe fn with_buffer<R>(
         ManuallyDrop::new(unsafe { Buffer::of_block(what, (pool, ptr, bytes as usize), stream) }?);
     let result = call(&mut buffer);
     // Without a free. After a panic, pool and stream just stay.
-    ManuallyDrop::into_inner(buffer).into_raw();
+    _ = ManuallyDrop::into_inner(buffer).into_raw();
     result
 }
 
 /// Whether both are handles of one pool.
+#[must_use]
 pub fn is_same_pool(one: &Pool, other: &Pool) -> bool {
     Arc::ptr_eq(one.inner(), other.inner())
 }
@@ -108,17 +111,20 @@ pub struct Backed {
 }
 
 /// The address ranges of a pool that pages back, those of captures too, in no order. Waits for the pool's lock.
+#[must_use]
 pub fn backed(pool: &Pool) -> Vec<Backed> {
     let ranges = pool.inner().backed().into_iter();
     ranges.map(|(start, bytes, memory)| Backed { start, bytes, memory }).collect()
 }
 
 /// Names the memory of a capture among all of this process.
+#[must_use]
 pub fn memory_number(memory: &CapturePool) -> u64 {
     memory.number()
 }
 
 /// Names the memory of a capture in whose addresses a block of the pool lies; `None` for the pool's own.
+#[must_use]
 pub fn memory_of(pool: &Pool, ptr: DevicePtr) -> Option<u64> {
     pool.inner().memory_of(ptr)
 }

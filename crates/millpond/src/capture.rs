@@ -30,7 +30,7 @@ use crate::order::Stream;
 /// {
 ///     let _capturing = memory.begin(&stream)?;
 ///     let scratch = millpond::Buffer::<f32>::new(&pool, 1024, &stream)?; // comes from `memory`
-///     assert!(memory.used() > 0);
+///     assert!(memory.allocated() > 0);
 /// }
 /// assert!(memory.reserved() > 0); // kept for replays of the graph
 /// # Ok::<(), millpond::Error>(())
@@ -136,7 +136,7 @@ impl CapturePool {
         pool.check_allocates(&state)?;
         let found = state.arenas.named_mut(Some(*id)).and_then(|arena| arena.alloc_at(ptr, units));
         let Some(found) = found else { return Ok(false) };
-        hand_out(pool, &mut state, &found, bytes);
+        _ = hand_out(pool, &mut state, &found, bytes);
         drop(state);
         pool.recording.alloc(ptr, bytes, stream);
         Ok(true)
@@ -148,8 +148,15 @@ impl CapturePool {
     }
 
     /// Bytes in live blocks of the memory.
-    pub fn used(&self) -> u64 {
+    pub fn allocated(&self) -> u64 {
         self.with(Arena::used)
+    }
+
+    /// As [`allocated`](Self::allocated).
+    #[deprecated(since = "0.1.0", note = "it is `allocated`, as in `Stats`")]
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.allocated()
     }
 
     fn with(&self, look: impl FnOnce(&Arena) -> u64) -> u64 {

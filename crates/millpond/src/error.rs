@@ -19,7 +19,13 @@ use crate::out_of_memory::OutOfMemory;
 /// }
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+///
+/// A program whose `main` returns it prints the text, since `{:?}` writes what `{}` does:
+/// ```
+/// # let error = millpond::Error::Asleep { pool: "weights".to_owned() };
+/// assert_eq!(format!("Error: {error:?}"), "Error: pool 'weights' sleeps: wake it first");
+/// ```
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no memory for the request, after everything that could be given back was given back.
@@ -92,13 +98,25 @@ pub enum Error {
         /// The pool that was asked; empty if all of a context were.
         pool: String,
     },
-    /// The stream, event or buffer belongs to another device than the pool.
-    #[error("the {what} belongs to another device than pool '{pool}': use one of the pool's own context")]
+    /// The stream, event or buffer belongs to another device than the pool, or to another context of the same device.
+    #[error(
+        "the {what} belongs to another device than pool '{pool}', or to another context of the same device: use one of \
+         Pool::context"
+    )]
     WrongDevice {
         /// What was passed: "stream", "buffer", ….
         what: &'static str,
         /// The pool's name.
         pool: String,
+    },
+    /// [`Pool::check`](crate::Pool::check) found that the pool's records do not agree: a mistake of this crate, or memory of the
+    /// process that was overwritten.
+    #[error("pool '{pool}' does not agree with itself: {why}. Please report this as a bug")]
+    Broken {
+        /// The pool's name.
+        pool: String,
+        /// What does not agree.
+        why: String,
     },
     /// The pool was destroyed; it frees what is live but allocates nothing.
     #[error("pool '{pool}' was destroyed: build another pool to allocate")]
@@ -168,6 +186,18 @@ pub enum Error {
     CaptureUnderWay {
         /// The pool's name.
         pool: String,
+    },
+    /// A range of elements that a buffer does not have.
+    #[error("{what}: elements {start} to {end} were asked for, of {len}: use a range within the length")]
+    OutOfRange {
+        /// What was asked for.
+        what: &'static str,
+        /// The first element.
+        start: usize,
+        /// The first element behind the range.
+        end: usize,
+        /// Elements that there are.
+        len: usize,
     },
     /// A length of elements that does not match.
     #[error("{what}: {found} elements given, but {expected} expected")]
@@ -284,6 +314,13 @@ impl From<DeviceError> for Error {
             DeviceError::Forked => Self::Forked,
             error => Self::Device(error),
         }
+    }
+}
+
+/// As [`Display`](std::fmt::Display), which says what to do next.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 

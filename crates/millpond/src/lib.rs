@@ -26,6 +26,7 @@
 //! | build a pool, with limits and options | [`Pool::builder`], [`PoolBuilder`], [`Budget`] |
 //! | share one limit with other processes | [`Budget::named`] |
 //! | hold typed memory that frees itself | [`Buffer`] |
+//! | use a part of it | [`Buffer::slice`], [`BufferView`], [`BufferViewMut`] |
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
 //! | share memory with other processes | [`Buffer::share`], [`Context::open_shared`], [`PoolBuilder::for_sharing`] |
@@ -35,7 +36,7 @@
 //! | let parts of a job take turns on the device | [`Pool::evict`], [`Pool::restore`], [`Pool::restore_ahead`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
-//! | launch kernels with cudarc | [`mod@cudarc`] |
+//! | launch kernels with cudarc | the module `cudarc` |
 //! | see what a pool did | [`Pool::stats`], [`Stats`] |
 //! | see what all programs' pools do now | [`mod@live`] |
 //! | record a run for `millpond replay` | [`mod@record`] |
@@ -44,17 +45,29 @@
 //!
 //! The repository has a page for each question in `docs/`, and whole programs in `crates/millpond/examples/`.
 //!
+//! # What it does in a process
+//! The first pool of a process opens a socket in the abstract namespace, and starts a thread that sleeps until `millpond top` or
+//! another program of this user asks for its figures. Both end with the last pool. A library that builds pools inside of
+//! other people's programs may not want that: [`PoolBuilder::live`]`(false)` has neither, and a program switches it off for all
+//! by `MILLPOND_LIVE=off`. Events go to the crate `tracing`, with the fields `pool` and `bytes`.
+//!
 //! # Features
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `cuda` | yes | the CUDA device. It needs no toolkit to build, and loads the driver when a GPU is opened |
-//! | `cudarc` | yes | the module [`mod@cudarc`]: buffers for cudarc's launches, copies and libraries |
-//! | `cuda-13000` | yes | the CUDA version of cudarc's types; the driver may still be of CUDA 12.0 |
+//! | `cudarc` | yes | the module `cudarc`: buffers for cudarc's launches, copies and libraries |
+//! | `cuda-13000` | no | CUDA 13.0 as the version of cudarc's types; the driver may still be of CUDA 12.0 |
 //! | `testing` | no | the module `testing`: devices that check how an allocator uses them |
 //! | `lab` | no | for the experiments of this repository only |
 //!
-//! All of a build shares one CUDA version of cudarc's types. A program that uses another one depends on millpond with
-//! `default-features = false, features = ["cudarc"]`, and chooses the version in its own dependency on cudarc.
+//! All of a build shares one cudarc, whose features are the program's to choose: the CUDA version of its types, and whether the
+//! driver is loaded or linked. Where nobody chooses, it is loaded, and the version is that of the toolkit, or else the newest one.
+//! The page `docs/rust.md` has the `Cargo.toml` of each case.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "millpond is for Linux: it maps pages by memfd, and talks to other processes by abstract sockets"
+);
 
 #[doc(hidden)]
 pub mod bindings;
@@ -129,4 +142,4 @@ pub use out_of_memory::{Limit, OutOfMemory};
 pub use pool::{Context, Pool, PoolBuilder};
 pub use sharing::{Received, Shared, SharedEvent, SharedToken};
 pub use sleep::Keep;
-pub use typed::{Buffer, Opened, Workspace, WorkspaceSlice};
+pub use typed::{Buffer, BufferView, BufferViewMut, Opened, Workspace, WorkspaceSlice};

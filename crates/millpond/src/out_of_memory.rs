@@ -76,6 +76,7 @@ pub enum Limit {
 
 impl OutOfMemory {
     /// What would have let the request succeed, as one phrase: "raise hard_limit, or request less".
+    #[must_use]
     pub fn advice(&self) -> String {
         let free = self.what_to_free();
         match (self.limit, free) {
@@ -103,6 +104,7 @@ impl OutOfMemory {
     /// Bytes of live blocks that have to be freed in the pool for the request to succeed. `None` where that alone is not
     /// enough. It is exact where nothing is cached and the blocks are of whole pages. Else it may be more: what is cached on a
     /// page with a live block is not yet the request's.
+    #[must_use]
     pub fn to_free(&self) -> Option<u64> {
         Some(self.lacking()).filter(|lacking| (1..=self.live).contains(lacking))
     }

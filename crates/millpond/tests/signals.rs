@@ -85,7 +85,7 @@ fn interrupted_at(number: u64) {
     pairs(300);
     let was_reached = LEFT.replace(0) == 0;
     pool.check().unwrap();
-    assert_eq!(pool.used().current, 0);
+    assert_eq!(pool.allocated().current, 0);
     println!("{}", if was_reached { "reached" } else { "over" });
 }
 

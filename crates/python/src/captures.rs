@@ -55,7 +55,7 @@ impl CapturePool {
     /// Bytes in live blocks of the memory.
     #[getter]
     fn used(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.memory.used())
+        py.detach(|| self.memory.allocated())
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) enum Failure {
         "the memory is on GPU {gpu}, and the stream is another GPU's ({error}): synchronise that stream before the memory is \
          freed, instead of recording it"
     )]
-    StreamOfAnotherGpu { gpu: usize, error: DeviceError },
+    StreamOfAnotherGpu { gpu: usize, error: millpond::Error },
     #[error("the block was freed already")]
     FreedBlock,
     #[error("the block's bytes are in use (memoryviews, arrays: {0}): drop these before the block is freed")]

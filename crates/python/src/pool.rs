@@ -555,7 +555,7 @@ impl Pool {
 
     /// Recounts every invariant of the pool, for tests.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.pool.check()).map_err(Failure::Broken)?)
+        Ok(py.detach(|| self.pool.check()).map_err(Failure::from)?)
     }
 
     /// What it holds and did, as a table for Jupyter.

@@ -27,7 +27,7 @@ fn run_out(folder: &Path, tracking: Tracking) -> (Trace, String) {
     let gone = alloc("gone", 40 * MIB);
     // SAFETY: the block is the test's own, and has no work.
     unsafe { pool.free(gone, &stream) }.unwrap();
-    alloc("cache", 64 * MIB);
+    _ = alloc("cache", 64 * MIB);
     (0..100).for_each(|_| _ = alloc("small", MIB));
     let error = pool.alloc(200 * MIB, &stream).unwrap_err();
     (only(&path), error.to_string())

@@ -266,7 +266,7 @@ fn pools_of_two_devices_are_two_traces_of_one_file() {
     for (count, (context, pool)) in contexts.iter().zip(&pools).enumerate() {
         let stream = context.create_stream().unwrap();
         for _ in 0..=count {
-            pool.alloc(100, &stream).unwrap();
+            _ = pool.alloc(100, &stream).unwrap();
         }
     }
     pools.iter().for_each(|pool| drop(pool.stop_recording().unwrap()));
@@ -285,7 +285,7 @@ fn small() -> Vec<u8> {
         let _tag = record::tag("small");
         let block = pool.alloc(1000 + round, &stream).unwrap();
         // Each in a chunk of its own.
-        pool.recording();
+        _ = pool.recording();
         free(&pool, block, &stream);
         std::thread::sleep(std::time::Duration::from_millis(120));
     }

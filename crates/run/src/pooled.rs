@@ -57,7 +57,7 @@ fn alloc_waited(gpu: &Gpu, bytes: u64) -> millpond::Result<DevicePtr> {
     if let Err(error) = ready {
         // SAFETY: nobody else knows the block.
         unsafe { gpu.pool.free(ptr, &gpu.waited) }.ok();
-        return Err(error.into());
+        return Err(error);
     }
     Ok(ptr)
 }

@@ -175,7 +175,7 @@ impl Allocator for Bfc {
         for &used in taken.used_by.iter().filter(|&&used| used != own) {
             if let Err(error) = stream.wait_for(state.streams.get(used)) {
                 state.chunks.give(taken.id, taken.used_by);
-                return Err(error.into());
+                return Err(error);
             }
         }
         state.books.open(taken.start, bytes, taken.id);

@@ -109,7 +109,7 @@ impl Allocator for FirstFit {
         for used in taken.used_by.iter().filter(|used| used.id() != stream.id()) {
             if let Err(error) = stream.wait_for(used) {
                 state.chunks.give(taken.id, taken.used_by);
-                return Err(error.into());
+                return Err(error);
             }
         }
         state.books.open(taken.start, bytes, taken.id);

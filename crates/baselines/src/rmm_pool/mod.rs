@@ -75,7 +75,7 @@ impl RmmPool {
 
 impl RmmPoolState {
     /// A free block for this stream, which waits for the streams whose blocks it takes over.
-    fn take(&mut self, bytes: u64, own: StreamNumber, stream: &Stream) -> DeviceResult<Option<FreeBlock>> {
+    fn take(&mut self, bytes: u64, own: StreamNumber, stream: &Stream) -> Result<Option<FreeBlock>> {
         if let Some(block) = self.free.get_mut(&own).and_then(|free| free.take(bytes)) {
             return Ok(Some(block));
         }
@@ -97,7 +97,7 @@ impl RmmPoolState {
     }
 
     /// Adds another stream's free blocks to those of this one, once it waits for that.
-    fn join(&mut self, own: StreamNumber, other: StreamNumber, stream: &Stream) -> DeviceResult<()> {
+    fn join(&mut self, own: StreamNumber, other: StreamNumber, stream: &Stream) -> Result<()> {
         stream.wait_for(self.streams.get(other))?;
         if let Some(blocks) = self.free.remove(&other) {
             self.free.entry(own).or_default().merge(blocks);
@@ -153,7 +153,7 @@ impl Allocator for RmmPool {
         for used in block.uses.iter().filter(|used| used.id() != stream.id()) {
             if let Err(error) = stream.wait_for(used) {
                 state.books.reopen(ptr, block);
-                return Err(error.into());
+                return Err(error);
             }
         }
         let own = state.streams.number(stream);

@@ -97,7 +97,7 @@ fn oversize_blocks_are_given_back_before_everything_else() {
     let [other, own] = [30 * MIB, 30 * MIB].map(|bytes| rig.alloc(bytes));
     [small, large, other].into_iter().for_each(|ptr| rig.free(ptr));
     assert_eq!(rig.reserved(), 162 * MIB);
-    rig.alloc(80 * MIB);
+    _ = rig.alloc(80 * MIB);
     assert_eq!(rig.reserved(), 142 * MIB, "the block of 100 MiB went, the other caches stayed");
     rig.free(own);
 }
@@ -113,7 +113,7 @@ fn old_unused_segments_are_collected_above_the_threshold() {
     assert_eq!(rig.alloc(20 * MIB), other);
     rig.free(young);
     assert_eq!(rig.reserved(), 278 * MIB);
-    rig.alloc(102 * MIB);
+    _ = rig.alloc(102 * MIB);
     assert_eq!(rig.reserved(), 280 * MIB, "the older one went, which is enough");
     assert_eq!(rig.alloc(98 * MIB), young);
 }
@@ -121,7 +121,7 @@ fn old_unused_segments_are_collected_above_the_threshold() {
 #[test]
 fn a_memory_fraction_is_a_limit() {
     let rig = Rig::new(1 << 30, "per_process_memory_fraction:0.25");
-    rig.alloc(200 * MIB);
+    _ = rig.alloc(200 * MIB);
     let error = rig.try_alloc(100 * MIB).unwrap_err();
     let Error::Device(DeviceError::OutOfMemory { call, .. }) = error else { panic!("{error}") };
     assert_eq!(call, "per_process_memory_fraction");

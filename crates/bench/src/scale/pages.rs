@@ -95,9 +95,9 @@ pub(super) fn aligned(meter: &mut Meter, holes: u64) -> Result<()> {
     let bench = Bench::of_short_pages()?;
     let mut between = Vec::new();
     for _ in 0..holes {
-        bench.alloc(PAGE * 3 / 2)?;
+        _ = bench.alloc(PAGE * 3 / 2)?;
         between.push(bench.alloc(PAGE)?);
-        bench.alloc(PAGE * 3 / 2)?;
+        _ = bench.alloc(PAGE * 3 / 2)?;
     }
     between.into_iter().try_for_each(|block| bench.free(block))?;
     (0..CALLS).try_for_each(|_| {
@@ -107,7 +107,7 @@ pub(super) fn aligned(meter: &mut Meter, holes: u64) -> Result<()> {
 
 pub(super) fn block(meter: &mut Meter, gib: u64) -> Result<()> {
     let bench = Bench::new(|pool| pool)?;
-    meter.watch(gib, || bench.alloc(gib << 30))?;
+    _ = meter.watch(gib, || bench.alloc(gib << 30))?;
     Ok(())
 }
 
@@ -121,7 +121,7 @@ pub(super) fn come_back(meter: &mut Meter, pages: u64) -> Result<()> {
     let elsewhere = bench.alloc((pages + 1) * PAGE)?;
     bench.free(elsewhere)?;
     bench.free(first)?;
-    meter.watch(pages, || bench.alloc((pages + 8) * PAGE))?;
+    _ = meter.watch(pages, || bench.alloc((pages + 8) * PAGE))?;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ pub(super) fn pool(meter: &mut Meter, pools: u64) -> Result<()> {
     let stream = context.create_stream()?;
     let with_block = || -> Result<Pool> {
         let pool = Pool::builder(&context).live(false).build()?;
-        pool.alloc(4096, &stream)?;
+        _ = pool.alloc(4096, &stream)?;
         Ok(pool)
     };
     let mut all = Vec::new();

@@ -56,10 +56,10 @@ pub(super) fn take_back(meter: &mut Meter, count: u64) -> Result<()> {
     };
     all.iter().try_for_each(pair)?;
     // The first miss takes what all of them hold. Later ones look where there is something again.
-    pool.alloc(64 << 20, &all[0])?;
+    _ = pool.alloc(64 << 20, &all[0])?;
     for more in 1..21 {
         pair(&all[0])?;
-        meter.watch(1, || Ok(pool.alloc((64 + more) << 20, &all[0])?))?;
+        _ = meter.watch(1, || Ok(pool.alloc((64 + more) << 20, &all[0])?))?;
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ const LEAST_WITHOUT_UNIT: f64 = (1 << 20) as f64;
 
 impl Amount {
     /// In bytes, of a device that has so many.
+    #[must_use]
     pub fn of(self, total: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::named::Tenancy;
-use crate::device::Device;
+use crate::device::HasDevice;
 use crate::error::{Error, Result};
 use crate::figures::tenant::{SeenBudget, Tenant};
 use crate::system::process::WhileHeld;
@@ -53,23 +53,24 @@ impl fmt::Debug for Budget {
 
 impl Budget {
     /// A budget of `limit` bytes.
+    #[must_use]
     pub fn bytes(limit: u64) -> Self {
         let private = Private { limit: AtomicU64::new(limit), held: AtomicU64::new(0) };
         Self { inner: Inner::Private(Arc::new(private)) }
     }
 
-    /// A budget of a `fraction` (0 to 1) of the device's memory.
+    /// A budget of a `fraction` (0 to 1) of the memory of a device, or of that of a context.
     ///
     /// # Errors
     /// [`Error::BadOption`] for a fraction outside 0 to 1.
-    pub fn fraction(device: &dyn Device, fraction: f64) -> Result<Self> {
+    pub fn fraction(device: &(impl HasDevice + ?Sized), fraction: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(Error::BadOption {
                 option: "budget",
                 why: format!("the fraction is {fraction}: use one between 0 and 1"),
             });
         }
-        Ok(Self::bytes((device.properties().total_memory as f64 * fraction) as u64))
+        Ok(Self::bytes((device.as_device().properties().total_memory as f64 * fraction) as u64))
     }
 
     /// A budget of `limit` bytes that all processes of this user share which give the same name: letters, digits, `-` and
@@ -178,6 +179,7 @@ impl Budget {
 
     /// All [named](Self::named) budgets of this user, by name; for root, those of all users. What cannot be read is left out.
     /// [`SeenBudget`] has an example.
+    #[must_use]
     pub fn all() -> Vec<SeenBudget> {
         Tenancy::look_at_all()
     }
@@ -266,6 +268,7 @@ impl Budget {
 
     /// The file that the processes share; `None` for a budget without a name. It stays when they end, until the budget is
     /// [removed](Self::remove).
+    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.tenancy().map(|tenancy| tenancy.path.as_path())
     }

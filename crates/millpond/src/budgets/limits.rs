@@ -57,7 +57,7 @@ pub(crate) struct Limits {
     /// What the pool may hold, with those of its tags: as a budget that no others share.
     pub(crate) hard_limit: Budget,
     /// Bytes that must stay free on the device.
-    pub(crate) headroom: u64,
+    pub(crate) headroom: Arc<AtomicU64>,
     pub(crate) budget: Option<Budget>,
     /// What is imposed from outside, where the program has set a budget of its own.
     pub(crate) imposed: Option<Budget>,
@@ -71,6 +71,15 @@ impl Limits {
     /// What this process has of the budget, where it shares that with others.
     pub(crate) fn tenancy(&self) -> Option<&Tenancy> {
         self.budgets().find_map(Budget::tenancy)
+    }
+
+    pub(crate) fn headroom(&self) -> u64 {
+        // Relaxed, here and below: a setting; nothing is concluded from when it is seen.
+        self.headroom.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_headroom(&self, bytes: u64) {
+        self.headroom.store(bytes, Ordering::Relaxed);
     }
 
     /// All that the pool shares with others.
@@ -100,10 +109,10 @@ impl Limits {
         // Relaxed: a figure to read.
         let together = self.together.load(Ordering::Relaxed);
         let on_device = |what, most| Bound { what, most, held: together };
-        let headroom = on_device(Shortage::Headroom, self.total.saturating_sub(self.headroom));
+        let headroom = on_device(Shortage::Headroom, self.total.saturating_sub(self.headroom()));
         [of(Shortage::HardLimit, &self.hard_limit)]
             .into_iter()
-            .chain((self.headroom > 0).then_some(headroom))
+            .chain((self.headroom() > 0).then_some(headroom))
             .chain(self.budgets().map(move |budget| of(Shortage::Budget, budget)))
             .chain([on_device(Shortage::Device, self.total)])
     }
@@ -124,7 +133,7 @@ impl Limits {
     /// Bytes that may still be taken from the device, of which so many are free.
     pub(crate) fn room(&self, free: u64) -> u64 {
         let under_limits = self.bounds().map(|bound| bound.most.saturating_sub(bound.held));
-        under_limits.chain([free.saturating_sub(self.headroom)]).min().unwrap_or(0)
+        under_limits.chain([free.saturating_sub(self.headroom())]).min().unwrap_or(0)
     }
 
     /// Takes `bytes` of the budgets if every limit allows it. They are counted as reserved once the device has
@@ -135,7 +144,8 @@ impl Limits {
         }
         // A device that cannot say how much is free is asked for the memory itself.
         let free = || device.memory_info().map_or(u64::MAX, |info| info.free);
-        let short = if self.headroom > 0 && free() < bytes.saturating_add(self.headroom) {
+        let headroom = self.headroom();
+        let short = if headroom > 0 && free() < bytes.saturating_add(headroom) {
             Shortage::Headroom
         } else if !self.take_of_budgets(bytes) {
             Shortage::Budget
@@ -175,7 +185,7 @@ mod tests {
     fn what_the_pool_holds_already_serves_whatever_the_limit_is_now() {
         let hard_limit = Budget::bytes(10);
         let (budget, imposed, together) = (None, None, Arc::default());
-        let limits = Limits { hard_limit, headroom: 0, budget, imposed, total: 100, together };
+        let limits = Limits { hard_limit, headroom: Arc::default(), budget, imposed, total: 100, together };
         let live = Live { own: 4, ..Live::default() };
         assert_eq!(limits.verdict(8, live, 0), Some(Shortage::HardLimit));
         assert_eq!(limits.verdict(8, live, 11), Some(Shortage::HardLimit));
@@ -188,7 +198,7 @@ mod tests {
         let (own, imposed) = (Budget::bytes(10), Budget::bytes(6));
         let limits = Limits {
             hard_limit: Budget::bytes(u64::MAX),
-            headroom: 0,
+            headroom: Arc::default(),
             budget: Some(own.clone()),
             imposed: Some(imposed.clone()),
             total: 100,

@@ -56,6 +56,7 @@ impl Shortcut {
     /// A clone of the pool and one of the stream are alive. This is the thread that made the shortcut, and its
     /// [end](crate::bindings::on_thread_end) was not told.
     #[inline(always)]
+    #[must_use]
     pub unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {
         // SAFETY: the caller's promise: the caches are there, in what all clones of the pool share. A thread's cache stays as
         // long as they do, and is its own as long as it has its index.

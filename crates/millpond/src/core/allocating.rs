@@ -9,6 +9,7 @@
 //! with a route climb the [`KEEPING`] rungs at 3, in an arena that keeps its pages.
 
 use super::arenas::ArenaId;
+use super::freeing::free;
 use super::limits::limit_exceeded;
 use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
@@ -78,10 +79,26 @@ pub(crate) fn alloc_slow(core: &Core, bytes: u64, align: u64, stream: &Stream) -
         Some(wrapping) => wrapping.alloc(core, bytes, align, stream)?,
         None => alloc_block(core, bytes, align, stream)?,
     };
-    if !ptr.is_null() {
-        core.recording.alloc(ptr, bytes, stream);
+    if ptr.is_null() {
+        return Ok(ptr);
+    }
+    core.recording.alloc(ptr, bytes, stream);
+    if core.zeroes
+        && let Err(error) = zero(core, ptr, bytes, stream)
+    {
+        // SAFETY: nobody else knows the block.
+        unsafe { free(core, ptr, stream) }?;
+        return Err(error);
     }
     Ok(ptr)
+}
+
+/// Sets a new block to zero, in stream order.
+pub(crate) fn zero(core: &Core, ptr: DevicePtr, bytes: u64, stream: &Stream) -> Result<()> {
+    let handle = stream.handle_here()?;
+    let _awake = core.stay_awake()?;
+    // SAFETY: the block was allocated for work on this stream, and is as long.
+    Ok(unsafe { core.device.memset(ptr, 0, bytes, handle) }?)
 }
 
 /// A block, of which nobody is told.

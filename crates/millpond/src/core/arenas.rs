@@ -218,7 +218,7 @@ mod tests {
         };
         let sizes = [1000, 3 * MIB, 5 * MIB, 512, 2 * MIB];
         let blocks = alloc(&sizes, &stream);
-        let live = || memory.used();
+        let live = || memory.allocated();
         let used = live();
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
         // The memory is cut up otherwise, and freed by several streams.
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(again), [false; 3], "their pages are in use");
         pool.free_block(long, &stream).unwrap();
         assert_eq!([0, 1, 2].map(again), [true, false, true]);
-        assert_eq!((memory.used(), memory.reserved()), (24 * MIB, 24 * MIB));
+        assert_eq!((memory.allocated(), memory.reserved()), (24 * MIB, 24 * MIB));
         assert!(!memory.alloc_at((long, 16 * MIB), &stream).unwrap());
         pool.check().unwrap();
         blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
@@ -357,13 +357,13 @@ mod tests {
             assert!(LOOKS.get() - before <= 2, "{} looks", LOOKS.get() - before);
         }
         pool.check().unwrap();
-        assert!(captures.iter().all(|(memory, _)| memory.used() == 0 && memory.reserved() > 0));
+        assert!(captures.iter().all(|(memory, _)| memory.allocated() == 0 && memory.reserved() > 0));
         // Also where some of them are gone.
         let kept: Vec<_> =
             captures.into_iter().enumerate().filter(|(at, _)| at % 3 == 0).map(|(_, kept)| kept.0).collect();
         let capturing = kept[7].begin(&stream).unwrap();
         let block = pool.alloc(1 << 20, &stream).unwrap();
-        assert!(kept[7].used() > 0);
+        assert!(kept[7].allocated() > 0);
         drop(capturing);
         pool.free_block(block, &stream).unwrap();
         drop(kept);

@@ -33,6 +33,9 @@ fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> De
     let keep = if is_destroyed { 0 } else { keep };
     let released = if state.is_asleep { Ok(0) } else { trim_under_lock(core, &mut state, keep) };
     drop(state);
+    if let Ok(bytes @ 1..) = released {
+        log!(DEBUG, "a pool was trimmed", pool = core.name, bytes, keep);
+    }
     if is_destroyed {
         bury(core);
     }
@@ -193,6 +196,7 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
         0 => end(core),
         blocks => Err(Error::LiveBlocks { pool: core.name_of(), blocks, bytes: requested.current }),
     };
+    log!(DEBUG, "a pool was destroyed", pool = core.name, bytes = core.counters.reserved.current());
     outlive_if_needed(core);
     ended
 }

@@ -102,8 +102,8 @@ mod tests {
             // 100 MiB are live here and in the other pool each, and as much is free.
             for pool in [&bench.pool, &bench.other] {
                 let free = pool.alloc(100 * MIB, &bench.stream).unwrap();
-                pool.alloc(99 * MIB, &bench.stream).unwrap();
-                pool.alloc(MIB, &bench.stream).unwrap();
+                _ = pool.alloc(99 * MIB, &bench.stream).unwrap();
+                _ = pool.alloc(MIB, &bench.stream).unwrap();
                 let small = pool.alloc(4096, &bench.stream).unwrap();
                 pool.free_block(free, &bench.stream).unwrap();
                 pool.free_block(small, &bench.stream).unwrap();

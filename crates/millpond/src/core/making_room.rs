@@ -121,7 +121,7 @@ pub(crate) fn out_of_memory_awaking(core: &Core, what: Shortage) -> Error {
 
 /// Tells the observers, and makes the error.
 fn tell_of(core: &Core, report: OutOfMemory) -> Error {
-    log!(WARN, "out of memory", report);
+    log!(WARN, "out of memory", report, pool = report.pool, bytes = report.requested);
     core.recording.account(&report, || core.live());
     if let Some(_entered) = core.observers.enter() {
         core.observers.each().for_each(|observer| observer(&report));
@@ -173,7 +173,7 @@ fn report(core: &Core, requested: u64, what: Shortage) -> OutOfMemory {
         requested,
         limit: match (what, limits.budget_met(requested)) {
             (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit.limit()),
-            (Shortage::Headroom, _) => Limit::Headroom(limits.headroom),
+            (Shortage::Headroom, _) => Limit::Headroom(limits.headroom()),
             (Shortage::Budget, Some(budget)) => {
                 let (limit, held) = budget.limit_met(requested);
                 Limit::Budget { limit, held }

@@ -63,6 +63,8 @@ pub(crate) struct Core {
     pub(crate) whole: Option<Weak<Self>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
+    /// Whether each block is zeros when it is allocated.
+    pub(crate) zeroes: bool,
     /// The state of what stands beside the core, one of each type.
     pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -166,7 +168,7 @@ impl Core {
 
     /// Whether every request is to come by the slow functions.
     pub(crate) fn closes_fast_path(&self) -> bool {
-        self.recording.is_on() || self.wrapping.is_some()
+        self.recording.is_on() || self.wrapping.is_some() || self.zeroes
     }
 
     /// See [`Wrapping::part_at`].
@@ -395,7 +397,7 @@ mod tests {
     /// What is free is much longer.
     fn alloc_from_what_is_free(Bench { pool, stream, .. }: &Bench) {
         let misses = pool.stats().misses;
-        pool.alloc(3 * MIB, stream).unwrap();
+        _ = pool.alloc(3 * MIB, stream).unwrap();
         assert_eq!(pool.stats().misses, misses, "nothing was mapped");
     }
 
@@ -413,7 +415,7 @@ mod tests {
         let bench = bench();
         cache_small(&bench, 4, 4096);
         let misses = bench.pool.stats().misses;
-        bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
+        _ = bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
         assert!(bench.pool.stats().misses > misses && !bench.pool.inner().caches.holds_any());
         bench.pool.check().unwrap();
     }

@@ -62,7 +62,7 @@ mod tests {
                 let pool = builder.build().unwrap();
                 pool.reserve(100 * MIB, &stream).unwrap();
                 pool.check().unwrap();
-                let (reserved, peak) = (pool.reserved().current, pool.used().high);
+                let (reserved, peak) = (pool.reserved().current, pool.allocated().high);
                 assert!((100 * MIB..=102 * MIB).contains(&reserved), "{reserved}");
                 assert_eq!(peak, 0, "no block of the program's was live");
                 let calls = sim.calls().memory_management();

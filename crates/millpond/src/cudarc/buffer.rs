@@ -24,8 +24,8 @@ use crate::log::log;
 use crate::peers;
 use crate::pool::Pool;
 
-/// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
-/// cuBLAS, NCCL. Dropped, it is freed to the pool in stream order; the host does not wait.
+/// `len` elements of a pool's memory that cudarc takes where it asks for its traits, as for `impl DevicePtr<T>`: in launches,
+/// copies, cuBLAS, NCCL. A function that asks for a `CudaSlice` itself takes [views](Self::as_view) only if it is changed. Dropped, it is freed to the pool in stream order; the host does not wait.
 ///
 /// cudarc orders its use on other streams than its own, as it does for its slices. It does so where the context has
 /// more than one stream and tracks events. Reads then wait for writes, writes for both, and the free for all of them.
@@ -52,6 +52,7 @@ use crate::pool::Pool;
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "the memory is freed when this is dropped"]
 pub struct Buffer<T> {
     /// Given to the stream's kept ones when the buffer goes.
     uses: ManuallyDrop<Uses>,
@@ -169,11 +170,13 @@ fn is_read_later<T, S: HostSlice<T> + ?Sized>(elements: &S, stream: &CudaStream)
 
 impl<T> Buffer<T> {
     /// Elements.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether it has no elements; its address is null then.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -184,11 +187,13 @@ impl<T> Buffer<T> {
     }
 
     /// The stream that the buffer belongs to, and is freed on.
+    #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
     /// All of it as cudarc's view, which can be sliced.
+    #[must_use]
     pub fn as_view(&self) -> CudaView<'_, T> {
         // SAFETY: the elements are `T`s: that was promised where the buffer was made.
         unsafe { self.uses.transmute(self.len) }.expect("the uses are of a block that holds the elements")

@@ -45,7 +45,7 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() == 0 {
             return Ok(());
         }
-        let _awake = self.pool().stay_awake()?;
+        let _awake = self.core().stay_awake()?;
         let stream = on.millpond();
         let elsewhere = self.stream().id() != stream.id();
         if elsewhere {
@@ -96,7 +96,7 @@ impl<T: Pod> Buffer<T> {
         if elsewhere && let Err(error) = self.stream().wait_for(stream) {
             // The buffer's stream knows nothing of the copy, so that nothing else could wait for it.
             stream.synchronize()?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(())
     }
@@ -104,10 +104,10 @@ impl<T: Pod> Buffer<T> {
     /// Refuses what a copy cannot be of or on.
     fn check_copy<S: DeviceSlice<T>>(&self, call: &'static str, other: &S, on: &Stream) -> Result<()> {
         self.check_len(call, other.len())?;
-        self.pool().check_process()?;
-        self.pool().check_stream(on.millpond())?;
+        self.core().check_process()?;
+        self.core().check_stream(on.millpond())?;
         if other.stream().context() != on.cuda().context() {
-            return Err(Error::WrongDevice { what: "slice", pool: self.pool().name_of() });
+            return Err(Error::WrongDevice { what: "slice", pool: self.core().name_of() });
         }
         for stream in [self.stream(), on.millpond()] {
             // Safe code of cudarc launches graphs. Nothing would order the copy in one with slices for the host.

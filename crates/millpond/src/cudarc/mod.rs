@@ -1,7 +1,7 @@
 //! Memory of a pool in [cudarc]'s launches, copies, cuBLAS and NCCL.
 //!
-//! [`Stream`] is a stream of cudarc's that a pool knows too. [`Buffer`] is memory of a pool that goes wherever a
-//! `CudaSlice` goes. cudarc orders its use between streams, as it does for its own slices. Copies of pinned memory go through
+//! [`Stream`] is a stream of cudarc's that a pool knows too. [`Buffer`] is memory of a pool that goes where cudarc
+//! asks for `impl DevicePtr`. cudarc orders its use between streams, as it does for its own slices. Copies of pinned memory go through
 //! [`Pinned`], or [`copy_to_cudarc`](crate::Buffer::copy_to_cudarc) and [`copy_from_cudarc`](crate::Buffer::copy_from_cudarc).
 //!
 //! ```no_run
@@ -61,8 +61,9 @@ pub use pinned::Pinned;
 pub use stream::Stream;
 
 use crate::device::{DeviceError, DevicePtr};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::Context;
+use crate::{BufferView, BufferViewMut, WorkspaceSlice};
 
 impl Context {
     /// The context of the GPU that cudarc's context is of: that of [`Context::cuda`] with its ordinal.
@@ -104,6 +105,47 @@ unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b mut crate::Buffer<T>> for Laun
     #[inline(always)]
     fn arg(&mut self, buffer: &'b mut crate::Buffer<T>) -> &mut Self {
         self.arg(buffer.ptr_ref())
+    }
+}
+
+/// The address of the part alone, as for a buffer.
+// SAFETY: as above, of the view.
+unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b BufferView<'_, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, view: &'b BufferView<'_, T>) -> &mut Self {
+        self.arg(view.ptr_ref())
+    }
+}
+
+/// As for a shared view.
+// SAFETY: as above.
+unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b mut BufferViewMut<'_, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, view: &'b mut BufferViewMut<'_, T>) -> &mut Self {
+        self.arg(view.ptr_ref())
+    }
+}
+
+/// The address alone, for work on the workspace's stream.
+// SAFETY: as above, of the slice.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b WorkspaceSlice<'_, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, slice: &'b WorkspaceSlice<'_, T>) -> &mut Self {
+        self.arg(slice.ptr_ref())
+    }
+}
+
+/// So that `?` takes what cudarc's calls answer where a function returns [`millpond::Result`](crate::Result).
+///
+/// ```no_run
+/// fn upload(stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> millpond::Result<f32> {
+///     let slice = stream.clone_htod(&[1.0_f32; 4])?; // cudarc's error, as millpond's
+///     Ok(stream.clone_dtoh(&slice)?[0])
+/// }
+/// ```
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        refused("a call of cudarc")(error).into()
     }
 }
 

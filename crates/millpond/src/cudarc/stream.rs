@@ -83,11 +83,13 @@ impl Stream {
     }
 
     /// The stream as cudarc knows it, for launches, copies and libraries.
+    #[must_use]
     pub fn cuda(&self) -> &Arc<CudaStream> {
         &self.sides.cuda
     }
 
     /// The stream as pools know it, for [`Pool::alloc`](crate::Pool::alloc), events and workspaces.
+    #[must_use]
     pub fn millpond(&self) -> &crate::Stream {
         &self.sides.millpond
     }
@@ -98,7 +100,7 @@ impl Stream {
     ///
     /// # Errors
     /// The device's own.
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.sides.millpond.synchronize()
     }
 

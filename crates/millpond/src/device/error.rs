@@ -5,8 +5,8 @@ use rustix::io::Errno;
 use crate::figures::stats::HumanBytes;
 use crate::system::process;
 
-/// A device call that did not happen.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// A device call that did not happen. `{:?}` writes what `{}` does, as for [`Error`](crate::Error).
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The device has too little free memory. Nothing changed.
@@ -65,6 +65,13 @@ pub enum DeviceError {
         /// The driver's sentence for the error.
         text: String,
     },
+}
+
+/// As [`Display`](std::fmt::Display), which says what to do next.
+impl std::fmt::Debug for DeviceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 #[doc(hidden)]

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Device;
 use super::driver_pool::DriverPool;
 use super::error::DeviceResult;
 use super::exports::{DeviceIdentity, EventExport, PageExport};
@@ -13,6 +12,7 @@ use super::types::{
     Advice, CaptureId, DevicePtr, EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency,
     StreamHandle, StreamId,
 };
+use super::{Device, HostWork};
 
 /// The calls of [`Device`], each passed on to the device below. What `Device` gets, it gets here too: this list is the
 /// only place that says how a call is passed on.
@@ -185,6 +185,7 @@ pass_on! {
         fn query_event(event: EventHandle) -> bool;
         fn wait_event(stream: StreamHandle, event: EventHandle) -> ();
         fn synchronize_event(event: EventHandle) -> ();
+        fn launch_host(stream: StreamHandle, work: HostWork) -> ();
         fn memset(at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> ();
         fn may_differ(at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> bool;
         fn copy_from_host(to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> ();

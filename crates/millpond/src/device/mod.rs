@@ -339,6 +339,20 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The event is [valid](self).
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()>;
 
+    // ---- the host ----------------------------------------------------------------------------------
+
+    /// Runs `work` on a thread of the device's or its driver's, once all work given to the stream so far is complete. Later work
+    /// on the stream waits for it. It must not call the device, nor wait for anything that does.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device cannot. After an error, `work` is dropped without having run.
+    ///
+    /// # Safety
+    /// The stream is [valid](self), and no capture has it: a graph would run `work` at each replay.
+    unsafe fn launch_host(&self, _stream: StreamHandle, _work: HostWork) -> DeviceResult<()> {
+        Err(unsupported(self.properties(), "functions of the host on its streams"))
+    }
+
     // ---- bytes -----------------------------------------------------------------------------------
 
     /// Sets `bytes` bytes at `at` to `value`, in stream order.
@@ -505,6 +519,42 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
         Err(unsupported(self.properties(), "copies from other devices"))
     }
 }
+
+/// A device, or what has one: for functions that ask for its figures only, such as [`Budget::fraction`](crate::Budget::fraction).
+///
+/// ```
+/// use millpond::{Budget, Context};
+///
+/// let context = Context::host()?;
+/// let half = Budget::fraction(&context, 0.5)?;
+/// assert_eq!(Budget::fraction(context.device(), 0.5)?.limit(), half.limit());
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub trait HasDevice {
+    /// The device.
+    fn as_device(&self) -> &dyn Device;
+}
+
+impl<D: Device> HasDevice for D {
+    fn as_device(&self) -> &dyn Device {
+        self
+    }
+}
+
+impl HasDevice for dyn Device {
+    fn as_device(&self) -> &dyn Device {
+        self
+    }
+}
+
+impl HasDevice for Arc<dyn Device> {
+    fn as_device(&self) -> &dyn Device {
+        &**self
+    }
+}
+
+/// A function of the host that a device runs in stream order ([`Device::launch_host`]).
+pub type HostWork = Box<dyn FnOnce() + Send>;
 
 const SHARING: &str = "memory that is shared with other processes";
 

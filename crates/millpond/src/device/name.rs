@@ -47,26 +47,31 @@ impl DeviceName {
     pub const SIM: Self = Self { kind: Kind::Sim, ordinal: 0 };
 
     /// The NVIDIA GPU with this ordinal.
+    #[must_use]
     pub const fn cuda(ordinal: usize) -> Self {
         Self { kind: Kind::Cuda, ordinal }
     }
 
     /// The name of the device with these properties.
+    #[must_use]
     pub fn of(properties: &Properties) -> Self {
         Self { kind: properties.kind, ordinal: properties.ordinal }
     }
 
     /// Which kind of device.
+    #[must_use]
     pub fn kind(self) -> Kind {
         self.kind
     }
 
     /// The device's number among its kind.
+    #[must_use]
     pub fn ordinal(self) -> usize {
         self.ordinal
     }
 
     /// Whether it is a GPU. Others are made anew by each [`open`](Self::open), with the capacity asked for.
+    #[must_use]
     pub fn is_gpu(self) -> bool {
         is_gpu(self.kind)
     }
@@ -193,6 +198,7 @@ pub enum DeviceChoice {
 impl DeviceChoice {
     /// The device that is meant. For [`Auto`](Self::Auto) without a GPU, also why it is the CPU. A device that was
     /// named may turn out not to be there when it is opened.
+    #[must_use]
     pub fn find(self) -> (DeviceName, Option<DeviceError>) {
         match self {
             Self::Named(name) => (name, None),
@@ -207,6 +213,7 @@ impl DeviceChoice {
     }
 
     /// All that it may be, for help and errors: `auto, cuda, cuda:N, host or sim`.
+    #[must_use]
     pub fn listed() -> String {
         format!("{AUTO}, {}", DeviceName::listed())
     }

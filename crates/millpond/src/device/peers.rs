@@ -54,11 +54,13 @@ impl PeerId {
     }
 
     /// Whether both are of one group; a device is beside itself, too.
+    #[must_use]
     pub fn is_beside(self, other: Self) -> bool {
         self.group == other.group
     }
 
     /// The device's number in its group; of a GPU, its ordinal.
+    #[must_use]
     pub fn number(self) -> u32 {
         self.number
     }
@@ -84,16 +86,19 @@ impl PeerSet {
     pub const ALL: Self = Self(u64::MAX);
 
     /// One device.
+    #[must_use]
     pub fn of(peer: PeerId) -> Self {
         Self(1 << peer.number)
     }
 
     /// Whether there is none.
+    #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Whether the device is one of them.
+    #[must_use]
     pub fn contains(self, peer: PeerId) -> bool {
         self.0 & Self::of(peer).0 != 0
     }

@@ -20,6 +20,7 @@ pub(crate) const ADDRESSES_END: u64 = 1 << 62;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
+#[must_use = "a block whose address is lost is never freed"]
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
@@ -34,12 +35,14 @@ impl DevicePtr {
 
     /// The address as the driver takes it (`CUdeviceptr`).
     #[inline]
+    #[must_use]
     pub const fn raw(self) -> u64 {
         self.0
     }
 
     /// Whether this is the null address.
     #[inline]
+    #[must_use]
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
@@ -48,6 +51,18 @@ impl DevicePtr {
     #[inline]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
+    }
+}
+
+impl From<u64> for DevicePtr {
+    fn from(raw: u64) -> Self {
+        Self(raw)
+    }
+}
+
+impl From<DevicePtr> for u64 {
+    fn from(ptr: DevicePtr) -> Self {
+        ptr.0
     }
 }
 
@@ -122,6 +137,7 @@ impl StreamId {
     /// An identity for a stream while it is being captured, when the driver refuses to identify it. It is made of the
     /// handle. In a later capture, another stream may have the same handle, and so the same identity. That is harmless,
     /// since captures that share memory use it one after the other. Each thread's default stream has its own.
+    #[must_use]
     pub fn in_capture(stream: StreamHandle) -> Self {
         let name = match stream {
             StreamHandle::PER_THREAD => Self::OF_THREAD | calling_thread(),
@@ -131,6 +147,7 @@ impl StreamId {
     }
 
     /// Whether it is such a name.
+    #[must_use]
     pub fn is_in_capture(self) -> bool {
         self.0 & Self::IN_CAPTURE != 0
     }
@@ -205,7 +222,7 @@ impl fmt::Display for MemoryKind {
 }
 
 /// Where managed memory lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
     /// In the memory of the context's own device.
     Device,
@@ -216,7 +233,7 @@ pub enum Place {
 /// How managed memory will be used. It changes where the bytes lie, and never what they are.
 ///
 /// [`Buffer::advise`](crate::Buffer::advise) has an example.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Advice {
     /// Whether it is mostly read. If so, the device and the host each have a copy, until one of them writes.
@@ -239,7 +256,7 @@ impl Advice {
 
 /// What was said of a range of managed memory, where it is the same of all its pages.
 /// [`Buffer::residency`](crate::Buffer::residency) has an example.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Residency {
     /// Where it was last prefetched to.
@@ -320,7 +337,7 @@ impl Properties {
 }
 
 /// Free and total memory of a device, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct MemoryInfo {
     /// Bytes that a new allocation could get, as the driver counts.
     pub free: u64,

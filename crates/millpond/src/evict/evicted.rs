@@ -57,7 +57,8 @@ impl Evicted {
         if !limit.take(lacking) {
             return Ok(false);
         }
-        self.staging
+        _ = self
+            .staging
             .add(core.timelines.device().as_ref(), lacking)
             .inspect_err(|_| limit.give_back(lacking))?;
         self.counted += lacking;

@@ -275,11 +275,11 @@ mod tests {
         // Every other one, so that their pages have to move for a long block.
         let freed = |at: &usize| at.is_multiple_of(2);
         (0..blocks.len()).filter(freed).for_each(|at| pool.free_block(blocks[at], &streams[at]).unwrap());
-        pool.alloc(STREAMS * MIB, &stream).unwrap();
+        _ = pool.alloc(STREAMS * MIB, &stream).unwrap();
         assert_eq!(pool.reserved().current, STREAMS * 2 * MIB, "all pages moved");
         let asked = || sim.calls()[Call::QueryEvent] + sim.calls()[Call::StreamIsIdle];
         let before = asked();
-        pool.alloc(32 * MIB, &stream).unwrap();
+        _ = pool.alloc(32 * MIB, &stream).unwrap();
         let asked = asked() - before;
         assert!((1..=MOST_PENDING_LOOKED_AT as u64).contains(&asked), "{asked}");
     }

@@ -111,7 +111,7 @@ fn a_page_is_a_64th_of_its_block_given_time() {
     let bench = bench(|builder| builder);
     let created = |bytes| {
         let before = bench.pool.stats().calls.create;
-        bench.alloc(bytes);
+        _ = bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
     // 64ths of 0.1, 4 and 8 MiB: pages of 2 (the shortest), 4 and 8 MiB.
@@ -142,7 +142,7 @@ fn how_long_pages_are_depends_on_the_ledger() {
     assert_eq!(bench.pool.stats().calls.create, 1200);
     let created = |bytes| {
         let before = bench.pool.stats().calls.create;
-        bench.alloc(bytes);
+        _ = bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
     // Pages of 4 MiB: of 2.3 GiB a 512th, and down to a power of two.
@@ -291,7 +291,7 @@ fn a_job_that_repeats_itself_moves_its_pages_once() {
 /// The first, third and fifth of six pages are free, and between them are the old mappings of pages that are in use.
 fn two_dormant() -> (Bench, [DevicePtr; 6]) {
     let (bench, six) = six_pages();
-    bench.move_two(six);
+    _ = bench.move_two(six);
     [0, 2, 4].into_iter().for_each(|at| bench.free(six[at]));
     (bench, six)
 }
@@ -313,7 +313,7 @@ fn a_place_whose_old_mapping_cannot_be_removed_is_left_alone() {
     assert!(elsewhere > six[5] || elsewhere < six[0], "{elsewhere} among {six:?}");
     // It is removed with the next miss.
     let before = bench.page_calls()[2];
-    bench.alloc(20 * MIB);
+    _ = bench.alloc(20 * MIB);
     assert!(bench.page_calls()[2] > before);
 }
 
@@ -321,7 +321,7 @@ fn a_place_whose_old_mapping_cannot_be_removed_is_left_alone() {
 fn a_busy_old_mapping_is_in_nobodys_way() {
     let (bench, six) = six_pages();
     let hold = bench.sim.hold(bench.stream.handle()).unwrap();
-    bench.move_two(six);
+    _ = bench.move_two(six);
     [0, 2, 4].into_iter().for_each(|at| bench.free(six[at]));
     let before = bench.page_calls()[2];
     assert_ne!(bench.alloc(10 * MIB), six[0]);

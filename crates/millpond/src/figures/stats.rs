@@ -75,11 +75,13 @@ list_of_device_calls!(define_device_calls);
 impl DeviceCalls {
     /// Calls that created, mapped, unmapped, released, allocated or freed device memory. Reserving addresses
     /// and setting access rights move no memory and are not counted.
+    #[must_use]
     pub fn memory(&self) -> u64 {
         self.create + self.map + self.unmap + self.release + self.alloc + self.free
     }
 
     /// Every call counted.
+    #[must_use]
     pub fn all(&self) -> u64 {
         self.memory() + self.reserve + self.unreserve + self.set_access
     }
@@ -126,7 +128,7 @@ macro_rules! list_of_stats {
             methods {
                 /// Bytes held but in no live block.
                 cached: u64,
-                /// 1 - requested / reserved, now: the share of the memory held that nobody asked for.
+                /// 1 - requested / reserved, now: the share of the memory held that nobody asked for. 0 where nothing is live.
                 fragmentation: f64,
             }
             later {
@@ -187,13 +189,16 @@ list_of_stats!(define_stats);
 
 impl Stats {
     /// Bytes held but in no live block.
+    #[must_use]
     pub fn cached(&self) -> u64 {
         self.reserved.current.saturating_sub(self.allocated.current)
     }
 
-    /// 1 − requested / reserved, now: the share of the memory held that nobody asked for.
+    /// 1 − requested / reserved, now: the share of the memory held that nobody asked for. 0 where nothing is live: what an idle
+    /// pool holds is [cached](Self::cached).
+    #[must_use]
     pub fn fragmentation(&self) -> f64 {
-        if self.reserved.current == 0 {
+        if self.reserved.current == 0 || self.requested.current == 0 {
             return 0.0;
         }
         1.0 - self.requested.current as f64 / self.reserved.current as f64
@@ -238,8 +243,14 @@ impl fmt::Display for Stats {
 /// assert_eq!(millpond::HumanBytes(3 << 20).to_string(), "3.00 MiB");
 /// assert_eq!(millpond::HumanBytes(512).to_string(), "512 B");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct HumanBytes(pub u64);
+
+impl From<u64> for HumanBytes {
+    fn from(bytes: u64) -> Self {
+        Self(bytes)
+    }
+}
 
 impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

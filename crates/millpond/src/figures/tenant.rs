@@ -74,6 +74,7 @@ pub struct SeenBudget {
 
 impl SeenBudget {
     /// Bytes that all processes hold. Memory that passes from one to another just now may count twice.
+    #[must_use]
     pub fn held(&self) -> u64 {
         self.tenants.iter().fold(0, |sum, tenant| sum.saturating_add(tenant.held))
     }

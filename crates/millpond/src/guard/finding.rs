@@ -37,11 +37,13 @@ impl GuardedCall {
     }
 
     /// The [tags](crate::record::tag) that it was made under, such as `step/forward`; `None` without any.
+    #[must_use]
     pub fn tag(&self) -> Option<String> {
         self.caller.tag()
     }
 
     /// The call stack, the innermost line first. Empty where it is not known.
+    #[must_use]
     pub fn stack(&self) -> Vec<StackFrame> {
         self.caller.stack()
     }

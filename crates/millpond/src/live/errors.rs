@@ -210,6 +210,7 @@ fn make_room(folder: &Path) {
 
 /// The processes that ran out of memory in the last day, those with the latest errors first: of this user, and for root of all
 /// users.
+#[must_use]
 pub fn errors() -> Vec<SeenErrors> {
     let files = |folder: PathBuf| fs::read_dir(folder.join(FOLDER)).into_iter().flatten().flatten();
     let paths = shared_folders().into_iter().flat_map(|folder| files(folder).take(2 * MOST_ERROR_FILES));

@@ -110,6 +110,7 @@ impl Standpoint {
 
 impl SeenProcess {
     /// What names the process among all of this machine, also when it has ended.
+    #[must_use]
     pub fn id(&self) -> String {
         let name = self.socket.rsplit('/').next().unwrap_or_default();
         tamed(name.rsplit_once('-').map_or(name, |(id, _)| id))

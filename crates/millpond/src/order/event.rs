@@ -1,10 +1,16 @@
 //! Events that the program records and waits for, and what they teach the pool about order.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use super::{Fence, OwnedEvent, Timelines};
-use crate::device::{DeviceResult, EventHandle};
+use crate::device::EventHandle;
+use crate::error::Result;
+use crate::system::lock::Mutex;
 
 /// A point in a stream's work. Made by [`Stream::record`](super::Stream::record).
 ///
@@ -24,11 +30,90 @@ use crate::device::{DeviceResult, EventHandle};
 /// # drop(inputs);
 /// # Ok::<(), millpond::Error>(())
 /// ```
+#[must_use = "an event orders what waits for it"]
 pub struct Event {
     pub(super) timelines: Arc<Timelines>,
     pub(super) event: OwnedEvent,
     /// Everything that is complete once the event is.
     pub(super) clock: Fence,
+    /// Once it was awaited.
+    told: Option<Arc<Told>>,
+}
+
+/// What a thread of the device's does for who awaits an event.
+#[derive(Debug, Default)]
+struct Told {
+    is_complete: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Told {
+    fn tell(&self) {
+        // Release: pairs with the Acquire in `poll`.
+        self.is_complete.store(true, Ordering::Release);
+        let waker = self.waker.lock().take();
+        // Without the lock: it may poll the event.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Completes with the work before the event. No thread waits meanwhile: one of the device's, or its driver's, wakes the task.
+///
+/// ```
+/// use millpond::{Buffer, Context, Pool};
+///
+/// async fn sum(pool: &Pool, numbers: &[u32]) -> millpond::Result<u32> {
+///     let (stream, pinned) = (pool.create_stream()?, pool.context().pinned()?.build()?);
+///     let inputs = Buffer::from_slice(pool, numbers, &stream)?;
+///     // … kernels on `stream` …
+///     let mut results = Buffer::<u32>::uninit(&pinned, numbers.len(), &stream)?;
+///     results.copy_from(&inputs)?;
+///     stream.record()?.await?; // other tasks of this thread run
+///     Ok(results.as_slice()?.iter().sum()) // is there
+/// }
+/// # use std::{future::Future, pin::pin, task::{Context as Task, Poll, Wake}, thread::{current, park, Thread}};
+/// # struct Unparks(Thread);
+/// # impl Wake for Unparks { fn wake(self: std::sync::Arc<Self>) { self.0.unpark() } }
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let waker = std::sync::Arc::new(Unparks(current())).into();
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut Task::from_waker(&waker)) { Poll::Ready(done) => return done, Poll::Pending => park() }
+/// #     }
+/// # }
+///
+/// let pool = Pool::builder(&Context::host()?).build()?;
+/// assert_eq!(block_on(sum(&pool, &[1, 2, 3]))?, 6); // or by tokio
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`query`](Event::query), and the device's own where it has no such threads.
+impl Future for Event {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
+        let event = self.get_mut();
+        if let Some(told) = &event.told {
+            *told.waker.lock() = Some(task.waker().clone());
+            // After the waker is there, so that who tells later finds it. Acquire: pairs with the Release in `tell`.
+            if !told.is_complete.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
+            event.timelines.note_synchronized(&event.clock);
+            return Poll::Ready(Ok(()));
+        }
+        if event.query()? {
+            return Poll::Ready(Ok(()));
+        }
+        let told = Arc::new(Told { waker: Mutex::new(Some(task.waker().clone())), ..Told::default() });
+        let tells = told.clone();
+        event.watch(move || tells.tell())?;
+        event.told = Some(told);
+        Poll::Pending
+    }
 }
 
 impl fmt::Debug for Event {
@@ -41,9 +126,25 @@ impl fmt::Debug for Event {
     }
 }
 
+// No invariant of an event is broken by a panic: it does not change.
+impl UnwindSafe for Event {}
+impl RefUnwindSafe for Event {}
+
 impl Event {
+    pub(super) fn new(timelines: Arc<Timelines>, event: OwnedEvent, clock: Fence) -> Self {
+        Self { timelines, event, clock, told: None }
+    }
+
+    /// Calls `tell` on a thread of the device's, once the event is complete. It is of no capture.
+    pub(super) fn watch(&self, tell: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.timelines.check_process()?;
+        // SAFETY: the event lives as long as this, and is of no capture: who calls has asked the event, or its stream.
+        Ok(unsafe { self.timelines.watchers.tell(self.timelines.device(), self.event.handle, tell) }?)
+    }
+
     /// The driver's handle (`CUevent`), valid as long as this event lives. Pools do not see it if you record it again
     /// by other means.
+    #[must_use]
     pub fn handle(&self) -> EventHandle {
         self.event.handle
     }
@@ -52,7 +153,7 @@ impl Event {
     ///
     /// # Errors
     /// The device's own.
-    pub fn query(&self) -> DeviceResult<bool> {
+    pub fn query(&self) -> Result<bool> {
         self.timelines.check_process()?;
         let complete = self.event.query()?;
         if complete {
@@ -66,7 +167,7 @@ impl Event {
     ///
     /// # Errors
     /// The device's own.
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.timelines.check_process()?;
         self.event.synchronize()?;
         self.timelines.note_synchronized(&self.clock);

@@ -34,6 +34,7 @@ mod registered;
 mod stream;
 mod timeline;
 mod timelines;
+mod watchers;
 
 pub use event::Event;
 pub(crate) use events::OwnedEvent;

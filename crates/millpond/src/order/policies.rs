@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 /// How memory that one stream freed may pass to another, as for CUDA's own pools (`CU_MEMPOOL_ATTR_REUSE_…`).
 ///
 /// With all three off, a stream reuses only its own frees, and what the host has synchronised with.
@@ -15,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// pool.set_reuse(ReusePolicies::NONE); // from now on
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReusePolicies {
     /// Where the allocating stream is already ordered after the free, through our streams and events.
     pub follow_event_dependencies: bool,

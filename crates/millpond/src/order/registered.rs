@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::timeline::Promise;
 use super::{Stream, Timelines};
-use crate::device::{DeviceResult, StreamHandle};
+use crate::device::StreamHandle;
+use crate::error::Result;
 
 /// A stream of somebody else's that stays until this is dropped ([`Context::register_stream`](crate::Context::register_stream)).
 ///
@@ -35,6 +36,7 @@ use crate::device::{DeviceResult, StreamHandle};
 /// # Ok::<(), millpond::Error>(())
 /// ```
 #[derive(Debug)]
+#[must_use = "the registration ends when this is dropped"]
 pub struct RegisteredStream {
     stream: Stream,
     /// Once it was withdrawn: whether the promise ends with it that the handle is valid. Else another registration goes
@@ -56,10 +58,10 @@ impl RegisteredStream {
     ///
     /// # Safety
     /// The handle is valid until what is returned is gone.
-    pub(crate) unsafe fn register(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
+    pub(crate) unsafe fn register(timelines: &Arc<Timelines>, handle: StreamHandle) -> Result<Self> {
         // SAFETY: the caller's promise.
         let held = unsafe { timelines.adopt(handle, Promise::WhileRegistered) }?;
-        Ok(Self { stream: Stream::new(held), ends: None })
+        Ok(Self { stream: Stream::new(held.keep_context()), ends: None })
     }
 
     /// The first part of a drop: from now on, whoever presents the handle is not given this stream, unless it is

@@ -1,6 +1,8 @@
 //! Streams as the program holds them.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,6 +10,7 @@ use super::timeline::Promise;
 use super::timelines::HeldTimeline;
 use super::{Event, Fence, OwnedEvent, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
+use crate::error::Result;
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
 ///
@@ -44,6 +47,25 @@ impl fmt::Debug for Stream {
     }
 }
 
+/// Whether both are the same stream.
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl Eq for Stream {}
+
+impl Hash for Stream {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key.serial.hash(state);
+    }
+}
+
+// No invariant of a stream is broken by a panic: none unwinds through a change of it.
+impl UnwindSafe for Stream {}
+impl RefUnwindSafe for Stream {}
+
 /// What tells a stream from all others without a look at its timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamKey {
@@ -60,13 +82,13 @@ impl Stream {
     }
 
     /// Creates a stream of our own.
-    pub(crate) fn create(timelines: &Arc<Timelines>) -> DeviceResult<Self> {
-        timelines.create(Promise::Stays).map(Self::new)
+    pub(crate) fn create(timelines: &Arc<Timelines>) -> Result<Self> {
+        Ok(Self::new(timelines.create(Promise::Stays)?.keep_context()))
     }
 
     /// Creates a stream of our own for copies of memory that nobody else uses meanwhile.
     pub(crate) fn for_copies(timelines: &Arc<Timelines>) -> DeviceResult<Self> {
-        let stream = Self::create(timelines)?;
+        let stream = Self::new(timelines.create(Promise::Stays)?);
         // Relaxed: nobody else has the stream yet.
         stream.inner.timeline.is_for_copies.store(true, Ordering::Relaxed);
         Ok(stream)
@@ -76,9 +98,9 @@ impl Stream {
     ///
     /// # Safety
     /// The handle is valid until the last clone of the returned stream is gone.
-    pub(crate) unsafe fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
+    pub(crate) unsafe fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle) -> Result<Self> {
         // SAFETY: the caller's promise.
-        unsafe { timelines.adopt(handle, Promise::UntilDropped) }.map(Self::new)
+        Ok(Self::new(unsafe { timelines.adopt(handle, Promise::UntilDropped) }?.keep_context()))
     }
 
     /// The stream behind a handle that somebody else made and may destroy at any time: a registered one, or one whose
@@ -86,9 +108,9 @@ impl Stream {
     ///
     /// # Safety
     /// The handle is valid now and in each later call that is given the returned stream.
-    pub(crate) unsafe fn present(timelines: &Arc<Timelines>, handle: StreamHandle) -> DeviceResult<Self> {
+    pub(crate) unsafe fn present(timelines: &Arc<Timelines>, handle: StreamHandle) -> Result<Self> {
         // SAFETY: the caller's promise.
-        unsafe { timelines.adopt(handle, Promise::InCalls) }.map(Self::new)
+        Ok(Self::new(unsafe { timelines.adopt(handle, Promise::InCalls) }?.keep_context()))
     }
 
     #[inline]
@@ -107,6 +129,7 @@ impl Stream {
     /// [thread's default stream](crate::Context::per_thread_stream) means another stream on each thread: see
     /// [`handle_here`](Self::handle_here).
     #[inline]
+    #[must_use]
     pub fn handle(&self) -> StreamHandle {
         self.inner.timeline.handle
     }
@@ -116,16 +139,18 @@ impl Stream {
     /// # Errors
     /// [`DeviceError::Invalid`] for another thread's default stream, for a foreign stream whose handle was recycled, and for
     /// one that is [registered](super::RegisteredStream) no longer; or the device's own.
-    pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
-        self.inner.timeline.handle_here()
+    pub fn handle_here(&self) -> Result<StreamHandle> {
+        Ok(self.inner.timeline.handle_here()?)
     }
 
     /// The stream's identity, which the device never gives to another.
+    #[must_use]
     pub fn id(&self) -> StreamId {
         self.inner.timeline.stream
     }
 
     /// The device that the stream belongs to.
+    #[must_use]
     pub fn device(&self) -> &Arc<dyn Device> {
         self.inner.timelines.device()
     }
@@ -135,13 +160,13 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
-    pub fn record(&self) -> DeviceResult<Event> {
+    pub fn record(&self) -> Result<Event> {
         let timelines = &self.inner.timelines;
         timelines.check_process()?;
         let event = OwnedEvent::create(timelines.device())?;
         // SAFETY: the event was created above, by this device.
         let clock = unsafe { self.inner.timeline.record(event.handle) }?;
-        Ok(Event { timelines: timelines.clone(), event, clock })
+        Ok(Event::new(timelines.clone(), event, clock))
     }
 
     /// Makes later work on this stream wait for `event`. The host does not wait. The event may be of another GPU; pools learn
@@ -150,29 +175,31 @@ impl Stream {
     /// # Errors
     /// As for [`record`](Self::record). An event of a device that does not work together with this one is
     /// [`DeviceError::Invalid`].
-    pub fn wait(&self, event: &Event) -> DeviceResult<()> {
+    pub fn wait(&self, event: &Event) -> Result<()> {
         let timelines = &self.inner.timelines;
         let is_own = Arc::ptr_eq(&event.timelines, timelines);
         if !is_own && !timelines.is_beside(&event.timelines) {
             return Err(DeviceError::Invalid {
                 call: "Stream::wait",
-                what: "the event belongs to another device: record and wait on streams of one context, or of GPUs"
-                    .to_owned(),
-            });
+                what:
+                    "the event is of another context: record and wait on streams of one context, or of GPUs"
+                        .to_owned(),
+            }
+            .into());
         }
         timelines.check_process()?;
         // The other device's ticks mean nothing here.
         let none = Fence::empty();
         let after = if is_own { &event.clock } else { &none };
         // SAFETY: the event is borrowed, so it lives, and of this device or one of its group, as was seen above.
-        unsafe { timelines.wait(&self.inner.timeline, event.handle(), after) }
+        Ok(unsafe { timelines.wait(&self.inner.timeline, event.handle(), after) }?)
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
-    pub fn wait_for(&self, other: &Stream) -> DeviceResult<()> {
+    pub fn wait_for(&self, other: &Stream) -> Result<()> {
         self.wait(&other.record()?)
     }
 
@@ -181,7 +208,7 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.inner.timelines.check_process()?;
         let handle = self.handle_here()?;
         // Without memory of the host's, only that its own work is complete is learned.
@@ -194,25 +221,59 @@ impl Stream {
         Ok(())
     }
 
+    /// Runs `work` on a thread of the device's or its driver's, once all work given to the stream so far is complete. Later work
+    /// on the stream waits for it. It must not wait for the device, nor call CUDA, as a drop of a buffer may: have it wake
+    /// another thread.
+    ///
+    /// ```
+    /// # let stream = millpond::Context::host()?.create_stream()?;
+    /// let (send, receive) = std::sync::mpsc::channel();
+    /// stream.launch_host(move || send.send("done").unwrap())?;
+    /// assert_eq!(receive.recv().unwrap(), "done");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] while the stream is being captured, since a graph would run it at each replay.
+    /// [`DeviceError::Unsupported`] for a device of another crate that cannot. Else the device's own. `work` is dropped then.
+    pub fn launch_host(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.inner.timelines.check_process()?;
+        self.check_not_captured("Stream::launch_host", "run a function of the program once")?;
+        let handle = self.handle_here()?;
+        // SAFETY: the handle is valid, as in `synchronize`, and in no capture.
+        Ok(unsafe { self.device().launch_host(handle, Box::new(work)) }?)
+    }
+
+    /// As [`launch_host`](Self::launch_host), but later work on the stream does not wait for `work`.
+    ///
+    /// # Errors
+    /// As for [`launch_host`](Self::launch_host).
+    pub fn on_complete(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.inner.timelines.check_process()?;
+        self.check_not_captured("Stream::on_complete", "run a function of the program once")?;
+        // The event is destroyed while the wait for it is pending, which a device allows.
+        self.record()?.watch(work)
+    }
+
     /// Whether all work given to the stream so far is complete. Does not wait.
     ///
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
-    pub fn is_idle(&self) -> DeviceResult<bool> {
+    pub fn is_idle(&self) -> Result<bool> {
         self.inner.timelines.check_process()?;
         let handle = self.handle_here()?;
         // SAFETY: as in `synchronize`.
-        unsafe { self.device().stream_is_idle(handle) }
+        Ok(unsafe { self.device().stream_is_idle(handle) }?)
     }
 
     /// Refuses to go on while the stream is being captured, into a graph that cannot do what is asked for.
-    pub(crate) fn check_not_captured(&self, call: &'static str, to: &str) -> DeviceResult<()> {
+    pub(crate) fn check_not_captured(&self, call: &'static str, to: &str) -> Result<()> {
         let handle = self.handle_here()?;
         // SAFETY: the stream is valid, as `handle_here` says, and stays so while this lives.
         if unsafe { self.device().capture_of(handle) }?.is_some() {
             let what =
                 format!("the stream is being captured, and a graph cannot {to}: end the capture first");
-            return Err(DeviceError::Invalid { call, what });
+            return Err(DeviceError::Invalid { call, what }.into());
         }
         Ok(())
     }
@@ -249,7 +310,7 @@ impl Stream {
     /// A stream of `timelines`, which is ordered after all work that this one was given so far: it stands for this one where
     /// memory of another device is used, since a device's fences name its own timelines only. It has no work, and waits for
     /// this one's events.
-    pub(crate) fn stand_in(&self, timelines: &Arc<Timelines>) -> DeviceResult<Self> {
+    pub(crate) fn stand_in(&self, timelines: &Arc<Timelines>) -> Result<Self> {
         // It would become a part of the capture.
         self.check_not_captured("record_use", "order work of another device")?;
         let event = self.record()?;

@@ -1,9 +1,10 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::log::log;
 use hashbrown::HashTable;
@@ -11,6 +12,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::events::Events;
 use super::timeline::Promise;
+use super::watchers::Watchers;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 use crate::system::lock::{Mutex, RwLock, RwLockReadGuard};
@@ -159,7 +161,25 @@ pub(super) struct HeldTimeline {
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
     /// The streams of other devices that stand for this one there: see `peers`.
     pub(super) stand_ins: Mutex<Vec<Arc<HeldTimeline>>>,
+    /// The context, which lives as long as a stream of the program's: not of a pool's own, which the context would hold again. Let go
+    /// of last: it may end pools.
+    context: OnceLock<Holder>,
 }
+
+impl HeldTimeline {
+    /// The program has the stream: it keeps the context from now on.
+    pub(super) fn keep_context(self: Arc<Self>) -> Arc<Self> {
+        if self.context.get().is_none()
+            && let Some(context) = self.timelines.context.lock().as_ref().and_then(Weak::upgrade)
+        {
+            _ = self.context.set(context);
+        }
+        self
+    }
+}
+
+/// What programs hold of the device, one floor or more above this one.
+pub(crate) type Holder = Arc<dyn Any + Send + Sync>;
 
 impl Drop for HeldTimeline {
     fn drop(&mut self) {
@@ -178,6 +198,12 @@ pub(crate) struct Timelines {
     listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
     /// Locked while a capture begins, and while the device is synchronised for a pool's own sake, which would end one.
     beginning: Mutex<()>,
+    /// For those who await events.
+    pub(super) watchers: Watchers,
+    /// The context's own state, for as long as there is anything of the device.
+    context_state: OnceLock<Holder>,
+    /// What programs hold of the context, while they do.
+    context: OfProcess<Mutex<Option<Weak<dyn Any + Send + Sync>>>>,
 }
 
 impl Timelines {
@@ -189,6 +215,28 @@ impl Timelines {
             retired: OfProcess::default(),
             listeners: OfProcess::default(),
             beginning: Mutex::default(),
+            watchers: Watchers::default(),
+            context_state: OnceLock::new(),
+            context: OfProcess::default(),
+        })
+    }
+
+    // ---- the context -------------------------------------------------------------------------------
+
+    /// The context's own state, which is there as long as these timelines. The first one stays.
+    pub(crate) fn context_state(&self, make: impl FnOnce() -> Holder) -> &Holder {
+        self.context_state.get_or_init(make)
+    }
+
+    /// What programs hold of the context; made anew where nobody holds it. Each stream holds it from now on.
+    pub(crate) fn context(&self, make: impl FnOnce() -> Holder) -> Holder {
+        // In a forked child, a thread that is gone may have the lock.
+        let Some(context) = OfProcess::here(&self.context) else { return make() };
+        let mut context = context.lock();
+        context.as_ref().and_then(Weak::upgrade).unwrap_or_else(|| {
+            let made = make();
+            *context = Some(Arc::downgrade(&made));
+            made
         })
     }
 
@@ -283,6 +331,7 @@ impl Timelines {
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
             stand_ins: Mutex::default(),
+            context: OnceLock::new(),
         });
         table.put(timeline, Arc::downgrade(&held));
         Ok(held)

@@ -11,3 +11,7 @@ pub(crate) const ALIGNMENT: u64 = 512;
 
 /// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
 pub(crate) const LARGEST_PAGE: u64 = 32 << 20;
+
+/// Bytes of a pattern that come from the host where a buffer is filled; the device doubles them. A copy of so few bytes costs what
+/// one of fewer does.
+pub(crate) const FILL: u64 = 4096;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::system::lock::Mutex;
 
 use super::context::PoolMemory;
-use super::{Context, Pool};
+use super::{Context, FirstHandle, Pool};
 use crate::budgets::{Budget, Limits, budget_for};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::core::recording::{start_checking, start_recording, start_tracking};
@@ -22,7 +22,7 @@ use crate::extents::{Arena, Layout, Owner};
 use crate::figures::counters::Counters;
 use crate::guard::{FencedMemory, Guard, Guarding};
 use crate::live;
-use crate::log::warn_in_any_case;
+use crate::log::{log, warn_in_any_case};
 use crate::order::{Reuse, ReusePolicies, Timelines};
 use crate::peers::{PeerCopies, allow_access, share_all};
 use crate::physical::Pages;
@@ -40,7 +40,7 @@ use crate::system::process::OfProcess;
 /// use millpond::{Budget, Context, Pool, ReusePolicies};
 ///
 /// let device = Context::host()?;
-/// let budget = Budget::fraction(device.device().as_ref(), 0.5)?;
+/// let budget = Budget::fraction(&device, 0.5)?;
 /// let pool = Pool::builder(&device)
 ///     .name("activations")
 ///     .hard_limit(8 << 30) // never holds more
@@ -69,6 +69,7 @@ pub struct PoolBuilder {
     spare: Option<u64>,
     budget: Option<Budget>,
     keeps_nothing: bool,
+    zeroed: bool,
     peers: Option<Vec<Context>>,
     live: bool,
     record: Option<record::Options>,
@@ -107,6 +108,7 @@ impl PoolBuilder {
             spare: None,
             budget: None,
             keeps_nothing: false,
+            zeroed: false,
             peers: Some(Vec::new()),
             live: true,
             record: None,
@@ -189,6 +191,22 @@ impl PoolBuilder {
     /// MiB, by default 512 bytes.
     pub fn min_alignment(self, bytes: u64) -> Self {
         Self { min_alignment: bytes, ..self }
+    }
+
+    /// Each block is zeros when it is allocated, in the order of its stream: no request sees what another one left. Without this,
+    /// it has the bytes of an earlier block. Each request takes the slow path then, and a call of the device.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).zeroed(true).build()?;
+    /// let stream = pool.create_stream()?;
+    /// drop(Buffer::from_slice(&pool, b"a secret", &stream)?);
+    /// assert_eq!(Buffer::<u8>::uninit(&pool, 8, &stream)?.to_vec()?, [0; 8]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn zeroed(self, zeroed: bool) -> Self {
+        Self { zeroed, ..self }
     }
 
     /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
@@ -301,7 +319,8 @@ impl PoolBuilder {
             device.properties().memory == MemoryKind::Device && !self.keeps_nothing && !live::are_hidden();
         let outer = if is_limited { budget_for(device.as_ref())? } else { None };
         let (budget, imposed) = if self.budget.is_some() { (self.budget, outer) } else { (outer, None) };
-        let limits = Limits { hard_limit, headroom: self.headroom, budget, imposed, total, together };
+        let headroom = Arc::new(AtomicU64::new(self.headroom));
+        let limits = Limits { hard_limit, headroom, budget, imposed, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
@@ -320,6 +339,7 @@ impl PoolBuilder {
         let guarding = guard.map(Guarding::new).map(Arc::new);
         let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
             Box::new(Sleep::default()),
+            Box::new(FirstHandle::default()),
             Box::new(Evict::new(self.pinned_limit, whole.map(|whole| &**whole))),
             Box::new(PeerCopies::default()),
             Box::new(socket.clone()),
@@ -355,6 +375,7 @@ impl PoolBuilder {
             whole: whole.map(Arc::downgrade),
             wrapping: guarding.map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
+            zeroes: self.zeroed,
             beside,
         });
         match &self.peers {
@@ -385,7 +406,10 @@ impl PoolBuilder {
             live::watch_errors(&inner);
         }
         inner.beside::<Decay>().set(&inner, delay);
-        Ok(Pool::new(inner, Some(options)))
+        let pool = Pool::new(inner, Some(options));
+        let limit = || pool.hard_limit().map_or_else(|| "none".to_owned(), |bytes| bytes.to_string());
+        log!(DEBUG, "a pool was built", pool = pool.name(), limit = limit());
+        Ok(pool)
     }
 
     fn layout(&self) -> Result<Layout> {

@@ -1,15 +1,19 @@
 //! A device as programs hold it: its streams and its pools.
 
+use std::any::Any;
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::system::lock::Mutex;
 
-use super::Pool;
+use super::{Handle, Pool};
 use crate::core::{Core, Registry, freeing};
 use crate::device;
-use crate::device::{Advice, Device, DeviceError, DeviceResult, MemoryInfo, MemoryKind, Place, StreamHandle};
+use crate::device::{
+    Advice, Device, DeviceError, DeviceResult, HasDevice, MemoryInfo, MemoryKind, Place, StreamHandle,
+};
 use crate::error::{Error, Result};
 use crate::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
@@ -18,7 +22,8 @@ use crate::system::process::{OfProcess, WhileHeld};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///
-/// Pools and streams of one context know of each other. What belongs to another context is refused.
+/// Pools and streams of one context know of each other. What belongs to another context is refused, also where that is of the
+/// same device. A context lives as long as its streams, pools and buffers. [`Pool::context`] and [`Stream::context`] find it.
 ///
 /// ```
 /// use millpond::{Context, Pool};
@@ -54,37 +59,102 @@ pub(super) struct PoolMemory {
 /// Which memory of the context's streams it is, that is not the device's own: of this NUMA node, if it is pinned.
 pub(super) type OtherMemory = (MemoryKind, Option<u32>);
 
+/// What programs hold of a context: each handle of it, and each of its streams.
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
-    memory: PoolMemory,
-    /// What was asked for.
-    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
-    registry: Arc<Registry<Core>>,
+    state: Arc<ContextState>,
     /// What other processes shared, once there is any.
     of_others: OfProcess<OnceLock<OfOthers>>,
     default: OfProcess<OnceLock<Pool>>,
     current: OfProcess<Mutex<Option<Pool>>>,
+    /// Last: pools that outlive their handles go with it.
+    registry: Arc<Registry<Core>>,
+}
+
+/// What lives as long as anything of the context: its timelines have it, and so pools, blocks and events. It holds no pool,
+/// which would hold the timelines.
+#[derive(Debug)]
+struct ContextState {
+    memory: PoolMemory,
+    /// What was asked for.
+    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
+    /// Held by what programs hold, since it keeps pools: [`ContextInner`], and the handles of pools with their options.
+    registry: OfProcess<Mutex<Weak<Registry<Core>>>>,
+    default: OfProcess<Mutex<Weak<Handle>>>,
+    current: OfProcess<Mutex<Weak<Handle>>>,
+}
+
+impl ContextState {
+    fn new(device: &Arc<dyn Device>) -> Self {
+        Self {
+            memory: PoolMemory { device: device.clone(), together: Arc::default() },
+            other_memory: OfProcess::default(),
+            registry: OfProcess::default(),
+            default: OfProcess::default(),
+            current: OfProcess::default(),
+        }
+    }
+
+    /// What somebody still has of the context; `None` in a forked child, where a thread that is gone may have the lock.
+    fn held<T>(weak: &OfProcess<Mutex<Weak<T>>>) -> Option<Arc<T>> {
+        OfProcess::here(weak)?.lock().upgrade()
+    }
+
+    fn registry(&self) -> Arc<Registry<Core>> {
+        Self::held(&self.registry).unwrap_or_else(|| {
+            let new = Arc::default();
+            if let Some(registry) = OfProcess::here(&self.registry) {
+                *registry.lock() = Arc::downgrade(&new);
+            }
+            new
+        })
+    }
+}
+
+impl ContextInner {
+    /// Of a context that nobody held. Its default and its current pool are those that somebody still has.
+    fn new(timelines: &Arc<Timelines>) -> Self {
+        let make = || Arc::new(ContextState::new(timelines.device())) as Arc<dyn Any + Send + Sync>;
+        let state = timelines.context_state(make).clone();
+        let state = state.downcast::<ContextState>().expect("only this puts it there");
+        let held = |pool| ContextState::held(pool).map(Pool::of_handle);
+        let default = held(&state.default).map_or_else(OnceLock::new, OnceLock::from);
+        Self {
+            default: OfProcess::new(default),
+            current: OfProcess::new(Mutex::new(held(&state.current))),
+            of_others: OfProcess::default(),
+            timelines: timelines.clone(),
+            registry: state.registry(),
+            state,
+        }
+    }
 }
 
 impl Context {
     /// A context over any device. Two contexts of one device object do not know of each other, so make one and clone
     /// it.
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self {
-            inner: Arc::new(ContextInner {
-                memory: PoolMemory { device: device.clone(), together: Arc::default() },
-                other_memory: OfProcess::default(),
-                timelines: Timelines::new(device),
-                registry: Arc::default(),
-                of_others: OfProcess::default(),
-                default: OfProcess::default(),
-                current: OfProcess::default(),
-            }),
-        }
+        Self::of(&Timelines::new(device))
     }
 
-    /// The NVIDIA GPU with this ordinal. The same context for every caller, as long as one of them holds it.
+    /// The context that these timelines are of.
+    pub(super) fn of(timelines: &Arc<Timelines>) -> Self {
+        let inner = timelines.context(|| Arc::new(ContextInner::new(timelines)));
+        Self { inner: inner.downcast().expect("only this puts it there") }
+    }
+
+    /// The NVIDIA GPU with this ordinal. The same context for every caller, as long as one of them has it, or a stream, pool
+    /// or buffer of it.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).build()?; // or Context::cuda(0)?
+    /// let stream = Context::host()?.create_stream()?; // of the same context, which the pool kept
+    /// let buffer = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
@@ -93,7 +163,7 @@ impl Context {
         Self::shared(Some(ordinal), || Ok(device::cuda::CudaDevice::new(ordinal)?))
     }
 
-    /// The CPU as a device. The same context for every caller, as long as one of them holds it.
+    /// The CPU as a device. The same context for every caller, as long as one of them has it, or a stream, pool or buffer of it.
     ///
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
@@ -103,11 +173,12 @@ impl Context {
 
     /// The context of the GPU with this ordinal, or of the CPU, as long as somebody holds it.
     fn shared(of: Option<usize>, make: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Self> {
-        static CONTEXTS: WhileHeld<Option<usize>, ContextInner> = WhileHeld::new();
-        Ok(Self { inner: CONTEXTS.get(of, || Ok::<_, Error>(Self::new(make()?).inner))? })
+        static CONTEXTS: WhileHeld<Option<usize>, Timelines> = WhileHeld::new();
+        Ok(Self::of(&CONTEXTS.get(of, || Ok::<_, Error>(Timelines::new(make()?)))?))
     }
 
     /// The device itself.
+    #[must_use]
     pub fn device(&self) -> &Arc<dyn Device> {
         self.inner.timelines.device()
     }
@@ -116,9 +187,9 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
         self.inner.timelines.check_process()?;
-        self.device().memory_info()
+        Ok(self.device().memory_info()?)
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -127,7 +198,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn create_stream(&self) -> DeviceResult<Stream> {
+    pub fn create_stream(&self) -> Result<Stream> {
         Stream::create(&self.inner.timelines)
     }
 
@@ -135,7 +206,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn default_stream(&self) -> DeviceResult<Stream> {
+    pub fn default_stream(&self) -> Result<Stream> {
         // SAFETY: every device has it, for ever.
         unsafe { Stream::adopt(&self.inner.timelines, StreamHandle::LEGACY) }
     }
@@ -145,7 +216,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn per_thread_stream(&self) -> DeviceResult<Stream> {
+    pub fn per_thread_stream(&self) -> Result<Stream> {
         // SAFETY: every thread has it, for ever.
         unsafe { Stream::present(&self.inner.timelines, StreamHandle::PER_THREAD) }
     }
@@ -158,7 +229,7 @@ impl Context {
     /// # Safety
     /// `handle` is a stream of this device, and is destroyed only after the last clone of the stream
     /// returned here is gone.
-    pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> DeviceResult<Stream> {
+    pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> Result<Stream> {
         // SAFETY: the caller's promise.
         unsafe { Stream::adopt(&self.inner.timelines, handle) }
     }
@@ -175,7 +246,7 @@ impl Context {
     /// `handle` is a stream of this device, and is destroyed only after what is returned here is dropped. If it is destroyed
     /// before, memory that was used on it may be given to others too early. Where a new stream got the same handle, it is
     /// recognised by its id, except by a [`Shortcut`](crate::bindings::Shortcut).
-    pub unsafe fn register_stream(&self, handle: StreamHandle) -> DeviceResult<RegisteredStream> {
+    pub unsafe fn register_stream(&self, handle: StreamHandle) -> Result<RegisteredStream> {
         // SAFETY: the caller's promise.
         unsafe { RegisteredStream::register(&self.inner.timelines, handle) }
     }
@@ -190,7 +261,7 @@ impl Context {
     /// # Safety
     /// `handle` is a live stream of this device now, and in each later call that is given the stream returned here. It
     /// lives until each [capture](crate::Capturing) that it began or allocated for has ended.
-    pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
+    pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> Result<Stream> {
         // SAFETY: the caller's promise.
         unsafe { Stream::present(&self.inner.timelines, handle) }
     }
@@ -199,7 +270,7 @@ impl Context {
     ///
     /// # Errors
     /// The device's own.
-    pub fn synchronize(&self) -> DeviceResult<()> {
+    pub fn synchronize(&self) -> Result<()> {
         self.inner.timelines.synchronize_device()?;
         self.inner.timelines.after_sync();
         Ok(())
@@ -218,12 +289,14 @@ impl Context {
         }
         // Of two that race, the first stays.
         let built = Pool::builder(self).name("default").build()?;
-        Ok(self.inner.default.get_or_init(|| built).clone())
+        let pool = self.inner.default.get_or_init(|| built).clone();
+        *self.inner.state.default.lock() = Arc::downgrade(&pool.handle);
+        Ok(pool)
     }
 
     pub(super) fn other_memory(&self, which: OtherMemory) -> Result<PoolMemory> {
         self.inner.timelines.check_process()?;
-        let mut known = self.inner.other_memory.lock();
+        let mut known = self.inner.state.other_memory.lock();
         if let Some((_, memory)) = known.iter().find(|(of, _)| *of == which) {
             return Ok(memory.clone());
         }
@@ -273,7 +346,9 @@ impl Context {
             return Err(Error::WrongDevice { what: "context", pool: pool.name().to_owned() });
         }
         self.inner.timelines.check_process()?;
-        Ok(std::mem::replace(&mut *self.inner.current.lock(), pool.cloned()))
+        let mut current = self.inner.current.lock();
+        *self.inner.state.current.lock() = pool.map(|pool| Arc::downgrade(&pool.handle)).unwrap_or_default();
+        Ok(std::mem::replace(&mut *current, pool.cloned()))
     }
 
     /// Frees a block of any pool of this device, even of one that was destroyed or whose last handle is gone.
@@ -336,19 +411,19 @@ impl Context {
     ///
     /// # Safety
     /// The memory stays allocated until the stream has done this.
-    pub unsafe fn prefetch_slice<T>(&self, memory: &[T], to: Place, stream: &Stream) -> DeviceResult<()> {
+    pub unsafe fn prefetch_slice<T>(&self, memory: &[T], to: Place, stream: &Stream) -> Result<()> {
         const CALL: &str = "Context::prefetch_slice";
         self.timelines().check_process()?;
         self.needs_pageable_access()?;
         if !Arc::ptr_eq(stream.timelines(), self.timelines()) {
             let what = "the stream is of another context: use one of this context's".to_owned();
-            return Err(DeviceError::Invalid { call: CALL, what });
+            return Err(DeviceError::Invalid { call: CALL, what }.into());
         }
         stream.check_not_captured(CALL, "prefetch")?;
         let handle = stream.handle_here()?;
         let (at, bytes) = managed::range_of(memory);
         // SAFETY: the stream is valid, and in no capture. The rest is the caller's promise.
-        unsafe { self.device().prefetch(at, bytes, to, handle) }
+        Ok(unsafe { self.device().prefetch(at, bytes, to, handle) }?)
     }
 
     /// Says how plain memory of the host will be used, where the device reaches it. The advice stays with the whole pages of
@@ -356,12 +431,12 @@ impl Context {
     ///
     /// # Errors
     /// As for [`prefetch_slice`](Self::prefetch_slice).
-    pub fn advise_slice<T>(&self, memory: &[T], advice: Advice) -> DeviceResult<()> {
+    pub fn advise_slice<T>(&self, memory: &[T], advice: Advice) -> Result<()> {
         self.timelines().check_process()?;
         self.needs_pageable_access()?;
         let (at, bytes) = managed::range_of(memory);
         let (at, bytes) = managed::whole_pages(at, bytes);
-        self.device().advise(at, bytes, advice)
+        Ok(self.device().advise(at, bytes, advice)?)
     }
 
     fn needs_pageable_access(&self) -> DeviceResult<()> {
@@ -374,7 +449,7 @@ impl Context {
     }
 
     pub(super) fn memory(&self) -> &PoolMemory {
-        &self.inner.memory
+        &self.inner.state.memory
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {
@@ -383,5 +458,42 @@ impl Context {
 
     pub(crate) fn registry(&self) -> &Arc<Registry<Core>> {
         &self.inner.registry
+    }
+}
+
+impl HasDevice for Context {
+    fn as_device(&self) -> &dyn Device {
+        &**self.device()
+    }
+}
+
+/// Whether both are the same context, not whether they are of the same device.
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.timelines(), other.timelines())
+    }
+}
+
+impl Eq for Context {}
+
+// No invariant of these types is broken by a panic: none unwinds through a change of them.
+impl UnwindSafe for Context {}
+impl RefUnwindSafe for Context {}
+
+impl Stream {
+    /// The context that the stream is of.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Stream};
+    ///
+    /// fn ones(stream: &Stream) -> millpond::Result<Buffer<f32>> {
+    ///     Buffer::from_slice(&stream.context().default_pool()?, &[1.0; 256], stream)
+    /// }
+    /// assert_eq!(ones(&Context::host()?.create_stream()?)?.len(), 256);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn context(&self) -> Context {
+        Context::of(self.timelines())
     }
 }

@@ -62,6 +62,7 @@ impl Pool {
 
     /// What the pool's [guard](crate::guard::Guard) found so far, if it only counts: the first thousand. Nothing without a
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
+    #[must_use]
     pub fn guard_findings(&self) -> Vec<Finding> {
         let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
         guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
@@ -136,6 +137,7 @@ impl Pool {
     }
 
     /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
+    #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.inner().lock_here().is_some_and(|state| state.is_asleep) && !self.is_evicted()
     }
@@ -408,6 +410,7 @@ impl Pool {
     }
 
     /// The tags that were named so far, in that order.
+    #[must_use]
     pub fn tags(&self) -> Vec<String> {
         self.tagged_pools().into_iter().map(|(tag, _)| tag).collect()
     }

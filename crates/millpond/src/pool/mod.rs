@@ -15,22 +15,22 @@ mod context;
 mod features;
 
 use std::fmt;
-use std::sync::Arc;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 pub use builder::PoolBuilder;
 pub use context::Context;
 
+use crate::budgets::Budget;
 use crate::capture::CapturePool;
 use crate::core::{
     Core, ObserverId, ReclaimId, allocating, freeing, giving_back, recording, recounting, reserving,
 };
 use crate::decay::Decay;
-use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::Result;
+use crate::device::{Device, DevicePtr, MemoryInfo};
+use crate::error::{Error, Result};
 use crate::figures::stats::{Level, Stats};
 use crate::live;
 use crate::log::log;
@@ -56,7 +56,7 @@ use crate::system::process::OfProcess;
 /// // … give work that uses the block to the stream …
 /// // SAFETY: nobody else has the block, and all work on it was given to this stream.
 /// unsafe { pool.free(block, &stream) }?;
-/// assert_eq!(pool.used().current, 0);
+/// assert_eq!(pool.allocated().current, 0);
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
@@ -84,20 +84,38 @@ impl fmt::Debug for Pool {
             .field("name", &self.name())
             .field("device", &self.device().properties().short())
             .field("reserved", &self.reserved().current)
-            .field("allocated", &self.used().current)
+            .field("allocated", &self.allocated().current)
             .finish_non_exhaustive()
     }
 }
+
+/// Whether both are handles of one pool.
+impl PartialEq for Pool {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for Pool {}
+
+// No invariant of a pool is broken by a panic: none unwinds through a change of it.
+impl UnwindSafe for Pool {}
+impl RefUnwindSafe for Pool {}
 
 /// What the program's handles of a pool share.
 #[derive(Debug)]
 struct Handle {
     inner: Arc<Core>,
-    /// What the pool was built with; `None` for one that is destroyed from the start.
+    /// What the pool was built with, and with that the list of the context's pools; `None` for one that is destroyed from the
+    /// start.
     options: Option<PoolBuilder>,
     /// The parts of its memory that sleep on their own: a pool for each tag, under the same limits.
     tags: OfProcess<Mutex<Vec<(String, Pool)>>>,
 }
+
+/// How a block finds the program's pool.
+#[derive(Debug, Default)]
+struct FirstHandle(OnceLock<Weak<Handle>>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -127,8 +145,52 @@ impl Pool {
 
     /// `options` are those that it was built with; `None` for one that is destroyed, as that of other processes' memory is.
     pub(crate) fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
-        let handle = Handle { inner: inner.clone(), options, tags: OfProcess::default() };
-        Self { inner, handle: Arc::new(handle) }
+        let handle = Arc::new(Handle { inner: inner.clone(), options, tags: OfProcess::default() });
+        // The first stays: it is that of the program.
+        _ = inner.beside::<FirstHandle>().0.set(Arc::downgrade(&handle));
+        Self { inner, handle }
+    }
+
+    /// The pool, as the program holds it; an error once its last handle is gone.
+    pub(crate) fn of(inner: &Arc<Core>) -> Result<Self> {
+        let handle = inner.beside::<FirstHandle>().0.get().and_then(Weak::upgrade);
+        handle.map(Self::of_handle).ok_or_else(|| Error::PoolDestroyed { pool: inner.name_of() })
+    }
+
+    /// The pool that the program has this handle of.
+    fn of_handle(handle: Arc<Handle>) -> Self {
+        Self { inner: handle.inner.clone(), handle }
+    }
+
+    /// The context that the pool is of. It lives as long as the pool.
+    ///
+    /// ```
+    /// use millpond::{Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).build()?;
+    /// let other = Pool::builder(&pool.context()).build()?; // of the same device, and for the same streams
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn context(&self) -> Context {
+        Context::of(&self.inner.timelines)
+    }
+
+    /// Creates a stream of the pool's context, as [`Context::create_stream`] does.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).build()?;
+    /// let stream = pool.create_stream()?;
+    /// let buffer = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn create_stream(&self) -> Result<Stream> {
+        self.context().create_stream()
     }
 
     /// One of memory of other processes. Its only handle goes here, so that it is destroyed.
@@ -164,16 +226,14 @@ impl Pool {
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
         // Before anything is allocated for it.
-        let handle = stream.handle_here()?;
+        stream.handle_here()?;
         let ptr = self.alloc(bytes, stream)?;
         if ptr.is_null() {
             return Ok(ptr);
         }
-        let filled = self.inner.stay_awake().and_then(|_awake| {
-            // SAFETY: the block was allocated above for work on this stream.
-            Ok(unsafe { self.device().memset(ptr, 0, bytes, handle) }?)
-        });
-        if let Err(error) = filled {
+        if !self.inner.zeroes
+            && let Err(error) = allocating::zero(&self.inner, ptr, bytes, stream)
+        {
             // SAFETY: nobody else knows the block.
             unsafe { self.free(ptr, stream) }?;
             return Err(error);
@@ -279,6 +339,7 @@ impl Pool {
     }
 
     /// The present [reuse policies](PoolBuilder::reuse).
+    #[must_use]
     pub fn reuse(&self) -> ReusePolicies {
         self.inner.reuse.get()
     }
@@ -290,8 +351,48 @@ impl Pool {
     }
 
     /// The present [release threshold](PoolBuilder::release_threshold) in bytes.
+    #[must_use]
     pub fn release_threshold(&self) -> u64 {
         self.inner.release_threshold.load(Ordering::Relaxed)
+    }
+
+    /// Changes the [hard limit](PoolBuilder::hard_limit) for what is taken from now on; `None` for none. What the pool holds beyond
+    /// it stays until it is given back. The pools of its [tags](Self::tagged) have the same limit.
+    ///
+    /// ```
+    /// use millpond::{Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::host()?).hard_limit(1 << 30).build()?;
+    /// assert_eq!(pool.hard_limit(), Some(1 << 30));
+    /// pool.set_hard_limit(Some(2 << 30));
+    /// # assert_eq!(pool.hard_limit(), Some(2 << 30));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn set_hard_limit(&self, bytes: Option<u64>) {
+        self.inner.limits.hard_limit.set_limit(bytes.unwrap_or(u64::MAX));
+    }
+
+    /// The present [hard limit](PoolBuilder::hard_limit) in bytes; `None` where there is none.
+    #[must_use]
+    pub fn hard_limit(&self) -> Option<u64> {
+        Some(self.inner.limits.hard_limit.limit()).filter(|limit| *limit < u64::MAX)
+    }
+
+    /// Changes the [headroom](PoolBuilder::headroom), for what is taken from now on.
+    pub fn set_headroom(&self, bytes: u64) {
+        self.inner.limits.set_headroom(bytes);
+    }
+
+    /// The present [headroom](PoolBuilder::headroom) in bytes.
+    #[must_use]
+    pub fn headroom(&self) -> u64 {
+        self.inner.limits.headroom()
+    }
+
+    /// The [budget](PoolBuilder::budget) that the pool shares, if it has one. [`Budget::set_limit`] changes that for all.
+    #[must_use]
+    pub fn budget(&self) -> Option<&Budget> {
+        self.inner.limits.budget.as_ref()
     }
 
     /// Changes the [decay](PoolBuilder::decay): how long free memory stays that nobody uses; `None` for always.
@@ -300,23 +401,34 @@ impl Pool {
     }
 
     /// The present [decay](PoolBuilder::decay); `None` where free memory stays.
+    #[must_use]
     pub fn decay(&self) -> Option<Duration> {
         self.inner.beside::<Decay>().get()
     }
 
     /// What the pool did and holds. Waits for no lock.
+    #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
 
     /// Physical bytes held, now and at most.
+    #[must_use]
     pub fn reserved(&self) -> Level {
         self.inner.counters.reserved.level()
     }
 
-    /// Bytes in live blocks, now and at most.
-    pub fn used(&self) -> Level {
+    /// Bytes in live blocks, now and at most, as [`Stats::allocated`].
+    #[must_use]
+    pub fn allocated(&self) -> Level {
         self.inner.counted().allocated
+    }
+
+    /// As [`allocated`](Self::allocated).
+    #[deprecated(since = "0.1.0", note = "it is `allocated`, as in `Stats`")]
+    #[must_use]
+    pub fn used(&self) -> Level {
+        self.allocated()
     }
 
     /// Resets the high-water marks to the present figures.
@@ -329,9 +441,9 @@ impl Pool {
     ///
     /// # Errors
     /// The device's own.
-    pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
         self.timelines().check_process()?;
-        self.device().memory_info()
+        Ok(self.device().memory_info()?)
     }
 
     /// Registers a callback that is asked when memory is short, after everything that the pool can do itself.
@@ -398,6 +510,7 @@ impl Pool {
     /// drop(memory); // waits for the device, and gives the memory back
     /// # Ok::<(), millpond::Error>(())
     /// ```
+    #[must_use]
     pub fn capture_pool(&self) -> CapturePool {
         CapturePool::new(&self.inner)
     }
@@ -435,6 +548,7 @@ impl Pool {
     }
 
     /// The recording that runs; `None` where none does.
+    #[must_use]
     pub fn recording(&self) -> Option<record::Status> {
         if self.inner.is_here() { self.inner.recording.status() } else { None }
     }
@@ -456,12 +570,14 @@ impl Pool {
     }
 
     /// The pool's name.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
     /// The device that the pool takes its memory from. For a pool of [pinned](Context::pinned) or
     /// [managed](Context::managed) memory, that memory as a device.
+    #[must_use]
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.inner.device
     }
@@ -470,10 +586,10 @@ impl Pool {
     /// lock for a time that grows with the number of blocks.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
-    pub fn check(&self) -> std::result::Result<(), String> {
-        self.inner.check_process().map_err(|error| error.to_string())?;
-        recounting::check(&self.inner)
+    /// [`Error::Broken`], with a sentence that says what is wrong.
+    pub fn check(&self) -> Result<()> {
+        self.inner.check_process()?;
+        recounting::check(&self.inner).map_err(|why| Error::Broken { pool: self.inner.name_of(), why })
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

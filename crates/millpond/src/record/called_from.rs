@@ -22,6 +22,7 @@ pub struct SourceFrame {
 impl SourceFrame {
     /// A function, the file that it stands in, and the line in that, from 1; 0 where it is not known. Texts that are too
     /// long for a recording are cut.
+    #[must_use]
     pub fn new(name: &str, file: &str, line: u32) -> Self {
         Self { name: cut(name).into(), file: cut(file).into(), line }
     }

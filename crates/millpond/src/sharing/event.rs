@@ -78,7 +78,7 @@ impl SharedEvent {
             return Err(DeviceError::Invalid { call, what }.into());
         }
         stream.check_not_captured(call, "have events of other processes")?;
-        Ok(stream.handle_here()?)
+        stream.handle_here()
     }
 
     /// Once its maker has destroyed an event, to use it is undefined (`cuIpcGetEventHandle`).

@@ -64,6 +64,7 @@ impl Shared {
     }
 
     /// What the memory is, for a transport of your own.
+    #[must_use]
     pub fn token(&self) -> &SharedToken {
         &self.token
     }
@@ -77,6 +78,7 @@ impl Shared {
 
     /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
     /// stream had been given.
+    #[must_use]
     pub fn event(&self) -> &SharedEvent {
         &self.event
     }

@@ -244,7 +244,7 @@ mod tests {
         assert!(pool.alloc(60 * MIB, &stream).is_err());
         drop(opened);
         stream.synchronize().unwrap();
-        pool.alloc(60 * MIB, &stream).unwrap();
+        _ = pool.alloc(60 * MIB, &stream).unwrap();
         pool.free_block(long, &stream).unwrap();
         pool.check().unwrap();
     }

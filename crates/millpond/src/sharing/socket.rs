@@ -68,11 +68,13 @@ impl Received {
     }
 
     /// What the memory is.
+    #[must_use]
     pub fn token(&self) -> &SharedToken {
         &self.token
     }
 
     /// The descriptors, in the order of [`Shared::descriptors`](crate::Shared::descriptors).
+    #[must_use]
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         self.descriptors
     }

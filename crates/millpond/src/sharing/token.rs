@@ -61,26 +61,31 @@ pub struct SharedToken {
 
 impl SharedToken {
     /// Bytes of the memory that is shared.
+    #[must_use]
     pub fn byte_len(&self) -> u64 {
         self.header.bytes
     }
 
     /// Bytes of each element.
+    #[must_use]
     pub fn element_size(&self) -> usize {
         self.header.element as usize
     }
 
     /// Bytes of the pages that the memory lies on. Other processes can reach all of them.
+    #[must_use]
     pub fn exposed_bytes(&self) -> u64 {
         self.pages.iter().map(|[_, bytes]| bytes).sum()
     }
 
     /// The device that the memory is of.
+    #[must_use]
     pub fn device(&self) -> DeviceIdentity {
         DeviceIdentity(self.header.device)
     }
 
     /// How many descriptors belong to it: two of the lease, and one each of what it has besides.
+    #[must_use]
     pub fn descriptors(&self) -> usize {
         2 + self.header.flags.count_ones() as usize + self.pages.len()
     }
@@ -95,6 +100,7 @@ impl SharedToken {
     }
 
     /// The token as bytes, of the same format in each version whose token begins the same.
+    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         [bytemuck::bytes_of(&self.header), bytemuck::cast_slice(&self.pages)].concat()
     }

@@ -180,7 +180,7 @@ impl Sleeper {
         }
         let lacking = asleep.bytes().saturating_sub(self.staging.bytes());
         if lacking > 0 {
-            self.staging.add(core.timelines.device().as_ref(), lacking)?;
+            _ = self.staging.add(core.timelines.device().as_ref(), lacking)?;
         }
         Ok(asleep)
     }

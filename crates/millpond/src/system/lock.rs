@@ -231,6 +231,7 @@ pub struct Condvar(sync::Condvar);
 
 impl Condvar {
     /// One that nobody waits for.
+    #[must_use]
     pub const fn new() -> Self {
         Self(sync::Condvar::new())
     }

@@ -43,6 +43,7 @@ impl Default for Process {
 impl Process {
     /// The present one.
     #[inline]
+    #[must_use]
     pub fn here() -> Self {
         watch();
         Self::present()
@@ -56,6 +57,7 @@ impl Process {
 
     /// Whether this is the present one.
     #[inline]
+    #[must_use]
     pub fn is_here(self) -> bool {
         self == Self::present()
     }

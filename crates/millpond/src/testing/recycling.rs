@@ -62,6 +62,7 @@ impl RecyclingDevice {
     }
 
     /// The handle of the device below. One that stands for no stream is left as it is: the device below refuses it.
+    #[must_use]
     pub fn handle_below(&self, handle: StreamHandle) -> StreamHandle {
         let known = number_of(handle).and_then(|number| *self.handles.lock().all.get(number)?);
         known.unwrap_or(handle)

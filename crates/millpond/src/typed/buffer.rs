@@ -3,13 +3,21 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 
-use crate::core::{Core, freeing};
-use crate::device::{Advice, DeviceError, DevicePtr, MemoryKind, Place, Residency, StreamHandle};
+use super::block_bytes::{BlockBytes, ReadElsewhere};
+use super::view::{BufferView, BufferViewMut, cast_len, check_len};
+use crate::core::{Core, allocating, freeing};
+#[cfg(doc)]
+use crate::device::DeviceError;
+#[cfg(feature = "cudarc")]
+use crate::device::StreamHandle;
+use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::error::{Error, Result};
 use crate::log::log;
 use crate::managed;
@@ -42,26 +50,59 @@ use crate::pool::Pool;
 /// let flags = millpond::Buffer::<bool>::new(&pool, 100, &stream)?; // error: `bool` is not `Pod`
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// A block whose address is lost is never freed, which the compiler warns of:
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # let device = millpond::Context::host()?;
+/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let buffer = millpond::Buffer::<f32>::zeroed(&pool, 100, &stream)?;
+/// buffer.into_raw(); // warning: a block whose address is lost is never freed
+/// # Ok::<(), millpond::Error>(())
+/// ```
+/// ```
+/// # #![deny(unused_must_use)]
+/// # let device = millpond::Context::host()?;
+/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let buffer = millpond::Buffer::<f32>::zeroed(&pool, 100, &stream)?;
+/// let block = buffer.into_raw();
+/// # // SAFETY: nobody else has it.
+/// # unsafe { pool.free(block, &stream) }?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[must_use = "the memory is freed when this is dropped"]
 pub struct Buffer<T: Pod> {
     pool: Arc<Core>,
     ptr: DevicePtr,
     len: usize,
     stream: Stream,
-    /// Whether copies on other streams read it, that its own may not have waited for.
-    read_elsewhere: AtomicBool,
+    read_elsewhere: ReadElsewhere,
     /// Whether there may be advice on its memory, which is taken back with it.
     advised: AtomicBool,
     element: PhantomData<T>,
 }
 
 impl<T: Pod> Buffer<T> {
-    /// A buffer of `len` elements with no defined content.
+    /// As [`uninit`](Self::uninit).
+    ///
+    /// # Errors
+    /// Those of [`uninit`](Self::uninit).
+    pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
+        Self::uninit(pool, len, stream)
+    }
+
+    /// A buffer of `len` elements with no defined content. It may be what another part of the program left there, unless the pool
+    /// [zeroes](crate::PoolBuilder::zeroed) its blocks. Any bytes are elements, so that to read them is safe.
     ///
     /// # Errors
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
-    pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
-        let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align_of::<T>() as u64, stream)?;
-        Ok(Self::over_block(pool.inner(), ptr, len, stream))
+    pub fn uninit(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
+        Self::of_core(pool.inner(), len, stream)
+    }
+
+    pub(super) fn of_core(pool: &Arc<Core>, len: usize, stream: &Stream) -> Result<Self> {
+        let ptr = allocating::alloc_aligned(pool, byte_len::<T>(len)?, align_of::<T>() as u64, stream)?;
+        Ok(Self::over_block(pool, ptr, len, stream))
     }
 
     /// Over a block of the pool, which nobody else has.
@@ -92,16 +133,19 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Elements.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether it has no elements; its pointer is null then.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Length in bytes.
+    #[must_use]
     pub fn byte_len(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
     }
@@ -112,8 +156,16 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// The pool that the memory is of.
-    pub(crate) fn pool(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.pool
+    }
+
+    /// The pool that the memory is of.
+    ///
+    /// # Errors
+    /// [`Error::PoolDestroyed`] once the pool's last handle is gone, and for memory of [another process](crate::Opened).
+    pub fn pool(&self) -> Result<Pool> {
+        Pool::of(&self.pool)
     }
 
     /// Where the address lies, for the builder of a launch, which reads it when it launches.
@@ -123,6 +175,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// The stream that the buffer belongs to: work on it needs no further order.
+    #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -132,12 +185,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// The device's own.
     pub fn set_zero(&mut self) -> Result<()> {
-        if self.byte_len() > 0 {
-            let (handle, _awake) = self.begin_write()?;
-            // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
-            unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), handle) }?;
-        }
-        Ok(())
+        self.part().set_zero()
     }
 
     /// Copies from a slice of the same length, in stream order. The slice has been read on return.
@@ -147,16 +195,7 @@ impl<T: Pod> Buffer<T> {
     /// which goes on: a graph would read the slice again at each replay.
     pub fn copy_from_slice(&mut self, from: &[T]) -> Result<()> {
         self.check_len("Buffer::copy_from_slice", from.len())?;
-        if self.byte_len() > 0 {
-            let (handle, _awake) = self.begin_write()?;
-            // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
-            // the call returns; the block as in `set_zero`.
-            unsafe {
-                let device = self.stream.device();
-                device.copy_from_host(self.ptr, from.as_ptr().cast(), self.byte_len(), handle)
-            }?;
-        }
-        Ok(())
+        self.part().copy_from_host(from)
     }
 
     /// Copies to a slice of the same length, after the work given to the stream so far, and waits for it.
@@ -165,21 +204,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::LengthMismatch`], or the device's own.
     pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
         self.check_len("Buffer::copy_to_slice", to.len())?;
-        if self.byte_len() > 0 {
-            self.pool.check_process()?;
-            let (stream, handle) = (&self.stream, self.stream.handle_here()?);
-            let awake = self.pool.stay_awake()?;
-            // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
-            // below; any bytes are a valid `T`. The block as in `set_zero`.
-            let copied = unsafe {
-                stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, self.byte_len(), handle)
-            };
-            // A sleep waits for the copy.
-            drop(awake);
-            // Also after an error: part of the copy may be under way. After an error here it is not, as a device promises.
-            stream.synchronize().and(copied)?;
-        }
-        Ok(())
+        self.part().copy_to_host(to)
     }
 
     /// The elements, after the work given to the stream so far. Waits.
@@ -187,11 +212,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// The device's own.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let Ok(mut elements) = bytemuck::try_zeroed_slice_box(self.len) else {
-            return Err(self.pool.no_host_memory("the elements of a buffer", self.byte_len()));
-        };
-        self.copy_to_slice(&mut elements)?;
-        Ok(elements.into_vec())
+        self.as_view().to_vec()
     }
 
     /// Copies from another buffer of the same length. It may be of another stream: this stream then waits for that one,
@@ -205,74 +226,170 @@ impl<T: Pod> Buffer<T> {
     /// a stream that is being captured; the capture goes on.
     pub fn copy_from(&mut self, from: &Self) -> Result<()> {
         self.check_len("Buffer::copy_from", from.len)?;
-        if self.byte_len() == 0 {
-            return Ok(());
-        }
-        from.pool.check_process()?;
-        if from.pool.check_stream(&self.stream).is_err() {
-            return self.copy_from_device(from);
-        }
-        let (handle, _awake) = self.begin_write()?;
-        let _from_awake = from.pool.stay_awake()?;
-        let elsewhere = from.stream.id() != self.stream.id();
-        if elsewhere {
-            self.stream.wait_for(&from.stream)?;
-        }
-        // SAFETY: two live blocks do not overlap. Both are valid on this stream, which waits for the other's writes.
-        // Its use is recorded before a free, and before a later write of safe code.
-        unsafe {
-            self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
-        }
-        if elsewhere { from.note_read_on(&self.stream) } else { Ok(()) }
+        self.part().copy_from(from.part())
     }
 
     pub(crate) fn check_len(&self, what: &'static str, found: usize) -> Result<()> {
-        if found == self.len {
-            Ok(())
-        } else {
-            Err(Error::LengthMismatch { what, found, expected: self.len })
+        check_len(what, found, self.len)
+    }
+
+    /// See [`BlockBytes::note_read_on`].
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn note_read_on(&self, stream: &Stream) -> Result<()> {
+        self.part().note_read_on(stream)
+    }
+
+    /// All of it, as bytes.
+    pub(super) fn part(&self) -> BlockBytes<'_> {
+        let Self { pool, ptr, stream, read_elsewhere, .. } = self;
+        BlockBytes {
+            pool,
+            stream,
+            read_elsewhere,
+            block: *ptr,
+            ptr: *ptr,
+            bytes: self.byte_len(),
+            is_shared: false,
         }
     }
 
-    /// Notes that a copy on another stream reads the buffer.
-    pub(crate) fn note_read_on(&self, stream: &Stream) -> Result<()> {
-        // After the copy: of a thread's default stream, a recorded use covers only what was given before.
-        if let Err(error) = self.record_use(stream) {
-            // Nobody knows of the copy, so that nothing could wait for it.
-            stream.synchronize()?;
-            return Err(error);
-        }
-        // Relaxed: who writes to the buffer has it alone, and so comes after this.
-        self.read_elsewhere.store(true, Ordering::Relaxed);
+    // ---- parts -----------------------------------------------------------------------------------
+
+    /// All of it as a view, which can be sliced.
+    pub fn as_view(&self) -> BufferView<'_, T> {
+        BufferView::new(self.part(), self.len)
+    }
+
+    /// All of it as a view to be written, which can be sliced and split.
+    pub fn as_view_mut(&mut self) -> BufferViewMut<'_, T> {
+        BufferViewMut::new(self.part(), self.len)
+    }
+
+    /// The elements in a range. [`BufferView`] has an example.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<BufferView<'_, T>> {
+        self.as_view().slice(range)
+    }
+
+    /// The elements in a range, to be written.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut tokens = millpond::Buffer::<u32>::zeroed(&pool, 8, &stream)?;
+    /// tokens.slice_mut(2..4)?.copy_from_slice(&[5, 6])?;
+    /// tokens.copy_within(2..4, 6)?;
+    /// assert_eq!(tokens.to_vec()?, [0, 0, 5, 6, 0, 0, 5, 6]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<BufferViewMut<'_, T>> {
+        let range = self.slice(range)?;
+        Ok(BufferViewMut::of(range))
+    }
+
+    /// The elements before `mid`, and those from there on, each to be written. [`BufferViewMut`] has an example.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn split_at_mut(&mut self, mid: usize) -> Result<(BufferViewMut<'_, T>, BufferViewMut<'_, T>)> {
+        let (one, other) = self.as_view().split_at(mid)?;
+        Ok((BufferViewMut::of(one), BufferViewMut::of(other)))
+    }
+
+    /// As [`BufferViewMut::fill`].
+    ///
+    /// # Errors
+    /// As for [`BufferViewMut::fill`].
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.part().fill(value)
+    }
+
+    /// As [`BufferViewMut::copy_within`].
+    ///
+    /// # Errors
+    /// As for [`BufferViewMut::copy_within`].
+    pub fn copy_within(&mut self, from: impl RangeBounds<usize>, to: usize) -> Result<()> {
+        self.as_view_mut().copy_within(from, to)
+    }
+
+    /// A new buffer with the same elements, in the same pool and on the same stream. The host does not wait.
+    ///
+    /// # Errors
+    /// Those of [`uninit`](Self::uninit), or the device's own.
+    pub fn try_clone(&self) -> Result<Self> {
+        self.as_view().try_clone()
+    }
+
+    /// Moves the elements to a new block, of so many. Those that are added are zeros; those that are too many are gone.
+    /// [Advice](Self::advise) stays with the old block, which is freed in stream order. After an error, the buffer is as it was.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut cache = millpond::Buffer::from_slice(&pool, &[1_u32, 2], &stream)?;
+    /// cache.resize(4)?;
+    /// assert_eq!(cache.to_vec()?, [1, 2, 0, 0]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`uninit`](Self::uninit), or the device's own.
+    pub fn resize(&mut self, len: usize) -> Result<()> {
+        let mut moved = Self::of_core(&self.pool, len, &self.stream)?;
+        let kept = len.min(self.len);
+        moved.slice_mut(..kept)?.copy_from(self.slice(..kept)?)?;
+        moved.slice_mut(kept..)?.set_zero()?;
+        *self = moved;
         Ok(())
     }
 
-    /// As [`copy_from`](Self::copy_from), from a buffer of another device.
-    fn copy_from_device(&mut self, from: &Self) -> Result<()> {
-        peers::check_beside(&from.pool, &self.stream)?;
-        let Some((source, own)) = from.pool.device.peer_id().zip(self.pool.device.peer_id()) else {
-            return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
-        };
-        for stream in [&self.stream, &from.stream] {
-            stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;
+    /// The buffer on another stream of its context, which waits for all work that its own was given so far.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// let (load, compute) = (pool.create_stream()?, pool.create_stream()?);
+    /// let inputs = millpond::Buffer::from_slice(&pool, &[1.0_f32; 4], &load)?;
+    /// let inputs = inputs.on_stream(&compute)?; // further work on it, and its free, are of `compute`
+    /// assert_eq!(inputs.stream(), &compute);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for a stream of another context, or the device's own. The buffer is freed then.
+    pub fn on_stream(mut self, stream: &Stream) -> Result<Self> {
+        self.pool.check_stream(stream)?;
+        if self.stream != *stream {
+            stream.wait_for(&self.stream)?;
+            self.stream = stream.clone();
         }
-        let (handle, _awake) = self.begin_write()?;
-        let _from_awake = from.pool.stay_awake()?;
-        self.stream.wait_for(&from.stream)?;
-        let (copying, has_access) = peers::begin_copy_to(&from.pool, from.ptr, own)?;
-        let is_on_host = |pool: &Core| pool.device.properties().memory != MemoryKind::Device;
-        if !has_access && (is_on_host(&from.pool) || is_on_host(&self.pool)) {
-            let device = self.pool.device.properties().name.clone();
-            let what =
-                "a copy between another GPU's memory and the host: use pinned memory of that GPU's context";
-            return Err(DeviceError::Unsupported { device, what }.into());
-        }
-        // SAFETY: both blocks are live, on devices that do not overlap. The stream waits for the source's writes. Its use is
-        // recorded before a free, and before a later write of safe code. Access is not taken back while `copying` lives,
-        // and later not before the device has done this.
-        unsafe { self.stream.device().copy_from_peer(self.ptr, from.ptr, self.byte_len(), source, handle) }?;
-        drop(copying);
-        from.note_read_on(&self.stream)
+        Ok(self)
+    }
+
+    /// The buffer with its bytes as elements of another type.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let floats = millpond::Buffer::from_slice(&pool, &[1.0_f32, -0.0], &stream)?;
+    /// assert_eq!(floats.cast::<u32>()?.to_vec()?, [0x3f80_0000, 0x8000_0000]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`BufferView::cast`]. The buffer is freed then: [views](Self::as_view) can be cast without that.
+    pub fn cast<U: Pod>(mut self) -> Result<Buffer<U>> {
+        let len = cast_len::<U>("Buffer::cast", self.ptr, self.byte_len())?;
+        let (read_elsewhere, advised) = (std::mem::take(&mut self.read_elsewhere), *self.advised.get_mut());
+        let (pool, stream) = (self.pool.clone(), self.stream.clone());
+        let mut cast = Buffer::over_block(&pool, self.into_raw(), len, &stream);
+        (cast.read_elsewhere, cast.advised) = (read_elsewhere, AtomicBool::new(advised));
+        Ok(cast)
     }
 
     /// Lets the GPU of another context use the buffer at its address, as [`Pool::allow_access_to`] does.
@@ -380,20 +497,8 @@ impl<T: Pod> Buffer<T> {
     /// whose alignment the pool does not have. [`DeviceError::Invalid`] while the stream is being captured, which cannot be
     /// waited for; the capture goes on. Else the device's own.
     pub fn as_slice(&self) -> Result<&[T]> {
-        self.wait_for_host_access()?;
-        // Nobody writes to the block while the slice lives:
-        // - The buffer is borrowed. Safe code has the device write to it through `&mut self` only, on the buffer's stream or on one
-        //   that the buffer's then waits for. All that the buffer's stream was given is complete.
-        // - Who is given the slice uses it no longer than it is borrowed, as safe functions of Rust do. cudarc's `memcpy_htod` and
-        //   `memcpy_dtoh` break that for all page-locked memory, its own `PinnedHostSlice::as_slice` and that of
-        //   `cuMemHostRegister` included. No type keeps a slice from them. The documentation warns, and has the ordered calls.
-        // - Earlier blocks of the same memory are ordered before work on this stream, and so are complete as well.
-        // - The block is not freed, and a live block is not remapped.
-        // - A copy in a graph runs when somebody launches the graph. That is no safe call of this crate: who makes it vouches
-        //   for the graph's memory, as for kernels, and as who forks vouches for what both processes do with it.
-        // SAFETY: the range is as long, and aligned, and of the buffer's live block, which the CPU can read. Any bytes are a valid
-        // `T`, and nobody writes to them, as said above.
-        Ok(unsafe { std::slice::from_raw_parts(self.host_ptr(), self.len) })
+        // SAFETY: the buffer is borrowed as long as the slice.
+        unsafe { self.part().as_slice(self.len) }
     }
 
     /// The elements, in place, for the CPU to write. Waits for the work that the stream was given so far, for copies of the
@@ -416,14 +521,8 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// As for [`as_slice`](Self::as_slice); also while a stream of those copies and uses is being captured.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
-        self.wait_for_host_access()?;
-        if !self.ptr.is_null() {
-            freeing::order_after_uses(&self.pool, self.ptr, None)?;
-            *self.read_elsewhere.get_mut() = false;
-        }
-        // SAFETY: as in `as_slice`. Nobody reads it either: other streams read it by copies of safe code, whose use is
-        // recorded, and all recorded uses are complete. The buffer is borrowed for writing, so that no copy can follow.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.host_ptr(), self.len) })
+        // SAFETY: the buffer is borrowed for writing as long as the slice.
+        unsafe { self.part().as_mut_slice(self.len) }
     }
 
     /// Moves the buffer's [managed memory](crate::Context::managed) to where it will be used, in the order of `stream`. On
@@ -503,34 +602,6 @@ impl<T: Pod> Buffer<T> {
         managed::residency(&self.pool, "Buffer::residency", self.ptr)
     }
 
-    /// Waits for the stream, where the CPU can use the memory.
-    fn wait_for_host_access(&self) -> Result<()> {
-        self.pool.check_process()?;
-        let properties = self.pool.device.properties();
-        if !properties.host_access {
-            return Err(Error::NoHostAccess { pool: self.pool.name_of() });
-        }
-        let align = align_of::<T>() as u64;
-        if !self.ptr.raw().is_multiple_of(align) {
-            return Err(Error::BadAlignment { align, largest: self.pool.caches.sizes().bytes(1) });
-        }
-        if self.byte_len() == 0 {
-            return Ok(());
-        }
-        // To wait would end a capture.
-        self.stream.check_not_captured("Buffer::as_slice", "wait for the host")?;
-        Ok(self.stream.synchronize()?)
-    }
-
-    /// Where the CPU finds the elements.
-    fn host_ptr(&self) -> *mut T {
-        if self.ptr.is_null() {
-            return std::ptr::dangling_mut();
-        }
-        // The addresses of memory that the CPU can use are the process's own.
-        std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize)
-    }
-
     fn needs_pinned(&self, what: &'static str) -> Result<()> {
         if self.pool.device.properties().memory == MemoryKind::Pinned {
             return Ok(());
@@ -538,17 +609,10 @@ impl<T: Pod> Buffer<T> {
         Err(Error::NotPinned { what, pool: self.pool.name_of() })
     }
 
-    /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams. Returns the
-    /// stream's handle, and what keeps the pool awake meanwhile.
+    /// See [`BlockBytes::begin_write`].
+    #[cfg(feature = "cudarc")]
     pub(crate) fn begin_write(&self) -> Result<(StreamHandle, impl Sized + use<'_, T>)> {
-        self.pool.check_process()?;
-        let handle = self.stream.handle_here()?;
-        // Relaxed, both: who writes to the buffer has it alone.
-        if self.read_elsewhere.load(Ordering::Relaxed) && !self.ptr.is_null() {
-            freeing::order_after_uses(&self.pool, self.ptr, Some(&self.stream))?;
-            self.read_elsewhere.store(false, Ordering::Relaxed);
-        }
-        Ok((handle, self.pool.stay_awake()?))
+        self.part().begin_write()
     }
 
     /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].
@@ -605,8 +669,26 @@ impl<T: Pod> Buffer<T> {
         pool.inner().check_stream(stream)?;
         let mut buffer = Self::over_block(pool.inner(), ptr, len, stream);
         // Nobody knows whether copies on other streams read it.
-        *buffer.read_elsewhere.get_mut() = true;
+        buffer.read_elsewhere = ReadElsewhere::maybe();
         Ok(buffer)
+    }
+}
+
+impl<T: Pod> BufferView<'_, T> {
+    /// A new buffer with these elements, in the same pool and on the same stream. The host does not wait.
+    ///
+    /// # Errors
+    /// Those of [`Buffer::uninit`], or the device's own.
+    pub fn try_clone(&self) -> Result<Buffer<T>> {
+        let clone = Buffer::of_core(self.part.pool, self.len(), self.part.stream)?;
+        clone.part().copy_from(self.part)?;
+        Ok(clone)
+    }
+}
+
+impl<'a, T: Pod> From<&'a Buffer<T>> for BufferView<'a, T> {
+    fn from(buffer: &'a Buffer<T>) -> Self {
+        buffer.as_view()
     }
 }
 
@@ -633,6 +715,10 @@ impl<T: Pod> Drop for Buffer<T> {
         }
     }
 }
+
+// No invariant of a buffer is broken by a panic: none unwinds through a change of it.
+impl<T: Pod> UnwindSafe for Buffer<T> {}
+impl<T: Pod> RefUnwindSafe for Buffer<T> {}
 
 impl<T: Pod> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,7 +9,9 @@ use crate::error::{Error, Result};
 use crate::order::Stream;
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS};
 use crate::pool::Pool;
+use crate::typed::block_bytes::BlockBytes;
 use crate::typed::buffer::{Buffer, byte_len};
+use crate::typed::view::{BufferView, BufferViewMut};
 
 /// Device memory that is handed out from front to back, and taken back all at once. Handing out costs an
 /// addition. Nothing is freed one by one.
@@ -29,6 +31,7 @@ use crate::typed::buffer::{Buffer, byte_len};
 /// # Ok::<(), millpond::Error>(())
 /// ```
 #[derive(Debug)]
+#[must_use = "the block is freed when this is dropped"]
 pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
@@ -46,10 +49,24 @@ pub struct Workspace {
 /// assert_eq!((scratch.len(), scratch.ptr().raw() % 512), (1024, 0)); // the address is for kernels
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// It goes into launches and copies, on the workspace's stream:
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let pool = millpond::Pool::builder(&device).build()?;
+/// # let stream = device.create_stream()?;
+/// # let workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+/// let scratch = workspace.alloc::<u32>(4)?;
+/// scratch.as_view_mut().fill(7)?;
+/// scratch.as_view_mut().slice_mut(1..3)?.copy_from_slice(&[1, 2])?;
+/// assert_eq!(scratch.as_view().to_vec()?, [7, 1, 2, 7]);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct WorkspaceSlice<'a, T> {
     ptr: DevicePtr,
     len: usize,
+    block: &'a Buffer<u8>,
     of: PhantomData<(&'a Workspace, T)>,
 }
 
@@ -72,7 +89,7 @@ impl Workspace {
     /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<WorkspaceSlice<'_, T>> {
         let ptr = self.alloc_aligned(byte_len::<T>(len)?, align_of::<T>() as u64)?;
-        Ok(WorkspaceSlice { ptr, len, of: PhantomData })
+        Ok(WorkspaceSlice { ptr, len, block: &self.block, of: PhantomData })
     }
 
     /// Hands out bytes at a multiple of `align` bytes, a power of two, until the next reset.
@@ -121,38 +138,73 @@ impl Workspace {
     }
 
     /// Bytes handed out since the last reset, with what alignment took.
+    #[must_use]
     pub fn used(&self) -> u64 {
         self.used.get().min(self.capacity())
     }
 
     /// The most bytes handed out between two resets so far.
+    #[must_use]
     pub fn high_water(&self) -> u64 {
         self.high.max(self.used())
     }
 
     /// Bytes taken from the pool.
+    #[must_use]
     pub fn capacity(&self) -> u64 {
         self.block.byte_len()
     }
 
     /// The stream that the workspace belongs to.
+    #[must_use]
     pub fn stream(&self) -> &Stream {
         self.block.stream()
     }
 }
 
+impl<'a, T: Pod> WorkspaceSlice<'a, T> {
+    /// It, as a view. The CPU cannot read it in place: other copies of the slice may be given to the device.
+    pub fn as_view(&self) -> BufferView<'a, T> {
+        BufferView::new(self.part(), self.len)
+    }
+
+    /// It, as a view to be written by the device. The CPU cannot write it in place.
+    pub fn as_view_mut(&self) -> BufferViewMut<'a, T> {
+        BufferViewMut::new(self.part(), self.len)
+    }
+
+    fn part(&self) -> BlockBytes<'a> {
+        let bytes = (self.len * size_of::<T>()) as u64;
+        BlockBytes { ptr: self.ptr, bytes, is_shared: true, ..self.block.part() }
+    }
+}
+
+impl<'a, T: Pod> From<WorkspaceSlice<'a, T>> for BufferView<'a, T> {
+    fn from(slice: WorkspaceSlice<'a, T>) -> Self {
+        slice.as_view()
+    }
+}
+
 impl<T> WorkspaceSlice<'_, T> {
+    /// Where the address lies, for the builder of a launch.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        &self.ptr
+    }
+
     /// The address.
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
     /// Elements.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether it has no elements.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

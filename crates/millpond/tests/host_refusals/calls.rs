@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::device::{DeviceError, DevicePtr, DeviceResult};
+use millpond::device::{DeviceError, DevicePtr};
 use millpond::{
     Advice, Budget, Buffer, CapturePool, Capturing, Context, Error, Event, Keep, Place, Pool, PoolBuilder,
     Result, ReusePolicies, Stream, Workspace,
@@ -37,11 +37,6 @@ fn unless_refused<T>(result: Result<T>) -> Option<T> {
         Err(Error::HostMemory { .. } | Error::Device(DeviceError::HostMemory { .. })) => None,
         Err(error) => panic!("{error}"),
     }
-}
-
-/// As [`unless_refused`], of a call of a stream or an event.
-fn fine<T>(result: DeviceResult<T>) -> Option<T> {
-    unless_refused(result.map_err(Error::from))
 }
 
 impl Bench {
@@ -301,12 +296,12 @@ pub(crate) const CALLS: &[Call] = &[
         unless_refused(bench.context.current_pool());
         unless_refused(bench.context.set_current_pool(None));
     }),
-    call("Context::create_stream", Bench::new, |bench| drop(fine(bench.context.create_stream()))),
+    call("Context::create_stream", Bench::new, |bench| drop(unless_refused(bench.context.create_stream()))),
     call("Context::default_stream, foreign_stream", Bench::new, |bench| {
-        drop(fine(bench.context.default_stream()));
-        drop(fine(bench.context.per_thread_stream()));
+        drop(unless_refused(bench.context.default_stream()));
+        drop(unless_refused(bench.context.per_thread_stream()));
         // SAFETY: the stream is there until the end.
-        drop(fine(unsafe { bench.context.foreign_stream(bench.streams[1].handle()) }));
+        drop(unless_refused(unsafe { bench.context.foreign_stream(bench.streams[1].handle()) }));
     }),
     call("drop of a stream", busy, |bench| {
         let stream = spared(|| bench.context.create_stream().unwrap());
@@ -430,28 +425,28 @@ pub(crate) const CALLS: &[Call] = &[
         bench.pool.memory_info().unwrap();
     }),
     call("Stream::record, and drop of the event", busy, |bench| {
-        bench.streams.iter().for_each(|stream| drop(fine(stream.record())));
+        bench.streams.iter().for_each(|stream| drop(unless_refused(stream.record())));
     }),
     call("Stream::wait, and Event::synchronize", with_events, |bench| {
         for (event, stream) in bench.events.iter().zip(bench.streams.iter().rev()) {
-            fine(stream.wait(event));
-            fine(event.query());
+            unless_refused(stream.wait(event));
+            unless_refused(event.query());
         }
-        bench.events.iter().for_each(|event| _ = fine(event.synchronize()));
+        bench.events.iter().for_each(|event| _ = unless_refused(event.synchronize()));
     }),
     call("Stream::wait_for, of many", busy, |bench| {
-        bench.streams[1..].iter().for_each(|stream| _ = fine(bench.streams[0].wait_for(stream)));
+        bench.streams[1..].iter().for_each(|stream| _ = unless_refused(bench.streams[0].wait_for(stream)));
         bench.alloc(50 * MIB);
     }),
     call("Stream::synchronize", busy, |bench| {
-        bench.streams.iter().for_each(|stream| _ = fine(stream.synchronize()))
+        bench.streams.iter().for_each(|stream| _ = unless_refused(stream.synchronize()))
     }),
     call("Context::synchronize", busy, |bench| {
         bench.pool.set_release_threshold(0);
-        fine(bench.context.synchronize());
+        unless_refused(bench.context.synchronize());
     }),
     call("Pool::trim_to", pieces, |bench| {
-        fine(bench.context.synchronize());
+        unless_refused(bench.context.synchronize());
         unless_refused(bench.pool.trim_to(800 * MIB));
         unless_refused(bench.pool.trim_to(0));
     }),

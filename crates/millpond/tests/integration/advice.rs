@@ -36,7 +36,7 @@ fn limited(by: LimitedBy, pages: u64) -> (Context, Stream, Pool, Option<Pool>) {
             let budget = Budget::bytes((pages + theirs) * PAGE);
             let other = builder.clone().budget(&budget).build().unwrap();
             for _ in 0..theirs {
-                other.alloc(PAGE, &stream).unwrap();
+                _ = other.alloc(PAGE, &stream).unwrap();
             }
             (builder.budget(&budget).build(), Some(other))
         }

@@ -320,8 +320,8 @@ fn who_needs_a_little_asks_for_as_much_as_the_device_gives_at_once() {
         let mut idle = Tenant::new(&named, 65);
         idle.does("alloc 64");
         idle.does("free");
-        pool.alloc(4096, &stream).unwrap();
-        pool.alloc(3 * MIB, &stream).unwrap();
+        _ = pool.alloc(4096, &stream).unwrap();
+        _ = pool.alloc(3 * MIB, &stream).unwrap();
     }
 }
 
@@ -338,7 +338,7 @@ fn who_asks_waits_until_something_is_freed() {
             std::thread::sleep(Duration::from_millis(100));
             busy.does("free");
         });
-        home.alloc(40).unwrap();
+        _ = home.alloc(40).unwrap();
     });
     // What cannot come is not waited for.
     let began = Instant::now();
@@ -378,7 +378,7 @@ fn the_sum_never_exceeds_the_limit_and_survives_kills_at_any_moment() {
     assert_eq!(budget.held(), 0);
     budget.set_patience(Duration::ZERO).unwrap();
     let home = Home::new(&budget);
-    home.alloc(LIMIT).unwrap();
+    _ = home.alloc(LIMIT).unwrap();
     assert_eq!(budget.held(), LIMIT * MIB);
 }
 
@@ -439,7 +439,7 @@ fn memory_on_a_gpu_counts_until_the_last_forked_child_has_ended() {
     other.tell("exec");
     until("its descriptors are closed", || budget.held() == 0);
     assert!(other.child.try_wait().unwrap().is_none(), "the process lives");
-    home.alloc(most).expect("what the budget says is free is free on the device");
+    _ = home.alloc(most).expect("what the budget says is free is free on the device");
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn a_limit_changes_while_processes_run() {
     assert!(other.ask("alloc 30").contains("the budget is 20.00 MiB"));
     budget.set_limit(100 * MIB);
     other.does("alloc 60");
-    home.alloc(40).unwrap();
+    _ = home.alloc(40).unwrap();
 }
 
 #[test]
@@ -481,7 +481,7 @@ fn floors_stay_with_their_processes() {
     budget.set_floor(32 * MIB).unwrap();
     // Each has its floor, whatever the other did before.
     other.does("alloc 32");
-    home.alloc(32).unwrap();
+    _ = home.alloc(32).unwrap();
     let tenants = budget.tenants();
     assert!(tenants.iter().all(|tenant| (tenant.held, tenant.floor) == (32 * MIB, 32 * MIB)), "{tenants:?}");
 }
@@ -494,10 +494,10 @@ fn a_process_never_holds_more_than_its_claim() {
     budget.set_claim(16 * MIB).unwrap();
     let refused = home.alloc(17).unwrap_err().to_string();
     assert!(refused.contains("the budget is 16.00 MiB"), "{refused}");
-    home.alloc(16).unwrap();
+    _ = home.alloc(16).unwrap();
     assert!(home.alloc(1).unwrap_err().to_string().contains("hold 16.00 MiB of 16.00 MiB"));
     budget.set_claim(64 * MIB).unwrap();
-    home.alloc(48).unwrap();
+    _ = home.alloc(48).unwrap();
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn a_killed_process_counts_as_long_as_a_child_that_it_forked_lives() {
         assert!(Tenant::new(&named, 64).ask("alloc 30").contains("out of memory"));
         drop(input);
         until("the child ends, and the memory is there", || budget.held() == 0);
-        home.alloc(64).unwrap();
+        _ = home.alloc(64).unwrap();
     }
 }
 
@@ -571,7 +571,7 @@ fn a_forked_child_does_not_count_as_its_parent() {
         let named = Named::new("fork");
         let budget = named.join(64);
         let home = Home::new(&budget);
-        home.alloc(10).unwrap();
+        _ = home.alloc(10).unwrap();
         // The budget's thread may be about to begin, with a lock of the standard library's.
         std::thread::sleep(Duration::from_millis(50));
         // SAFETY: the child calls what the test is about, and ends by `_exit`.
@@ -585,7 +585,7 @@ fn a_forked_child_does_not_count_as_its_parent() {
                 assert_eq!(budget.held(), 10 * MIB);
                 let own = named.join(64);
                 let pool = Pool::builder(&context).budget(&own).build().unwrap();
-                pool.alloc(20 * MIB, &stream).unwrap();
+                _ = pool.alloc(20 * MIB, &stream).unwrap();
                 assert_eq!((own.held(), own.tenants().len()), (30 * MIB, 2));
                 drop(home);
             }));
@@ -605,7 +605,7 @@ fn a_name_is_the_same_budget_for_the_whole_process() {
     let named = Named::new("same");
     let (first, second) = (named.join(64), named.join(32));
     let (one, _two) = (Home::new(&first), Home::new(&second));
-    one.alloc(40).unwrap();
+    _ = one.alloc(40).unwrap();
     assert_eq!((second.limit(), second.held(), second.tenants().len()), (64 * MIB, 40 * MIB, 1));
 }
 

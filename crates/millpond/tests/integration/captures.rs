@@ -134,7 +134,7 @@ fn a_graphs_memory_stays_as_it_was_between_replays() {
             rig.pool.free_block(second, &rig.stream).unwrap();
         });
         let held = memory.reserved();
-        assert!(held >= 6 * MIB && memory.used() == 0, "{held}");
+        assert!(held >= 6 * MIB && memory.allocated() == 0, "{held}");
         for round in 0..20 {
             rig.fill(input, round, 3 * MIB, &rig.stream);
             rig.replay(&graph, &rig.stream);
@@ -341,7 +341,7 @@ fn streams_of_a_capture_share_its_memory_not_their_frees() {
         rig.fill(block, 1, 4 * MIB, &rig.stream);
         rig.other.wait_for(&rig.stream).unwrap();
         let beside = rig.pool.alloc(4 * MIB, &rig.other).unwrap();
-        assert!(memory.used() >= 8 * MIB, "both come from the capture's memory");
+        assert!(memory.allocated() >= 8 * MIB, "both come from the capture's memory");
         rig.fill(beside, 2, 4 * MIB, &rig.other);
         // Used by both streams: nobody may have it while the capture lasts.
         rig.pool.record_use(block, &rig.other).unwrap();
@@ -465,16 +465,16 @@ fn a_filter_decides_which_streams_are_routed() {
     let wanted = rig.other.id();
     let routed = memory.begin_where(move |stream| stream.id() == wanted).unwrap();
     let ordinary = rig.pool.alloc(MIB, &rig.stream).unwrap();
-    assert_eq!(memory.used(), 0);
+    assert_eq!(memory.allocated(), 0);
     let captured = rig.pool.alloc(MIB, &rig.other).unwrap();
-    assert_eq!(memory.used(), MIB);
+    assert_eq!(memory.allocated(), MIB);
     drop(routed);
     let later = rig.pool.alloc(MIB, &rig.other).unwrap();
-    assert_eq!(memory.used(), MIB);
+    assert_eq!(memory.allocated(), MIB);
     for block in [ordinary, captured, later] {
         rig.pool.free_block(block, &rig.other).unwrap();
     }
-    assert_eq!(memory.used(), 0);
+    assert_eq!(memory.allocated(), 0);
     rig.check();
 }
 
@@ -482,7 +482,7 @@ fn a_filter_decides_which_streams_are_routed() {
 fn of_several_that_take_a_stream_the_last_one_gets_it() {
     let rig = Rig::new();
     let [outer, inner] = [(); 2].map(|()| rig.pool.capture_pool());
-    let used = || (outer.used(), inner.used());
+    let used = || (outer.allocated(), inner.allocated());
     let mut blocks = Vec::new();
     let mut alloc = || blocks.push(rig.pool.alloc(MIB, &rig.stream).unwrap());
     let _outer = outer.begin_where(|_| true).unwrap();
@@ -662,7 +662,8 @@ fn a_failed_request_leaves_a_captures_memory_as_it_was() {
     let kept = rig.pool.alloc(8 * MIB, &rig.stream).unwrap();
     let scratch = rig.pool.alloc(20 * MIB, &rig.stream).unwrap();
     rig.pool.free_block(scratch, &rig.stream).unwrap();
-    let state = || (rig.pool.reserved().current, memory.reserved(), memory.used(), budget.held(), rig.free());
+    let state =
+        || (rig.pool.reserved().current, memory.reserved(), memory.allocated(), budget.held(), rig.free());
     let before = state();
     for bytes in [4 << 40, 120 << 30, 81 << 30] {
         let error = rig.pool.alloc(bytes, &rig.stream).unwrap_err();
@@ -773,14 +774,13 @@ fn two_threads_default_streams_are_captured_apart() {
                 // Nothing panics before the other thread was met for the last time.
                 turn.wait();
                 let stream = rig.context.per_thread_stream();
-                let at =
-                    stream.clone().map_err(Error::from).and_then(|stream| rig.pool.alloc(*bytes, &stream));
+                let at = stream.clone().and_then(|stream| rig.pool.alloc(*bytes, &stream));
                 turn.wait();
                 begun.unwrap();
                 let (capturing, stream, at) = (capturing.unwrap(), stream.unwrap(), at.unwrap());
                 rig.device.end_capture(StreamHandle::PER_THREAD).expect("no rule was broken");
                 drop(capturing);
-                let used = memory.used();
+                let used = memory.allocated();
                 rig.pool.free_block(at, &rig.stream).unwrap();
                 (used, stream.id())
             })

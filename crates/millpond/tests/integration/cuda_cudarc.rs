@@ -169,7 +169,7 @@ fn copies_go_both_ways_and_between_buffers_and_slices() -> Outcome {
     assert!(nothing.is_empty() && nothing.ptr().is_null());
     assert!(stream.clone_dtoh(&nothing)?.is_empty());
     drop((x, y, nothing));
-    assert_eq!(pool.used().current, 0);
+    assert_eq!(pool.allocated().current, 0);
     pool.check()?;
     Ok(())
 }
@@ -374,7 +374,7 @@ fn buffers_live_on_every_kind_of_stream() -> Outcome {
             on.synchronize()?;
         }
     }
-    assert_eq!(pool.used().current, 0);
+    assert_eq!(pool.allocated().current, 0);
     Ok(())
 }
 

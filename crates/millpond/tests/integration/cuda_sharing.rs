@@ -105,7 +105,11 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
             drop((buffer, shared));
             stream.synchronize().unwrap();
             pool.trim_to(0).unwrap();
-            assert_eq!((pool.used().current, pool.reserved().current), (256 * MIB, 256 * MIB), "it is kept");
+            assert_eq!(
+                (pool.allocated().current, pool.reserved().current),
+                (256 * MIB, 256 * MIB),
+                "it is kept"
+            );
             other.kill();
             until("the memory goes back", || {
                 pool.trim_to(0).unwrap();
@@ -194,7 +198,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
             drop(buffer);
             stream.synchronize().unwrap();
             pool.trim_to(0).unwrap();
-            assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+            assert_eq!((pool.allocated().current, pool.reserved().current), (0, 0));
         },
         |socket| {
             let (context, _pool, stream) = gpu(0);

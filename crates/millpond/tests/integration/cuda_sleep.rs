@@ -70,7 +70,7 @@ fn a_hundred_cycles_keep_every_byte_at_its_address() {
             assert!(buffer.to_vec().unwrap() == *contents, "round {round}, {at}");
         }
         for _ in 0..2 {
-            live.swap_remove(random.below(live.len() as u64) as usize);
+            _ = live.swap_remove(random.below(live.len() as u64) as usize);
         }
     }
     pool.check().unwrap();

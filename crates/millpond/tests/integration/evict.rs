@@ -142,11 +142,11 @@ fn a_stream_that_the_pool_may_not_have_wait_takes_other_memory() {
     let policies = millpond::ReusePolicies { internal_dependencies: false, ..millpond::ReusePolicies::ALL };
     let pool = Pool::builder(&context).reuse(policies).build().unwrap();
     let tag = pool.tagged("optimizer").unwrap();
-    tag.alloc(100 * MIB, &stream).unwrap();
+    _ = tag.alloc(100 * MIB, &stream).unwrap();
     let work = sim.hold(stream.handle()).unwrap();
     tag.evict(&stream).unwrap();
     let late = context.create_stream().unwrap();
-    pool.alloc(50 * MIB, &late).unwrap();
+    _ = pool.alloc(50 * MIB, &late).unwrap();
     assert!(late.is_idle().unwrap());
     assert_eq!(held(&pool), 150 * MIB);
     sim.release(work);
@@ -159,7 +159,7 @@ fn the_eviction_comes_behind_the_work_of_all_streams() {
     // Nobody told the pool that it uses the block.
     let work = sim.hold(other.handle()).unwrap();
     tag.evict(&stream).unwrap();
-    pool.alloc(100 * MIB, &stream).unwrap();
+    _ = pool.alloc(100 * MIB, &stream).unwrap();
     assert!(!stream.is_idle().unwrap(), "the pages are in use");
     sim.release(work);
     sim.advance_to(sim.now() + Duration::from_secs(1));
@@ -461,7 +461,7 @@ fn the_hard_limit_counts_pages_that_pass_once() {
     let (_sim, context, stream) = sim(1024 * MIB);
     let pool = Pool::builder(&context).hard_limit(100 * MIB).build().unwrap();
     let tag = pool.tagged("a").unwrap();
-    tag.alloc(60 * MIB, &stream).unwrap();
+    _ = tag.alloc(60 * MIB, &stream).unwrap();
     for _ in 0..3 {
         tag.evict(&stream).unwrap();
         let all = pool.alloc(100 * MIB, &stream).unwrap();

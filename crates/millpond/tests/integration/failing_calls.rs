@@ -82,10 +82,10 @@ impl World {
         self.alloc(0, 60 * MIB, 1);
         self.work(1);
         self.free(2, 1);
-        self.expect(self.streams[1].synchronize().map_err(Error::from));
-        let event = self.expect(self.streams[0].record().map_err(Error::from));
+        self.expect(self.streams[1].synchronize());
+        let event = self.expect(self.streams[0].record());
         if let Some(event) = event {
-            self.expect(self.streams[1].wait(&event).map_err(Error::from));
+            self.expect(self.streams[1].wait(&event));
         }
         self.capture();
         // Pressure: the other pool has to give back.
@@ -99,7 +99,7 @@ impl World {
         self.stage();
         self.roam();
         self.share();
-        self.expect(self.context.synchronize().map_err(Error::from));
+        self.expect(self.context.synchronize());
         self.alloc(0, 6 * MIB, 0);
         self.expect(self.pool.trim_to(0));
     }
@@ -123,7 +123,7 @@ impl World {
 
     /// A stream and a pool come and go, with work under way.
     fn short_lived(&self) {
-        let Some(stream) = self.expect(self.context.create_stream().map_err(Error::from)) else { return };
+        let Some(stream) = self.expect(self.context.create_stream()) else { return };
         let Some(pool) = self.expect(Pool::builder(&self.context).build()) else { return };
         if let Some(block) = self.expect(pool.alloc(7 * MIB, &stream)) {
             self.sim.launch(stream.handle(), Duration::from_millis(50)).unwrap();

@@ -346,7 +346,7 @@ fn redzones_ask_for_the_first_of_many_pending_frees_only() {
     let asked = device.1.load(Ordering::Relaxed);
     assert!(asked < 20 * PAIRS, "{asked}");
     // What the stream without work freed has gone back meanwhile.
-    assert!(pool.used().current < (PAIRS + 100) * 2048, "{}", pool.used().current);
+    assert!(pool.allocated().current < (PAIRS + 100) * 2048, "{}", pool.allocated().current);
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn findings_stand_in_recordings() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.mprec");
     let guarded = guarded(Guard::all());
-    guarded.make(7000);
+    _ = guarded.make(7000);
     guarded.pool.start_recording(path.clone()).unwrap();
     let block = guarded.make(5000);
     guarded.write(block.offset(5000), 1, &guarded.stream);

@@ -77,7 +77,7 @@ fn many_pools_have_at_most_a_mapping_each() {
         let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
         let with_block = |_| {
             let pool = Pool::builder(&context).live(false).build().unwrap();
-            pool.alloc(4 * KIB, &stream).unwrap();
+            _ = pool.alloc(4 * KIB, &stream).unwrap();
             pool
         };
         let _first = with_block(0);

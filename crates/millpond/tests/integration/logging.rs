@@ -1,9 +1,9 @@
 //! Events of `tracing` are sent with no lock held: a subscriber may use the pool that they are about.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use millpond::device::sim::Call;
@@ -66,6 +66,71 @@ impl Subscriber for UsesThePool {
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
+}
+
+/// Keeps the fields of each event.
+#[derive(Clone, Default)]
+struct Collects(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+
+struct Fields(BTreeMap<String, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+impl Subscriber for Collects {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("millpond")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(BTreeMap::new());
+        event.record(&mut fields);
+        self.0.lock().unwrap().push(fields.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn what_a_pool_goes_through_is_told_with_its_name_and_bytes() {
+    alone("what_a_pool_goes_through_is_told_with_its_name_and_bytes", || {
+        let collects = Collects::default();
+        tracing::subscriber::with_default(collects.clone(), || {
+            let (_sim, context, stream) = sim(64 * MIB);
+            let pool = Pool::builder(&context).name("told").hard_limit(32 * MIB).build().unwrap();
+            let block = pool.alloc(8 * MIB, &stream).unwrap();
+            pool.alloc(64 * MIB, &stream).unwrap_err();
+            pool.free_block(block, &stream).unwrap();
+            assert_eq!(pool.trim_to(0), Ok(8 * MIB));
+            pool.destroy().unwrap();
+        });
+        let told = collects.0.lock().unwrap();
+        let (limit, bytes) = ((32 * MIB).to_string(), (8 * MIB).to_string());
+        for (message, fields) in [
+            ("a pool was built", vec![("limit", limit.as_str())]),
+            ("out of memory", vec![("bytes", "67108864")]),
+            ("a pool was trimmed", vec![("bytes", bytes.as_str()), ("keep", "0")]),
+            ("a pool was destroyed", vec![("bytes", "0")]),
+        ] {
+            let event = told.iter().find(|event| event["message"] == message);
+            let event = event.unwrap_or_else(|| panic!("{message:?} is not in {told:#?}"));
+            assert_eq!(event["pool"], "told");
+            fields.iter().for_each(|(name, value)| assert_eq!(event[*name], *value, "{message}"));
+        }
+    });
 }
 
 /// Asks a pool for what it can do, on a device whose calls fail now and then.

@@ -10,12 +10,14 @@ mod processes;
 mod shared;
 
 mod advice;
+mod awaiting;
 mod budgets;
 mod buffers;
 mod captures;
 mod conformance;
 #[cfg(target_os = "linux")]
 mod containers;
+mod contexts;
 mod contributing;
 #[cfg(feature = "cudarc")]
 mod cuda_cudarc;
@@ -37,6 +39,7 @@ mod cuda_sharing;
 mod cuda_sleep;
 mod debug;
 mod default_streams;
+mod errors;
 mod evict;
 mod failing_calls;
 mod floors;
@@ -47,6 +50,7 @@ mod guard;
 mod host_tables;
 #[cfg(target_os = "linux")]
 mod imposed;
+mod interface;
 #[cfg(target_os = "linux")]
 mod live;
 mod logging;
@@ -69,4 +73,5 @@ mod sleep;
 mod threads;
 mod tracking;
 mod two_streams;
+mod views;
 mod walk;

@@ -155,7 +155,7 @@ fn other_memory_is_refused() {
     assert!(matches!(device.copy_to_pinned(&mut data), Err(Error::NotPinned { .. })));
     // SAFETY: refused.
     let plain = unsafe { bench.context.prefetch_slice(&[1_u8; 4], Place::Device, &bench.stream) };
-    assert!(matches!(plain, Err(DeviceError::Unsupported { .. })), "{plain:?}");
+    assert!(matches!(plain, Err(Error::Device(DeviceError::Unsupported { .. }))), "{plain:?}");
 }
 
 #[test]

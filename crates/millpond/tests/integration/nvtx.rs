@@ -38,7 +38,7 @@ fn work() {
     drop(attention);
     let hold = sim.hold(stream.handle()).unwrap();
     pool.free_block(large, &stream).unwrap();
-    pool.alloc(32 * MIB, &other).unwrap();
+    _ = pool.alloc(32 * MIB, &other).unwrap();
     drop(forward);
     pool.alloc(128 * MIB, &stream).unwrap_err();
     drop(hold);

@@ -93,9 +93,9 @@ impl<'a> Bench<'a> {
     fn alloc(&self, worker: &Worker<'a>, bytes: u64) -> Block {
         let (pool, stream) = (self.pool, self.stream);
         let (ptr, allocated) = worker.run(move || {
-            let before = pool.used().current;
+            let before = pool.allocated().current;
             let ptr = pool.alloc(bytes, stream).unwrap();
-            (ptr, pool.used().current - before)
+            (ptr, pool.allocated().current - before)
         });
         let block = Block { ptr, figures: [bytes, allocated, 1] };
         self.model.borrow_mut().alloc(block);

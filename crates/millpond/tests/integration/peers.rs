@@ -336,7 +336,7 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(refused, Error::WrongDevice { what: "stream", .. }), "{refused}");
     assert!(matches!(buffer.record_use(&stranger.stream), Err(Error::WrongDevice { .. })));
     let event = stranger.stream.record().unwrap();
-    assert!(matches!(first.stream.wait(&event), Err(DeviceError::Invalid { .. })));
+    assert!(matches!(first.stream.wait(&event), Err(Error::Device(DeviceError::Invalid { .. }))));
     let all = Pool::builder(&first.context).accessible_from_all().build().unwrap();
     let refused = all.take_back_access(&second.context).unwrap_err();
     assert!(matches!(refused, Error::BadOption { option: "accessible_from_all", .. }), "{refused}");

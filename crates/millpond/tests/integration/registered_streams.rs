@@ -71,8 +71,8 @@ impl Bench {
     }
 }
 
-fn is_invalid<T>(result: millpond::device::DeviceResult<T>) -> bool {
-    matches!(result, Err(DeviceError::Invalid { .. }))
+fn is_invalid<T>(result: millpond::Result<T>) -> bool {
+    matches!(result, Err(Error::Device(DeviceError::Invalid { .. })))
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_stream_stays_registered_until_the_last_registration_ends() {
     let handle = bench.create();
     let (one, two) = (bench.register(handle), bench.register(handle));
     drop(one);
-    bench.pool.alloc(4096, &two).unwrap();
+    _ = bench.pool.alloc(4096, &two).unwrap();
     assert!(!pair_costs_events(&bench, handle));
     drop(two);
     assert!(pair_costs_events(&bench, handle));
@@ -148,7 +148,7 @@ fn what_was_freed_before_the_end_waits_for_its_work() {
         let again = bench.create();
         assert_eq!(again, handle);
         let stream = bench.register(again);
-        bench.alloc_checked(&stream);
+        _ = bench.alloc_checked(&stream);
         bench.sim.release(hold);
         drop(stream);
         bench.destroy(again);
@@ -165,7 +165,7 @@ fn after_the_end_memory_comes_back_without_a_synchronise() {
     bench.destroy(handle);
     bench.sim.release(hold);
     let reserved = bench.pool.reserved().current;
-    bench.alloc_checked(&bench.context.create_stream().unwrap());
+    _ = bench.alloc_checked(&bench.context.create_stream().unwrap());
     assert_eq!(bench.pool.reserved().current, reserved, "an event told that the work is complete");
     assert_eq!(bench.sim.calls()[Call::Synchronize], 0);
 }
@@ -190,7 +190,7 @@ fn a_clone_that_is_left_frees_late_and_safely() {
     drop(clone);
     bench.destroy(handle);
     let other = bench.context.create_stream().unwrap();
-    bench.alloc_checked(&other);
+    _ = bench.alloc_checked(&other);
     bench.sim.release(hold);
     bench.context.synchronize().unwrap();
     bench.pool.trim_to(4 * MIB).unwrap();
@@ -210,16 +210,16 @@ fn a_stream_destroyed_too_early_is_not_taken_for_its_successor() {
     let records = bench.sim.calls()[Call::RecordEvent];
     let successor = bench.present(again);
     assert_ne!(successor.id(), registered.id());
-    bench.alloc_checked(&successor);
+    _ = bench.alloc_checked(&successor);
     let anew = bench.register(again);
-    bench.alloc_checked(&anew);
+    _ = bench.alloc_checked(&anew);
     drop(registered);
     assert_eq!(
         bench.sim.calls()[Call::RecordEvent],
         records,
         "its last tick is not closed on another stream"
     );
-    bench.alloc_checked(&anew);
+    _ = bench.alloc_checked(&anew);
     bench.sim.release(hold);
 }
 

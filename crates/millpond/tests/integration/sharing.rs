@@ -142,7 +142,7 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
             hear(&other.socket);
             drop((buffer, shared));
             pool.trim_to(0).unwrap();
-            assert_eq!((pool.used().current, pool.reserved().current), (4 * MIB, 4 * MIB), "it is kept");
+            assert_eq!((pool.allocated().current, pool.reserved().current), (4 * MIB, 4 * MIB), "it is kept");
             assert!(pool.is_shared(ptr).unwrap());
             other.kill();
             until("the memory goes back", || {
@@ -150,7 +150,7 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
                 pool.reserved().current == 0
             });
             pool.check().unwrap();
-            assert_eq!(pool.used().current, 0);
+            assert_eq!(pool.allocated().current, 0);
             assert_eq!(context.memory_info().unwrap().free, 1024 * MIB);
             assert_eq!(open_here().0, before);
         },
@@ -400,7 +400,7 @@ fn a_child_of_the_owner_keeps_nothing_shared() {
         drop(shared);
         assert!(!pool.is_shared(ptr).unwrap());
         drop(buffer);
-        assert_eq!(pool.used().current, 0);
+        assert_eq!(pool.allocated().current, 0);
     });
 }
 
@@ -458,7 +458,7 @@ fn what_a_killed_process_shared_counts_as_long_as_it_is_open() {
             drop(unopened);
             assert_eq!(budget.held(), 0);
             assert_eq!(budget.tenants().len(), 1);
-            pool.alloc(64 * MIB, &stream).unwrap();
+            _ = pool.alloc(64 * MIB, &stream).unwrap();
             std::fs::remove_file(budget.path().unwrap()).unwrap();
         },
         |mut socket| {
@@ -520,7 +520,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
             assert_nothing_left(open_here(), before);
             drop((shared, buffer));
             pool.trim_to(0).unwrap();
-            assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+            assert_eq!((pool.allocated().current, pool.reserved().current), (0, 0));
         },
         |socket| {
             let (context, _pool, stream) = host();
@@ -565,16 +565,16 @@ fn a_freed_block_is_nobody_elses_while_it_is_open() {
         pool.trim_to(0).unwrap();
         pool.check().unwrap();
         assert_eq!(first.buffer.to_vec().unwrap(), [7; 4 << 20]);
-        assert_eq!(pool.used().current, 4 * MIB);
+        assert_eq!(pool.allocated().current, 4 * MIB);
         drop(first);
         settle(&stream);
         pool.trim_to(0).unwrap();
-        assert_eq!(pool.used().current, 4 * MIB, "the second has it");
+        assert_eq!(pool.allocated().current, 4 * MIB, "the second has it");
         assert_eq!(second.buffer.to_vec().unwrap(), [7; 4 << 20]);
         drop(second);
         settle(&stream);
         pool.trim_to(0).unwrap();
-        assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+        assert_eq!((pool.allocated().current, pool.reserved().current), (0, 0));
     });
 }
 
@@ -589,14 +589,14 @@ fn a_block_that_nobody_opened_is_freed_as_any_other() {
         drop((shared, never_opened));
         assert!(!pool.is_shared(ptr).unwrap());
         drop(buffer);
-        assert_eq!(pool.used().current, 0);
+        assert_eq!(pool.allocated().current, 0);
         // What is shared when its owner frees it, and let go of after.
         let buffer = Buffer::<u8>::zeroed(&pool, 4 << 20, &stream).unwrap();
         let shared = buffer.share().unwrap();
         drop(buffer);
-        assert_eq!(pool.used().current, 4 * MIB);
+        assert_eq!(pool.allocated().current, 4 * MIB);
         drop(shared);
-        assert_eq!(pool.used().current, 0);
+        assert_eq!(pool.allocated().current, 0);
         pool.check().unwrap();
     });
 }
@@ -615,7 +615,7 @@ fn a_plain_block_is_shared_once_and_freed_once() {
         assert!(matches!(pool.share(block, &stream), Err(Error::DoubleFree { .. })));
         drop((shared, opened));
         settle(&stream);
-        assert_eq!(pool.used().current, 0);
+        assert_eq!(pool.allocated().current, 0);
         pool.check().unwrap();
     });
 }
@@ -632,7 +632,7 @@ fn memory_under_pressure_comes_from_what_others_let_go_of() {
         assert!(matches!(refused, Err(Error::OutOfMemory(_))), "it is not taken from who has it");
         drop(opened);
         settle(&stream);
-        Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
+        _ = Buffer::<u8>::new(&pool, 40 << 20, &stream).unwrap();
     });
 }
 
@@ -960,11 +960,11 @@ fn the_checker_sees_no_byte_with_two_owners() {
         let _ = checker.freed(theirs, other.handle());
         drop(opened);
         pool.trim_to(0).unwrap();
-        assert_eq!(pool.used().current, 20 * MIB, "work of the other is pending");
+        assert_eq!(pool.allocated().current, 20 * MIB, "work of the other is pending");
         sim.release(hold);
         context.synchronize().unwrap();
         pool.trim_to(0).unwrap();
-        assert_eq!(pool.used().current, 0);
+        assert_eq!(pool.allocated().current, 0);
         drop((pool, stream, other, context));
         checker.verify_nothing_left().unwrap();
     });
@@ -1013,7 +1013,7 @@ fn whatever_fails_nothing_is_lost() {
                 drop(buffer);
                 pool.check().unwrap();
                 pool.trim_to(0).unwrap();
-                assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
+                assert_eq!((pool.allocated().current, pool.reserved().current), (0, 0));
                 drop((pool, stream, context));
                 checker
                     .verify_nothing_left()

@@ -75,7 +75,7 @@ impl Model {
 
     pub(crate) fn drop_one(&mut self) {
         let at = self.random.below(self.buffers.len() as u64) as usize;
-        self.buffers.swap_remove(at);
+        _ = self.buffers.swap_remove(at);
     }
 
     pub(crate) fn addresses(&self) -> Vec<u64> {
@@ -446,7 +446,7 @@ fn an_awake_pool_wakes_and_a_sleeping_one_sleeps_for_nothing() {
     pool.wake().unwrap();
     assert_eq!(pool.sleep(Keep::InPinnedMemory), Ok(0), "it holds nothing");
     pool.wake().unwrap();
-    pool.alloc(50 * MIB, &stream).unwrap();
+    _ = pool.alloc(50 * MIB, &stream).unwrap();
     assert_eq!(pool.sleep(Keep::InPinnedMemory), Ok(50 * MIB));
     let copies = sim.calls()[Call::Copy];
     assert_eq!(pool.sleep(Keep::Nothing), Ok(0));
@@ -515,7 +515,7 @@ fn the_hard_limit_holds_for_a_pool_and_its_tags_together() {
 fn blocks_of_a_pool_that_sleeps_stand_in_nobodys_way() {
     let (_sim, context, stream) = sim(TOTAL);
     let [sleeping, awake] = [(); 2].map(|()| Pool::builder(&context).build().unwrap());
-    sleeping.alloc(150 * MIB, &stream).unwrap();
+    _ = sleeping.alloc(150 * MIB, &stream).unwrap();
     sleeping.sleep(Keep::Nothing).unwrap();
     let block = awake.alloc(200 * MIB, &stream).unwrap();
     assert!(sleeping.wake().is_err());

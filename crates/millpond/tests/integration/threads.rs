@@ -57,7 +57,7 @@ fn a_trim_takes_back_all_that_idle_threads_cache() {
     };
     while_idle(6, fill, || {
         let held = pool.reserved().current;
-        assert!(held > 0 && pool.used().current == 0);
+        assert!(held > 0 && pool.allocated().current == 0);
         assert_eq!(pool.trim_to(0).unwrap(), held);
         assert_eq!(pool.reserved().current, 0);
         pool.check().unwrap();
@@ -146,7 +146,7 @@ fn marks_of_ended_threads_are_not_added_to_later_ones() {
     let block = pool.alloc(64 * MIB, &stream).unwrap();
     // The main thread's own mark of 32 MiB may lie on top of what was live beside it, which was nothing by the
     // end of each thread.
-    assert!(pool.used().high <= 96 * MIB, "{:?}", pool.used());
+    assert!(pool.allocated().high <= 96 * MIB, "{:?}", pool.allocated());
     pool.free_block(block, &stream).unwrap();
 }
 
@@ -217,7 +217,7 @@ fn destroying_a_pool_under_allocating_threads_loses_nothing() {
             }
         });
         pool.check().unwrap();
-        assert_eq!((pool.reserved().current, pool.used().current), (0, 0));
+        assert_eq!((pool.reserved().current, pool.allocated().current), (0, 0));
     }
 }
 

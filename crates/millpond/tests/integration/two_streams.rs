@@ -310,7 +310,7 @@ fn complete_memory_is_seen_to_be_complete(bench: &dyn Bench) {
 /// A block of `parts` blocks' length, and behind it one that stays.
 fn part(pool: &Pool, parts: u64, stream: &Stream) -> DevicePtr {
     let part = pool.alloc(parts * BLOCK, stream).unwrap();
-    pool.alloc(BLOCK, stream).unwrap();
+    _ = pool.alloc(BLOCK, stream).unwrap();
     part
 }
 

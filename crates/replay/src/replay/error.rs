@@ -11,7 +11,7 @@ pub enum ReplayError {
     Allocator(#[from] ChoiceError),
     /// The device refused something other than memory.
     #[error("{0}")]
-    Device(#[from] millpond::device::DeviceError),
+    Device(#[from] millpond::Error),
     /// The allocator failed, other than for want of memory.
     #[error("{allocator} failed at event {event}: {error}")]
     Failed {
@@ -34,4 +34,10 @@ pub enum ReplayError {
         /// The bytes found there.
         found: String,
     },
+}
+
+impl From<millpond::device::DeviceError> for ReplayError {
+    fn from(error: millpond::device::DeviceError) -> Self {
+        Self::Device(error.into())
+    }
 }

@@ -1,18 +1,21 @@
 //! The driver's functions that we call, as one table.
 //!
-//! The types and the loaded library are cudarc's. The functions are looked up here, for two reasons. First, cudarc
-//! looks a function up when it is first called, and panics where it is missing. Here all are looked up at once, and a
-//! missing one is an error that names it. Second, cudarc declares results as a Rust enum. A code that a newer driver
-//! has added would be undefined behaviour. Here they are numbers.
+//! The types are cudarc's. The library is loaded and the functions are looked up here, for three reasons. First, whether cudarc
+//! loads the library or is linked to it is the program's choice. Second, cudarc looks a function up when it is first called, and
+//! panics where it is missing. Here all are looked up at once, and a missing one is an error that names it. Third, cudarc declares
+//! results as a Rust enum. A code that a newer driver has added would be undefined behaviour. Here they are numbers.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUhostFn, CUipcEventHandle, CUlaunchConfig,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUhostFn, CUipcEventHandle, CUlaunchConfig,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle,
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream, CUuuid,
 };
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::structures::Location;
 use crate::device::{DeviceError, DeviceResult};
@@ -116,10 +119,8 @@ macro_rules! driver_functions {
             /// The name of the first required function that the library lacks.
             ///
             /// # Safety
-            /// libcuda can be loaded: [`sys::is_culib_present`] said so (cudarc panics otherwise).
-            unsafe fn look_up() -> Result<Self, &'static str> {
-                // SAFETY: the caller's promise.
-                let library = unsafe { sys::culib() };
+            /// The library is libcuda, and is never unloaded.
+            unsafe fn look_up(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     // SAFETY: the declared types are those of cuda.h for these names, and `CUresult` has the
                     // size of an unsigned int. The library is never unloaded, so the pointers stay valid.
@@ -343,11 +344,18 @@ pub(super) fn load() -> Result<&'static Api, NoApi> {
     if let Some(api) = API.get() {
         return Ok(api);
     }
-    // SAFETY: loading libcuda runs its initialisers, which any CUDA program does.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(NoApi::NoLibrary);
-    }
-    // SAFETY: it is present.
-    let api = unsafe { Api::look_up() }.map_err(NoApi::NoFunction)?;
+    let library = library().ok_or(NoApi::NoLibrary)?;
+    // SAFETY: it is libcuda, and is not dropped.
+    let api = unsafe { Api::look_up(&library) }.map_err(NoApi::NoFunction)?;
     Ok(API.get_or_init(|| api))
+}
+
+/// libcuda: the one that the program has, as where it is linked to it, or else the one that the system finds. It stays loaded.
+fn library() -> Option<ManuallyDrop<Library>> {
+    let (load, find) = (RTLD_NOW | RTLD_LOCAL, RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD);
+    let ways = [("libcuda.so.1", find), ("libcuda.so", load), ("libcuda.so.1", load)];
+    // SAFETY: loading libcuda runs its initialisers, which any CUDA program does.
+    let mut loaded =
+        ways.into_iter().filter_map(|(name, how)| unsafe { Library::open(Some(name), how) }.ok());
+    loaded.next().map(ManuallyDrop::new)
 }

@@ -16,8 +16,8 @@ use super::peers::{self, access_of};
 use super::pinned::CudaPinned;
 use crate::device::{
     Advice, AsyncUsage, CaptureId, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place, Properties,
-    Residency, StreamHandle, StreamId,
+    EventExport, EventHandle, HostWork, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place,
+    Properties, Residency, StreamHandle, StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -288,6 +288,11 @@ unsafe impl Device for CudaDevice {
 
     // ---- bytes -----------------------------------------------------------------------------------
     // No bytes are no work, whatever the addresses; the driver refuses some such calls.
+
+    unsafe fn launch_host(&self, stream: StreamHandle, work: HostWork) -> DeviceResult<()> {
+        // SAFETY: the caller's promise. This is the function of the type, which takes any closure.
+        unsafe { Self::launch_host(self, stream, work) }
+    }
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
         if bytes == 0 {

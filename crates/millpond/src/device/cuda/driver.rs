@@ -51,6 +51,7 @@ pub fn driver() -> DeviceResult<DriverInfo> {
 
 /// The path of the first library mapped into this process whose file name begins with `prefix`, as in
 /// `loaded_library("libcuda.so")`. None where it is not loaded, or the system has no `/proc/self/maps`.
+#[must_use]
 pub fn loaded_library(prefix: &str) -> Option<PathBuf> {
     library_in(&std::fs::read_to_string("/proc/self/maps").ok()?, prefix)
 }

@@ -74,8 +74,8 @@ mod tests {
         let left = |free| taken.left(MemoryInfo { free, total: 100 }).free;
         assert_eq!(left(80), 80);
         let take = |at, bytes| taken.take(bytes, 80, || Ok(DevicePtr::new(at)));
-        take(1, 50).unwrap();
-        take(2, 20).unwrap();
+        _ = take(1, 50).unwrap();
+        _ = take(2, 20).unwrap();
         assert!(matches!(take(3, 11), Err(DeviceError::OutOfMemory { .. })));
         assert_eq!(left(80), 10, "nothing of it was touched");
         assert_eq!(left(10), 10, "all of it was touched");

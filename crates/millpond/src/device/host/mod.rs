@@ -50,8 +50,8 @@ use self::streams::Streams;
 use super::inventory::invalid;
 use super::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
-    Properties, Residency, StreamHandle, StreamId, machine,
+    EventExport, EventHandle, HostWork, Kind, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId,
+    PeerSet, Place, Properties, Residency, StreamHandle, StreamId, machine,
 };
 use crate::system::process::Process;
 
@@ -522,6 +522,10 @@ unsafe impl Device for HostDevice {
                 Ok(())
             }
         }
+    }
+
+    unsafe fn launch_host(&self, stream: StreamHandle, work: HostWork) -> DeviceResult<()> {
+        self.submit("launch_host", stream, work)
     }
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {

@@ -70,6 +70,7 @@ calls! {
 impl Call {
     /// Whether the call creates, maps, unmaps, releases, allocates or frees device memory: the calls that a
     /// pool exists to avoid.
+    #[must_use]
     pub const fn manages_memory(self) -> bool {
         matches!(
             self,

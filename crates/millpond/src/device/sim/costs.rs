@@ -24,6 +24,7 @@ impl BySize {
     }
 
     /// The cost in nanoseconds of `bytes`.
+    #[must_use]
     pub fn at(&self, bytes: u64) -> u64 {
         let after = self.points.iter().position(|&(size, _)| bytes <= size);
         match (&*self.points, after) {
@@ -138,6 +139,7 @@ const MIB: u64 = 1 << 20;
 impl CostTable {
     /// One NVIDIA H200, driver 580, CUDA 13.0, 16 cores: medians of what was measured there.
     /// Where a line says "assumed" there was no measurement, and little depends on it.
+    #[must_use]
     pub const fn h200() -> Self {
         Self {
             memory_info: 2_000, // assumed
@@ -214,6 +216,7 @@ impl CostTable {
     }
 
     /// All calls take no time, and neither do bytes.
+    #[must_use]
     pub const fn free() -> Self {
         const NOTHING: BySize = BySize::of(&[]);
         Self {

@@ -15,8 +15,8 @@ use super::when::When;
 use crate::device::inventory::{Owner, invalid};
 use crate::device::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet, Place,
-    Properties, Residency, StreamHandle, StreamId,
+    EventExport, EventHandle, HostWork, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet,
+    Place, Properties, Residency, StreamHandle, StreamId,
 };
 
 impl SimDevice {
@@ -399,6 +399,14 @@ unsafe impl Device for SimDevice {
     }
 
     // ---- bytes -----------------------------------------------------------------------------------
+
+    /// At once: the virtual time goes on until the stream's earlier work is complete, as in a wait for it.
+    unsafe fn launch_host(&self, stream: StreamHandle, work: HostWork) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.synchronize_stream(stream) }?;
+        work();
+        Ok(())
+    }
 
     unsafe fn memset(&self, at: DevicePtr, _value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
         self.submit(Call::Memset, &[(at, bytes)], |costs| costs.device_bytes_per_us, stream)

@@ -226,6 +226,7 @@ pub struct SimTime {
 
 impl SimTime {
     /// All of it.
+    #[must_use]
     pub fn total(&self) -> Duration {
         Duration::from_nanos(self.by_call.total() + self.waited)
     }
@@ -297,6 +298,7 @@ impl SimDevice {
     // ---- time ------------------------------------------------------------------------------------
 
     /// The virtual clock.
+    #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.state().now)
     }
@@ -356,11 +358,13 @@ impl SimDevice {
     // ---- accounts --------------------------------------------------------------------------------
 
     /// How often each call was made so far, failed ones too.
+    #[must_use]
     pub fn calls(&self) -> PerCall<u64> {
         self.shared.state.lock().calls
     }
 
     /// What the calls cost so far.
+    #[must_use]
     pub fn time_spent(&self) -> SimTime {
         self.shared.state.lock().spent
     }
@@ -385,6 +389,7 @@ impl SimDevice {
     /// # unsafe { pool.free(block, &stream) }?;
     /// # Ok::<(), millpond::Error>(())
     /// ```
+    #[must_use]
     pub fn managed_stats(&self) -> ManagedStats {
         self.shared.state.lock().managed.stats()
     }

@@ -308,7 +308,7 @@ fn a_full_device_gives_up_what_was_used_longest_ago() {
         assert_eq!(sim.managed_stats().faults - before, faults, "page {number}");
     }
     // What the device has of its own is not for managed memory.
-    sim.alloc_segment(6 * PAGE).unwrap();
+    _ = sim.alloc_segment(6 * PAGE).unwrap();
     sim.touch(page(12), PAGE, stream).unwrap();
     assert_eq!((sim.managed_stats().resident, full.resident_high), (2 * PAGE, 8 * PAGE));
     // SAFETY: nothing uses it.

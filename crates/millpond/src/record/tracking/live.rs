@@ -42,12 +42,14 @@ impl Tracked {
     }
 
     /// The [tags](crate::record::tag) that it was allocated under, such as `step/forward`; `None` without any.
+    #[must_use]
     pub fn tag(&self) -> Option<String> {
         tag_path(self.tag)
     }
 
     /// The call stack that allocated it, the innermost line first. Empty where it is not known. The first call in a process
     /// reads the program's debug information, and takes up to a second.
+    #[must_use]
     pub fn stack(&self) -> Vec<StackFrame> {
         let frame = |(name, file, line)| StackFrame { name, file, line };
         lines_of(self.site).into_iter().map(frame).collect()
@@ -143,6 +145,7 @@ impl fmt::Display for Seconds {
 
 /// Who holds these blocks, by tag and call stack, the largest first. Blocks that were not tracked are left out: where blocks
 /// are sampled, the others stand for them.
+#[must_use]
 pub fn holders(blocks: &[LiveBlock]) -> Vec<Holder> {
     #[derive(Default)]
     struct Sum {

@@ -242,6 +242,7 @@ impl CapturingDevice {
     }
 
     /// The calls that would have taken memory from a graph. Each was refused.
+    #[must_use]
     pub fn taken_from_graphs(&self) -> Vec<DeviceError> {
         self.state.lock().taken.clone()
     }

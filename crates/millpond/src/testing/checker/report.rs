@@ -63,6 +63,7 @@ pub struct Report {
 
 impl Report {
     /// Whether this rule is among the broken ones.
+    #[must_use]
     pub fn breaks(&self, rule: Rule) -> bool {
         self.violations.iter().any(|violation| violation.rule == rule)
     }

@@ -52,7 +52,7 @@ impl World {
         ensure!(stats.allocations - stats.frees == blocks, "{name}: frees do not add up: {stats:?}");
         ensure!(stats.hits + stats.misses == stats.allocations, "{name}: hits and misses: {stats:?}");
         ensure!(stats.reserved.current >= allocated, "{name}: more allocated than reserved: {stats:?}");
-        ensure!(slot.pool.used() == stats.allocated, "{name}: used and allocated differ");
+        ensure!(slot.pool.allocated() == stats.allocated, "{name}: used and allocated differ");
         ensure!(slot.pool.reserved() == stats.reserved, "{name}: reserved differs");
         if !self.faulty {
             ensure!(

@@ -177,7 +177,7 @@ impl World {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.gpus.iter().try_for_each(|gpu| gpu.pool.check())?;
+        self.gpus.iter().try_for_each(|gpu| gpu.pool.check()).map_err(|error| error.to_string())?;
         self.gpus[0].checker.verify().map_err(|report| report.to_string())
     }
 

@@ -35,7 +35,7 @@ impl World {
             Step::SyncEvent { event } => self.synchronize_event(event),
             Step::DropEvent { event } => {
                 if let Some(event) = self.pick_event(event) {
-                    self.events.swap_remove(event);
+                    _ = self.events.swap_remove(event);
                 }
                 Ok(())
             }
@@ -137,7 +137,7 @@ impl World {
         let (idle, waited) = elsewhere(|| (stream.is_idle(), stream.synchronize()));
         let StreamSlot { key, kind, .. } = *self.stream(slot);
         if kind == Kind::PerThread {
-            let refused = |error: &DeviceError| matches!(error, DeviceError::Invalid { .. });
+            let refused = |error: &Error| matches!(error, Error::Device(DeviceError::Invalid { .. }));
             return match (idle, waited) {
                 (Err(idle), Err(waited)) if refused(&idle) && refused(&waited) => Ok(()),
                 other => Err(format!("another thread's default stream was waited for: {other:?}")),

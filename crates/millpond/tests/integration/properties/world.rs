@@ -187,12 +187,12 @@ impl World {
             // SAFETY: nobody knows the stream.
             unsafe { self.device.destroy_stream(handle) }.ok();
         }
-        Ok(adopted?)
+        adopted
     }
 
     pub(crate) fn register(&self, stream: &Stream) -> Result<RegisteredStream> {
         // SAFETY: the slot drops it before it destroys the stream.
-        Ok(unsafe { self.context.register_stream(stream.handle()) }?)
+        unsafe { self.context.register_stream(stream.handle()) }
     }
 
     /// The slot's stream as a program would present it now.

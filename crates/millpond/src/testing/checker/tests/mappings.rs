@@ -178,7 +178,7 @@ fn everything_that_is_left_is_named() {
     bench.new_page_at(0);
     bench.checker.create_event().unwrap();
     let stream = bench.checker.create_stream().unwrap();
-    bench.checker.alloc_segment(4096).unwrap();
+    _ = bench.checker.alloc_segment(4096).unwrap();
     bench.checker.allocated(bench.at(0, 0), 512, stream);
     bench.passes();
     let report = bench.checker.verify_nothing_left().unwrap_err();

@@ -1,0 +1,305 @@
+//! A part of a block, in bytes: what buffers, their views and workspaces give the device to do with it.
+//!
+//! All of it goes to the block's own stream. Copies on other streams that read the block are noted, so that later writes wait
+//! for them. Two parts of one block that do not overlap may be used by two threads.
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use crate::core::{Core, allocating, freeing};
+use crate::device::{DeviceError, DevicePtr, MemoryKind, StreamHandle};
+use crate::error::{Error, Result};
+use crate::order::Stream;
+use crate::peers;
+use crate::policy::options::FILL;
+use crate::system::lock::Mutex;
+
+/// Whether copies on other streams read a block, that its own may not have waited for.
+#[derive(Debug, Default)]
+pub(super) struct ReadElsewhere(Mutex<bool>);
+
+impl ReadElsewhere {
+    /// Of a block of which that is not known.
+    pub(super) fn maybe() -> Self {
+        Self(Mutex::new(true))
+    }
+}
+
+/// See the [module](self). The block is live as long as this.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockBytes<'a> {
+    pub(super) pool: &'a Arc<Core>,
+    pub(super) stream: &'a Stream,
+    pub(super) read_elsewhere: &'a ReadElsewhere,
+    /// Where the block begins; null for one of no bytes.
+    pub(super) block: DevicePtr,
+    pub(super) ptr: DevicePtr,
+    pub(super) bytes: u64,
+    /// Whether safe code has other handles of these bytes, by which the device may write to them.
+    pub(super) is_shared: bool,
+}
+
+impl<'a> BlockBytes<'a> {
+    /// So many bytes of it, from there on. They lie in it.
+    pub(super) fn cut(self, from: u64, bytes: u64) -> Self {
+        // A block of no bytes is null, and so are its parts.
+        let ptr = if self.block.is_null() { self.block } else { self.ptr.offset(from) };
+        Self { ptr, bytes, ..self }
+    }
+
+    fn overlaps(self, other: BlockBytes<'_>) -> bool {
+        let end = |part: BlockBytes<'_>| part.ptr.raw() + part.bytes;
+        self.ptr.raw() < end(other) && other.ptr.raw() < end(self)
+    }
+
+    // ---- order -----------------------------------------------------------------------------------
+
+    /// Before a write is given to the stream: orders it after the copies that read the block on other streams. Returns the
+    /// stream's handle, and what keeps the pool awake meanwhile.
+    pub(crate) fn begin_write(self) -> Result<(StreamHandle, impl Sized + use<'a>)> {
+        self.pool.check_process()?;
+        let handle = self.stream.handle_here()?;
+        self.order_after_reads(Some(self.stream))?;
+        Ok((handle, self.pool.stay_awake()?))
+    }
+
+    /// Orders what comes next after the copies that read the block on other streams: on this stream, or on the host.
+    fn order_after_reads(self, next: Option<&Stream>) -> Result<()> {
+        // Held until the stream waits: else another part's write could pass before that.
+        let mut read_elsewhere = self.read_elsewhere.0.lock();
+        if *read_elsewhere && !self.block.is_null() {
+            freeing::order_after_uses(self.pool, self.block, next)?;
+            *read_elsewhere = false;
+        }
+        Ok(())
+    }
+
+    /// Notes that a copy on another stream reads it.
+    pub(crate) fn note_read_on(self, stream: &Stream) -> Result<()> {
+        self.pool.check_process()?;
+        // Held while the use is noted: a write of another part that clears the flag has then waited for this use.
+        let mut read_elsewhere = self.read_elsewhere.0.lock();
+        // After the copy: of a thread's default stream, a recorded use covers only what was given before.
+        let noted = peers::record_use(self.pool, self.block, stream);
+        *read_elsewhere |= noted.is_ok();
+        drop(read_elsewhere);
+        if noted.is_err() {
+            // Nobody knows of the copy, so that nothing could wait for it.
+            stream.synchronize()?;
+        }
+        noted
+    }
+
+    // ---- the device's work -----------------------------------------------------------------------
+
+    pub(super) fn set_zero(self) -> Result<()> {
+        self.set_bytes(0)
+    }
+
+    fn set_bytes(self, value: u8) -> Result<()> {
+        if self.bytes > 0 {
+            let (handle, _awake) = self.begin_write()?;
+            // SAFETY: the block is live, and valid on its stream until it is freed there.
+            unsafe { self.stream.device().memset(self.ptr, value, self.bytes, handle) }?;
+        }
+        Ok(())
+    }
+
+    /// Sets each element to this value. The first ones come from the host, and the others from them.
+    pub(super) fn fill<T: Pod>(self, value: T) -> Result<()> {
+        let pattern = bytemuck::bytes_of(&value);
+        let Some(first) = pattern.first() else { return Ok(()) };
+        if pattern.iter().all(|byte| byte == first) {
+            return self.set_bytes(*first);
+        }
+        let (each, all) = (pattern.len() as u64, self.bytes / pattern.len() as u64);
+        let some = all.min((FILL / each).max(1));
+        let mut elements = Vec::new();
+        if elements.try_reserve_exact(some as usize).is_err() {
+            return Err(self.pool.no_host_memory("the elements to fill a buffer with", some * each));
+        }
+        elements.resize(some as usize, value);
+        self.cut(0, some * each).copy_from_host(&elements)?;
+        let mut done = some;
+        while done < all {
+            let more = done.min(all - done);
+            self.cut(done * each, more * each).copy_from(self.cut(0, more * each))?;
+            done += more;
+        }
+        Ok(())
+    }
+
+    /// From a slice of as many bytes, which has been read on return.
+    pub(super) fn copy_from_host<T: Pod>(self, from: &[T]) -> Result<()> {
+        debug_assert_eq!(size_of_val(from) as u64, self.bytes);
+        if self.bytes > 0 {
+            let (handle, _awake) = self.begin_write()?;
+            let device = self.stream.device();
+            // SAFETY: the slice is readable for its length, which is the part's, and has been read when the call returns; the
+            // block as in `set_bytes`.
+            unsafe { device.copy_from_host(self.ptr, from.as_ptr().cast(), self.bytes, handle) }?;
+        }
+        Ok(())
+    }
+
+    /// To a slice of as many bytes. Waits for the stream.
+    pub(super) fn copy_to_host<T: Pod>(self, to: &mut [T]) -> Result<()> {
+        debug_assert_eq!(size_of_val(to) as u64, self.bytes);
+        if self.bytes > 0 {
+            self.pool.check_process()?;
+            let handle = self.stream.handle_here()?;
+            let awake = self.pool.stay_awake()?;
+            // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised below; any bytes are
+            // a valid `T`. The block as in `set_bytes`.
+            let copied = unsafe {
+                let device = self.stream.device();
+                device.copy_to_host(to.as_mut_ptr().cast(), self.ptr, self.bytes, handle)
+            };
+            // A sleep waits for the copy.
+            drop(awake);
+            // Also after an error: part of the copy may be under way. After an error here it is not, as a device promises.
+            self.stream.synchronize().and(copied.map_err(Error::from))?;
+        }
+        Ok(())
+    }
+
+    /// From a part of as many bytes, which may be of another stream, or of another GPU.
+    pub(super) fn copy_from(self, from: BlockBytes<'_>) -> Result<()> {
+        debug_assert_eq!(from.bytes, self.bytes);
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        from.pool.check_process()?;
+        if from.pool.check_stream(self.stream).is_err() {
+            return self.copy_from_device(from);
+        }
+        if self.overlaps(from) {
+            return self.copy_by_another_block(from);
+        }
+        let (handle, _awake) = self.begin_write()?;
+        let _from_awake = from.pool.stay_awake()?;
+        let elsewhere = from.stream.id() != self.stream.id();
+        if elsewhere {
+            self.stream.wait_for(from.stream)?;
+        }
+        // SAFETY: they do not overlap. Both are valid on this stream, which waits for the other's writes. Its use is recorded
+        // before a free, and before a later write of safe code.
+        unsafe {
+            self.stream.device().copy(self.ptr, from.ptr, self.bytes, handle)?;
+        }
+        if elsewhere { from.note_read_on(self.stream) } else { Ok(()) }
+    }
+
+    /// From a part of the same block that overlaps it. A device copies between ranges that do not.
+    fn copy_by_another_block(self, from: BlockBytes<'_>) -> Result<()> {
+        let between = allocating::alloc(self.pool, self.bytes, self.stream)?;
+        let device = self.stream.device();
+        let copied = self.begin_write().and_then(|(handle, _awake)| {
+            // SAFETY: all three are valid on this stream, and the block between overlaps neither.
+            unsafe {
+                device.copy(between, from.ptr, self.bytes, handle)?;
+                Ok(device.copy(self.ptr, between, self.bytes, handle)?)
+            }
+        });
+        // SAFETY: nobody else has it, and its work was given to this stream.
+        unsafe { freeing::free(self.pool, between, self.stream) }?;
+        copied
+    }
+
+    /// As [`copy_from`](Self::copy_from), from a part of another device's memory.
+    fn copy_from_device(self, from: BlockBytes<'_>) -> Result<()> {
+        peers::check_beside(from.pool, self.stream)?;
+        let Some((source, own)) = from.pool.device.peer_id().zip(self.pool.device.peer_id()) else {
+            return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
+        };
+        for stream in [self.stream, from.stream] {
+            stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;
+        }
+        let (handle, _awake) = self.begin_write()?;
+        let _from_awake = from.pool.stay_awake()?;
+        self.stream.wait_for(from.stream)?;
+        let (copying, has_access) = peers::begin_copy_to(from.pool, from.block, own)?;
+        let is_on_host = |pool: &Core| pool.device.properties().memory != MemoryKind::Device;
+        if !has_access && (is_on_host(from.pool) || is_on_host(self.pool)) {
+            let device = self.pool.device.properties().name.clone();
+            let what =
+                "a copy between another GPU's memory and the host: use pinned memory of that GPU's context";
+            return Err(DeviceError::Unsupported { device, what }.into());
+        }
+        // SAFETY: both blocks are live, on devices that do not overlap. The stream waits for the source's writes. Its use is
+        // recorded before a free, and before a later write of safe code. Access is not taken back while `copying` lives,
+        // and later not before the device has done this.
+        unsafe { self.stream.device().copy_from_peer(self.ptr, from.ptr, self.bytes, source, handle) }?;
+        drop(copying);
+        from.note_read_on(self.stream)
+    }
+
+    // ---- the host's ------------------------------------------------------------------------------
+
+    /// The elements, in place, for the CPU to read. Waits for the stream.
+    ///
+    /// # Safety
+    /// The part is borrowed as long as the slice: until then, nobody has the device write to it, but by the stream's earlier work.
+    pub(super) unsafe fn as_slice<T: Pod>(self, len: usize) -> Result<&'a [T]> {
+        self.wait_for_host_access::<T>()?;
+        // Nobody writes to the part while the slice lives:
+        // - The buffer is borrowed. Safe code has the device write to it through `&mut self` only, on the buffer's stream or on one
+        //   that the buffer's then waits for. All that the buffer's stream was given is complete.
+        // - Who is given the slice uses it no longer than it is borrowed, as safe functions of Rust do. cudarc's `memcpy_htod` and
+        //   `memcpy_dtoh` break that for all page-locked memory, its own `PinnedHostSlice::as_slice` and that of
+        //   `cuMemHostRegister` included. No type keeps a slice from them. The documentation warns, and has the ordered calls.
+        // - Earlier blocks of the same memory are ordered before work on this stream, and so are complete as well.
+        // - The block is not freed, and a live block is not remapped.
+        // - A copy in a graph runs when somebody launches the graph. That is no safe call of this crate: who makes it vouches
+        //   for the graph's memory, as for kernels, and as who forks vouches for what both processes do with it.
+        // SAFETY: the range is as long, and aligned, and of the buffer's live block, which the CPU can read. Any bytes are a valid
+        // `T`, and nobody writes to them, as said above.
+        Ok(unsafe { std::slice::from_raw_parts(self.host_ptr(), len) })
+    }
+
+    /// The elements, in place, for the CPU to write. Waits for the stream, and for recorded uses of the block.
+    ///
+    /// # Safety
+    /// The part is borrowed for writing as long as the slice.
+    pub(super) unsafe fn as_mut_slice<T: Pod>(self, len: usize) -> Result<&'a mut [T]> {
+        self.wait_for_host_access::<T>()?;
+        if !self.block.is_null() {
+            // Also without a noted copy: the program may have recorded uses.
+            let mut read_elsewhere = self.read_elsewhere.0.lock();
+            freeing::order_after_uses(self.pool, self.block, None)?;
+            *read_elsewhere = false;
+        }
+        // SAFETY: as in `as_slice`. Nobody reads it either: other streams read it by copies of safe code, whose use is
+        // recorded, and all recorded uses are complete. It is borrowed for writing, so that no copy can follow.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.host_ptr(), len) })
+    }
+
+    /// Waits for the stream, where the CPU can use the memory.
+    fn wait_for_host_access<T>(self) -> Result<()> {
+        self.pool.check_process()?;
+        let properties = self.pool.device.properties();
+        if !properties.host_access || self.is_shared {
+            return Err(Error::NoHostAccess { pool: self.pool.name_of() });
+        }
+        let align = align_of::<T>() as u64;
+        if !self.ptr.raw().is_multiple_of(align) {
+            return Err(Error::BadAlignment { align, largest: self.pool.caches.sizes().bytes(1) });
+        }
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        // To wait would end a capture.
+        self.stream.check_not_captured("Buffer::as_slice", "wait for the host")?;
+        self.stream.synchronize()
+    }
+
+    /// Where the CPU finds the elements.
+    fn host_ptr<T>(self) -> *mut T {
+        if self.ptr.is_null() {
+            return std::ptr::dangling_mut();
+        }
+        // The addresses of memory that the CPU can use are the process's own.
+        std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize)
+    }
+}

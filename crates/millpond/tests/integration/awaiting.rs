@@ -1,0 +1,186 @@
+//! Functions of the program run in stream order, and events can be awaited, on every device.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context as Task, Poll, Wake, Waker};
+use std::thread::{Thread, current, park, sleep};
+use std::time::Duration;
+
+use millpond::device::DeviceError;
+use millpond::device::host::HostDevice;
+use millpond::device::sim::Call;
+use millpond::testing::capturing::CapturingDevice;
+use millpond::testing::checker::CheckerDevice;
+use millpond::{Buffer, Context, Error, Pool, Result};
+
+use crate::shared::{MIB, sim};
+
+/// Wakes the thread that waits, and counts that.
+struct Unparks(Thread, AtomicUsize);
+
+impl Wake for Unparks {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.unpark();
+    }
+}
+
+/// The result, and how often the task was woken.
+fn block_on<F: Future>(future: F) -> (F::Output, usize) {
+    let unparks = Arc::new(Unparks(current(), AtomicUsize::new(0)));
+    let waker = Waker::from(unparks.clone());
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Task::from_waker(&waker)) {
+            Poll::Ready(done) => return (done, unparks.1.load(Ordering::SeqCst)),
+            Poll::Pending => park(),
+        }
+    }
+}
+
+/// A device of threads, and its context.
+fn host() -> (Arc<HostDevice>, Context) {
+    let device = HostDevice::new().unwrap();
+    (device.clone(), Context::new(device))
+}
+
+#[test]
+fn a_function_of_the_host_runs_between_works_of_its_stream() {
+    let (device, context) = host();
+    let stream = context.create_stream().unwrap();
+    let (send, receive) = mpsc::channel();
+    let say = |what: &'static str| {
+        let send = send.clone();
+        move || send.send(what).unwrap()
+    };
+    device.launch(stream.handle(), || sleep(Duration::from_millis(20))).unwrap();
+    device.launch(stream.handle(), say("before")).unwrap();
+    stream.launch_host(say("between")).unwrap();
+    device.launch(stream.handle(), say("after")).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(receive.try_iter().collect::<Vec<_>>(), ["before", "between", "after"]);
+}
+
+#[test]
+fn later_work_of_the_stream_does_not_delay_who_is_told() {
+    let (device, context) = host();
+    let stream = context.create_stream().unwrap();
+    let (blocks, goes_on) = mpsc::channel::<()>();
+    let (told, is_told) = mpsc::channel();
+    let event = stream.record().unwrap();
+    stream.on_complete(move || told.send(()).unwrap()).unwrap();
+    device.launch(stream.handle(), move || goes_on.recv().unwrap()).unwrap();
+    is_told.recv_timeout(Duration::from_secs(20)).expect("the later work is pending still");
+    assert_eq!(block_on(event).0, Ok(()));
+    assert!(!stream.is_idle().unwrap());
+    blocks.send(()).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_task_that_awaits_an_event_is_woken_once() {
+    let (device, context) = host();
+    let pool = Pool::builder(&context).build().unwrap();
+    let stream = pool.create_stream().unwrap();
+    for _ in 0..20 {
+        let (blocks, goes_on) = mpsc::channel::<()>();
+        device.launch(stream.handle(), move || goes_on.recv().unwrap()).unwrap();
+        let buffer = Buffer::from_slice(&pool, &[7_u32; 4], &stream).unwrap();
+        let event = stream.record().unwrap();
+        let wakes = std::thread::spawn(move || {
+            sleep(Duration::from_millis(2));
+            blocks.send(()).unwrap();
+        });
+        let (done, woken) = block_on(event);
+        assert!(done == Ok(()) && woken <= 1, "{woken}");
+        wakes.join().unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), [7; 4]);
+    }
+}
+
+#[test]
+fn events_complete_for_their_tasks_in_their_own_order() {
+    let (device, context) = host();
+    let streams = [context.create_stream().unwrap(), context.create_stream().unwrap()];
+    let (blocks, goes_on) = mpsc::channel::<()>();
+    device.launch(streams[0].handle(), move || goes_on.recv().unwrap()).unwrap();
+    device.launch(streams[1].handle(), || sleep(Duration::from_millis(5))).unwrap();
+    let [late, early] = [0, 1].map(|at| streams[at].record().unwrap());
+    let mut late = pin!(late);
+    let waker = Waker::from(Arc::new(Unparks(current(), AtomicUsize::new(0))));
+    assert!(late.as_mut().poll(&mut Task::from_waker(&waker)).is_pending());
+    // Behind the other, it would never be.
+    assert_eq!(block_on(early).0, Ok(()));
+    blocks.send(()).unwrap();
+    assert_eq!(block_on(late).0, Ok(()));
+}
+
+#[test]
+fn an_event_that_is_dropped_while_it_is_awaited_harms_nobody() {
+    let (device, context) = host();
+    let stream = context.create_stream().unwrap();
+    for _ in 0..10 {
+        device.launch(stream.handle(), || sleep(Duration::from_millis(1))).unwrap();
+        let mut event = Box::pin(stream.record().unwrap());
+        let waker = Waker::from(Arc::new(Unparks(current(), AtomicUsize::new(0))));
+        _ = event.as_mut().poll(&mut Task::from_waker(&waker));
+        drop(event);
+    }
+    drop((stream, context));
+    assert_eq!(Arc::strong_count(&device), 1);
+}
+
+#[test]
+fn a_simulated_and_a_checked_device_run_functions_too() {
+    let (sim, _context, stream) = sim(64 * MIB);
+    let (send, receive) = mpsc::channel();
+    sim.launch(stream.handle(), Duration::from_millis(3)).unwrap();
+    let before = sim.now();
+    let on_complete = send.clone();
+    stream.on_complete(move || on_complete.send(1).unwrap()).unwrap();
+    assert!(sim.now() >= before + Duration::from_millis(3), "once the work is complete");
+    stream.launch_host(move || send.send(2).unwrap()).unwrap();
+    assert_eq!(receive.try_iter().collect::<Vec<_>>(), [1, 2]);
+    sim.launch(stream.handle(), Duration::from_millis(3)).unwrap();
+    assert_eq!(block_on(stream.record().unwrap()).0, Ok(()));
+    let checked = Context::new(CheckerDevice::new(HostDevice::new().unwrap())).create_stream().unwrap();
+    assert_eq!(block_on(checked.record().unwrap()).0, Ok(()));
+}
+
+#[test]
+fn a_stream_that_is_captured_runs_no_function() {
+    let device = CapturingDevice::new(HostDevice::new().unwrap());
+    let stream = Context::new(device.clone()).create_stream().unwrap();
+    device.begin_capture(stream.handle()).unwrap();
+    let refused = |result: Result<()>| {
+        assert!(matches!(result, Err(Error::Device(DeviceError::Invalid { .. }))), "{result:?}");
+    };
+    refused(stream.launch_host(|| unreachable!("it is refused")));
+    refused(stream.on_complete(|| unreachable!("it is refused")));
+    _ = device.end_capture(stream.handle()).unwrap();
+}
+
+#[test]
+fn whatever_call_fails_is_said_and_the_next_try_is_told() {
+    let (sim, context, stream) = sim(64 * MIB);
+    let failure = DeviceError::Unavailable("planned".to_owned());
+    for call in [Call::CreateStream, Call::WaitEvent, Call::SynchronizeStream, Call::RecordEvent] {
+        sim.fail_next(call, 1, failure.clone());
+        let told = stream.on_complete(|| unreachable!("it is dropped"));
+        assert_eq!(told, Err(Error::Device(failure.clone())), "{call:?}");
+        let (send, receive) = mpsc::channel();
+        stream.on_complete(move || send.send(()).unwrap()).unwrap();
+        assert_eq!(receive.try_recv(), Ok(()));
+    }
+    sim.launch(stream.handle(), Duration::from_millis(3)).unwrap();
+    let event = stream.record().unwrap();
+    sim.fail_next(Call::WaitEvent, 1, failure.clone());
+    assert_eq!(block_on(event).0, Err(Error::Device(failure)));
+    assert_eq!(block_on(stream.record().unwrap()).0, Ok(()));
+    drop((stream, context));
+    let calls = sim.calls();
+    // One for all of it, beside the stream itself, and one that failed.
+    assert_eq!((calls[Call::CreateStream], calls[Call::DestroyStream]), (3, 2));
+}
