@@ -35,7 +35,7 @@ const fn figure(name: &'static str, help: &'static str, of: fn(&Stats) -> u64) -
     Figure { name, help, of }
 }
 
-const GAUGES: [Figure<u64>; 9] = [
+const GAUGES: [Figure<u64>; 10] = [
     figure("requested_bytes", "Bytes asked for, in live blocks.", |stats| stats.requested.current),
     figure("allocated_bytes", "Bytes in live blocks, as the pool rounds them.", |stats| {
         stats.allocated.current
