@@ -202,7 +202,7 @@ pub(crate) fn evict(
         evicted => stage.allow("an eviction", evicted)?,
     };
     drop(stage.allow("a buffer", Buffer::<u8>::zeroed(&slot.pool, bytes as usize, other))?);
-    if bytes % 2 == 0 {
+    if bytes.is_multiple_of(2) {
         stage.allow("a restore ahead", tag.restore_ahead())?;
     }
     let restored = stage.allow("a restore", tag.restore(stream))?;
