@@ -39,9 +39,9 @@ fn bytes_come_back_to_their_addresses_while_others_use_the_memory() {
         let (addresses, held) = (model.addresses(), tag.reserved().current);
         assert_eq!(tag.evict(&stream), Ok(held));
         // Without a wait: the GPU writes over the pages behind the copies.
-        let other = (cycle % 4 > 0)
+        let other = (!cycle.is_multiple_of(4))
             .then(|| Buffer::<u8>::zeroed(&pool, held as usize - (16 << 20), &stream).unwrap());
-        if cycle % 2 == 0 {
+        if cycle.is_multiple_of(2) {
             drop(other);
             tag.restore_ahead().unwrap();
         }

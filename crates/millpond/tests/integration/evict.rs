@@ -76,7 +76,7 @@ fn bytes_come_back_to_their_addresses_while_others_use_the_memory() {
         assert_eq!((held(&bench.tag), bench.tag.stats().asleep), (0, before));
         bench.check();
         // Every other time, all of the memory is written over.
-        let taken = (cycle % 2 == 0).then(|| vec![cycle as u8; before as usize - (4 << 20)]);
+        let taken = cycle.is_multiple_of(2).then(|| vec![cycle as u8; before as usize - (4 << 20)]);
         let taken =
             taken.map(|bytes| (Buffer::from_slice(&bench.pool, &bytes, &bench.stream).unwrap(), bytes));
         bench.check();
@@ -88,7 +88,7 @@ fn bytes_come_back_to_their_addresses_while_others_use_the_memory() {
         assert_eq!(model.addresses(), addresses);
         model.assert_intact();
         bench.check();
-        if cycle % 10 == 0 {
+        if cycle.is_multiple_of(10) {
             model.drop_one();
             model.add(&bench.tag, (100 << 10) + cycle * 8, &bench.stream);
         }
@@ -331,16 +331,16 @@ fn bytes_survive_an_eviction_of_what_was_being_restored() {
     let bench = Bench::new();
     let mut model = Model::new();
     model.fill(&bench.tag, &bench.stream);
-    for cycle in 0..20 {
+    for cycle in 0..20_u8 {
         bench.tag.evict(&bench.stream).unwrap();
-        if cycle % 2 == 0 {
+        if cycle.is_multiple_of(2) {
             let bytes = vec![cycle; 60 << 20];
             drop(Buffer::from_slice(&bench.pool, &bytes, &bench.stream).unwrap());
         }
         bench.tag.restore_ahead().unwrap();
         bench.tag.evict(&bench.stream).unwrap();
         bench.check();
-        if cycle % 3 == 0 {
+        if cycle.is_multiple_of(3) {
             let bytes = vec![cycle; 60 << 20];
             drop(Buffer::from_slice(&bench.pool, &bytes, &bench.stream).unwrap());
         }
