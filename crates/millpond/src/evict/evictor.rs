@@ -112,7 +112,7 @@ pub(crate) fn is_evicted(core: &Core) -> bool {
 fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> {
     core.check_process()?;
     core.check_stream(stream)?;
-    Ok(stream.check_not_captured(call, "evict or restore memory")?)
+    stream.check_not_captured(call, "evict or restore memory")
 }
 
 fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget) -> Result<u64> {
