@@ -53,7 +53,7 @@ pub struct PoolOptions {
     /// How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
     /// memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
     /// and at most half of what was ever live.
-    pub spare: usize,
+    pub growth_allowance: usize,
     /// What memory the pool is of: one of `millpond_memory`; the device's own by default.
     pub memory: i32,
     /// The NUMA node of pinned memory; -1, the default: one near the device.
@@ -128,7 +128,7 @@ pub(crate) const fn defaults(size: usize) -> PoolOptions {
         reuse: MILLPOND_REUSE_ALL,
         accessible_from_all: 0,
         budget: ptr::null_mut(),
-        spare: usize::MAX,
+        growth_allowance: usize::MAX,
         memory: Memory::Device as i32,
         node: -1,
         guard: ptr::null(),
@@ -167,8 +167,8 @@ pub(crate) unsafe fn builder(
         let smallest = or(options.smallest_page, context.context.device().properties().granularity);
         builder = builder.page_sizes(smallest, or(options.largest_page, LARGEST_PAGE.max(smallest)));
     }
-    if options.spare != usize::MAX {
-        builder = builder.spare(options.spare as u64);
+    if options.growth_allowance != usize::MAX {
+        builder = builder.growth_allowance(options.growth_allowance as u64);
     }
     if options.accessible_from_all != 0 {
         builder = builder.accessible_from_all();

@@ -22,7 +22,7 @@ const NAMES: [&str; 12] = [
     "reuse",
     "page_sizes",
     "min_alignment",
-    "spare",
+    "growth_allowance",
     "budget",
     "accessible_from",
     "record",
@@ -39,7 +39,7 @@ pub(crate) struct Options {
     reuse: Option<ReusePolicies>,
     page_sizes: Option<(u64, u64)>,
     min_alignment: Option<u64>,
-    spare: Option<u64>,
+    growth_allowance: Option<u64>,
     pub(crate) budget: Option<Budget>,
     accessible_from: Option<Peers>,
     record: Option<PathBuf>,
@@ -79,7 +79,8 @@ impl Options {
                 self.page_sizes = Some((sizes::read(name, &smallest)?, sizes::read(name, &largest)?));
             }
             "min_alignment" => self.min_alignment = Some(sizes::read(name, value)?),
-            "spare" => self.spare = Some(sizes::read(name, value)?),
+            // `spare` is its former name.
+            "growth_allowance" | "spare" => self.growth_allowance = Some(sizes::read(name, value)?),
             "budget" => self.budget = Some(value.cast::<budget::Budget>()?.get().inner.deref().clone()),
             "accessible_from" => self.accessible_from = Some(peers(value)?),
             "record" => self.record = Some(value.extract()?),
@@ -112,8 +113,8 @@ impl Options {
         if let Some(bytes) = self.min_alignment {
             builder = builder.min_alignment(bytes);
         }
-        if let Some(bytes) = self.spare {
-            builder = builder.spare(bytes);
+        if let Some(bytes) = self.growth_allowance {
+            builder = builder.growth_allowance(bytes);
         }
         if let Some(budget) = &self.budget {
             builder = builder.budget(budget);

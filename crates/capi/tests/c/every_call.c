@@ -187,13 +187,13 @@ static void pools(void) {
     OK(millpond_budget_read(share, &limit, NULL));
     CHECK(limit == (size_t)70 << 30);
     OK(millpond_pool_options_init(&options, sizeof options));
-    CHECK(options.size == sizeof options && options.hard_limit == SIZE_MAX && options.spare == SIZE_MAX);
+    CHECK(options.size == sizeof options && options.hard_limit == SIZE_MAX && options.growth_allowance == SIZE_MAX);
     options.name = "small";
     options.budget = budget;
     options.smallest_page = 4 << 20;
     options.largest_page = 8 << 20;
     options.min_alignment = 256;
-    options.spare = 0;
+    options.growth_allowance = 0;
     options.release_threshold = 16 << 20;
     options.reuse = MILLPOND_REUSE_OPPORTUNISTIC;
     OK(millpond_pool_create(context, &options, &pool));

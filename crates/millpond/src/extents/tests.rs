@@ -236,7 +236,7 @@ fn an_aligned_block_is_found_behind_many_that_lie_badly() {
 
 /// Six blocks of a page each, side by side, in what was one block.
 fn six_pages() -> (Bench, [DevicePtr; 6]) {
-    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB).spare(0));
+    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB).growth_allowance(0));
     let whole = bench.alloc(12 * MIB);
     bench.free(whole);
     let pages = bench.six();
@@ -341,7 +341,7 @@ fn what_is_given_back_is_mapped_nowhere() {
 
 #[test]
 fn old_mappings_are_about_as_many_as_pages_at_most() {
-    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB).spare(0));
+    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB).growth_allowance(0));
     let mut live = std::collections::VecDeque::new();
     // A multiplicative generator: sizes from 1 to 33 MiB, of which 20 blocks are live.
     let sizes = std::iter::successors(Some(1_u64), |last| Some(last * 48_271 % 0x7fff_ffff));
@@ -455,7 +455,7 @@ fn if_the_device_cannot_be_asked_the_next_best_serves() {
 #[test]
 fn the_cost_of_a_block_per_stream_is_constant() {
     let looks = |streams: u64| {
-        let bench = bench(|pool| pool.spare(0));
+        let bench = bench(|pool| pool.growth_allowance(0));
         let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();
         bench.pool.free_block(whole, &bench.stream).unwrap();
         bench.stream.synchronize().unwrap();

@@ -66,7 +66,7 @@ pub struct PoolBuilder {
     policy: Policy,
     page_sizes: Option<(u64, u64)>,
     min_alignment: u64,
-    spare: Option<u64>,
+    growth_allowance: Option<u64>,
     budget: Option<Budget>,
     keeps_nothing: bool,
     zeroed: bool,
@@ -105,7 +105,7 @@ impl PoolBuilder {
             policy: Policy::from_environment(),
             page_sizes: None,
             min_alignment: ALIGNMENT,
-            spare: None,
+            growth_allowance: None,
             budget: None,
             keeps_nothing: false,
             zeroed: false,
@@ -209,12 +209,18 @@ impl PoolBuilder {
         Self { zeroed, ..self }
     }
 
-    /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
+    /// Bytes that the pool may hold beyond the most that was ever live, to save time. It does so
     /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, and at most half
     /// of what was ever live.
     /// With 0, the pool never trades memory for time.
+    pub fn growth_allowance(self, bytes: u64) -> Self {
+        Self { growth_allowance: Some(bytes), ..self }
+    }
+
+    /// The former name of [`growth_allowance`](Self::growth_allowance).
+    #[deprecated(since = "0.1.0", note = "its name is `growth_allowance` now")]
     pub fn spare(self, bytes: u64) -> Self {
-        Self { spare: Some(bytes), ..self }
+        self.growth_allowance(bytes)
     }
 
     /// Each block has pages of its own, so that a process which a block is [shared](crate::Buffer::share) with reaches no
@@ -312,7 +318,7 @@ impl PoolBuilder {
             _ => device,
         };
         let total = device.properties().total_memory;
-        let ledger = Ledger::new(self.policy, self.spare, total, device.now());
+        let ledger = Ledger::new(self.policy, self.growth_allowance, total, device.now());
         let counters = Arc::new(Counters::default());
         // What other processes gave is theirs, and pools of a tool on a recording are nobody's.
         let is_limited =

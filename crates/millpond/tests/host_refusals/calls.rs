@@ -227,7 +227,8 @@ fn with_buffers() -> Bench {
 
 /// Grown at high water, so that long pages are due to be exchanged.
 fn to_shorten() -> Bench {
-    let bench = Bench::with(SimOptions::default(), |builder| builder.spare(0)).holding([1023 * MIB]);
+    let bench =
+        Bench::with(SimOptions::default(), |builder| builder.growth_allowance(0)).holding([1023 * MIB]);
     bench.free(|_| 0, |_| true);
     let bench = bench.holding((0..14).map(|at| (16 + at % 2 * 4) * MIB + at * 512));
     bench.free_every_other();
@@ -274,7 +275,8 @@ pub(crate) const CALLS: &[Call] = &[
             let budget = Budget::bytes(1 << 30);
             Pool::builder(&bench.context).name("a name of its own").budget(&budget)
         });
-        let builder = builder.hard_limit(1 << 30).headroom(MIB).reuse(ReusePolicies::NONE).spare(0);
+        let builder =
+            builder.hard_limit(1 << 30).headroom(MIB).reuse(ReusePolicies::NONE).growth_allowance(0);
         let builder = builder.release_threshold(0).page_sizes(4 * MIB, 8 * MIB).min_alignment(1024);
         drop(unless_refused(builder.build()));
     }),

@@ -561,7 +561,7 @@ fn churn_of((live, most): (u64, u64), pool: &Pool, stream: &Stream, mut before: 
 #[test]
 fn a_program_that_only_allocates_stays_within_its_allowance() {
     let (sim, device, stream) = sim(64 << 30);
-    let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
+    let pool = Pool::builder(&device).growth_allowance(1 << 30).build().unwrap();
     churn(&pool, &stream, &sim, Duration::ZERO);
     let stats = pool.stats();
     // 1.70 was measured, which is 519 MiB beyond what is allocated; outside of throughput mode it is 1.07.
@@ -576,7 +576,7 @@ fn a_program_that_only_allocates_stays_within_its_allowance() {
 fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     let (_, device, stream) = sim(64 << 30);
     // As much again as one class after the other would take.
-    let pool = Pool::builder(&device).spare(5 << 30).build().unwrap();
+    let pool = Pool::builder(&device).growth_allowance(5 << 30).build().unwrap();
     let large = (300, 64 * MIB);
     churn_of(large, &pool, &stream, || ());
     let before = pool.stats();
@@ -600,7 +600,7 @@ fn throughput_mode_hands_blocks_over_once_the_stream_waits() {
     let checker = CheckerDevice::new(simulated.clone());
     let device = Context::new(checker.clone());
     let [freeing, allocating] = [(); 2].map(|()| device.create_stream().unwrap());
-    let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
+    let pool = Pool::builder(&device).growth_allowance(1 << 30).build().unwrap();
     churn(&pool, &freeing, &simulated, Duration::ZERO);
     // Longer than what is cached by now, so that no longer class lends a block.
     let bytes = 20 * MIB;
@@ -637,7 +637,7 @@ fn throughput_mode_hands_blocks_over_once_the_stream_waits() {
 fn outside_throughput_mode_little_more_than_live_is_held() {
     for (spare, think) in [(1 << 30, Duration::from_millis(2)), (0, Duration::ZERO)] {
         let (sim, device, stream) = sim(64 << 30);
-        let pool = Pool::builder(&device).spare(spare).build().unwrap();
+        let pool = Pool::builder(&device).growth_allowance(spare).build().unwrap();
         churn(&pool, &stream, &sim, think);
         let stats = pool.stats();
         // 1.07 was measured for both.

@@ -11,7 +11,7 @@ use crate::shared::{Freeing, MIB, sim_with};
 /// A pool that is never in throughput mode, whatever little its program computes.
 fn bench() -> (Arc<SimDevice>, Pool, Stream) {
     let (sim, context, stream) = sim_with(SimOptions::default());
-    let pool = Pool::builder(&context).spare(0).build().unwrap();
+    let pool = Pool::builder(&context).growth_allowance(0).build().unwrap();
     (sim, pool, stream)
 }
 

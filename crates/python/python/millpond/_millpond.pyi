@@ -585,7 +585,7 @@ class Pool:
         page_sizes: the smallest and the largest physical page, powers of two. By default the device's granularity (2 MiB)
             and 32 MiB.
         min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
-        spare: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
+        growth_allowance: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
             memory would take a third of the program's time. 1/32 of the device's memory by default, and half of what was
             ever live at most; with 0 it never does.
         budget: a ``Budget`` that the pool shares with others, also of other processes.
@@ -615,7 +615,7 @@ class Pool:
         reuse: Union[bool, Collection[_Policy], None] = None,
         page_sizes: Optional[tuple[_Size, _Size]] = None,
         min_alignment: Optional[_Size] = None,
-        spare: Optional[_Size] = None,
+        growth_allowance: Optional[_Size] = None,
         budget: Optional[Budget] = None,
         accessible_from: Union[Literal["all"], Sequence[int], None] = None,
         record: Optional[_Path] = None,

@@ -23,7 +23,7 @@ class Options(TypedDict, total=False):
     reuse: Union[bool, Collection[Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]], None]
     page_sizes: Optional[tuple[Size, Size]]
     min_alignment: Optional[Size]
-    spare: Optional[Size]
+    growth_allowance: Optional[Size]
     budget: Optional[Budget]
     accessible_from: Union[Literal["all"], Sequence[int], None]
     record: Union[str, os.PathLike[str], None]

@@ -27,7 +27,7 @@ impl Job {
     /// In a pool that holds two gigabytes, in pages of 32 MiB.
     fn new() -> Self {
         // Never in throughput mode, whatever little it computes.
-        let Bench { sim, pool, stream, .. } = Bench::new(|pool| pool.spare(0));
+        let Bench { sim, pool, stream, .. } = Bench::new(|pool| pool.growth_allowance(0));
         let mut job = Self { sim, pool, stream, lengths: 0 };
         let whole = job.alloc(HELD);
         job.free([whole]);
