@@ -172,6 +172,23 @@ fn what_is_free_for_longest_gives_first_its_last_page_first() {
 }
 
 #[test]
+fn what_is_ready_gives_before_what_has_been_free_for_longer() {
+    let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+    let [own, other] = [(); 2].map(|()| context.create_stream().unwrap());
+    let reuse = ReusePolicies { opportunistic: false, ..ReusePolicies::ALL };
+    let pool = Pool::builder(&context).page_sizes(2 * MIB, 2 * MIB).reuse(reuse).build().unwrap();
+    let alloc = |bytes, stream| pool.alloc(bytes, stream).unwrap();
+    let blocks = [(); 4].map(|()| alloc(4 * MIB, &own));
+    pool.free_block(blocks[0], &other).unwrap();
+    pool.free_block(blocks[2], &own).unwrap();
+    let _long = alloc(6 * MIB, &own);
+    assert_eq!(pool.stats().pages_remapped, 3);
+    // Of the one that the stream waits for, only the last page went.
+    assert_eq!(alloc(2 * MIB, &other), blocks[0]);
+    assert_eq!((pool.stats().pages_remapped, pool.reserved().current), (3, 16 * MIB));
+}
+
+#[test]
 fn a_page_too_long_goes_where_a_limit_leaves_no_room_for_a_short_one() {
     for (limit, reserved) in [(4096, 2048 + 2), (2048, 2048 - 32 + 2)] {
         let bench = bench(|builder| builder.hard_limit(limit * MIB));
