@@ -4,7 +4,6 @@
 //! finds it here. It is *kept* then, allocated as before, until all holds on it are over. Its pages so stay where they are,
 //! and nobody else gets them.
 
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::time::Instant;
 
@@ -75,15 +74,16 @@ impl Holds {
     /// other. What the pointer is where it was freed before, and is kept. Under the pool's lock.
     pub(crate) fn keep(&self, ptr: DevicePtr, fence: impl FnOnce() -> Fence) -> Result<bool, Pointer> {
         let mut blocks = self.0.lock();
-        let Entry::Occupied(mut block) = blocks.by_start.entry(ptr) else { return Ok(false) };
-        if block.get().freed.is_some() {
+        // No `entry`: that takes the host's memory where the block is not held.
+        let Some(block) = blocks.by_start.get_mut(&ptr) else { return Ok(false) };
+        if block.freed.is_some() {
             return Err(Pointer::NotLive);
         }
-        let is_kept = !block.get_mut().is_over(Instant::now());
+        let is_kept = !block.is_over(Instant::now());
         if is_kept {
-            block.get_mut().freed = Some(fence());
+            block.freed = Some(fence());
         } else {
-            block.remove();
+            blocks.by_start.remove(&ptr);
         }
         Ok(is_kept)
     }
@@ -112,9 +112,11 @@ impl Holds {
     /// As [`collect`](Self::collect), of one block.
     pub(crate) fn collect_at(&self, ptr: DevicePtr) -> Option<(DevicePtr, Fence)> {
         let mut blocks = self.0.lock();
-        let Entry::Occupied(mut block) = blocks.by_start.entry(ptr) else { return None };
-        let is_over = block.get_mut().is_over(Instant::now());
-        is_over.then(|| block.remove().freed).flatten().map(|fence| (ptr, fence))
+        if !blocks.by_start.get_mut(&ptr)?.is_over(Instant::now()) {
+            return None;
+        }
+        let fence = blocks.by_start.remove(&ptr)?.freed?;
+        Some((ptr, fence))
     }
 }
 
