@@ -636,7 +636,7 @@ typedef struct {
     millpond_device_calls calls;
     // Bytes held but in no live block.
     uint64_t cached;
-    // 1 - requested / reserved, now: the share of the memory held that nobody asked for.
+    // 1 - requested / reserved, now: the share of the memory held that nobody asked for. 0 where nothing is live.
     double fragmentation;
 } millpond_stats;
 

@@ -201,7 +201,7 @@ static void other_devices(void) {
     OK(millpond_stream_create(elsewhere, &theirs));
     FAILS(millpond_alloc(pool, 1, theirs, &block), WRONG_DEVICE, "another device");
     OK(millpond_stream_record(elsewhere, theirs, &event));
-    FAILS(millpond_stream_wait(context, stream, event), DEVICE_INVALID, "another device");
+    FAILS(millpond_stream_wait(context, stream, event), DEVICE_INVALID, "another context");
     FAILS(millpond_host_launch(elsewhere, theirs, free, NULL), DEVICE_UNSUPPORTED, "does not support");
     OK(millpond_event_release(event));
     OK(millpond_stream_release(theirs));

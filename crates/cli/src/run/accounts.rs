@@ -222,10 +222,10 @@ mod tests {
         assert!(pinned(1 << 20).ends_with(" (1.00 MiB plain), and 3.00 MiB of pinned host memory"));
         let with_overhead =
             |plain| Outside { overhead: 512 << 20, ..outside(plain, 0, 0) }.line(false, false).unwrap();
-        assert_eq!(with_overhead(0), "CUDA itself took 512 MiB at most");
+        assert_eq!(with_overhead(0), "CUDA itself took 512.00 MiB at most");
         assert_eq!(
             with_overhead(1 << 20),
-            "the driver gave 1.00 MiB at most (1.00 MiB plain), and CUDA itself took 512 MiB at most"
+            "the driver gave 1.00 MiB at most (1.00 MiB plain), and CUDA itself took 512.00 MiB at most"
         );
         assert!(
             outside(1 << 20, 0, 1).line(false, false).unwrap().ends_with("; the limit refused 1 allocation")
