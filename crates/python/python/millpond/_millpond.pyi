@@ -150,7 +150,7 @@ class Stats:
         """Bytes held but in no live block."""
     @property
     def fragmentation(self) -> float:
-        """1 - requested / reserved, now: the share of the memory held that nobody asked for."""
+        """1 - requested / reserved, now: the share of the memory held that nobody asked for. 0 where nothing is live."""
     @property
     def calls(self) -> DeviceCalls:
         """Device calls by kind."""
