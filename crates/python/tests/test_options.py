@@ -90,7 +90,7 @@ def test_a_value_that_makes_no_sense_says_what_would(option: dict[str, Any]) -> 
 
 
 def test_sizes_may_be_texts_as_in_the_command() -> None:
-    pool = millpond.Pool("sim", capacity="1GiB", hard_limit="100MiB", page_sizes=("2MiB", 8 * MIB), spare="0")
+    pool = millpond.Pool("sim", capacity="1GiB", hard_limit="100MiB", page_sizes=("2MiB", 8 * MIB), growth_allowance="0")
     assert pool.memory_info()[1] == 1 << 30
     assert pool.allocate("3 MiB").size == 3 * MIB
     assert pool.allocate_address("1k", None) % 512 == 0
