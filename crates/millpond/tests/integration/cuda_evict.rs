@@ -4,28 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use millpond::device::cuda::CudaDevice;
-use millpond::{Buffer, Context, Pool, Stream};
+use millpond::Buffer;
 
+use crate::cuda_sleep::Rig;
 use crate::shared::{Freeing, MIB};
 use crate::sleep::Model;
-
-struct Rig {
-    context: Context,
-    pool: Pool,
-    stream: Stream,
-}
-
-impl Rig {
-    fn new() -> Self {
-        let device = CudaDevice::new(0).expect("a GPU");
-        device.make_current().unwrap();
-        let context = Context::new(device);
-        let pool = Pool::builder(&context).build().unwrap();
-        let stream = context.create_stream().unwrap();
-        Self { context, pool, stream }
-    }
-}
 
 #[test]
 #[ignore = "needs a CUDA GPU"]

@@ -11,14 +11,14 @@ use millpond::{Buffer, Context, Error, Keep, Pool, Stream};
 
 use crate::shared::{Freeing, MIB, Random};
 
-struct Rig {
-    context: Context,
-    pool: Pool,
-    stream: Stream,
+pub(crate) struct Rig {
+    pub(crate) context: Context,
+    pub(crate) pool: Pool,
+    pub(crate) stream: Stream,
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let device = CudaDevice::new(0).expect("a GPU");
         device.make_current().unwrap();
         let context = Context::new(device);

@@ -2,18 +2,18 @@
 //! failing call leaves.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
-use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, PageHandle, StreamHandle};
+use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Buffer, Context, Error, Keep, Limit, Pool, Stream};
 
 use crate::shared::{Freeing, MIB, sim};
-use crate::sleep::Model;
+use crate::sleep::{Failing, Model};
 
 const TOTAL: u64 = 256 * MIB;
 
@@ -702,64 +702,11 @@ fn whichever_call_fails_it_is_there_or_evicted_and_can_be_tried_again() {
     }
 }
 
-/// The host device, of which one call fails.
-#[derive(Debug)]
-struct Failing {
-    below: Arc<HostDevice>,
-    /// Calls until then; none where it is negative.
-    left: AtomicI64,
-}
-
-impl Failing {
-    fn call(&self) -> DeviceResult<()> {
-        if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
-            return Err(DeviceError::Unavailable("asked for".to_owned()));
-        }
-        Ok(())
-    }
-}
-
-// SAFETY: all is passed on, but for calls that are refused and change nothing.
-unsafe impl Forward for Failing {
-    fn below(&self) -> &dyn Device {
-        self.below.as_ref()
-    }
-
-    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        self.call()?;
-        self.below.create_page(bytes)
-    }
-
-    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        self.call()?;
-        // SAFETY: the caller's promise.
-        unsafe { self.below.map(at, bytes, page) }
-    }
-
-    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        self.call()?;
-        // SAFETY: the caller's promise.
-        unsafe { self.below.set_access(at, bytes) }
-    }
-
-    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        self.call()?;
-        // SAFETY: the caller's promise.
-        unsafe { self.below.unmap(at, bytes) }
-    }
-
-    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, on: StreamHandle) -> DeviceResult<()> {
-        self.call()?;
-        // SAFETY: the caller's promise.
-        unsafe { self.below.copy(to, from, bytes, on) }
-    }
-}
-
 /// Over real bytes: none is lost, whichever call of an eviction and a restore fails.
 #[test]
 fn no_byte_is_lost_whichever_call_fails() {
     let below = HostDevice::with_options(HostOptions::default().capacity(TOTAL / 2)).unwrap();
-    let device = Arc::new(Failing { below, left: AtomicI64::new(-1) });
+    let device = Failing::over(below);
     let context = Context::new(device.clone());
     // Short pages take more calls.
     let pool = Pool::builder(&context).page_sizes(2 * MIB, 2 * MIB).build().unwrap();

@@ -21,20 +21,10 @@ thread_local! {
     static HEARD: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// Allocates and frees in the pool, trims it, and asks its streams, on each event.
-struct UsesThePool;
+/// Does this on each event of the library's.
+struct Hears<F>(F);
 
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" {
-            self.0 = format!("{value:?}");
-        }
-    }
-}
-
-impl Subscriber for UsesThePool {
+impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Subscriber for Hears<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("millpond")
     }
@@ -48,29 +38,13 @@ impl Subscriber for UsesThePool {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        HEARD.with_borrow_mut(|heard| heard.insert(text.0));
-        let used = USED.with_borrow(|used| used.clone());
-        let Some((context, pool, stream)) = used else { return };
-        for bytes in [512, 3 * MIB] {
-            if let Ok(block) = pool.alloc(bytes, &stream) {
-                pool.free_block(block, &stream).unwrap();
-            }
-        }
-        _ = pool.trim_to(64 * MIB);
-        _ = stream.record();
-        _ = context.create_stream();
+        self.0(event);
     }
 
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
 }
-
-/// Keeps the fields of each event.
-#[derive(Clone, Default)]
-struct Collects(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
 
 struct Fields(BTreeMap<String, String>);
 
@@ -80,35 +54,35 @@ impl Visit for Fields {
     }
 }
 
-impl Subscriber for Collects {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("millpond")
+fn fields(event: &Event<'_>) -> BTreeMap<String, String> {
+    let mut fields = Fields(BTreeMap::new());
+    event.record(&mut fields);
+    fields.0
+}
+
+/// Allocates and frees in the pool, trims it, and asks its streams.
+fn use_the_pool(event: &Event<'_>) {
+    let text = fields(event).remove("message").unwrap_or_default();
+    HEARD.with_borrow_mut(|heard| heard.insert(text));
+    let used = USED.with_borrow(|used| used.clone());
+    let Some((context, pool, stream)) = used else { return };
+    for bytes in [512, 3 * MIB] {
+        if let Ok(block) = pool.alloc(bytes, &stream) {
+            pool.free_block(block, &stream).unwrap();
+        }
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields(BTreeMap::new());
-        event.record(&mut fields);
-        self.0.lock().unwrap().push(fields.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+    _ = pool.trim_to(64 * MIB);
+    _ = stream.record();
+    _ = context.create_stream();
 }
 
 #[test]
 fn what_a_pool_goes_through_is_told_with_its_name_and_bytes() {
     alone("what_a_pool_goes_through_is_told_with_its_name_and_bytes", || {
-        let collects = Collects::default();
-        tracing::subscriber::with_default(collects.clone(), || {
+        let told = Arc::<Mutex<Vec<_>>>::default();
+        let collected = told.clone();
+        let collects = Hears(move |event: &Event<'_>| collected.lock().unwrap().push(fields(event)));
+        tracing::subscriber::with_default(collects, || {
             let (_sim, context, stream) = sim(64 * MIB);
             let pool = Pool::builder(&context).name("told").hard_limit(32 * MIB).build().unwrap();
             let block = pool.alloc(8 * MIB, &stream).unwrap();
@@ -117,7 +91,7 @@ fn what_a_pool_goes_through_is_told_with_its_name_and_bytes() {
             assert_eq!(pool.trim_to(0), Ok(8 * MIB));
             pool.destroy().unwrap();
         });
-        let told = collects.0.lock().unwrap();
+        let told = told.lock().unwrap();
         let (limit, bytes) = ((32 * MIB).to_string(), (8 * MIB).to_string());
         for (message, fields) in [
             ("a pool was built", vec![("limit", limit.as_str())]),
@@ -173,7 +147,7 @@ fn a_subscriber_that_uses_the_pool_on_each_event_does_not_hang() {
     alone("a_subscriber_that_uses_the_pool_on_each_event_does_not_hang", || {
         let (done, is_done) = mpsc::channel();
         let worker = std::thread::spawn(move || {
-            tracing::subscriber::with_default(UsesThePool, work);
+            tracing::subscriber::with_default(Hears(use_the_pool), work);
             done.send(HEARD.take()).unwrap();
         });
         let heard = match is_done.recv_timeout(Duration::from_secs(300)) {

@@ -637,13 +637,18 @@ fn whichever_call_fails_it_is_awake_or_asleep_and_can_be_tried_again() {
 
 /// The host device, of which one call fails.
 #[derive(Debug)]
-struct Failing {
-    below: Arc<HostDevice>,
+pub(crate) struct Failing {
+    pub(crate) below: Arc<HostDevice>,
     /// Calls until then; none where it is negative.
-    left: AtomicI64,
+    pub(crate) left: AtomicI64,
 }
 
 impl Failing {
+    /// None fails yet.
+    pub(crate) fn over(below: Arc<HostDevice>) -> Arc<Self> {
+        Arc::new(Self { below, left: AtomicI64::new(-1) })
+    }
+
     fn call(&self) -> DeviceResult<()> {
         if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
             return Err(DeviceError::Unavailable("asked for".to_owned()));
@@ -716,7 +721,7 @@ unsafe impl Forward for Failing {
 #[test]
 fn no_byte_is_lost_whichever_call_fails() {
     let below = HostDevice::with_options(HostOptions::default().capacity(2 * TOTAL)).unwrap();
-    let device = Arc::new(Failing { below, left: AtomicI64::new(-1) });
+    let device = Failing::over(below);
     let context = Context::new(device.clone());
     let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
     let mut model = Model::new();
