@@ -7,13 +7,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::system::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::magazine::Item;
 use crate::extents::Place;
 use crate::order::{Tick, TimelineId};
 use crate::policy::caching::DEPOT_LOCKS;
+use crate::system::lock::{Mutex, MutexGuard};
 
 /// See the [module](self).
 #[derive(Debug, Default)]

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use crate::system::lock::Mutex;
-
 use crate::device::DevicePtr;
 use crate::extents::Ranges;
+use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
 
 /// See the [module](self).

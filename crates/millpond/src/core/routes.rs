@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::system::lock::Mutex;
-
 use super::arenas::ArenaId;
 use crate::order::Stream;
+use crate::system::lock::Mutex;
 
 /// Says of a stream whether allocations for work on it belong to a capture.
 pub(crate) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use crate::log::log;
-use crate::system::lock::MutexGuard;
-
 use super::pool_core::{Core, PoolState};
+use crate::log::log;
 use crate::policy::ledger::Observation;
+use crate::system::lock::MutexGuard;
 
 /// Pages that were taken from one place for another so far, or given back for others.
 pub(super) fn pages_moved(core: &Core) -> u64 {

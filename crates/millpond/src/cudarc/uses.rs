@@ -4,12 +4,12 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::system::lock::Mutex;
 use cudarc::driver::{CudaSlice, CudaStream};
 use rustc_hash::FxHashMap;
 
 use super::refused;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
 
 /// Uses kept per stream; those of further addresses are dropped.

@@ -4,15 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::log::log;
-use crate::system::host_memory::Shared;
-use crate::system::lock::Mutex;
-
 use super::ReusePolicies;
 use super::events::{Events, MarkEvent, OwnedEvent};
 use super::fence::{Fence, Tick, TimelineId};
 use crate::device::{DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
+use crate::log::log;
 use crate::policy::streams::MANY;
+use crate::system::host_memory::Shared;
+use crate::system::lock::Mutex;
 
 /// How long the handle of a stream is valid. What comes first is the most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,7 +6,6 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::log::log;
 use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 
@@ -15,6 +14,7 @@ use super::timeline::Promise;
 use super::watchers::Watchers;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
+use crate::log::log;
 use crate::system::lock::{Mutex, RwLock, RwLockReadGuard};
 use crate::system::process::{OfProcess, Process};
 

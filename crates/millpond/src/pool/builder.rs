@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::system::lock::Mutex;
-
 use super::context::PoolMemory;
 use super::{Context, FirstHandle, Pool};
 use crate::budgets::{Budget, Limits, budget_for};
@@ -32,6 +30,7 @@ use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::record;
 use crate::record::Recording;
 use crate::sleep::Sleep;
+use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.

@@ -6,8 +6,6 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::system::lock::Mutex;
-
 use super::{Handle, Pool};
 use crate::core::{Core, Registry, freeing};
 use crate::device;
@@ -18,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::managed;
 use crate::order::{RegisteredStream, Stream, Timelines};
 use crate::sharing::{ImportedMemory, OfOthers};
+use crate::system::lock::Mutex;
 use crate::system::process::{OfProcess, WhileHeld};
 
 /// A device with its streams and its pools. Clones are the same context.

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::system::lock::Mutex;
-
 use super::called_from::{self, SourceFrame};
 use super::encoder::{Encoder, cut};
 use super::format::Record;
 use super::frames::{of_program, readable};
 use super::stacks;
 use crate::nvtx::{Range, range};
+use crate::system::lock::Mutex;
 use crate::system::process::{PerProcess, Process};
 
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.

@@ -7,8 +7,6 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::log::{log, warn_in_any_case};
-use crate::system::lock::{Condvar, Mutex, MutexGuard};
 use rtrb::Producer;
 
 use super::clock::{Moment, nanoseconds};
@@ -19,6 +17,8 @@ use super::format::Record;
 use super::labels::WrittenSites;
 use super::note::Note;
 use super::options::Options;
+use crate::log::{log, warn_in_any_case};
+use crate::system::lock::{Condvar, Mutex, MutexGuard};
 use crate::system::process::{PerProcess, Process};
 
 /// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses

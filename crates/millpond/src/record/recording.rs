@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::system::lock::Mutex;
-
 use super::called_from::Wanted;
 use super::clock::Moment;
 use super::encoder::{Event, Kind, cut};
@@ -20,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::figures::counters::Counters;
 use crate::order::Stream;
 use crate::out_of_memory::OutOfMemory;
+use crate::system::lock::Mutex;
 
 /// See the [module](self). One belongs to one pool.
 #[derive(Debug)]

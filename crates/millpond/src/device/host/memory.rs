@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
-use crate::system::lock::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
@@ -22,6 +21,7 @@ use crate::device::{
     Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageExport, PageHandle, PeerId,
     PeerSet, Residency, sealed,
 };
+use crate::system::lock::Mutex;
 use crate::system::process::{OfProcess, Process};
 use std::sync::Arc;
 

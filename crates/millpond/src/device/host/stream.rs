@@ -10,10 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::system::lock::{Condvar, Mutex};
-
 use crate::device::inventory::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamId};
+use crate::system::lock::{Condvar, Mutex};
 
 /// How often the end of a thread looks whether a lock is free.
 const PATIENCE: u32 = 10_000;

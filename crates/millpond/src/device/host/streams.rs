@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use crate::system::lock::{Mutex, RwLock};
 use slab::Slab;
 
 use super::stream::{Moment, Stream, on_stream_thread};
 use crate::device::inventory::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamHandle, StreamId};
+use crate::system::lock::{Mutex, RwLock};
 use crate::system::process::{OfProcess, Process};
 
 /// Handles below this are the null stream and the default streams.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::system::lock::MutexGuard;
 use slotmap::Key;
 
 use super::SimDevice;
@@ -18,6 +17,7 @@ use crate::device::{
     EventExport, EventHandle, HostWork, MemoryInfo, MemoryKind, PageExport, PageHandle, PeerId, PeerSet,
     Place, Properties, Residency, StreamHandle, StreamId,
 };
+use crate::system::lock::MutexGuard;
 
 impl SimDevice {
     /// Counts the call, and fails it if a test asked for that.

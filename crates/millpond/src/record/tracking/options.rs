@@ -1,10 +1,10 @@
 //! What a pool is to know of its live blocks, and what it says of them.
 
-use crate::log::warn_in_any_case;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use super::super::options::environment;
+use crate::log::warn_in_any_case;
 
 /// Bytes between two samples, in the mean.
 const INTERVAL: u64 = 16 << 20;
