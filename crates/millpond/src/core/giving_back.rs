@@ -1,7 +1,7 @@
 //! How a pool gives memory back: on demand, when the host has synchronised, when threads end, and at its own end.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 
 use super::pool_core::{Core, PoolState};
 use crate::budgets::GivesBack;
@@ -19,10 +19,12 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
     trim_after(core, keep, collect_held)
 }
 
-/// As [`trim`], after some way to collect what was held.
+/// As [`trim`], after some way to collect what was held. That may take the pool's lock: it is called where no sleeper has it.
 fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> DeviceResult<u64> {
     core.timelines.check_process()?;
-    reap_passed(core);
+    if let Some(whole) = whole_with_pages(core).filter(|whole| !whole.gate.is_closed()) {
+        whole.state.lock().arenas.own.reap_arriving();
+    }
     if core.gate.is_closed() {
         // Nothing is cached then. And the lock may be taken until all is copied.
         return Ok(0);
@@ -85,13 +87,9 @@ pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
     Ok(any || !fence.is_empty())
 }
 
-/// Has the pool that this one is a part of remove the mappings of pages that passed there, once the work on them is complete.
-fn reap_passed(core: &Core) {
-    if core.counters.asleep.current() > 0
-        && let Some(whole) = core.whole.as_ref().and_then(Weak::upgrade)
-    {
-        whole.state.lock().arenas.own.reap_arriving();
-    }
+/// The pool that this one is a part of, if pages passed there: their mappings here go once the work on them is complete.
+fn whole_with_pages(core: &Core) -> Option<Arc<Core>> {
+    if core.counters.asleep.current() > 0 { core.whole.as_ref()?.upgrade() } else { None }
 }
 
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
@@ -205,7 +203,9 @@ pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
 fn end(core: &Core) -> Result<()> {
     end_sleep(core);
     let waited = wait_for_free(core);
-    reap_passed(core);
+    if let Some(whole) = whole_with_pages(core) {
+        whole.state.lock().arenas.own.reap_arriving();
+    }
     core.state.lock().arenas.tear_down()?;
     waited?;
     match core.state.lock().arenas.own.held() {
@@ -232,9 +232,12 @@ impl AfterSync for Core {
         let_go_of_released(self);
         // Relaxed: a setting; it takes effect at the next synchronise.
         let keep = self.release_threshold.load(Ordering::Relaxed);
-        // Programs synchronise often; a pool that was destroyed has nothing else to do.
-        let is_destroyed = self.state.lock().destroyed;
-        let collect = if is_destroyed { collect_held } else { collect_some_held };
+        // Programs synchronise often; a pool that was destroyed has nothing else to do. The lock is taken for that only while some
+        // block is held, and where the gate is open.
+        let collect = |core: &Self| match core.holds.any() && core.state.lock().destroyed {
+            true => collect_held(core),
+            false => collect_some_held(core),
+        };
         if let Err(error) = trim_after(self, keep, collect) {
             log!(WARN, "the release threshold could not be applied", error, pool = self.name);
         }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
@@ -715,6 +717,58 @@ unsafe impl Forward for Failing {
         // SAFETY: the caller's promise.
         unsafe { self.below.synchronize_stream(stream) }
     }
+}
+
+/// The host device, of which a copy waits as long as there is somebody to wait for.
+#[derive(Debug)]
+struct Waits {
+    below: Arc<HostDevice>,
+    copies: mpsc::Sender<()>,
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+// SAFETY: all is passed on.
+unsafe impl Forward for Waits {
+    fn below(&self) -> &dyn Device {
+        self.below.as_ref()
+    }
+
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, on: StreamHandle) -> DeviceResult<()> {
+        self.copies.send(()).unwrap();
+        _ = self.go_on.lock().unwrap().recv();
+        // SAFETY: the caller's promise.
+        unsafe { self.below.copy(to, from, bytes, on) }
+    }
+}
+
+#[test]
+fn who_synchronises_does_not_wait_until_a_pool_sleeps() {
+    let (copies, copying) = mpsc::channel();
+    let (sleeper_may_go_on, go_on) = mpsc::channel();
+    let below = HostDevice::with_options(HostOptions::default()).unwrap();
+    let context = Context::new(Arc::new(Waits { below, copies, go_on: Mutex::new(go_on) }));
+    let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+    let _kept = Buffer::from_slice(&pool, &[1_u8; 100], &stream).unwrap();
+    stream.synchronize().unwrap();
+    let other = context.create_stream().unwrap();
+    // Also where a part of it is evicted, whose pages passed to it.
+    let tag = pool.tagged("part").unwrap();
+    let part = Buffer::from_slice(&tag, &[2_u8; 100], &stream).unwrap();
+    sleeper_may_go_on.send(()).unwrap();
+    tag.evict(&stream).unwrap();
+    copying.recv().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| pool.sleep(Keep::InPinnedMemory).unwrap());
+        copying.recv().unwrap();
+        let (done, is_done) = mpsc::channel();
+        scope.spawn(move || done.send(other.synchronize()));
+        let synchronised = is_done.recv_timeout(Duration::from_secs(20));
+        drop(sleeper_may_go_on);
+        assert_eq!(synchronised, Ok(Ok(())), "it waits for the lock that the sleeper has");
+    });
+    pool.wake().unwrap();
+    tag.restore(&stream).unwrap();
+    assert_eq!(part.to_vec(), Ok(vec![2; 100]));
 }
 
 /// The same over real bytes: none is lost, whichever call of a sleep and a wake fails.
