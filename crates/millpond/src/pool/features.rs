@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Context, Pool, PoolBuilder};
-use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
+use crate::device::{Advice, DevicePtr, MemoryKind, PeerId, Place, Residency};
 use crate::error::{Error, Result};
 use crate::evict::{self, Evict};
 use crate::guard::{Finding, Guarding};
@@ -268,7 +268,24 @@ impl Pool {
     ///
     /// [`DeviceError::Unsupported`]: crate::device::DeviceError::Unsupported
     pub fn allow_access(&self, peer: &Context) -> Result<()> {
-        peers::allow_access(self.inner(), peer.timelines())
+        self.allow_access_from(peer.device().peer_id())
+    }
+
+    /// The same for a GPU that has no context here: it needs none to be given access.
+    ///
+    /// ```no_run
+    /// use millpond::device::PeerId;
+    /// use millpond::{Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::cuda(0)?).build()?;
+    /// pool.allow_access_from(PeerId::gpu(1))?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`allow_access`](Self::allow_access), and for a device that has no name among others.
+    pub fn allow_access_from(&self, peer: Option<PeerId>) -> Result<()> {
+        peers::allow_access(self.inner(), peer)
     }
 
     /// Takes the access of another context's GPU back, from all memory of the pool: also where it was given to one block,
