@@ -17,6 +17,9 @@ from ._torch_parts import Part, is_taken, storages, take, when_memory_is_short
 _MOST_PARTS = 8
 _LEAST_BYTES = 256 << 20
 
+#: A state of fewer bytes stays on the GPU: to move it takes longer than it is worth.
+_LEAST_STATE = 16 << 20
+
 #: So many of the parameters say how far the backward is.
 _MOST_POINTS = 32
 
@@ -80,8 +83,9 @@ class Offload:
         return tuple(closed if value is closure else value for value in args), kwargs
 
     def _get_ready(self) -> None:
-        self.restore()
-        self._note_most()
+        if self._parts:
+            self.restore()
+            self._note_most()
         self._lacks |= any(one.grad is not None and not self._optimizer.state.get(one) for one in self._parameters())
 
     def _after_step(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -101,13 +105,15 @@ class Offload:
         if not self._may_come or self._backwards + 1 < self._usual:
             return
         if all(part.comes is not None for part in self._parts):
+            # Also where there is no part.
             return
-        used = {at: pool.stats().requested.current for at, pool in _pools()}
+        requested = {at: pool.stats().requested for at, pool in _pools()}
+        room = {at: max(self._most[at], one.high) - one.current for at, one in requested.items() if at in self._most}
         for part, sizes in zip(self._parts, self._sizes):
             for at, size in sizes.items():
-                used[at] += size
+                room[at] -= size
             if part.comes is None:
-                if any(used[at] > self._most[at] for at in sizes):
+                if any(room[at] < 0 for at in sizes):
                     return
                 part.restore_ahead()
 
@@ -126,12 +132,15 @@ class Offload:
         """Moves what the optimizer has under its tags, unless that was done. Parameters and gradients are no part of it."""
         from torch.utils._pytree import tree_leaves
 
-        others = storages(self._parameters()) | storages(one.grad for one in self._parameters() if one.grad is not None)
         state = storages(leaf for leaf in tree_leaves(list(self._optimizer.state.values())) if hasattr(leaf, "is_cuda"))
+        if not self._parts and sum(one.nbytes() for one in state.values()) < _LEAST_STATE:
+            return
+        others = storages(self._parameters()) | storages(one.grad for one in self._parameters() if one.grad is not None)
         new = [one for number, one in state.items() if number not in others and not is_taken(number)]
         if not new:
             return
         take(self._assign(new))
+        self._note_most()
         if not self._callbacks:
             self._callbacks = when_memory_is_short(self._give)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,8 +104,9 @@ def storages(tensors: Iterable[Any]) -> dict[int, Any]:
     return found
 
 
-#: What is under a tag, for as long as there is such memory.
+#: What is under a tag, for as long as there is such memory. PyTorch is gone before this module is.
 _taken: dict[int, Any] = {}
+atexit.register(_taken.clear)
 
 
 def is_taken(number: int) -> bool:

@@ -179,10 +179,7 @@ def offload(what: Any, *, tag: str | None = None, device: Any = None) -> Offload
         TypeError: for something else.
         ValueError: for a module that has nothing on a GPU, that is offloaded already, or whose parameters FSDP has.
     """
-    if not is_enabled():
-        from ._errors import Error
-
-        raise Error("PyTorch does not allocate from millpond: call millpond.torch.enable() at the start of the program")
+    _check_enabled()
     if hasattr(what, "param_groups"):
         if device is not None:
             raise TypeError("device is for modules: an optimizer's state is where its parameters are")
@@ -196,6 +193,30 @@ def offload_optimizers() -> None:
     ``millpond run --offload optimizer``, or ``MILLPOND_OFFLOAD=optimizer`` in the environment, has :func:`enable` do it.
     """
     offload_all()
+
+
+@contextmanager
+def offload_activations(*, least: int = 1 << 20) -> Iterator[None]:
+    """What autograd keeps for the backward goes to pinned memory of the host meanwhile, beside the work.
+
+    Tensors of fewer bytes than ``least`` stay on the GPU, and so do parameters. Results are what they were. Use it for parts of a
+    forward for which the copies take no longer than the arithmetic. docs/beyond.md says more.
+
+    Raises:
+        millpond.Error: before :func:`enable`.
+    """
+    _check_enabled()
+    from ._torch_activations import offload_activations
+
+    with offload_activations(least):
+        yield
+
+
+def _check_enabled() -> None:
+    if not is_enabled():
+        from ._errors import Error
+
+        raise Error("PyTorch does not allocate from millpond: call millpond.torch.enable() at the start of the program")
 
 
 def _pools(tag: str | None) -> list[_millpond.Pool]:
