@@ -137,15 +137,18 @@ class OffloadModules:
         self._present = (turn, is_backward)
         after = turn.next.get(is_backward)
         self._leave_all_but(turn, after)
-        try:
-            turn.arrive()
-        except OutOfMemoryError:
-            # Both do not fit.
-            self._leave_all_but(turn)
-            turn.arrive()
-            return
+        self._arrive(turn)
         if after is not None and after is not turn and not after.is_there:
             after.part.restore_ahead()
+
+    def _arrive(self, *turns: Turn) -> None:
+        for turn in turns:
+            try:
+                turn.arrive()
+            except OutOfMemoryError:
+                # What is there early, or was needed before, gives way.
+                self._leave_all_but(*turns)
+                turn.arrive()
 
     def _leave_all_but(self, *stay: Turn | None) -> None:
         for turn in self._turns:
@@ -165,9 +168,7 @@ class OffloadModules:
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
         self._present = None
-        for turn in self._turns:
-            if not turn.parameters.isdisjoint(parameters):
-                turn.arrive()
+        self._arrive(*(turn for turn in self._turns if not turn.parameters.isdisjoint(parameters)))
 
     def _give(self) -> bool:
         """Memory is short: what is there early waits until its turn."""
