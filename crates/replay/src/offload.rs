@@ -3,10 +3,12 @@
 //! A recording does not say when a block is used. So what is offloaded is taken to be there in the phases in which it was allocated, in
 //! each of the same name, and nowhere else. Where no phases were recorded, it is there while something is allocated under its tag.
 
+use std::collections::BTreeSet;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use crate::replay::{Program, Step};
+use crate::replay::{Program, Step, WITHOUT_TIMES_US};
 use crate::sites::tag;
 use crate::trace::{Block, Phase, Trace};
 
@@ -22,10 +24,8 @@ pub struct Offload {
     pub bytes: u64,
     /// How often it leaves.
     pub times: u64,
-    /// Bytes that are copied to the host, each time that it leaves, and back.
-    pub out: u64,
-    /// The same of those that come back.
-    pub back: u64,
+    /// Bytes that are copied each time that it leaves, to the host and back.
+    pub bytes_a_time: u64,
     /// Microseconds for which it is away, in the mean, where times were recorded.
     pub away_us: Option<u64>,
     /// The most that is requested at once of what is there.
@@ -51,7 +51,9 @@ pub enum NothingToOffload {
         tags: Vec<String>,
     },
     /// Nothing says when it is needed.
-    #[error("{trace} does not say when '{tag}' is used: record more than one step, with phases (PyTorch's snapshots have them)")]
+    #[error(
+        "{trace} does not say when '{tag}' is used: record more than one step, with phases (PyTorch's snapshots have them)"
+    )]
     NeverLeaves {
         /// The recording.
         trace: String,
@@ -60,9 +62,13 @@ pub enum NothingToOffload {
     },
 }
 
+/// Tags that an error lists, at most.
+const MOST_TAGS: usize = 12;
+
 fn known(tags: &[String]) -> String {
     match tags {
         [] => "it has no tags".to_owned(),
+        tags if tags.len() > MOST_TAGS => format!("the tags are {} and others", tags[..MOST_TAGS].join(", ")),
         tags => format!("the tags are {}", tags.join(", ")),
     }
 }
@@ -103,36 +109,39 @@ impl Offload {
             moving.evict();
         }
         moving.play_until(program.steps.len());
-        if moving.times == 0 || moving.back == 0 {
+        if moving.times_back == 0 {
             return Err(NothingToOffload::NeverLeaves { trace: trace.name.clone(), tag: tag.to_owned() });
         }
-        let gaps = windows.windows(2).map(|pair| times[pair[1].0].saturating_sub(times[pair[0].1.saturating_sub(1)]));
+        let gaps = windows
+            .windows(2)
+            .map(|pair| times[pair[1].0].saturating_sub(times[pair[0].1.saturating_sub(1)]));
         let gaps: Vec<u64> = gaps.collect();
         let away_us = gaps.iter().sum::<u64>() / gaps.len().max(1) as u64;
-        let Moving { steps, blocks, bytes_most, times, out, back, .. } = moving;
+        let bytes_a_time = moving.out / moving.times + moving.back / moving.times_back;
+        let Moving { steps, blocks, bytes_most, times, .. } = moving;
         let offloaded = Program { steps, blocks, ..program.clone() };
         Ok(Self {
             tag: tag.to_owned(),
             bytes: bytes_most,
             times,
-            out,
-            back,
-            away_us: (trace.wall_us > 0).then_some(away_us),
+            bytes_a_time,
+            away_us: has_times(trace).then_some(away_us),
             peak_requested: offloaded.peak_requested().0,
             peak_before: program.peak_requested().0,
             program: offloaded,
         })
     }
 
-    /// Bytes that are copied each time that it leaves, both ways.
-    pub fn bytes_a_time(&self) -> u64 {
-        (self.out + self.back) / self.times.max(1)
-    }
-
     /// Seconds that those copies take at so many bytes a second.
     pub fn copy_seconds(&self, bandwidth: f64) -> f64 {
-        self.bytes_a_time() as f64 / bandwidth
+        self.bytes_a_time as f64 / bandwidth
     }
+}
+
+/// Whether the times are those of a job that ran. A prediction's are as far apart as if nobody had noted them.
+fn has_times(trace: &Trace) -> bool {
+    let mut pairs = trace.ops.windows(2).map(|pair| pair[1].time_us.saturating_sub(pair[0].time_us));
+    trace.wall_us > 0 && !pairs.all(|passed| passed == 0 || passed == WITHOUT_TIMES_US)
 }
 
 /// The blocks that have this tag among theirs.
@@ -140,7 +149,8 @@ fn under(trace: &Trace, wanted: &str) -> FxHashSet<u32> {
     let mut known = FxHashMap::default();
     let mut has = |block: &Block| {
         *known.entry(block.stack).or_insert_with(|| {
-            tag(trace, block.stack).is_some_and(|tags| tags == wanted || tags.split('/').any(|one| one == wanted))
+            tag(trace, block.stack)
+                .is_some_and(|tags| tags == wanted || tags.split('/').any(|one| one == wanted))
         })
     };
     let numbered = trace.blocks.iter().zip(0..);
@@ -149,10 +159,9 @@ fn under(trace: &Trace, wanted: &str) -> FxHashSet<u32> {
 
 fn all_tags(trace: &Trace) -> Vec<String> {
     let stacks: FxHashSet<_> = trace.blocks.iter().map(|block| block.stack).collect();
-    let mut tags: Vec<_> = stacks.into_iter().filter_map(|stack| tag(trace, stack)).collect();
-    tags.sort();
-    tags.dedup();
-    tags
+    let tags = stacks.into_iter().filter_map(|stack| tag(trace, stack));
+    let outermost = tags.map(|tags| tags.split('/').next().unwrap_or_default().to_owned());
+    outermost.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Where each of the phases begins and ends, as indices into the steps, one after another.
@@ -234,6 +243,7 @@ struct Moving<'a> {
     times: u64,
     out: u64,
     back: u64,
+    times_back: u64,
 }
 
 impl<'a> Moving<'a> {
@@ -251,6 +261,7 @@ impl<'a> Moving<'a> {
             times: 0,
             out: 0,
             back: 0,
+            times_back: 0,
         }
     }
 
@@ -282,6 +293,7 @@ impl<'a> Moving<'a> {
     fn restore(&mut self) {
         let time_us = self.now();
         self.order.retain(|block| self.live.contains_key(block));
+        let before = self.back;
         for block in &self.order {
             let Some((step, there @ None)) = self.live.get_mut(block) else { continue };
             let number = self.blocks as u32;
@@ -290,6 +302,7 @@ impl<'a> Moving<'a> {
             self.back += step.size;
             self.steps.push(Step { time_us, block: number, alloc: true, ..*step });
         }
+        self.times_back += u64::from(self.back > before);
     }
 
     fn evict(&mut self) {
@@ -340,7 +353,7 @@ mod tests {
         let trace = job();
         let program = Program::new(&trace, FreeWhen::Completed);
         let found = Offload::of(&trace, &program, OPTIMIZER).unwrap();
-        assert_eq!((found.bytes, found.times, found.out, found.back), (60, 3, 180, 120));
+        assert_eq!((found.bytes, found.times, found.bytes_a_time), (60, 3, 120));
         assert_eq!((found.peak_before, found.peak_requested), (160, 100));
         assert_eq!(found.away_us, Some(990));
         // Each block is allocated once and freed once at most, and there is no free without its allocation.
