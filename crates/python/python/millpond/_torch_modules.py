@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ._errors import OutOfMemoryError
-from ._torch_parts import Part, is_taken, note, storages, stream_of, take, under, when_memory_is_short
+from ._torch_parts import Part, forget, is_taken, note, storages, stream_of, take, under, when_memory_is_short
 
 
 class Turn:
@@ -54,6 +54,7 @@ class OffloadModules:
 
     def __init__(self, modules: Sequence[Any], tag: str, device: Any) -> None:
         import torch
+        import torch._dynamo
 
         for module in modules:
             _check(torch, module)
@@ -70,6 +71,8 @@ class OffloadModules:
             part.evict()
         for turn, after in zip(self._turns, [*self._turns[1:], *self._turns[:1]]):
             turn.next[False] = after
+        # What was compiled for a module without hooks must not serve one with them.
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
         self._present: tuple[Turn, bool] | None = None
         self._hooks: list[Any] = []
         for turn in self._turns:
@@ -91,7 +94,9 @@ class OffloadModules:
             hook.remove()
         self._hooks = []
         self.restore()
-        _members.difference_update(id(turn.module) for turn in self._turns)
+        for turn in self._turns:
+            forget(storages(tensor for _, tensor in _named(turn.module)).values())
+            _members.discard(id(turn.module))
 
     # ---- hooks -----------------------------------------------------------------------------------
 
@@ -100,12 +105,9 @@ class OffloadModules:
 
         module = turn.module
 
-        # What is compiled must not look into it.
-        @torch.compiler.disable
         def before_forward(_module: Any, _args: Any) -> None:
             self._begin(turn, False)
 
-        @torch.compiler.disable
         def after_forward(_module: Any, _args: Any, output: Any) -> None:
             self._watch_backward(turn, output)
 
@@ -117,8 +119,10 @@ class OffloadModules:
         def before_state(*_: Any) -> None:
             turn.arrive()
 
-        self._hooks.append(module.register_forward_pre_hook(before_forward))
-        self._hooks.append(module.register_forward_hook(after_forward))
+        # What is compiled must not look into them.
+        outside = torch.compiler.disable
+        self._hooks.append(module.register_forward_pre_hook(outside(before_forward)))
+        self._hooks.append(module.register_forward_hook(outside(after_forward)))
         self._hooks.append(module.register_state_dict_pre_hook(before_state))
         self._hooks.append(module.register_load_state_dict_pre_hook(before_state))
         if not hasattr(module, "_orig_mod"):

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from . import _millpond
-from ._torch_parts import Part, is_taken, storages, take, when_memory_is_short
+from ._torch_parts import Part, forget, is_taken, storages, take, when_memory_is_short
 
 #: A state is in so many parts at most, of so many bytes at least: each comes back when there is room for it.
 _MOST_PARTS = 8
@@ -57,6 +57,7 @@ class Offload:
             hook.remove()
         self._hooks, self._callbacks = [], []
         self.restore()
+        forget(self._state().values())
 
     def restore(self) -> None:
         """Brings the state back until the end of the next step: to be read, or changed."""
@@ -130,9 +131,7 @@ class Offload:
 
     def _take_state(self) -> None:
         """Moves what the optimizer has under its tags, unless that was done. Parameters and gradients are no part of it."""
-        from torch.utils._pytree import tree_leaves
-
-        state = storages(leaf for leaf in tree_leaves(list(self._optimizer.state.values())) if hasattr(leaf, "is_cuda"))
+        state = self._state()
         if not self._parts and sum(one.nbytes() for one in state.values()) < _LEAST_STATE:
             return
         others = storages(self._parameters()) | storages(one.grad for one in self._parameters() if one.grad is not None)
@@ -172,6 +171,12 @@ class Offload:
         for part in early:
             part.evict()
         return bool(early)
+
+    def _state(self) -> dict[int, Any]:
+        from torch.utils._pytree import tree_leaves
+
+        leaves = tree_leaves(list(self._optimizer.state.values()))
+        return storages(leaf for leaf in leaves if hasattr(leaf, "is_cuda"))
 
     def _parameters(self) -> list[Any]:
         return [one for group in self._optimizer.param_groups for one in group["params"]]

@@ -124,6 +124,12 @@ def note(taken: Iterable[Any]) -> None:
     _taken.update({storage._cdata: StorageWeakRef(storage) for storage in taken})
 
 
+def forget(released: Iterable[Any]) -> None:
+    """Notes that memory may be moved to another tag."""
+    for storage in released:
+        _taken.pop(storage._cdata, None)
+
+
 def take(wanted: Sequence[tuple[Any, Part]]) -> None:
     """Moves the memory of tensors under tags. The tensors, their views and all who hold them stay as they are; only the address
     changes."""
@@ -169,7 +175,7 @@ def _beside(call: Callable[[], None]) -> Future[None]:
 
 def when_memory_is_short(give: Callable[[], bool]) -> list[_millpond.Callback]:
     """Has the pools of the GPUs call a method when they have no memory, before that is an error."""
-    method = weakref.WeakMethod(give)  # type: ignore[arg-type]
+    method = weakref.WeakMethod(give)
 
     def asked(_bytes: int) -> bool:
         # What the thread restores needs memory itself.

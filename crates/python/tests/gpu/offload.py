@@ -294,7 +294,7 @@ def turns(how: str) -> None:
     elif how == "accelerate":
         from accelerate import cpu_offload_with_hook
 
-        hook = None
+        hook: Any = None
         for at, model in enumerate(made):
             made[at], hook = cpu_offload_with_hook(model, execution_device="cuda", prev_module_hook=hook)
         last = hook
@@ -378,7 +378,7 @@ def activations() -> None:
     import torch
 
     model, optimizer = model_and_optimizer(torch, has_checkpoints=False)
-    ways = {
+    ways: dict[str, Any] = {
         "kept on the GPU": contextlib.nullcontext,
         "`offload_activations()`": millpond.torch.offload_activations,
         "`save_on_cpu(pin_memory=True)`": lambda: torch.autograd.graph.save_on_cpu(pin_memory=True),
