@@ -22,6 +22,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     NoSuchStep(#[from] millpond_replay::steps::NoSuchStep),
     #[error(transparent)]
+    NothingToOffload(#[from] millpond_replay::offload::NothingToOffload),
+    #[error(transparent)]
     NoMoment(#[from] millpond_replay::moment::NoMoment),
     #[error(transparent)]
     Bench(#[from] millpond_bench::Error),
@@ -107,6 +109,7 @@ impl Error {
             Self::Usage(_)
             | Self::NoSuchStep(_)
             | Self::NoMoment(_)
+            | Self::NothingToOffload(_)
             | Self::NotPredicted(_)
             | Self::Training(millpond_mlp::Error::ConfigFile { .. })
             | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,

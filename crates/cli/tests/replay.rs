@@ -645,6 +645,9 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
             said(&[&["--card", "H100"], &args[..]].concat()).contains("--card is for the table of cards")
         );
     }
+    assert!(said(&["--offload", "optimizer", "--device", "host"]).contains("--offload is for device memory"));
+    assert!(said(&["--offload", "weights"]).contains("nothing under the tag 'weights'; it has no tags"));
+    assert!(said(&["--offload", "optimizer", "--bandwidth", "0"]).contains("no number of GB/s above 0"));
     assert!(said(&["--context", "1GiB", "--device", "host"]).contains("--context is for --device sim"));
     assert!(
         said(&["--context", "9GiB", "--capacity", "8"])
@@ -664,6 +667,28 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("'splendid' is no option"));
+}
+
+#[test]
+fn what_is_offloaded_is_told_with_its_copies() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let fast = ["--allocator", "millpond", "--offload", "optimizer", "--json", file.to_str().unwrap()];
+    let text = unwrapped(&stdout(&replay(GNN, &fast)));
+    for part in [
+        "With 'optimizer' offloaded: 5.26 MiB that leave 6 times",
+        "and needs 9.79 GiB with millpond",
+        "each time 10.52 MiB travel, both ways together: 201 µs at 55 GB/s, as pinned copies over PCIe 5.0 are",
+        "so there is time for that",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let told = &read_json(&file)[0]["offloaded"];
+    assert_eq!((&told["tag"], &told["times"]), (&"optimizer".into(), &6.into()));
+    assert_eq!(told["bytes_a_time"].as_u64().unwrap(), 2 * told["bytes"].as_u64().unwrap());
+    let slow = [&fast[..4], &["--bandwidth", "0.5"]].concat();
+    let text = unwrapped(&stdout(&replay(GNN, &slow)));
+    assert!(text.contains("22 ms at 0.5 GB/s it is away") && text.contains("longer at least"), "{text}");
 }
 
 #[test]

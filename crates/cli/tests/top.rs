@@ -72,6 +72,29 @@ fn json_has_the_figures_of_a_running_program() {
 }
 
 #[test]
+fn a_tag_that_is_evicted_is_told_with_its_pinned_memory() {
+    let held = Held::new("whole");
+    let tag = held.pool.tagged("optimizer").unwrap();
+    let block = tag.alloc(4 << 20, &held.stream).unwrap();
+    let told = || {
+        let text = stdout(&millpond(&["top", "--once", "--interval", "50ms"]));
+        text.lines().filter(|line| line.contains("whole/optimizer")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(told().len(), 1, "its row");
+    tag.evict(&held.stream).unwrap();
+    let lines = told();
+    let said = lines.last().unwrap();
+    assert!(lines.len() == 2 && said.starts_with("4.00 MiB of whole/optimizer of "), "{lines:?}");
+    assert!(said.ends_with("are away; 4.00 MiB of pinned memory are kept for it"), "{said}");
+    tag.restore(&held.stream).unwrap();
+    assert!(told().last().unwrap().starts_with("0 B of whole/optimizer"), "what is pinned is kept");
+    tag.trim_staging().unwrap();
+    assert_eq!(told().len(), 1);
+    // SAFETY: the block is this test's, without work.
+    unsafe { tag.free(block, &held.stream) }.unwrap();
+}
+
+#[test]
 fn text_has_a_line_for_each_pool() {
     let _held = [Held::new("a pool"), Held::new("b\u{1b}[2J\npool")];
     let text = stdout(&millpond(&["top", "--once", "--interval", "50ms", "--sort", "name"]));

@@ -6,7 +6,7 @@
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator of
 //! [`choice`] on a device; [`fit`], [`deciding`], [`sites`], [`steps`], [`growth`], [`difference`], [`phases`],
 //! [`holes`], [`verdict`] and [`report`] say what came of it, [`export`] lets other programs show it. [`out_of_memory`] says what
-//! a request met that failed. [`possible`] says how little a job could have been given, [`packing`] which jobs share a card, [`scaling`] what a job needs at another size. [`generate`] makes traces that nobody recorded.
+//! a request met that failed. [`offload`] says what a job would do whose memory is elsewhere at times. [`possible`] says how little a job could have been given, [`packing`] which jobs share a card, [`scaling`] what a job needs at another size. [`generate`] makes traces that nobody recorded.
 
 pub mod choice;
 pub mod cores;
@@ -21,6 +21,7 @@ pub mod generate;
 pub mod growth;
 pub mod holes;
 pub mod moment;
+pub mod offload;
 pub mod out_of_memory;
 mod owners;
 pub mod packing;

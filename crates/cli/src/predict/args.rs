@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use millpond_replay::offload::OPTIMIZER;
 
 use super::batch::Batch;
 use super::cards::CardFacts;
 use super::scaled::{Recording, Size};
 use crate::flags::size_or_none;
+use crate::traces::Bandwidth;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -44,6 +46,12 @@ pub(crate) struct PredictArgs {
     /// Let it write its own files
     #[arg(long, conflicts_with = "recording")]
     pub(super) write_through: bool,
+    /// Say what is needed with this offloaded
+    #[arg(long, value_name = "WHAT", value_parser = [OPTIMIZER], conflicts_with = "recording")]
+    pub(super) offload: Option<String>,
+    /// How fast it is copied, each way [default: 55]
+    #[arg(long, value_name = "GB/s", value_parser = Bandwidth::parse, requires = "offload")]
+    pub(super) bandwidth: Option<Bandwidth>,
     /// Left to the driver [default: 770MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(super) context: Option<u64>,

@@ -50,7 +50,8 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
         },
     )?;
     let nccl = if args.ranks > Some(1) && args.context.is_none() { rank::NCCL_BYTES } else { 0 };
-    let wanted = Wanted { cards: args.card.clone(), context, nccl };
+    let offload = args.offload.clone().map(|what| (what, args.bandwidth));
+    let wanted = Wanted { cards: args.card.clone(), context, nccl, offload };
     let predict = |batch: Option<u64>, is_shown: bool| {
         let more = batch.map(|batch| [args.batch_arg.clone().into(), batch.to_string().into()]);
         let run = job.run(more.as_ref().map_or(&[][..], |more| more), is_shown)?;

@@ -14,7 +14,7 @@ use super::job::Process;
 use super::needs::Needs;
 use crate::error::Result;
 use crate::terminal::{WIDTH, columns, say, table, wrapped};
-use crate::traces::cut;
+use crate::traces::{Bandwidth, Offloaded, cut};
 
 /// What a process takes of a card beside its allocator: the context, and the kernels of PyTorch, cuBLAS and cuDNN. Of jobs that
 /// train, on an H100 with driver 580 and PyTorch 2.11: docs/lab/predict.md.
@@ -31,6 +31,8 @@ pub(super) struct Wanted {
     /// Bytes beside the allocator, and those of NCCL.
     pub(super) context: u64,
     pub(super) nccl: u64,
+    /// What is to be offloaded, and how fast it is copied.
+    pub(super) offload: Option<(String, Option<Bandwidth>)>,
 }
 
 impl Wanted {
@@ -53,6 +55,9 @@ pub(super) struct Rank {
     modules: Vec<Held>,
     allocators: Vec<Needs>,
     beside: Vec<Beside>,
+    /// Where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offloaded: Option<Offloaded>,
     /// What is said before all else.
     first: Vec<String>,
     remarks: Vec<String>,
@@ -98,6 +103,10 @@ impl Rank {
             modules: by(|tags| tags.get(1).cloned().unwrap_or_else(|| "(no module)".to_owned())),
             allocators: Needs::with(&NAMES, trace, &program, &cards, wanted.beside())?,
             beside: beside(wanted),
+            offloaded: match &wanted.offload {
+                Some((tag, bandwidth)) => Some(Offloaded::of((trace, &program), tag, *bandwidth)?),
+                None => None,
+            },
             first: process.answer.first.clone(),
             remarks: process.answer.remarks.clone(),
         })
@@ -126,7 +135,12 @@ impl Rank {
             let needs = row.needs.map_or("-".to_owned(), |bytes| HumanBytes(bytes).to_string());
             vec![row.allocator.to_owned(), needs, HumanBytes(row.reserved).to_string(), runs_on(&row.cards)]
         }));
-        say(&format!("\n{}\n\nBeside the allocator", table(&lines)));
+        say(&format!("\n{}\n", table(&lines)));
+        if let Some(offloaded) = &self.offloaded {
+            offloaded.lines().iter().for_each(|line| say(&wrapped(line, WIDTH)));
+            say("");
+        }
+        say("Beside the allocator");
         for Beside { what, bytes, source } in &self.beside {
             let bytes = bytes.map_or("not counted".to_owned(), |bytes| HumanBytes(bytes).to_string());
             say(&format!("{bytes:>11}  {what}; {source}"));

@@ -13,6 +13,7 @@ use millpond_replay::trace::Trace;
 use crate::flags::{
     ALL, capacity, is_asked, listed_memories, memories, names_or_all, page_sizes, size_or_none,
 };
+use crate::traces::Bandwidth;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -38,6 +39,12 @@ pub(crate) struct ReplayArgs {
     /// Left to the driver on a card [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
+    /// Say what is needed with this tag offloaded
+    #[arg(long, value_name = "TAG")]
+    pub(super) offload: Option<String>,
+    /// How fast it is copied, each way [default: 55]
+    #[arg(long, value_name = "GB/s", value_parser = Bandwidth::parse, requires = "offload")]
+    pub(super) bandwidth: Option<Bandwidth>,
     /// End with status 1 if one chosen runs out of memory
     #[arg(long)]
     pub(crate) fail_if_oom: bool,

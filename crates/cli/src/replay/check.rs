@@ -5,7 +5,7 @@ use millpond::{Context, HumanBytes};
 use millpond_baselines::{Caching, MILLPOND, StreamOrdered, name_of};
 use millpond_replay::replay::UNLIMITED;
 
-use super::args::{ReplayArgs, is_real};
+use super::args::{ReplayArgs, is_about_cards, is_real};
 use crate::error::{Error, Result};
 
 /// Refuses them.
@@ -49,6 +49,9 @@ pub(super) fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> 
         )));
     }
     refuse_for_memory(args, &names)?;
+    if args.offload.is_some() && !is_about_cards(args) {
+        return Err(Error::Usage("--offload is for device memory on --device sim".to_owned()));
+    }
     if args.cost_table.is_some() && is_real(args.device) {
         return Err(Error::Usage(
             "--cost-table is for --device sim; a real device has its own costs".to_owned(),

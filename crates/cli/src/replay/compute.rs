@@ -31,7 +31,7 @@ use millpond_replay::verdict::{Judged, Verdict};
 use super::args::{ReplayArgs, is_about_cards, is_real};
 use crate::error::Result;
 use crate::terminal::count;
-use crate::traces::{TraceProgress, read_file};
+use crate::traces::{Offloaded, TraceProgress, read_file};
 
 /// Memory of the host device where no capacity was asked for. Replays touch little of what they allocate.
 const HOST_CAPACITY: u64 = 1 << 40;
@@ -58,6 +58,8 @@ pub(crate) struct Replayed {
     pub(crate) live_at_end: Live,
     pub(crate) growth: Growth,
     pub(crate) phases: Vec<PhaseSum>,
+    /// Where a tag is to be offloaded.
+    pub(crate) offloaded: Option<Offloaded>,
     /// What a real device has to say beside the tables.
     pub(crate) said: Vec<String>,
     pub(crate) remarked: Vec<String>,
@@ -164,6 +166,11 @@ impl<'a> Work<'a> {
             live_at_end: Live::at_end(trace, &program),
             growth: Growth::of(trace, &holds, Steps::found(trace, &holds)),
             phases: sums(trace, &program),
+            offloaded: args
+                .offload
+                .as_ref()
+                .map(|tag| Offloaded::of((trace, &program), tag, args.bandwidth))
+                .transpose()?,
             program,
             rows,
             out_of_memory,

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::args::ReplayArgs;
 use super::compute::{AllocatorRow, Replayed};
+use crate::traces::Offloaded;
 
 /// One trace.
 #[derive(Serialize)]
@@ -38,6 +39,9 @@ pub(super) struct TraceJson {
     /// What was held more and more of, from step to step.
     growth: Growth,
     phases: Vec<PhaseSum>,
+    /// Where a tag was to be offloaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offloaded: Option<Offloaded>,
     pub(crate) allocators: Vec<AllocatorJson>,
 }
 
@@ -113,6 +117,7 @@ pub(super) fn of_trace(
         live_at_end: replayed.live_at_end,
         growth: replayed.growth,
         phases: replayed.phases,
+        offloaded: replayed.offloaded,
         allocators: rows.into_iter().map(|row| of_allocator(args, trace, row)).collect(),
     };
     (json, program)

@@ -46,6 +46,10 @@ pub(super) fn show(args: &ReplayArgs, trace: &Trace, replayed: &Replayed) -> Vec
             wrapped(&format!("(no verdict: {why}; {lacking})")) + "\n"
         }
     });
+    if let Some(offloaded) = &replayed.offloaded {
+        offloaded.lines().iter().for_each(|line| say(&wrapped(line)));
+        say("");
+    }
     say(&summary(rows, replayed.possible));
     say_details(args, trace, replayed);
     remarks

@@ -73,6 +73,9 @@ pub(crate) struct RunArgs {
     /// Give back what nobody used for so long; 1 by default
     #[arg(long, value_name = "SECONDS|off", value_parser = seconds, conflicts_with = "watch")]
     decay: Option<String>,
+    /// Have PyTorch's optimizers on the GPU around their steps only
+    #[arg(long, value_name = "WHAT", value_parser = ["optimizer"], conflicts_with = "watch")]
+    offload: Option<String>,
     /// Record the allocations, for millpond replay
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -142,6 +145,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         ("--ipc", args.ipc),
         ("--top", args.top),
         ("--decay", args.decay.is_some()),
+        ("--offload", args.offload.is_some()),
     ];
     for (flag, is_given) in of_the_pool {
         if args.mode() == "limit" && is_given {
@@ -226,6 +230,7 @@ fn environment(
         all.extend(for_python(python));
     }
     all.extend(args.decay.as_ref().map(|seconds| ("MILLPOND_DECAY", seconds.into())));
+    all.extend(args.offload.as_ref().map(|what| ("MILLPOND_OFFLOAD", what.into())));
     if let Some(recording) = recording {
         // A program may go to another folder before it allocates.
         let path = std::path::absolute(recording).map_err(|source| Error::Io {

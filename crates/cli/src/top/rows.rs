@@ -104,7 +104,7 @@ pub(super) fn device(pool: &SeenPool) -> String {
 }
 
 /// Those beside the names of process and pool.
-pub(super) const COLUMNS: [Column; 13] = [
+pub(super) const COLUMNS: [Column; 15] = [
     Column { title: "reserved", width: 10, of: |row| bytes(row.pool.stats.reserved.current) },
     Column { title: "requested", width: 10, of: |row| bytes(row.pool.stats.requested.current) },
     Column { title: "cached", width: 10, of: |row| bytes(row.pool.stats.cached()) },
@@ -118,6 +118,8 @@ pub(super) const COLUMNS: [Column; 13] = [
         },
     },
     Column { title: "device", width: 12, of: |row| device(row.pool) },
+    Column { title: "away", width: 10, of: |row| bytes(row.pool.stats.asleep) },
+    Column { title: "pinned", width: 10, of: |row| bytes(row.pool.stats.pinned) },
     Column { title: "most reserved", width: 13, of: |row| bytes(row.pool.stats.reserved.high) },
     Column { title: "most requested", width: 14, of: |row| bytes(row.pool.stats.requested.high) },
     Column { title: "allocated", width: 10, of: |row| bytes(row.pool.stats.allocated.current) },

@@ -10,7 +10,7 @@ use crate::terminal::{count, table};
 
 /// All of what was seen, with as many columns of each pool as a terminal of this width has room for.
 pub(super) fn text(sight: &Sight, before: Option<&Sight>, by: SortKey, width: Option<usize>) -> String {
-    [pools(sight, (before, by), width), silent(sight), budgets(sight), gpus(sight)]
+    [pools(sight, (before, by), width), away(sight), silent(sight), budgets(sight), gpus(sight)]
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect::<Vec<_>>()
@@ -84,6 +84,21 @@ fn hidden(sight: &Sight) -> String {
         0 => String::new(),
         hidden => format!(", {} of others hidden", processes(hidden as u64)),
     }
+}
+
+/// Pools and tags that are evicted or asleep, and the pinned memory that is kept for them.
+pub(super) fn away(sight: &Sight) -> String {
+    let of_each = sight.processes.iter().flat_map(|process| {
+        let away = process.pools.iter().filter(|pool| pool.stats.asleep > 0 || pool.stats.pinned > 0);
+        away.map(move |pool| {
+            let [asleep, pinned] = [pool.stats.asleep, pool.stats.pinned].map(HumanBytes);
+            format!(
+                "{asleep} of {} of {} {} are away; {pinned} of pinned memory are kept for it",
+                pool.name, process.pid, process.program
+            )
+        })
+    });
+    of_each.collect::<Vec<_>>().join("\n")
 }
 
 /// The processes that do not answer.

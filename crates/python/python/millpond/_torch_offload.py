@@ -1,15 +1,27 @@
-"""An optimizer whose state is on the GPU only around its steps: :func:`millpond.torch.offload`."""
+"""Optimizers whose state is on the GPU only around their steps: :func:`millpond.torch.offload`.
+
+**One step.** Once the backward has freed as much memory as a part of the state takes, that part begins to come back, on a stream for
+copies. The step waits for all parts. Behind it they are evicted. A state that is new is moved under its tags after the step that
+made it.
+"""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from . import _millpond
-from ._errors import OutOfMemoryError
+from ._torch_parts import Part, forget, is_taken, storages, take, when_memory_is_short
 
-#: A restore begins once so many of the optimizer's parameters still lack a gradient, of four. By then most of what the forward
-#: kept is free.
-_QUARTERS_LEFT = 1
+#: A state is in so many parts at most, of so many bytes at least: each comes back when there is room for it.
+_MOST_PARTS = 8
+_LEAST_BYTES = 256 << 20
+
+#: A state of fewer bytes stays on the GPU: to move it takes longer than it is worth.
+_LEAST_STATE = 16 << 20
+
+#: So many of the parameters say how far the backward is.
+_MOST_POINTS = 32
 
 
 class Offload:
@@ -17,87 +29,183 @@ class Offload:
 
     def __init__(self, optimizer: Any, tag: str) -> None:
         self._optimizer, self._tag = optimizer, tag
-        self._tag_before: list[str | None] = []
+        self._parts: list[Part] = []
+        self._lacks = False
+        #: By GPU, the bytes of each part, and the most that were needed at once so far.
+        self._sizes: list[dict[int, int]] = []
+        self._most: dict[int, int] = {}
+        #: Backwards since the last step, and how many there were before that.
+        self._backwards, self._usual = 0, 0
+        self._may_come = True
+        self._callbacks: list[_millpond.Callback] = []
         register = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
         self._hooks = [register[0](self._before_step), register[1](self._after_step)]
         self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_reading))
         self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._before_loading))
         self._hooks.append(optimizer.register_load_state_dict_post_hook(self._after_loading))
         parameters = [one for one in self._parameters() if one.requires_grad]
-        if parameters:
-            # The backward comes to the first parameters last.
-            near_the_end = parameters[(len(parameters) - 1) * _QUARTERS_LEFT // 4]
-            self._hooks.append(near_the_end.register_post_accumulate_grad_hook(self._near_the_end))
+        # The backward comes to the first parameters last.
+        for one in parameters[:1]:
+            self._hooks.append(one.register_post_accumulate_grad_hook(self._at_the_end))
+        for one in parameters[1 :: max(len(parameters) // _MOST_POINTS, 1)]:
+            self._hooks.append(one.register_post_accumulate_grad_hook(self._on_the_way))
+        self._take_state()
 
     def remove(self) -> None:
         """Brings the state back. It stays on the GPU from now on."""
-        for hook in self._hooks:
+        for hook in [*self._hooks, *self._callbacks]:
             hook.remove()
-        self._hooks = []
+        self._hooks, self._callbacks = [], []
         self.restore()
+        forget(self._state().values())
 
     def restore(self) -> None:
         """Brings the state back until the end of the next step: to be read, or changed."""
-        for ordinal, pool in self._pools():
-            pool.restore(_current_stream(ordinal))
+        self._may_come = False
+        for part in self._parts:
+            part.restore()
 
     # ---- hooks -----------------------------------------------------------------------------------
 
-    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The optimizer is the first of them.
-        if any(callable(each) for each in args[1:]) or kwargs.get("closure") is not None:
-            raise ValueError(
-                "an optimizer that is offloaded takes no closure: the forward and the backward in it would use the optimizer's "
-                "memory. Call them before step()"
-            )
-        self.restore()
-        if self._lacks_state():
-            self._enter_tag()
+        closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
+        if closure is None:
+            self._get_ready()
+            return None
+
+        # The forward and the backward are in it.
+        def closed() -> Any:
+            loss = closure()
+            self._get_ready()
+            return loss
+
+        kwargs = {name: closed if value is closure else value for name, value in kwargs.items()}
+        return tuple(closed if value is closure else value for value in args), kwargs
+
+    def _get_ready(self) -> None:
+        if self._parts:
+            self.restore()
+            self._note_most()
+        self._lacks |= any(one.grad is not None and not self._optimizer.state.get(one) for one in self._parameters())
 
     def _after_step(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        self._leave_tag()
-        for ordinal, pool in self._pools():
-            pool.evict(_current_stream(ordinal))
+        if self._lacks:
+            self._take_state()
+        for part in self._parts:
+            part.evict()
+        self._lacks, self._may_come = False, True
+        self._backwards, self._usual = 0, self._backwards
 
-    def _near_the_end(self, _parameter: Any) -> None:
-        for _, pool in self._pools():
-            try:
-                pool.restore_ahead()
-            except OutOfMemoryError:
-                # There is more room before the step, which tries again.
-                return
+    def _at_the_end(self, parameter: Any) -> None:
+        self._on_the_way(parameter)
+        self._backwards += 1
+
+    def _on_the_way(self, _parameter: Any) -> None:
+        """Has the parts come back that there is room for."""
+        if not self._may_come or self._backwards + 1 < self._usual:
+            return
+        if all(part.comes is not None for part in self._parts):
+            # Also where there is no part.
+            return
+        requested = {at: pool.stats().requested for at, pool in _pools()}
+        room = {at: max(self._most[at], one.high) - one.current for at, one in requested.items() if at in self._most}
+        for part, sizes in zip(self._parts, self._sizes):
+            for at, size in sizes.items():
+                room[at] -= size
+            if part.comes is None:
+                if any(room[at] < 0 for at in sizes):
+                    return
+                part.restore_ahead()
 
     def _before_reading(self, _optimizer: Any) -> None:
         self.restore()
 
     def _before_loading(self, _optimizer: Any, _state: Any) -> None:
         self.restore()
-        self._enter_tag()
 
     def _after_loading(self, _optimizer: Any) -> None:
-        self._leave_tag()
+        self._take_state()
 
-    # ---- tag and pools ---------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
-    def _enter_tag(self) -> None:
-        self._tag_before.append(_millpond.set_tag(self._tag))
+    def _take_state(self) -> None:
+        """Moves what the optimizer has under its tags, unless that was done. Parameters and gradients are no part of it."""
+        state = self._state()
+        if not self._parts and sum(one.nbytes() for one in state.values()) < _LEAST_STATE:
+            return
+        others = storages(self._parameters()) | storages(one.grad for one in self._parameters() if one.grad is not None)
+        new = [one for number, one in state.items() if number not in others and not is_taken(number)]
+        if not new:
+            return
+        take(self._assign(new))
+        self._note_most()
+        if not self._callbacks:
+            self._callbacks = when_memory_is_short(self._give)
 
-    def _leave_tag(self) -> None:
-        if self._tag_before:
-            _millpond.set_tag(self._tag_before.pop())
+    def _assign(self, new: list[Any]) -> list[tuple[Any, Part]]:
+        """A part for each, in the order in which they are."""
+        total, before = sum(one.nbytes() for one in new), 0
+        if not self._parts:
+            count = min(max(total // _LEAST_BYTES, 1), _MOST_PARTS)
+            tags = [self._tag, *(f"{self._tag}.{number}" for number in range(2, count + 1))]
+            self._parts = [Part(tag) for tag in tags]
+        wanted = []
+        for one in new:
+            wanted.append((one, self._parts[before * len(self._parts) // total]))
+            before += one.nbytes()
+        return wanted
+
+    def _note_most(self) -> None:
+        """Called where the state is there."""
+        self._sizes = [part.sizes() for part in self._parts]
+        for at, pool in _pools():
+            requested = pool.stats().requested
+            state = sum(sizes.get(at, 0) for sizes in self._sizes)
+            self._most[at] = max(self._most.get(at, 0), requested.high, requested.current + state)
+
+    def _give(self) -> bool:
+        """Memory is short: what comes early waits until the step."""
+        early = [part for part in self._parts if part.has_come]
+        self._may_come = False
+        for part in early:
+            part.evict()
+        return bool(early)
+
+    def _state(self) -> dict[int, Any]:
+        from torch.utils._pytree import tree_leaves
+
+        leaves = tree_leaves(list(self._optimizer.state.values()))
+        return storages(leaf for leaf in leaves if hasattr(leaf, "is_cuda"))
 
     def _parameters(self) -> list[Any]:
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
-    def _lacks_state(self) -> bool:
-        return any(one.grad is not None and not self._optimizer.state.get(one) for one in self._parameters())
 
-    def _pools(self) -> list[tuple[int, _millpond.Pool]]:
-        pools = [(ordinal, _millpond.device_pool(ordinal)) for ordinal in _millpond.devices_in_use()]
-        return [(ordinal, pool.tagged(self._tag)) for ordinal, pool in pools if self._tag in pool.tags]
+def _pools() -> list[tuple[int, _millpond.Pool]]:
+    return [(ordinal, _millpond.device_pool(ordinal)) for ordinal in _millpond.devices_in_use()]
 
 
-def _current_stream(ordinal: int) -> int:
-    import torch
+# ---- scripts that nobody changes ---------------------------------------------------------------------
 
-    return int(torch.cuda.current_stream(ordinal).cuda_stream)
+_known: weakref.WeakSet[Any] | None = None
+
+
+def offload_all() -> None:
+    """Offloads each optimizer of the process when it takes its first step."""
+    global _known
+    if _known is None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        _known = weakref.WeakSet()
+        register_optimizer_step_pre_hook(_before_first_step)
+
+
+def _before_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    assert _known is not None
+    if optimizer in _known:
+        return
+    number = len(_known) + 1
+    _known.add(optimizer)
+    # PyTorch goes on to the optimizer's own hooks, so this step has them already.
+    Offload(optimizer, "optimizer" if number == 1 else f"optimizer-{number}")

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack, overload
 from warnings import warn
 
 from . import _millpond, _shared
-from ._torch_offload import Offload
+from ._torch_modules import OffloadModules
+from ._torch_offload import Offload, offload_all
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -77,7 +78,12 @@ def enable(
 
     _torch_nccl.keep_from_registering()
     has_threshold = _torch_settings.from_environment(torch, pinned=pinned) or "release_threshold" in options
+    offloads = environ.get("MILLPOND_OFFLOAD") or None
+    if offloads not in (None, "optimizer"):
+        raise ValueError(f"MILLPOND_OFFLOAD is {offloads!r}: the only value is 'optimizer'")
     _enable(torch, wanted, pinned=pinned)
+    if offloads:
+        offload_optimizers()
     _torch_settings.replace_settings(torch, pinned=pinned, has_threshold=has_threshold)
 
 
@@ -137,28 +143,80 @@ def wake(tag: str | None = None) -> None:
         pool.wake()
 
 
-def offload(optimizer: Any, *, tag: str = "optimizer") -> Offload:
-    """Has an optimizer's state on the GPU only around its steps. Call it before the first step, or before ``load_state_dict``.
+class _Optimizer(Protocol):
+    param_groups: list[dict[str, Any]]
 
-    What the optimizer allocates for its state gets the tag. Behind each step, it is evicted: its bytes go to pinned memory of
-    the host, and forward and backward use its memory. Near the end of the backward it begins to come back, beside the rest of the
-    work; the next step comes behind that. Losses are what they were. docs/beyond.md says more.
 
-    Between the steps, the state must not be read: ``state_dict`` brings it back, as does ``restore`` of what is returned. A step
-    with a closure is refused, and so is one in a graph that is captured.
+@overload
+def offload(what: _Optimizer, *, tag: str | None = None) -> Offload: ...
+@overload
+def offload(what: Any, *, tag: str | None = None, device: Any = None) -> OffloadModules: ...
+def offload(what: Any, *, tag: str | None = None, device: Any = None) -> Offload | OffloadModules:
+    """Has an optimizer's state on the GPU only around its steps, or modules only while they run.
+
+    What is not needed is evicted, behind the work so far: its bytes go to pinned memory of the host, and others use its memory. It
+    comes back at the same addresses, beside the work before it is needed. Results are what they were. docs/beyond.md says more.
+
+    *An optimizer*: its state comes back during the backward, as the backward frees memory, and leaves behind the step. Between the
+    steps, the state must not be read: ``state_dict`` brings it back, as does ``restore`` of what is returned.
+
+    *Modules*: one is there from the beginning of its forward or backward until another one begins. The one that came next the last
+    time comes back meanwhile, if there is room. Its parameters must not be used otherwise: ``state_dict`` brings it back, as does
+    ``restore`` of what is returned. Before a step, an optimizer has the parameters brought back that it has.
+
+    Parameters, buffers and state move once, when they get the tag. Their tensors stay, and so do views; the addresses change. So
+    call it before a graph is captured.
 
     Args:
-        optimizer: A ``torch.optim.Optimizer``.
-        tag: The name that its memory has among the pool's tags. Two optimizers that step at different times have two tags.
+        what: A ``torch.optim.Optimizer``, a ``torch.nn.Module``, or modules that run in turn. Memory that two modules share stays on
+            the GPU.
+        tag: The name among the pool's tags, ``"optimizer"`` or ``"model"`` by default. Large states and several modules have more
+            tags, such as ``"optimizer.2"``. What is offloaded by another call needs another name.
+        device: A GPU to which modules on the CPU are brought, one after another.
+
+    Raises:
+        millpond.Error: before :func:`enable`.
+        TypeError: for something else.
+        ValueError: for a module that has nothing on a GPU, that is offloaded already, or whose parameters FSDP has.
+    """
+    _check_enabled()
+    if hasattr(what, "param_groups"):
+        if device is not None:
+            raise TypeError("device is for modules: an optimizer's state is where its parameters are")
+        return Offload(what, tag or "optimizer")
+    return OffloadModules(list(what) if isinstance(what, (list, tuple)) else [what], tag or "model", device)
+
+
+def offload_optimizers() -> None:
+    """Offloads each optimizer of the process, from its first step on: :func:`offload` for scripts that nobody changes.
+
+    ``millpond run --offload optimizer``, or ``MILLPOND_OFFLOAD=optimizer`` in the environment, has :func:`enable` do it.
+    """
+    offload_all()
+
+
+@contextmanager
+def offload_activations(*, least: int = 1 << 20) -> Iterator[None]:
+    """What autograd keeps for the backward goes to pinned memory of the host meanwhile, beside the work.
+
+    Tensors of fewer bytes than ``least`` stay on the GPU, and so do parameters. Results are what they were. Use it for parts of a
+    forward for which the copies take no longer than the arithmetic. docs/beyond.md says more.
 
     Raises:
         millpond.Error: before :func:`enable`.
     """
+    _check_enabled()
+    from ._torch_activations import offload_activations
+
+    with offload_activations(least):
+        yield
+
+
+def _check_enabled() -> None:
     if not is_enabled():
         from ._errors import Error
 
         raise Error("PyTorch does not allocate from millpond: call millpond.torch.enable() at the start of the program")
-    return Offload(optimizer, tag)
 
 
 def _pools(tag: str | None) -> list[_millpond.Pool]:

@@ -139,6 +139,8 @@ def enable(name: str, library: str, account: Account) -> None:
     import importlib
 
     without = "is served as any program" if os.environ.get("MILLPOND_RUN") else "keeps its own allocator"
+    if name == "torch" and os.environ.get("MILLPOND_OFFLOAD"):
+        without += ", and nothing is offloaded"
     try:
         importlib.import_module("millpond")
     except ImportError:

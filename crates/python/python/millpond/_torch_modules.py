@@ -1,0 +1,242 @@
+"""Modules that are on the GPU while they run: :func:`millpond.torch.offload`.
+
+**One turn.** A module begins its forward, or its backward. The others are evicted behind the work so far. The module is restored, and
+the one that came after it the last time begins to come. It stays until another begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ._errors import OutOfMemoryError
+from ._torch_parts import Part, forget, is_taken, note, storages, stream_of, take, under, when_memory_is_short
+
+
+class Turn:
+    """One of the modules that take turns."""
+
+    def __init__(self, module: Any, part: Part, which: str) -> None:
+        self.module, self.part, self.which = module, part, which
+        self.is_there = False
+        #: By GPU, the stream that waited for the last restore, and an event behind that.
+        self.waited: dict[int, tuple[int, Any]] = {}
+        #: Who came next the last time: after the forward, and after the backward.
+        self.next: dict[bool, Turn] = {}
+        #: An optimizer's parameters are known by that.
+        self.parameters = {id(one) for one in module.parameters()}
+
+    def arrive(self) -> None:
+        """Brings it back, before what comes on the current streams."""
+        import torch
+
+        if not self.is_there:
+            self.part.restore()
+            self.is_there = True
+            self.waited = {}
+            for ordinal, _ in self.part.pools():
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(ordinal))
+                self.waited[ordinal] = (stream_of(ordinal), event)
+        for ordinal, (stream, event) in self.waited.items():
+            if stream_of(ordinal) != stream:
+                torch.cuda.current_stream(ordinal).wait_event(event)
+
+    def leave(self) -> None:
+        """Gives the memory to others, behind the work so far."""
+        if self.is_there or self.part.comes is not None:
+            self.part.evict()
+            self.is_there = False
+
+
+class OffloadModules:
+    """What :func:`millpond.torch.offload` does for modules that take turns, until :meth:`remove`."""
+
+    def __init__(self, modules: Sequence[Any], tag: str, device: Any) -> None:
+        import torch
+        import torch._dynamo
+
+        for module in modules:
+            _check(torch, module)
+        device = None if device is None else torch.device(device)
+        shared = _shared(modules)
+        _members.update(id(module) for module in modules)
+        self._turns: list[Turn] = []
+        for number, module in enumerate(modules, 1):
+            part = Part(tag if len(modules) == 1 else f"{tag}.{number}")
+            turn = Turn(module, part, type(module).__name__)
+            _bring(torch, module, part, device, shared)
+            self._turns.append(turn)
+            # A module may be as large as what is left.
+            part.evict()
+        for turn, after in zip(self._turns, [*self._turns[1:], *self._turns[:1]]):
+            turn.next[False] = after
+        # What was compiled for a module without hooks must not serve one with them.
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        self._present: tuple[Turn, bool] | None = None
+        self._hooks: list[Any] = []
+        for turn in self._turns:
+            self._hook(turn)
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+        self._hooks += when_memory_is_short(self._give)
+
+    def restore(self, module: Any = None) -> None:
+        """Brings a module back, or all of them: to be read, or changed. It stays until another one begins to run."""
+        for turn in self._turns:
+            if module is None or turn.module is module:
+                turn.arrive()
+
+    def remove(self) -> None:
+        """Brings all modules back. They stay on the GPU from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.restore()
+        for turn in self._turns:
+            forget(storages(tensor for _, tensor in _named(turn.module)).values())
+            _members.discard(id(turn.module))
+
+    # ---- hooks -----------------------------------------------------------------------------------
+
+    def _hook(self, turn: Turn) -> None:
+        import torch
+
+        module = turn.module
+
+        def before_forward(_module: Any, _args: Any) -> None:
+            self._begin(turn, False)
+
+        def after_forward(_module: Any, _args: Any, output: Any) -> None:
+            self._watch_backward(turn, output)
+
+        def before_part(_module: Any, _args: Any) -> None:
+            # The whole module's hook was before, if that is compiled.
+            if not torch.compiler.is_compiling():
+                self._begin(turn, False)
+
+        def before_state(*_: Any) -> None:
+            turn.arrive()
+
+        # What is compiled must not look into them.
+        outside = torch.compiler.disable
+        self._hooks.append(module.register_forward_pre_hook(outside(before_forward)))
+        self._hooks.append(module.register_forward_hook(outside(after_forward)))
+        self._hooks.append(module.register_state_dict_pre_hook(before_state))
+        self._hooks.append(module.register_load_state_dict_pre_hook(before_state))
+        if not hasattr(module, "_orig_mod"):
+            # Some are called past their own forward, as by `vae.decode`.
+            for child in module.children():
+                self._hooks.append(child.register_forward_pre_hook(before_part))
+
+    def _begin(self, turn: Turn, is_backward: bool) -> None:
+        if self._present == (turn, is_backward):
+            turn.arrive()
+            return
+        if self._present is not None:
+            before, was_backward = self._present
+            if before is not turn:
+                before.next[was_backward] = turn
+        self._present = (turn, is_backward)
+        after = turn.next.get(is_backward)
+        self._leave_all_but(turn, after)
+        self._arrive(turn)
+        if after is not None and after is not turn and not after.is_there:
+            after.part.restore_ahead()
+
+    def _arrive(self, *turns: Turn) -> None:
+        for turn in turns:
+            try:
+                turn.arrive()
+            except OutOfMemoryError:
+                # What is there early, or was needed before, gives way.
+                self._leave_all_but(*turns)
+                turn.arrive()
+
+    def _leave_all_but(self, *stay: Turn | None) -> None:
+        for turn in self._turns:
+            if turn not in stay:
+                turn.leave()
+
+    def _watch_backward(self, turn: Turn, output: Any) -> None:
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        if not torch.is_grad_enabled():
+            return
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if leaves:
+            torch.autograd.graph.register_multi_grad_hook(leaves, lambda _: self._begin(turn, True), mode="any")
+
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        self._present = None
+        self._arrive(*(turn for turn in self._turns if not turn.parameters.isdisjoint(parameters)))
+
+    def _give(self) -> bool:
+        """Memory is short: what is there early waits until its turn."""
+        present = self._present[0] if self._present else None
+        early = [turn for turn in self._turns if turn is not present and (turn.is_there or turn.part.has_come)]
+        if present is None:
+            return False
+        for turn in early:
+            turn.leave()
+        return bool(early)
+
+
+#: The modules that take turns already.
+_members: set[int] = set()
+
+
+def _check(torch: Any, module: Any) -> None:
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"an optimizer, a module, or a list of modules is expected, not {type(module).__name__}")
+    if id(module) in _members:
+        raise ValueError(f"this {type(module).__name__} is offloaded already")
+    for name, tensor in _named(module):
+        if is_traceable_wrapper_subclass(tensor) or type(tensor).__name__ == "FlatParameter":
+            raise ValueError(
+                f"{name} of {type(module).__name__} is a {type(tensor).__name__}, whose memory FSDP or another library moves itself. "
+                "Offload the optimizer of such a module; for its parameters, use what that library has (CPUOffloadPolicy)"
+            )
+
+
+def _named(module: Any) -> Iterable[tuple[str, Any]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _shared(modules: Sequence[Any]) -> set[int]:
+    """The memory that two of the modules have. It belongs to no turn."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for module in modules:
+        own = {tensor.untyped_storage()._cdata for _, tensor in _named(module)}
+        shared |= own & seen
+        seen |= own
+    return shared
+
+
+def _bring(torch: Any, module: Any, part: Part, device: Any, shared: set[int]) -> None:
+    """Moves a module's memory under its tag."""
+    for name, tensor in _named(module):
+        number = tensor.untyped_storage()._cdata
+        if is_taken(number) and number not in shared:
+            raise ValueError(
+                f"{name} of {type(module).__name__} is another offloaded module's, too: pass both in one list, and it stays on the GPU"
+            )
+        if number in shared and device is not None and not tensor.is_cuda:
+            tensor.data = tensor.data.to(device)
+            shared.add(tensor.untyped_storage()._cdata)
+    there = storages(tensor for _, tensor in _named(module))
+    if device is not None:
+        with under(part.tag):
+            module.to(device)
+    now = storages(tensor for _, tensor in _named(module))
+    if not now:
+        raise ValueError(f"{type(module).__name__} has nothing on a GPU: pass device='cuda', and it goes there when it runs")
+    take([(storage, part) for number, storage in there.items() if number not in shared])
+    note(storage for number, storage in now.items() if number not in there)
