@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond::bindings::{DECAY, Mutex, PerProcess, RwLock};
-use millpond::device::{DevicePtr, PeerId};
 use millpond::device::cuda::CudaDevice;
+use millpond::device::{DevicePtr, PeerId};
 use millpond::{Context, Error, Pool, Stats, Stream};
 use rustc_hash::FxHashMap;
 

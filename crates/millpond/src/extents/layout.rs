@@ -21,6 +21,8 @@ pub(crate) struct Layout {
     pub(crate) base_page_bytes: u64,
     /// Base pages in the largest page.
     pub(crate) largest_page: u32,
+    /// Base pages in the shortest page that a long block gets, where it has room.
+    pub(crate) least_page: u32,
     /// What decides how many old mappings stay, and whether pages are exchanged.
     pub(super) policy: Policy,
     /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
@@ -36,6 +38,7 @@ impl Layout {
             unit_bytes: unit,
             base_page_bytes: base_page,
             largest_page: u32::try_from(largest_page / base_page).unwrap_or(u32::MAX),
+            least_page: 1,
             policy,
             unit_shift: unit.ilog2(),
             base_page_shift: base_page.ilog2() - unit.ilog2(),

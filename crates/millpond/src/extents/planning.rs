@@ -108,6 +108,7 @@ impl<'a> Planner<'a> {
         page_length(PageNeed {
             room,
             longest: self.request.longest,
+            least: layout.least_page,
             block: self.request.units >> layout.base_page_shift,
             held: self.arena.reserved() / layout.base_page_bytes,
             balance,

@@ -17,8 +17,9 @@ const PAGES_IN_POOL: u64 = 512;
 pub(crate) struct PageNeed {
     /// What is left to back.
     pub(crate) room: u32,
-    /// The longest page that there may be.
+    /// The longest page that there may be, and the shortest that is worth it.
     pub(crate) longest: u32,
+    pub(crate) least: u32,
     /// The block that is asked for, rounded down.
     pub(crate) block: u64,
     /// All that the pool holds.
@@ -27,15 +28,15 @@ pub(crate) struct PageNeed {
     pub(crate) balance: Balance,
 }
 
-/// The length of a new page of the large zone, a power of two: `min(room, longest, block / 64)` while the pool saves, else
-/// `min(room, longest, max(block / 64, held / 512))`.
+/// The length of a new page of the large zone, a power of two: `min(room, longest, max(least, block / 64))` while the pool saves, else
+/// `min(room, longest, max(least, block / 64, held / 512))`.
 pub(crate) fn page_length(need: PageNeed) -> u32 {
-    let PageNeed { room, longest, block, held, balance } = need;
+    let PageNeed { room, longest, least, block, held, balance } = need;
     let enough = match balance {
         Balance::Saving(_) => block / PAGES_IN_BLOCK,
         Balance::Even | Balance::Overdrawn => (block / PAGES_IN_BLOCK).max(held / PAGES_IN_POOL),
     };
-    let enough = u32::try_from(enough.max(1)).unwrap_or(u32::MAX);
+    let enough = u32::try_from(enough.max(u64::from(least))).unwrap_or(u32::MAX);
     1 << room.min(longest).min(enough).ilog2()
 }
 
@@ -47,7 +48,8 @@ mod tests {
 
     const SAVING: Balance = Balance::Saving(Duration::ZERO);
 
-    const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 512, held: 0, balance: SAVING };
+    const NEED: PageNeed =
+        PageNeed { room: 4096, longest: 16, least: 1, block: 512, held: 0, balance: SAVING };
 
     #[test]
     fn a_page_is_a_64th_of_its_block_within_room() {
@@ -57,6 +59,12 @@ mod tests {
             [of(512, 4096), of(511, 4096), of(512, 7), of(63, 4096), of(1 << 40, 4096)],
             [8, 4, 4, 1, 16]
         );
+    }
+
+    #[test]
+    fn a_page_is_as_long_as_is_worth_it_within_room() {
+        let of = |room, longest| page_length(PageNeed { room, longest, least: 4, block: 20, ..NEED });
+        assert_eq!([of(20, 16), of(3, 16), of(20, 2), of(1, 16)], [4, 2, 2, 1]);
     }
 
     #[test]

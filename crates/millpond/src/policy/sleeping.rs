@@ -7,6 +7,7 @@ pub(crate) const GAP: u64 = 64 << 10;
 /// Bytes that are copied between two looks whether pages can go: 2 ms at 55 GB/s, in which 60 pages can go.
 pub(crate) const BATCH: u64 = 128 << 20;
 
-/// The longest that pages are joined to when they wake, in base pages. At 55 GB/s, 8 MiB take 150 µs to copy. A page of any
+/// The shortest pages that long blocks of a tag get, which moves as a whole, and the longest that pages are joined to when they wake,
+/// in base pages. At 55 GB/s, 8 MiB take 150 µs to copy. A page of any
 /// length takes 35 to 60 µs to create and map, and one of 2 MiB 38 µs to copy.
 pub(crate) const PAGE_TO_WAKE: u32 = 4;

@@ -27,6 +27,7 @@ use crate::physical::Pages;
 use crate::policy::Policy;
 use crate::policy::ledger::Ledger;
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
+use crate::policy::sleeping::PAGE_TO_WAKE;
 use crate::record;
 use crate::record::Recording;
 use crate::sleep::Sleep;
@@ -304,7 +305,10 @@ impl PoolBuilder {
 
     /// As [`build`](Self::build), as a part of another pool, if there is one: under its hard limit.
     pub(super) fn build_in(self, whole: Option<&Arc<Core>>) -> Result<Pool> {
-        let layout = self.layout()?;
+        let mut layout = self.layout()?;
+        if whole.is_some() {
+            layout.least_page = PAGE_TO_WAKE;
+        }
         let hard_limit =
             whole.map_or_else(|| Budget::bytes(self.hard_limit), |whole| whole.limits.hard_limit.clone());
         let options = self.clone();
