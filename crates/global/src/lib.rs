@@ -33,6 +33,13 @@
 
 mod options;
 
+// The examples of the page are tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/frameworks.md")]
+    mod frameworks {}
+}
+
 pub use options::{Options, options};
 
 use millpond::Pool;
