@@ -1,6 +1,7 @@
 //! candle: a small GPT with random weights, which answers requests with a cache of keys and values that grows, or learns.
 //!
-//! `candle-… generate` or `candle-… train`.
+//! `candle-… generate` or `candle-… train`, on candle's own choice of a stream, the thread's default one; with `stream` behind it, on
+//! one that the program makes.
 
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::{
@@ -171,7 +172,8 @@ fn in_order(variables: &VarMap) -> Vec<Var> {
 /// Runs the job.
 pub fn main() -> job::Outcome {
     let what = std::env::args().nth(1).unwrap_or_default();
-    let device = Device::new_cuda(0)?;
+    let makes_stream = std::env::args().nth(2).is_some_and(|stream| stream == "stream");
+    let device = if makes_stream { Device::new_cuda_with_stream(0)? } else { Device::new_cuda(0)? };
     match what.as_str() {
         "generate" => {
             let job = Job::new("candle generate")?;
