@@ -1,6 +1,7 @@
 //! This code in the program itself, by `millpond-global`: the executable's functions come before those of all libraries.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -24,13 +25,10 @@ static STANDS_BACK: AtomicPtr<String> = AtomicPtr::new(ptr::null_mut());
 pub fn begin() {
     lookup::is_linked_in();
     if !linker::is_in_program() {
-        return stand_back(
-            "millpond-global is in a shared library, whose functions come after the driver's. Put `use millpond_global as _;` into \
-             the program, or start it by `millpond run`",
-        );
+        return begin_in_library();
     }
     // SAFETY: it asks for the libraries behind the program.
-    let preloaded = unsafe { linker::symbol(libc::RTLD_NEXT, c"millpond_run_hand_over") };
+    let preloaded = unsafe { linker::symbol(libc::RTLD_NEXT, HAND_OVER) };
     if preloaded.is_null() {
         return lookup::reach_loaded();
     }
@@ -39,16 +37,36 @@ pub fn begin() {
     // SAFETY: what it is given is this code's, and is never unloaded.
     match unsafe { hand_over(entry_points::find) } {
         Some(exported) => names::take_over(exported),
-        None => stand_back(
-            "the pools are those of `millpond run`, which a library of the program used before it began",
-        ),
+        None => {
+            let why =
+                "the pools are those of `millpond run`, which a library of the program used before it began";
+            messages::say(why);
+            stand_back(why);
+        }
     }
+}
+
+const HAND_OVER: &CStr = c"millpond_run_hand_over";
+
+/// In a shared library, whose own calls find the C library's `dlsym`, and the driver.
+fn begin_in_library() {
+    // SAFETY: it asks for what this library sees, which is its own after all that the program shows.
+    let seen = unsafe { linker::symbol(libc::RTLD_DEFAULT, HAND_OVER) };
+    if !seen.is_null() && !linker::is_in_this_file(seen) {
+        return stand_back("the pools are those of `millpond run`");
+    }
+    let why = "millpond-global is in a shared library, whose functions come after the driver's. Put \
+               `use millpond_global as _;` into the program, or start it by `millpond run`";
+    // A machine without a GPU is told nothing.
+    if ["/dev/nvidiactl", "/dev/dxg"].iter().any(|file| Path::new(file).exists()) {
+        messages::say(why);
+    }
+    stand_back(why);
 }
 
 /// Leaves all memory to others.
 fn stand_back(why: &str) {
     settings::leave_to_others();
-    messages::say(why);
     // It stays as long as the process.
     STANDS_BACK.store(Box::into_raw(Box::new(why.to_owned())), Ordering::Release);
 }
