@@ -13,7 +13,7 @@
 //! started by `millpond run` as well has one pool, which takes the command's options.
 //!
 //! # Options
-//! The environment says what it does for [`millpond run`](https://docs.rs/millpond): `MILLPOND_DECAY`, `MILLPOND_RECORD` and the others.
+//! The environment says what it does for `millpond run`: `MILLPOND_DECAY`, `MILLPOND_RECORD` and the others.
 //! A program sets them by [`options`], at the beginning of `main`. What the environment says comes first.
 //!
 //! ```

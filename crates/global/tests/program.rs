@@ -62,6 +62,23 @@ programs! {
         assert_eq!(millpond_global::pool(0).unwrap().stats().allocations, 2);
     }
 
+    /// The handle of the default stream is the same on each GPU.
+    a_default_stream_is_of_the_threads_gpu runs program_of_two_gpus with [] {
+        let contexts = [0, 1].map(|gpu| CudaContext::new(gpu).unwrap());
+        for turn in 0..100 {
+            // SAFETY: nobody reads them.
+            let slices = contexts.each_ref().map(|of| unsafe { of.default_stream().alloc::<u8>(1 << 20) }.unwrap());
+            // The one that is freed first may be of the other GPU than the thread's.
+            contexts[turn % 2].bind_to_thread().unwrap();
+            drop(slices);
+        }
+        assert_eq!(jobs::drivers_allocations() + jobs::calls(&[c"cuMemFreeAsync"]), 0);
+        for gpu in [0, 1] {
+            let stats = millpond_global::pool(gpu).unwrap().stats();
+            assert_eq!((stats.allocations, stats.frees), (100, 100), "GPU {gpu}");
+        }
+    }
+
     the_pool_can_be_asked_before_the_first_cuda_call runs program_asks_first with [] {
         let pool = millpond_global::pool(0).expect("the stand-in has a GPU");
         let _context = jobs::pairs();
