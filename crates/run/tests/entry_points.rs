@@ -90,7 +90,7 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Optio
     Some(Ran { output, reports })
 }
 
-/// As `crates/run/src/report.rs` has it.
+/// As `crates/entry-points/src/report.rs` has it.
 const SLOT: usize = 16 << 10;
 
 /// What a process told in its part of the file.

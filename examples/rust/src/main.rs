@@ -2,7 +2,12 @@
 
 use millpond::{Buffer, Context, Pool};
 
+#[cfg(feature = "linked")]
+use millpond_global as _;
+
 fn main() -> millpond::Result<()> {
+    #[cfg(feature = "linked")]
+    linked()?;
     let device = Context::cuda(0).or_else(|_| Context::host())?;
     let pool = Pool::builder(&device).build()?;
     let stream = pool.create_stream()?;
@@ -22,6 +27,20 @@ pub fn with_cudarc(cuda: &std::sync::Arc<cudarc::driver::CudaContext>) -> millpo
     let on = millpond::cudarc::Stream::new(&device, &stream)?;
     let zeros = millpond::cudarc::Buffer::<f32>::zeroed(&pool, 1024, &on)?;
     Ok(stream.clone_dtoh(&zeros)?)
+}
+
+/// The program's own memory comes from the pool of `millpond-global`.
+#[cfg(feature = "linked")]
+fn linked() -> millpond::Result<()> {
+    let cuda = cudarc::driver::CudaContext::new(0)?;
+    // candle's stream.
+    let stream = cuda.per_thread_stream();
+    // SAFETY: nobody reads it.
+    drop(unsafe { stream.alloc::<f32>(1024) }?);
+    let stats = millpond_global::pool(0)?.stats();
+    assert_eq!((stats.allocations, stats.frees), (1, 1));
+    println!("the pool of the line served one allocation");
+    Ok(())
 }
 
 #[cfg(feature = "candle")]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::program::Ended;
 use crate::terminal::{count, remark};
 
-/// Of one process, as the preloaded library writes it (`crates/run/src/report.rs`), which this command cannot link.
+/// Of one process, as the preloaded library writes it (`crates/entry-points/src/report.rs`), which this command cannot link.
 #[derive(Debug, Serialize, Deserialize)]
 struct Account {
     pid: u32,

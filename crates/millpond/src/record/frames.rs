@@ -88,8 +88,8 @@ pub(super) fn is_ours(frame: &SourceFrame) -> bool {
         "<millpond::",
         "millpond_capi::",
         "<millpond_capi::",
-        "millpond_run::",
-        "<millpond_run::",
+        "millpond_entry_points::",
+        "<millpond_entry_points::",
         "mempool::",
     ];
     // As debug information has it, but for what may stand before it.
@@ -102,7 +102,7 @@ pub(super) fn is_ours(frame: &SourceFrame) -> bool {
     let file = frame.file.rsplit('/').next().unwrap_or_default();
     let is_c_function = frame.name.starts_with("millpond_") && !frame.name.contains("::");
     within(here, "")
-        || ["/capi", "/python", "/run"].iter().any(|name| within(folders, name))
+        || ["/capi", "/python", "/entry-points"].iter().any(|name| within(folders, name))
         || is_c_function
         || HEADERS.contains(&file)
         || STARTS.iter().any(|start| frame.name.starts_with(start))

@@ -49,6 +49,12 @@ pub fn driver() -> DeviceResult<DriverInfo> {
     Ok(DriverInfo { cuda: version(api)?, library: loaded_library("libcuda.so"), devices: device_count(api)? })
 }
 
+/// Looks up the driver's functions, which all devices then call. Nothing is started. `false` where there is no driver, or an old one.
+#[must_use]
+pub fn load_driver() -> bool {
+    api::load().is_ok()
+}
+
 /// The path of the first library mapped into this process whose file name begins with `prefix`, as in
 /// `loaded_library("libcuda.so")`. None where it is not loaded, or the system has no `/proc/self/maps`.
 #[must_use]

@@ -65,6 +65,8 @@ mod structures;
 mod taken;
 
 pub use device::{CudaDevice, CudaFacts, CudaOptions};
+#[doc(hidden)]
+pub use driver::load_driver;
 pub use driver::{DriverInfo, DriverVersion, driver, loaded_library};
 
 #[cfg(doc)]

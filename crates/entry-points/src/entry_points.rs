@@ -64,6 +64,11 @@ macro_rules! entry_points {
             })*
         }
 
+        /// What each name means is looked up again.
+        fn forget_meant() {
+            $(meant::$name.store(first::$name as *mut c_void, Ordering::Relaxed);)*
+        }
+
         /// All entry points.
         pub(crate) static ENTRY_POINTS: &[EntryPoint] = &[
             $(EntryPoint {
@@ -107,7 +112,7 @@ impl Meant {
         // SAFETY: it asks for the libraries behind this one.
         let next = unsafe { linker::symbol(libc::RTLD_NEXT, entry.symbol) };
         // The driver may be loaded for others than all.
-        if next.is_null() { Self::EntryPoint } else { Self::by(next, entry) }
+        if next.is_null() || entry.is_exported(next) { Self::EntryPoint } else { Self::by(next, entry) }
     }
 }
 
@@ -118,6 +123,27 @@ fn meant_by(symbol: &'static str) -> Address {
         Meant::EntryPoint => entry.address(),
         Meant::Others(found) => found,
     }
+}
+
+/// The entry point for a symbol; null where there is none.
+pub(crate) extern "C" fn find(symbol: *const c_char) -> Address {
+    // SAFETY: the other copy of this code, which asks, has the symbol as a text of C.
+    let symbol = unsafe { CStr::from_ptr(symbol) };
+    names::by_symbol(ENTRY_POINTS, symbol).map_or(ptr::null_mut(), EntryPoint::address)
+}
+
+/// What programs find by a symbol; null where there is none of ours.
+pub(crate) extern "C" fn exported(symbol: *const c_char) -> Address {
+    // SAFETY: as above.
+    let symbol = unsafe { CStr::from_ptr(symbol) };
+    let entry = names::by_symbol(ENTRY_POINTS, symbol);
+    entry.map_or(ptr::null_mut(), |entry| entry.exported.0.cast_mut().cast())
+}
+
+/// From now on, all that comes here goes to the entry points of another copy of this code.
+pub(crate) fn hand_over(to: names::Find) {
+    names::hand_over(to);
+    forget_meant();
 }
 
 /// The stream that a function for a thread's own default stream means.

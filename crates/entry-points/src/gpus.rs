@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use millpond::bindings::{DECAY, Mutex, PerProcess, RwLock};
+use millpond::bindings::{Mutex, PerProcess, RwLock};
 use millpond::device::cuda::CudaDevice;
 use millpond::device::{DevicePtr, PeerId};
 use millpond::{Context, Error, Pool, Stats, Stream};
@@ -209,10 +209,16 @@ impl Gpu {
         if let Some(budget) = driver_memory::budget() {
             builder = builder.budget(&budget?);
         }
-        if !settings().says_decay {
-            builder = builder.decay(DECAY);
+        if let Some(decay) = settings().decay {
+            builder = builder.decay(decay);
+        }
+        if let Some(tracking) = &settings().track {
+            builder = builder.track(tracking.clone());
         }
         let pool = builder.build()?;
+        if let Some(Err(error)) = settings().record.clone().map(|record| pool.start_recording(record)) {
+            messages::say(&format!("GPU {ordinal} is not recorded: {error}"));
+        }
         let (waited, decay) = (context.create_stream()?, pool.decay());
         Ok(Self { ordinal, primary, context, pool, waited, decay, late: Mutex::default() })
     }

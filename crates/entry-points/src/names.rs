@@ -1,6 +1,8 @@
 //! Which entry point a name means. `cuGetProcAddress` is asked for the name without a version, and for a version of CUDA.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::linker::Address;
 
@@ -30,9 +32,42 @@ const NEWEST: c_int = 13_999;
 /// What ends the name of a function for which stream 0 is the thread's own.
 const OF_THREAD: &[u8] = b"_ptsz";
 
+/// Finds an entry point by its symbol.
+pub(crate) type Find = extern "C" fn(*const c_char) -> Address;
+
+/// In another copy of this code: what programs call, and what they find by the symbol alone.
+static OTHERS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
+
+/// From now on, the entry points are those of another copy of this code.
+pub(crate) fn hand_over(to: Find) {
+    // Relaxed, here and below: nothing is behind it but code.
+    OTHERS[0].store(to as *mut c_void, Ordering::Relaxed);
+}
+
+/// Another copy of this code hands its entry points over: what programs find there stands for those here.
+pub(crate) fn take_over(exported: Find) {
+    OTHERS[1].store(exported as *mut c_void, Ordering::Relaxed);
+}
+
 impl EntryPoint {
+    /// What programs call.
     pub(crate) fn address(&self) -> Address {
-        self.function.0.cast_mut().cast()
+        self.ask(&OTHERS[0]).unwrap_or(self.function.0.cast_mut().cast())
+    }
+
+    /// Whether programs find this by the symbol alone, here or in a copy of this code that handed it over.
+    pub(crate) fn is_exported(&self, found: Address) -> bool {
+        found == self.exported.0.cast_mut().cast() || self.ask(&OTHERS[1]) == Some(found)
+    }
+
+    fn ask(&self, other: &AtomicPtr<c_void>) -> Option<Address> {
+        let other = other.load(Ordering::Relaxed);
+        if other.is_null() {
+            return None;
+        }
+        // SAFETY: a function of this type was stored.
+        let find = unsafe { std::mem::transmute::<Address, Find>(other) };
+        Some(find(self.symbol.as_ptr()))
     }
 
     /// The name without its version, and whether stream 0 is the thread's own.

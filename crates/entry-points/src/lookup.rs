@@ -6,11 +6,13 @@
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::deep_binding;
 use crate::entry_points::{ENTRY_POINTS, Meant, behind};
-use crate::linker::{self, Address, is_own};
-use crate::names;
+use crate::linker::{self, Address, OwnLookups, is_own};
+use crate::names::{self, EntryPoint};
 
 /// What `dlsym` does: answers with an entry point or, where that is null, jumps to the real function.
 #[repr(C)]
@@ -31,16 +33,17 @@ struct Opening {
 unsafe extern "C" fn decide(library: Address, name: *const c_char) -> Decision {
     // SAFETY: the caller's promise.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
-    deep_binding::rebind(deep_binding::Replacements {
-        dlsym: dlsym as *mut c_void,
-        dlopen: dlopen as *mut c_void,
-    });
+    deep_binding::rebind(own());
     let (entry, real) = match look_up(library, name) {
         Found::EntryPoint(entry) => (entry, ptr::null_mut()),
         Found::Nothing => (ptr::null_mut(), nothing as *mut c_void),
         Found::Other => (ptr::null_mut(), linker::real_dlsym()),
     };
     Decision { entry, real }
+}
+
+fn own() -> deep_binding::Replacements {
+    deep_binding::Replacements { dlsym: dlsym as *mut c_void, dlopen: dlopen as *mut c_void }
 }
 
 enum Found {
@@ -65,15 +68,50 @@ fn look_up(library: Address, name: &CStr) -> Found {
     if found.is_null() {
         return Found::Other;
     }
-    let is_own = found == entry.exported.0.cast_mut().cast();
+    let is_own = entry.is_exported(found);
     match if is_own { Meant::by_name(entry) } else { Meant::by(found, entry) } {
         Meant::Others(_) if !is_own => Found::Other,
         Meant::Others(found) => Found::EntryPoint(found),
         // Where only this library has it, there may be no driver.
         Meant::EntryPoint if linker::loaded_driver().is_some() && !behind(entry).is_null() => {
+            load_own();
             Found::EntryPoint(entry.address())
         }
         Meant::EntryPoint => Found::Nothing,
+    }
+}
+
+/// This code is in what the program is made of, so this crate's own look-ups come here, too.
+static IS_LINKED_IN: AtomicBool = AtomicBool::new(false);
+
+/// Says so.
+pub(crate) fn is_linked_in() {
+    // Relaxed: before there are threads.
+    IS_LINKED_IN.store(true, Ordering::Relaxed);
+}
+
+/// The pools' own calls find the driver, whoever looks it up first: before an entry point is answered.
+fn load_own() {
+    static LOADED: Once = Once::new();
+    if IS_LINKED_IN.load(Ordering::Relaxed) {
+        LOADED.call_once(|| {
+            let _own = OwnLookups::begin();
+            // Where the driver is too old for pools, they say so.
+            _ = millpond::device::cuda::load_driver();
+        });
+    }
+}
+
+/// Has the loaded libraries come here, and those that are loaded later, if the program does not show them its functions.
+pub(crate) fn reach_loaded() {
+    // SAFETY: both ask for what all libraries see.
+    let [seen, seen_entry] =
+        unsafe { [c"dlsym", c"cuMemAlloc_v2"].map(|name| linker::symbol(libc::RTLD_DEFAULT, name)) };
+    let is_entry = |entry: &EntryPoint| entry.is_exported(seen_entry);
+    if seen != dlsym as *mut c_void || !names::by_symbol(ENTRY_POINTS, c"cuMemAlloc_v2").is_some_and(is_entry)
+    {
+        deep_binding::expect_always();
+        deep_binding::rebind(own());
     }
 }
 
@@ -99,6 +137,8 @@ unsafe extern "C" fn open(file: *const c_char, mode: c_int) -> Opening {
     };
     if is_deep && !is_cuda {
         deep_binding::expect();
+    } else if !is_own() {
+        deep_binding::expect_another();
     }
     let mode = if is_cuda { mode & !libc::RTLD_DEEPBIND } else { mode };
     Opening { mode: mode as usize, real: linker::real_dlopen() }

@@ -40,12 +40,15 @@ impl Drop for Last {
     }
 }
 
-/// A thread's way to the blocks that it has ready, for the stream that it used last, if the program made that.
+/// A thread's way to the blocks that it has ready, for the stream that it used last. A thread's own default stream has none: the pool
+/// caches nothing for it.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
     generation: u64,
     handle: u64,
     gpu: usize,
+    /// The GPU's primary context, which the default stream is of.
+    context: u64,
     shortcut: Shortcut,
 }
 
@@ -75,7 +78,19 @@ pub(crate) unsafe fn free_ready(handle: u64, ptr: DevicePtr) -> bool {
 
 #[inline]
 fn ready(handle: u64) -> Option<Ready> {
-    READY.get().filter(|ready| ready.handle == handle && ready.generation == gpus::generation())
+    READY
+        .get()
+        .filter(|ready| ready.handle == handle && ready.generation == gpus::generation() && ready.is_here())
+}
+
+impl Ready {
+    /// Whether the handle means this stream: the default one is of the thread's context.
+    #[inline]
+    fn is_here(&self) -> bool {
+        let is_current =
+            || driver::current_context().is_some_and(|context| context.addr() as u64 == self.context);
+        self.handle > PER_THREAD || is_current()
+    }
 }
 
 /// The handle of each thread's own default stream.
@@ -134,15 +149,15 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
         on_thread_end(|| READY.set(None));
         on_fork(gpus::begin_generation);
     });
-    // The default streams' depend on the context. There is one once the thread has had a block.
-    let shortcut = if handle <= PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
+    // There is one once the thread has had a block.
+    let shortcut = if handle == PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            let gpu = known.gpu.ordinal;
+            let (gpu, context) = (known.gpu.ordinal, known.gpu.primary());
             *last = Some(Last { generation, handle, known });
             // After the one before was dropped, which takes its own away.
-            READY.set(shortcut.map(|shortcut| Ready { generation, handle, gpu, shortcut }));
+            READY.set(shortcut.map(|shortcut| Ready { generation, handle, gpu, context, shortcut }));
         }
     })
     .ok();

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -92,6 +93,26 @@ pub(crate) unsafe fn symbol(library: Address, name: &CStr) -> Address {
     let real = unsafe { std::mem::transmute::<Address, Dlsym>(real) };
     // SAFETY: the caller's promise.
     unsafe { real(library, name.as_ptr()) }
+}
+
+/// Whether this code is in the program itself, and not in a library.
+pub(crate) fn is_in_program() -> bool {
+    // SAFETY: asks for a number.
+    is_in_this_file(ptr::without_provenance_mut(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize))
+}
+
+/// Whether an address is in the same file, the program or a library, as this code.
+pub(crate) fn is_in_this_file(address: Address) -> bool {
+    let file_of = |address: Address| {
+        let mut about = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: `about` is writable.
+        let found = unsafe { libc::dladdr(address, about.as_mut_ptr()) };
+        // SAFETY: written, where it was found.
+        (found != 0).then(|| unsafe { about.assume_init() }.dli_fbase.addr())
+    };
+    // Not of a function that others may see: its name could mean another file's.
+    let own = file_of(is_in_program as *mut c_void);
+    own.is_some() && own == file_of(address)
 }
 
 /// The driver's library, where the process has loaded it already.

@@ -1,5 +1,6 @@
 //! Objects that were opened with `RTLD_DEEPBIND`: what they depend on comes before what is preloaded. So they find the driver's own
-//! functions by their names, and the C library's `dlsym`. Afterwards, those are put right in the object's table of addresses.
+//! functions by their names, and the C library's `dlsym`. Afterwards, those are put right in the object's table of addresses. So it is
+//! with all objects where this code is in a program that does not show them its functions.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -15,6 +16,23 @@ static IS_PENDING: AtomicBool = AtomicBool::new(false);
 pub(crate) fn expect() {
     // Relaxed, here and below: the thread that opens it looks up what it has.
     IS_PENDING.store(true, Ordering::Relaxed);
+}
+
+/// Whether objects do not see this code's functions in any case.
+static IS_ALWAYS: AtomicBool = AtomicBool::new(false);
+
+/// So it is with all objects, those that are opened later too: the program has this code, and does not show them its functions.
+pub(crate) fn expect_always() {
+    IS_ALWAYS.store(true, Ordering::Relaxed);
+    expect();
+}
+
+/// An object is opened next.
+#[inline]
+pub(crate) fn expect_another() {
+    if IS_ALWAYS.load(Ordering::Relaxed) {
+        expect();
+    }
 }
 
 /// What the functions of the linker are called here.

@@ -1,0 +1,5 @@
+//! The job, as its framework allocates.
+
+fn main() -> job::Outcome {
+    job_cudarc::main()
+}
