@@ -101,7 +101,7 @@ def pools_of(pids: list[int]) -> dict[tuple[int, str], dict[str, Any]]:
 
 def the_sum_never_exceeds_the_limit() -> str:
     with processes() as (all_, names):
-        # Process p takes a fourth more of GPU p than an even share; then all fill all GPUs.
+        # On its own GPU each process takes twice what the others do; then all fill all GPUs.
         for gpu in range(GPUS):
             for at, each in enumerate(all_):
                 count = LIMIT // PAGE // PROCESSES // 2 * (2 if at == gpu else 1)
@@ -191,7 +191,7 @@ def visible_devices() -> str:
         assert done.returncode == 0, (order, done.stderr)
         found.append(done.stdout.strip().removeprefix("GPU-"))
     assert found == wanted, (found, wanted)
-    counts = [len(re.findall(r"^cuda:\d", command("info", CUDA_VISIBLE_DEVICES=order), re.M)) for order in ("", "2", "1,0")]
+    counts = [len(re.findall(r"^cuda:\d", command("info", CUDA_VISIBLE_DEVICES=order), re.M)) for order in ("", orders[0], "1,0")]
     assert counts == [0, 1, 2], counts
     return f"orders {orders} begin with {found}; info shows {counts}"
 

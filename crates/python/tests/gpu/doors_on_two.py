@@ -223,6 +223,7 @@ def empty_cache_elsewhere() -> list[Any]:
         # And again from the memory that is left.
         more = [torch.full((50 << 20,), 3, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in (0, 1)]
         found += [bool((each == 3).all()) for each in more]
+        del more
     return found
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from on_several import NCCL_LOG, ON_CPU, Job, enable, registrations
@@ -95,7 +96,8 @@ class Turn:
         self.running: list[tuple[subprocess.Popen[str], Any]] = []
         for rank in range(processes):
             ranks = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
-            said = tempfile.TemporaryFile("w+")
+            # Its end is where each write goes, wherever it is read.
+            said = tempfile.NamedTemporaryFile("a")
             process = subprocess.Popen(
                 [sys.executable, script, "--child", name, allocator], env={**common, **ranks}, text=True,
                 stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT, process_group=0,
@@ -149,8 +151,7 @@ class Turn:
 
 
 def text(file: Any) -> str:
-    file.seek(0)
-    return str(file.read())
+    return Path(file.name).read_text(errors="replace")
 
 
 def losses_of(runs: Iterable[list[dict[str, Any]]]) -> set[tuple[tuple[str, ...], ...]]:
