@@ -45,12 +45,21 @@ def outcomes(folder: Path, file: Path, allocator: str) -> dict[str, str]:
         found = {}
         if report.is_file():
             for case in ElementTree.parse(report).iter("testcase"):
-                ends = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
-                found[f"{case.get('classname')}.{case.get('name')}"] = ends[0] if ends else "passed"
-        if done.returncode not in (0, 5) and not any(end in ("failure", "error") for end in found.values()):
+                ends = [child for child in case if child.tag in ("failure", "error", "skipped")]
+                said = " / ".join((ends[0].get("message") or "").split("\n")[:6]) if ends else ""
+                found[f"{case.get('classname')}.{case.get('name')}"] = f"{ends[0].tag}: {said[:300]}" if ends else "passed"
+        if done.returncode not in (0, 5) and not any(is_broken(end) for end in found.values()):
             last = " / ".join((done.stderr or done.stdout).splitlines()[-2:])
             found[f"{file}"] = f"status {done.returncode}: {last}"
         return found
+
+
+def kind(end: str | None) -> str:
+    return (end or "missing").split(":")[0]
+
+
+def is_broken(end: str) -> bool:
+    return kind(end) in ("failure", "error")
 
 
 def settings(folder: Path) -> Path:
@@ -78,14 +87,14 @@ def main() -> int:
             for allocator, future in each.items():
                 found[allocator].update(future.result())
     for allocator, ends in found.items():
-        print(f"{allocator}: {len(ends)} tests: {dict(Counter(end.split(':')[0] for end in ends.values()))}")
+        print(f"{allocator}: {len(ends)} tests: {dict(Counter(map(kind, ends.values())))}")
     tests = sorted({*found["native"], *found["millpond"]})
-    different = [test for test in tests if found["native"].get(test) != found["millpond"].get(test)]
+    different = [test for test in tests if kind(found["native"].get(test)) != kind(found["millpond"].get(test))]
     for test in different:
         print(f"{test}: natively {found['native'].get(test)}, with millpond {found['millpond'].get(test)}")
     for test in tests:
-        if test not in different and found["native"][test] not in ("passed", "skipped"):
-            print(f"{test}: {found['native'][test]} both ways")
+        if test not in different and kind(found["native"][test]) not in ("passed", "skipped"):
+            print(f"{test}: both ways {found['native'][test]}")
     print(f"cupy_suite: {len(different)} tests end otherwise")
     return 1 if different or not tests else 0
 

@@ -2,8 +2,8 @@
 
     python doors_on_two.py [MILLPOND]
 
-The cases of the driver run as they are, and under `MILLPOND run`, which is to answer the same. Those of PyTorch run with its own
-allocator and with millpond, and are to find the same.
+The cases of the driver run as they are, and under `MILLPOND run`, which is to answer the same. Those of PyTorch and CuPy run with their
+own allocators and with millpond, and are to find the same.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class PoolProperties(ctypes.Structure):
 
 
 class Driver:
-    """Two GPUs with a context and a stream each. Every call is noted with the driver's code."""
+    """Two GPUs with a context and a stream each. Calls that the driver refuses are noted, with their number."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
-        self.codes: list[str] = []
+        self.calls, self.codes = 0, list[str]()
         self.call("cuInit", c_int(0))
         self.contexts = [c_void_p(), c_void_p()]
         self.streams = [c_void_p(), c_void_p()]
@@ -54,7 +54,9 @@ class Driver:
 
     def call(self, function: str, *arguments: Any) -> int:
         code = int(getattr(self.library, function)(*arguments))
-        self.codes.append(f"{function} {code}")
+        self.calls += 1
+        if code:
+            self.codes.append(f"{function} {code}, call {self.calls}")
         return code
 
     def use(self, gpu: int) -> None:
@@ -157,12 +159,41 @@ def peer_first() -> list[Any]:
     return [*found, driver.codes]
 
 
+def default_stream_order() -> list[Any]:
+    """A copy to GPU 1 on its default stream comes after what GPU 0 was given on its own, as programs with one thread expect."""
+    driver = Driver()
+    size, tail, none = 8 << 30, 1 << 20, c_void_p()
+    blocks, found = [c_uint64(), c_uint64()], []
+    for gpu, length in ((0, size), (1, tail)):
+        driver.use(gpu)
+        driver.call("cuCtxEnablePeerAccess", driver.contexts[1 - gpu], c_int(0))
+        driver.call("cuMemAlloc_v2", byref(blocks[gpu]), c_size_t(length))
+    source = c_uint64(blocks[0].value + size - tail)
+    for value in range(1, 9):
+        driver.use(0)
+        # Some milliseconds of work, of which the last part is what is copied.
+        driver.call("cuMemsetD8Async", blocks[0], c_ubyte(value), c_size_t(size), none)
+        driver.use(1)
+        if value % 2:
+            driver.call("cuMemcpyAsync", blocks[1], source, c_size_t(tail), none)
+        else:
+            driver.call("cuMemcpyDtoDAsync_v2", blocks[1], source, c_size_t(tail), none)
+        driver.call("cuCtxSynchronize")
+        bytes_ = (c_ubyte * tail)()
+        driver.call("cuMemcpyDtoH_v2", bytes_, blocks[1], c_size_t(tail))
+        found.append(bytes(bytes_) == bytes([value]) * tail)
+        driver.use(0)
+        driver.call("cuCtxSynchronize")
+    return [*found, driver.codes]
+
+
 DRIVER: dict[str, Callable[[], list[Any]]] = {
     "the default pool of another GPU": lambda: another_gpus_pool(Driver.default_pool),
     "a made pool of another GPU": lambda: another_gpus_pool(Driver.made_pool),
     "access before the first allocation, default pool": lambda: access_first(Driver.default_pool),
     "access before the first allocation, made pool": lambda: access_first(Driver.made_pool),
     "peer access before the first allocation": peer_first,
+    "copies between GPUs on default streams": default_stream_order,
 }
 
 
@@ -236,6 +267,50 @@ def empty_cache_of_one() -> list[Any]:
     return [torch.cuda.current_device(), bool(torch._C._cuda_hasPrimaryContext(0))]
 
 
+def cupy_first_use() -> list[Any]:
+    """A kernel of GPU 1, which has allocated nothing, works with arrays of GPU 0; then copies of what kernels have just written."""
+    import warnings
+
+    import cupy
+
+    warnings.simplefilter("ignore")
+    with cupy.cuda.Device(0):
+        a, b = cupy.arange(1 << 20), cupy.zeros(1 << 20, dtype=cupy.int64)
+        c = cupy.ones(1 << 20, dtype=bool)
+    found: list[Any] = []
+
+    def work() -> None:
+        with cupy.cuda.Device(1):
+            cupy.copyto(b, a, where=c)
+            cupy.cuda.Device(1).synchronize()
+        found.append(bool((cupy.asnumpy(b) == cupy.asnumpy(a)).all()))
+
+    found.append(tried(work))
+    return found
+
+
+def cupy_copies() -> list[Any]:
+    import warnings
+
+    import cupy
+
+    warnings.simplefilter("ignore")
+    right = []
+    for turn in range(60):
+        with cupy.cuda.Device(0):
+            long = cupy.full((1 << 26) + turn, float(turn), dtype=cupy.float64)
+            source = (long * 2 + 1)[-1000:].copy()
+        with cupy.cuda.Device(1):
+            there = cupy.copy(source)
+            right.append(bool((cupy.asnumpy(there) == 2.0 * turn + 1).all()))
+        del long
+    return [sum(right), len(right)]
+
+
+CUPY: dict[str, Callable[[], list[Any]]] = {
+    "CuPy: arrays of another GPU where this one has none": cupy_first_use,
+    "CuPy: copies between GPUs of what was just computed": cupy_copies,
+}
 TORCH: dict[str, Callable[[], list[Any]]] = {
     "a graph's memory for a peer": captured_for_a_peer,
     "empty_cache with another GPU current": empty_cache_elsewhere,
@@ -258,14 +333,19 @@ def said_by(command: list[str], name: str, allocator: str) -> str:
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         name, allocator = sys.argv[2:]
-        enable(allocator)
+        if name in TORCH:
+            enable(allocator)
+        elif allocator == "millpond":
+            import millpond
+
+            millpond.cupy.enable()
         found: list[Any] = []
-        wrong = tried(lambda: found.extend({**DRIVER, **TORCH}[name]()))
+        wrong = tried(lambda: found.extend({**DRIVER, **CUPY, **TORCH}[name]()))
         print("FOUND", found if wrong == "ok" else wrong, flush=True)
         return 0
     command = sys.argv[1] if len(sys.argv) > 1 else ".gpu/millpond"
     over: dict[str, tuple[list[str], str]] = {name: ([command, "run"], "native") for name in DRIVER}
-    over |= {name: ([], "millpond") for name in TORCH}
+    over |= {name: ([], "millpond") for name in (*CUPY, *TORCH)}
     different = 0
     with ThreadPoolExecutor(4) as threads:
         started = [
@@ -278,7 +358,7 @@ def main() -> int:
             different += not is_equal
             what = f"equal: {native}" if is_equal else f"DIFFERENT OR BROKEN: natively {native}; over the pool {pooled}"
             print(f"{name}: {what}", flush=True)
-    print(f"doors_on_two: {different} of {len(DRIVER) + len(TORCH)} are different, or broken natively")
+    print(f"doors_on_two: {different} of {len(over)} are different, or broken natively")
     return 1 if different else 0
 
 
