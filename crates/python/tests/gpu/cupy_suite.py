@@ -17,7 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-LIMIT_S, AT_ONCE = 80, 12
+LIMIT_S, AT_ONCE = 100, 12
 
 
 def child(allocator: str, arguments: list[str]) -> int:

@@ -20,10 +20,10 @@ from turns import Case
 RANKS = int(os.environ.get("JOBS_RANKS", "4"))
 MEMORY = ("ddp", "fsdp2", "tensor_parallel", "experts", "stages")
 CASES: dict[str, Case] = {
-    **{case.__name__: Case(case, RANKS) for case in (ddp, fsdp2, tensor_parallel, experts, stages, ddp_offloaded)},
-    **{case.__name__: Case(case, RANKS) for case in (captured_collectives, slept, evicted)},
-    "captured_slept": Case(partial(captured_collectives, sleep_every=100), RANKS),
+    **{case.__name__: Case(case, RANKS) for case in (ddp, fsdp2, tensor_parallel, experts, stages)},
     "resumed": Case(partial(resumed, script=__file__, ranks=RANKS)),
+    **{case.__name__: Case(case, RANKS) for case in (ddp_offloaded, captured_collectives, slept, evicted)},
+    "captured_slept": Case(partial(captured_collectives, sleep_every=100), RANKS),
     "resumable": Case(resumable, RANKS, is_named_only=True),
 }
 GROUPS = {"memory": MEMORY, "right": tuple(name for name, case in CASES.items() if name not in MEMORY and not case.is_named_only)}
