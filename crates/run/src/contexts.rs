@@ -28,11 +28,6 @@ pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
     if code.is_success() {
         retained.add(device);
         overhead::after_context(device, before);
-        // To build a pool is to retain it as well.
-        drop(retained);
-        if let Ok(ordinal) = usize::try_from(device) {
-            gpus::has_context(ordinal);
-        }
     }
     code
 }

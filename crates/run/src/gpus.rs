@@ -166,7 +166,7 @@ pub(crate) fn device_of(context: Handle) -> Option<c_int> {
     if driver::current_context() == Some(context) {
         return driver::current_device();
     }
-    // SAFETY: a stream, the thread, or the program that has retained it has the context, so that it is alive.
+    // SAFETY: a stream or the thread has the context, so that it is alive.
     if !unsafe { driver::cuCtxPushCurrent_v2(context) }.is_success() {
         return None;
     }
@@ -319,33 +319,14 @@ pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
     known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.keep(bytes));
 }
 
-/// Lets one GPU use the pool's memory of another, from when that has a pool and the one has a context.
+/// Lets one GPU use the pool's memory of another, from when both have pools.
 pub(crate) fn share(owner: usize, peer: usize) {
     let gpus = GPUS.get();
     gpus.peers.lock().push((owner, peer));
     share_known(gpus);
 }
 
-/// A GPU has a context now, for which it may have been given memory before.
-pub(crate) fn has_context(ordinal: usize) {
-    let gpus = GPUS.get();
-    let is_given = gpus.peers.lock().iter().any(|(_, peer)| *peer == ordinal);
-    if is_given {
-        share_known(gpus);
-    }
-}
-
-/// A GPU that only uses the memory of others gets a pool, too: its context is that of a pool.
-fn meet_peers(gpus: &Gpus) {
-    let has_pool = |ordinal| gpus.known.read().iter().any(|gpu| gpu.ordinal == ordinal);
-    let pending = gpus.peers.lock().clone();
-    let new = pending.into_iter().filter(|(owner, peer)| has_pool(*owner) && !has_pool(*peer));
-    let contexts = new.filter_map(|(_, peer)| primary_of(c_int::try_from(peer).ok()?));
-    contexts.for_each(|context| _ = of_context(context));
-}
-
 fn share_known(gpus: &Gpus) {
-    meet_peers(gpus);
     let known = gpus.known.read().clone();
     let find = |ordinal| known.iter().find(|gpu| gpu.ordinal == ordinal);
     gpus.peers.lock().retain(|(owner, peer)| {

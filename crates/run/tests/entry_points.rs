@@ -259,8 +259,6 @@ fn memory_of_a_programs_own_context_is_the_drivers() {
 #[test]
 fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
     linked("peers", &[]);
-    linked("peers without memory", &[]);
-    linked("peers before memory", &[]);
 }
 
 #[test]
