@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: Stands for CuPy, and says whose allocator it is given.
 CUPY = """
 class cuda:
@@ -47,3 +49,22 @@ def test_the_kill_switch_wins_over_environment_and_code(tmp_path: Path) -> None:
     assert ran.stdout == "on\n"
     assert ran.stderr == "millpond: MILLPOND_DISABLE=1: CuPy keeps its own allocator\n"
     assert "millpond.cupy\n" in run(tmp_path, program, MILLPOND_CUPY="1", MILLPOND_DISABLE="0").stdout
+
+
+@pytest.mark.parametrize("module, library", [("torch", "PyTorch"), ("cupy", "CuPy"), ("numba", "Numba"), ("rmm", "RMM")])
+def test_the_kill_switch_wins_over_each_enable_in_the_code(tmp_path: Path, module: str, library: str) -> None:
+    program = f"import millpond.{module} as ours; ours.enable(); ours.enable(); print('on')"
+    (tmp_path / "torch.py").write_text("")
+    ran = run(tmp_path, program, MILLPOND_DISABLE="1")
+    assert ran.stdout == "on\n"
+    assert ran.stderr == f"millpond: MILLPOND_DISABLE=1: {library} keeps its own allocator\n"
+
+
+def test_with_the_kill_switch_pytorch_says_that_it_is_not_enabled(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    program = "import millpond; millpond.torch.enable(hard_limit='1GiB', pinned=True); print(millpond.torch.is_enabled())"
+    ran = run(tmp_path, program, MILLPOND_TORCH="1", MILLPOND_DISABLE="1")
+    assert ran.stdout == "False\n"
+    # Without the switch, this module without CUDA is refused.
+    with pytest.raises(subprocess.CalledProcessError):
+        run(tmp_path, program, MILLPOND_DISABLE="0")

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::figures::{SeenPool, figures_of, read, tamed};
+use super::figures::{SeenPool, figures_of, parsed, tamed};
 use super::who::{Who, own_id};
 use crate::budgets::{SharedFolder, shared_folder, shared_folders};
 use crate::core::Core;
@@ -230,11 +230,10 @@ fn read_file(path: &Path) -> Option<SeenErrors> {
     }
     let mut text = String::with_capacity(about.len().min(LONGEST_FILE as u64) as usize + 1);
     file.take(LONGEST_FILE as u64).read_to_string(&mut text).ok()?;
-    if !serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) {
-        return None;
-    }
-    let seen: SeenErrors = read(&text);
-    let failed: Failed = read(&text);
+    let said = Some(parsed(&text)).filter(Value::is_object)?;
+    // Either part may be of another version.
+    let failed = Failed::deserialize(&said).unwrap_or_default();
+    let seen = SeenErrors::deserialize(said).unwrap_or_default();
     let last = failed.failed.map(|report| report.to_string().chars().take(LONGEST_ERROR).collect());
     let seen = SeenErrors { last: last.unwrap_or_default(), ..seen };
     // The system says whose the file is. In a container, the process may have had another number for its user.

@@ -171,25 +171,32 @@ fn cells(ranges: &[(u64, u64)], live: &[(DevicePtr, u64)]) -> Vec<u8> {
 /// What a text says; the default where it says nothing of the kind. Whatever it is, this ends, and what it gives is bounded by
 /// its length.
 pub(super) fn read<T: DeserializeOwned + Default>(text: &str) -> T {
-    serde_json::from_str(text).map(bounded).and_then(serde_json::from_value).unwrap_or_default()
+    T::deserialize(parsed(text)).unwrap_or_default()
 }
 
-/// The same with figures and names that nobody stumbles over.
-fn bounded(value: Value) -> Value {
+/// The text's value, bounded; null where it has none.
+pub(super) fn parsed(text: &str) -> Value {
+    let mut value = serde_json::from_str(text).unwrap_or_default();
+    bound(&mut value);
+    value
+}
+
+/// Leaves figures and names that nobody stumbles over.
+fn bound(value: &mut Value) {
     match value {
         // Sums of many do not overflow, and a `f64` holds each exactly.
-        Value::Number(number) => number.as_u64().unwrap_or(0).min(1 << f64::MANTISSA_DIGITS).into(),
-        Value::String(text) => tamed(&text).into(),
-        Value::Array(all) => all.into_iter().map(bounded).collect(),
-        Value::Object(all) => all.into_iter().map(|(name, value)| (name, bounded(value))).collect(),
-        value => value,
+        Value::Number(number) => *number = number.as_u64().unwrap_or(0).min(1 << f64::MANTISSA_DIGITS).into(),
+        Value::String(text) => *text = tamed(text),
+        Value::Array(all) => all.iter_mut().for_each(bound),
+        Value::Object(all) => all.values_mut().for_each(bound),
+        Value::Null | Value::Bool(_) => {}
     }
 }
 
 /// The pools that a text tells of, but for those that it tells in another way.
 pub(super) fn read_pools(text: &str) -> Vec<SeenPool> {
-    let pools: Vec<Value> = read(text);
-    pools.into_iter().filter_map(|pool| serde_json::from_value(pool).ok()).collect()
+    let Value::Array(pools) = parsed(text) else { return Vec::new() };
+    pools.into_iter().filter_map(|pool| SeenPool::deserialize(pool).ok()).collect()
 }
 
 pub(super) fn read_sizes(text: &str) -> SeenSizes {

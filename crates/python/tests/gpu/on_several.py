@@ -1,4 +1,4 @@
-"""What a case of `jobs_on_two.py` works with."""
+"""What a case of `jobs_on_two.py` and `jobs_on_four.py` works with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-WARM, STEPS = 5, 30
+#: Whether the cases are only tried, without GPUs. All allocators are PyTorch's own of the host then.
+ON_CPU = os.environ.get("JOBS_ON_CPU") == "1"
+#: What NCCL says of the memory that it registers, by process.
+NCCL_LOG = "/tmp/jobs-on-several-%p.log"
+WARM, STEPS, WIDTH = (1, 3, 64) if ON_CPU else (5, 30, 1024)
 
 
 def enable(allocator: str) -> None:
+    """Before PyTorch is imported."""
+    if ON_CPU:
+        return
+    if allocator == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if allocator == "millpond":
         import millpond
 
@@ -24,8 +33,10 @@ class Job:
     def __init__(self, allocator: str) -> None:
         self.allocator = allocator
         self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = "cpu" if ON_CPU else f"cuda:{self.rank}"
         # The GPUs that this process uses.
-        self.gpus = [self.rank] if "RANK" in os.environ else [0, 1]
+        self.gpus = [] if ON_CPU else [self.rank] if "RANK" in os.environ else [0, 1]
         self.losses: list[str] = []
         self.times: list[float] = []
         self.notes: dict[str, Any] = {}
@@ -68,3 +79,12 @@ def tried(work: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     return "ok"
+
+
+def registrations() -> int:
+    """How often NCCL says that it registered memory."""
+    try:
+        with open(NCCL_LOG.replace("%p", str(os.getpid()))) as log:
+            return sum("egister" in line for line in log)
+    except OSError:
+        return 0

@@ -1,31 +1,29 @@
-"""Cases of `jobs_on_two.py`: NCCL's collectives while memory moves, sleeps, or was registered with NCCL."""
+"""Cases of several ranks: NCCL's collectives while memory moves, sleeps, or was registered with NCCL."""
 
 from __future__ import annotations
 
-import os
+from contextlib import nullcontext
 from typing import Any
 
-from on_two import Job, tried
-
-EARLY = "JOBS_ON_TWO_EARLY"
+from on_several import ON_CPU, Job, tried
 
 
 def churn(job: Job, index: int) -> None:
     """Allocates and frees so that a pool that remaps pages does so."""
     import torch
 
-    device = f"cuda:{job.rank}"
+    device = job.device
     held = [torch.empty((3 + (index * 7 + k * 5) % 61) << 20, dtype=torch.uint8, device=device) for k in range(4)]
     del held[::2]
     held.append(torch.empty(100 << 20, dtype=torch.uint8, device=device))
     if index % 50 == 49:
         del held
-        torch.cuda.synchronize(job.rank)
+        job.synchronize()
         torch.cuda.empty_cache()
 
 
 def remaps(job: Job) -> int | None:
-    if job.allocator != "millpond":
+    if job.allocator != "millpond" or ON_CPU:
         return None
     import millpond
 
@@ -37,17 +35,18 @@ def exchange(job: Job, tensor: Any) -> list[int]:
     import torch
     import torch.distributed as dist
 
-    expected = torch.stack([tensor[0] - job.rank, tensor[0] - job.rank + 1]).view(2, 1)
-    gathered = torch.empty(2, tensor.numel(), device=tensor.device)
-    dist.all_gather_into_tensor(gathered, tensor)
-    swapped = torch.empty(2, tensor.numel() // 2, device=tensor.device)
-    dist.all_to_all_single(swapped, tensor.view(2, -1))
+    world = job.world
+    expected = (torch.arange(world, device=tensor.device) + (tensor[0] - job.rank)).view(world, 1)
+    gathered = torch.empty(world, tensor.numel(), device=tensor.device)
+    dist.all_gather_into_tensor(gathered.view(-1), tensor)
+    swapped = torch.empty(world, tensor.numel() // world, device=tensor.device)
+    dist.all_to_all_single(swapped, tensor.view(world, -1))
     received = torch.empty_like(tensor)
-    other = 1 - job.rank
-    work = dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, other), dist.P2POp(dist.irecv, received, other)])
+    to, source = (job.rank + 1) % world, (job.rank - 1) % world
+    work = dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, to), dist.P2POp(dist.irecv, received, source)])
     for each in work:
         each.wait()
-    wrong = [gathered != expected, swapped != expected, received != expected[other]]
+    wrong = [gathered != expected, swapped != expected, received != expected[source]]
     return [int(each.sum().item()) for each in wrong]
 
 
@@ -56,20 +55,20 @@ def captured_collectives(job: Job, sleep_every: int = 0, elements: int = 1 << 22
     import torch
     import torch.distributed as dist
 
-    device = f"cuda:{job.rank}"
+    device, world = job.device, job.world
     tensor = torch.zeros(elements, device=device)
     dist.all_reduce(tensor)
     exchange(job, tensor)
-    torch.cuda.synchronize(job.rank)
+    job.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         summed = tensor * 2
         dist.all_reduce(summed)
         summed += 1
-        gathered = torch.empty(2, elements, device=device)
-        dist.all_gather_into_tensor(gathered, tensor)
-        swapped = torch.empty(2, elements // 2, device=device)
-        dist.all_to_all_single(swapped, tensor.view(2, -1))
+        gathered = torch.empty(world, elements, device=device)
+        dist.all_gather_into_tensor(gathered.view(-1), tensor)
+        swapped = torch.empty(world, elements // world, device=device)
+        dist.all_to_all_single(swapped, tensor.view(world, -1))
 
     def step(index: int) -> Any:
         tensor.fill_(float(index + job.rank))
@@ -80,8 +79,9 @@ def captured_collectives(job: Job, sleep_every: int = 0, elements: int = 1 << 22
             graph.replay()
         eager = torch.full((1 + index % 1000,), 1.0, device=device)
         dist.all_reduce(eager)
-        expected = torch.arange(index, index + 2, device=device, dtype=torch.float32).view(2, 1)
-        wrong = [gathered != expected, swapped != expected, summed != 4.0 * index + 3, eager != 2]
+        expected = torch.arange(index, index + world, device=device, dtype=torch.float32).view(world, 1)
+        total = 2.0 * world * index + world * (world - 1) + 1
+        wrong = [gathered != expected, swapped != expected, summed != total, eager != world]
         found = torch.stack([each.sum() for each in wrong]).tolist()
         assert found == [0] * 4, (index, found)
         return summed[0].item()
@@ -90,11 +90,18 @@ def captured_collectives(job: Job, sleep_every: int = 0, elements: int = 1 << 22
     job.notes["remaps"] = remaps(job)
 
 
+def reached_early(job: Job, elements: int = 1 << 22) -> None:
+    """Before NCCL starts."""
+    import torch
+
+    job.early = [torch.zeros(elements, device=job.device) for _ in range(8)]
+
+
 def registered_early(job: Job) -> None:
     """Tensors that NCCL registers when it starts are freed, their pages move, and others get their addresses."""
     import torch
 
-    device = f"cuda:{job.rank}"
+    device = job.device
     tensors = job.early
     before = {tensor.data_ptr() for tensor in tensors}
     elements = tensors[0].numel()
@@ -126,7 +133,7 @@ def sleep_and_wake(job: Job) -> None:
 
     dist.barrier()
     job.synchronize()
-    if job.allocator == "millpond":
+    if job.allocator == "millpond" and not ON_CPU:
         import millpond
 
         millpond.torch.sleep()
@@ -167,7 +174,7 @@ def slept(job: Job) -> None:
     import torch
     import torch.distributed as dist
 
-    device = f"cuda:{job.rank}"
+    device = job.device
     tensor = torch.zeros(1 << 22, device=device)
 
     def step(index: int) -> Any:
@@ -176,19 +183,46 @@ def slept(job: Job) -> None:
         sleep_and_wake(job)
         dist.all_reduce(tensor)
         found = [tensor.min().item(), tensor.max().item()]
-        assert found == [4.0 * index + 2] * 2, (index, found)
+        total = job.world * (job.world * index + job.world * (job.world - 1) / 2)
+        assert found == [total] * 2, (index, found)
         return found[0]
 
     job.steps(step, 10)
 
 
-def registrations() -> int:
-    """How often NCCL says that it registered memory."""
-    try:
-        with open(f"/tmp/jobs-on-two-{os.getpid()}.log") as log:
-            return sum("egister" in line for line in log)
-    except OSError:
-        return 0
+def evicted(job: Job) -> None:
+    """A tag's memory serves the rest of the pool while collectives run, and comes back with its bytes."""
+    import torch
+    import torch.distributed as dist
+
+    device, pool = job.device, None
+    is_millpond = job.allocator == "millpond" and not ON_CPU
+    if is_millpond:
+        import millpond
+
+    with millpond.torch.tag("aside") if is_millpond else nullcontext():
+        aside = [torch.full((8 << 20,), float(k + job.rank), device=device) for k in range(6)]
+    if is_millpond:
+        pool = millpond.pool(job.rank).tagged("aside")
+
+    def step(index: int) -> Any:
+        if pool:
+            job.notes["evicted, bytes"] = pool.evict(torch.cuda.current_stream().cuda_stream)
+            assert pool.is_evicted
+        churn(job, index)
+        found = exchange(job, torch.full((1 << 20,), float(index + job.rank), device=device))
+        assert found == [0] * 3, (index, found)
+        if pool:
+            pool.restore(torch.cuda.current_stream().cuda_stream)
+        for k, each in enumerate(aside):
+            assert each.min().item() == each.max().item() == float(k + job.rank + index), (index, k)
+            each.add_(1)
+        total = aside[0][0].clone()
+        dist.all_reduce(total)
+        return total.item()
+
+    job.steps(step, 60)
+    job.notes["remaps"] = remaps(job)
 
 
-RANKS = (captured_collectives, registered_pool, registered_early, slept)
+RANKS = (captured_collectives, registered_pool, slept, evicted)

@@ -1,4 +1,4 @@
-"""Cases of `jobs_on_two.py`: what access costs, a GPU that is not used, and one that is lost."""
+"""Cases of two GPUs: what access costs, a GPU that is not used, and one that is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from on_two import Job, tried
+from on_several import Job, tried
 
 
 def first_copy(job: Job) -> None:

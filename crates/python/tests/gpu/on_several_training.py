@@ -1,14 +1,14 @@
-"""Cases of `jobs_on_two.py`: models that train, and tensors that two GPUs or two processes use."""
+"""Models that train on several GPUs, and tensors that two GPUs or two processes use."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-from on_two import Job, enable
+from on_several import ON_CPU, WIDTH, Job, enable
 
 
-def network(width: int = 1024) -> Any:
+def network(width: int = WIDTH) -> Any:
     import torch
 
     torch.manual_seed(1)
@@ -16,7 +16,7 @@ def network(width: int = 1024) -> Any:
     return torch.nn.Sequential(*layers, *[torch.nn.Linear(width, width) for _ in range(4)])
 
 
-def inputs(step: int, device: str, width: int = 1024) -> Any:
+def inputs(step: int, device: str, width: int = WIDTH) -> Any:
     import torch
 
     rows = 256 + 128 * (step % 7)
@@ -24,10 +24,14 @@ def inputs(step: int, device: str, width: int = 1024) -> Any:
     return torch.randn(rows, width, generator=generator).to(device)
 
 
-def train(job: Job, model: Any, device: str, seed: int = 0) -> None:
+def train(job: Job, model: Any, device: str, seed: int = 0, *, is_offloaded: bool = False) -> None:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if is_offloaded and job.allocator == "millpond" and not ON_CPU:
+        import millpond
+
+        millpond.torch.offload(optimizer)
 
     def step(index: int) -> Any:
         optimizer.zero_grad()
@@ -134,48 +138,56 @@ def other_process(job: Job) -> None:
         child.join(10)
 
 
-def ddp(job: Job) -> None:
+def ddp(job: Job, *, is_offloaded: bool = False) -> None:
     import torch
 
-    model = torch.nn.parallel.DistributedDataParallel(network().cuda(job.rank), device_ids=[job.rank])
-    train(job, model, f"cuda:{job.rank}", 1000 * job.rank)
+    ids = None if ON_CPU else [job.rank]
+    model = torch.nn.parallel.DistributedDataParallel(network().to(job.device), device_ids=ids)
+    train(job, model, job.device, 1000 * job.rank, is_offloaded=is_offloaded)
+
+
+def ddp_offloaded(job: Job) -> None:
+    """With millpond, the optimizer's state is evicted between the steps, beside NCCL."""
+    ddp(job, is_offloaded=True)
 
 
 def fsdp2(job: Job) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    model = network().cuda(job.rank)
+    model = network().to(job.device)
     for layer in model:
         if list(layer.parameters()):
             fully_shard(layer)
     fully_shard(model)
-    train(job, model, f"cuda:{job.rank}", 1000 * job.rank)
+    train(job, model, job.device, 1000 * job.rank)
 
 
 def tensor_parallel(job: Job) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model = network().cuda(job.rank)
+    model = network().to(job.device)
     # All layers, since AdamW does not mix tensors of both kinds.
     plan = {name: kind() for name, kind in zip("023456", (ColwiseParallel, RowwiseParallel) * 3)}
-    train(job, parallelize_module(model, init_device_mesh("cuda", (2,)), plan), f"cuda:{job.rank}")
+    mesh = init_device_mesh("cpu" if ON_CPU else "cuda", (job.world,))
+    train(job, parallelize_module(model, mesh, plan), job.device)
 
 
 def experts(job: Job) -> None:
-    """Each rank's rows go to two experts in uneven parts, and come back."""
+    """Each rank's rows go to the experts of all ranks in uneven parts, and come back."""
     import torch
     import torch.distributed as dist
     from torch.distributed.nn.functional import all_to_all_single
 
-    device = f"cuda:{job.rank}"
+    device = job.device
     expert = network().to(device)
     optimizer = torch.optim.AdamW(expert.parameters(), lr=1e-4)
 
     def step(index: int) -> Any:
         rows = inputs(index + 1000 * job.rank, device)
-        kept = (rows.shape[0] * (1 + (index + job.rank) % 5)) // 7
-        out = [kept, rows.shape[0] - kept]
+        shares = [1 + (index + job.rank + expert_of) % 5 for expert_of in range(job.world)]
+        out = [rows.shape[0] * share // sum(shares) for share in shares]
+        out[-1] += rows.shape[0] - sum(out)
         sizes = torch.tensor(out, device=device)
         theirs = torch.empty_like(sizes)
         dist.all_to_all_single(theirs, sizes)
@@ -191,5 +203,34 @@ def experts(job: Job) -> None:
     job.steps(step)
 
 
+def stages(job: Job) -> None:
+    """A pipeline with a stage on each rank: eight micro-batches, one forward and one backward by turns."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.manual_seed(1 + job.rank)
+    linear = torch.nn.Linear
+    layers = [layer for _ in range(3) for layer in (linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), linear(4 * WIDTH, WIDTH))]
+    module = torch.nn.Sequential(*layers).to(job.device)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    stage = PipelineStage(module, job.rank, job.world, torch.device(job.device))
+    schedule = Schedule1F1B(stage, 8, loss_fn=lambda got, wanted: (got - wanted).square().mean())
+
+    def step(index: int) -> Any:
+        optimizer.zero_grad()
+        whole = torch.randn(512, WIDTH, generator=torch.Generator().manual_seed(index)).to(job.device)
+        if job.rank == 0:
+            schedule.step(whole)
+        elif job.rank == job.world - 1:
+            losses: list[Any] = []
+            schedule.step(target=whole, losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+        return torch.stack(losses).mean().item() if job.rank == job.world - 1 else None
+
+    job.steps(step)
+
+
 ALONE = (data_parallel, pipeline, record_stream, other_process)
-RANKS = (ddp, fsdp2, tensor_parallel, experts)
+RANKS = (ddp, ddp_offloaded, fsdp2, tensor_parallel, experts)

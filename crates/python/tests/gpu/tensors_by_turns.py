@@ -1,0 +1,133 @@
+"""What `torch.empty` costs, and how long a receiver of many shared tensors takes, by turns with each allocator, on one GPU.
+
+    scripts/gpu-python tensors_by_turns [TURNS]       three turns by default
+    COUNT=1600                                        shared tensors, of 2 MiB each
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+COUNT, BYTES = int(os.environ.get("COUNT", "1600")), 2 << 20
+#: Also for the receiver, which imports this module.
+ALLOCATOR = os.environ.get("TENSORS_ALLOCATOR")
+
+if ALLOCATOR:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if ALLOCATOR == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "1"
+    if ALLOCATOR == "millpond":
+        import millpond
+
+        millpond.torch.enable()
+
+
+def median_ns(work: Callable[[], int], rounds: int) -> float:
+    """Of the rounds, each of which returns how many tensors it made."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter_ns()
+        count = work()
+        times.append((time.perf_counter_ns() - began) / count)
+    return statistics.median(times)
+
+
+def empties() -> str:
+    """Nanoseconds for a tensor and its end. `meta` is what PyTorch takes without an allocator."""
+    import torch
+
+    cuda, meta, empty, uint8 = torch.device("cuda"), torch.device("meta"), torch.empty, torch.uint8
+    empty(1, device=cuda)
+
+    def pairs(size: int, device: Any) -> int:
+        for _ in range(3000):
+            empty((size,), dtype=uint8, device=device)
+        return 3000
+
+    def many() -> int:
+        """Live at once, and freed in another order, as in a step."""
+        live = [empty((4000 + 512 * (n % 64),), dtype=uint8, device=cuda) for n in range(2000)]
+        live[::2] = []
+        live.clear()
+        return 2000
+
+    found = {
+        "meta": median_ns(lambda: pairs(4000, meta), 60), "4 KB": median_ns(lambda: pairs(4000, cuda), 60),
+        "20 MB": median_ns(lambda: pairs(20_000_000, cuda), 60), "2,000 live": median_ns(many, 40),
+    }
+    return "ns a tensor: " + ", ".join(f"{name} {ns:.0f}" for name, ns in found.items())
+
+
+def receive(queue: Any, answers: Any) -> None:
+    import torch
+
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    answers.put("ready")
+    held = [queue.get(timeout=60)]
+    began = time.perf_counter()
+    held += [queue.get(timeout=60) for _ in range(COUNT - 1)]
+    torch.cuda.synchronize()
+    opened = time.perf_counter() - began
+    right = all(int(held[n][0]) == n % 251 and int(held[n][-1]) == n % 251 for n in range(0, COUNT, 40))
+    began = time.perf_counter()
+    held.clear()
+    torch.cuda.synchronize()
+    answers.put((opened, time.perf_counter() - began, right))
+    while queue.get(timeout=60) != "end":
+        pass
+
+
+def shared() -> str:
+    import torch
+    import torch.multiprocessing as processes
+
+    context = processes.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    receiver = context.Process(target=receive, args=(queue, answers), daemon=True)
+    receiver.start()
+    tensors = [torch.full((BYTES,), n % 251, dtype=torch.uint8, device="cuda") for n in range(COUNT)]
+    torch.cuda.synchronize()
+    assert answers.get(timeout=60) == "ready"
+    began = time.perf_counter()
+    for tensor in tensors:
+        queue.put(tensor)
+    opened, closed, right = answers.get(timeout=90)
+    whole = time.perf_counter() - began
+    queue.put("end")
+    receiver.join(20)
+    assert right, "the receiver has other bytes"
+    return f"{COUNT} shared tensors received in {opened:.2f} s, closed in {closed:.2f} s, the whole exchange {whole:.2f} s"
+
+
+def main() -> int:
+    if ALLOCATOR:
+        print({"empties": empties, "shared": shared}[sys.argv[1]](), flush=True)
+        return 0
+    turns, failed = int(sys.argv[1]) if len(sys.argv) > 1 else 3, 0
+    for what in ("empties", "shared"):
+        for _ in range(turns):
+            for allocator in ("native", "expandable", "millpond"):
+                variables = {**os.environ, "TENSORS_ALLOCATOR": allocator}
+                command = [sys.executable, __file__, what]
+                try:
+                    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+                    lines = done.stdout.splitlines() or ["FAILED: " + " / ".join(done.stderr.splitlines()[-2:])]
+                    failed += done.returncode != 0
+                except subprocess.TimeoutExpired:
+                    lines, failed = ["FAILED: more than 120 s"], failed + 1
+                print(f"{allocator:10} {lines[-1]}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
