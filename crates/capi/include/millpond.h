@@ -882,6 +882,11 @@ millpond_status millpond_pool_restore(millpond_pool *tag,
 // Begins a restore, which then only has its stream wait: the copies run beside other work until then.
 millpond_status millpond_pool_restore_ahead(millpond_pool *tag);
 
+// As `millpond_pool_restore_ahead`, for as much of the tag as the pool has free memory. It can be called again as more becomes
+// free; the rest comes with `millpond_pool_restore`. `away` gets the bytes that are still away; it may be null.
+millpond_status millpond_pool_restore_free(millpond_pool *tag,
+                                           size_t *away);
+
 // The message of this thread's last call that failed, with the figures and what to do next; empty if none did.
 // Never null. Valid until the thread's next call that fails. A call that succeeds leaves it as it is.
 const char *millpond_last_error(void);

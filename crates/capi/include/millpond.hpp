@@ -722,6 +722,13 @@ public:
     /// Begins a restore, which then only has its stream wait.
     void restore_ahead() const { check(millpond_pool_restore_ahead(get())); }
 
+    /// The same, for as much as the pool has free memory; answers the bytes that are still away.
+    std::size_t restore_free() const {
+        std::size_t away;
+        check(millpond_pool_restore_free(get(), &away));
+        return away;
+    }
+
     bool is_evicted() const { return attribute(MILLPOND_ATTRIBUTE_IS_EVICTED) != 0; }
 
     /// The part of the pool for a tag, to be put to sleep, or evicted, on its own: a pool under the same hard limit.

@@ -48,3 +48,17 @@ pub unsafe extern "C" fn millpond_pool_restore(tag: *mut PoolHandle, stream: Any
 pub extern "C" fn millpond_pool_restore_ahead(tag: *mut PoolHandle) -> Status {
     boundary(|me| Ok(POOLS.get(me, tag)?.pool.restore_ahead()?))
 }
+
+/// As `millpond_pool_restore_ahead`, for as much of the tag as the pool has free memory. It can be called again as more becomes
+/// free; the rest comes with `millpond_pool_restore`. `away` gets the bytes that are still away; it may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_restore_free(tag: *mut PoolHandle, away: *mut usize) -> Status {
+    boundary(|me| {
+        let left = POOLS.get(me, tag)?.pool.restore_free()?;
+        if !away.is_null() {
+            // SAFETY: not null, and as the header asks of its caller.
+            unsafe { away.write(left as usize) };
+        }
+        Ok(())
+    })
+}

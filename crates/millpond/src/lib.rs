@@ -33,7 +33,7 @@
 //! | work with several GPUs | [`Buffer::copy_from`], [`Buffer::allow_access`], [`Pool::allow_access`], [`Stream::wait`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | lend a pool's memory to others for a while | [`Pool::sleep`], [`Pool::wake`] |
-//! | let parts of a job take turns on the device | [`Pool::evict`], [`Pool::restore`], [`Pool::restore_ahead`] |
+//! | let parts of a job take turns on the device | [`Pool::evict`], [`Pool::restore`], [`Pool::restore_ahead`], [`Pool::restore_free`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
 //! | launch kernels with cudarc | the module `cudarc` |

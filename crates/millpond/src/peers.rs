@@ -26,14 +26,14 @@ use crate::system::process::OfProcess;
 pub(crate) struct PeerCopies(OfProcess<RwLock<()>>);
 
 /// See [`Pool::allow_access`](crate::Pool::allow_access).
-pub(crate) fn allow_access(core: &Core, peer: &Timelines) -> Result<()> {
+pub(crate) fn allow_access(core: &Core, peer: Option<PeerId>) -> Result<()> {
     let Some(peer) = reachable_peer(core, peer)? else { return Ok(()) };
     share_all(core, PeerSet::of(peer))
 }
 
 /// See [`Pool::is_accessible_from`](crate::Pool::is_accessible_from).
 pub(crate) fn is_accessible_from(core: &Core, ptr: DevicePtr, peer: &Timelines) -> Result<bool> {
-    let Some(peer) = peer_of(core, peer)? else { return Ok(true) };
+    let Some(peer) = peer_of(core, peer.device().peer_id())? else { return Ok(true) };
     core.with_live(ptr, |arena, id| is_shared_with(arena, id, PeerSet::of(peer)))
 }
 
@@ -62,10 +62,9 @@ fn is_beside(core: &Core, peer: Option<PeerId>) -> bool {
     core.device.peer_id().zip(peer).is_some_and(|(own, peer)| own.is_beside(peer))
 }
 
-/// The name of a context's device, which has to work together with the pool's; `None` for the pool's own.
-fn peer_of(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
+/// A device, which has to work together with the pool's; `None` for the pool's own.
+fn peer_of(core: &Core, peer: Option<PeerId>) -> Result<Option<PeerId>> {
     core.check_process()?;
-    let peer = peer.device().peer_id();
     if !is_beside(core, peer) {
         let what = "working together with that device: both have to be GPUs, or both host devices";
         return Err(unsupported(core, what));
@@ -78,7 +77,7 @@ fn unsupported(core: &Core, what: &'static str) -> Error {
 }
 
 /// Likewise of one that has to reach the pool's memory.
-fn reachable_peer(core: &Core, peer: &Timelines) -> Result<Option<PeerId>> {
+fn reachable_peer(core: &Core, peer: Option<PeerId>) -> Result<Option<PeerId>> {
     match peer_of(core, peer)? {
         Some(peer) if !core.device.can_be_reached_from(peer)? => {
             Err(unsupported(core, "direct access from that GPU: copies between them go by way of the host"))
@@ -141,7 +140,7 @@ unsafe fn set_access(arena: &mut Arena, peers: PeerSet, allowed: bool) -> Device
 
 /// See [`Pool::allow_access_to`](crate::Pool::allow_access_to).
 pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> Result<()> {
-    match reachable_peer(core, peer)? {
+    match reachable_peer(core, peer.device().peer_id())? {
         Some(peer) if !ptr.is_null() => {
             Ok(core.with_live(ptr, |arena, id| share(arena, id, PeerSet::of(peer)))??)
         }
@@ -151,7 +150,7 @@ pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> 
 
 /// See [`Pool::take_back_access`](crate::Pool::take_back_access).
 pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
-    let Some(id) = peer_of(core, peer)? else { return Ok(()) };
+    let Some(id) = peer_of(core, peer.device().peer_id())? else { return Ok(()) };
     if core.state.lock().arenas.own.pages.peers == PeerSet::ALL {
         let why = format!(
             "pool '{}' is for all peers: build it with accessible_from, for those that need it",

@@ -462,6 +462,14 @@ impl Pool {
         Ok(py.detach(|| self.pool.restore_ahead()).map_err(Failure::from)?)
     }
 
+    /// As ``restore_ahead``, for as much of the tag as the pool has free memory. It can be called again as more becomes free.
+    ///
+    /// Returns:
+    ///     Bytes that are still away: the rest comes with ``restore``.
+    fn restore_free(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(py.detach(|| self.pool.restore_free()).map_err(Failure::from)?)
+    }
+
     /// Whether the pool is evicted.
     #[getter]
     fn is_evicted(&self, py: Python<'_>) -> bool {

@@ -106,7 +106,9 @@ def test_a_tag_is_evicted_and_restored() -> None:
             use()
     with pool.allocate(4 * MIB) as other, memoryview(other) as view:
         view[:] = b"9" * (4 * MIB)
+    assert optimizer.restore_free() <= optimizer.stats().asleep
     optimizer.restore_ahead()
+    assert optimizer.restore_free() == 0
     optimizer.restore()
     assert not optimizer.is_evicted
     with memoryview(block) as view:

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond::bindings::{DECAY, Mutex, PerProcess, RwLock};
-use millpond::device::DevicePtr;
+use millpond::device::{DevicePtr, PeerId};
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool, Stats, Stream};
 use rustc_hash::FxHashMap;
@@ -319,7 +319,7 @@ pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
     known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| gpu.keep(bytes));
 }
 
-/// Lets one GPU use the pool's memory of another, from when both have pools.
+/// Lets one GPU use the pool's memory of another, from when that has a pool. The one that uses it may never have one.
 pub(crate) fn share(owner: usize, peer: usize) {
     let gpus = GPUS.get();
     gpus.peers.lock().push((owner, peer));
@@ -330,12 +330,9 @@ fn share_known(gpus: &Gpus) {
     let known = gpus.known.read().clone();
     let find = |ordinal| known.iter().find(|gpu| gpu.ordinal == ordinal);
     gpus.peers.lock().retain(|(owner, peer)| {
-        let (Some(owner), Some(peer)) = (find(*owner), find(*peer)) else { return true };
-        if let Err(error) = owner.pool.allow_access(&peer.context) {
-            messages::say(&format!(
-                "GPU {} cannot use the pool of GPU {}: {error}",
-                peer.ordinal, owner.ordinal
-            ));
+        let Some(owner) = find(*owner) else { return true };
+        if let Err(error) = owner.pool.allow_access_from(PeerId::gpu(*peer)) {
+            messages::say(&format!("GPU {peer} cannot use the pool of GPU {}: {error}", owner.ordinal));
         }
         false
     });

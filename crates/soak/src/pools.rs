@@ -202,9 +202,11 @@ pub(crate) fn evict(
         evicted => stage.allow("an eviction", evicted)?,
     };
     drop(stage.allow("a buffer", Buffer::<u8>::zeroed(&slot.pool, bytes as usize, other))?);
-    if bytes.is_multiple_of(2) {
-        stage.allow("a restore ahead", tag.restore_ahead())?;
-    }
+    match bytes % 3 {
+        0 => stage.allow("a restore ahead", tag.restore_ahead())?,
+        1 => stage.allow("a restore into free memory", tag.restore_free())?.map(drop),
+        _ => None,
+    };
     let restored = stage.allow("a restore", tag.restore(stream))?;
     if restored.is_some() == tag.is_evicted() {
         return Err(Finding::wrong("a tag was restored, and is evicted"));

@@ -14,7 +14,7 @@ int main(void) {
     millpond_pool *pool, *optimizer;
     millpond_stream *stream;
     unsigned char found[2] = {0, 0};
-    size_t moved = 0;
+    size_t moved = 0, away = 1;
     void *block, *other, *refused;
 
     OK(millpond_context_host(&context));
@@ -38,7 +38,10 @@ int main(void) {
     OK(millpond_memset(context, other, 9, BYTES, stream));
     OK(millpond_free(pool, other, stream));
 
+    OK(millpond_pool_restore_free(optimizer, NULL));
     OK(millpond_pool_restore_ahead(optimizer));
+    OK(millpond_pool_restore_free(optimizer, &away));
+    CHECK(away == 0);
     OK(millpond_pool_restore(optimizer, stream));
     CHECK(attribute(optimizer, MILLPOND_ATTRIBUTE_IS_EVICTED) == 0);
     OK(millpond_copy_to_host(context, found, block, 1, stream));

@@ -475,6 +475,7 @@ static void tags_are_evicted_and_restored() {
     refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { Buffer<char>(optimizer, 1, stream); });
     { Buffer<char>(pool, 3 << 20, stream).fill_bytes(9); }
     optimizer.restore_ahead();
+    assert(optimizer.restore_free() == 0);
     optimizer.restore(stream);
     assert(!optimizer.is_evicted() && kept.to_vector() == std::vector<char>(3 << 20, 3));
     refused(MILLPOND_STATUS_CANNOT_EVICT, "no part of another pool", [&] { pool.evict(stream); });

@@ -50,7 +50,12 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
     let released = || before.saturating_sub(core.counters.reserved.current());
     state.arenas.trim();
     state.arenas.trim_parked(keep);
-    if core.counters.reserved.current() <= keep {
+    let left = core.counters.reserved.current();
+    if left <= keep {
+        if left == 0 {
+            // Mappings may be left of pages that tags have now.
+            extents::reap(&mut state.arenas.own);
+        }
         return Ok(released());
     }
     core.empty_caches(state);

@@ -35,7 +35,8 @@ impl PeerId {
 
     /// The GPU with this number; `None` where a group cannot have so many.
     #[cfg(feature = "cuda")]
-    pub(crate) fn gpu(ordinal: usize) -> Option<Self> {
+    #[must_use]
+    pub fn gpu(ordinal: usize) -> Option<Self> {
         (ordinal < Self::MOST).then_some(Self { group: Self::GPUS, number: ordinal as u32 })
     }
 

@@ -15,7 +15,7 @@ use crate::sleep::Asleep;
 pub(super) struct Passed {
     /// Its id there, and its number.
     pub(super) there: (PageId, u64),
-    /// Whether the page that is back has its bytes.
+    /// Whether the page has its bytes where it is, behind the copies given to the device so far.
     pub(super) is_intact: bool,
 }
 
@@ -33,8 +33,6 @@ pub(super) struct Evicted {
     pub(super) away: Asleep,
     /// Where each of them went.
     pub(super) passed: Vec<Passed>,
-    /// Whether all pages are back, and copies are under way.
-    pub(super) is_coming: bool,
     pub(super) staging: PinnedMemory,
     /// Bytes of it that count against the limit.
     counted: u64,
@@ -44,7 +42,7 @@ pub(super) struct Evicted {
 impl Evicted {
     /// All pages are back.
     pub(super) fn end(&mut self) {
-        (self.away, self.is_coming) = Default::default();
+        self.away = Asleep::default();
         self.passed.clear();
     }
 

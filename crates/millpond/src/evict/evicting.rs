@@ -99,8 +99,9 @@ fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Bat
     let no_memory = DeviceError::HostMemory { what: "a list of pages", bytes: 0 };
     evicted.passed.try_reserve_exact(evicted.away.pages.len()).map_err(|_| no_memory)?;
     let mut bytes = 0;
-    for (batch, handover) in batches {
-        for page in &evicted.away.pages[batch.clone()] {
+    // The page that is parked last is taken first: it is to be one that was copied first.
+    for (batch, handover) in batches.iter().rev() {
+        for page in evicted.away.pages[batch.clone()].iter().rev() {
             let (page, of) = (&page.page.0, page.of);
             let arena = arenas.named_mut(of).expect("an arena stays while its pool has the lock");
             // SAFETY: it lies there, and the copy came behind all work. None is given while the gate is closed.
@@ -109,6 +110,7 @@ fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Bat
             bytes += page.bytes;
         }
     }
+    evicted.passed.reverse();
     Ok(bytes)
 }
 

@@ -35,9 +35,7 @@ impl Evict {
         check_stream(core, "Pool::evict", stream)?;
         let mut evicted = self.evicted.lock();
         if is_evicted(core) {
-            if evicted.is_coming {
-                evicted.leave_again(core)?;
-            }
+            evicted.leave_again(core)?;
             return Ok(0);
         }
         let _excluded = core.beside::<Sleep>().exclude();
@@ -59,7 +57,17 @@ impl Evict {
     pub(crate) fn restore_ahead(&self, core: &Core) -> Result<()> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) && !evicted.is_coming { evicted.bring_back(core) } else { Ok(()) }
+        if is_evicted(core) { evicted.bring_back(core) } else { Ok(()) }
+    }
+
+    /// See [`Pool::restore_free`](crate::Pool::restore_free).
+    pub(crate) fn restore_free(&self, core: &Core) -> Result<u64> {
+        core.check_process()?;
+        let mut evicted = self.evicted.lock();
+        if is_evicted(core) {
+            evicted.bring_back_part(core)?;
+        }
+        Ok(if is_evicted(core) { core.counters.asleep.current() } else { 0 })
     }
 
     /// See [`Pool::restore`](crate::Pool::restore).
@@ -69,9 +77,7 @@ impl Evict {
         if !is_evicted(core) {
             return Ok(());
         }
-        if !evicted.is_coming {
-            evicted.bring_back(core)?;
-        }
+        evicted.bring_back(core)?;
         let waits = core.timelines.make_wait(&evicted.copies(), stream.timeline());
         if waits != Ok(true) {
             evicted.leave_again(core)?;

@@ -11,9 +11,10 @@
 //!
 //! **How it is restored** (`restoring`). Pages without a live byte are forgotten. Each of the others gets memory: its own page,
 //! if nobody has mapped that since, which is then intact and needs no copy; else one of the same length that the pool has
-//! parked; else a new one, for which room is made as for any. It is mapped where it was. The bytes are copied back on a
-//! second stream for copies, and the caller's stream waits for that. The host waits only where work still uses the free
-//! pages that are lacking, or where another pool uses a page whose copy is under way: two pages cannot be mapped at one address.
+//! parked or free; else a new one, for which room is made as for any. A free page comes at once, though work may still use it where it
+//! is (`lacking`): the copy waits for that work, and the pool removes its mapping later. Each page is mapped where it was, batch by
+//! batch. The bytes are copied back on a second stream for copies, and the caller's stream waits for that. The host waits
+//! only where the pool uses a page whose copy is under way: two pages cannot be mapped at one address.
 //!
 //! **When a call fails.** An eviction first gives all copies to the device, and then lets pages pass, which cannot fail. So a
 //! failure leaves all as it was. A restore that fails has its pages pass again: the pinned memory has every byte until the end.
@@ -21,6 +22,7 @@
 mod evicted;
 mod evicting;
 mod evictor;
+mod lacking;
 mod restoring;
 
 pub(crate) use evictor::{Evict, is_evicted};

@@ -142,7 +142,8 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
     ensure!(parked == linked, "{parked} parked pages, of which {linked} are linked");
     for (id, page) in pages.iter() {
         let home = pages.home(id);
-        ensure!(pages.is_parked(id) != home.is_some(), "{id:?} is parked and at home, or neither");
+        let places = u8::from(pages.is_parked(id)) + u8::from(home.is_some()) + u8::from(page.is_given());
+        ensure!(places == 1, "{id:?} is parked, at home and given away, or nothing of that");
         let is_elsewhere = page.arrives_behind().is_some();
         let mappings = page.mark.get() + u32::from(home.is_some()) + u32::from(is_elsewhere);
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");

@@ -20,7 +20,7 @@
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
 //! - `coalescing` joins what is free, and `search` finds it. `segments`: memory that never moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
-//! - `shorten` and `trim`: what exchanges pages, and gives them back. `check`: what always holds.
+//! - `shorten` and `trim`: what exchanges pages, and gives them back. `giving`: pages for another pool. `check`: what always holds.
 //! - `allocation`: one allocation and one free.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
@@ -57,6 +57,7 @@ mod donors;
 mod extent;
 mod extent_list;
 mod extent_map;
+mod giving;
 mod index;
 mod layout;
 #[cfg(all(test, loom))]
@@ -87,9 +88,10 @@ pub(crate) use arena::{Arena, PageAtHome, Pointer};
 pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
 pub(crate) use check::check;
 pub(crate) use extent::ExtentId;
+pub(crate) use giving::{Receiver, give_free};
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use search::Effort;
 pub(crate) use shorten::shorten;
-pub(crate) use trim::{fence_of_all_free, forget_gone, park_free, reap, tear_down, trim};
+pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

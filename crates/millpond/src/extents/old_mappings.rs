@@ -113,7 +113,7 @@ impl OldMappings {
         }
     }
 
-    /// A page comes back to a dormant mapping.
+    /// A dormant mapping is no longer one: its page comes back, or goes elsewhere.
     pub(super) fn take_up(&mut self, map: &mut ExtentMap, pages: &Pages, id: ExtentId) {
         if let ExtentState::Idle(mapping) = map[id].state {
             pages.take_up(mapping, map.address_of(id));
@@ -157,6 +157,30 @@ impl OldMappings {
         debug_assert_eq!(map[id].state, ExtentState::Idle(mapping));
         self.leave(map, id);
         self.remove(map, pages, (id, mapping))
+    }
+
+    /// No page that was given away comes back: its mappings are pending unmap.
+    pub(super) fn let_none_of_given_come_back(&mut self, map: &mut ExtentMap, pages: &Pages) {
+        let mut next = self.idle.first();
+        while let Some(id) = next {
+            next = map[id].link.next;
+            if let ExtentState::Idle(mapping) = map[id].state
+                && pages.get(mapping.page()).is_given()
+            {
+                self.take_up(map, pages, id);
+                self.enter(map, id, ExtentState::PendingUnmap(mapping.page()));
+            }
+        }
+        let mut next = self.pending.first();
+        while let Some(id) = next {
+            let extent = &mut map.extents[id];
+            next = extent.link.next;
+            if let ExtentState::Dormant(page) = extent.state
+                && pages.get(page).is_given()
+            {
+                extent.state = ExtentState::PendingUnmap(page);
+            }
+        }
     }
 
     fn let_none_come_back(&mut self, map: &mut ExtentMap) {

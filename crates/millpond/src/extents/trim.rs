@@ -67,36 +67,11 @@ fn trim_pages(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     done
 }
 
-/// Parks pages of free and complete extents, for others that take parked ones: of each length, by its binary logarithm, as many
-/// as `wanted` says. Those that have been free for longest go first.
-pub(crate) fn park_free(
-    arena: &mut Arena,
-    wanted: &mut [u64; u32::BITS as usize],
-) -> Result<(), DeviceError> {
-    let Arena { map, rules, .. } = &*arena;
-    let mut idle = map.list_of_free(map.free_with_page())?;
-    rules.poll(&map.fence_of(idle.iter().copied()));
-    idle.retain(|id| rules.timelines.is_complete(&map[*id].fence));
-    idle.sort_unstable_by_key(|id| (map[*id].freed, *id));
-    let mut done = Ok(());
-    for id in idle {
-        let goes = |arena: &mut Arena, page| {
-            let length = arena.pages.get(page).base_pages.ilog2() as usize;
-            let goes = wanted[length] > 0 && !arena.pages.is_segment(page);
-            wanted[length] -= u64::from(goes);
-            Some(if goes { Fate::Parked } else { Fate::Stays })
-        };
-        done = done.and(trim_extent(arena, id, goes));
-    }
-    done
-}
-
 /// What becomes of a page in a free extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Stays,
     Released,
-    Parked,
 }
 
 /// Forgets the pages that have no memory now, and hold no live byte. Their addresses are free again.
@@ -116,6 +91,9 @@ pub(crate) fn forget_gone(arena: &mut Arena) -> Result<(), DeviceError> {
 /// not wait, so that it can be called under the pool's lock: wait for [all that is free](fence_of_all_free)
 /// before. What cannot be given back stays, and [`held`](Arena::held) says so.
 pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
+    // Mappings of pages that were given away may be left where nothing is held.
+    arena.rules.poll(&fence_of_all_free(arena));
+    reap(arena);
     let mut done = forget_gone(arena).and(trim(arena, 0).map(drop));
     let Arena { map, pages, .. } = arena;
     // Nothing is mapped in a region that is one unmapped extent. From the last on, since a list could be refused.
@@ -151,7 +129,7 @@ pub(super) fn trim_extent(
         && let Some(fate) = fate(arena, page)
     {
         if fate != Fate::Stays {
-            done = done.and(trim_page(arena, id, (page, home), fate));
+            done = done.and(trim_page(arena, id, (page, home)));
         }
         end = home.1.0;
     }
@@ -159,12 +137,7 @@ pub(super) fn trim_extent(
 }
 
 /// Takes a page out that lies wholly in a free and complete extent.
-fn trim_page(
-    arena: &mut Arena,
-    id: ExtentId,
-    (page, home): (PageId, Home),
-    fate: Fate,
-) -> Result<(), DeviceError> {
+fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
     let (Arena { map, rules, pages, .. }, (region, (first, _))) = (&mut *arena, home);
     if pages.is_segment(page) {
         return map.remove_region(region, |_| {
@@ -189,7 +162,7 @@ fn trim_page(
     let units = arena.leave(page);
     let unmapped = arena.map.cut(id, units);
     arena.map.make_unmapped(unmapped);
-    if arena.pages.get(page).mappings > 0 || fate == Fate::Parked {
+    if arena.pages.get(page).mappings > 0 {
         // An older mapping is still waiting for its work; the page goes when that has gone.
         arena.pages.park(page);
         return Ok(());

@@ -26,5 +26,6 @@ pub(crate) use handover::Handover;
 pub(crate) use page::{Home, MapFailure, PageId, Refusal};
 pub(crate) use pages::{IdleMapping, Pages};
 pub(crate) use parked::{ParkedCursor, release_parked};
+pub(crate) use passing::Passing;
 pub(crate) use sleeping::OtherMappings;
 pub use watch::{Mapping, watch_mappings};

@@ -49,6 +49,8 @@ pub(super) enum Backing {
     Handle(PageHandle),
     /// A segment, which the driver allocated whole. It lies there for ever.
     Segment(DevicePtr),
+    /// Another pool has it now ([`passing`](super::passing)). Mappings that it had here are still to be removed.
+    Given,
 }
 
 /// Base pages of a range of addresses of an arena's: the range's number, the first, and the first behind them.
@@ -84,6 +86,16 @@ impl Page {
     /// Whether it is one that can pass to another pool: all of it is there, at home and nowhere else.
     pub(crate) fn may_pass(&self) -> bool {
         self.presence == Presence::Whole && self.mappings == 1 && self.elsewhere.is_none()
+    }
+
+    /// Whether another pool can get it, while its mappings stay for a time.
+    pub(crate) fn may_be_given(&self) -> bool {
+        self.presence == Presence::Whole && matches!(self.backing, Backing::Handle(_))
+    }
+
+    /// Whether another pool has it, and only its mappings are left here.
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(self.backing, Backing::Given)
     }
 
     /// Whether all of its memory is elsewhere.

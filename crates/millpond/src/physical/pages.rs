@@ -228,6 +228,13 @@ impl Pages {
         self.vacant.push(id.0);
     }
 
+    /// Forgets a page that was given away, once it has no mapping here.
+    pub(super) fn forget_given(&mut self, id: PageId) {
+        if self.get(id).is_given() && self.get(id).mappings == 0 {
+            self.forget(id);
+        }
+    }
+
     /// Reserves the host's memory for one more page, and to release any; `false` where it is refused.
     fn make_room(&mut self) -> bool {
         if !self.vacant.is_empty() {
@@ -345,6 +352,7 @@ impl Pages {
             }
         })?;
         self.get_mut(id).mappings -= 1;
+        self.forget_given(id);
         Ok(())
     }
 
@@ -378,7 +386,9 @@ impl Pages {
 
     /// The device's name of a page that is no segment, and its bytes.
     pub(crate) fn handle(&self, id: PageId) -> (PageHandle, u64) {
-        let Backing::Handle(handle) = self.get(id).backing else { unreachable!("a segment has no handle") };
+        let Backing::Handle(handle) = self.get(id).backing else {
+            unreachable!("neither a segment nor a page of another pool has a handle")
+        };
         (handle, self.bytes_of(id))
     }
 
@@ -389,7 +399,7 @@ impl Pages {
 
     /// The memory held in pages, in bytes, by recount.
     pub(crate) fn recount_bytes(&self) -> u64 {
-        let held = self.iter().filter(|(_, page)| page.presence > Presence::Gone);
+        let held = self.iter().filter(|(_, page)| page.presence > Presence::Gone && !page.is_given());
         held.map(|(_, page)| self.bytes(page.base_pages)).sum()
     }
 

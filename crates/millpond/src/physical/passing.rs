@@ -18,7 +18,7 @@ use crate::order::{Fence, Reached};
 #[must_use = "a page that nobody receives is lost"]
 pub(crate) struct Passing {
     handle: PageHandle,
-    base_pages: u32,
+    pub(crate) base_pages: u32,
     elsewhere: Option<MappingElsewhere>,
     /// Whether it has the bytes that it had when it left: nobody has mapped it since.
     pub(crate) is_intact: bool,
@@ -80,7 +80,12 @@ pub(crate) fn give_back(pages: &mut Pages, (id, number): (PageId, u64)) -> Optio
             && page.mappings == u32::from(page.elsewhere.is_some())
     };
     pages.table.get(id.0 as usize)?.as_ref().filter(is_it)?;
-    Some(give(pages, id))
+    pages.unpark(id);
+    // The mapping becomes its page's again.
+    let page = pages.get_mut(id);
+    (page.mappings, page.is_intact) = (0, false);
+    let elsewhere = page.elsewhere.take();
+    Some(Passing { elsewhere, is_intact: true, ..give(pages, id) })
 }
 
 /// Gives away a parked page of so many base pages, which is mapped nowhere.
@@ -91,14 +96,24 @@ pub(crate) fn give_parked(pages: &mut Pages, base_pages: u32) -> Option<Passing>
     Some(give(pages, id))
 }
 
-fn give(pages: &mut Pages, id: PageId) -> Passing {
+/// A parked page of so many base pages that arrives, and the work that it comes behind.
+pub(crate) fn find_arriving(pages: &Pages, base_pages: u32) -> Option<(PageId, &Fence)> {
+    let mut parked = ParkedCursor::of_arriving(pages).of_length(base_pages);
+    let id = parked.find(|id| pages.get(*id).mappings == 1)?;
+    Some((id, pages.get(id).arrives_behind()?))
+}
+
+/// Gives away a page that lies nowhere. Its mappings stay as they are, and with them its record, until they are
+/// removed as those of any page. Whoever gets it comes behind the work on them.
+pub(crate) fn give(pages: &mut Pages, id: PageId) -> Passing {
     pages.unpark(id);
     let (handle, bytes) = pages.handle(id);
     let page = pages.get_mut(id);
-    let (elsewhere, base_pages) = (page.elsewhere.take(), page.base_pages);
-    let passing = Passing { handle, base_pages, elsewhere, is_intact: page.is_intact };
+    debug_assert!(page.home.is_none(), "the page lies nowhere");
+    let passing = Passing { handle, base_pages: page.base_pages, elsewhere: None, is_intact: false };
+    page.backing = Backing::Given;
     pages.counters.reserved.lower(bytes);
-    pages.forget(id);
+    pages.forget_given(id);
     passing
 }
 

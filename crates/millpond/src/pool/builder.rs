@@ -384,7 +384,7 @@ impl PoolBuilder {
             beside,
         });
         match &self.peers {
-            Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.timelines()))?,
+            Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.device().peer_id()))?,
             None => share_all(&inner, PeerSet::ALL)?,
         }
         start_checking(&inner)?;

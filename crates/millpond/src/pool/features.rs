@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Context, Pool, PoolBuilder};
-use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
+use crate::device::{Advice, DevicePtr, MemoryKind, PeerId, Place, Residency};
 use crate::error::{Error, Result};
 use crate::evict::{self, Evict};
 use crate::guard::{Finding, Guarding};
@@ -198,8 +198,8 @@ impl Pool {
     /// `stream` comes behind the copies; other streams [wait for it](Stream::wait_for) first. A tag that is not evicted stays as it
     /// is.
     ///
-    /// The host waits where work still uses what is free in the pool, or where the eviction's copies are under way and the pool
-    /// uses the pages. Pages that nobody used meanwhile need no copy.
+    /// The host waits only where the eviction's copies are under way, and the pool uses the pages already. Pages that nobody used
+    /// meanwhile need no copy.
     ///
     /// If it fails, the tag is evicted as before, and loses nothing. Make room, and try again.
     ///
@@ -215,6 +215,16 @@ impl Pool {
     /// As for [`restore`](Self::restore).
     pub fn restore_ahead(&self) -> Result<()> {
         self.evict_state().restore_ahead(self.inner())
+    }
+
+    /// As [`restore_ahead`](Self::restore_ahead), for as much of the tag as the pool has free memory. No memory is taken for it, and
+    /// the host never waits. It can be called again as more becomes free, such as in a backward pass. The rest comes with
+    /// [`restore`](Self::restore). Returns the bytes that are still away.
+    ///
+    /// # Errors
+    /// As for [`restore`](Self::restore), but for memory that is lacking.
+    pub fn restore_free(&self) -> Result<u64> {
+        self.evict_state().restore_free(self.inner())
     }
 
     /// Whether the pool is [evicted](Self::evict).
@@ -258,7 +268,24 @@ impl Pool {
     ///
     /// [`DeviceError::Unsupported`]: crate::device::DeviceError::Unsupported
     pub fn allow_access(&self, peer: &Context) -> Result<()> {
-        peers::allow_access(self.inner(), peer.timelines())
+        self.allow_access_from(peer.device().peer_id())
+    }
+
+    /// The same for a GPU that has no context here: it needs none to be given access.
+    ///
+    /// ```no_run
+    /// use millpond::device::PeerId;
+    /// use millpond::{Context, Pool};
+    ///
+    /// let pool = Pool::builder(&Context::cuda(0)?).build()?;
+    /// pool.allow_access_from(PeerId::gpu(1))?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`allow_access`](Self::allow_access), and for a device that has no name among others.
+    pub fn allow_access_from(&self, peer: Option<PeerId>) -> Result<()> {
+        peers::allow_access(self.inner(), peer)
     }
 
     /// Takes the access of another context's GPU back, from all memory of the pool: also where it was given to one block,

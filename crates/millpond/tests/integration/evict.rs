@@ -12,7 +12,7 @@ use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Buffer, Context, Error, Keep, Limit, Pool, Stream};
 
-use crate::shared::{Freeing, MIB, sim};
+use crate::shared::{Freeing, MIB, Random, sim};
 use crate::sleep::{Failing, Model};
 
 const TOTAL: u64 = 256 * MIB;
@@ -296,6 +296,129 @@ fn a_restore_has_the_stream_wait_and_one_ahead_does_not() {
     assert_eq!((held(&tag), tag.is_evicted()), (0, true));
     [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
     tag.restore(&stream).unwrap();
+}
+
+#[test]
+fn free_memory_comes_back_behind_the_work_that_uses_it() {
+    let Simulated { sim, context, pool, tag, block, stream } = simulated(100 * MIB);
+    tag.evict(&stream).unwrap();
+    let other = pool.alloc(100 * MIB, &stream).unwrap();
+    context.synchronize().unwrap();
+    let work = sim.hold(stream.handle()).unwrap();
+    pool.free_block(other, &stream).unwrap();
+    let (created, unmapped) = (sim.calls()[Call::CreatePage], sim.calls()[Call::Unmap]);
+    let late = context.create_stream().unwrap();
+    // The host cannot wait for held work: that would be an error.
+    tag.restore(&late).unwrap();
+    assert_eq!((sim.calls()[Call::CreatePage], sim.calls()[Call::Unmap]), (created, unmapped));
+    assert_eq!((held(&pool), held(&tag)), (0, 100 * MIB));
+    sim.touch(other, 100 * MIB, stream.handle()).unwrap();
+    [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+    assert!(!late.is_idle().unwrap(), "it waits for the copies, and they for the work");
+    sim.release(work);
+    context.synchronize().unwrap();
+    // Nothing of the pool's is left there.
+    pool.trim_to(0).unwrap();
+    assert!(sim.touch(other, 4, stream.handle()).is_err());
+    tag.free_block(block, &stream).unwrap();
+    context.synchronize().unwrap();
+    tag.trim_to(0).unwrap();
+    let memory = sim.memory_info().unwrap();
+    assert_eq!(memory.free, memory.total);
+}
+
+#[test]
+fn one_tag_leaves_while_another_comes_into_its_memory() {
+    let (sim, context, stream) = sim(TOTAL);
+    let pool = Pool::builder(&context).hard_limit(120 * MIB).build().unwrap();
+    let [one, two] = ["encoder", "decoder"].map(|name| pool.tagged(name).unwrap());
+    let first = one.alloc(100 * MIB, &stream).unwrap();
+    one.evict(&stream).unwrap();
+    let second = two.alloc(100 * MIB, &stream).unwrap();
+    context.synchronize().unwrap();
+    for (leaves, comes, block) in [(&two, &one, first), (&one, &two, second)] {
+        let work = sim.hold(stream.handle()).unwrap();
+        let created = sim.calls()[Call::CreatePage];
+        leaves.evict(&stream).unwrap();
+        comes.restore(&stream).unwrap();
+        assert_eq!((held(comes), sim.calls()[Call::CreatePage]), (100 * MIB, created));
+        [&pool, &one, &two].iter().for_each(|pool| pool.check().unwrap());
+        sim.release(work);
+        context.synchronize().unwrap();
+        sim.touch(block, 100 * MIB, stream.handle()).unwrap();
+    }
+}
+
+#[test]
+fn what_was_copied_first_serves_others_first() {
+    let Simulated { sim, pool, tag, stream, context, .. } = simulated(240 * MIB);
+    let start = sim.now();
+    tag.evict(&stream).unwrap();
+    let other = context.create_stream().unwrap();
+    let block = pool.alloc(100 * MIB, &other).unwrap();
+    // All copies take 4.5 ms, those of the first batch 2.4.
+    sim.advance_to(start + Duration::from_millis(3));
+    assert!(sim.now() < start + Duration::from_millis(4) && other.is_idle().unwrap());
+    pool.free_block(block, &other).unwrap();
+}
+
+#[test]
+fn as_much_comes_back_as_the_pool_has_free() {
+    let Simulated { sim, context, pool, tag, block, stream } = simulated(100 * MIB);
+    tag.evict(&stream).unwrap();
+    let others = [40 * MIB, 60 * MIB].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+    context.synchronize().unwrap();
+    let (created, work) = (sim.calls()[Call::CreatePage], sim.hold(stream.handle()).unwrap());
+    assert_eq!(tag.restore_free(), Ok(100 * MIB), "all is in use");
+    pool.free_block(others[0], &stream).unwrap();
+    assert_eq!(tag.restore_free(), Ok(60 * MIB));
+    assert_eq!((tag.restore_free(), held(&pool), tag.is_evicted()), (Ok(60 * MIB), 60 * MIB, true));
+    [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+    // What came can leave again.
+    tag.evict(&stream).unwrap();
+    assert_eq!((held(&pool), held(&tag)), (100 * MIB, 0));
+    assert_eq!(tag.restore_free(), Ok(60 * MIB));
+    pool.free_block(others[1], &stream).unwrap();
+    assert_eq!(tag.restore_free(), Ok(0));
+    let copies = sim.calls()[Call::Copy];
+    tag.restore(&stream).unwrap();
+    assert_eq!((sim.calls()[Call::CreatePage], sim.calls()[Call::Copy]), (created, copies));
+    assert_eq!((tag.restore_free(), tag.is_evicted()), (Ok(0), false));
+    sim.release(work);
+    context.synchronize().unwrap();
+    sim.touch(block, 100 * MIB, stream.handle()).unwrap();
+    [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+}
+
+/// Two streams of the pool use what the tag left, in sizes that move pages about, while it comes back bit by bit.
+#[test]
+fn bytes_survive_while_memory_goes_back_and_forth() {
+    let bench = Bench::new();
+    let late = bench.context.create_stream().unwrap();
+    let mut model = Model::new();
+    model.fill(&bench.tag, &bench.stream);
+    (0..4).for_each(|_| model.add(&bench.tag, 7 * MIB, &bench.stream));
+    let mut random = Random(7);
+    let mut others = Vec::new();
+    for step in 0..600_u64 {
+        match random.below(8) {
+            0 => _ = bench.tag.evict(&bench.stream).unwrap(),
+            1 => bench.tag.restore(&late).unwrap(),
+            2 | 3 => _ = bench.tag.restore_free().unwrap(),
+            4 if !others.is_empty() => drop(others.swap_remove(random.below(others.len() as u64) as usize)),
+            _ if others.len() < 6 => {
+                let stream = if random.below(2) == 0 { &bench.stream } else { &late };
+                let bytes = vec![step as u8; 1000 + random.below(12 << 20) as usize];
+                others.push((Buffer::from_slice(&bench.pool, &bytes, stream).unwrap(), bytes));
+            }
+            _ => others.drain(..).for_each(|(buffer, bytes)| assert!(buffer.to_vec().unwrap() == bytes)),
+        }
+        bench.check();
+        if step.is_multiple_of(50) {
+            bench.tag.restore(&bench.stream).unwrap();
+            model.assert_intact();
+        }
+    }
 }
 
 #[test]
@@ -643,7 +766,8 @@ fn threads_use_both_pools_while_the_tag_goes_and_comes() {
 /// Each device call of an eviction and a restore, at each place, fails once, and then also the next one of its kind.
 #[test]
 fn whichever_call_fails_it_is_there_or_evicted_and_can_be_tried_again() {
-    const CALLS: [Call; 14] = [
+    const CALLS: [Call; 15] = [
+        Call::WaitEvent,
         Call::Pinned,
         Call::AllocSegment,
         Call::CreateStream,
@@ -683,8 +807,10 @@ fn whichever_call_fails_it_is_there_or_evicted_and_can_be_tried_again() {
                 "{call:?}"
             );
             tag.evict(&stream).unwrap();
-            // Half of the pages are in use elsewhere, in other lengths.
+            // Half of the pages are in use elsewhere, in other lengths. Some are free again, and may be in use.
             let other = pool.alloc(450 * MIB, &stream).unwrap();
+            let (late, freed) = (context.create_stream().unwrap(), pool.alloc(200 * MIB, &stream).unwrap());
+            pool.free_block(freed, &late).unwrap();
             let restored = settle(&|| tag.restore(&stream));
             assert_eq!(tag.is_evicted(), !restored, "{call:?} {nth}");
             if !restored {

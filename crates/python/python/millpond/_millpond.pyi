@@ -757,6 +757,12 @@ class Pool:
         Raises:
             OutOfMemoryError: as ``restore``.
         """
+    def restore_free(self) -> int:
+        """As ``restore_ahead``, for as much of the tag as the pool has free memory. It can be called again as more becomes free.
+
+        Returns:
+            Bytes that are still away: the rest comes with ``restore``.
+        """
     @property
     def is_evicted(self) -> bool:
         """Whether the pool is evicted."""
