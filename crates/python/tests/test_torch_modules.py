@@ -63,6 +63,7 @@ def there(offloaded):
 
 
 def fill(tensor, value):
+    pool.synchronize()
     ctypes.memset(tensor.data_ptr(), value, tensor.nbytes)
 
 
