@@ -313,12 +313,14 @@ fn what_the_pools_hold_is_said_while_the_program_runs() {
 }
 
 #[test]
-fn the_decay_is_the_programs() {
+fn the_decay_and_what_is_offloaded_are_the_programs() {
     if built().is_none() {
         return;
     }
     let output = ran(&["--decay", "0.02", "./linked", "idle"]);
     assert!(output.status.success(), "{}", stderr(&output));
+    let output = ran(&["--offload", "optimizer", "sh", "-c", "echo $MILLPOND_OFFLOAD"]);
+    assert_eq!(stdout(&output), "optimizer\n");
     let output = ran(&["--decay", "off", "sh", "-c", "echo $MILLPOND_DECAY"]);
     assert_eq!(stdout(&output), "off\n");
 }
@@ -473,6 +475,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["--limit", "1GiB", "--async-free", "true"], "--async-free is for the pool"),
         (&["--limit", "1GiB", "--top", "true"], "--top is for the pool"),
         (&["--limit", "1GiB", "--decay", "1", "true"], "--decay is for the pool"),
+        (&["--limit", "1GiB", "--offload", "optimizer", "true"], "--offload is for the pool"),
+        (&["--offload", "model", "true"], "--offload: 'model' is not one of optimizer"),
         (&["--decay", "soon", "true"], "--decay: 'soon' is no time"),
         (&["--watch", "--top", "true"], "--watch and --top exclude each other"),
         (&["--budget", "gpu0", "true"], "--"),

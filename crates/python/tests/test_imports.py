@@ -43,6 +43,14 @@ def test_what_cannot_be_enabled_is_named(tmp_path: Path) -> None:
     assert ran.stderr.startswith("millpond: PyTorch keeps its own allocator: ")
 
 
+def test_what_is_not_offloaded_is_said(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    said = "millpond: PyTorch keeps its own allocator, and nothing is offloaded: "
+    assert run(tmp_path, "import torch", MILLPOND_TORCH="1", MILLPOND_OFFLOAD="optimizer").stderr.startswith(said)
+    wrong = run(tmp_path, "import torch", MILLPOND_TORCH="1", MILLPOND_OFFLOAD="model").stderr
+    assert wrong == f"{said}MILLPOND_OFFLOAD is 'model': the only value is 'optimizer'\n"
+
+
 def test_the_kill_switch_wins_over_environment_and_code(tmp_path: Path) -> None:
     program = "import cupy, millpond.cupy; millpond.cupy.enable(); millpond.cupy.enable(); print('on')"
     ran = run(tmp_path, program, MILLPOND_CUPY="1", MILLPOND_DISABLE="1")

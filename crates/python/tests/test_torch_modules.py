@@ -63,6 +63,7 @@ def there(offloaded):
 
 
 def fill(tensor, value):
+    pool.synchronize()
     ctypes.memset(tensor.data_ptr(), value, tensor.nbytes)
 
 
@@ -124,6 +125,14 @@ with torch.no_grad():
     assert [bytes > 0 for bytes in held()] == [True, False, False], "what came early gives way"
     modules[1](x)
     assert there(offloaded) == [False, True, False]
+    del large
+    offloaded.restore(modules[2])
+    try:
+        torch.empty(CAPACITY - 92 * MIB, dtype=torch.uint8, device="cuda")
+    except RuntimeError:
+        assert there(offloaded)[1:] == [True, True], "somebody reads it"
+    else:
+        raise AssertionError
 """
 
 TRAINED = """
@@ -156,6 +165,11 @@ assert there(offloaded) == [True] * 3
 modules[1](x), modules[2](x), modules[0](x)
 assert there(offloaded)[2] is False
 offloaded.restore(modules[2])
+assert there(offloaded)[2]
+offloaded.evict(modules[2])
+offloaded.evict()
+assert there(offloaded) == [False] * 3 and held()[:3] == [0] * 3
+modules[2](x)
 assert there(offloaded)[2]
 """
 

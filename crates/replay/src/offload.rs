@@ -146,11 +146,14 @@ fn has_times(trace: &Trace) -> bool {
 
 /// The blocks that have this tag among theirs.
 fn under(trace: &Trace, wanted: &str) -> FxHashSet<u32> {
+    // What is large is in several parts, such as `optimizer.2`.
+    let is_part =
+        |end: &str| end.is_empty() || end.strip_prefix('.').is_some_and(|end| end.parse::<u32>().is_ok());
+    let is_wanted = |one: &str| one.strip_prefix(wanted).is_some_and(is_part);
     let mut known = FxHashMap::default();
     let mut has = |block: &Block| {
         *known.entry(block.stack).or_insert_with(|| {
-            tag(trace, block.stack)
-                .is_some_and(|tags| tags == wanted || tags.split('/').any(|one| one == wanted))
+            tag(trace, block.stack).is_some_and(|tags| is_wanted(&tags) || tags.split('/').any(is_wanted))
         })
     };
     let numbered = trace.blocks.iter().zip(0..);

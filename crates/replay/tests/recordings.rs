@@ -8,7 +8,9 @@ use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::record::format::{MAGIC, Record};
 use millpond::{Context, Pool, Stream, record};
+use millpond_replay::offload::Offload;
 use millpond_replay::read::{Limits, read, read_from};
+use millpond_replay::replay::{FreeWhen, Program};
 use millpond_replay::trace::{OpKind, Trace};
 
 use shared::only;
@@ -66,6 +68,46 @@ fn what_a_pool_did_comes_back_as_a_trace() {
     assert!(
         trace.remarks.len() == 1 && trace.remarks[0].starts_with("the program was told: out of memory in")
     );
+}
+
+#[test]
+fn a_tag_that_is_evicted_is_known_and_can_be_offloaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).record(path.as_path()).build().unwrap();
+    let [weights, more] = ["weights", "weights.2"].map(|tag| pool.tagged(tag).unwrap());
+    let kept = {
+        let _inner = record::tag("layer");
+        weights.alloc(5 << 20, &stream).unwrap()
+    };
+    let other = more.alloc(3 << 20, &stream).unwrap();
+    for _ in 0..3 {
+        // It is used, and other memory then is.
+        let scratch = weights.alloc(1 << 20, &stream).unwrap();
+        free(&weights, scratch, &stream);
+        weights.evict(&stream).unwrap();
+        more.evict(&stream).unwrap();
+        let activations = pool.alloc(16 << 20, &stream).unwrap();
+        free(&pool, activations, &stream);
+        weights.restore(&stream).unwrap();
+        more.restore(&stream).unwrap();
+    }
+    free(&weights, kept, &stream);
+    free(&more, other, &stream);
+    pool.stop_recording().unwrap();
+    for tag in [weights, more] {
+        tag.stop_recording().unwrap();
+    }
+
+    let trace = only(&path);
+    let tags: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).map(|frame| &*frame.name).collect();
+    assert_eq!(tags, ["layer", "weights"]);
+    let program = Program::new(&trace, FreeWhen::Completed);
+    let found = Offload::of(&trace, &program, "weights").unwrap();
+    assert_eq!((found.bytes, found.peak_before, found.peak_requested), (9 << 20, 24 << 20, 16 << 20));
+    assert_eq!((found.times, found.bytes_a_time), (3, 16 << 20));
 }
 
 #[test]

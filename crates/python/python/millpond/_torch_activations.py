@@ -45,8 +45,9 @@ class Kept:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         self.torch, self.device, self.storage = torch, storage.device, StorageWeakRef(storage)
-        self.streams = _streams.setdefault(storage.device.index, None) or Streams(torch, storage.device.index)  # type: ignore[arg-type]
-        _streams[storage.device.index] = self.streams
+        if storage.device.index not in _streams:
+            _streams[storage.device.index] = Streams(torch, storage.device.index)
+        self.streams = _streams[storage.device.index]
         self.before = None if before is None else weakref.ref(before)
         #: How often it is still to be taken, and the bytes on the GPU meanwhile.
         self.uses = 0
@@ -80,8 +81,9 @@ class Kept:
         """The bytes on the GPU, for work on the current stream."""
         self.uses = max(self.uses, 1)
         self.begin()
-        taken = self.there
-        self.torch.cuda.current_stream(self.device).wait_event(self.came)
+        taken, stream = self.there, self.torch.cuda.current_stream(self.device)
+        stream.wait_event(self.came)
+        taken.record_stream(stream)
         self.uses -= 1
         if self.uses == 0:
             self.there = None

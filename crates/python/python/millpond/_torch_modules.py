@@ -16,9 +16,11 @@ from ._torch_parts import Part, forget, is_taken, note, storages, stream_of, tak
 class Turn:
     """One of the modules that take turns."""
 
-    def __init__(self, module: Any, part: Part, which: str) -> None:
-        self.module, self.part, self.which = module, part, which
+    def __init__(self, module: Any, part: Part) -> None:
+        self.module, self.part = module, part
         self.is_there = False
+        #: Whether it came to run. Else somebody reads or changes it.
+        self.came_to_run = False
         #: By GPU, the stream that waited for the last restore, and an event behind that.
         self.waited: dict[int, tuple[int, Any]] = {}
         #: Who came next the last time: after the forward, and after the backward.
@@ -46,7 +48,7 @@ class Turn:
         """Gives the memory to others, behind the work so far."""
         if self.is_there or self.part.comes is not None:
             self.part.evict()
-            self.is_there = False
+            self.is_there = self.came_to_run = False
 
 
 class OffloadModules:
@@ -64,7 +66,7 @@ class OffloadModules:
         self._turns: list[Turn] = []
         for number, module in enumerate(modules, 1):
             part = Part(tag if len(modules) == 1 else f"{tag}.{number}")
-            turn = Turn(module, part, type(module).__name__)
+            turn = Turn(module, part)
             _bring(torch, module, part, device, shared)
             self._turns.append(turn)
             # A module may be as large as what is left.
@@ -84,9 +86,21 @@ class OffloadModules:
 
     def restore(self, module: Any = None) -> None:
         """Brings a module back, or all of them: to be read, or changed. It stays until another one begins to run."""
-        for turn in self._turns:
-            if module is None or turn.module is module:
-                turn.arrive()
+        for turn in self._of(module):
+            turn.arrive()
+            turn.came_to_run = False
+
+    def evict(self, module: Any = None) -> None:
+        """Gives the memory of a module to others, or of all of them, behind the work so far. It comes back when it runs."""
+        self._present = None
+        for turn in self._of(module):
+            turn.leave()
+
+    def _of(self, module: Any) -> list[Turn]:
+        found = [turn for turn in self._turns if module is None or turn.module is module]
+        if not found:
+            raise ValueError(f"this {type(module).__name__} is not among the modules that were passed to offload")
+        return found
 
     def remove(self) -> None:
         """Brings all modules back. They stay on the GPU from now on."""
@@ -117,7 +131,7 @@ class OffloadModules:
                 self._begin(turn, False)
 
         def before_state(*_: Any) -> None:
-            turn.arrive()
+            self.restore(module)
 
         # What is compiled must not look into them.
         outside = torch.compiler.disable
@@ -153,6 +167,10 @@ class OffloadModules:
                 # What is there early, or was needed before, gives way.
                 self._leave_all_but(*turns)
                 turn.arrive()
+            turn.came_to_run = turn is self._running()
+
+    def _running(self) -> Turn | None:
+        return self._present[0] if self._present else None
 
     def _leave_all_but(self, *stay: Turn | None) -> None:
         for turn in self._turns:
@@ -176,10 +194,8 @@ class OffloadModules:
 
     def _give(self) -> bool:
         """Memory is short: what is there early waits until its turn."""
-        present = self._present[0] if self._present else None
-        early = [turn for turn in self._turns if turn is not present and (turn.is_there or turn.part.has_come)]
-        if present is None:
-            return False
+        idle = [turn for turn in self._turns if turn is not self._running()]
+        early = [turn for turn in idle if turn.part.has_come or (turn.is_there and turn.came_to_run)]
         for turn in early:
             turn.leave()
         return bool(early)

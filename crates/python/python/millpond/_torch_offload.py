@@ -105,7 +105,7 @@ class Offload:
         """Has the parts come back that there is room for."""
         if not self._may_come or self._backwards + 1 < self._usual:
             return
-        if all(part.comes is not None for part in self._parts):
+        if not any(part.is_away for part in self._parts):
             # Also where there is no part.
             return
         requested = {at: pool.stats().requested for at, pool in _pools()}
@@ -113,10 +113,10 @@ class Offload:
         for part, sizes in zip(self._parts, self._sizes):
             for at, size in sizes.items():
                 room[at] -= size
-            if part.comes is None:
+            if part.is_away:
                 if any(room[at] < 0 for at in sizes):
                     return
-                part.restore_ahead()
+                part.restore_free()
 
     def _before_reading(self, _optimizer: Any) -> None:
         self.restore()

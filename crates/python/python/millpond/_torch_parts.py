@@ -23,7 +23,8 @@ class Part:
     def __init__(self, tag: str) -> None:
         self.tag = tag
         #: Whether a restore was begun early that nothing has waited for yet.
-        self.comes: Future[None] | None = None
+        #: Its result is how many bytes are still away.
+        self.comes: Future[int] | None = None
 
     def pools(self) -> list[tuple[int, _millpond.Pool]]:
         """The GPUs that have memory under the tag."""
@@ -52,13 +53,24 @@ class Part:
         if self.comes is None:
             self.comes = _beside(self._begin)
 
-    def _begin(self) -> None:
-        for _, pool in self.pools():
-            try:
+    def _begin(self) -> int:
+        try:
+            for _, pool in self.pools():
                 pool.restore_ahead()
-            except OutOfMemoryError:
-                # There may be more room later: whoever needs it tries again.
-                return
+        except OutOfMemoryError:
+            # There may be more room later: whoever needs it tries again.
+            pass
+        return 0
+
+    def restore_free(self) -> None:
+        """The same, for as much of it as the pools have free memory now."""
+        if self.is_away:
+            self.comes = _beside(lambda: sum(pool.restore_free() for _, pool in self.pools()))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody has begun to restore it, or only a part of it was restored."""
+        return self.comes is None or (self.comes.done() and self.comes.result() > 0)
 
     def wait(self) -> None:
         """Waits for the thread, and not for the GPU."""
@@ -166,7 +178,7 @@ _thread: ThreadPoolExecutor | None = None
 _is_thread = threading.local()
 
 
-def _beside(call: Callable[[], None]) -> Future[None]:
+def _beside(call: Callable[[], int]) -> Future[int]:
     global _thread
     if _thread is None:
         _thread = ThreadPoolExecutor(1, "millpond offload", initializer=lambda: setattr(_is_thread, "here", True))

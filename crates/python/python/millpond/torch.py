@@ -55,8 +55,8 @@ def enable(
 
     Raises:
         TypeError: for a name that is no option, or a value of the wrong type.
-        ValueError: for a backend that is none, or ``pinned`` with the plug-in. Also for ``PYTORCH_CUDA_ALLOC_CONF`` with a
-            name that PyTorch does not know, or with another backend.
+        ValueError: for a backend that is none, ``pinned`` with the plug-in, or another ``MILLPOND_OFFLOAD`` than ``optimizer``.
+            Also for ``PYTORCH_CUDA_ALLOC_CONF`` with a name that PyTorch does not know, or with another backend.
         millpond.Error: where PyTorch has no CUDA, or used it already.
     """
     if _shared.is_disabled("PyTorch"):
@@ -64,6 +64,9 @@ def enable(
     wanted = backend or environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
     if wanted not in ("native-interface", "plug-in"):
         raise ValueError(f"there is no backend {wanted!r}: pass 'native-interface' or 'plug-in'")
+    offloads = environ.get("MILLPOND_OFFLOAD") or None
+    if offloads not in (None, "optimizer"):
+        raise ValueError(f"MILLPOND_OFFLOAD is {offloads!r}: the only value is 'optimizer'")
     if pinned and wanted != "native-interface":
         raise ValueError("pinned=True needs PyTorch's native interface: pass backend='native-interface' as well")
     if _enabled and not options:
@@ -78,9 +81,6 @@ def enable(
 
     _torch_nccl.keep_from_registering()
     has_threshold = _torch_settings.from_environment(torch, pinned=pinned) or "release_threshold" in options
-    offloads = environ.get("MILLPOND_OFFLOAD") or None
-    if offloads not in (None, "optimizer"):
-        raise ValueError(f"MILLPOND_OFFLOAD is {offloads!r}: the only value is 'optimizer'")
     _enable(torch, wanted, pinned=pinned)
     if offloads:
         offload_optimizers()

@@ -247,8 +247,8 @@ def under_a_limit() -> None:
     rows: list[tuple[str, list[str], dict[str, str]]] = [
         ("PyTorch's allocator", python, {}),
         ("… with expandable segments", python, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-        ("`millpond run --offload optimizer`", run, {"MILLPOND_LIMIT": str(limit)}),
-        ("`millpond run`", [word for word in run if word not in ("--offload", "optimizer")], {"MILLPOND_LIMIT": str(limit)}),
+        ("`millpond run --offload optimizer`", run, {"MILLPOND_LIMIT": f"{limit >> 20}MiB"}),
+        ("`millpond run`", [word for word in run if word not in ("--offload", "optimizer")], {"MILLPOND_LIMIT": f"{limit >> 20}MiB"}),
     ]
     for name, command, more in rows:
         environment = {**os.environ, "OFFLOAD_BYTES": str(limit), "OFFLOAD_TEXTS": str(kept["texts"]), **more}

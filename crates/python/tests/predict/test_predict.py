@@ -408,3 +408,16 @@ def test_a_library_whose_workspaces_were_not_measured_is_named_with_its_line(lin
     lines = [said for said in rank["first"] if said.startswith("<string>:7: workspaces of ")]
     assert all(f"workspaces of {library} were not measured" in said for said in lines), rank["first"]
     assert bool(lines) == bool(library), rank["first"]
+
+
+def test_an_offloaded_optimizer_is_told_with_its_copies(tmp_path: Path) -> None:
+    job = str(JOBS / "mlp.py")
+    plain = rank_of(tmp_path, "--", PYTHON, job)
+    rank = rank_of(tmp_path, "--offload", "optimizer", "--bandwidth", "25", "--", PYTHON, job)
+    [state] = [kind["bytes"] for kind in plain["kinds"] if kind["name"] == "optimizer state"]
+    told = rank["offloaded"]
+    assert told["bytes"] == state and told["bytes_a_time"] == 2 * state and told["times"] == 3
+    assert told["copies_s"] == pytest.approx(2 * state / 25e9)
+    assert told["peak_before"] == plain["peak_requested"] == rank["peak_requested"]
+    assert told["peak_requested"] <= told["peak_before"] and told["needs"] >= told["peak_requested"]
+    assert told["away_us"] is None, "a prediction has no times"

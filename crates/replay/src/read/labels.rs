@@ -19,7 +19,10 @@ pub(super) struct Labels {
     texts: usize,
     frame_ids: FxHashMap<u32, FrameId>,
     tag_ids: FxHashMap<u32, FrameId>,
-    stacks: FxHashMap<(u32, u32), StackId>,
+    /// The tags that whole pools are of, by the pool's number.
+    pools: FxHashMap<u32, String>,
+    pool_ids: FxHashMap<u32, FrameId>,
+    stacks: FxHashMap<(u32, u32, u32), StackId>,
 }
 
 #[derive(Debug)]
@@ -32,7 +35,7 @@ struct NestedTag {
 impl Labels {
     /// Everything held, for limits.
     pub(super) fn len(&self) -> usize {
-        self.tags.len() + self.frames.len() + self.sites.len() + self.lines
+        self.tags.len() + self.frames.len() + self.sites.len() + self.pools.len() + self.lines
     }
 
     /// Bytes of memory that they take, about, with the room that tables grow into.
@@ -55,6 +58,12 @@ impl Labels {
         self.texts += text.len();
         self.tags.push(NestedTag { inside, depth, text: text.to_owned() });
         Ok(())
+    }
+
+    /// All blocks of this pool have the tag, outside of those of their own.
+    pub(super) fn pool(&mut self, pool: u32, tag: &str) {
+        self.texts += tag.len();
+        self.pools.insert(pool, tag.to_owned());
     }
 
     pub(super) fn frame(
@@ -80,15 +89,16 @@ impl Labels {
         Ok(())
     }
 
-    /// The call stack of a tag and a site, either of which may be 0. `left` bounds what all stacks come to:
+    /// The call stack of a tag and a site, either of which may be 0, in a pool. `left` bounds what all stacks come to:
     /// a file may combine them at will.
     pub(super) fn stack(
         &mut self,
         stacks: &mut Stacks,
-        (tag, site): (u32, u32),
+        (tag, site, pool): (u32, u32, u32),
         left: &mut usize,
     ) -> Result<StackId, &'static str> {
-        if let Some(&known) = self.stacks.get(&(tag, site)) {
+        let pool = if self.pools.contains_key(&pool) { pool } else { 0 };
+        if let Some(&known) = self.stacks.get(&(tag, site, pool)) {
             return Ok(known);
         }
         let mut stack = Vec::new();
@@ -105,9 +115,13 @@ impl Labels {
             stack.push(*self.tag_ids.entry(inner).or_insert_with(add));
             inner = tag.inside;
         }
+        if let Some(tag) = self.pools.get(&pool) {
+            let add = || stacks.add_frame(Frame::of_tag(tag));
+            stack.push(*self.pool_ids.entry(pool).or_insert_with(add));
+        }
         *left = left.checked_sub(stack.len()).ok_or("more call stacks than this reader takes")?;
         let id = stacks.add_stack(&stack);
-        self.stacks.insert((tag, site), id);
+        self.stacks.insert((tag, site, pool), id);
         Ok(id)
     }
 }

@@ -8,7 +8,7 @@ use std::io::{BufRead, Read};
 
 use millpond::record::format::Record;
 use millpond::record::{ChunkError, Chunks, records};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::labels::Labels;
 use super::{FormatError, Limits};
@@ -69,6 +69,8 @@ struct Pool {
 struct Recording {
     rows: Vec<RecordedRow>,
     pools: FxHashMap<u32, Pool>,
+    /// Of the pools.
+    names: FxHashMap<u32, String>,
     /// The number that each device, by its key, has in the trace.
     devices: FxHashMap<u64, u32>,
     labels: Labels,
@@ -146,7 +148,10 @@ impl Recording {
 
     fn record(&mut self, record: Record<'_>, cursor: &mut Cursor) -> Result<(), &'static str> {
         match record {
-            Record::Pool { pool, ordinal, device_key, .. } => return self.pool(pool, ordinal, device_key),
+            Record::Pool { pool, name, ordinal, device_key, .. } => {
+                self.names.insert(pool, name.to_owned());
+                return self.pool(pool, ordinal, device_key);
+            }
             Record::Tag { tag, inside, text } => return self.labels.tag(tag, inside, text),
             Record::Frame { frame, name, file, line } => return self.labels.frame(frame, name, file, line),
             Record::Site { site, frames } => return self.labels.site(site, frames),
@@ -200,6 +205,16 @@ impl Recording {
         Ok(())
     }
 
+    /// A tag that can be evicted is a pool of its own, whose name is that of the whole pool and the tag.
+    fn label_tags_of_pools(&mut self) {
+        let all: FxHashSet<&str> = self.names.values().map(String::as_str).collect();
+        for (&pool, name) in &self.names {
+            if let Some((_, tag)) = name.rsplit_once('/').filter(|(whole, _)| all.contains(whole)) {
+                self.labels.pool(pool, tag);
+            }
+        }
+    }
+
     fn block(&mut self, cursor: &mut Cursor, kind: Kind, (after, address, size): (u64, i64, u64)) {
         cursor.pass(after);
         cursor.address = cursor.address.wrapping_add_signed(address);
@@ -210,12 +225,15 @@ impl Recording {
     fn in_order(mut self, limits: Limits) -> Result<TraceBuilder, FormatError> {
         // Where a clock is too coarse to tell, an address is freed before it is allocated anew. (One thread's
         // own times all differ.)
+        self.label_tags_of_pools();
         self.rows.sort_by_key(|row| (row.time, row.kind != Kind::Free));
         let mut builder = TraceBuilder::within(limits.memory);
         let mut known = Known::default();
         let mut left = limits.values.min((limits.memory / STACK_LINE_BYTES) as usize);
         let mut stack = |labels: &mut Labels, builder: &mut TraceBuilder, row: &RecordedRow| {
-            labels.stack(&mut builder.stacks, (row.tag, row.site), &mut left).or_else(|what| wrong(0, what))
+            labels
+                .stack(&mut builder.stacks, (row.tag, row.site, row.pool), &mut left)
+                .or_else(|what| wrong(0, what))
         };
         let since = self.since.take().map(|(since, _)| since);
         for row in since.map_or(Vec::new(), |since| live_at(since, &mut self.rows)) {
