@@ -80,6 +80,8 @@ def model_and_optimizer(torch: Any, has_checkpoints: bool = True) -> tuple[Any, 
 
 def be_deterministic(torch: Any) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Its backward is not, even so.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
