@@ -79,7 +79,9 @@ def model_and_optimizer(torch: Any, has_checkpoints: bool = True) -> tuple[Any, 
 
 
 def be_deterministic(torch: Any) -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
+    # Its attention is not.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
@@ -254,7 +256,7 @@ def under_a_limit() -> None:
         environment = {**os.environ, "OFFLOAD_BYTES": str(limit), "OFFLOAD_TEXTS": str(kept["texts"]), **more}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=90)
         lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-        say(f"| {name} | {json.loads(lines[-1]) if lines else 'failed: ' + done.stderr[-600:] + ' | '} |")
+        say(f"| {name} | {json.loads(lines[-1]) if lines else f'failed with {done.returncode}: ' + done.stderr[-600:] + ' | '} |")
 
 
 # ---- three models in turn ----------------------------------------------------------------------------
