@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _millpond
-from ._errors import OutOfMemoryError
+from ._errors import Error
 
 #: Bytes after which memory that was moved under a tag is given back, so that both are held at once of no more than this.
 _AT_ONCE = 1 << 30
@@ -53,19 +53,25 @@ class Part:
         if self.comes is None:
             self.comes = _beside(self._begin)
 
+    def restore_free(self) -> None:
+        """The same, for as much of it as the pools have free memory now."""
+        if self.is_away:
+            self.comes = _beside(self._begin_with_free)
+
     def _begin(self) -> int:
         try:
             for _, pool in self.pools():
                 pool.restore_ahead()
-        except OutOfMemoryError:
-            # There may be more room later: whoever needs it tries again.
+        except Error:
+            # Whoever needs it tries again, and is told.
             pass
         return 0
 
-    def restore_free(self) -> None:
-        """The same, for as much of it as the pools have free memory now."""
-        if self.is_away:
-            self.comes = _beside(lambda: sum(pool.restore_free() for _, pool in self.pools()))
+    def _begin_with_free(self) -> int:
+        try:
+            return sum(pool.restore_free() for _, pool in self.pools())
+        except Error:
+            return 0
 
     @property
     def is_away(self) -> bool:

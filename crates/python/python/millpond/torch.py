@@ -195,23 +195,6 @@ def offload_optimizers() -> None:
     offload_all()
 
 
-@contextmanager
-def offload_activations(*, least: int = 1 << 20) -> Iterator[None]:
-    """What autograd keeps for the backward goes to pinned memory of the host meanwhile, beside the work.
-
-    Tensors of fewer bytes than ``least`` stay on the GPU, and so do parameters. Results are what they were. Use it for parts of a
-    forward for which the copies take no longer than the arithmetic. docs/beyond.md says more.
-
-    Raises:
-        millpond.Error: before :func:`enable`.
-    """
-    _check_enabled()
-    from ._torch_activations import offload_activations
-
-    with offload_activations(least):
-        yield
-
-
 def _check_enabled() -> None:
     if not is_enabled():
         from ._errors import Error

@@ -1,15 +1,14 @@
-"""Jobs that are bigger than the card, measured on a GPU: an optimizer, three models in turn, and what autograd keeps.
+"""Jobs that are bigger than the card, measured on a GPU: an optimizer, and three models in turn.
 
     python3 offload.py [--out FILE]
 
-Prints Markdown tables, a row as soon as it is measured. It takes three to four minutes and less than 70 GB. Each part is a process of its own:
+Prints Markdown tables, a row as soon as it is measured. It takes about four minutes and less than 70 GB. Each part is a process of its own:
 `offload.py gpt`, and so on.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
@@ -37,7 +36,7 @@ MODEL_BYTES = 4 * GIB
 # ---- a plain GPT -------------------------------------------------------------------------------------
 
 
-def model_and_optimizer(torch: Any, has_checkpoints: bool = True) -> tuple[Any, Any]:
+def model_and_optimizer(torch: Any) -> tuple[Any, Any]:
     from torch import nn
     from torch.nn import functional as F
 
@@ -69,7 +68,7 @@ def model_and_optimizer(torch: Any, has_checkpoints: bool = True) -> tuple[Any, 
             x = self.words(words) + self.places.weight
             for number, layer in enumerate(self.layers):
                 # Every second layer is computed anew in the backward.
-                x = checkpoint(layer, x, use_reentrant=False) if has_checkpoints and number % 2 else layer(x)
+                x = checkpoint(layer, x, use_reentrant=False) if number % 2 else layer(x)
             logits = self.head(self.norm(x))
             return F.cross_entropy(logits.flatten(0, 1), words.roll(-1, 1).flatten())
 
@@ -79,8 +78,8 @@ def model_and_optimizer(torch: Any, has_checkpoints: bool = True) -> tuple[Any, 
 
 
 def be_deterministic(torch: Any) -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Its backward is not, even so.
+    torch.use_deterministic_algorithms(True)
+    # Its attention is not.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.utils.deterministic.fill_uninitialized_memory = False
 
@@ -98,9 +97,9 @@ def begin_anew(torch: Any, model: Any, optimizer: Any) -> None:
                 one.weight.fill_(1)
 
 
-def step(torch: Any, model: Any, optimizer: Any, texts: int, keeps: Any = contextlib.nullcontext) -> Any:
+def step(torch: Any, model: Any, optimizer: Any, texts: int) -> Any:
     words = torch.randint(VOCABULARY, (texts, LENGTH), device="cuda")
-    with torch.autocast("cuda", torch.bfloat16), keeps():
+    with torch.autocast("cuda", torch.bfloat16):
         loss = model(words)
     loss.backward()
     optimizer.step()
@@ -108,12 +107,12 @@ def step(torch: Any, model: Any, optimizer: Any, texts: int, keeps: Any = contex
     return loss.detach()
 
 
-def steps(torch: Any, job: tuple[Any, ...], count: int, not_timed: int, **how: Any) -> tuple[float, list[float]]:
+def steps(torch: Any, job: tuple[Any, ...], count: int, not_timed: int) -> tuple[float, list[float]]:
     """Seconds of a step, and the losses."""
-    losses = [step(torch, *job, **how) for _ in range(not_timed)]
+    losses = [step(torch, *job) for _ in range(not_timed)]
     torch.cuda.synchronize()
     began = time.monotonic()
-    losses += [step(torch, *job, **how) for _ in range(count - not_timed)]
+    losses += [step(torch, *job) for _ in range(count - not_timed)]
     torch.cuda.synchronize()
     return (time.monotonic() - began) / (count - not_timed), [float(loss) for loss in losses]
 
@@ -256,7 +255,7 @@ def under_a_limit() -> None:
         environment = {**os.environ, "OFFLOAD_BYTES": str(limit), "OFFLOAD_TEXTS": str(kept["texts"]), **more}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=90)
         lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-        say(f"| {name} | {json.loads(lines[-1]) if lines else 'failed: ' + done.stderr[-600:] + ' | '} |")
+        say(f"| {name} | {json.loads(lines[-1]) if lines else f'failed with {done.returncode}: ' + done.stderr[-600:] + ' | '} |")
 
 
 # ---- three models in turn ----------------------------------------------------------------------------
@@ -370,36 +369,7 @@ def in_turn() -> None:
         say(f"| {name} | {all_took} ms | {one['prepared']:.1f} s | {best / first:.2f}{'' if equal else ', NOT EQUAL'} |")
 
 
-# ---- what autograd keeps, and an option that nobody uses ---------------------------------------------
-
-
-def activations() -> None:
-    import millpond.torch
-
-    millpond.torch.enable()
-    import torch
-
-    model, optimizer = model_and_optimizer(torch, has_checkpoints=False)
-    ways: dict[str, Any] = {
-        "kept on the GPU": contextlib.nullcontext,
-        "`offload_activations()`": millpond.torch.offload_activations,
-        "`save_on_cpu(pin_memory=True)`": lambda: torch.autograd.graph.save_on_cpu(pin_memory=True),
-    }
-    say("")
-    say("| what autograd keeps, 4 texts | a step | more than on the GPU | allocated before the backward | losses |")
-    say("| --- | --- | --- | --- | --- |")
-    first: tuple[float, list[float]] | None = None
-    for name, keeps in ways.items():
-        begin_anew(torch, model, optimizer)
-        seconds, losses = steps(torch, (model, optimizer, 4), 5, 2, keeps=keeps)
-        with torch.autocast("cuda", torch.bfloat16), keeps():
-            loss = model(torch.zeros(4, LENGTH, dtype=torch.long, device="cuda"))
-        torch.cuda.synchronize()
-        live = torch.cuda.memory_allocated()
-        del loss
-        first = first or (seconds, losses)
-        equal = "equal" if losses == first[1] else f"NOT EQUAL: {losses} {first[1]}"
-        say(f"| {name} | {1000 * seconds:.0f} ms | {1000 * (seconds - first[0]):.0f} ms | {live / GIB:.2f} GiB | {equal} |")
+# ---- an option that nobody uses ----------------------------------------------------------------------
 
 
 def unused() -> None:
@@ -455,18 +425,18 @@ def part(words: list[str], *, is_shown: bool = False) -> subprocess.CompletedPro
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="the tables go to this file, too")
-    parser.add_argument("part", nargs="*", help="gpt, limit, turns, activations, unused; all of them by default")
+    parser.add_argument("part", nargs="*", help="gpt, limit, turns, unused; all of them by default")
     arguments = parser.parse_args()
     if arguments.out:
         os.environ["OFFLOAD_OUT"] = str(Path(arguments.out).absolute())
-    alone = {"gpt": gpt, "train": train, "activations": activations, "unused": unused, "by_hand": by_hand}
+    alone = {"gpt": gpt, "train": train, "unused": unused, "by_hand": by_hand}
     if len(arguments.part) > 0 and arguments.part[0] == "turns":
         return turns(arguments.part[1])
     if len(arguments.part) == 1 and arguments.part[0] in alone and "OFFLOAD_LIMIT" in os.environ:
         return alone[arguments.part[0]]()
     os.environ["OFFLOAD_LIMIT"] = f"/tmp/offload-limit-{os.getpid()}.json"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    for name in arguments.part or ["gpt", "limit", "turns", "activations", "unused"]:
+    for name in arguments.part or ["gpt", "limit", "turns", "unused"]:
         began = time.monotonic()
         try:
             if name == "limit":

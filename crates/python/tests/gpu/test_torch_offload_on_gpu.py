@@ -214,26 +214,6 @@ with torch.no_grad():
         assert torch.equal(plain[1](x), ours[1](x))
     assert torch.equal(plain[1](x), ours[1](x))
 """,
-    "activations": """
-def train(keeps):
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(x):
-        with torch.autocast("cuda", torch.bfloat16), keeps():
-            loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return losses(step, 8)
-
-
-import contextlib
-plain, ours = train(contextlib.nullcontext), train(lambda: mt.offload_activations(least=1024))
-assert plain == ours, (plain, ours)
-""",
 }
 
 
