@@ -18,8 +18,8 @@ const STUCK: &str = "a mapping of a page that another pool has now could not be 
 /// Why an attempt ended.
 enum Stopped {
     Refused(Refusal),
-    /// A page's old mapping is in the way, and goes behind this fence.
-    Behind(Fence),
+    /// The old mapping of the page with this place in the list is in the way, and goes behind this fence.
+    Behind(usize, Fence),
 }
 
 impl From<DeviceError> for Stopped {
@@ -41,12 +41,14 @@ impl Evicted {
     /// Has all pages come back that have not yet, and gives the copies to the device. If that fails, all leave again.
     pub(super) fn bring_back(&mut self, core: &Core) -> Result<()> {
         let whole = whole_of(core);
+        // The page whose mapping was in the way, though the fence was complete: it may have become so during the attempt.
+        let mut was_in_the_way = None;
         let mut attempt = || loop {
             match self.attempt(core, whole.as_deref(), How::Whole) {
                 Ok(()) => return Ok(Ok(())),
                 Err(Stopped::Refused(refusal)) => return Ok(Err(refusal)),
-                Err(Stopped::Behind(fence)) => {
-                    if core.timelines.is_complete(&fence) {
+                Err(Stopped::Behind(page, fence)) => {
+                    if core.timelines.is_complete(&fence) && was_in_the_way.replace(page) == Some(page) {
                         return Err(DeviceError::Unavailable(STUCK.to_owned()).into());
                     }
                     // Without locks, as any wait.
@@ -143,7 +145,7 @@ impl Evicted {
             if let Some(handover) = record.leaves_behind() {
                 let mut fence = Fence::empty();
                 _ = fence.try_join(&handover.fence);
-                return Err(Stopped::Behind(fence));
+                return Err(Stopped::Behind(at, fence));
             }
             self.passed[at].is_intact &= !record.has_gone();
             // SAFETY: the page's home is there: nothing moves in a tag that is evicted. Its old mapping has gone, or is that page's.
