@@ -144,7 +144,7 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
         let home = pages.home(id);
         ensure!(pages.is_parked(id) != home.is_some(), "{id:?} is parked and at home, or neither");
         let is_elsewhere = page.arrives_behind().is_some();
-        let mappings = page.mark.get() + u32::from(home.is_some()) + u32::from(is_elsewhere);
+        let mappings = page.mark.take() + u32::from(home.is_some()) + u32::from(is_elsewhere);
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
         if let Some((region, (first, _))) = home {
             let there = arena.map.regions.page_at(region, first);
