@@ -52,7 +52,7 @@ pub struct PoolOptions {
     pub budget: *mut BudgetHandle,
     /// How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
     /// memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
-    /// and at most half of what was ever live.
+    /// and at most a quarter of what was ever live.
     pub growth_allowance: usize,
     /// What memory the pool is of: one of `millpond_memory`; the device's own by default.
     pub memory: i32,

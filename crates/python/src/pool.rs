@@ -51,7 +51,7 @@ use crate::stream::Stream;
 ///         and 32 MiB.
 ///     min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
 ///     growth_allowance: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
-///         memory would take a third of the program's time. 1/32 of the device's memory by default, and half of what was
+///         memory would take a third of the program's time. 1/32 of the device's memory by default, and a quarter of what was
 ///         ever live at most; with 0 it never does.
 ///     budget: a ``Budget`` that the pool shares with others, also of other processes.
 ///     accessible_from: ``"all"``, or the numbers of the GPUs that may use all memory of the pool. None by default:

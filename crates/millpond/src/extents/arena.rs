@@ -262,6 +262,16 @@ impl Arena {
         None
     }
 
+    /// The first base page of the first page that lies wholly in base pages of a region, which are all backed, or their end.
+    pub(super) fn first_whole(&self, (region, (start, end)): Home) -> u64 {
+        let home = self.map.regions.page_at(region, start).and_then(|page| self.pages.home(page));
+        match home {
+            Some((_, (first, _))) if start <= first => first,
+            Some((_, (_, behind))) => behind.min(end),
+            None => end,
+        }
+    }
+
     /// Notes that a page lies nowhere from now on. Returns the units where it was.
     pub(super) fn leave(&mut self, page: PageId) -> (u64, u64) {
         let home = self.pages.home(page).expect("a page leaves where it lies");

@@ -145,7 +145,7 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
         let places = u8::from(pages.is_parked(id)) + u8::from(home.is_some()) + u8::from(page.is_given());
         ensure!(places == 1, "{id:?} is parked, at home and given away, or nothing of that");
         let is_elsewhere = page.arrives_behind().is_some();
-        let mappings = page.mark.get() + u32::from(home.is_some()) + u32::from(is_elsewhere);
+        let mappings = page.mark.take() + u32::from(home.is_some()) + u32::from(is_elsewhere);
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
         if let Some((region, (first, _))) = home {
             let there = arena.map.regions.page_at(region, first);

@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::extent::ExtentId;
 use super::search::Request;
 use crate::physical::{Home, PageId};
-use crate::policy::donating::enough_base_pages;
+use crate::policy::donating::are_enough;
 
 /// A page that a free extent can give.
 #[derive(Debug, Clone, Copy)]
@@ -13,33 +13,39 @@ pub(super) struct DonorPage {
     /// The free extent that it lies in.
     pub(super) extent: ExtentId,
     pub(super) home: Home,
-    /// The last place that it was claimed for.
-    claimed_for: u32,
 }
 
 impl DonorPage {
-    fn lies_outside(&self, (region, (start, end)): Home) -> bool {
-        let (of, (first, behind)) = self.home;
-        of != region || behind <= start || end <= first
-    }
-
     pub(super) fn base_pages(&self) -> u64 {
         self.home.1.1 - self.home.1.0
     }
 }
 
-/// The pages that free extents could give to one miss. Each place that is considered claims those that it needs: no page is
-/// claimed twice for one place.
+/// A free extent that gives pages: all those in a range of base pages.
+#[derive(Debug, Clone, Copy)]
+struct Donor {
+    /// The count of frees when it was freed. Those that the stream would have to wait for come behind all others. Of those that are as
+    /// old, the first that was found comes first.
+    rank: (u64, usize),
+    extent: ExtentId,
+    pages: Home,
+}
+
+/// Where in the order of pages one is looked for: at the donor with this number, before this base page.
+type Cursor = (usize, u64);
+
+/// What free extents could give to one miss. Each place that is considered claims the pages that it needs: no page is claimed twice
+/// for one place. A page is marked with the number of the last place that claimed it.
 #[derive(Debug, Default)]
 pub(super) struct Donors {
-    /// In the order in which they give. A page is marked with its place here.
-    pages: Vec<DonorPage>,
-    /// Whether pages may come back to old mappings.
-    come_back: bool,
-    /// How many places were considered.
+    /// In the order in which they give.
+    donors: Vec<Donor>,
+    /// First base pages, and the number of the donor, by place. Empty where no page may come back to an old mapping.
+    by_place: Vec<((u32, u64), usize)>,
+    /// The place that is considered.
     place: u32,
-    /// All pages before this one are claimed for the present place.
-    next: usize,
+    /// No page before this one, of at most so many base pages, can be claimed for it.
+    next: (u64, Cursor),
 }
 
 impl Donors {
@@ -48,90 +54,128 @@ impl Donors {
     /// here each time. Of one donor, the last page gives first. Where the host has no memory for more, what was found so far has to do.
     pub(super) fn gather(arena: &Arena, request: &Request<'_>) -> Self {
         let Arena { map, rules, .. } = arena;
-        // Where old mappings stay, a miss goes past them.
-        let mut new = Self { come_back: !arena.keeps(), ..Self::default() };
-        // The rank of each donor, and where its pages are listed.
-        let mut donors: Vec<(u64, usize, usize)> = Vec::new();
-        let mut wanted = enough_base_pages(map.layout.base_pages_for(request.units));
+        let mut donors: Vec<Donor> = Vec::new();
+        let mut missing = map.layout.base_pages_for(request.units);
         let mut query = rules.query(request.stream);
         for extent in map.free_with_page() {
             let is_ready = query.covers(&map[extent].fence);
             if !is_ready && !request.may_wait {
                 continue;
             }
-            // Its pages, from its end. Where old mappings stay, a page that was given to a peer by itself stays too: that access
-            // belongs to its mapping.
-            let (start, mut end) = map.base_pages_within(extent);
-            let listed = new.pages.len();
-            while wanted > 0
-                && let Some((page, home)) = arena.last_whole((map[extent].region, (start, end)))
-                && !arena.pages.is_segment(page)
-                && (!arena.keeps() || arena.pages.has_usual_peers(page))
-                && new.pages.try_reserve(1).is_ok()
-            {
-                let page = DonorPage { page, extent, home, claimed_for: 0 };
-                new.pages.push(page);
-                wanted = wanted.saturating_sub(page.base_pages());
-                end = home.1.0;
+            let pages = given(arena, extent);
+            if pages.1.0 == pages.1.1 {
+                continue;
             }
-            if listed < new.pages.len() {
-                if donors.try_reserve(1).is_err() {
-                    new.pages.truncate(listed);
-                    break;
-                }
-                donors.push((u64::from(!is_ready) << 63 | map[extent].freed, listed, new.pages.len()));
+            if donors.try_reserve(1).is_err() {
+                break;
             }
-            if wanted == 0 {
+            let rank = (u64::from(!is_ready) << 63 | map[extent].freed, donors.len());
+            donors.push(Donor { rank, extent, pages });
+            missing = missing.saturating_sub(pages.1.1 - pages.1.0);
+            if are_enough(donors.len(), missing) {
                 break;
             }
         }
-        if !donors.is_sorted() {
-            donors.sort_unstable();
-            let mut in_order = Vec::new();
-            if in_order.try_reserve_exact(new.pages.len()).is_ok() {
-                for (_, first, end) in donors {
-                    in_order.extend_from_slice(&new.pages[first..end]);
-                }
-                new.pages = in_order;
-            }
+        donors.sort_unstable_by_key(|donor| donor.rank);
+        // Where old mappings stay, a miss goes past them.
+        let mut by_place = Vec::new();
+        if !arena.keeps() && by_place.try_reserve_exact(donors.len()).is_ok() {
+            let first = |donor: &Donor| (donor.pages.0, donor.pages.1.0);
+            by_place.extend(donors.iter().map(first).zip(0..));
+            by_place.sort_unstable();
         }
-        if new.come_back {
-            for (page, at) in new.pages.iter().zip(0..) {
-                arena.pages.get(page.page).mark.set(at);
-            }
-        }
-        new
+        Self { donors, by_place, place: 0, next: (0, (0, 0)) }
     }
 
     /// Considers another place: nothing is claimed for it yet.
-    pub(super) fn consider(&mut self) {
-        self.place += 1;
-        self.next = 0;
+    pub(super) fn consider(&mut self, arena: &Arena) {
+        self.place = arena.pages.next_mark();
+        self.next = (0, self.first());
     }
 
     /// Claims this page for the place that is considered, so that it comes back to an old mapping there. `None` where no donor has
     /// it outside of the window, or it was claimed: a page may have several old mappings, and comes back to one.
-    pub(super) fn claim(&mut self, arena: &Arena, page: PageId, window: Home) -> Option<DonorPage> {
-        let at = arena.pages.get(page).mark.get() as usize;
-        // A mark of an earlier miss names another page.
-        let donor = self.pages.get_mut(at).filter(|donor| self.come_back && donor.page == page)?;
-        if donor.claimed_for == self.place || !donor.lies_outside(window) {
-            return None;
-        }
-        donor.claimed_for = self.place;
-        Some(*donor)
+    pub(super) fn claim(&self, arena: &Arena, page: PageId, window: Home) -> Option<DonorPage> {
+        let home =
+            arena.pages.home(page).filter(|home| !self.by_place.is_empty() && lie_apart(*home, window))?;
+        let (region, (first, end)) = home;
+        let behind = self.by_place.partition_point(|(place, _)| *place <= (region, first));
+        let (_, donor) = self.by_place.get(behind.checked_sub(1)?)?;
+        let Donor { extent, pages: (of, (_, last)), .. } = self.donors[*donor];
+        let is_there = of == region && end <= last && !self.is_claimed(arena, page);
+        is_there.then(|| self.note(arena, DonorPage { page, extent, home }))
     }
 
     /// Claims the next page of at most so many base pages that lies outside of the window.
-    pub(super) fn claim_next(&mut self, most: u64, window: Home) -> Option<DonorPage> {
-        let Self { pages, place, next, .. } = self;
-        // Most are claimed in their order.
-        *next += pages[*next..].iter().take_while(|page| page.claimed_for == *place).count();
-        let fits = |page: &&mut DonorPage| {
-            page.claimed_for != *place && page.base_pages() <= most && page.lies_outside(window)
-        };
-        let found = pages[*next..].iter_mut().find(fits)?;
-        found.claimed_for = *place;
-        Some(*found)
+    pub(super) fn claim_next(&mut self, arena: &Arena, most: u64, window: Home) -> Option<DonorPage> {
+        let (longest, next) = self.next;
+        let mut at = if most <= longest { next } else { self.first() };
+        let mut found = None;
+        while found.is_none()
+            && let Some((page, next)) = self.page_from(arena, at, window)
+        {
+            let may_give = !self.is_claimed(arena, page.page) && lie_apart(page.home, window);
+            found = Some(page).filter(|page| may_give && page.base_pages() <= most);
+            at = next;
+        }
+        self.next = (most, at);
+        found.map(|page| self.note(arena, page))
     }
+
+    /// Where the first page is.
+    fn first(&self) -> Cursor {
+        (0, self.donors.first().map_or(0, |donor| donor.pages.1.1))
+    }
+
+    /// The next page in the order of giving, and where the one behind it is. Most that lie in the window are left out at once.
+    fn page_from(
+        &self,
+        arena: &Arena,
+        (mut at, mut end): Cursor,
+        (region, (from, to)): Home,
+    ) -> Option<(DonorPage, Cursor)> {
+        loop {
+            let Donor { extent, pages: (of, (first, _)), .. } = *self.donors.get(at)?;
+            if of == region && from < end && end <= to {
+                end = from;
+            }
+            if let Some((page, home)) = arena.last_whole((of, (first, end))) {
+                return Some((DonorPage { page, extent, home }, (at, home.1.0)));
+            }
+            at += 1;
+            end = self.donors.get(at)?.pages.1.1;
+        }
+    }
+
+    fn is_claimed(&self, arena: &Arena, page: PageId) -> bool {
+        arena.pages.get(page).mark.get() == self.place
+    }
+
+    fn note(&self, arena: &Arena, page: DonorPage) -> DonorPage {
+        arena.pages.get(page.page).mark.set(self.place);
+        page
+    }
+}
+
+fn lie_apart((of, (first, behind)): Home, (region, (start, end)): Home) -> bool {
+    of != region || behind <= start || end <= first
+}
+
+/// The whole pages that a free extent gives. Where old mappings stay, a page that was given to a peer by itself stays too, and those
+/// before it: that access belongs to its mapping.
+fn given(arena: &Arena, extent: ExtentId) -> Home {
+    let (region, within) = (arena.map[extent].region, arena.map.base_pages_within(extent));
+    let last = arena.last_whole((region, within)).filter(|(page, _)| !arena.pages.is_segment(*page));
+    let Some((_, (_, (_, end)))) = last else { return (region, (0, 0)) };
+    // All pages between the first and the last that are whole are whole.
+    let mut first = arena.first_whole((region, (within.0, end)));
+    if arena.keeps() {
+        let least = std::mem::replace(&mut first, end);
+        while let Some((page, (_, (start, _)))) = arena.last_whole((region, (least, first)))
+            && arena.pages.has_usual_peers(page)
+        {
+            first = start;
+        }
+    }
+    (region, (first, end))
 }

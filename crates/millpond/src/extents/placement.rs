@@ -113,8 +113,8 @@ pub(super) fn walk<'a>(
 ) -> impl Iterator<Item = (ExtentId, Option<Part>)> + use<'a> {
     let layout = &arena.map.layout;
     let window = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
-    donors.consider();
-    let mut part = move |id| match arena.map[id].state {
+    donors.consider(arena);
+    let part = move |id| match arena.map[id].state {
         ExtentState::Free => Some(Part::Free),
         ExtentState::Unmapped => Some(Part::Unmapped),
         ExtentState::Dormant(page) => donors.claim(arena, page, window).map(Part::ComesBack),

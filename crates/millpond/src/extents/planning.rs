@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
             let room = end - at;
             let (step, base_pages) = if let Some(page) = self.parked.take(room) {
                 (Step::Unpark { page, at }, u64::from(self.arena.pages.get(page).base_pages))
-            } else if let Some(donor) = self.donors.claim_next(room, window) {
+            } else if let Some(donor) = self.donors.claim_next(self.arena, room, window) {
                 take_over(self.arena, &self.request, plan, donor.extent)?;
                 (Step::Move { page: donor.page, from: donor.extent, at }, donor.base_pages())
             } else if let Some(page) = self.arriving.take(room).filter(|_| self.request.may_wait) {

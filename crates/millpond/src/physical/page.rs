@@ -78,7 +78,7 @@ pub(crate) struct Page {
     pub(super) is_intact: bool,
     /// How many pages had been created before it.
     pub(super) number: u64,
-    /// A number that whoever plans with pages notes here, for as long as it plans.
+    /// The number of the last place that it was claimed for, while somebody plans with pages.
     pub(crate) mark: Cell<u32>,
 }
 

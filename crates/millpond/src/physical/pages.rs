@@ -40,6 +40,8 @@ pub(crate) struct Pages {
     pub(crate) base_pages: u64,
     /// How many pages were ever created.
     taken: u64,
+    /// How many places pages were ever claimed for.
+    marks: Cell<u32>,
     /// The other devices that may use every page, as soon as it is mapped.
     pub(crate) peers: PeerSet,
 }
@@ -63,6 +65,7 @@ impl Pages {
             arriving: Vec::new(),
             base_pages: 0,
             taken: 0,
+            marks: Cell::new(0),
             peers: PeerSet::NONE,
         }
     }
@@ -91,6 +94,13 @@ impl Pages {
     pub(crate) fn home(&self, id: PageId) -> Option<Home> {
         let page = self.table.get(id.0 as usize)?.as_ref()?;
         page.home.map(|(range, first)| (range, (first, first + u64::from(page.base_pages))))
+    }
+
+    /// What pages are marked with that are claimed for one more place. It comes again after 2^32 places: a page that nobody marked
+    /// since is passed over then, once.
+    pub(crate) fn next_mark(&self) -> u32 {
+        self.marks.set(self.marks.get().wrapping_add(1));
+        self.marks.get()
     }
 
     /// Every page that is held, for recounts.

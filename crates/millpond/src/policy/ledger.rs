@@ -96,9 +96,11 @@ const MOST_TIME: Duration = Duration::from_millis(200);
 pub(super) const MOST_PATHS: u32 = 4096;
 
 /// The most that the growth allowance comes to if the program does not say: this part of the device's memory, and this part of what
-/// was ever live. (Programs that only allocate and free blocks of any size come to rest with a third of it.)
+/// was ever live. (Programs that only allocate and free blocks of any size come to rest with a sixth of what was live. Three streams
+/// with batches of any size spend 127 ms a GiB on pages with a half, and hold 1.50 of what they request. With a quarter they spend 125
+/// and hold 1.24, with an eighth 127 and 1.12.)
 const MOST_OF_DEVICE: u64 = 32;
-const MOST_OF_LIVE: u64 = 2;
+const MOST_OF_LIVE: u64 = 4;
 
 /// The part of what was ever live that the growth allowance is at first.
 const FIRST_OF_LIVE: u64 = 32;
@@ -359,7 +361,7 @@ mod tests {
         assert_eq!([allowance(64 << 20), allowance(64 << 20)], [8 << 20, 16 << 20]);
         (0..10).for_each(|_| _ = allowance(64 << 20));
         assert_eq!(allowance(64 << 20), 64 << 20, "however little is live");
-        assert_eq!(allowance(130 << 20), 65 << 20);
+        assert_eq!(allowance(260 << 20), 65 << 20);
         (0..10).for_each(|_| _ = allowance(64 << 30));
         assert_eq!(allowance(64 << 30), 4 << 30, "a 32nd of the device");
     }

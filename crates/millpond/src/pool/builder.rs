@@ -210,7 +210,7 @@ impl PoolBuilder {
     }
 
     /// Bytes that the pool may hold beyond the most that was ever live, to save time. It does so
-    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, and at most half
+    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, and at most a quarter
     /// of what was ever live.
     /// With 0, the pool never trades memory for time.
     pub fn growth_allowance(self, bytes: u64) -> Self {
