@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(of_program(&rmm), 3);
         let under_run = [
             ours("alloc", "millpond", "/src/pool/mod.rs"),
-            ours("cuMemAllocAsync", "run", "/src/doors.rs"),
+            ours("cuMemAllocAsync", "entry-points", "/src/entry_points.rs"),
             frame("__cudart1234", ""),
             frame("cudaMallocAsync", ""),
             frame("train", ""),

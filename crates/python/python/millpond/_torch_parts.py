@@ -114,6 +114,8 @@ def storages(tensors: Iterable[Any]) -> dict[int, Any]:
     """The memory of tensors on GPUs, by a number of its own. Tensors that share it are one."""
     found = {}
     for tensor in tensors:
+        # A DTensor has no memory of its own: what it stands for here has.
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.is_cuda:
             storage = tensor.untyped_storage()
             # Memory of other libraries, or of other processes, stays where it is.

@@ -36,7 +36,9 @@ def losses(step, count=6):
 
 def evicted():
     pool = millpond.pool(0)
-    return [pool.tagged(tag).is_evicted for tag in pool.tags]
+    parts = [pool.tagged(tag) for tag in pool.tags]
+    # Those of an optimizer that is gone have nothing.
+    return [part.is_evicted for part in parts if part.stats().blocks.current > 0]
 
 
 def train(make, wrap=lambda net: net, offloads=False, compiled=lambda net: net):

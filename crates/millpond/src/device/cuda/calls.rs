@@ -74,6 +74,7 @@ unsafe impl Device for CudaDevice {
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
+        let _alone = self.mappings.lock();
         // SAFETY: the caller's promise: a page and a range of its own.
         unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
             .map_err(|failure| failure.asking(bytes))
@@ -82,6 +83,7 @@ unsafe impl Device for CudaDevice {
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
         let access = access_of(self.raw_device(), true);
+        let _alone = self.mappings.lock();
         // SAFETY: one readable description, and the caller's promise: a mapping of its own.
         unsafe { self.api().cuMemSetAccess(at.raw(), bytes as usize, &access, 1) }
             .map_err(|failure| failure.asking(bytes))
@@ -90,12 +92,14 @@ unsafe impl Device for CudaDevice {
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
         self.peers.forget(at);
+        let _alone = self.mappings.lock();
         // SAFETY: the caller's promise: one whole mapping that no work uses.
         Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
+        let _alone = self.mappings.lock();
         // SAFETY: the caller's promise: the handle is not used again.
         Ok(unsafe { self.api().cuMemRelease(page.raw()) }?)
     }

@@ -75,6 +75,9 @@ pub struct CudaDevice {
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
     pub(super) page_extras: Arc<PageExtrasInUse>,
+    /// Held for each call that changes mappings. Two pools may have mappings of one page. Where both changed theirs at once, on two
+    /// threads, `cuMemMap` failed now and then (driver 580, docs/lab/sleep.md).
+    pub(super) mappings: Arc<Mutex<()>>,
     /// The segments that were taken. A peer reaches them in another way than pages.
     pub(super) segments: Arc<Mutex<HashSet<DevicePtr>>>,
     /// The managed memory that was taken.
@@ -124,6 +127,7 @@ impl CudaDevice {
             peers,
             copies_read_host_pages,
             page_extras: Arc::new(PageExtrasInUse::new(page_extras(api, raw))),
+            mappings: Arc::default(),
             segments: Arc::default(),
             managed: Arc::default(),
             options,
@@ -142,6 +146,7 @@ impl CudaDevice {
             peers: Arc::clone(&self.peers),
             copies_read_host_pages: self.copies_read_host_pages,
             page_extras: Arc::clone(&self.page_extras),
+            mappings: Arc::clone(&self.mappings),
             segments: Arc::clone(&self.segments),
             managed: Arc::clone(&self.managed),
             options: self.options,
