@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::evicted::{CopyStreams, Evicted, Passed, pending_work};
+use super::evicted::{Evicted, Passed, pending_work};
 use crate::budgets::Budget;
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceError, DeviceResult};
+use crate::order::Stream;
 use crate::physical::{Handover, passing};
 use crate::sleep::{Asleep, Keep, copies};
 
@@ -47,26 +48,22 @@ pub(super) fn evict(
         ));
     }
     let streams = evicted.streams(core)?;
-    let (out, back) = (streams.out.clone(), streams.back.clone());
+    let out = streams.out.clone();
     // Behind the copies of the last restore, too.
-    before.join(&back.fence());
+    before.join(&streams.back.fence());
     if !core.timelines.make_wait(&before, out.timeline())? {
         return Err(Refused::Because(
             "a stream cannot be waited for: end captures, or synchronise the device, first",
         ));
     }
-    let copied = copy_out(evicted, core, &CopyStreams { out, back });
+    let copied = copy_out(evicted, core, &out);
     let passed = copied.and_then(|batches| pass(evicted, whole, &mut state.arenas, &batches));
     // Copies may be under way, and their pages may be used again.
     passed.or_else(|refused| evicted.wait(core).map_err(Refused::from).and(Err(refused)))
 }
 
 /// Gives the copies to the device. Returns the batches of pages.
-fn copy_out(
-    evicted: &Evicted,
-    core: &Core,
-    CopyStreams { out, back }: &CopyStreams,
-) -> Result<Vec<Batch>, Refused> {
+fn copy_out(evicted: &Evicted, core: &Core, out: &Stream) -> Result<Vec<Batch>, Refused> {
     let device = core.timelines.device();
     let (mut batches, mut next) = (Vec::new(), 0);
     while next < evicted.away.pages.len() {
@@ -78,8 +75,8 @@ fn copy_out(
             unsafe { copies::copy((device.as_ref(), out.handle()), &evicted.staging, piece, false) }?;
         }
         let handover = Handover::behind(out.fence());
-        // A mark closes the batch. And a copy back comes behind this one.
-        if !core.timelines.make_wait(&handover.fence, back.timeline())? {
+        // The batch has a fence of its own.
+        if !out.timeline().close(out.tick(), true)? {
             return Err(Refused::Because("a stream for copies is being captured: end the capture first"));
         }
         batches.push((batch, handover));

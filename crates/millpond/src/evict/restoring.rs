@@ -91,6 +91,12 @@ impl Evicted {
             whole.state.lock().arenas.own.reap_arriving();
         }
         state.arenas.forget_gone();
+        // The bytes are there behind the eviction's copies. Not said before: copies in one direction share a queue of the GPU's, in
+        // which those of other tags would wait as well.
+        let streams = self.streams(core)?;
+        if !core.timelines.make_wait(&streams.out.fence(), streams.back.timeline())? {
+            return Err(cannot_wait().into());
+        }
         let mut next = 0;
         while next < self.away.pages.len() {
             let batch = self.away.batch_from(next);

@@ -295,7 +295,7 @@ impl Timeline {
     }
 
     /// Makes sure that a mark closes `tick`; `false` where the stream cannot be marked.
-    pub(super) fn close(&self, tick: Tick, presented: bool) -> DeviceResult<bool> {
+    pub(crate) fn close(&self, tick: Tick, presented: bool) -> DeviceResult<bool> {
         self.close_in(&mut self.state.lock(), tick, presented)
     }
 
