@@ -46,10 +46,10 @@ pub(crate) struct PredictArgs {
     /// Let it write its own files
     #[arg(long, conflicts_with = "recording")]
     pub(super) write_through: bool,
-    /// Say what is needed with this offloaded
-    #[arg(long, value_name = "WHAT", value_parser = [OPTIMIZER], conflicts_with = "recording")]
+    /// With this offloaded: optimizer
+    #[arg(long, value_name = "WHAT", value_parser = [OPTIMIZER], hide_possible_values = true, conflicts_with = "recording")]
     pub(super) offload: Option<String>,
-    /// How fast it is copied, each way [default: 55]
+    /// The speed of its copies [default: 55]
     #[arg(long, value_name = "GB/s", value_parser = Bandwidth::parse, requires = "offload")]
     pub(super) bandwidth: Option<Bandwidth>,
     /// Left to the driver [default: 770MiB]

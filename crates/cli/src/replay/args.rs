@@ -45,7 +45,7 @@ pub(crate) struct ReplayArgs {
     /// How fast it is copied, each way [default: 55]
     #[arg(long, value_name = "GB/s", value_parser = Bandwidth::parse, requires = "offload")]
     pub(super) bandwidth: Option<Bandwidth>,
-    /// End with status 1 if one chosen runs out of memory
+    /// End with status 1 if one runs out of memory
     #[arg(long)]
     pub(crate) fail_if_oom: bool,
     /// Write a page with charts, for a browser
@@ -79,7 +79,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) device: DeviceName,
     #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = listed_memories())]
     pub(crate) memory: MemoryKind,
-    /// With --device host or cuda: mark and check each block
+    /// On host or cuda: mark and check each block
     #[arg(long)]
     pub(crate) verify: bool,
 }

@@ -91,8 +91,7 @@ impl Evicted {
             whole.state.lock().arenas.own.reap_arriving();
         }
         state.arenas.forget_gone();
-        // The bytes are there behind the eviction's copies. Not said before: copies in one direction share a queue of the GPU's, in
-        // which those of other tags would wait as well.
+        // The bytes are there behind the eviction's copies.
         let streams = self.streams(core)?;
         if !core.timelines.make_wait(&streams.out.fence(), streams.back.timeline())? {
             return Err(cannot_wait().into());
