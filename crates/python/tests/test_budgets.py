@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,8 @@ MIB = 1 << 20
 def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return f"python-{os.getpid()}"
+    # Of this test alone: another one's budget of the name may still be there, with its limit.
+    return f"python-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def test_pools_share_a_budget_of_this_process() -> None:
