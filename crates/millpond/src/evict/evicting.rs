@@ -28,18 +28,22 @@ impl From<DeviceError> for Refused {
 /// Pages that pass behind one copy.
 type Batch = (Range<usize>, Arc<Handover>);
 
-/// Copies the live bytes of a tag behind all work so far, and has its pages pass to `whole`. Returns the bytes that passed.
+/// Copies the live bytes of a tag behind all work so far, that on the stream included, and has its pages pass to `whole`. Returns the bytes that passed.
 /// After a refusal all is as before. Who calls this has closed the gate, and paused the caches.
 pub(super) fn evict(
     evicted: &mut Evicted,
     core: &Core,
     (whole, limit): (&Core, &Budget),
     state: &mut PoolState,
+    stream: &Stream,
 ) -> Result<u64, Refused> {
     // What the tag caches may be in use by any stream.
-    let Some(mut before) = pending_work(core)? else {
-        return Err(DeviceError::HostMemory { what: "a list of streams", bytes: 0 }.into());
-    };
+    let no_memory = DeviceError::HostMemory { what: "a list of streams", bytes: 0 };
+    let Some(mut before) = pending_work(core)? else { return Err(no_memory.into()) };
+    // Of a foreign stream, only who presents it can mark its last work.
+    if !before.try_join(&stream.fence()) {
+        return Err(no_memory.into());
+    }
     evicted.away = list(&mut state.arenas)?;
     let bytes = evicted.away.bytes();
     if !evicted.make_room(core, limit, bytes)? {
@@ -75,7 +79,7 @@ fn copy_out(evicted: &Evicted, core: &Core, out: &Stream) -> Result<Vec<Batch>, 
             unsafe { copies::copy((device.as_ref(), out.handle()), &evicted.staging, piece, false) }?;
         }
         let handover = Handover::behind(out.fence());
-        // The batch has a fence of its own.
+        // A mark closes the batch, so that each has a fence of its own.
         if !out.timeline().close(out.tick(), true)? {
             return Err(Refused::Because("a stream for copies is being captured: end the capture first"));
         }

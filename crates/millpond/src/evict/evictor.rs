@@ -44,7 +44,7 @@ impl Evict {
         // Relaxed: a setting.
         core.gate.is_evicted.store(true, Ordering::Relaxed);
         core.gate.close();
-        let done = evict_behind_gate(core, &mut evicted, &self.limit);
+        let done = evict_behind_gate(core, &mut evicted, &self.limit, stream);
         if done.is_err() {
             evicted.end();
             core.gate.open();
@@ -121,7 +121,7 @@ fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> 
     stream.check_not_captured(call, "evict or restore memory")
 }
 
-fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget) -> Result<u64> {
+fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream: &Stream) -> Result<u64> {
     let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
     let properties = core.device.properties();
     if properties.memory != MemoryKind::Device || !properties.virtual_memory {
@@ -147,7 +147,7 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget) -> Resu
         return refuse("other processes may use blocks of it: wait until they have let go");
     }
     core.pause_caches(&mut state);
-    match evict(evicted, core, (&whole, limit), &mut state) {
+    match evict(evicted, core, (&whole, limit), &mut state, stream) {
         Ok(bytes) => {
             state.is_asleep = true;
             Ok(bytes)

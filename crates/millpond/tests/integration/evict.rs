@@ -167,6 +167,25 @@ fn the_eviction_comes_behind_the_work_of_all_streams() {
 }
 
 #[test]
+fn the_eviction_comes_behind_the_last_work_of_a_foreign_stream() {
+    let Simulated { sim, pool, tag, context, .. } = simulated(100 * MIB);
+    let handle = sim.create_stream().unwrap();
+    // SAFETY: nobody destroys it.
+    let foreign = unsafe { context.foreign_stream(handle) }.unwrap();
+    // The pools know it, and have marked its work until here.
+    pool.free_block(pool.alloc(512, &foreign).unwrap(), &foreign).unwrap();
+    let work = sim.hold(handle).unwrap();
+    tag.evict(&foreign).unwrap();
+    let late = context.create_stream().unwrap();
+    _ = pool.alloc(100 * MIB, &late).unwrap();
+    sim.advance_to(sim.now() + Duration::from_secs(1));
+    assert!(!late.is_idle().unwrap(), "the pages are in use");
+    sim.release(work);
+    sim.advance_to(sim.now() + Duration::from_secs(1));
+    assert!(late.is_idle().unwrap());
+}
+
+#[test]
 fn what_uses_memory_is_refused_while_a_tag_is_evicted() {
     let Bench { context, pool, tag, stream } = Bench::new();
     let mut buffer = Buffer::from_slice(&tag, &[1_u8; 100], &stream).unwrap();
