@@ -61,8 +61,8 @@ struct Gpus {
     gone: Mutex<Vec<(usize, Stats)>>,
     /// Of GPUs, by their numbers, what the program said before they had pools.
     thresholds: Mutex<FxHashMap<usize, u64>>,
-    /// Which GPU's memory which other GPU may use, by their numbers.
-    peers: Mutex<Vec<(usize, usize)>>,
+    /// Which GPU's memory, by its number, which other GPU may use.
+    peers: Mutex<Vec<(usize, PeerId)>>,
 }
 
 static GPUS: PerProcess<Gpus> = PerProcess::new(Default::default);
@@ -327,6 +327,8 @@ pub(crate) fn set_release_threshold(ordinal: usize, bytes: u64) {
 
 /// Lets one GPU use the pool's memory of another, from when that has a pool. The one that uses it may never have one.
 pub(crate) fn share(owner: usize, peer: usize) {
+    // A group has no more GPUs than have names.
+    let Some(peer) = PeerId::gpu(peer) else { return };
     let gpus = GPUS.get();
     gpus.peers.lock().push((owner, peer));
     share_known(gpus);
@@ -337,8 +339,9 @@ fn share_known(gpus: &Gpus) {
     let find = |ordinal| known.iter().find(|gpu| gpu.ordinal == ordinal);
     gpus.peers.lock().retain(|(owner, peer)| {
         let Some(owner) = find(*owner) else { return true };
-        if let Err(error) = owner.pool.allow_access_from(PeerId::gpu(*peer)) {
-            messages::say(&format!("GPU {peer} cannot use the pool of GPU {}: {error}", owner.ordinal));
+        if let Err(error) = owner.pool.allow_access_from(*peer) {
+            let (peer, owner) = (peer.number(), owner.ordinal);
+            messages::say(&format!("GPU {peer} cannot use the pool of GPU {owner}: {error}"));
         }
         false
     });

@@ -100,8 +100,9 @@ impl Job {
     /// With `JOB_THRESHOLD=max`, the default pool keeps what is free, as a program would have it by hand. `JOB_PASSES` is 3 by default.
     pub fn new(name: &'static str) -> Result<Self, Box<dyn Error>> {
         result::init()?;
-        let pool = result::device::get(0)
-            .and_then(|device| unsafe { result::device::get_default_mem_pool(device) })?;
+        let device = result::device::get(0)?;
+        // SAFETY: the driver's name of a GPU.
+        let pool = unsafe { result::device::get_default_mem_pool(device) }?;
         if std::env::var("JOB_THRESHOLD").is_ok_and(|value| value == "max") {
             set(pool, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)?;
         }

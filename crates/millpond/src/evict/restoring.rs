@@ -28,12 +28,12 @@ impl From<DeviceError> for Stopped {
     }
 }
 
-/// How much comes back.
+/// What memory pages may get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
-    /// All, with new memory where free memory is lacking.
-    Whole,
-    /// What the pool that the tag is a part of has memory for, and without a wait.
+enum Memory {
+    /// Any: new memory where free memory is lacking.
+    Any,
+    /// What the pool that the tag is a part of has free. Pages that lack it stay away, and the host never waits.
     Free,
 }
 
@@ -44,7 +44,7 @@ impl Evicted {
         // The page whose mapping was in the way, though the fence was complete: it may have become so during the attempt.
         let mut was_in_the_way = None;
         let mut attempt = || loop {
-            match self.attempt(core, whole.as_deref(), How::Whole) {
+            match self.attempt(core, whole.as_deref(), Memory::Any) {
                 Ok(()) => return Ok(Ok(())),
                 Err(Stopped::Refused(refusal)) => return Ok(Err(refusal)),
                 Err(Stopped::Behind(page, fence)) => {
@@ -70,9 +70,9 @@ impl Evicted {
         attempted?.map_err(|what| out_of_memory_awaking(core, what))
     }
 
-    /// Has those pages come back for which there is memory that is free, and gives the copies to the device.
+    /// Has the pages come back for which the pool has free memory, and gives the copies to the device.
     pub(super) fn bring_back_part(&mut self, core: &Core) -> Result<()> {
-        let attempted = self.attempt(core, whole_of(core).as_deref(), How::Free);
+        let attempted = self.attempt(core, whole_of(core).as_deref(), Memory::Free);
         let Err(Stopped::Refused(refusal)) = attempted else { return Ok(()) };
         self.leave_again(core)?;
         Err(shortage_of(core, refusal)
@@ -80,7 +80,12 @@ impl Evicted {
     }
 
     /// Goes on where the last attempt ended. Of each batch, the copies begin while the next one is mapped.
-    fn attempt(&mut self, core: &Core, whole: Option<&Core>, how: How) -> std::result::Result<(), Stopped> {
+    fn attempt(
+        &mut self,
+        core: &Core,
+        whole: Option<&Core>,
+        memory: Memory,
+    ) -> std::result::Result<(), Stopped> {
         let state = &mut *core.state.lock();
         if !state.is_asleep {
             // The tag came to its end meanwhile, with nothing live in it.
@@ -103,13 +108,13 @@ impl Evicted {
             if let Some(whole) = whole {
                 self.find_memory(core, whole, &mut state.arenas, batch.clone())?;
             }
-            self.wake_pages(&mut state.arenas, batch.clone(), how)?;
+            self.wake_pages(&mut state.arenas, batch.clone(), memory)?;
             self.copy_back(core, &mut state.arenas, batch)?;
         }
         Ok(())
     }
 
-    /// Has the pages of a batch get memory that the pool has free which the tag is a part of, as far as they are as long.
+    /// Gives the pages of a batch free memory of the pool that the tag is a part of, where that has pages as long.
     fn find_memory(
         &mut self,
         core: &Core,
@@ -130,12 +135,12 @@ impl Evicted {
         lacking.take_from(&mut of_whole.arenas.own)
     }
 
-    /// Maps each page of a batch where it was. Those without memory get new memory, or stay away where only what is `free` comes.
+    /// Maps each page of a batch where it was. Those without memory get new memory, if they may.
     fn wake_pages(
         &mut self,
         arenas: &mut Arenas,
         batch: Range<usize>,
-        how: How,
+        memory: Memory,
     ) -> std::result::Result<(), Stopped> {
         for at in batch {
             let page = &self.away.pages[at];
@@ -144,7 +149,7 @@ impl Evicted {
                 continue;
             };
             let record = arena.pages.get(id);
-            if record.has_gone() && how == How::Free {
+            if record.has_gone() && memory == Memory::Free {
                 continue;
             }
             if let Some(handover) = record.leaves_behind() {

@@ -24,26 +24,13 @@ pub(crate) fn give_free(arena: &mut Arena, receiver: &mut impl Receiver) -> Devi
     let Arena { map, rules, .. } = &*arena;
     let mut free = map.list_of_free(map.free_with_page())?;
     free.sort_unstable_by_key(|id| (!rules.timelines.is_complete(&map[*id].fence), map[*id].freed, *id));
-    let mut has_old_mappings = false;
-    let mut done = Ok(());
-    for id in free {
-        done = give_from(arena, id, receiver, &mut has_old_mappings);
-        if done.is_err() {
-            break;
-        }
-    }
-    if has_old_mappings {
-        arena.old_mappings.let_none_of_given_come_back(&mut arena.map, &arena.pages);
-    }
+    let done = free.into_iter().try_for_each(|extent| give_from(arena, extent, receiver));
+    arena.old_mappings.let_none_of_given_come_back(&mut arena.map, &arena.pages);
     done
 }
 
-fn give_from(
-    arena: &mut Arena,
-    extent: ExtentId,
-    receiver: &mut impl Receiver,
-    has_old_mappings: &mut bool,
-) -> DeviceResult<()> {
+/// Gives pages of one free extent.
+fn give_from(arena: &mut Arena, extent: ExtentId, receiver: &mut impl Receiver) -> DeviceResult<()> {
     let region = arena.map[extent].region;
     let (start, mut end) = arena.map.base_pages_within(extent);
     let mut is_behind = false;
@@ -58,7 +45,6 @@ fn give_from(
         if !is_behind {
             return Ok(());
         }
-        *has_old_mappings |= record.mappings > 1;
         receiver.receive(leave(arena, extent, page)?);
     }
     Ok(())

@@ -17,8 +17,9 @@ const PAGES_IN_POOL: u64 = 512;
 pub(crate) struct PageNeed {
     /// What is left to back.
     pub(crate) room: u32,
-    /// The longest page that there may be, and the shortest that is worth it.
+    /// The longest page that there may be.
     pub(crate) longest: u32,
+    /// The shortest page that is worth it, where there is room.
     pub(crate) least: u32,
     /// The block that is asked for, rounded down.
     pub(crate) block: u64,

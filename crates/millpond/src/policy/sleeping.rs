@@ -7,7 +7,7 @@ pub(crate) const GAP: u64 = 64 << 10;
 /// Bytes that are copied between two looks whether pages can go: 2 ms at 55 GB/s, in which 60 pages can go.
 pub(crate) const BATCH: u64 = 128 << 20;
 
-/// The shortest pages that long blocks of a tag get, which moves as a whole, and the longest that pages are joined to when they wake,
-/// in base pages. At 55 GB/s, 8 MiB take 150 µs to copy. A page of any
-/// length takes 35 to 60 µs to create and map, and one of 2 MiB 38 µs to copy.
-pub(crate) const PAGE_TO_WAKE: u32 = 4;
+/// Base pages of a page that is worth to be moved by itself. Pages of a tag, which moves as a whole, are at least as long, where their
+/// block has room. Pages that wake are joined to be so long. At 55 GB/s, 8 MiB take 150 µs to copy, and 2 MiB 38 µs. A page of any
+/// length takes 35 to 60 µs to create and map.
+pub(crate) const PAGE_TO_MOVE: u32 = 4;

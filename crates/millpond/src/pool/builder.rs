@@ -27,7 +27,7 @@ use crate::physical::Pages;
 use crate::policy::Policy;
 use crate::policy::ledger::Ledger;
 use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
-use crate::policy::sleeping::PAGE_TO_WAKE;
+use crate::policy::sleeping::PAGE_TO_MOVE;
 use crate::record;
 use crate::record::Recording;
 use crate::sleep::Sleep;
@@ -307,7 +307,7 @@ impl PoolBuilder {
     pub(super) fn build_in(self, whole: Option<&Arc<Core>>) -> Result<Pool> {
         let mut layout = self.layout()?;
         if whole.is_some() {
-            layout.least_page = PAGE_TO_WAKE;
+            layout.least_page = PAGE_TO_MOVE;
         }
         let hard_limit =
             whole.map_or_else(|| Budget::bytes(self.hard_limit), |whole| whole.limits.hard_limit.clone());

@@ -268,24 +268,25 @@ impl Pool {
     ///
     /// [`DeviceError::Unsupported`]: crate::device::DeviceError::Unsupported
     pub fn allow_access(&self, peer: &Context) -> Result<()> {
-        self.allow_access_from(peer.device().peer_id())
+        peers::allow_access(self.inner(), peer.device().peer_id())
     }
 
-    /// The same for a GPU that has no context here: it needs none to be given access.
+    /// As [`allow_access`](Self::allow_access), for a device that is named. It needs no context for that.
     ///
     /// ```no_run
     /// use millpond::device::PeerId;
     /// use millpond::{Context, Pool};
     ///
     /// let pool = Pool::builder(&Context::cuda(0)?).build()?;
-    /// pool.allow_access_from(PeerId::gpu(1))?;
+    /// let second = PeerId::gpu(1).expect("a process has at most 64 GPUs");
+    /// pool.allow_access_from(second)?;
     /// # Ok::<(), millpond::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As for [`allow_access`](Self::allow_access), and for a device that has no name among others.
-    pub fn allow_access_from(&self, peer: Option<PeerId>) -> Result<()> {
-        peers::allow_access(self.inner(), peer)
+    /// As for [`allow_access`](Self::allow_access).
+    pub fn allow_access_from(&self, peer: PeerId) -> Result<()> {
+        peers::allow_access(self.inner(), Some(peer))
     }
 
     /// Takes the access of another context's GPU back, from all memory of the pool: also where it was given to one block,

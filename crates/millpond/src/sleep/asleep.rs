@@ -6,7 +6,7 @@ use super::pages::{PlacedPage, pages_that_can_sleep, put_to_sleep};
 use crate::core::{ArenaId, Arenas};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::Arena;
-use crate::policy::sleeping::{BATCH, GAP, PAGE_TO_WAKE};
+use crate::policy::sleeping::{BATCH, GAP, PAGE_TO_MOVE};
 
 /// What becomes of the bytes of a pool that [sleeps](crate::Pool::sleep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -124,7 +124,7 @@ impl Asleep {
                 && first.of == next.of
                 && first.page.1.count() + next.page.1.count() == 0
                 && let Some(arena) = arenas.named_mut(first.of)
-                && arena.join_pages(&mut first.page.0, &next.page.0, PAGE_TO_WAKE)
+                && arena.join_pages(&mut first.page.0, &next.page.0, PAGE_TO_MOVE)
             {
                 first.pieces.end = next.pieces.end;
                 left -= 1;

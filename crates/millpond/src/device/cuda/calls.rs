@@ -480,6 +480,7 @@ unsafe impl Device for CudaDevice {
     ) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
         if !self.segments.lock().contains(&at) {
+            let _alone = self.mappings.lock();
             // SAFETY: the caller's promise: a mapping of its own, or of pinned memory.
             return unsafe { self.peers.set_access(at, bytes, peers, allowed) };
         }
