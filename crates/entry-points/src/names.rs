@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_threads_own_stream_has_doors_of_its_own() {
+    fn the_threads_own_stream_has_entry_points_of_its_own() {
         assert_eq!(found(c"cuMemFreeAsync", 12_000, 2), Some(c"cuMemFreeAsync_ptsz"));
         assert_eq!(found(c"cuMemFreeAsync", 12_000, 1), Some(c"cuMemFreeAsync"));
         assert_eq!(found(c"cuMemAlloc", 12_000, 2), Some(c"cuMemAlloc_v2"));

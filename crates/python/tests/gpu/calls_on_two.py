@@ -1,6 +1,6 @@
-"""What two GPUs' memory does at doors of the driver and of PyTorch that few programs take. A process for each case.
+"""What calls of the driver and of PyTorch that few programs make do with two GPUs' memory. A process for each case.
 
-    python doors_on_two.py [MILLPOND]
+    python calls_on_two.py [MILLPOND]
 
 The cases of the driver run as they are, and under `MILLPOND run`, which is to answer the same. Those of PyTorch and CuPy run with their
 own allocators and with millpond, and are to find the same.
@@ -358,7 +358,7 @@ def main() -> int:
             different += not is_equal
             what = f"equal: {native}" if is_equal else f"DIFFERENT OR BROKEN: natively {native}; over the pool {pooled}"
             print(f"{name}: {what}", flush=True)
-    print(f"doors_on_two: {different} of {len(over)} are different, or broken natively")
+    print(f"calls_on_two: {different} of {len(over)} are different, or broken natively")
     return 1 if different else 0
 
 
