@@ -113,8 +113,9 @@ fn what_a_killed_process_ran_out_of_is_seen() {
         "what_a_killed_process_ran_out_of_is_seen",
         |other| {
             hear(&other.socket);
-            let pid = other.process.id();
-            let all = || live::errors().into_iter().filter(|seen| seen.pid == pid);
+            // Its number alone could be that of an earlier process, which left a file, too.
+            let id = seen(other.process.id()).unwrap().id();
+            let all = || live::errors().into_iter().filter(|seen| seen.id == id);
             assert_eq!(all().count(), 1, "while it runs");
             other.kill();
             let [seen] = &all().collect::<Vec<_>>()[..] else { panic!("it left one file") };
