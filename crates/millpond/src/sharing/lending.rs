@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::event::SharedEvent;
+use super::exports::Exports;
 use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
 use crate::budgets::Tenancy;
 use crate::core::giving_back::{collect_some_held, free_behind};
 use crate::core::{Core, Hold};
-use crate::device::{DevicePtr, DeviceResult, MemoryKind, PageExport, PageHandle};
+use crate::device::{DevicePtr, MemoryKind, PageHandle};
 use crate::error::{Error, Result};
 use crate::extents::{Arena, PageAtHome, Pointer};
 use crate::order::{OwnedEvent, Stream};
@@ -44,7 +45,7 @@ use crate::system::close_on_fork::CloseOnFork;
 pub struct Shared {
     token: SharedToken,
     /// In the order of [`descriptors`](Self::descriptors). None once this is being dropped.
-    descriptors: Vec<CloseOnFork>,
+    descriptors: Vec<Arc<CloseOnFork>>,
     event: SharedEvent,
     /// The block.
     ptr: DevicePtr,
@@ -73,7 +74,7 @@ impl Shared {
     /// for each page, and one where the pool has a named budget. None in a forked child, which closes them: for a child, make
     /// copies before it is forked.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.descriptors.iter().filter_map(CloseOnFork::here).map(AsFd::as_fd).collect()
+        self.descriptors.iter().filter_map(|file| file.here()).map(AsFd::as_fd).collect()
     }
 
     /// The event that orders the work of all processes on the memory. When this was made, it was recorded after what the
@@ -86,7 +87,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.descriptors.clear();
+        // The lease, which is the first, ends behind the descriptors of the pages: until then those pages stay.
+        while self.descriptors.pop().is_some() {}
         // Where nobody else has it, a block that was freed is the pool's again at once.
         if self.pool.is_here() {
             free_behind(&self.pool, self.pool.holds.collect_at(self.ptr).into_iter().collect());
@@ -144,27 +146,24 @@ pub(crate) fn share(
     let loan = Loan { lent, _event: event.event.clone() };
     let (bytes, (under, offset)) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
     // From here on the block is kept. If an export fails, its only lease ends here.
-    let mut descriptors = Vec::from(lease);
+    let mut descriptors: Vec<_> = lease.into_iter().map(Arc::new).collect();
     let mut flags = export.descriptor.as_ref().map_or(0, |_| Flag::Event as u32);
-    descriptors.extend(export.descriptor.map(CloseOnFork::new));
-    let mut pages = Vec::with_capacity(under.len());
+    descriptors.extend(export.descriptor.map(CloseOnFork::new).map(Arc::new));
+    let (mut exports, mut pages) = (Vec::with_capacity(under.len()), Vec::with_capacity(under.len()));
     for (page, bytes) in under {
-        let mut at = 0;
-        let export = || {
-            // SAFETY: the page backs a block that stays allocated.
-            let PageExport { descriptor, position } = unsafe { core.device.export_page(page) }?;
-            at = position;
-            DeviceResult::Ok([descriptor])
-        };
-        descriptors.extend(CloseOnFork::open(export)?);
-        pages.push([at, bytes]);
+        // SAFETY: the page backs the block, which stays allocated until its lease ends. That ends behind these descriptors: here they
+        // are dropped first, as they come later, and `Shared` drops them first.
+        let export = unsafe { core.beside::<Exports>().of(core.device.as_ref(), page) }?;
+        pages.push([export.position, bytes]);
+        exports.push(export.descriptor);
     }
     let first_page = ptr.raw() - offset;
     let bytes_of_pages: u64 = pages.iter().map(|[_, bytes]| bytes).sum();
     let lend = |tenancy: &Tenancy| tenancy.lend(first_page..first_page + bytes_of_pages);
     let counted = core.limits.tenancy().map(lend).transpose()?;
     flags |= counted.as_ref().map_or(0, |_| Flag::Budget as u32);
-    descriptors.extend(counted.map(CloseOnFork::new));
+    descriptors.extend(exports);
+    descriptors.extend(counted.map(CloseOnFork::new).map(Arc::new));
     let header = Header {
         magic: Header::MAGIC,
         device: identity.0,

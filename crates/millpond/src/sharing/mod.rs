@@ -8,6 +8,7 @@
 //! died, the owner sees that its pages are its own again.
 
 mod event;
+mod exports;
 mod imported;
 mod lease;
 mod lending;
@@ -16,6 +17,7 @@ mod socket;
 mod token;
 
 pub use event::SharedEvent;
+pub(crate) use exports::Exports;
 pub(crate) use imported::ImportedMemory;
 pub use lending::Shared;
 pub(crate) use lending::share;
