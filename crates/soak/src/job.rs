@@ -1,12 +1,14 @@
 //! Steps of a job that repeats itself, as a training does. Its blocks are of whole pages, come in the same order each time, and
 //! are used on several streams. The host runs some of the job's rounds ahead of the device. So pages move while work on them is
 //! pending, come back, and move again.
+//!
+//! In some, the blocks that stay are of a tag, as an optimizer's state is. It is evicted while a round has the memory.
 
 use std::collections::VecDeque;
 
 use fastrand::Rng;
 
-use crate::setup::{GRANULARITY, POOLS};
+use crate::setup::{GRANULARITY, POOLS, TAGS};
 use crate::step::Step;
 
 /// See the [module](self).
@@ -18,6 +20,8 @@ pub(crate) struct Job {
     streams: u8,
     /// Blocks that stay from round to round. They come first in the thread's list.
     kept: u8,
+    /// The tag that they are of, if they are.
+    tag: Option<u8>,
     /// What a round does.
     round: Vec<Step>,
     /// Rounds until the job becomes another one.
@@ -34,7 +38,17 @@ impl Job {
         let mut rng = Rng::with_seed(seed);
         let pool = rng.u8(..POOLS as u8);
         let streams = streams as u8;
-        Self { rng, left, pool, streams, kept: 0, round: Vec::new(), rounds: 0, next: VecDeque::new() }
+        Self {
+            rng,
+            left,
+            pool,
+            streams,
+            kept: 0,
+            tag: None,
+            round: Vec::new(),
+            rounds: 0,
+            next: VecDeque::new(),
+        }
     }
 
     /// Nearly always the first.
@@ -46,16 +60,25 @@ impl Job {
         Step::Alloc { pool: self.pool, stream: self.stream(), bytes: pages * GRANULARITY }
     }
 
+    /// One that stays.
+    fn alloc_to_keep(&mut self, pages: u64) -> Step {
+        let pool = self.tag.map_or(self.pool, |tag| POOLS as u8 + tag);
+        Step::Alloc { pool, stream: self.stream(), bytes: pages * GRANULARITY }
+    }
+
     /// Another job: blocks that stay, with gaps between them that nothing backs, and a new round.
     fn begin(&mut self) {
-        self.pool = self.rng.u8(..POOLS as u8);
+        (self.pool, self.tag) = (self.rng.u8(..POOLS as u8), None);
+        if self.rng.bool() {
+            (self.pool, self.tag) = (0, Some(self.rng.u8(..TAGS as u8)));
+        }
         for block in (0..self.kept).rev() {
             self.next.push_back(Step::Free { block, stream: 0 });
         }
         let blocks = self.rng.u8(3..MOST);
         for _ in 0..blocks {
             let pages = if self.rng.bool() { 1 } else { self.rng.u64(1..4) };
-            let alloc = self.alloc(pages);
+            let alloc = self.alloc_to_keep(pages);
             self.next.push_back(alloc);
         }
         let gaps = self.rng.u8(0..blocks / 2 + 1);
@@ -97,13 +120,34 @@ impl Job {
         round
     }
 
+    /// The steps of a round. A tag leaves before it, comes back bit by bit, and is used behind it.
+    fn go_through_round(&mut self) {
+        let Some(tag) = self.tag.filter(|_| self.rng.u8(..4) > 0) else {
+            return self.next.extend(self.round.iter().copied());
+        };
+        let stream = self.stream();
+        self.next.push_back(Step::Evict { tag, stream });
+        for at in 0..self.round.len() {
+            self.next.push_back(self.round[at]);
+            if at >= self.round.len() / 2 && self.rng.u8(..8) == 0 {
+                self.next.push_back(Step::RestoreEarly { tag, is_whole: self.rng.u8(..4) == 0 });
+            }
+        }
+        let stream = self.stream();
+        self.next.push_back(Step::Restore { tag, stream });
+        for block in 0..self.kept {
+            let (micros, recorded) = (self.rng.u16(..400), self.rng.bool());
+            self.next.push_back(Step::Use { block, stream, micros, recorded });
+        }
+    }
+
     /// A round, and what comes after it.
     fn go_on(&mut self) {
         if self.rounds == 0 {
             self.begin();
         }
         self.rounds -= 1;
-        self.next.extend(self.round.iter().copied());
+        self.go_through_round();
         match self.rng.u8(..32) {
             // The device catches up, in part or wholly.
             0..4 => self.next.push_back(Step::Advance { micros: self.rng.u16(..) }),
@@ -112,7 +156,7 @@ impl Job {
             // One of the blocks that stay becomes another.
             7..12 if self.kept > 0 => {
                 let (block, pages) = (self.rng.u8(..self.kept), self.rng.u64(1..4));
-                let alloc = self.alloc(pages);
+                let alloc = self.alloc_to_keep(pages);
                 self.next.extend([Step::Free { block, stream: 0 }, alloc]);
             }
             // One length of the round changes.

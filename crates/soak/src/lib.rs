@@ -9,10 +9,12 @@
 //! **What is found.** [`soak`] runs programs until there were enough operations. A [`Finding`] comes with a program that
 //! was shortened (`shorten`), and repeats it. Beside the programs, other processes share a budget, and are killed (`tenants`).
 
+mod ending;
 mod failing;
 mod finding;
 mod graphs;
 mod job;
+mod leaving;
 mod options;
 mod order;
 mod pools;

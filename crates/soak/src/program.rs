@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::finding::{Finding, Verdict};
-use crate::pools;
-use crate::setup::{POOLS, Setup};
+use crate::setup::{POOLS, SLOTS, Setup, TAGS};
 use crate::stage::Stage;
 use crate::step::Step;
 use crate::thread::{How, ProgramThread};
+use crate::{ending, leaving, pools};
 
 /// A program, and what it runs on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -151,13 +151,14 @@ fn run_thread(
         thread.check_figures()?;
         stage.faults.stop();
     }
-    pools::finish(thread)
+    ending::finish(thread)
 }
 
 /// Does a step. `false` where it makes no sense now, and nothing was done.
 fn take(thread: &mut ProgramThread<'_>, step: Step) -> Verdict<bool> {
     let streams = thread.streams.len();
-    let pool = |pool: u8| usize::from(pool) % POOLS;
+    let pool = |pool: u8| usize::from(pool) % SLOTS;
+    let tag = |tag: u8| POOLS + usize::from(tag) % TAGS;
     let stream = |stream: u8| usize::from(stream) % streams;
     let done = |()| true;
     let may_end_the_process = matches!(
@@ -201,14 +202,14 @@ fn take(thread: &mut ProgramThread<'_>, step: Step) -> Verdict<bool> {
         }
         Step::Launch { graph } => pools::launch(thread, graph),
         Step::DropGraph { graph } => pools::drop_graph(thread, graph),
-        Step::Sleep { pool: of, keeps } => pools::sleep(thread, pool(of), keeps),
-        Step::Wake { pool: of } => pools::wake(thread, pool(of)),
+        Step::Sleep { pool: of, keeps } => leaving::sleep(thread, pool(of), keeps),
+        Step::Wake { pool: of } => leaving::wake(thread, pool(of)),
         Step::Share { pool: of, stream: on, other, bytes } => {
             pools::share(thread, pool(of), (stream(on), stream(other)), bytes)
         }
-        Step::Evict { pool: of, stream: on, other, bytes } => {
-            pools::evict(thread, pool(of), (stream(on), stream(other)), bytes)
-        }
+        Step::Evict { tag: of, stream: on } => leaving::evict(thread, tag(of), stream(on)),
+        Step::Restore { tag: of, stream: on } => leaving::restore(thread, tag(of), stream(on)),
+        Step::RestoreEarly { tag: of, is_whole } => leaving::restore_early(thread, tag(of), is_whole),
         Step::HandOver { block, stream: on } => thread.hand_over(block, stream(on)),
         Step::Take { stream: on } => thread.take(stream(on)),
         Step::Fail { nth } => {

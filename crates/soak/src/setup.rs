@@ -15,6 +15,17 @@ use crate::options::Options;
 /// Pools that a program has at once.
 pub(crate) const POOLS: usize = 3;
 
+/// Tags that the first of them has: pools of their own, which leave and come back.
+pub(crate) const TAGS: usize = 2;
+
+/// Places of pools, and behind them of tags.
+pub(crate) const SLOTS: usize = POOLS + TAGS;
+
+/// The place of the pool that has the memory of this one.
+pub(crate) fn whole_of(slot: usize) -> usize {
+    if slot < POOLS { slot } else { 0 }
+}
+
 /// Bytes of the smallest page.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 

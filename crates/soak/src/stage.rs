@@ -14,13 +14,23 @@ use crate::failing::{FailingDevice, Faults, SparedDevice};
 use crate::finding::{Finding, Verdict};
 use crate::order::Ticks;
 use crate::refusing::spared;
-use crate::setup::{GRANULARITY, POOLS, Setup};
+use crate::setup::{GRANULARITY, POOLS, SLOTS, Setup};
 
 /// A pool, and which of those it is that had its place.
 #[derive(Debug)]
 pub(crate) struct PoolSlot {
     pub(crate) pool: Pool,
     pub(crate) id: u32,
+    /// Of a tag: which pool it is a part of.
+    pub(crate) whole: u32,
+    /// Of a tag: it was destroyed with that.
+    pub(crate) is_destroyed: bool,
+}
+
+impl PoolSlot {
+    fn new(pool: Pool) -> Self {
+        Self { pool, id: 0, whole: 0, is_destroyed: false }
+    }
 }
 
 /// A block of a program.
@@ -41,8 +51,19 @@ pub(crate) struct Block {
     pub(crate) recorded: u8,
     /// Places of streams whose former stream used it: the program orders such uses itself.
     pub(crate) outlived: u8,
-    /// What its first and last bytes are, where they are kept.
+    /// What the bytes at its edges are, where they are kept.
     pub(crate) value: u8,
+    /// Its memory is away. For the checker it has ended, until it comes back.
+    pub(crate) is_away: bool,
+}
+
+impl Block {
+    /// Where its bytes are watched, and how many: at its beginning, at its end, and at each page between.
+    pub(crate) fn edges(&self) -> impl Iterator<Item = (DevicePtr, u64)> + use<> {
+        let (at, bytes, length) = (self.at, self.bytes, self.bytes.min(EDGE));
+        let pages = (0..bytes - length).step_by(GRANULARITY as usize);
+        pages.chain([bytes - length]).map(move |offset| (at.offset(offset), length))
+    }
 }
 
 /// A block on its way to another thread, and the event behind all work on it.
@@ -59,7 +80,7 @@ pub(crate) struct Stage {
     pub(crate) checker: Arc<CheckerDevice>,
     pub(crate) capturing: Arc<CapturingDevice>,
     pub(crate) context: Context,
-    pub(crate) pools: [RwLock<PoolSlot>; POOLS],
+    pub(crate) pools: [RwLock<PoolSlot>; SLOTS],
     pub(crate) parcels: Mutex<Vec<Parcel>>,
     pub(crate) faults: Arc<Faults>,
     sim: Option<Arc<SimDevice>>,
@@ -79,22 +100,50 @@ impl Stage {
         let capturing = CapturingDevice::new(watched);
         let context = Context::new(Arc::new(SparedDevice(capturing.clone())));
         let budget = setup.budget().map_err(wrong)?;
-        let mut pools = Vec::with_capacity(POOLS);
+        let mut pools = Vec::with_capacity(SLOTS);
         for slot in 0..POOLS {
             let pool = setup.pool(&context, budget.as_ref(), slot).map_err(wrong)?;
-            pools.push(RwLock::new(PoolSlot { pool, id: 0 }));
+            pools.push(RwLock::new(PoolSlot::new(pool)));
+        }
+        for slot in POOLS..SLOTS {
+            let tag = pools[0].read().pool.tagged(&tag_in(slot)).map_err(wrong)?;
+            pools.push(RwLock::new(PoolSlot::new(tag)));
         }
         let pools = pools.try_into().expect("as many as were built");
         let parcels = Mutex::default();
         Ok(Self { setup, checker, capturing, context, pools, parcels, faults, sim, budget })
     }
 
-    /// A new pool in a place, with the one that was there.
-    pub(crate) fn replace_pool(&self, slot: usize) -> millpond::Result<Pool> {
+    /// A new pool in a place. Returns the one that was there, and whether it is to be destroyed while others hold it.
+    pub(crate) fn replace_pool(&self, slot: usize) -> millpond::Result<(Pool, bool)> {
         let pool = self.setup.pool(&self.context, self.budget.as_ref(), slot)?;
         let mut there = self.pools[slot].write();
+        // Its tags outlive it, or are destroyed with it.
+        let is_destroyed = there.id.is_multiple_of(2);
+        for tag in &self.pools[POOLS..] {
+            let mut tag = tag.write();
+            tag.is_destroyed |= is_destroyed && slot == 0 && tag.whole == there.id;
+        }
         there.id += 1;
-        Ok(std::mem::replace(&mut there.pool, pool))
+        Ok((std::mem::replace(&mut there.pool, pool), is_destroyed))
+    }
+
+    /// The tag of the present pool in the place of one whose pool is gone. `None` where that is not gone.
+    pub(crate) fn replace_tag(&self, slot: usize) -> millpond::Result<Option<Pool>> {
+        let whole = self.pools[0].read();
+        let mut there = self.pools[slot].write();
+        if there.whole == whole.id {
+            return Ok(None);
+        }
+        let pool = whole.pool.tagged(&tag_in(slot))?;
+        let id = there.id + 1;
+        Ok(Some(std::mem::replace(&mut *there, PoolSlot { id, whole: whole.id, ..PoolSlot::new(pool) }).pool))
+    }
+
+    /// Whether the place has a tag of the present pool.
+    pub(crate) fn is_part(&self, slot: usize) -> bool {
+        let whole = self.pools[0].read().id;
+        slot >= POOLS && self.pools[slot].read().whole == whole
     }
 
     /// Whether bytes can be read back.
@@ -212,5 +261,10 @@ impl Stage {
 /// How long the last memory may take to go back, where other processes are in the way.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Bytes at a block's beginning, and at its end, whose contents are watched.
+/// The name of the tag in this place.
+fn tag_in(slot: usize) -> String {
+    format!("tag {slot}")
+}
+
+/// Bytes at each of a block's edges.
 pub(crate) const EDGE: u64 = 4096;

@@ -6,7 +6,7 @@
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::setup::{GRANULARITY, POOLS};
+use crate::setup::{GRANULARITY, SLOTS};
 
 /// One step of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,12 +97,19 @@ pub(crate) enum Step {
         other: u8,
         bytes: u64,
     },
-    /// Evicts a tag with a new block, uses as much memory of its pool, and restores it.
+    /// Evicts a tag, or has what came back of it leave again.
     Evict {
-        pool: u8,
+        tag: u8,
         stream: u8,
-        other: u8,
-        bytes: u64,
+    },
+    Restore {
+        tag: u8,
+        stream: u8,
+    },
+    /// Begins to bring a tag back, as a whole or as far as memory is free.
+    RestoreEarly {
+        tag: u8,
+        is_whole: bool,
     },
     /// Gives a block to whichever thread takes it.
     HandOver {
@@ -145,13 +152,15 @@ impl Step {
             24 => Self::Reserve { pool, stream, pages: pages % 32 },
             25 => Self::SetThreshold { pool, pages },
             26 if low % 2 == 0 => Self::NewPool { pool },
-            26 if high % 2 == 0 => Self::Evict { pool, stream, other, bytes },
+            26 if high % 2 == 0 => Self::Evict { tag: pool, stream },
             26 => Self::Share { pool, stream, other, bytes: u64::from(number) + 1 },
             27 => Self::Capture { pool, stream, blocks: block % 8, bytes },
             28 if low % 2 == 0 => Self::Launch { graph },
             28 => Self::DropGraph { graph },
             29 => Self::Sleep { pool, keeps: low % 2 == 0 },
-            30 => Self::Wake { pool },
+            30 if low % 4 == 0 => Self::Wake { pool },
+            30 if low % 4 == 1 => Self::RestoreEarly { tag: pool, is_whole: high % 2 == 0 },
+            30 => Self::Restore { tag: pool, stream },
             _ => Self::Fail { nth: u32::from(block) + 1 },
         }
     }
@@ -218,14 +227,14 @@ impl Steps {
         if self.phase.left == 0 {
             self.phase = Phase {
                 left: self.rng.u32(1..LONGEST_PHASE),
-                pool: self.rng.u8(..POOLS as u8),
+                pool: self.rng.u8(..SLOTS as u8),
                 stream: self.rng.u8(..self.streams),
                 length: self.rng.usize(..16),
             };
         }
         self.phase.left -= 1;
         match self.rng.u32(..16) {
-            0 => (self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams)),
+            0 => (self.rng.u8(..SLOTS as u8), self.rng.u8(..self.streams)),
             1 => (self.phase.pool, self.rng.u8(..self.streams)),
             _ => (self.phase.pool, self.phase.stream),
         }
@@ -250,7 +259,7 @@ impl Steps {
 
     fn rare(&mut self) -> Step {
         let (draw, pool, stream) =
-            (self.rng.u32(..64), self.rng.u8(..POOLS as u8), self.rng.u8(..self.streams));
+            (self.rng.u32(..64), self.rng.u8(..SLOTS as u8), self.rng.u8(..self.streams));
         let (pages, graph, other) = (self.rng.u8(..16), self.rng.u8(..), self.rng.u8(..self.streams));
         match draw {
             0..6 => Step::SyncDevice,
@@ -260,7 +269,6 @@ impl Steps {
             11..13 => Step::SetThreshold { pool, pages: if pages < 3 { graph / 8 } else { u8::MAX } },
             13 => Step::NewPool { pool },
             14 => Step::Share { pool, stream, other, bytes: self.bytes() },
-            15 if self.is_alone => Step::Evict { pool, stream, other, bytes: self.bytes() },
             15..18 => Step::NewStream { stream },
             18..34 if self.is_alone => Step::Launch { graph },
             34..37 if self.is_alone => {
@@ -270,6 +278,9 @@ impl Steps {
             40 if self.is_alone => Step::Sleep { pool, keeps: pages < 12 },
             41..46 if self.is_alone => Step::Wake { pool },
             46..50 => Step::Refuse { nth: 1 + pages / 4 },
+            50..54 if self.is_alone => Step::Evict { tag: pool, stream },
+            54..58 if self.is_alone => Step::Restore { tag: pool, stream },
+            58..60 if self.is_alone => Step::RestoreEarly { tag: pool, is_whole: pages < 4 },
             _ if self.is_alone => self.common(),
             50..57 => Step::Take { stream },
             _ => Step::HandOver { block: graph, stream },

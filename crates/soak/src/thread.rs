@@ -7,7 +7,7 @@ use crate::finding::{Finding, Kind, Verdict};
 use crate::graphs::Captured;
 use crate::order::Order;
 use crate::refusing::refuse_within;
-use crate::setup::POOLS;
+use crate::setup::{POOLS, SLOTS};
 use crate::stage::{Block, EDGE, Parcel, Stage};
 
 /// Blocks that a thread has at most.
@@ -24,6 +24,14 @@ pub(crate) enum How {
     Aligned(u64),
 }
 
+/// Where the memory of a pool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    Here,
+    Asleep,
+    Evicted,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct ProgramThread<'a> {
@@ -32,8 +40,8 @@ pub(crate) struct ProgramThread<'a> {
     pub(crate) order: Order,
     pub(crate) blocks: Vec<Block>,
     pub(crate) graphs: Vec<Captured>,
-    /// Pools that sleep.
-    pub(crate) asleep: [bool; POOLS],
+    /// Where the memory of each pool is.
+    pub(crate) presence: [Presence; SLOTS],
     /// The allocation of the host's that is refused to the next call of a pool; 0 for none.
     pub(crate) refuse: u64,
     /// A block was shared. The pool learns only later that nobody has it any more.
@@ -54,7 +62,7 @@ impl<'a> ProgramThread<'a> {
             order: Order::default(),
             blocks: Vec::with_capacity(MOST_BLOCKS),
             graphs: Vec::new(),
-            asleep: [false; POOLS],
+            presence: [Presence::Here; SLOTS],
             refuse: 0,
             has_shared: false,
             values: 0,
@@ -68,33 +76,36 @@ impl<'a> ProgramThread<'a> {
         refuse_within(number, || call(self.stage, &self.streams))
     }
 
-    /// A block, by a number that is taken modulo how many there are; none whose pool sleeps.
+    /// A block, by a number that is taken modulo how many there are; none whose memory is away.
     pub(crate) fn pick(&self, block: u8) -> Option<usize> {
         let at = usize::from(block).checked_rem(self.blocks.len())?;
-        (!self.sleeps(&self.blocks[at])).then_some(at)
-    }
-
-    /// Whether the block's pool sleeps.
-    pub(crate) fn sleeps(&self, block: &Block) -> bool {
-        let (slot, id) = block.pool;
-        self.asleep[slot] && self.stage.pools[slot].read().id == id
+        (!self.blocks[at].is_away).then_some(at)
     }
 
     // ---- blocks ----------------------------------------------------------------------------------
 
     pub(crate) fn alloc(&mut self, slot: usize, stream: usize, bytes: u64, how: How) -> Verdict<bool> {
-        if self.blocks.len() == MOST_BLOCKS || self.asleep[slot] {
+        if self.blocks.len() == MOST_BLOCKS || self.presence[slot] == Presence::Asleep {
             return Ok(false);
         }
-        let (made, id) = self.call(|stage, streams| {
+        let made = self.call(|stage, streams| {
             let (slot, stream) = (stage.pools[slot].read(), &streams[stream]);
-            let made = match how {
+            let made = || match how {
                 How::Plain => slot.pool.alloc(bytes, stream),
                 How::Zeroed => slot.pool.alloc_zeroed(bytes, stream),
                 How::Aligned(align) => slot.pool.alloc_aligned(bytes, align, stream),
             };
-            (made, slot.id)
+            (!slot.is_destroyed).then(|| (made(), slot.id))
         });
+        let Some((made, id)) = made else { return Ok(false) };
+        if self.presence[slot] == Presence::Evicted {
+            let is_refused = matches!(made, Err(Error::Evicted { .. }));
+            return if is_refused {
+                Ok(true)
+            } else {
+                Err(Finding::wrong(format!("a tag that is evicted gave {made:?}")))
+            };
+        }
         let Some(at) = self.stage.allow("an allocation", made)? else { return Ok(true) };
         let align = if let How::Aligned(align) = how { align.max(512) } else { 512 };
         if at.is_null() || !at.raw().is_multiple_of(align) {
@@ -105,8 +116,19 @@ impl<'a> ProgramThread<'a> {
         let mut uses = [0; _];
         uses[stream] = begun;
         let pool = (slot, id);
-        let mut block =
-            Block { at, bytes, pool, stream, checked, begun, uses, recorded: 0, outlived: 0, value: 0 };
+        let mut block = Block {
+            at,
+            bytes,
+            pool,
+            stream,
+            checked,
+            begun,
+            uses,
+            recorded: 0,
+            outlived: 0,
+            value: 0,
+            is_away: false,
+        };
         if self.stage.keeps_bytes() {
             self.fill(&mut block)?;
         }
@@ -114,26 +136,26 @@ impl<'a> ProgramThread<'a> {
         Ok(true)
     }
 
-    /// Fills the block's first and last bytes.
+    /// Fills the block's edges.
     fn fill(&mut self, block: &mut Block) -> Verdict {
-        let (handle, length) = (self.streams[block.stream].handle(), block.bytes.min(EDGE));
+        let handle = self.streams[block.stream].handle();
         self.values = self.values % 255 + 1;
-        let fill = |at| {
+        for (at, length) in block.edges() {
             // SAFETY: the block is live, and its stream is ordered after its allocation.
             let filled = unsafe { self.stage.capturing.memset(at, self.values, length, handle) };
-            self.stage.allow("a fill", filled)
-        };
-        if fill(block.at)?.and(fill(block.at.offset(block.bytes - length))?).is_some() {
-            block.value = self.values;
+            if self.stage.allow("a fill", filled)?.is_none() {
+                return Ok(());
+            }
         }
+        block.value = self.values;
         Ok(())
     }
 
-    /// Reads the block's first and last bytes back, on a stream that is ordered after its uses.
+    /// Reads the block's edges back, on a stream that is ordered after its uses.
     fn verify(&mut self, block: usize, stream: usize) -> Verdict {
         let Block { at, bytes, value, .. } = self.blocks[block];
-        let (handle, length) = (self.streams[stream].handle(), bytes.min(EDGE));
-        for from in [at, at.offset(bytes - length)] {
+        let handle = self.streams[stream].handle();
+        for (from, length) in self.blocks[block].edges() {
             let to = self.read.as_mut_ptr();
             // SAFETY: the block is live; the thread keeps where it is read to until the stream is synchronised.
             let copied = unsafe { self.stage.capturing.copy_to_host(to, from, length, handle) };
@@ -204,8 +226,9 @@ impl<'a> ProgramThread<'a> {
         }
     }
 
+    /// Frees a block, whose memory may be away.
     pub(crate) fn free(&mut self, block: u8, stream: usize) -> Verdict<bool> {
-        let Some(at) = self.pick(block) else { return Ok(false) };
+        let Some(at) = usize::from(block).checked_rem(self.blocks.len()) else { return Ok(false) };
         self.free_at(at, stream)?;
         Ok(true)
     }
@@ -215,16 +238,19 @@ impl<'a> ProgramThread<'a> {
         if !self.order_uses(at, stream)? {
             return Ok(false);
         }
-        if self.blocks[at].value > 0 && at.is_multiple_of(4) {
+        let Block { value, is_away, pool: (slot, _), .. } = self.blocks[at];
+        // What came back is of a tag.
+        if value > 0 && !is_away && (at.is_multiple_of(4) || slot >= POOLS) {
             self.verify(at, stream)?;
         }
         let block = self.blocks.swap_remove(at);
-        let freeing = self.stage.checker.freed(block.checked, self.streams[stream].handle());
+        let end = || self.stage.checker.freed(block.checked, self.streams[stream].handle());
+        let freeing = (!is_away).then(end);
         self.order.submit(stream);
         let freed = self.call(|stage, streams| stage.free(&block, &streams[stream]));
         let done = self.stage.allow("a free", freed)?.is_some();
         if !done {
-            self.stage.checker.free_refused(freeing);
+            freeing.into_iter().for_each(|freeing| self.stage.checker.free_refused(freeing));
             self.blocks.push(block);
         }
         Ok(done)
@@ -233,7 +259,7 @@ impl<'a> ProgramThread<'a> {
     // ---- order -----------------------------------------------------------------------------------
 
     /// Makes later work on `stream` come after one piece of work. `false` where a call failed.
-    fn order_after(&mut self, of: usize, tick: u32, stream: usize) -> Verdict<bool> {
+    pub(crate) fn order_after(&mut self, of: usize, tick: u32, stream: usize) -> Verdict<bool> {
         if self.order.is_before(of, tick, stream) { Ok(true) } else { self.wait_for(stream, of) }
     }
 

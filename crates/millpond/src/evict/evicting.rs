@@ -112,6 +112,8 @@ fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Bat
         }
     }
     evicted.passed.reverse();
+    // What the tag holds, and uses nowhere, does not come back.
+    bytes += arenas.iter_mut().map(|(_, arena)| passing::pass_parked(&mut arena.pages, there)).sum::<u64>();
     Ok(bytes)
 }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::handover::{Handover, MappingElsewhere};
-use super::page::{Backing, Page, PageId, Presence};
+use super::page::{Backing, LENGTHS, Page, PageId, Presence};
 use super::pages::Pages;
 use super::parked::ParkedCursor;
 use crate::device::{DeviceError, DevicePtr, DeviceResult, PageHandle};
@@ -94,6 +94,21 @@ pub(crate) fn give_parked(pages: &mut Pages, base_pages: u32) -> Option<Passing>
     let id = parked.find(|id| pages.get(*id).mappings == 0)?;
     drop(parked);
     Some(give(pages, id))
+}
+
+/// Gives all parked pages that are mapped nowhere to another pool under the same limits, as far as the host has memory for it.
+/// Returns their bytes.
+pub(crate) fn pass_parked(pages: &mut Pages, there: &mut Pages) -> u64 {
+    let mut bytes = 0;
+    for base_pages in (0..LENGTHS).map(|length| 1 << length) {
+        while make_room(there, 1).is_ok()
+            && let Some(page) = give_parked(pages, base_pages)
+        {
+            let (id, _) = receive(there, page);
+            bytes += there.bytes_of(id);
+        }
+    }
+    bytes
 }
 
 /// A parked page of so many base pages that arrives, and the work that it comes behind.

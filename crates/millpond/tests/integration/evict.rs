@@ -782,6 +782,30 @@ fn threads_use_both_pools_while_the_tag_goes_and_comes() {
     [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
 }
 
+/// A tag of the tag was evicted into it: the pages are parked, and mapped nowhere.
+#[test]
+fn what_a_tag_holds_and_uses_nowhere_leaves_with_it() {
+    let Simulated { context, pool, tag, block, stream, .. } = simulated(20 * MIB);
+    let inner = tag.tagged("moments").unwrap();
+    let moments = inner.alloc(50 * MIB, &stream).unwrap();
+    assert_eq!(inner.evict(&stream), Ok(50 * MIB));
+    context.synchronize().unwrap();
+    tag.trim_to(u64::MAX).unwrap();
+    assert_eq!(held(&tag), 70 * MIB);
+    assert_eq!(tag.evict(&stream), Ok(70 * MIB));
+    assert_eq!((held(&pool), held(&tag)), (70 * MIB, 0));
+    let other = pool.alloc(70 * MIB, &stream).unwrap();
+    assert_eq!(held(&pool), 70 * MIB);
+    [&pool, &tag, &inner].iter().for_each(|pool| pool.check().unwrap());
+    pool.free_block(other, &stream).unwrap();
+    // Its own tag comes back without it.
+    inner.restore(&stream).unwrap();
+    tag.restore(&stream).unwrap();
+    [&pool, &tag, &inner].iter().for_each(|pool| pool.check().unwrap());
+    inner.free_block(moments, &stream).unwrap();
+    tag.free_block(block, &stream).unwrap();
+}
+
 /// Each device call of an eviction and a restore, at each place, fails once, and then also the next one of its kind.
 #[test]
 fn whichever_call_fails_it_is_there_or_evicted_and_can_be_tried_again() {
