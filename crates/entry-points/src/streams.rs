@@ -1,6 +1,7 @@
 //! The program's streams, as the pools know them: registered at their first use, until the program destroys them.
 
 use std::cell::{Cell, RefCell};
+use std::mem::take;
 use std::ptr;
 use std::sync::{Arc, Once};
 
@@ -40,8 +41,7 @@ impl Drop for Last {
     }
 }
 
-/// A thread's way to the blocks that it has ready, for the stream that it used last. A thread's own default stream has none: the pool
-/// caches nothing for it.
+/// A thread's way to the blocks that it has ready, for the stream that it used last.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
     generation: u64,
@@ -56,7 +56,11 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
     /// Of the stream in `LAST`, as long as that is there. It has no destructor, so that it can be looked at any time.
     static READY: Cell<Option<Ready>> = const { Cell::new(None) };
+    static DEFAULT: RefCell<Defaults> = const { RefCell::new(Vec::new()) };
 }
+
+/// The default streams of the GPUs that a thread used, by handle.
+type Defaults = Vec<(u64, Arc<Known>)>;
 
 /// A block that the thread has ready for work on a stream, on the GPU if one is named; `None`, and nothing done, where it is not as simple as that.
 #[inline]
@@ -150,7 +154,7 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
         on_fork(gpus::begin_generation);
     });
     // There is one once the thread has had a block.
-    let shortcut = if handle == PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
+    let shortcut = Shortcut::new(&known.gpu.pool, &known.stream);
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
@@ -166,10 +170,37 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
 /// A default stream of the thread's context, which needs no registration.
 fn default(handle: u64) -> Option<Arc<Known>> {
     let gpu = gpus::current()?;
+    let find = |all: &RefCell<Defaults>| {
+        let all = all.borrow();
+        let found = all.iter().find(|(of, known)| *of == handle && Arc::ptr_eq(&known.gpu, &gpu));
+        found.map(|(_, known)| known.clone())
+    };
+    // Fails while the thread ends; then each call makes it anew.
+    let found = DEFAULT.try_with(find).ok().flatten();
+    found.or_else(|| meet_default(handle, gpu))
+}
+
+#[cold]
+fn meet_default(handle: u64, gpu: Arc<Gpu>) -> Option<Arc<Known>> {
     let context = &gpu.context;
     let stream =
         if handle == PER_THREAD { context.per_thread_stream() } else { context.default_stream() }.ok()?;
-    Some(Arc::new(Known { gpu, stream, registered: Mutex::new(None) }))
+    let ordinal = gpu.ordinal;
+    let met = Arc::new(Known { gpu, stream, registered: Mutex::new(None) });
+    let keep = |all: &RefCell<Defaults>| {
+        let mut all = all.borrow_mut();
+        // That of a GPU which was reset is gone.
+        let (kept, gone) = take(&mut *all)
+            .into_iter()
+            .partition(|(of, known)| *of != handle || known.gpu.ordinal != ordinal);
+        *all = kept;
+        all.push((handle, met.clone()));
+        gone
+    };
+    // What is gone is let go of outside of the borrow.
+    let gone: Option<Defaults> = DEFAULT.try_with(keep).ok();
+    drop(gone);
+    Some(met)
 }
 
 /// # Safety
@@ -210,6 +241,7 @@ pub(crate) fn forget_all_of(ordinal: usize) {
     });
     forgotten.iter().for_each(|known| end(known));
     LAST.try_with(|last| last.try_borrow_mut().ok().and_then(|mut last| last.take())).ok();
+    DEFAULT.try_with(|all| all.try_borrow_mut().map(|mut all| take(&mut *all)).ok()).ok();
 }
 
 fn end(known: &Known) {
