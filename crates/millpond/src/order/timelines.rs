@@ -376,7 +376,8 @@ impl Timelines {
 
     /// The calling thread's default stream, which nobody held any more.
     fn hold_again(self: &Arc<Self>, table: &mut Table, id: StreamId) -> Option<Arc<HeldTimeline>> {
-        let timeline = table.of_this_thread(Some(id))?.0.clone();
+        // A driver does not identify it while it is captured.
+        let timeline = table.of_this_thread(Some(id).filter(|id| !id.is_in_capture()))?.0.clone();
         let held = Arc::new(HeldTimeline::new(self.clone(), timeline.clone(), false));
         let slot = timeline.id.slot as usize;
         table.slots[slot] = Some((timeline, Arc::downgrade(&held)));
