@@ -10,8 +10,8 @@ use millpond::device::{DevicePtr, StreamHandle};
 use millpond::{RegisteredStream, Stream};
 use rustc_hash::FxHashMap;
 
-use crate::driver;
 use crate::gpus::{self, Gpu};
+use crate::{captures, driver};
 
 /// A stream of the program's.
 #[derive(Debug)]
@@ -139,11 +139,31 @@ unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Op
     } else {
         let known = STREAMS.get().0.read().get(&handle).cloned();
         // SAFETY: the caller's promise.
-        known.or_else(|| unsafe { meet(handle) })?
+        match known.or_else(|| unsafe { meet(handle) }) {
+            Some(known) => known,
+            // SAFETY: as above.
+            None => return unsafe { with_captured(handle, call) },
+        }
     };
     let done = call(&known.gpu, &known.stream);
     remember(generation, handle, known);
     Some(done)
+}
+
+/// As [`with`], for a stream that is met while it is captured: the driver does not say which one it is. After the capture it is met
+/// anew.
+///
+/// # Safety
+/// As for [`with`].
+unsafe fn with_captured<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+    if !captures::is_any() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let gpu = unsafe { gpu_of(handle) }?;
+    // SAFETY: it is alive as long as this call. Only this presents it.
+    let stream = unsafe { gpu.context.foreign_stream(StreamHandle::from_raw(handle)) }.ok()?;
+    Some(call(&gpu, &stream))
 }
 
 /// The thread's next call with the stream finds it at once.
@@ -154,7 +174,8 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
         on_fork(gpus::begin_generation);
     });
     // There is one once the thread has had a block.
-    let shortcut = Shortcut::new(&known.gpu.pool, &known.stream);
+    let pool = known.gpu.pool_of_thread().ok();
+    let shortcut = pool.and_then(|pool| Shortcut::new(&pool, &known.stream));
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
@@ -205,20 +226,30 @@ fn meet_default(handle: u64, gpu: Arc<Gpu>) -> Option<Arc<Known>> {
 
 /// # Safety
 /// The handle is a live stream, and none of the default ones.
-unsafe fn meet(handle: u64) -> Option<Arc<Known>> {
+unsafe fn gpu_of(handle: u64) -> Option<Arc<Gpu>> {
     let mut context = ptr::null_mut();
     let raw = ptr::without_provenance_mut(handle as usize);
     // SAFETY: the stream lives by the caller's promise, and `context` is writable.
-    if !unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() || context.is_null() {
-        return None;
-    }
-    let gpu = gpus::of_context(context)?;
+    let found = unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() && !context.is_null();
+    if found { gpus::of_context(context) } else { None }
+}
+
+/// # Safety
+/// As for [`gpu_of`].
+unsafe fn meet(handle: u64) -> Option<Arc<Known>> {
+    // SAFETY: the caller's promise.
+    let gpu = unsafe { gpu_of(handle) }?;
     // SAFETY: it is alive, and `forget` ends the registration before the program's call destroys it.
     let registered = unsafe { gpu.context.register_stream(StreamHandle::from_raw(handle)) }.ok()?;
     let stream = (*registered).clone();
     let known = Arc::new(Known { gpu, stream, registered: Mutex::new(Some(registered)) });
     // Of two threads, the second one's registration ends here, and the first one's stays.
     Some(STREAMS.get().0.write().entry(handle).or_insert(known).clone())
+}
+
+/// The calling thread's next call looks again: it has another tag.
+pub(crate) fn forget_last() {
+    LAST.try_with(|last| last.try_borrow_mut().ok().and_then(|mut last| last.take())).ok();
 }
 
 /// The program destroys a stream.
@@ -240,7 +271,7 @@ pub(crate) fn forget_all_of(ordinal: usize) {
         !is_of
     });
     forgotten.iter().for_each(|known| end(known));
-    LAST.try_with(|last| last.try_borrow_mut().ok().and_then(|mut last| last.take())).ok();
+    forget_last();
     DEFAULT.try_with(|all| all.try_borrow_mut().map(|mut all| take(&mut *all)).ok()).ok();
 }
 
