@@ -292,6 +292,31 @@ programs! {
         assert_eq!(jobs::drivers_allocations() + jobs::calls(&[c"cuMemFreeAsync"]), 0);
     }
 
+    buffers_of_both_kinds_are_one_memory runs program_converts_buffers with [] {
+        use millpond::cudarc::{Buffer, Stream};
+        let context = CudaContext::new(0).unwrap();
+        // With a second one, cudarc records events.
+        let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let pool = millpond_global::pool(0).unwrap();
+        let device = pool.context();
+        let (on, on_other) = (Stream::new(&device, &stream).unwrap(), Stream::new(&device, &other).unwrap());
+        let plain = millpond::Buffer::<f32>::uninit(&pool, 1000, on.millpond()).unwrap();
+        let at = plain.ptr();
+        let buffer = Buffer::from_plain(plain, &on_other).unwrap();
+        assert_eq!((buffer.ptr(), buffer.len(), buffer.stream().millpond()), (at, 1000, on_other.millpond()));
+        assert_eq!(buffer.slice(10..20).unwrap().device_ptr(&other).0, at.raw() + 40);
+        assert!(buffer.slice(10..2000).is_err());
+        assert_eq!(buffer.pool().unwrap(), pool);
+        let plain = buffer.into_plain().unwrap();
+        assert_eq!((plain.ptr(), plain.len(), plain.stream()), (at, 1000, on_other.millpond()));
+        drop(plain);
+        let none = millpond::Buffer::<u8>::uninit(&pool, 0, on.millpond()).unwrap();
+        assert!(Buffer::from_plain(none, &on).unwrap().into_plain().unwrap().is_empty());
+        let stats = pool.stats();
+        assert_eq!((stats.allocations, stats.frees), (1, 1));
+        pool.check().unwrap();
+    }
+
     /// As an engine does that sizes its cache by it.
     free_memory_counts_what_the_pool_has_ready runs program_asks_what_is_free with [] {
         let context = CudaContext::new(0).unwrap();
