@@ -27,9 +27,28 @@ fn count(args: &[&str]) -> Result<(), Box<dyn Error>> {
     let allocator = args.first().copied().unwrap_or("millpond");
     let bytes = args.get(1).map_or(Ok(512), |text| text.parse())?;
     let pairs = args.get(2).map_or(Ok(1000), |text| text.parse())?;
+    if allocator == OF_THREAD {
+        return count_of_thread(bytes, pairs);
+    }
     let (target, _) = Target::find(DeviceName::SIM.into())?;
     repeat(&target, allocator, bytes, pairs)?;
     println!("{allocator}: {pairs} pairs of {bytes} bytes");
+    Ok(())
+}
+
+/// The pool, on the thread's default stream.
+const OF_THREAD: &str = "own-stream";
+
+fn count_of_thread(bytes: u64, pairs: usize) -> Result<(), Box<dyn Error>> {
+    let context = Context::new(DeviceChoice::from(DeviceName::SIM).find().0.open_with_capacity(None)?);
+    let pool = Pool::builder(&context).build()?;
+    let stream = context.per_thread_stream()?;
+    for _ in 0..pairs {
+        let block = pool.alloc(bytes, &stream)?;
+        // SAFETY: nobody else has the block, and there is no work on it.
+        unsafe { pool.free(block, &stream) }?;
+    }
+    println!("{OF_THREAD}: {pairs} pairs of {bytes} bytes");
     Ok(())
 }
 
@@ -56,6 +75,7 @@ fn streams(device: DeviceChoice) -> Result<(), Box<dyn Error>> {
     row(&pool, "register_stream", &Given::Kept(&registration))?;
     row(&pool, "registered, foreign_stream in each call", &Given::Presented(&|| present(registered)))?;
     row(&pool, "not registered, foreign_stream in each call", &Given::Presented(&|| present(raw)))?;
+    row(&pool, "per_thread_stream", &Given::Kept(&context.per_thread_stream()?))?;
     row(&pool, "per_thread_stream in each call", &Given::Presented(&|| context.per_thread_stream()))?;
 
     drop((pool, kept_stream, registration));

@@ -1,10 +1,12 @@
-//! Which streams are being captured: what is allocated on them is the graph's own, and the driver's.
+//! Which streams are being captured: what is allocated on them is the graph's own, and the driver's. Only the driver knows how long a
+//! graph lives, with its clones and what was made of it. A program that knows it keeps the pool's memory for the graph itself, by
+//! [`CapturePool`](millpond::CapturePool); then the pool serves.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millpond::Capturing;
-use millpond::bindings::{Mutex, PerProcess};
+use millpond::bindings::{Mutex, PerProcess, captures_under_way};
 
 use crate::code::Code;
 use crate::driver::{self, Handle};
@@ -76,6 +78,11 @@ pub(crate) unsafe fn is_captured(stream: Handle) -> bool {
     // SAFETY: `status` is writable, and the stream lives by the caller's promise.
     let asked = unsafe { driver::cuStreamIsCapturing(stream, &mut status) };
     asked == Code::CAPTURE_IMPLICIT || status != 0
+}
+
+/// Whether the program keeps the memory of a capture itself, by a pool of a GPU. Beside what is held back here.
+pub(crate) fn is_any_kept() -> bool {
+    gpus::known().iter().any(|gpu| captures_under_way(&gpu.pool) > 1)
 }
 
 /// Whether any capture is under way.

@@ -148,13 +148,13 @@ pub(crate) unsafe fn attribute(
         return code;
     }
     let Some(gpu) = gpu_of(pool) else { return code };
-    let stats = gpu.pool.stats();
-    let ours = match which {
+    let figure = |stats: millpond::Stats| match which {
         RESERVED_NOW => stats.reserved.current,
         RESERVED_MOST => stats.reserved.high,
         USED_NOW => stats.allocated.current,
         _ => stats.allocated.high,
     };
+    let ours: u64 = gpu.pools().iter().map(|pool| figure(pool.stats())).sum();
     // SAFETY: the caller's promise; these attributes are numbers of 64 bits, which the driver wrote.
     unsafe { *value.cast::<u64>() += ours };
     code
@@ -179,7 +179,8 @@ pub(crate) unsafe fn set_attribute(
         // SAFETY: the caller's promise; the attribute is a number of 64 bits, which the driver read.
         RELEASE_THRESHOLD => gpus::set_release_threshold(device, unsafe { value.cast::<u64>().read() }),
         RESERVED_MOST | USED_MOST => {
-            gpu_of(pool).into_iter().for_each(|gpu| gpu.pool.reset_high_water());
+            let pools = gpu_of(pool).map(|gpu| gpu.pools()).unwrap_or_default();
+            pools.iter().for_each(millpond::Pool::reset_high_water);
         }
         _ => {}
     }

@@ -1,6 +1,7 @@
 //! A pool for each GPU whose primary context the program uses. That is the context of every CUDA runtime.
 
 use std::ffi::c_int;
+use std::iter;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::driver::{self, Handle};
 use crate::linker::OwnLookups;
 use crate::settings::{Mode, settings};
-use crate::{driver_memory, known_blocks, messages, retained};
+use crate::{driver_memory, known_blocks, messages, retained, tags};
 
 /// A GPU with its pool.
 #[derive(Debug)]
@@ -31,12 +32,16 @@ pub(crate) struct Gpu {
     decay: Option<Duration>,
     /// What `cuMemFree` frees, and could not wait for yet.
     late: Mutex<Vec<DevicePtr>>,
+    /// The other GPUs that may use the pool's memory.
+    peers: Mutex<Vec<PeerId>>,
 }
 
 /// A block of a pool.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) gpu: Arc<Gpu>,
+    /// The GPU's, or that of a tag.
+    pub(crate) pool: Pool,
     pub(crate) start: DevicePtr,
     /// As it was asked for.
     pub(crate) bytes: u64,
@@ -220,14 +225,56 @@ impl Gpu {
             messages::say(&format!("GPU {ordinal} is not recorded: {error}"));
         }
         let (waited, decay) = (context.create_stream()?, pool.decay());
-        Ok(Self { ordinal, primary, context, pool, waited, decay, late: Mutex::default() })
+        let (late, peers) = Default::default();
+        Ok(Self { ordinal, primary, context, pool, waited, decay, late, peers })
     }
 
     /// The program has said how many bytes the driver's pool may keep. That is none by default, which the GPU's pool honours a while
     /// later.
     fn keep(&self, bytes: u64) {
-        self.pool.set_release_threshold(if bytes == 0 { u64::MAX } else { bytes });
-        self.pool.set_decay(self.decay.filter(|_| bytes < u64::MAX));
+        for pool in self.pools() {
+            pool.set_release_threshold(if bytes == 0 { u64::MAX } else { bytes });
+            pool.set_decay(self.decay.filter(|_| bytes < u64::MAX));
+        }
+    }
+
+    /// The GPU's pool, and those of its tags.
+    pub(crate) fn pools(&self) -> Vec<Pool> {
+        let tags = if tags::are_used() { self.pool.tags() } else { Vec::new() };
+        let of_tags = tags.iter().filter_map(|tag| self.pool.tagged(tag).ok());
+        iter::once(self.pool.clone()).chain(of_tags).collect()
+    }
+
+    /// The pool that the calling thread's allocations come from: that of its tag, if it has one.
+    pub(crate) fn pool_of_thread(&self) -> millpond::Result<Pool> {
+        match tags::of_thread() {
+            Some(tag) => self.tagged(&tag),
+            None => Ok(self.pool.clone()),
+        }
+    }
+
+    fn tagged(&self, tag: &str) -> millpond::Result<Pool> {
+        let is_new = !self.pool.tags().iter().any(|known| known == tag);
+        let pool = self.pool.tagged(tag)?;
+        if is_new {
+            pool.set_release_threshold(self.pool.release_threshold());
+            pool.set_decay(self.pool.decay());
+            self.peers.lock().iter().try_for_each(|peer| pool.allow_access_from(*peer))?;
+        }
+        Ok(pool)
+    }
+
+    /// Frees a block of the GPU's pool, or of a tag.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`].
+    pub(crate) unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> millpond::Result<()> {
+        // SAFETY: the caller's promise.
+        let freed = unsafe { self.pool.free(ptr, stream) };
+        let Err(Error::WrongPool { .. }) = freed else { return freed };
+        let owner = self.pools().into_iter().find(|pool| pool.size_of(ptr).is_ok());
+        // SAFETY: as above.
+        owner.map_or(freed, |pool| unsafe { pool.free(ptr, stream) })
     }
 
     /// The primary context.
@@ -248,7 +295,7 @@ impl Gpu {
         late.into_iter().for_each(|ptr| {
             // One that was freed twice is the only error, and its call has returned.
             // SAFETY: the program freed them, and all work on them is complete.
-            unsafe { self.pool.free(ptr, &self.waited) }.ok();
+            unsafe { self.free(ptr, &self.waited) }.ok();
         });
         Ok(())
     }
@@ -260,19 +307,34 @@ impl Gpu {
 
     /// What lies at an address, which is not null.
     fn find(self: &Arc<Self>, at: DevicePtr) -> Place {
-        let (start, bytes) = match self.pool.size_of(at) {
+        let (pool, found) = match self.pool.size_of(at) {
+            Err(Error::WrongPool { .. }) => {
+                let find = |pool: Pool| {
+                    Some(pool.size_of(at)).filter(|found| !is_elsewhere(found)).map(|found| (pool, found))
+                };
+                let Some(of_tag) = self.pools().into_iter().find_map(find) else { return Place::Elsewhere };
+                of_tag
+            }
+            found => (self.pool.clone(), found),
+        };
+        let (start, bytes) = match found {
             Ok(bytes) => (at, bytes),
-            Err(Error::InteriorPointer { start, .. }) => (start, self.pool.size_of(start).unwrap_or(0)),
+            Err(Error::InteriorPointer { start, .. }) => (start, pool.size_of(start).unwrap_or(0)),
             Err(Error::DoubleFree { .. }) => return Place::Free,
             Err(_) => return Place::Elsewhere,
         };
         // What a block is rounded up to is nobody's.
         if at.raw() - start.raw() < bytes {
-            Place::Block(Block { gpu: self.clone(), start, bytes })
+            Place::Block(Block { gpu: self.clone(), pool, start, bytes })
         } else {
             Place::Free
         }
     }
+}
+
+/// Whether a pool has not got the address that it was asked about.
+fn is_elsewhere(found: &millpond::Result<u64>) -> bool {
+    matches!(found, Err(Error::WrongPool { .. } | Error::ForeignPointer { .. }))
 }
 
 /// What lies at an address, which may be in any pool.
@@ -297,7 +359,7 @@ pub(crate) fn block_at(at: u64) -> Option<Block> {
 
 /// Gives back what the pools hold and nobody uses. Returns the bytes.
 pub(crate) fn trim() -> u64 {
-    known().iter().filter_map(|gpu| gpu.pool.trim_to(0).ok()).sum()
+    known().iter().flat_map(|gpu| gpu.pools()).filter_map(|pool| pool.trim_to(0).ok()).sum()
 }
 
 /// Looks again at what CUDA itself takes, where the limit counts that. What the pools have ready beyond it goes back. Returns whether
@@ -339,7 +401,9 @@ fn share_known(gpus: &Gpus) {
     let find = |ordinal| known.iter().find(|gpu| gpu.ordinal == ordinal);
     gpus.peers.lock().retain(|(owner, peer)| {
         let Some(owner) = find(*owner) else { return true };
-        if let Err(error) = owner.pool.allow_access_from(*peer) {
+        owner.peers.lock().push(*peer);
+        let allow = |pool: &Pool| pool.allow_access_from(*peer);
+        if let Err(error) = owner.pools().iter().try_for_each(allow) {
             let (peer, owner) = (peer.number(), owner.ordinal);
             messages::say(&format!("GPU {peer} cannot use the pool of GPU {owner}: {error}"));
         }
@@ -358,12 +422,14 @@ pub(crate) fn remove(ordinal: usize) {
     let Some(gpu) = removed else { return };
     begin_generation();
     known_blocks::forget_all_of(ordinal);
-    gpus.gone.lock().push((ordinal, gpu.pool.stats()));
+    gpus.gone.lock().extend(gpu.pools().iter().map(|pool| (ordinal, pool.stats())));
     let freed = gpu.wait().and_then(|()| {
-        gpu.pool.live_blocks()?.iter().try_for_each(|block| {
-            // SAFETY: the program gives all memory up by the reset, and all work on it is complete.
-            unsafe { gpu.pool.free(block.ptr, &gpu.waited) }
-        })?;
+        for pool in gpu.pools() {
+            pool.live_blocks()?.iter().try_for_each(|block| {
+                // SAFETY: the program gives all memory up by the reset, and all work on it is complete.
+                unsafe { pool.free(block.ptr, &gpu.waited) }
+            })?;
+        }
         gpu.pool.destroy()
     });
     if let Err(error) = freed {
@@ -374,6 +440,8 @@ pub(crate) fn remove(ordinal: usize) {
 /// What each pool did, with those that are gone.
 pub(crate) fn stats() -> Vec<(usize, Stats)> {
     let mut all = GPUS.get().gone.lock().clone();
-    all.extend(known().iter().map(|gpu| (gpu.ordinal, gpu.pool.stats())));
+    for gpu in known() {
+        all.extend(gpu.pools().iter().map(|pool| (gpu.ordinal, pool.stats())));
+    }
     all
 }

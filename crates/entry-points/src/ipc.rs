@@ -66,7 +66,7 @@ pub(crate) unsafe fn get(to: *mut HandleBytes, at: DeviceAddress, real: impl FnO
 
 /// Offers a block until it is freed.
 fn offer(block: &Block) -> Result<Name, String> {
-    let (pool, stream) = (block.gpu.pool.clone(), block.gpu.waited.clone());
+    let (pool, stream) = (block.pool.clone(), block.gpu.waited.clone());
     // Whether it can be shared at all: the other process is told too late.
     pool.share(block.start, &stream).map_err(|error| error.to_string())?;
     // Before: its free withdraws it.

@@ -33,6 +33,7 @@
 // | `known_blocks` | what is known of blocks that the program asked about |
 // | `ipc` | blocks for other processes |
 // | `retained` | who keeps the primary contexts |
+// | `tags` | which part of a pool a thread's allocations come from |
 // | `gpus` | a pool for each GPU |
 // | `streams` | the program's streams, as the pools know them |
 // | `captures` | which streams are being captured |
@@ -86,3 +87,4 @@ mod retained;
 mod settings;
 mod shadow;
 mod streams;
+mod tags;

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::path::Path;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use millpond::device::DeviceError;
@@ -14,7 +15,7 @@ pub use crate::settings::Options;
 use crate::linker::{self, Address, OwnLookups};
 use crate::names::{self, Find};
 use crate::settings::{self, Mode, settings};
-use crate::{entry_points, gpus, lookup, messages};
+use crate::{entry_points, gpus, lookup, messages, streams, tags};
 
 type HandOver = unsafe extern "C" fn(Find) -> Option<Find>;
 
@@ -96,6 +97,13 @@ pub fn set_options(options: Options) -> millpond::Result<()> {
     } else {
         Err(Error::BadOption { option: "millpond_global::options", why: why.to_owned() })
     }
+}
+
+/// Has the calling thread's allocations belong to a tag of the pools, or to none. Returns the tag before.
+pub fn set_tag(tag: Option<Arc<str>>) -> Option<Arc<str>> {
+    let before = tags::set(tag);
+    streams::forget_last();
+    before
 }
 
 /// The pool of a GPU's primary context, built if there is none.

@@ -22,8 +22,9 @@ pub(crate) unsafe fn memory_info(free: *mut usize, total: *mut usize) -> Code {
         return code;
     }
     gpus::recount(false);
-    let stats = gpus::current().map(|gpu| gpu.pool.stats()).unwrap_or_default();
-    let mut info = (info.0 as u64 + stats.cached(), info.1 as u64);
+    let pools = gpus::current().map(|gpu| gpu.pools()).unwrap_or_default();
+    let cached: u64 = pools.iter().map(|pool| pool.stats().cached()).sum();
+    let mut info = (info.0 as u64 + cached, info.1 as u64);
     if let Some(limit) = settings().limit {
         let all = gpus::stats();
         let sum = |figure: fn(&Stats) -> u64| all.iter().map(|(_, stats)| figure(stats)).sum();

@@ -1,7 +1,8 @@
 //! Allocations and frees that a pool serves. What it does not serve, `driver_memory` does.
 
+use millpond::bindings::is_kept_for_capture;
 use millpond::device::DevicePtr;
-use millpond::{Error, Pool, Stream};
+use millpond::{Error, Stream};
 
 use crate::code::Code;
 use crate::driver::{DeviceAddress, Handle};
@@ -42,8 +43,9 @@ pub(crate) unsafe fn alloc(to: To, bytes: usize, real: impl Fn() -> Code) -> Cod
 
 /// Asks the pool, and once more where what CUDA itself takes has changed since it was seen.
 fn from_pool(gpu: &Gpu, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
-    match gpu.pool.alloc(bytes, stream) {
-        Err(Error::OutOfMemory(_)) if gpus::recount(true) => gpu.pool.alloc(bytes, stream),
+    let pool = gpu.pool_of_thread()?;
+    match pool.alloc(bytes, stream) {
+        Err(Error::OutOfMemory(_)) if gpus::recount(true) => pool.alloc(bytes, stream),
         answer => answer,
     }
 }
@@ -56,7 +58,7 @@ fn alloc_waited(gpu: &Gpu, bytes: u64) -> millpond::Result<DevicePtr> {
         gpu.waited.is_idle().and_then(|is_idle| if is_idle { Ok(()) } else { gpu.waited.synchronize() });
     if let Err(error) = ready {
         // SAFETY: nobody else knows the block.
-        unsafe { gpu.pool.free(ptr, &gpu.waited) }.ok();
+        unsafe { gpu.free(ptr, &gpu.waited) }.ok();
         return Err(error);
     }
     Ok(ptr)
@@ -110,10 +112,11 @@ pub(crate) unsafe fn alloc_async(
     if let Source::Pool(of) = from
         && may
         // SAFETY: the caller's promise.
-        && !unsafe { captures::is_captured(stream) }
+        && let Some(is_captured) = unsafe { may_serve(stream) }
     {
         let alloc = |gpu: &Gpu, stream: &Stream| {
-            of.is_none_or(|of| of == gpu.ordinal).then(|| from_pool(gpu, bytes as u64, stream))
+            let is_its = of.is_none_or(|of| of == gpu.ordinal);
+            (is_its && serves(gpu, stream, is_captured)).then(|| from_pool(gpu, bytes as u64, stream))
         };
         // SAFETY: the caller's promise.
         let served = unsafe { streams::with(handle, alloc) };
@@ -125,6 +128,23 @@ pub(crate) unsafe fn alloc_async(
     }
     // SAFETY: the caller's promise.
     unsafe { from_driver(Kind::Plain, (to, bytes), handle, real) }
+}
+
+/// Whether a stream may be a pool's to serve, and is captured then. `None` where its memory is the graph's own.
+///
+/// # Safety
+/// The handle is null or a live stream.
+#[inline]
+unsafe fn may_serve(stream: Handle) -> Option<bool> {
+    // SAFETY: the caller's promise.
+    let is_captured = unsafe { captures::is_captured(stream) };
+    (!is_captured || captures::is_any_kept()).then_some(is_captured)
+}
+
+/// Whether the pool serves the stream: while that is captured, only where the program keeps the graph's memory itself.
+#[inline]
+fn serves(gpu: &Gpu, stream: &Stream, is_captured: bool) -> bool {
+    !is_captured || is_kept_for_capture(&gpu.pool, stream)
 }
 
 /// # Safety
@@ -194,7 +214,7 @@ pub(crate) fn free(at: DeviceAddress, real: impl FnOnce() -> Code) -> Code {
             return Code::from(&error);
         }
     }
-    freed(free_block(&gpu.pool, block.start, &gpu.waited))
+    freed(free_block(gpu, block.start, &gpu.waited))
 }
 
 /// `cuMemFreeAsync`: after the work that the stream was given before.
@@ -210,7 +230,12 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
     }
     if settings().mode == Mode::Pool && at != 0 {
         // SAFETY: the caller's promise.
-        if unsafe { captures::is_captured(stream) } {
+        let is_served = unsafe { may_serve(stream) }.is_some_and(|is_captured| {
+            // SAFETY: as above.
+            !is_captured
+                || unsafe { streams::with(handle, |gpu, stream| serves(gpu, stream, true)) } == Some(true)
+        });
+        if !is_served {
             // A graph frees only what it allocated.
             return if gpus::block_at(at).is_some() { Code::INVALID_VALUE } else { real() };
         }
@@ -219,8 +244,7 @@ pub(crate) unsafe fn free_async(at: DeviceAddress, stream: Handle, real: impl Fn
         // SAFETY: the caller's promise.
         let served = unsafe {
             streams::with(handle, |gpu, stream| {
-                free_block(&gpu.pool, DevicePtr::new(at), stream)
-                    .or_else(|error| free_elsewhere(at, stream, error))
+                free_block(gpu, DevicePtr::new(at), stream).or_else(|error| free_elsewhere(at, stream, error))
             })
         };
         match served {
@@ -242,14 +266,14 @@ fn free_elsewhere(at: DeviceAddress, stream: &Stream, error: Error) -> millpond:
     }
     let Some(block) = gpus::block_at(at) else { return Err(error) };
     let owner = &block.gpu;
-    owner.pool.record_use(DevicePtr::new(at), stream)?;
-    free_block(&owner.pool, DevicePtr::new(at), &owner.waited)
+    block.pool.record_use(DevicePtr::new(at), stream)?;
+    free_block(owner, DevicePtr::new(at), &owner.waited)
 }
 
 #[inline]
-fn free_block(pool: &Pool, at: DevicePtr, stream: &Stream) -> millpond::Result<()> {
+fn free_block(gpu: &Gpu, at: DevicePtr, stream: &Stream) -> millpond::Result<()> {
     // SAFETY: the program frees what it allocated, and orders its uses, as the driver asks of it.
-    unsafe { pool.free(at, stream) }
+    unsafe { gpu.free(at, stream) }
 }
 
 #[inline]

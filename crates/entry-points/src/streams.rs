@@ -1,6 +1,7 @@
 //! The program's streams, as the pools know them: registered at their first use, until the program destroys them.
 
 use std::cell::{Cell, RefCell};
+use std::mem::take;
 use std::ptr;
 use std::sync::{Arc, Once};
 
@@ -9,8 +10,8 @@ use millpond::device::{DevicePtr, StreamHandle};
 use millpond::{RegisteredStream, Stream};
 use rustc_hash::FxHashMap;
 
-use crate::driver;
 use crate::gpus::{self, Gpu};
+use crate::{captures, driver};
 
 /// A stream of the program's.
 #[derive(Debug)]
@@ -40,8 +41,7 @@ impl Drop for Last {
     }
 }
 
-/// A thread's way to the blocks that it has ready, for the stream that it used last. A thread's own default stream has none: the pool
-/// caches nothing for it.
+/// A thread's way to the blocks that it has ready, for the stream that it used last.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
     generation: u64,
@@ -56,7 +56,11 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
     /// Of the stream in `LAST`, as long as that is there. It has no destructor, so that it can be looked at any time.
     static READY: Cell<Option<Ready>> = const { Cell::new(None) };
+    static DEFAULT: RefCell<Defaults> = const { RefCell::new(Vec::new()) };
 }
+
+/// The default streams of the GPUs that a thread used, by handle.
+type Defaults = Vec<(u64, Arc<Known>)>;
 
 /// A block that the thread has ready for work on a stream, on the GPU if one is named; `None`, and nothing done, where it is not as simple as that.
 #[inline]
@@ -135,11 +139,31 @@ unsafe fn with_slow<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Op
     } else {
         let known = STREAMS.get().0.read().get(&handle).cloned();
         // SAFETY: the caller's promise.
-        known.or_else(|| unsafe { meet(handle) })?
+        match known.or_else(|| unsafe { meet(handle) }) {
+            Some(known) => known,
+            // SAFETY: as above.
+            None => return unsafe { with_captured(handle, call) },
+        }
     };
     let done = call(&known.gpu, &known.stream);
     remember(generation, handle, known);
     Some(done)
+}
+
+/// As [`with`], for a stream that is met while it is captured: the driver does not say which one it is. After the capture it is met
+/// anew.
+///
+/// # Safety
+/// As for [`with`].
+unsafe fn with_captured<R>(handle: u64, call: impl FnOnce(&Gpu, &Stream) -> R) -> Option<R> {
+    if !captures::is_any() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let gpu = unsafe { gpu_of(handle) }?;
+    // SAFETY: it is alive as long as this call. Only this presents it.
+    let stream = unsafe { gpu.context.foreign_stream(StreamHandle::from_raw(handle)) }.ok()?;
+    Some(call(&gpu, &stream))
 }
 
 /// The thread's next call with the stream finds it at once.
@@ -150,7 +174,8 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
         on_fork(gpus::begin_generation);
     });
     // There is one once the thread has had a block.
-    let shortcut = if handle == PER_THREAD { None } else { Shortcut::new(&known.gpu.pool, &known.stream) };
+    let pool = known.gpu.pool_of_thread().ok();
+    let shortcut = pool.and_then(|pool| Shortcut::new(&pool, &known.stream));
     // Fails while the thread ends; then the next call looks again.
     LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
@@ -166,28 +191,65 @@ fn remember(generation: u64, handle: u64, known: Arc<Known>) {
 /// A default stream of the thread's context, which needs no registration.
 fn default(handle: u64) -> Option<Arc<Known>> {
     let gpu = gpus::current()?;
+    let find = |all: &RefCell<Defaults>| {
+        let all = all.borrow();
+        let found = all.iter().find(|(of, known)| *of == handle && Arc::ptr_eq(&known.gpu, &gpu));
+        found.map(|(_, known)| known.clone())
+    };
+    // Fails while the thread ends; then each call makes it anew.
+    let found = DEFAULT.try_with(find).ok().flatten();
+    found.or_else(|| meet_default(handle, gpu))
+}
+
+#[cold]
+fn meet_default(handle: u64, gpu: Arc<Gpu>) -> Option<Arc<Known>> {
     let context = &gpu.context;
     let stream =
         if handle == PER_THREAD { context.per_thread_stream() } else { context.default_stream() }.ok()?;
-    Some(Arc::new(Known { gpu, stream, registered: Mutex::new(None) }))
+    let ordinal = gpu.ordinal;
+    let met = Arc::new(Known { gpu, stream, registered: Mutex::new(None) });
+    let keep = |all: &RefCell<Defaults>| {
+        let mut all = all.borrow_mut();
+        // That of a GPU which was reset is gone.
+        let (kept, gone) = take(&mut *all)
+            .into_iter()
+            .partition(|(of, known)| *of != handle || known.gpu.ordinal != ordinal);
+        *all = kept;
+        all.push((handle, met.clone()));
+        gone
+    };
+    // What is gone is let go of outside of the borrow.
+    let gone: Option<Defaults> = DEFAULT.try_with(keep).ok();
+    drop(gone);
+    Some(met)
 }
 
 /// # Safety
 /// The handle is a live stream, and none of the default ones.
-unsafe fn meet(handle: u64) -> Option<Arc<Known>> {
+unsafe fn gpu_of(handle: u64) -> Option<Arc<Gpu>> {
     let mut context = ptr::null_mut();
     let raw = ptr::without_provenance_mut(handle as usize);
     // SAFETY: the stream lives by the caller's promise, and `context` is writable.
-    if !unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() || context.is_null() {
-        return None;
-    }
-    let gpu = gpus::of_context(context)?;
+    let found = unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() && !context.is_null();
+    if found { gpus::of_context(context) } else { None }
+}
+
+/// # Safety
+/// As for [`gpu_of`].
+unsafe fn meet(handle: u64) -> Option<Arc<Known>> {
+    // SAFETY: the caller's promise.
+    let gpu = unsafe { gpu_of(handle) }?;
     // SAFETY: it is alive, and `forget` ends the registration before the program's call destroys it.
     let registered = unsafe { gpu.context.register_stream(StreamHandle::from_raw(handle)) }.ok()?;
     let stream = (*registered).clone();
     let known = Arc::new(Known { gpu, stream, registered: Mutex::new(Some(registered)) });
     // Of two threads, the second one's registration ends here, and the first one's stays.
     Some(STREAMS.get().0.write().entry(handle).or_insert(known).clone())
+}
+
+/// The calling thread's next call looks again: it has another tag.
+pub(crate) fn forget_last() {
+    LAST.try_with(|last| last.try_borrow_mut().ok().and_then(|mut last| last.take())).ok();
 }
 
 /// The program destroys a stream.
@@ -209,7 +271,8 @@ pub(crate) fn forget_all_of(ordinal: usize) {
         !is_of
     });
     forgotten.iter().for_each(|known| end(known));
-    LAST.try_with(|last| last.try_borrow_mut().ok().and_then(|mut last| last.take())).ok();
+    forget_last();
+    DEFAULT.try_with(|all| all.try_borrow_mut().map(|mut all| take(&mut *all)).ok()).ok();
 }
 
 fn end(known: &Known) {

@@ -32,15 +32,19 @@
 #![cfg_attr(not(all(target_os = "linux", target_env = "gnu")), allow(unused))]
 
 mod options;
+mod tag;
 
 // The examples of the page are tests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../docs/frameworks.md")]
     mod frameworks {}
+    #[doc = include_str!("../../../docs/run.md")]
+    mod run {}
 }
 
 pub use options::{Options, options};
+pub use tag::{Tag, tag};
 
 use millpond::Pool;
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::{CudaContext, DevicePtr, sys};
 
 mod jobs;
 
@@ -224,6 +224,97 @@ programs! {
         allocate(&context, 1 << 20).unwrap();
         assert_eq!(jobs::calls(&[c"cuMemAllocAsync"]), 2);
         assert_eq!(millpond_global::pool(0).unwrap().stats().allocations, 1);
+    }
+
+    a_graphs_memory_is_the_pools_where_the_program_keeps_it runs program_keeps_a_graphs_memory with [] {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: nobody reads it.
+        let block = || unsafe { stream.alloc::<u8>(1 << 20) }.unwrap();
+        let begin = || stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        let end = || {
+            let mut graph = ptr::null_mut();
+            // SAFETY: it is being captured.
+            unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &mut graph) }.result().unwrap();
+        };
+        let pool = millpond_global::pool(0).unwrap();
+        let memory = pool.capture_pool();
+        let capturing = memory.begin(&pool.context().stream_from_cudarc(&stream).unwrap()).unwrap();
+        begin();
+        let (first, second) = (block(), block());
+        let at = first.device_ptr(&stream).0;
+        drop(first);
+        let third = block();
+        assert_eq!(third.device_ptr(&stream).0, at, "in the order of the capture");
+        assert_eq!(memory.allocated(), 2 * MIB);
+        end();
+        drop(capturing);
+        drop((second, third));
+        drop(block());
+        assert_eq!((memory.allocated(), jobs::calls(&[c"cuMemAllocAsync", c"cuMemFreeAsync"])), (0, 0));
+        assert!(memory.reserved() >= 2 * MIB, "the graph has it as long as the program keeps it");
+        // A capture of which nobody told the pool.
+        begin();
+        drop(block());
+        end();
+        assert_eq!(jobs::calls(&[c"cuMemAllocAsync"]), 1);
+    }
+
+    a_threads_tag_is_of_what_it_allocates runs program_with_tags with [] {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: nobody reads it.
+        let block = |bytes| unsafe { stream.alloc::<u8>(bytes) }.unwrap();
+        let pairs = || (0..100).for_each(|_| drop(block(1 << 20)));
+        pairs();
+        let kept = {
+            let _tag = millpond_global::tag("cache");
+            pairs();
+            {
+                let _inner = millpond_global::tag("inner");
+                pairs();
+            }
+            block(3 << 20)
+        };
+        pairs();
+        let pool = millpond_global::pool(0).unwrap();
+        let tags = ["cache", "inner"].map(|tag| pool.tagged(tag).unwrap());
+        let allocations = [&pool, &tags[0], &tags[1]].map(|pool| pool.stats().allocations);
+        assert_eq!(allocations, [200, 101, 100]);
+        let (mut start, mut bytes) = (0, 0);
+        // SAFETY: both are writable.
+        unsafe { sys::cuMemGetAddressRange_v2(&mut start, &mut bytes, kept.device_ptr(&stream).0 + 5) }.result().unwrap();
+        assert_eq!((start, bytes), (kept.device_ptr(&stream).0, 3 << 20));
+        // Another thread has no tag, and frees what has one.
+        std::thread::scope(|threads| threads.spawn(|| drop((kept, block(1 << 20)))).join().unwrap());
+        assert_eq!((tags[0].stats().frees, pool.stats().allocations), (101, 201));
+        assert_eq!(context.mem_get_info().unwrap(), (1 << 30, 1 << 30), "what all have ready is free");
+        assert_eq!(jobs::drivers_allocations() + jobs::calls(&[c"cuMemFreeAsync"]), 0);
+    }
+
+    buffers_of_both_kinds_are_one_memory runs program_converts_buffers with [] {
+        use millpond::cudarc::{Buffer, Stream};
+        let context = CudaContext::new(0).unwrap();
+        // With a second one, cudarc records events.
+        let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let pool = millpond_global::pool(0).unwrap();
+        let device = pool.context();
+        let (on, on_other) = (Stream::new(&device, &stream).unwrap(), Stream::new(&device, &other).unwrap());
+        let plain = millpond::Buffer::<f32>::uninit(&pool, 1000, on.millpond()).unwrap();
+        let at = plain.ptr();
+        let buffer = Buffer::from_plain(plain, &on_other).unwrap();
+        assert_eq!((buffer.ptr(), buffer.len(), buffer.stream().millpond()), (at, 1000, on_other.millpond()));
+        assert_eq!(buffer.slice(10..20).unwrap().device_ptr(&other).0, at.raw() + 40);
+        assert!(buffer.slice(10..2000).is_err());
+        assert_eq!(buffer.pool().unwrap(), pool);
+        let plain = buffer.into_plain().unwrap();
+        assert_eq!((plain.ptr(), plain.len(), plain.stream()), (at, 1000, on_other.millpond()));
+        drop(plain);
+        let none = millpond::Buffer::<u8>::uninit(&pool, 0, on.millpond()).unwrap();
+        assert!(Buffer::from_plain(none, &on).unwrap().into_plain().unwrap().is_empty());
+        let stats = pool.stats();
+        assert_eq!((stats.allocations, stats.frees), (1, 1));
+        pool.check().unwrap();
     }
 
     /// As an engine does that sizes its cache by it.

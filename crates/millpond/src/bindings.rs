@@ -40,6 +40,18 @@ pub fn is_registered(stream: &Stream) -> bool {
     stream.is_registered()
 }
 
+/// How many [captures](CapturePool::begin) the pool was told of that are under way.
+#[must_use]
+pub fn captures_under_way(pool: &Pool) -> usize {
+    if pool.inner().is_here() { pool.inner().routes.len() } else { 0 }
+}
+
+/// Whether an allocation on the stream comes from the memory of a [capture](CapturePool::begin) that the pool was told of.
+#[must_use]
+pub fn is_kept_for_capture(pool: &Pool, stream: &Stream) -> bool {
+    captures_under_way(pool) > 0 && pool.inner().routes.of(stream).is_some()
+}
+
 /// The first part of a registration's end: from now on, it is not what makes [`is_registered`] say yes. Between this and
 /// the drop, a binding takes back the shortcuts that it gave out by the stream's handle.
 pub fn withdraw(registered: &mut RegisteredStream) {

@@ -286,6 +286,11 @@ fn threads_share_a_pool() {
 }
 
 #[test]
+fn a_pair_on_a_threads_own_stream_asks_the_driver_nothing() {
+    linked("own stream", &[("MILLPOND_DECAY", "0")]);
+}
+
+#[test]
 fn a_limit_holds_for_the_sum() {
     let limit = ("MILLPOND_RUN_LIMIT", "104857600");
     let Some(report) = linked("limited", &[limit]) else { return };

@@ -231,7 +231,7 @@ impl Caches {
 
     /// Sees to it that a full magazine takes a block of this length, which the stream frees. It gets room if it has none. Else its
     /// older half goes to the depot, if its blocks are alike. Returns whether there is room now.
-    fn make_room(&self, magazine: &mut Magazine, size: u64, of: TimelineId) -> bool {
+    fn make_room(&self, magazine: &mut Magazine, size: u64, of: &Timeline) -> bool {
         self.give_room(magazine, size);
         if !magazine.is_full() {
             return true;
@@ -239,7 +239,11 @@ impl Caches {
         let (place, half) = (magazine.place(), magazine.older_half());
         let (count, Some(bytes)) = (half.len(), half.first().map(Item::bytes)) else { return false };
         let are_alike = count > 1 && half.iter().all(|item| item.bytes() == bytes && item.is_in(place));
-        if !are_alike || !self.depot.put(of, bytes, half) {
+        if !are_alike {
+            return false;
+        }
+        of.mark_for_others();
+        if !self.depot.put(of.id, bytes, half) {
             return false;
         }
         magazine.give_up(count, |_| ());
@@ -290,7 +294,7 @@ impl Caches {
         let make_room = |magazines: &mut Magazines| {
             // SAFETY: inside of the cache, as entered.
             unsafe { mine.list(stream, magazines) };
-            self.make_room(magazines.magazine(index), bytes, timeline().id)
+            self.make_room(magazines.magazine(index), bytes, timeline())
         };
         if magazines.magazine(index).is_full() && !(WITHOUT_ENTRY && make_room(magazines)) {
             cold_path();

@@ -28,8 +28,9 @@ impl Caches {
     /// Opens what the calling thread caches of the stream, which is made if need be; `false` where it can have no cache, or blocks of so
     /// many bytes are not cached now. Blocks of streams that are gone go to the arena.
     pub(crate) fn open(&self, lock: &mut Locked, bytes: u64, stream: &Stream, arena: &mut Arena) -> bool {
-        let is_marked_at_once = stream.timeline().is_marked_at_once();
-        if !self.caches_now(bytes) || is_marked_at_once || lock.is_paused || !self.threads.may_open {
+        stream.timeline().mark_if_wanted();
+        let may_be_cached = stream.timeline().may_be_cached_here();
+        if !self.caches_now(bytes) || !may_be_cached || lock.is_paused || !self.threads.may_open {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };

@@ -57,8 +57,12 @@ impl Routes {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        // Relaxed: changed under the pool's lock, and asked there.
-        self.count.load(Ordering::Relaxed) == 0
+        self.len() == 0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        // Relaxed: changed under the pool's lock, and asked there, or by who began a capture.
+        self.count.load(Ordering::Relaxed)
     }
 
     /// The memory that an allocation for work on `stream` belongs to, by the newest route that takes it: one may

@@ -3,8 +3,11 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
+use std::ptr;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cudarc::driver::sys::{
     CUdevice_attribute, CUdeviceptr, CUpointer_attribute, CUresult, cuPointerGetAttribute,
 };
@@ -19,10 +22,11 @@ use super::{Stream, refused};
 use crate::core::freeing;
 use crate::device;
 use crate::device::StreamHandle;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::log;
 use crate::peers;
 use crate::pool::Pool;
+use crate::typed::range_in;
 
 /// `len` elements of a pool's memory that cudarc takes where it asks for its traits, as for `impl DevicePtr<T>`: in launches,
 /// copies, cuBLAS, NCCL. A function that asks for a `CudaSlice` itself takes [views](Self::as_view) only if it is changed. Dropped, it is freed to the pool in stream order; the host does not wait.
@@ -192,6 +196,23 @@ impl<T> Buffer<T> {
         &self.stream
     }
 
+    /// The pool that the memory is of.
+    ///
+    /// # Errors
+    /// [`Error::PoolDestroyed`] once the pool's last handle is gone.
+    pub fn pool(&self) -> Result<Pool> {
+        Pool::of(self.pool.core())
+    }
+
+    /// The elements in a range, as cudarc's view. To write some: `buffer.as_view_mut().slice_mut(range)`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<CudaView<'_, T>> {
+        let range = range_in("Buffer::slice", range, self.len)?;
+        Ok(self.as_view().slice(range))
+    }
+
     /// All of it as cudarc's view, which can be sliced.
     #[must_use]
     pub fn as_view(&self) -> CudaView<'_, T> {
@@ -246,29 +267,95 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut Buffer<T>> for LaunchArgs<'a> {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        // SAFETY: the field is not used after this.
-        let mut uses = unsafe { ManuallyDrop::take(&mut self.uses) };
-        if !self.pool.is_here() {
-            // The block and the events are the parent's.
-            std::mem::forget(uses);
+        // SAFETY: the uses are not used after this.
+        let ended = unsafe { self.end_uses() };
+        if ended == Err(Error::Forked) {
             return;
         }
-        // The stream waits for every read and write, as in the drop of cudarc's own slices. The free comes after that.
-        let (_, write) = uses.device_ptr_mut(self.stream.cuda());
-        // Its drop would record a write. It owns nothing.
-        std::mem::forget(write);
-        self.stream.uses().keep(self.ptr, uses);
-        let noted = self.note_who_waited();
         // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
         let freed =
-            noted.and_then(|()| unsafe { freeing::free(&self.pool, self.ptr, self.stream.millpond()) });
+            ended.and_then(|()| unsafe { freeing::free(&self.pool, self.ptr, self.stream.millpond()) });
         if let Err(error) = freed {
             log!(ERROR, "a buffer could not be freed", error);
         }
     }
 }
 
+/// From and to the buffers that know nothing of cudarc.
+impl<T: DeviceRepr + Pod> Buffer<T> {
+    /// The memory of a plain buffer, on a stream that both sides know. Nothing is copied. The stream waits for all work on the buffer.
+    ///
+    /// ```no_run
+    /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use millpond::cudarc::{Buffer, Stream};
+    /// # let cuda = cudarc::driver::CudaContext::new(0)?;
+    /// # let device = millpond::Context::from_cudarc(&cuda)?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let on = Stream::new(&device, &cuda.new_stream()?)?;
+    /// let plain = millpond::Buffer::from_slice(&pool, &[1.0_f32; 4], on.millpond())?;
+    /// let buffer = Buffer::from_plain(plain, &on)?; // for `&impl DevicePtr<f32>`
+    /// let plain = buffer.into_plain()?; // for slices, copies and launches without cudarc's events
+    /// # drop(plain);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for a stream of another context, [`Error::Asleep`], or the device's own. The buffer is freed then.
+    ///
+    /// # Panics
+    /// As for [`uninit`](Self::uninit).
+    pub fn from_plain(buffer: crate::Buffer<T>, on: &Stream) -> Result<Self> {
+        let buffer = buffer.on_stream(on.millpond())?;
+        let pool = KeptAwake::new(buffer.core())?;
+        // Copies on other streams that read it come before what cudarc lets write to it.
+        drop(buffer.begin_write()?);
+        let (ptr, len, bytes) = (buffer.ptr(), buffer.len(), buffer.byte_len() as usize);
+        // SAFETY: the block is live as long as the buffer, and then this one's until its drop, which gives the uses up before.
+        let uses = unsafe { on.uses().take(ptr, bytes, on.cuda()) }?;
+        _ = buffer.into_raw();
+        let (uses, stream) = (ManuallyDrop::new(uses), on.clone());
+        let mut made = Self { uses, ptr, len, pool, stream, element: PhantomData };
+        // Recorded as a write, so that other streams' uses wait for what was done before.
+        drop(made.uses.device_ptr_mut(on.cuda()));
+        Ok(made)
+    }
+
+    /// The memory as a plain buffer, on the same stream. That waits for all uses that cudarc knows of. Nothing is copied.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], or the device's own. The memory is lost then.
+    pub fn into_plain(self) -> Result<crate::Buffer<T>> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: the uses are not used after this.
+        let ended = unsafe { this.end_uses() };
+        // SAFETY: neither is used, or dropped, after this.
+        let (pool, stream) = unsafe { (ptr::read(&this.pool), ptr::read(&this.stream)) };
+        ended?;
+        Ok(crate::Buffer::over_used_block(pool.core(), this.ptr, this.len, stream.millpond()))
+    }
+}
+
 impl<T> Buffer<T> {
+    /// Has the stream wait for every read and write, as in the drop of cudarc's own slices, and keeps the uses for another buffer.
+    ///
+    /// # Safety
+    /// The uses are not used, or dropped, after this.
+    unsafe fn end_uses(&mut self) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let mut uses = unsafe { ManuallyDrop::take(&mut self.uses) };
+        if !self.pool.is_here() {
+            // The block and the events are the parent's.
+            std::mem::forget(uses);
+            return Err(Error::Forked);
+        }
+        let (_, write) = uses.device_ptr_mut(self.stream.cuda());
+        // Its drop would record a write. It owns nothing.
+        std::mem::forget(write);
+        self.stream.uses().keep(self.ptr, uses);
+        self.note_who_waited()
+    }
+
     /// On another thread than that whose default stream the buffer is of, cudarc made this thread's wait for the buffer's
     /// uses. So the free has to come after what this thread's was given, too.
     fn note_who_waited(&self) -> Result<()> {

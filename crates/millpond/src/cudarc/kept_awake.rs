@@ -18,6 +18,10 @@ impl KeptAwake {
         let _awake = core.stay_awake()?;
         Ok(Self { core: core.clone(), _resident: core.gate.resident.clone() })
     }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
 }
 
 impl Deref for KeptAwake {

@@ -24,6 +24,11 @@
 //! **Streams of others** are kept by promises of different lengths (`timeline::Promise`). A [`RegisteredStream`] is valid
 //! until its owner ends the registration; that is when its last tick is closed. A stream without a promise is marked
 //! with each tick ([`Timeline::is_marked_at_once`]).
+//!
+//! **A thread's default stream** is valid on that thread only, and nobody else can mark it. It has one timeline until the
+//! thread ends, however often it is presented. What the thread gives the pool is marked at once. What it caches is not,
+//! since it comes back in the stream's own order. Where others take that, they leave a wish for a mark: the thread
+//! fulfils it at its next call that takes the pool's lock, or when it ends. A wait for the device does, too.
 
 mod event;
 mod events;
@@ -32,6 +37,7 @@ mod policies;
 mod questions;
 mod registered;
 mod stream;
+mod thread_end;
 mod timeline;
 mod timelines;
 mod watchers;

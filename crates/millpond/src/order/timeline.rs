@@ -23,8 +23,11 @@ pub(super) enum Promise {
     WhileRegistered,
     /// Until the last clone of what was returned for it is gone.
     UntilDropped,
-    /// In each call that presents it: its owner may destroy it at any time afterwards, or it is a thread's own default
-    /// stream. So each tick taken is closed at once. The others' are marked when that is needed.
+    /// Until the thread ends whose default stream it is, and on that thread only. What it frees to the pool is closed at once, since
+    /// no other thread can mark the stream. What it caches is closed when the thread next marks the stream, or ends.
+    OfThread,
+    /// In each call that presents it: its owner may destroy it at any time afterwards. So each tick taken is closed at once.
+    /// The others' are marked when that is needed.
     InCalls,
 }
 
@@ -48,7 +51,7 @@ impl Mark {
 #[derive(Debug)]
 struct TimelineState {
     /// Whether the timeline is retired: the stream may be gone. Before that the handle is *valid*: for whoever holds this
-    /// lock, and by [`Promise::InCalls`] only for who presents the stream.
+    /// lock; by [`Promise::InCalls`] only for who presents the stream, and by [`Promise::OfThread`] for its thread.
     is_retired: bool,
     /// Marks not yet seen complete, in the order of their ticks. Each keeps its event.
     marks: VecDeque<Mark>,
@@ -62,6 +65,14 @@ impl TimelineState {
     fn has_mark_for(&self, tick: Tick) -> bool {
         self.marks.back().is_some_and(|mark| mark.tick >= tick)
     }
+}
+
+/// What a handle means: the streams that have one differ by thread.
+pub(super) type HandleName = (StreamHandle, Option<u64>);
+
+/// The thread whose own stream the handle means, if each thread has one of that handle.
+pub(super) fn thread_of(handle: StreamHandle) -> Option<u64> {
+    (handle == StreamHandle::PER_THREAD).then(calling_thread)
 }
 
 /// What is said where the host has no memory for so many streams or events and one more.
@@ -89,6 +100,8 @@ pub(crate) struct Timeline {
     observed: AtomicU64,
     /// The highest tick that the host has waited for.
     synchronized: AtomicU64,
+    /// Whether another thread looked for a mark that only the stream's own thread can make.
+    is_mark_wanted: AtomicBool,
     state: Mutex<TimelineState>,
     events: Arc<Events>,
     /// Whether it only carries copies of memory that nobody else uses meanwhile.
@@ -112,7 +125,8 @@ impl Timeline {
             stream,
             handle,
             promise,
-            of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
+            of_thread: thread_of(handle),
+            is_mark_wanted: AtomicBool::new(false),
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
             synchronized: AtomicU64::new(0),
@@ -137,10 +151,54 @@ impl Timeline {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// Whether the stream can be marked only by who presents it.
+    /// Whether the stream can be marked only by who presents it, or by its own thread.
     #[inline]
     pub(crate) fn is_marked_at_once(&self) -> bool {
-        self.promise == Promise::InCalls
+        matches!(self.promise, Promise::OfThread | Promise::InCalls)
+    }
+
+    /// Whether the calling thread may keep what it frees on the stream for its own later work there. It needs no mark for that.
+    pub(crate) fn may_be_cached_here(&self) -> bool {
+        match self.promise {
+            Promise::InCalls => false,
+            Promise::OfThread => self.is_of_this_thread(),
+            Promise::Stays | Promise::WhileRegistered | Promise::UntilDropped => true,
+        }
+    }
+
+    /// Whether it is the calling thread's default stream, which is there as long as the thread is.
+    fn is_of_this_thread(&self) -> bool {
+        self.of_thread.is_some_and(|thread| thread == calling_thread())
+    }
+
+    /// Whether it is another thread's default stream: what that was given since its last mark, nobody here can mark.
+    pub(super) fn is_of_other_thread(&self) -> bool {
+        self.promise == Promise::OfThread && !self.is_of_this_thread()
+    }
+
+    /// The handle, and which thread's stream that means where each has one.
+    pub(super) fn name(&self) -> HandleName {
+        (self.handle, self.of_thread)
+    }
+
+    /// Closes the ticks so far, on the stream's own thread, if others [looked](Self::look) for that in vain.
+    #[inline]
+    pub(crate) fn mark_if_wanted(&self) {
+        // Relaxed, and here alone: a wish that is seen late is fulfilled late.
+        if self.is_mark_wanted.load(Ordering::Relaxed) {
+            self.mark_for_others();
+        }
+    }
+
+    /// Closes the ticks so far, if only this thread can: for what others may take from now on.
+    #[cold]
+    pub(crate) fn mark_for_others(&self) {
+        if self.promise == Promise::OfThread && self.is_of_this_thread() {
+            self.is_mark_wanted.store(false, Ordering::Relaxed);
+            if let Err(error) = self.close(self.now(), true) {
+                log!(WARN, "no event could be recorded on a stream", error);
+            }
+        }
     }
 
     /// The last tick that work using a block may belong to, if the use was recorded at `recorded`. That is the present
@@ -217,7 +275,8 @@ impl Timeline {
 
     /// The stream's handle, if it can be used by a caller that has the stream in hand or not.
     fn if_usable(&self, state: &TimelineState, presented: bool) -> Option<StreamHandle> {
-        let is_out_of_reach = state.is_retired || self.is_marked_at_once() && !presented;
+        let has_it = presented || self.is_of_this_thread();
+        let is_out_of_reach = state.is_retired || self.is_marked_at_once() && !has_it;
         if is_out_of_reach { None } else { self.usable_handle(state.is_retired).ok() }
     }
 
@@ -372,6 +431,10 @@ impl Timeline {
         let mut state = self.state.lock();
         let mut learned = self.take_complete(&mut state)?;
         if self.observed() >= tick || state.has_mark_for(tick) {
+            return Ok(learned);
+        }
+        if self.is_of_other_thread() {
+            self.is_mark_wanted.store(true, Ordering::Relaxed);
             return Ok(learned);
         }
         // A stream with a mark that is pending is not idle.

@@ -10,7 +10,8 @@ use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 
 use super::events::Events;
-use super::timeline::Promise;
+use super::thread_end::{ThreadEnd, tell_end};
+use super::timeline::{Promise, thread_of};
 use super::watchers::Watchers;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
@@ -30,7 +31,7 @@ pub(super) struct Table {
     slots: Vec<Option<Entered>>,
     /// The slots that are free, with room for all.
     free: Vec<u32>,
-    /// The slots of the streams that somebody holds, by what the driver calls the stream, and by handle.
+    /// The slots of the streams that somebody holds, or whose thread lives: by what the driver calls the stream, and by handle.
     by_id: HashTable<u32>,
     by_handle: HashTable<u32>,
 }
@@ -65,6 +66,7 @@ impl Table {
             Promise::Stays => &[Promise::Stays],
             Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
             Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
+            Promise::OfThread => &[Promise::OfThread],
             Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
         };
         let found = suffice.iter().find_map(|promise| {
@@ -75,12 +77,15 @@ impl Table {
             let has = |slot: &u32, is_it: &dyn Fn(&Timeline) -> bool| {
                 of(slot).is_some_and(|(timeline, _)| timeline.promise == *promise && is_it(timeline))
             };
-            let by_id = self.by_id.find(hash(id, *promise), |slot| has(slot, &|it| it.stream == id));
+            let name = (handle, thread_of(handle));
+            let has_id =
+                |it: &Timeline| it.stream == id && (it.name() == name || *promise != Promise::OfThread);
+            let by_id = self.by_id.find(hash(id, *promise), |slot| has(slot, &has_id));
             // What the driver does not identify is known by its handle, where somebody promised that it stays.
             let by_handle = || {
                 let has_handle = id.is_in_capture() && *promise != Promise::InCalls;
-                let is_it = |slot: &u32| has(slot, &|it| it.handle == handle);
-                has_handle.then(|| self.by_handle.find(hash(handle, *promise), is_it)).flatten()
+                let is_it = |slot: &u32| has(slot, &|it| it.name() == name);
+                has_handle.then(|| self.by_handle.find(hash(name, *promise), is_it)).flatten()
             };
             // Who lets go of it now still has its place.
             let held = |slot: &u32| of(slot)?.1.upgrade();
@@ -99,7 +104,7 @@ impl Table {
         (!self.free.is_empty() || self.slots.try_reserve(1).is_ok())
             && self.free.try_reserve(more).is_ok()
             && self.by_id.try_reserve(1, |slot| hash_in(&self.slots, *slot, |it| it.stream)).is_ok()
-            && self.by_handle.try_reserve(1, |slot| hash_in(&self.slots, *slot, |it| it.handle)).is_ok()
+            && self.by_handle.try_reserve(1, |slot| hash_in(&self.slots, *slot, Timeline::name)).is_ok()
     }
 
     /// A free slot, which is taken with [`put`](Self::put). There is [room](Self::make_room).
@@ -112,26 +117,42 @@ impl Table {
 
     fn put(&mut self, timeline: Arc<Timeline>, held: Weak<HeldTimeline>) {
         let (slot, promise) = (timeline.id.slot, timeline.promise);
-        let hashes = [hash(timeline.stream, promise), hash(timeline.handle, promise)];
+        let hashes = [hash(timeline.stream, promise), hash(timeline.name(), promise)];
         self.slots[slot as usize] = Some((timeline, held));
         let Self { slots, by_id, by_handle, .. } = self;
         // There is room: no hash is computed anew.
         by_id.insert_unique(hashes[0], slot, |slot| hash_in(slots, *slot, |it| it.stream));
-        by_handle.insert_unique(hashes[1], slot, |slot| hash_in(slots, *slot, |it| it.handle));
+        by_handle.insert_unique(hashes[1], slot, |slot| hash_in(slots, *slot, Timeline::name));
     }
 
-    /// Nobody finds the timeline any more.
-    fn hide(&mut self, timeline: &Timeline) {
+    /// The timeline of the calling thread's default stream, whoever holds it: the one that the driver calls so, if it says.
+    fn of_this_thread(&self, id: Option<StreamId>) -> Option<&Entered> {
+        let name = (StreamHandle::PER_THREAD, thread_of(StreamHandle::PER_THREAD));
+        let entered = |slot: u32| self.slots[slot as usize].as_ref();
+        let is_it = |slot: &u32| {
+            entered(*slot).is_some_and(|(timeline, _)| {
+                let is_named = timeline.promise == Promise::OfThread && timeline.name() == name;
+                is_named && !timeline.is_retired() && id.is_none_or(|id| timeline.stream == id)
+            })
+        };
+        entered(*self.by_handle.find(hash(name, Promise::OfThread), is_it)?)
+    }
+
+    /// Nobody finds the timeline any more. Returns whether somebody did.
+    fn hide(&mut self, timeline: &Timeline) -> bool {
         let (slot, promise) = (timeline.id.slot, timeline.promise);
+        let mut was_there = false;
         let names = [
             (&mut self.by_id, hash(timeline.stream, promise)),
-            (&mut self.by_handle, hash(timeline.handle, promise)),
+            (&mut self.by_handle, hash(timeline.name(), promise)),
         ];
         for (table, hash) in names {
             if let Ok(entry) = table.find_entry(hash, |other| *other == slot) {
                 entry.remove();
+                was_there = true;
             }
         }
+        was_there
     }
 
     /// The timeline is complete, and gone.
@@ -167,6 +188,20 @@ pub(super) struct HeldTimeline {
 }
 
 impl HeldTimeline {
+    fn new(timelines: Arc<Timelines>, timeline: Arc<Timeline>, owned: bool) -> Self {
+        let registrations = usize::from(timeline.promise == Promise::WhileRegistered);
+        Self {
+            timelines,
+            timeline,
+            owned,
+            registrations: AtomicUsize::new(registrations),
+            #[cfg(feature = "cudarc")]
+            owner: Default::default(),
+            stand_ins: Mutex::default(),
+            context: OnceLock::new(),
+        }
+    }
+
     /// The program has the stream: it keeps the context from now on.
     pub(super) fn keep_context(self: Arc<Self>) -> Arc<Self> {
         if self.context.get().is_none()
@@ -286,19 +321,25 @@ impl Timelines {
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
         let promise = match handle {
-            StreamHandle::PER_THREAD => Promise::InCalls,
             // The legacy default stream's, by either of its names. It is there as long as the device is.
             _ if handle.raw() <= StreamHandle::LEGACY.raw() => Promise::Stays,
             _ => promise,
         };
         // SAFETY: the caller's promise.
         let id = unsafe { self.device().stream_id(handle) }?;
+        let promise = if handle == StreamHandle::PER_THREAD { self.promise_of_thread() } else { promise };
         if promise == Promise::WhileRegistered && id.is_in_capture() {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
         }
         let found = self.all().find(handle, id, promise);
         found.map_or_else(|| self.enter(handle, id, promise, false), Ok)
+    }
+
+    /// What is known of how long the calling thread's default stream is valid. Asked once the driver has it.
+    fn promise_of_thread(self: &Arc<Self>) -> Promise {
+        let this: Weak<dyn ThreadEnd> = Arc::<Self>::downgrade(self);
+        if tell_end(&this) { Promise::OfThread } else { Promise::InCalls }
     }
 
     fn enter(
@@ -314,6 +355,11 @@ impl Timelines {
             // Another thread was faster.
             return Ok(other);
         }
+        if promise == Promise::OfThread
+            && let Some(held) = self.hold_again(&mut table, id)
+        {
+            return Ok(held);
+        }
         let mut retired = self.retired.lock();
         let more = (table.slots.len() + 1).saturating_sub(retired.len());
         if !table.make_room() || retired.try_reserve(more).is_err() {
@@ -323,18 +369,19 @@ impl Timelines {
         drop(retired);
         let slot = table.free_slot();
         let timeline = Arc::new(Timeline::new(slot, handle, id, promise, self.events.clone()));
-        let held = Arc::new(HeldTimeline {
-            timelines: self.clone(),
-            timeline: timeline.clone(),
-            owned,
-            registrations: AtomicUsize::new(usize::from(promise == Promise::WhileRegistered)),
-            #[cfg(feature = "cudarc")]
-            owner: Default::default(),
-            stand_ins: Mutex::default(),
-            context: OnceLock::new(),
-        });
+        let held = Arc::new(HeldTimeline::new(self.clone(), timeline.clone(), owned));
         table.put(timeline, Arc::downgrade(&held));
         Ok(held)
+    }
+
+    /// The calling thread's default stream, which nobody held any more.
+    fn hold_again(self: &Arc<Self>, table: &mut Table, id: StreamId) -> Option<Arc<HeldTimeline>> {
+        // A driver does not identify it while it is captured.
+        let timeline = table.of_this_thread(Some(id).filter(|id| !id.is_in_capture()))?.0.clone();
+        let held = Arc::new(HeldTimeline::new(self.clone(), timeline.clone(), false));
+        let slot = timeline.id.slot as usize;
+        table.slots[slot] = Some((timeline, Arc::downgrade(&held)));
+        Some(held)
     }
 
     /// One registration ends. With the last one, who presents the handle is given the stream no more. Returns whether
@@ -378,6 +425,10 @@ impl Timelines {
             return;
         }
         let timeline = &held.timeline;
+        if timeline.promise == Promise::OfThread && !timeline.is_retired() {
+            // It ends with its thread, which may present it again.
+            return;
+        }
         if timeline.is_retired() {
             // What was freed by a clone after the registration's end is closed by no mark: as in `close_last`.
             timeline.turn();
@@ -392,8 +443,16 @@ impl Timelines {
                 log!(WARN, "a stream could not be destroyed", error);
             }
         }
-        self.table.write().hide(timeline);
-        self.retired.lock().push_back(timeline.clone());
+        self.leave(timeline);
+    }
+
+    /// Nobody holds the stream, which is retired.
+    fn leave(&self, timeline: &Arc<Timeline>) {
+        let was_there = self.table.write().hide(timeline);
+        // The end of its thread, and of what held it, may come at the same time. A registration's end hides a timeline before.
+        if was_there || timeline.promise != Promise::OfThread {
+            self.retired.lock().push_back(timeline.clone());
+        }
         self.sweep_retired();
     }
 
@@ -499,6 +558,23 @@ impl Timelines {
         }
         for listener in told {
             listener.after_sync();
+        }
+    }
+}
+
+impl ThreadEnd for Timelines {
+    fn thread_ends(&self) {
+        if !self.is_here() {
+            return;
+        }
+        loop {
+            let found = self.all().of_this_thread(None).cloned();
+            let Some((timeline, held)) = found else { return };
+            self.close_last(&timeline);
+            // Who holds it yet lets go of it later, and sees that it is retired.
+            if held.strong_count() == 0 {
+                self.leave(&timeline);
+            }
         }
     }
 }

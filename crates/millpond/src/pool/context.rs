@@ -210,8 +210,9 @@ impl Context {
         unsafe { Stream::adopt(&self.inner.timelines, StreamHandle::LEGACY) }
     }
 
-    /// The calling thread's default stream, for use on this thread. On another thread it frees safely but late, once
-    /// the device is synchronised. Other calls there are errors, since the handle would mean that thread's own stream.
+    /// The calling thread's default stream, for use on this thread, with which it ends. On another thread it frees safely but late: once
+    /// this thread gives the pool something next, or the device is synchronised. Other calls there are errors, since the handle would
+    /// mean that thread's own stream.
     ///
     /// # Errors
     /// The device's own.

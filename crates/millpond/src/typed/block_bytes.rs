@@ -4,25 +4,75 @@
 //! for them. Two parts of one block that do not overlap may be used by two threads.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 
 use crate::core::{Core, allocating, freeing};
 use crate::device::{DeviceError, DevicePtr, MemoryKind, StreamHandle};
 use crate::error::{Error, Result};
-use crate::order::Stream;
+use crate::order::{Event, Stream, Tick};
 use crate::peers;
 use crate::policy::options::FILL;
 use crate::system::lock::Mutex;
 
-/// Whether copies on other streams read a block, that its own may not have waited for.
-#[derive(Debug, Default)]
-pub(super) struct ReadElsewhere(Mutex<bool>);
+/// What the device does with a block, as far as that is known.
+#[derive(Debug)]
+pub(super) struct DeviceAccess {
+    /// Whether copies on other streams read it, that its own may not have waited for.
+    read_elsewhere: Mutex<bool>,
+    /// The tick of its stream by which all writes to it come before; [`UNKNOWN`](Self::UNKNOWN) where others may write to it.
+    written: AtomicU64,
+}
 
-impl ReadElsewhere {
-    /// Of a block of which that is not known.
-    pub(super) fn maybe() -> Self {
-        Self(Mutex::new(true))
+impl DeviceAccess {
+    const UNKNOWN: Tick = Tick::MAX;
+
+    /// Of a new block, whose memory others used before it came to the stream.
+    #[inline]
+    pub(super) fn none_yet(stream: &Stream) -> Self {
+        Self { read_elsewhere: Mutex::new(false), written: AtomicU64::new(stream.timeline().now()) }
+    }
+
+    /// Of a block of which nothing is known.
+    pub(super) fn unknown() -> Self {
+        Self { read_elsewhere: Mutex::new(true), written: AtomicU64::new(Self::UNKNOWN) }
+    }
+
+    /// Its address is given out: whoever has it may write there at any time.
+    #[inline]
+    pub(super) fn give_out(&self) {
+        // Relaxed, all of `written`: who writes has the block for itself, and hands it on in an order of its own. Who was given the
+        // address comes after this.
+        self.written.store(Self::UNKNOWN, Ordering::Relaxed);
+    }
+
+    /// All that the stream was given so far comes before what reads the block.
+    #[inline]
+    pub(super) fn note_written(&self, stream: &Stream) {
+        // After the work was given: see `Timeline::now`. What is unknown stays so, being the highest.
+        self.written.fetch_max(stream.timeline().now(), Ordering::Relaxed);
+    }
+
+    /// The block is of this stream from now on, which waits for the one before.
+    pub(super) fn move_to(&mut self, stream: &Stream) {
+        let written = self.written.get_mut();
+        if *written != Self::UNKNOWN {
+            *written = stream.timeline().now();
+        }
+    }
+
+    fn written(&self) -> Option<Tick> {
+        Some(self.written.load(Ordering::Relaxed)).filter(|tick| *tick != Self::UNKNOWN)
+    }
+}
+
+/// Notes, when it is dropped, that a block was written.
+struct Writing<'a>(BlockBytes<'a>);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.access.note_written(self.0.stream);
     }
 }
 
@@ -31,7 +81,7 @@ impl ReadElsewhere {
 pub(crate) struct BlockBytes<'a> {
     pub(super) pool: &'a Arc<Core>,
     pub(super) stream: &'a Stream,
-    pub(super) read_elsewhere: &'a ReadElsewhere,
+    pub(super) access: &'a DeviceAccess,
     /// Where the block begins; null for one of no bytes.
     pub(super) block: DevicePtr,
     pub(super) ptr: DevicePtr,
@@ -56,18 +106,19 @@ impl<'a> BlockBytes<'a> {
     // ---- order -----------------------------------------------------------------------------------
 
     /// Before a write is given to the stream: orders it after the copies that read the block on other streams. Returns the
-    /// stream's handle, and what keeps the pool awake meanwhile.
+    /// stream's handle, and what keeps the pool awake meanwhile. That is kept until the stream was given the write.
     pub(crate) fn begin_write(self) -> Result<(StreamHandle, impl Sized + use<'a>)> {
         self.pool.check_process()?;
         let handle = self.stream.handle_here()?;
         self.order_after_reads(Some(self.stream))?;
-        Ok((handle, self.pool.stay_awake()?))
+        let awake = self.pool.stay_awake()?;
+        Ok((handle, (Writing(self), awake)))
     }
 
     /// Orders what comes next after the copies that read the block on other streams: on this stream, or on the host.
     fn order_after_reads(self, next: Option<&Stream>) -> Result<()> {
         // Held until the stream waits: else another part's write could pass before that.
-        let mut read_elsewhere = self.read_elsewhere.0.lock();
+        let mut read_elsewhere = self.access.read_elsewhere.lock();
         if *read_elsewhere && !self.block.is_null() {
             freeing::order_after_uses(self.pool, self.block, next)?;
             *read_elsewhere = false;
@@ -79,7 +130,7 @@ impl<'a> BlockBytes<'a> {
     pub(crate) fn note_read_on(self, stream: &Stream) -> Result<()> {
         self.pool.check_process()?;
         // Held while the use is noted: a write of another part that clears the flag has then waited for this use.
-        let mut read_elsewhere = self.read_elsewhere.0.lock();
+        let mut read_elsewhere = self.access.read_elsewhere.lock();
         // After the copy: of a thread's default stream, a recorded use covers only what was given before.
         let noted = peers::record_use(self.pool, self.block, stream);
         *read_elsewhere |= noted.is_ok();
@@ -258,6 +309,23 @@ impl<'a> BlockBytes<'a> {
         Ok(unsafe { std::slice::from_raw_parts(self.host_ptr(), len) })
     }
 
+    /// As [`as_slice`](Self::as_slice). Waits for the event only, where it is known that all writes come before.
+    ///
+    /// # Safety
+    /// As for [`as_slice`](Self::as_slice).
+    pub(super) unsafe fn as_slice_after<T: Pod>(self, len: usize, event: &Event) -> Result<&'a [T]> {
+        let is_after = |tick| event.comes_after(self.stream, tick);
+        if self.bytes > 0 && self.access.written().is_some_and(is_after) {
+            self.check_host_access::<T>()?;
+            event.synchronize()?;
+            // SAFETY: as in `as_slice`. All that safe code had the device write comes before the event, by `DeviceAccess`. Nobody
+            // was given the address, for kernels that write later.
+            return Ok(unsafe { std::slice::from_raw_parts(self.host_ptr(), len) });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.as_slice(len) }
+    }
+
     /// The elements, in place, for the CPU to write. Waits for the stream, and for recorded uses of the block.
     ///
     /// # Safety
@@ -266,7 +334,7 @@ impl<'a> BlockBytes<'a> {
         self.wait_for_host_access::<T>()?;
         if !self.block.is_null() {
             // Also without a noted copy: the program may have recorded uses.
-            let mut read_elsewhere = self.read_elsewhere.0.lock();
+            let mut read_elsewhere = self.access.read_elsewhere.lock();
             freeing::order_after_uses(self.pool, self.block, None)?;
             *read_elsewhere = false;
         }
@@ -277,6 +345,16 @@ impl<'a> BlockBytes<'a> {
 
     /// Waits for the stream, where the CPU can use the memory.
     fn wait_for_host_access<T>(self) -> Result<()> {
+        self.check_host_access::<T>()?;
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        // To wait would end a capture.
+        self.stream.check_not_captured("Buffer::as_slice", "wait for the host")?;
+        self.stream.synchronize()
+    }
+
+    fn check_host_access<T>(self) -> Result<()> {
         self.pool.check_process()?;
         let properties = self.pool.device.properties();
         if !properties.host_access || self.is_shared {
@@ -286,12 +364,7 @@ impl<'a> BlockBytes<'a> {
         if !self.ptr.raw().is_multiple_of(align) {
             return Err(Error::BadAlignment { align, largest: self.pool.caches.sizes().bytes(1) });
         }
-        if self.bytes == 0 {
-            return Ok(());
-        }
-        // To wait would end a capture.
-        self.stream.check_not_captured("Buffer::as_slice", "wait for the host")?;
-        self.stream.synchronize()
+        Ok(())
     }
 
     /// Where the CPU finds the elements.

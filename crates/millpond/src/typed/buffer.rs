@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 
-use super::block_bytes::{BlockBytes, ReadElsewhere};
+use super::block_bytes::{BlockBytes, DeviceAccess};
 use super::view::{BufferView, BufferViewMut, cast_len, check_len};
 use crate::core::{Core, allocating, freeing};
 #[cfg(doc)]
@@ -21,7 +21,7 @@ use crate::device::{Advice, DevicePtr, MemoryKind, Place, Residency};
 use crate::error::{Error, Result};
 use crate::log::log;
 use crate::managed;
-use crate::order::Stream;
+use crate::order::{Event, Stream};
 use crate::peers;
 use crate::pool::Pool;
 
@@ -76,7 +76,7 @@ pub struct Buffer<T: Pod> {
     ptr: DevicePtr,
     len: usize,
     stream: Stream,
-    read_elsewhere: ReadElsewhere,
+    access: DeviceAccess,
     /// Whether there may be advice on its memory, which is taken back with it.
     advised: AtomicBool,
     element: PhantomData<T>,
@@ -107,9 +107,9 @@ impl<T: Pod> Buffer<T> {
 
     /// Over a block of the pool, which nobody else has.
     pub(crate) fn over_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
-        let (pool, stream) = (pool.clone(), stream.clone());
-        let (read_elsewhere, advised) = Default::default();
-        Self { pool, ptr, len, stream, read_elsewhere, advised, element: PhantomData }
+        let access = DeviceAccess::none_yet(stream);
+        let (pool, stream, advised) = (pool.clone(), stream.clone(), AtomicBool::default());
+        Self { pool, ptr, len, stream, access, advised, element: PhantomData }
     }
 
     /// A buffer of `len` elements, all bytes zero, set in stream order.
@@ -152,6 +152,7 @@ impl<T: Pod> Buffer<T> {
 
     /// The address, for kernels and driver calls.
     pub fn ptr(&self) -> DevicePtr {
+        self.access.give_out();
         self.ptr
     }
 
@@ -171,6 +172,7 @@ impl<T: Pod> Buffer<T> {
     /// Where the address lies, for the builder of a launch, which reads it when it launches.
     #[cfg(feature = "cudarc")]
     pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        self.access.give_out();
         &self.ptr
     }
 
@@ -241,16 +243,8 @@ impl<T: Pod> Buffer<T> {
 
     /// All of it, as bytes.
     pub(super) fn part(&self) -> BlockBytes<'_> {
-        let Self { pool, ptr, stream, read_elsewhere, .. } = self;
-        BlockBytes {
-            pool,
-            stream,
-            read_elsewhere,
-            block: *ptr,
-            ptr: *ptr,
-            bytes: self.byte_len(),
-            is_shared: false,
-        }
+        let Self { pool, ptr, stream, access, .. } = self;
+        BlockBytes { pool, stream, access, block: *ptr, ptr: *ptr, bytes: self.byte_len(), is_shared: false }
     }
 
     // ---- parts -----------------------------------------------------------------------------------
@@ -367,6 +361,7 @@ impl<T: Pod> Buffer<T> {
         if self.stream != *stream {
             stream.wait_for(&self.stream)?;
             self.stream = stream.clone();
+            self.access.move_to(stream);
         }
         Ok(self)
     }
@@ -385,10 +380,10 @@ impl<T: Pod> Buffer<T> {
     /// Those of [`BufferView::cast`]. The buffer is freed then: [views](Self::as_view) can be cast without that.
     pub fn cast<U: Pod>(mut self) -> Result<Buffer<U>> {
         let len = cast_len::<U>("Buffer::cast", self.ptr, self.byte_len())?;
-        let (read_elsewhere, advised) = (std::mem::take(&mut self.read_elsewhere), *self.advised.get_mut());
-        let (pool, stream) = (self.pool.clone(), self.stream.clone());
+        let access = std::mem::replace(&mut self.access, DeviceAccess::unknown());
+        let (pool, stream, advised) = (self.pool.clone(), self.stream.clone(), *self.advised.get_mut());
         let mut cast = Buffer::over_block(&pool, self.into_raw(), len, &stream);
-        (cast.read_elsewhere, cast.advised) = (read_elsewhere, AtomicBool::new(advised));
+        (cast.access, cast.advised) = (access, AtomicBool::new(advised));
         Ok(cast)
     }
 
@@ -499,6 +494,34 @@ impl<T: Pod> Buffer<T> {
     pub fn as_slice(&self) -> Result<&[T]> {
         // SAFETY: the buffer is borrowed as long as the slice.
         unsafe { self.part().as_slice(self.len) }
+    }
+
+    /// As [`as_slice`](Self::as_slice), after an event: what the stream was given later is not waited for. So a copy to pinned memory can
+    /// be read while the stream goes on.
+    ///
+    /// Where the event does not come after all copies to the buffer, or the buffer's [address](Self::ptr) was given to kernels, the
+    /// stream is waited for, as in `as_slice`.
+    ///
+    /// ```
+    /// # use millpond::{Buffer, Context, Pool};
+    /// # let device = Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// # let pool = Pool::builder(&device).build()?;
+    /// # let loss = Buffer::from_slice(&pool, &[0.5_f32], &stream)?;
+    /// let pinned = device.pinned()?.build()?;
+    /// let mut seen = Buffer::<f32>::uninit(&pinned, 1, &stream)?;
+    /// seen.copy_from(&loss)?;
+    /// let copied = stream.record()?;
+    /// // … the next step is given to the stream …
+    /// assert_eq!(seen.as_slice_after(&copied)?, [0.5]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`as_slice`](Self::as_slice).
+    pub fn as_slice_after(&self, event: &Event) -> Result<&[T]> {
+        // SAFETY: the buffer is borrowed as long as the slice.
+        unsafe { self.part().as_slice_after(self.len, event) }
     }
 
     /// The elements, in place, for the CPU to write. Waits for the work that the stream was given so far, for copies of the
@@ -667,10 +690,14 @@ impl<T: Pod> Buffer<T> {
             return Err(Error::LengthMismatch { what, found: len, expected });
         }
         pool.inner().check_stream(stream)?;
-        let mut buffer = Self::over_block(pool.inner(), ptr, len, stream);
-        // Nobody knows whether copies on other streams read it.
-        buffer.read_elsewhere = ReadElsewhere::maybe();
-        Ok(buffer)
+        Ok(Self::over_used_block(pool.inner(), ptr, len, stream))
+    }
+
+    /// Over a block that others had. Nobody knows whether copies on other streams read it.
+    pub(crate) fn over_used_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
+        let mut buffer = Self::over_block(pool, ptr, len, stream);
+        buffer.access = DeviceAccess::unknown();
+        buffer
     }
 }
 

@@ -13,5 +13,7 @@ mod workspace;
 
 pub use buffer::Buffer;
 pub use shared_buffer::Opened;
+#[cfg(feature = "cudarc")]
+pub(crate) use view::range_in;
 pub use view::{BufferView, BufferViewMut};
 pub use workspace::{Workspace, WorkspaceSlice};

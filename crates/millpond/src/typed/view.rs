@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use super::block_bytes::BlockBytes;
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
-use crate::order::Stream;
+use crate::order::{Event, Stream};
 
 /// Some elements of a [`Buffer`](crate::Buffer), to be read. Its work is the buffer's: on its stream, and ordered with all other uses of it.
 ///
@@ -55,7 +55,11 @@ pub struct BufferViewMut<'a, T> {
 }
 
 /// The elements that a range names, of so many.
-fn range_in(what: &'static str, range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+pub(crate) fn range_in(
+    what: &'static str,
+    range: impl RangeBounds<usize>,
+    len: usize,
+) -> Result<Range<usize>> {
     let start = match range.start_bound() {
         Bound::Included(start) => Some(*start),
         Bound::Excluded(before) => before.checked_add(1),
@@ -108,12 +112,14 @@ impl<'a, T: Pod> BufferView<'a, T> {
 
     /// The address of its first element, for kernels and driver calls.
     pub fn ptr(&self) -> DevicePtr {
+        self.part.access.give_out();
         self.part.ptr
     }
 
     /// Where the address lies, for the builder of a launch.
     #[cfg(feature = "cudarc")]
     pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        self.part.access.give_out();
         &self.part.ptr
     }
 
@@ -185,6 +191,15 @@ impl<'a, T: Pod> BufferView<'a, T> {
         // SAFETY: the buffer is borrowed for `'a`.
         unsafe { self.part.as_slice(self.len) }
     }
+
+    /// As [`Buffer::as_slice_after`](crate::Buffer::as_slice_after).
+    ///
+    /// # Errors
+    /// As for [`as_slice`](Self::as_slice).
+    pub fn as_slice_after(&self, event: &Event) -> Result<&'a [T]> {
+        // SAFETY: the buffer is borrowed for `'a`.
+        unsafe { self.part.as_slice_after(self.len, event) }
+    }
 }
 
 impl<'a, T: Pod> BufferViewMut<'a, T> {
@@ -217,12 +232,14 @@ impl<'a, T: Pod> BufferViewMut<'a, T> {
 
     /// The address of its first element, for kernels and driver calls.
     pub fn ptr(&self) -> DevicePtr {
+        self.part.access.give_out();
         self.part.ptr
     }
 
     /// Where the address lies, for the builder of a launch.
     #[cfg(feature = "cudarc")]
     pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        self.part.access.give_out();
         &self.part.ptr
     }
 

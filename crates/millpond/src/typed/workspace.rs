@@ -1,6 +1,7 @@
 //! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
 
 use std::marker::PhantomData;
+use std::ops::RangeBounds;
 
 use bytemuck::Pod;
 
@@ -57,9 +58,9 @@ pub struct Workspace {
 /// # let stream = device.create_stream()?;
 /// # let workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
 /// let scratch = workspace.alloc::<u32>(4)?;
-/// scratch.as_view_mut().fill(7)?;
-/// scratch.as_view_mut().slice_mut(1..3)?.copy_from_slice(&[1, 2])?;
-/// assert_eq!(scratch.as_view().to_vec()?, [7, 1, 2, 7]);
+/// scratch.fill(7)?;
+/// scratch.slice(1..3)?.copy_from_slice(&[1, 2])?;
+/// assert_eq!(scratch.to_vec()?, [7, 1, 2, 7]);
 /// # Ok::<(), millpond::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
@@ -171,6 +172,105 @@ impl<'a, T: Pod> WorkspaceSlice<'a, T> {
     /// It, as a view to be written by the device. The CPU cannot write it in place.
     pub fn as_view_mut(&self) -> BufferViewMut<'a, T> {
         BufferViewMut::new(self.part(), self.len)
+    }
+
+    /// The elements in a range.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let workspace = millpond::Workspace::new(&pool, 4096, &stream)?;
+    /// let tokens = workspace.alloc::<u32>(8)?;
+    /// let (prompt, rest) = tokens.split_at(2)?;
+    /// prompt.copy_from_slice(&[5, 6])?;
+    /// rest.fill(7)?;
+    /// rest.slice(..2)?.copy_from(prompt)?;
+    /// assert_eq!(tokens.to_vec()?, [5, 6, 5, 6, 7, 7, 7, 7]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        Ok(self.of_view(self.as_view().slice(range)?))
+    }
+
+    /// The elements before `mid`, and those from there on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn split_at(&self, mid: usize) -> Result<(Self, Self)> {
+        let (one, other) = self.as_view().split_at(mid)?;
+        Ok((self.of_view(one), self.of_view(other)))
+    }
+
+    /// Its bytes as elements of another type.
+    ///
+    /// # Errors
+    /// Those of [`BufferView::cast`].
+    pub fn cast<U: Pod>(&self) -> Result<WorkspaceSlice<'a, U>> {
+        Ok(self.of_view(self.as_view().cast()?))
+    }
+
+    /// Sets all bytes to zero, in stream order.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn set_zero(&self) -> Result<()> {
+        self.as_view_mut().set_zero()
+    }
+
+    /// As [`BufferViewMut::fill`].
+    ///
+    /// # Errors
+    /// As for [`BufferViewMut::fill`].
+    pub fn fill(&self, value: T) -> Result<()> {
+        self.as_view_mut().fill(value)
+    }
+
+    /// Copies from a slice of the same length, in stream order. The slice has been read on return.
+    ///
+    /// # Errors
+    /// As for [`BufferViewMut::copy_from_slice`].
+    pub fn copy_from_slice(&self, from: &[T]) -> Result<()> {
+        self.as_view_mut().copy_from_slice(from)
+    }
+
+    /// Copies from a part of a buffer or a workspace, of the same length, in stream order.
+    ///
+    /// # Errors
+    /// As for [`BufferViewMut::copy_from`].
+    pub fn copy_from<'b>(&self, from: impl Into<BufferView<'b, T>>) -> Result<()> {
+        self.as_view_mut().copy_from(from)
+    }
+
+    /// As [`BufferViewMut::copy_within`].
+    ///
+    /// # Errors
+    /// As for [`BufferViewMut::copy_within`].
+    pub fn copy_within(&self, from: impl RangeBounds<usize>, to: usize) -> Result<()> {
+        self.as_view_mut().copy_within(from, to)
+    }
+
+    /// Copies to a slice of the same length, and waits for the stream.
+    ///
+    /// # Errors
+    /// As for [`BufferView::copy_to_slice`].
+    pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
+        self.as_view().copy_to_slice(to)
+    }
+
+    /// The elements, after the work given to the stream so far. Waits.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        self.as_view().to_vec()
+    }
+
+    /// A part of it, by the view of that.
+    fn of_view<U: Pod>(&self, view: BufferView<'a, U>) -> WorkspaceSlice<'a, U> {
+        WorkspaceSlice { ptr: view.part.ptr, len: view.len(), block: self.block, of: PhantomData }
     }
 
     fn part(&self) -> BlockBytes<'a> {

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::thread::{Thread, current, park, sleep};
@@ -183,4 +183,62 @@ fn whatever_call_fails_is_said_and_the_next_try_is_told() {
     let calls = sim.calls();
     // One for all of it, beside the stream itself, and one that failed.
     assert_eq!((calls[Call::CreateStream], calls[Call::DestroyStream]), (3, 2));
+}
+
+/// What a buffer of pinned memory is asked after an event, and whether that waited for the work that its stream was given later.
+fn waited_for_later_work(between: impl FnOnce(&mut Buffer<u32>, &Buffer<u32>)) -> bool {
+    let (device, context) = host();
+    let (pool, pinned) =
+        (Pool::builder(&context).build().unwrap(), context.pinned().unwrap().build().unwrap());
+    let stream = context.create_stream().unwrap();
+    let from = Buffer::from_slice(&pool, &[7_u32; 100], &stream).unwrap();
+    let mut read = Buffer::<u32>::uninit(&pinned, 100, &stream).unwrap();
+    read.copy_from(&from).unwrap();
+    let copied = stream.record().unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (release, released) = mpsc::channel::<()>();
+    let ends = is_over.clone();
+    let later = move || {
+        _ = released.recv_timeout(Duration::from_secs(2));
+        ends.store(true, Ordering::SeqCst);
+    };
+    device.launch(stream.handle(), later).unwrap();
+    between(&mut read, &from);
+    assert_eq!(read.as_slice_after(&copied).unwrap(), [7; 100]);
+    assert_eq!(read.as_view().slice(1..3).unwrap().as_slice_after(&copied).unwrap(), [7; 2]);
+    let waited = is_over.load(Ordering::SeqCst);
+    _ = release.send(());
+    waited
+}
+
+#[test]
+fn what_was_copied_is_read_while_its_stream_goes_on() {
+    assert!(!waited_for_later_work(|_, _| ()));
+}
+
+#[test]
+fn a_later_write_is_waited_for_whatever_the_event() {
+    assert!(waited_for_later_work(|read, from| read.copy_from(from).unwrap()));
+    assert!(waited_for_later_work(|read, _| read.slice_mut(..50).unwrap().fill(7).unwrap()));
+    // A kernel may write there.
+    assert!(waited_for_later_work(|read, _| _ = read.ptr()));
+    assert!(waited_for_later_work(|read, _| _ = read.as_view_mut().ptr()));
+}
+
+#[test]
+fn an_event_from_before_the_buffer_says_nothing_of_its_memory() {
+    let (device, context) = host();
+    let pinned = context.pinned().unwrap().build().unwrap();
+    let stream = context.create_stream().unwrap();
+    let before = stream.record().unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let ends = is_over.clone();
+    let work = move || {
+        sleep(Duration::from_millis(50));
+        ends.store(true, Ordering::SeqCst);
+    };
+    device.launch(stream.handle(), work).unwrap();
+    let read = Buffer::<u32>::uninit(&pinned, 100, &stream).unwrap();
+    read.as_slice_after(&before).unwrap();
+    assert!(is_over.load(Ordering::SeqCst), "who had the memory before may write to it");
 }

@@ -1,7 +1,8 @@
 //! Threads' default streams: one handle, which means another stream on each thread.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, StreamHandle};
@@ -127,4 +128,134 @@ fn the_default_streams_handle_is_no_stream_to_keep() {
     });
     sim.release(hold);
     checker.synchronize().unwrap();
+}
+
+/// So many pairs of a block that is cached, on the thread's stream.
+fn pairs(pool: &Pool, count: usize, stream: impl Fn() -> Stream) {
+    for _ in 0..count {
+        let block = pool.alloc(4096, &stream()).unwrap();
+        pool.free_block(block, &stream()).unwrap();
+    }
+}
+
+#[test]
+fn a_pair_on_a_threads_default_stream_takes_no_event() {
+    let Bench { sim, context, pool, stream, .. } = Bench::new(ReusePolicies::ALL);
+    let presented = || context.per_thread_stream().unwrap();
+    drop(stream);
+    pairs(&pool, 3, presented);
+    let before = sim.calls();
+    pairs(&pool, 100, presented);
+    let after = sim.calls();
+    for call in [Call::RecordEvent, Call::QueryEvent, Call::StreamIsIdle, Call::Synchronize] {
+        assert_eq!(after[call], before[call], "{call:?}");
+    }
+    assert_eq!(presented(), presented(), "one stream as long as the thread lives");
+    assert_ne!(elsewhere(presented), presented());
+}
+
+#[test]
+fn what_a_thread_caches_is_others_once_its_work_is_complete() {
+    let Bench { sim, checker, context, pool, stream } = Bench::new(ReusePolicies::ALL);
+    let other = context.create_stream().unwrap();
+    let hold = sim.hold(stream.handle()).unwrap();
+    let used = pool.alloc(4096, &stream).unwrap();
+    let block = checker.allocated(used, 4096, stream.handle());
+    let _freed = checker.freed(block, stream.handle());
+    pool.free_block(used, &stream).unwrap();
+    let records = sim.calls()[Call::RecordEvent];
+    // Every cache is emptied, and another thread can mark nothing.
+    elsewhere(|| {
+        pool.trim_to(0).unwrap();
+        for bytes in [4096, 1 << 20, 2 << 20] {
+            let got = pool.alloc(bytes, &other).unwrap();
+            checker.allocated(got, bytes, other.handle());
+        }
+    });
+    checker.verify().unwrap();
+    assert_eq!(sim.calls()[Call::RecordEvent], records);
+    // The thread's next call under the pool's lock does, since the mark is wanted.
+    let own = pool.alloc(512, &stream).unwrap();
+    assert!(sim.calls()[Call::RecordEvent] > records);
+    sim.release(hold);
+    elsewhere(|| pool.trim_to(0)).unwrap();
+    let waited = sim.calls()[Call::Synchronize];
+    pool.free_block(own, &stream).unwrap();
+    assert_eq!(sim.calls()[Call::Synchronize], waited);
+    pool.check().unwrap();
+}
+
+#[test]
+fn the_end_of_a_thread_ends_its_default_stream() {
+    let Bench { sim, checker, context, pool, stream } = Bench::new(ReusePolicies::ALL);
+    drop(stream);
+    let (mut ended, mut held) = (Vec::new(), 0);
+    for _ in 0..20 {
+        ended.push(thread::scope(|threads| {
+            let thread = threads.spawn(|| {
+                pairs(&pool, 10, || context.per_thread_stream().unwrap());
+                context.per_thread_stream().unwrap()
+            });
+            thread.join().unwrap()
+        }));
+        held = held.max(pool.reserved().current);
+    }
+    assert!(held <= 4 << 20, "the next thread has the memory of the last one: {held}");
+    assert!(ended.iter().all(|stream| is_invalid(stream.synchronize())));
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+    assert_eq!(sim.calls()[Call::Synchronize], 0, "the host waited for nothing");
+    checker.verify().unwrap();
+}
+
+#[test]
+fn what_another_thread_frees_on_a_default_stream_waits_for_it() {
+    let Bench { sim, checker, context, pool, stream } = Bench::new(ReusePolicies::ALL);
+    let hold = sim.hold(stream.handle()).unwrap();
+    let used = pool.alloc(4096, &stream).unwrap();
+    let block = checker.allocated(used, 4096, stream.handle());
+    let _freed = checker.freed(block, stream.handle());
+    elsewhere(|| {
+        pairs(&pool, 3, || context.per_thread_stream().unwrap());
+        pool.free_block(used, &stream).unwrap();
+        let own = context.per_thread_stream().unwrap();
+        let got = pool.alloc(4096, &own).unwrap();
+        checker.allocated(got, 4096, own.handle());
+    });
+    checker.verify().unwrap();
+    sim.release(hold);
+    // A later mark of the thread closes what the other one freed.
+    pool.free_block(pool.alloc(4 << 20, &stream).unwrap(), &stream).unwrap();
+    elsewhere(|| pool.trim_to(0)).unwrap();
+    assert_eq!(sim.calls()[Call::Synchronize], 0);
+    pool.check().unwrap();
+}
+
+#[test]
+fn an_eviction_comes_behind_other_threads_default_streams() {
+    let sim = SimDevice::new(SimOptions::default().capacity(64 << 20)).unwrap();
+    let context = Context::new(sim.clone());
+    let pool = Pool::builder(&context).build().unwrap();
+    let tag = pool.tagged("optimizer").unwrap();
+    let stream = context.create_stream().unwrap();
+    let _moments = Buffer::<u8>::zeroed(&tag, 4 << 20, &stream).unwrap();
+    stream.synchronize().unwrap();
+    let together = Barrier::new(2);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let own = context.per_thread_stream().unwrap();
+            pairs(&pool, 3, || own.clone());
+            sim.launch(StreamHandle::PER_THREAD, Duration::from_secs(1)).unwrap();
+            together.wait();
+            together.wait();
+        });
+        together.wait();
+        let before = sim.now();
+        let evicted = tag.evict(&stream);
+        let took = sim.now() - before;
+        // The thread ends whatever came of it.
+        together.wait();
+        assert!(evicted.unwrap() > 0);
+        assert!(took >= Duration::from_millis(999), "nobody here can mark what that was given: {took:?}");
+    });
 }
