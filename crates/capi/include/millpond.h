@@ -870,6 +870,9 @@ millpond_status millpond_event_raw(millpond_event *event, void **out);
 //
 // The memory must not be used until `millpond_pool_restore`: the addresses lead nowhere soon. Allocations are answered with
 // EVICTED; blocks may be freed. After a failure all is as before.
+//
+// Of a stream without `millpond_stream_register`, only the work before the last call that named it is known, unless it is `stream`:
+// order the rest before `stream`. Where another thread uses its own default stream, the host waits for the device once.
 millpond_status millpond_pool_evict(millpond_pool *tag,
                                     millpond_any_stream stream,
                                     size_t *moved);

@@ -12,6 +12,9 @@ use crate::stream::find_stream;
 ///
 /// The memory must not be used until `millpond_pool_restore`: the addresses lead nowhere soon. Allocations are answered with
 /// EVICTED; blocks may be freed. After a failure all is as before.
+///
+/// Of a stream without `millpond_stream_register`, only the work before the last call that named it is known, unless it is `stream`:
+/// order the rest before `stream`. Where another thread uses its own default stream, the host waits for the device once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_pool_evict(
     tag: *mut PoolHandle,

@@ -260,7 +260,8 @@ impl Context {
     ///
     /// # Safety
     /// `handle` is a live stream of this device now, and in each later call that is given the stream returned here. It
-    /// lives until each [capture](crate::Capturing) that it began or allocated for has ended.
+    /// lives until each [capture](crate::Capturing) that it began or allocated for has ended. Without a registration, its work on memory
+    /// that another stream's call [evicts](crate::Pool::evict) is ordered before that call.
     pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> Result<Stream> {
         // SAFETY: the caller's promise.
         unsafe { Stream::present(&self.inner.timelines, handle) }

@@ -183,7 +183,9 @@ impl Pool {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     ///
-    /// Work on streams that no pool has met has to be ordered before `stream`. To evict a tag that is evicted does nothing, or ends
+    /// Work on streams that no pool has met has to be ordered before `stream`. So has what a
+    /// [foreign stream](crate::Context::foreign_stream) without a registration was given since a call last presented it. Where another
+    /// thread has used its own default stream, the host waits for the device once. To evict a tag that is evicted does nothing, or ends
     /// what [`restore_ahead`](Self::restore_ahead) began. If it fails, all is as before.
     ///
     /// # Errors

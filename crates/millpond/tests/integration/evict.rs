@@ -186,6 +186,23 @@ fn the_eviction_comes_behind_the_last_work_of_a_foreign_stream() {
 }
 
 #[test]
+fn the_eviction_comes_behind_the_work_of_threads_own_streams() {
+    let Simulated { sim, pool, tag, context, stream, .. } = simulated(100 * MIB);
+    let own = context.per_thread_stream().unwrap();
+    pool.free_block(pool.alloc(512, &own).unwrap(), &own).unwrap();
+    let work = sim.hold(own.handle()).unwrap();
+    // Another stream is named, and nobody has marked that work.
+    tag.evict(&stream).unwrap();
+    let late = context.create_stream().unwrap();
+    _ = pool.alloc(100 * MIB, &late).unwrap();
+    sim.advance_to(sim.now() + Duration::from_secs(1));
+    assert!(!late.is_idle().unwrap(), "the pages are in use");
+    sim.release(work);
+    sim.advance_to(sim.now() + Duration::from_secs(1));
+    assert!(late.is_idle().unwrap());
+}
+
+#[test]
 fn what_uses_memory_is_refused_while_a_tag_is_evicted() {
     let Bench { context, pool, tag, stream } = Bench::new();
     let mut buffer = Buffer::from_slice(&tag, &[1_u8; 100], &stream).unwrap();
