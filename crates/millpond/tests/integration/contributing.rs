@@ -41,6 +41,23 @@ fn the_index_of_measurements_is_whole_and_true() {
     }
 }
 
+/// An error that cannot be planted any more proves nothing: it has to follow the code.
+#[test]
+fn each_planted_error_has_one_place_in_the_code() {
+    let text = fs::read_to_string(root().join("scripts/planted-errors")).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let errors: Vec<[&str; 4]> =
+        lines.map(|line| line.split('\t').collect::<Vec<_>>().try_into().expect(line)).collect();
+    assert!(errors.len() > 60, "{}", errors.len());
+    for [by, file, stands, planted] in errors {
+        let of = if by.starts_with("capi::") { "crates/capi/src" } else { "crates/millpond/src" };
+        let code = fs::read_to_string(root().join(of).join(file)).unwrap();
+        let stands = stands.replace("\\n", "\n");
+        assert_eq!(code.matches(&stands).count(), 1, "in {file}: {stands}");
+        assert_ne!(stands, planted.replace("\\n", "\n"), "in {file}");
+    }
+}
+
 #[test]
 fn the_walk_names_files_and_folders_that_there_are() {
     let text = fs::read_to_string(root().join("docs/walk.md")).unwrap();
