@@ -426,6 +426,24 @@ fn as_much_comes_back_as_the_pool_has_free() {
     [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
 }
 
+/// A page that the pool wrote to, and parked: the mapping where it came from could not be removed before.
+#[test]
+fn what_the_pool_wrote_to_and_parked_comes_back_with_a_copy() {
+    let Simulated { sim, pool, tag, stream, .. } = simulated(32 * MIB);
+    tag.evict(&stream).unwrap();
+    let other = pool.alloc(32 * MIB, &stream).unwrap();
+    pool.free_block(other, &stream).unwrap();
+    sim.advance_to(sim.now() + Duration::from_secs(1));
+    let what = "a test asked for it".to_owned();
+    sim.fail_next(Call::Unmap, 2, DeviceError::Invalid { call: "test", what });
+    pool.trim_to(0).unwrap();
+    assert!((1..32 * MIB).contains(&held(&pool)), "one page is parked: {}", held(&pool));
+    let copies = sim.calls()[Call::Copy];
+    tag.restore(&stream).unwrap();
+    assert_eq!(sim.calls()[Call::Copy], copies + 1, "all pages in one copy");
+    [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+}
+
 /// Two streams of the pool use what the tag left, in sizes that move pages about, while it comes back bit by bit.
 #[test]
 fn bytes_survive_while_memory_goes_back_and_forth() {
