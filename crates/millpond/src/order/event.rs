@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use super::{Fence, OwnedEvent, Stream, Tick, Timelines};
+use super::{Fence, OwnedEvent, Timelines};
 use crate::device::EventHandle;
 use crate::error::Result;
 use crate::system::lock::Mutex;
@@ -147,11 +147,6 @@ impl Event {
     #[must_use]
     pub fn handle(&self) -> EventHandle {
         self.event.handle
-    }
-
-    /// Whether it comes after all work that the stream was given up to a tick.
-    pub(crate) fn comes_after(&self, stream: &Stream, tick: Tick) -> bool {
-        Arc::ptr_eq(&self.timelines, stream.timelines()) && self.clock.tick_of(stream.timeline().id) >= tick
     }
 
     /// Whether the work before the event is complete. Does not wait.

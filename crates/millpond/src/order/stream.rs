@@ -301,6 +301,11 @@ impl Stream {
         Fence::at(self.inner.timeline.id, self.tick())
     }
 
+    /// Whether an event comes after all work that the stream was given up to a tick.
+    pub(crate) fn was_at(&self, tick: Tick, event: &Event) -> bool {
+        Arc::ptr_eq(&event.timelines, self.timelines()) && event.clock.tick_of(self.timeline().id) >= tick
+    }
+
     /// Whether the stream is [registered](super::RegisteredStream), now.
     pub(crate) fn is_registered(&self) -> bool {
         // Relaxed: it may end at any time.

@@ -570,7 +570,14 @@ impl ThreadEnd for Timelines {
         loop {
             let found = self.all().of_this_thread(None).cloned();
             let Some((timeline, held)) = found else { return };
-            self.close_last(&timeline);
+            // A driver that has ended the thread's streams first would begin another one: an event on that would say nothing.
+            // SAFETY: the handle means a stream on every thread.
+            if unsafe { self.device().stream_id(timeline.handle) } == Ok(timeline.stream) {
+                self.close_last(&timeline);
+            } else {
+                timeline.turn();
+                timeline.retire();
+            }
             // Who holds it yet lets go of it later, and sees that it is retired.
             if held.strong_count() == 0 {
                 self.leave(&timeline);

@@ -314,8 +314,8 @@ impl<'a> BlockBytes<'a> {
     /// # Safety
     /// As for [`as_slice`](Self::as_slice).
     pub(super) unsafe fn as_slice_after<T: Pod>(self, len: usize, event: &Event) -> Result<&'a [T]> {
-        let is_after = |tick| event.comes_after(self.stream, tick);
-        if self.bytes > 0 && self.access.written().is_some_and(is_after) {
+        let is_before = |tick| self.stream.was_at(tick, event);
+        if self.bytes > 0 && self.access.written().is_some_and(is_before) {
             self.check_host_access::<T>()?;
             event.synchronize()?;
             // SAFETY: as in `as_slice`. All that safe code had the device write comes before the event, by `DeviceAccess`. Nobody

@@ -72,6 +72,27 @@ fn buffers_of_both_kinds_and_addresses_are_launch_arguments() {
     is_an_argument::<&millpond::device::DevicePtr>();
 }
 
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn buffers_become_plain_and_back_in_order() -> Outcome {
+    let cuda = CudaContext::new(0)?;
+    let (first, second) = (cuda.new_stream()?, cuda.new_stream()?);
+    let device = Context::from_cudarc(&cuda)?;
+    let pool = Pool::builder(&device).build()?;
+    let (on_first, on_second) = (Stream::new(&device, &first)?, Stream::new(&device, &second)?);
+    for turn in 0..100_u32 {
+        let mut plain = millpond::Buffer::<u32>::uninit(&pool, ELEMENTS, on_first.millpond())?;
+        plain.fill(turn)?;
+        let at = plain.ptr();
+        let mut buffer = Buffer::from_plain(plain, &on_second)?;
+        assert_eq!(first.clone_dtoh(&buffer.slice(5..8)?)?, [turn; 3]);
+        second.memcpy_htod(&[turn + 1; 10], &mut buffer.as_view_mut().slice_mut(..10))?;
+        let plain = buffer.into_plain()?.on_stream(on_first.millpond())?;
+        assert_eq!((plain.ptr(), plain.slice(8..12)?.to_vec()?), (at, vec![turn + 1, turn + 1, turn, turn]));
+    }
+    Ok(())
+}
+
 /// The wrappers of NCCL are generic over the same traits; nothing of NCCL is loaded here.
 #[test]
 fn buffers_are_taken_by_nccl_and_cublas() {

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DevicePtrMut};
@@ -272,6 +272,37 @@ fn threads_have_own_default_streams_and_share_the_legacy_one() {
     assert_eq!(here[0], there[0]);
     assert_ne!(here[1], there[1]);
     assert_ne!(here[0], here[1]);
+}
+
+/// No call waits for the device: the end of each thread has marked what it cached.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn the_memory_of_threads_that_ended_goes_on_without_a_wait() {
+    let context = Context::cuda(0).unwrap();
+    let pool = Pool::builder(&context).decay(Duration::ZERO).build().unwrap();
+    let mut most = 0;
+    for _ in 0..50 {
+        std::thread::scope(|threads| {
+            let works = || {
+                let own = context.per_thread_stream().unwrap();
+                for _ in 0..10 {
+                    let all: Vec<_> =
+                        (0..20).map(|_| Buffer::<u8>::zeroed(&pool, 100_000, &own).unwrap()).collect();
+                    drop(all);
+                }
+                own.synchronize().unwrap();
+            };
+            threads.spawn(works).join().unwrap();
+        });
+        most = most.max(pool.reserved().current);
+    }
+    assert!(most <= 16 << 20, "each has the memory of the one before: {most}");
+    let began = Instant::now();
+    while pool.reserved().current > 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", pool.reserved());
+        pool.trim_to(0).unwrap();
+    }
+    pool.check().unwrap();
 }
 
 #[test]
