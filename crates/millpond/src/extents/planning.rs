@@ -111,6 +111,7 @@ impl<'a> Planner<'a> {
             least: layout.least_page,
             block: self.request.units >> layout.base_page_shift,
             held: self.arena.reserved() / layout.base_page_bytes,
+            left: self.arena.pages.limits.room(u64::MAX) / layout.base_page_bytes,
             balance,
         })
     }

@@ -155,6 +155,19 @@ fn how_long_pages_are_depends_on_the_ledger() {
 }
 
 #[test]
+fn pages_are_short_under_a_limit_that_is_near() {
+    const LIMIT: u64 = 16 << 30;
+    // A 64th of the block, unless a 512th of what is left is less.
+    for (left, page) in [(8 << 30, 8 * MIB), (2 << 30, 4 * MIB), (1 << 30, 2 * MIB)] {
+        let bench = bench(|builder| builder.hard_limit(LIMIT));
+        let _most = bench.alloc(LIMIT - left);
+        let before = bench.pool.stats().calls.create;
+        let _block = bench.alloc(512 * MIB);
+        assert_eq!(bench.pool.stats().calls.create - before, 512 * MIB / page, "{left} bytes left");
+    }
+}
+
+#[test]
 fn what_is_free_for_longest_gives_first_its_last_page_first() {
     for is_lower_older in [false, true] {
         let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
@@ -191,10 +204,42 @@ fn what_is_ready_gives_before_what_has_been_free_for_longer() {
 #[test]
 fn a_page_too_long_goes_where_a_limit_leaves_no_room_for_a_short_one() {
     for (limit, reserved) in [(4096, 2048 + 2), (2048, 2048 - 32 + 2)] {
-        let bench = bench(|builder| builder.hard_limit(limit * MIB));
+        let bench = bench(|builder| builder);
         bench.with_a_long_page_free();
+        bench.pool.set_hard_limit(Some(limit * MIB));
         let _small = bench.alloc(1000);
         assert_eq!(bench.reserved_mib(), reserved);
+    }
+}
+
+#[test]
+fn an_error_leaves_no_page_that_is_free() {
+    const LIMIT: u64 = 1 << 30;
+    for seed in 1..if cfg!(miri) { 2 } else { 16 } {
+        let bench = bench(|builder| builder.hard_limit(LIMIT));
+        let mut random: u64 = seed;
+        let mut next = |below: u64| {
+            // Knuth's (TAOCP 3.3.4).
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut live = Vec::new();
+        let refused = loop {
+            // More is allocated than freed. What exceeds the limit together with live blocks is refused before anything goes.
+            let bytes = 1 + next(24 * MIB);
+            let is_possible = bench.pool.stats().allocated.current + bytes <= LIMIT;
+            if !is_possible || !live.is_empty() && next(5) < 2 {
+                bench.free_on(live.swap_remove(next(live.len() as u64) as usize), &bench.stream);
+                continue;
+            }
+            match bench.pool.alloc(bytes, &bench.stream) {
+                Ok(ptr) => live.push(ptr),
+                Err(_) => break bytes,
+            }
+        };
+        let held = bench.pool.reserved().current;
+        assert!(held + refused > LIMIT, "{held} are held, and {refused} were refused");
+        assert_eq!(bench.pool.trim_to(0).unwrap(), 0, "all that could go back went before the error");
     }
 }
 
