@@ -513,16 +513,18 @@ impl Timeline {
         if is_retired {
             return gone("the stream was destroyed");
         }
-        if let Some(thread) = self.of_thread {
-            let other =
-                "it is another thread's default stream; use it on that thread, or synchronise the device";
-            return if thread == calling_thread() { Ok(self.handle) } else { gone(other) };
+        if self.of_thread.is_some_and(|thread| thread != calling_thread()) {
+            return gone(
+                "it is another thread's default stream; use it on that thread, or synchronise the device",
+            );
         }
         // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
         // between. So may registered ones, against their owner's promise; their calls to the device are few. (One that
         // was met in a capture is kept by the capture's route until its end, and is known by its handle. So is one that
-        // is being captured now, which the driver does not identify.)
-        let may_be_recycled = matches!(self.promise, Promise::InCalls | Promise::WhileRegistered);
+        // is being captured now, which the driver does not identify.) A thread has another default stream once its own was
+        // destroyed, by a reset or at the thread's end.
+        let may_be_recycled =
+            matches!(self.promise, Promise::InCalls | Promise::WhileRegistered | Promise::OfThread);
         if may_be_recycled && !self.stream.is_in_capture() {
             // SAFETY: presented by the caller or registered, so valid by promise.
             let id = unsafe { self.events.device.stream_id(self.handle) }?;
