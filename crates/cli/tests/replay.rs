@@ -691,6 +691,46 @@ fn what_is_offloaded_is_told_with_its_copies() {
     assert!(text.contains("22 ms at 0.5 GB/s it is away") && text.contains("longer at least"), "{text}");
 }
 
+/// An optimizer of 96 MiB that is away while activations of 160 MiB are there, twice.
+#[test]
+fn what_was_evicted_is_away_with_millpond_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.mprec");
+    let (json, chrome) = (dir.path().join("out.json"), dir.path().join("chrome.json"));
+    let context = Context::host().unwrap();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).name("job").record(path.as_path()).build().unwrap();
+    let tag = pool.tagged("optimizer").unwrap();
+    let state = tag.alloc(96 << 20, &stream).unwrap();
+    for _ in 0..2 {
+        tag.evict(&stream).unwrap();
+        let activations = pool.alloc(160 << 20, &stream).unwrap();
+        // SAFETY: the block is this test's, without work.
+        unsafe { pool.free(activations, &stream) }.unwrap();
+        tag.restore(&stream).unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { tag.free(state, &stream) }.unwrap();
+    [&pool, &tag].iter().for_each(|pool| _ = pool.stop_recording().unwrap());
+    let mut command = command();
+    command.arg("replay").arg(&path).args(["--allocator", "millpond,caching"]);
+    command.arg("--json").arg(&json).arg("--export-counters").arg(&chrome);
+    let text = stdout(&command.output().unwrap());
+    let row = cells(&text, "tag ", "optimizer");
+    assert_eq!(row[..5], ["optimizer", "2 times", "192.00 MiB", "2 times", "192.00 MiB"], "{text}");
+    let said = unwrapped(&text);
+    assert!(said.contains("The job requests 160.00 MiB at most."), "{text}");
+    assert!(said.contains("other allocators hold them all the time"), "{text}");
+    let told = &read_json(&json)[0];
+    assert_eq!((&told["evicted"][0]["tag"], &told["evicted"][0]["left"]), (&"optimizer".into(), &2.into()));
+    let needs = |at: usize| told["allocators"][at]["needs"].as_u64().unwrap();
+    assert!(needs(0) < 180 << 20 && needs(1) >= 256 << 20, "{told:?}");
+    let chrome = read_json(&chrome);
+    let chrome = chrome["traceEvents"].as_array().unwrap();
+    let away = chrome.iter().filter(|event| event["name"] == "evicted: optimizer" && event["ph"] == "X");
+    assert_eq!(away.count(), 2);
+}
+
 #[test]
 fn other_memory_is_replayed_at_its_costs() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@ pub mod cores;
 pub mod deciding;
 pub mod difference;
 pub mod event;
+pub mod evictions;
 pub mod export;
 pub mod fit;
 #[cfg(test)]

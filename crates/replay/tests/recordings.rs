@@ -2,12 +2,14 @@
 
 mod shared;
 
+use std::path::Path;
 use std::sync::mpsc;
 
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::record::format::{MAGIC, Record};
 use millpond::{Context, Pool, Stream, record};
+use millpond_replay::evictions::{AsItRan, MovedTag};
 use millpond_replay::offload::Offload;
 use millpond_replay::read::{Limits, read, read_from};
 use millpond_replay::replay::{FreeWhen, Program};
@@ -108,6 +110,61 @@ fn a_tag_that_is_evicted_is_known_and_can_be_offloaded() {
     let found = Offload::of(&trace, &program, "weights").unwrap();
     assert_eq!((found.bytes, found.peak_before, found.peak_requested), (9 << 20, 24 << 20, 16 << 20));
     assert_eq!((found.times, found.bytes_a_time), (3, 16 << 20));
+}
+
+/// A job whose optimizer is evicted while activations have its memory, three times; recorded from its second step on if `late`.
+fn evicting(path: &Path, late: bool) -> Trace {
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).name("job").build().unwrap();
+    let tag = pool.tagged("optimizer").unwrap();
+    let record = |from: bool| {
+        if from == late {
+            [&pool, &tag].iter().for_each(|pool| pool.start_recording(path).unwrap());
+        }
+    };
+    record(false);
+    let state = [9, 3].map(|mib| tag.alloc(mib << 20, &stream).unwrap());
+    for step in 0..3 {
+        assert_eq!(tag.evict(&stream), Ok(12 << 20));
+        if step == 0 {
+            record(true);
+        }
+        let activations = pool.alloc(20 << 20, &stream).unwrap();
+        free(&pool, activations, &stream);
+        if step == 2 {
+            free(&tag, state[1], &stream);
+        }
+        tag.restore_ahead().unwrap();
+        tag.restore(&stream).unwrap();
+    }
+    tag.evict(&stream).unwrap();
+    [&pool, &tag].iter().for_each(|pool| drop(pool.stop_recording().unwrap()));
+    free(&tag, state[0], &stream);
+    only(path)
+}
+
+#[test]
+fn what_is_evicted_is_away_in_the_job_as_it_ran() {
+    let folder = tempfile::tempdir().unwrap();
+    for late in [false, true] {
+        let trace = evicting(&folder.path().join(format!("{late}.mprec")), late);
+        // The two blocks of the optimizer, and the activations; and no more was held than at once.
+        assert_eq!((trace.blocks.len(), trace.live_before.len()), (5, if late { 2 } else { 0 }));
+        assert_eq!(trace.recorded_reserved, Some(20 << 20));
+        assert_eq!(Program::new(&trace, FreeWhen::Completed).peak_requested().0, 32 << 20);
+        let AsItRan { trace: ran, tags } = AsItRan::of(&trace).unwrap();
+        let [MovedTag { tag, left, bytes_left, came_back, bytes_back, .. }] = &tags[..] else {
+            panic!("{tags:?}")
+        };
+        assert_eq!((tag.as_str(), *left, *bytes_left), ("optimizer", 4, 45 << 20));
+        // One block was freed while it was away.
+        assert_eq!((*came_back, *bytes_back), (3, 33 << 20));
+        let program = Program::new(&ran, FreeWhen::Completed);
+        assert_eq!(program.peak_requested().0, 20 << 20);
+        assert_eq!(program.steps.iter().filter(|step| step.alloc).count(), 5 + 5);
+        assert_eq!(ran.recorded_reserved, trace.recorded_reserved);
+    }
 }
 
 #[test]
@@ -411,9 +468,9 @@ fn a_senseless_file_is_refused_with_the_reason() {
     );
     assert_eq!(said(&with_records(&[POOL, Record::End])), "holds no allocation: record for longer");
     let mut newer = with_records(&[POOL]);
-    newer[8] = 4;
+    newer[8] = 5;
     assert!(
-        said(&newer).contains("of version 4, but this millpond reads up to version 3"),
+        said(&newer).contains("of version 5, but this millpond reads up to version 4"),
         "{}",
         said(&newer)
     );

@@ -11,6 +11,7 @@ use millpond_baselines::{Caching, Driver, MILLPOND, StreamOrdered, memory_of};
 use millpond_replay::choice::ran;
 use millpond_replay::cores::on_all_cores;
 use millpond_replay::deciding::Deciding;
+use millpond_replay::evictions::{AsItRan, MovedTag};
 use millpond_replay::fit::Need;
 use millpond_replay::growth::Growth;
 use millpond_replay::holes::Holes;
@@ -60,6 +61,8 @@ pub(crate) struct Replayed {
     pub(crate) phases: Vec<PhaseSum>,
     /// Where a tag is to be offloaded.
     pub(crate) offloaded: Option<Offloaded>,
+    /// What was evicted and restored in the recording.
+    pub(crate) moved_tags: Vec<MovedTag>,
     /// What a real device has to say beside the tables.
     pub(crate) said: Vec<String>,
     pub(crate) remarked: Vec<String>,
@@ -127,6 +130,14 @@ impl<'a> Work<'a> {
         if let Some(costs) = &self.costs {
             program = program.at_costs(costs.clone());
         }
+        let as_it_ran = AsItRan::of(trace).filter(|_| is_about_cards(args)).map(|AsItRan { trace, tags }| {
+            let program = Program::new(&trace, args.free()).at_costs(program.costs.clone());
+            ((trace, program), tags)
+        });
+        let (as_it_ran, moved_tags) = as_it_ran.unzip();
+        // What no other allocator can do.
+        let with_millpond = as_it_ran.as_ref().map_or((trace, &program), |(trace, program)| (trace, program));
+        let jobs = |name: &str| if name == MILLPOND { with_millpond } else { (trace, &program) };
         let names = args.allocators_for(trace);
         let lacking = lacking_for_a_verdict(args, &names);
         let all = count(names.len() as u64, "allocator");
@@ -140,11 +151,11 @@ impl<'a> Work<'a> {
             }
             (rows, None)
         } else {
-            self.all_simulated(trace, &program, (&names, lacking.is_none()))?
+            self.all_simulated(jobs, (&names, lacking.is_none()))?
         };
         let verdict = match (lacking, possible) {
             (None, Some(possible)) => {
-                verdict(args, (trace, &program), &rows, possible)?.ok_or("a replay ended early")
+                verdict(args, with_millpond, &rows, possible)?.ok_or("a replay ended early")
             }
             (lacking, _) => Err(lacking.unwrap_or("leave --memory out")),
         };
@@ -152,7 +163,7 @@ impl<'a> Work<'a> {
         let mut section = match args.report {
             Some(_) => {
                 let lines = verdict.as_ref().map(Verdict::lines).unwrap_or_default();
-                Some(section(args, (trace, &program), lines, (&rows, possible))?)
+                Some(section(args, jobs, lines, (&rows, possible))?)
             }
             None => None,
         };
@@ -162,7 +173,7 @@ impl<'a> Work<'a> {
         // What the program has freed grows nowhere, though it waits for a stream.
         let holds = Program::new(trace, FreeWhen::Requested);
         Ok(Replayed {
-            live_at_peak: Live::at_peak(trace, &program),
+            live_at_peak: Live::at_peak(with_millpond.0, with_millpond.1),
             live_at_end: Live::at_end(trace, &program),
             growth: Growth::of(trace, &holds, Steps::found(trace, &holds)),
             phases: sums(trace, &program),
@@ -171,6 +182,7 @@ impl<'a> Work<'a> {
                 .as_ref()
                 .map(|tag| Offloaded::of((trace, &program), tag, args.bandwidth))
                 .transpose()?,
+            moved_tags: moved_tags.unwrap_or_default(),
             program,
             rows,
             out_of_memory,
@@ -183,10 +195,9 @@ impl<'a> Work<'a> {
     }
 
     /// All allocators on the simulated device and what is possible there, on all cores.
-    fn all_simulated(
+    fn all_simulated<'t>(
         &self,
-        trace: &Trace,
-        program: &Program,
+        jobs: impl Fn(&str) -> (&'t Trace, &'t Program) + Sync,
         (names, has_verdict): (&[&'static str], bool),
     ) -> Result<(Vec<AllocatorRow>, Option<Possible>)> {
         let choice = self.args.choice();
@@ -197,12 +208,13 @@ impl<'a> Work<'a> {
         self.progress.expect(units.len());
         let done = on_all_cores(&units, |unit| {
             let done = match *unit {
-                Task::Possible => Ok(TaskResult::Possible(Possible::of(program))),
+                Task::Possible => Ok(TaskResult::Possible(Possible::of(jobs(MILLPOND).1))),
                 Task::Allocator(name) => {
                     let choose = |context: &Context| choice.build(name, context);
+                    let job = jobs(name);
                     let is_judged = has_verdict && [MILLPOND, Caching::NAME].contains(&name)
-                        || !trace.recorded_ooms.is_empty();
-                    let row = simulated(self.args, (trace, program), &choose, is_judged);
+                        || !job.0.recorded_ooms.is_empty();
+                    let row = simulated(self.args, job, &choose, is_judged);
                     row.map(|row| TaskResult::Allocator(Box::new(row)))
                 }
             };
@@ -277,12 +289,13 @@ fn out_of_memory(args: &ReplayArgs, trace: &Trace, rows: &[AllocatorRow]) -> Opt
 }
 
 /// What the report shows of a trace. Charts are of replays on the simulated device.
-fn section(
+fn section<'t>(
     args: &ReplayArgs,
-    (trace, program): (&Trace, &Program),
+    jobs: impl Fn(&str) -> (&'t Trace, &'t Program),
     verdict: Vec<String>,
     (rows, possible): (&[AllocatorRow], Option<Possible>),
 ) -> Result<Section> {
+    let (trace, program) = jobs(MILLPOND);
     let mut section = Section::of(trace, program, verdict, (args.cards(), args.context()));
     if let Some(possible) = possible {
         section.set_possible(possible);
@@ -290,7 +303,7 @@ fn section(
     let choice = args.choice();
     for AllocatorRow { outcome, need, .. } in rows {
         let choose = |context: &Context| choice.build(&outcome.allocator, context);
-        section.add((trace, program), &choose, outcome.clone(), *need)?;
+        section.add(jobs(&outcome.allocator), &choose, outcome.clone(), *need)?;
     }
     Ok(section)
 }

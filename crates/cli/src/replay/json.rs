@@ -2,6 +2,7 @@
 
 use millpond_baselines::name_of;
 use millpond_replay::choice::ran;
+use millpond_replay::evictions::MovedTag;
 use millpond_replay::fit::{Card, Need};
 use millpond_replay::growth::Growth;
 use millpond_replay::holes::Holes;
@@ -42,6 +43,9 @@ pub(super) struct TraceJson {
     /// Where a tag was to be offloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     offloaded: Option<Offloaded>,
+    /// What was evicted and restored in the recording: `millpond` did that, the other allocators did not.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    evicted: Vec<MovedTag>,
     pub(crate) allocators: Vec<AllocatorJson>,
 }
 
@@ -118,6 +122,7 @@ pub(super) fn of_trace(
         growth: replayed.growth,
         phases: replayed.phases,
         offloaded: replayed.offloaded,
+        evicted: replayed.moved_tags,
         allocators: rows.into_iter().map(|row| of_allocator(args, trace, row)).collect(),
     };
     (json, program)

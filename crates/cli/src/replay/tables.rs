@@ -2,6 +2,7 @@
 
 use millpond::HumanBytes;
 use millpond_replay::deciding::Deciding;
+use millpond_replay::evictions::MovedTag;
 use millpond_replay::fit::Card;
 use millpond_replay::growth::Growth;
 use millpond_replay::holes::Beside;
@@ -111,6 +112,23 @@ pub(crate) fn wasted(rows: &[AllocatorRow]) -> String {
 /// What is said of a row in parentheses.
 const NOT_DECIDED: &str =
     "(in parentheses: when it holds the most without a limit, since what it needs was not looked for)";
+
+/// What left of each tag, and came back.
+pub(crate) fn evicted(tags: &[MovedTag]) -> String {
+    let titles = ["tag", "left", "bytes", "came back", "bytes", "away"];
+    let mut lines = vec![titles.map(str::to_owned).to_vec()];
+    for MovedTag { tag, left, bytes_left, came_back, bytes_back, away_us, .. } in tags {
+        lines.push(vec![
+            tag.clone(),
+            count(*left, "time"),
+            HumanBytes(*bytes_left).to_string(),
+            count(*came_back, "time"),
+            HumanBytes(*bytes_back).to_string(),
+            format!("{:.1} s", *away_us as f64 / 1e6),
+        ]);
+    }
+    fitted(&lines)
+}
 
 /// What moves between the host and the card, for each allocator of managed memory.
 pub(crate) fn moved(rows: &[AllocatorRow]) -> String {

@@ -8,7 +8,7 @@ use millpond_replay::verdict::Verdict;
 
 use super::args::{ReplayArgs, is_about_cards, is_real};
 use super::compute::{AllocatorRow, Replayed, is_promised};
-use super::tables::{calls, grew, kept, moved, room, summary, wasted, which_cards};
+use super::tables::{calls, evicted, grew, kept, moved, room, summary, wasted, which_cards};
 use crate::terminal::{remark, say};
 use crate::traces::{held, say_summary, wrapped};
 
@@ -46,6 +46,10 @@ pub(super) fn show(args: &ReplayArgs, trace: &Trace, replayed: &Replayed) -> Vec
             wrapped(&format!("(no verdict: {why}; {lacking})")) + "\n"
         }
     });
+    if !replayed.moved_tags.is_empty() {
+        say(&format!("Evicted and restored\n{}", evicted(&replayed.moved_tags)));
+        say(&format!("{}\n", wrapped(ONLY_MILLPOND)));
+    }
     if let Some(offloaded) = &replayed.offloaded {
         offloaded.lines().iter().for_each(|line| say(&wrapped(line)));
         say("");
@@ -63,6 +67,10 @@ fn say_out_of_memory(trace: &Trace, found: &OutOfMemory) {
     rest.iter().for_each(|line| say(&wrapped(line)));
     say(&format!("{}\n", kept(found)));
 }
+
+/// Who does what the table of evictions says.
+const ONLY_MILLPOND: &str = "(millpond evicts and restores them as the program did, and so do the figures of what is possible; other \
+                             allocators hold them all the time)";
 
 /// Why an allocator has no cards.
 const NOT_PROMISED: &str = "(stream-ordered is left out: what the driver's own pool holds is not known well enough to promise a card)";

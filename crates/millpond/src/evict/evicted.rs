@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::budgets::Budget;
-use crate::core::Core;
+use crate::core::{Arenas, Core};
 use crate::device::DeviceResult;
 use crate::order::{Fence, ReusePolicies, Stream};
 use crate::physical::PageId;
 use crate::physical::staging::PinnedMemory;
-use crate::sleep::Asleep;
+use crate::sleep::{Asleep, AsleepPage};
 
 /// A page that passed to the pool that the tag is a part of.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,14 @@ pub(super) struct Evicted {
 }
 
 impl Evicted {
+    /// Bytes of the pages that are back, once all are that were not forgotten.
+    pub(super) fn bytes_back(&self, arenas: &mut Arenas) -> u64 {
+        let mut is_known = |page: &&AsleepPage| {
+            arenas.named_mut(page.of).is_some_and(|arena| arena.pages.knows(page.page.0.id))
+        };
+        self.away.pages.iter().filter(&mut is_known).map(|page| page.page.0.bytes).sum()
+    }
+
     /// All pages are back.
     pub(super) fn end(&mut self) {
         self.away = Asleep::default();

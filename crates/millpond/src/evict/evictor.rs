@@ -8,6 +8,7 @@ use super::restoring::cannot_wait;
 use crate::budgets::Budget;
 use crate::core::Core;
 use crate::core::giving_back::{collect_held, let_go_of_released};
+use crate::core::making_room::out_of_memory_awaking;
 use crate::device::{DeviceResult, MemoryKind};
 use crate::error::{Error, Result};
 use crate::order::Stream;
@@ -36,6 +37,7 @@ impl Evict {
         let mut evicted = self.evicted.lock();
         if is_evicted(core) {
             evicted.leave_again(core)?;
+            tell_held(core, false);
             return Ok(0);
         }
         let _excluded = core.beside::<Sleep>().exclude();
@@ -45,10 +47,16 @@ impl Evict {
         core.gate.is_evicted.store(true, Ordering::Relaxed);
         core.gate.close();
         let done = evict_behind_gate(core, &mut evicted, &self.limit, stream);
-        if done.is_err() {
-            evicted.end();
-            core.gate.open();
-            core.gate.is_evicted.store(false, Ordering::Relaxed);
+        match done {
+            Ok(bytes) => {
+                core.recording.evicted(bytes, Some(stream));
+                tell_held(core, false);
+            }
+            Err(_) => {
+                evicted.end();
+                core.gate.open();
+                core.gate.is_evicted.store(false, Ordering::Relaxed);
+            }
         }
         done
     }
@@ -57,16 +65,20 @@ impl Evict {
     pub(crate) fn restore_ahead(&self, core: &Core) -> Result<()> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) { evicted.bring_back(core) } else { Ok(()) }
+        let back = if is_evicted(core) { evicted.bring_back(core)? } else { Ok(()) };
+        tell_held(core, true);
+        drop(evicted);
+        back.map_err(|what| out_of_memory_awaking(core, what))
     }
 
     /// See [`Pool::restore_free`](crate::Pool::restore_free).
     pub(crate) fn restore_free(&self, core: &Core) -> Result<u64> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) {
-            evicted.bring_back_part(core)?;
-        }
+        let back = if is_evicted(core) { evicted.bring_back_part(core)? } else { Ok(()) };
+        tell_held(core, true);
+        drop(evicted);
+        back.map_err(|what| out_of_memory_awaking(core, what))?;
         Ok(if is_evicted(core) { core.counters.asleep.current() } else { 0 })
     }
 
@@ -77,18 +89,18 @@ impl Evict {
         if !is_evicted(core) {
             return Ok(());
         }
-        evicted.bring_back(core)?;
+        if let Err(what) = evicted.bring_back(core)? {
+            // Observers are told, which may call the pool.
+            drop(evicted);
+            return Err(out_of_memory_awaking(core, what));
+        }
         let waits = core.timelines.make_wait(&evicted.copies(), stream.timeline());
         if waits != Ok(true) {
             evicted.leave_again(core)?;
             return Err(waits.err().unwrap_or_else(cannot_wait).into());
         }
         let mut state = core.state.lock();
-        let back = evicted.streams(core)?.back.clone();
-        // Whoever is given a page next, on whatever stream, comes behind the copies. They come behind those of the eviction.
-        if !state.arenas.iter_mut().all(|(_, arena)| arena.record_use_of_all(&back)) {
-            evicted.wait(core)?;
-        }
+        let bytes = evicted.bytes_back(&mut state.arenas);
         evicted.end();
         state.is_asleep = false;
         core.resume_caches(&mut state);
@@ -96,6 +108,8 @@ impl Evict {
         // Relaxed: a setting, which nobody reads while the gate is open.
         core.gate.is_evicted.store(false, Ordering::Relaxed);
         drop(state);
+        tell_held(core, true);
+        core.recording.restored(bytes, stream);
         drop(evicted);
         // What was put off.
         let_go_of_released(core);
@@ -115,6 +129,16 @@ pub(crate) fn is_evicted(core: &Core) -> bool {
     core.gate.is_evicted.load(Ordering::Relaxed)
 }
 
+/// Says in recordings what both pools hold: first the one that has less now, so that the sum is never too high.
+fn tell_held(core: &Core, came_back: bool) {
+    let whole = whole_of(core);
+    let mut both = [Some(core), whole.as_deref()];
+    if came_back {
+        both.reverse();
+    }
+    both.into_iter().flatten().for_each(|pool| pool.recording.tell_held());
+}
+
 fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> {
     core.check_process()?;
     core.check_stream(stream)?;
@@ -130,15 +154,14 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream:
     let Some(whole) = whole_of(core) else {
         return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
     };
-    if core.wrapping.is_some() {
-        return refuse("a guard watches its blocks, and reads them at any time: use no guard for it");
-    }
     if core.gate.has_residents() {
         return refuse(
             "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
              millpond::Buffer",
         );
     }
+    // What a guard keeps of freed blocks it reads now, since nobody can later: that waits for their work.
+    core.unwrap_blocks(true);
     collect_held(core);
     let mut state = core.state.lock();
     core.check_not_destroyed(&state)?;

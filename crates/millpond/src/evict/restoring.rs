@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::evicted::{Evicted, whole_of};
 use super::lacking::Lacking;
-use crate::core::making_room::{make_room, out_of_memory_awaking, shortage_of, steps_of_others};
+use crate::budgets::Shortage;
+use crate::core::making_room::{make_room, shortage_of, steps_of_others};
 use crate::core::{Arenas, Core};
 use crate::device::{DeviceError, DeviceResult};
 use crate::error::Result;
@@ -38,8 +39,9 @@ enum Memory {
 }
 
 impl Evicted {
-    /// Has all pages come back that have not yet, and gives the copies to the device. If that fails, all leave again.
-    pub(super) fn bring_back(&mut self, core: &Core) -> Result<()> {
+    /// Has all pages come back that have not yet, and gives the copies to the device. If that fails, all leave again. What is
+    /// short where there is no memory.
+    pub(super) fn bring_back(&mut self, core: &Core) -> Result<std::result::Result<(), Shortage>> {
         let whole = whole_of(core);
         // The page whose mapping was in the way, though the fence was complete: it may have become so during the attempt.
         let mut was_in_the_way = None;
@@ -63,23 +65,21 @@ impl Evicted {
             Ok(Ok(())) => Ok(Ok(())),
             Err(error) => Err(error),
         };
-        if let Ok(Ok(())) = attempted {
-            return Ok(());
+        if !matches!(attempted, Ok(Ok(()))) {
+            self.leave_again(core)?;
         }
-        self.leave_again(core)?;
-        attempted?.map_err(|what| out_of_memory_awaking(core, what))
+        attempted
     }
 
     /// Has the pages come back for which the pool has free memory, and gives the copies to the device.
-    pub(super) fn bring_back_part(&mut self, core: &Core) -> Result<()> {
+    pub(super) fn bring_back_part(&mut self, core: &Core) -> Result<std::result::Result<(), Shortage>> {
         let attempted = self.attempt(core, whole_of(core).as_deref(), Memory::Free);
-        let Err(Stopped::Refused(refusal)) = attempted else { return Ok(()) };
+        let Err(Stopped::Refused(refusal)) = attempted else { return Ok(Ok(())) };
         self.leave_again(core)?;
-        Err(shortage_of(core, refusal)
-            .map_or_else(|error| error, |(what, _)| out_of_memory_awaking(core, what)))
+        Ok(Err(shortage_of(core, refusal)?.0))
     }
 
-    /// Goes on where the last attempt ended. Of each batch, the copies begin while the next one is mapped.
+    /// Goes on where the last attempt ended.
     fn attempt(
         &mut self,
         core: &Core,
@@ -92,10 +92,28 @@ impl Evicted {
             self.end();
             return Ok(());
         }
+        let attempted = self.come_back(core, whole, &mut state.arenas, memory);
+        let back = self.streams(core)?.back.clone();
+        // Blocks may be freed from now on, and the pool may end. Whoever is given a page next, on whatever stream, comes behind the
+        // copies, and no page goes before. They come behind those of the eviction.
+        if !state.arenas.iter_mut().all(|(_, arena)| arena.record_use_of_all(&back)) {
+            self.wait(core)?;
+        }
+        attempted
+    }
+
+    /// Has pages come back batch by batch. Of each, the copies begin while the next one is mapped.
+    fn come_back(
+        &mut self,
+        core: &Core,
+        whole: Option<&Core>,
+        arenas: &mut Arenas,
+        memory: Memory,
+    ) -> std::result::Result<(), Stopped> {
         if let Some(whole) = whole {
             whole.state.lock().arenas.own.reap_arriving();
         }
-        state.arenas.forget_gone();
+        arenas.forget_gone();
         // The bytes are there behind the eviction's copies.
         let streams = self.streams(core)?;
         if !core.timelines.make_wait(&streams.out.fence(), streams.back.timeline())? {
@@ -106,10 +124,10 @@ impl Evicted {
             let batch = self.away.batch_from(next);
             next = batch.end;
             if let Some(whole) = whole {
-                self.find_memory(core, whole, &mut state.arenas, batch.clone())?;
+                self.find_memory(core, whole, arenas, batch.clone())?;
             }
-            self.wake_pages(&mut state.arenas, batch.clone(), memory)?;
-            self.copy_back(core, &mut state.arenas, batch)?;
+            self.wake_pages(arenas, batch.clone(), memory)?;
+            self.copy_back(core, arenas, batch)?;
         }
         Ok(())
     }

@@ -183,15 +183,17 @@ impl Pool {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     ///
+    /// Where a [guard](crate::PoolBuilder::guard) watches the tag, the host waits for the work on freed blocks, which are looked at.
+    ///
     /// Work on streams that no pool has met has to be ordered before `stream`. So has what a
     /// [foreign stream](crate::Context::foreign_stream) without a registration was given since a call last presented it. Where another
     /// thread has used its own default stream, the host waits for the device once. To evict a tag that is evicted does nothing, or ends
     /// what [`restore_ahead`](Self::restore_ahead) began. If it fails, all is as before.
     ///
     /// # Errors
-    /// [`Error::CannotEvict`] for a pool that is no tag's, where [`sleep`](Self::sleep) is refused, and for one with a
-    /// [guard](crate::PoolBuilder::guard). [`Error::Asleep`] for one that sleeps. [`Error::PoolDestroyed`], or the device's own, such
-    /// as [`DeviceError::OutOfMemory`](crate::device::DeviceError::OutOfMemory) where the host has too little pinned memory.
+    /// [`Error::CannotEvict`] for a pool that is no tag's, and where [`sleep`](Self::sleep) is refused. [`Error::Asleep`] for one that
+    /// sleeps. [`Error::PoolDestroyed`], or the device's own, such as
+    /// [`DeviceError::OutOfMemory`](crate::device::DeviceError::OutOfMemory) where the host has too little pinned memory.
     pub fn evict(&self, stream: &Stream) -> Result<u64> {
         self.evict_state().evict(self.inner(), stream)
     }

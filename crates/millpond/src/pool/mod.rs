@@ -525,7 +525,11 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
     pub fn start_recording(&self, to: impl Into<record::Options>) -> Result<()> {
-        recording::start_recording(&self.inner, &to.into())
+        recording::start_recording(&self.inner, &to.into())?;
+        if self.is_evicted() {
+            self.inner.recording.evicted(self.stats().asleep, None);
+        }
+        Ok(())
     }
 
     /// Stops recording, and returns what was recorded once it is written; `None` where nothing was recorded.

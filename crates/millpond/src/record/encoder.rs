@@ -12,7 +12,7 @@ pub(super) struct Event {
     pub(super) time: u64,
     /// The block's start. Of a trim the bytes to keep, of an out-of-memory the device's free bytes.
     pub(super) address: u64,
-    /// Bytes: asked for, held, or released.
+    /// Bytes: asked for, held, released, or moved.
     pub(super) size: u64,
     /// The stream's identity, 0 for none.
     pub(super) stream: u64,
@@ -33,6 +33,8 @@ pub(super) enum Kind {
     Trim,
     OutOfMemory,
     PoolEnd,
+    Evicted,
+    Restored,
 }
 
 /// Payload bytes from which on a chunk is sealed. Small enough that little is lost in a crash, large enough
@@ -124,6 +126,8 @@ impl Encoder {
             Kind::Trim => chunk.put_event(13, [after, address, size]),
             Kind::OutOfMemory => chunk.put_event(14, [after, size, address]),
             Kind::PoolEnd => chunk.put_event(15, [after]),
+            Kind::Evicted => chunk.put_event(20, [after, size]),
+            Kind::Restored => chunk.put_event(21, [after, size]),
         }
         self.seal_if(FULL);
     }
@@ -213,6 +217,8 @@ mod tests {
             Kind::Trim,
             Kind::OutOfMemory,
             Kind::PoolEnd,
+            Kind::Evicted,
+            Kind::Restored,
         ];
         for (step, kind) in (0..).zip(kinds) {
             encoder.event(4, &Event { time: 1000 + step, address: (1 << 40) - 512 * step, kind, ..event });
@@ -233,6 +239,8 @@ mod tests {
             Record::Trim { after, keep: (1 << 40) - 512 * 5, released: size },
             Record::OutOfMemory { after, size, device_free: (1 << 40) - 512 * 6 },
             Record::PoolEnd { after },
+            Record::Evicted { after, bytes: 300 },
+            Record::Restored { after, bytes: 300 },
         ];
         assert_eq!(read, expected);
     }

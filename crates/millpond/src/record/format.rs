@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub const MAGIC: [u8; 8] = *b"\x89MPREC\r\n";
 
 /// The newest version of the format, which follows the [magic](MAGIC) as 4 bytes, little-endian.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The longest payload of a chunk in bytes: what claims to be longer is damaged.
 pub const LARGEST_CHUNK: usize = 1 << 20;
@@ -183,5 +183,19 @@ pub enum Record<'a> {
         events: u64,
         /// The time of the last of them.
         time: u64,
+    },
+    /// 20. The pool, which is a tag's, was evicted: its live blocks stay, and have no memory. From version 4 on.
+    Evicted {
+        /// Nanoseconds since the event before.
+        after: u64,
+        /// Bytes that another pool got.
+        bytes: u64,
+    },
+    /// 21. The pool is back from that, at the same addresses. From version 4 on.
+    Restored {
+        /// Nanoseconds since the event before.
+        after: u64,
+        /// Bytes that came back.
+        bytes: u64,
     },
 }

@@ -18,7 +18,7 @@ const CODE_BITS: u32 = 4;
 const AT: u64 = 14;
 const UNDER: u64 = 15;
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 10] = [
     Kind::Alloc,
     Kind::Free,
     Kind::Use,
@@ -27,6 +27,8 @@ const KINDS: [Kind; 8] = [
     Kind::Trim,
     Kind::OutOfMemory,
     Kind::PoolEnd,
+    Kind::Evicted,
+    Kind::Restored,
 ];
 
 /// A note, read.

@@ -24,6 +24,8 @@ struct Pool {
     device_key: u64,
     /// The bytes held that were told last.
     reserved: Option<Event>,
+    /// Its eviction, while it is evicted.
+    evicted: Option<Event>,
     /// The part in which it ended.
     ended: Option<u32>,
 }
@@ -85,7 +87,8 @@ impl Parts {
     pub(super) fn enter_pool(&mut self, pool: &Record<'_>) {
         if let Record::Pool { pool, name, device, ordinal, device_key } = *pool {
             let (name, device) = (name.to_owned(), device.to_owned());
-            self.pools.insert(pool, Pool { name, device, ordinal, device_key, reserved: None, ended: None });
+            let (reserved, evicted, ended) = (None, None, None);
+            self.pools.insert(pool, Pool { name, device, ordinal, device_key, reserved, evicted, ended });
         }
     }
 
@@ -119,6 +122,9 @@ impl Parts {
                     pool.reserved = Some(*event);
                 }
             }
+            // Calls of one pool come one after another.
+            Kind::Evicted => pool.evicted = Some(*event),
+            Kind::Restored => pool.evicted = None,
             Kind::PoolEnd => {
                 pool.ended = Some(self.part);
                 self.live.retain(|(pool, _), _| *pool != event.pool);
@@ -169,7 +175,7 @@ impl Parts {
     /// Tells what is live and held, behind the definitions that this names.
     pub(super) fn tell(&mut self, encoder: &mut Encoder) {
         let mut told: Vec<_> = self.live.values().chain(self.early.values()).collect();
-        told.extend(self.pools.values().filter_map(|pool| pool.reserved.as_ref()));
+        told.extend(self.pools.values().flat_map(|pool| pool.reserved.iter().chain(&pool.evicted)));
         told.sort_unstable_by_key(|event| (event.time, event.pool, event.address));
         told.into_iter().for_each(|event| encoder.event(0, event));
         encoder.seal();

@@ -170,6 +170,28 @@ impl Recording {
         }
     }
 
+    /// The pool was evicted: so many bytes left.
+    pub(crate) fn evicted(&self, bytes: u64, stream: Option<&Stream>) {
+        if self.is_recording() {
+            self.note(Kind::Evicted, (0, bytes), stream);
+        }
+    }
+
+    /// The pool is back: so many bytes came.
+    pub(crate) fn restored(&self, bytes: u64, stream: &Stream) {
+        if self.is_recording() {
+            self.note(Kind::Restored, (0, bytes), Some(stream));
+        }
+    }
+
+    /// What the pool holds may have changed by what another one did.
+    pub(crate) fn tell_held(&self) {
+        if self.is_recording() {
+            let what = Happening { kind: Kind::Reserved, address: 0, size: 0, stream: 0, under: (0, 0) };
+            self.tell_reserved(Moment::now(), what);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn note(&self, kind: Kind, what: (u64, u64), stream: Option<&Stream>) {
@@ -186,6 +208,11 @@ impl Recording {
         let stream = stream.map_or(0, |stream| stream.id().0);
         let what = Happening { kind, address, size, stream, under: (current_tag(), site) };
         self.send(at, what);
+        self.tell_reserved(at, what);
+    }
+
+    /// Tells what is held, where that is not what was told last.
+    fn tell_reserved(&self, at: Moment, what: Happening) {
         let reserved = self.counters.reserved.current();
         // Relaxed: of threads that find it changed at once, one tells; the order is by the events' times.
         if self.reserved.load(Ordering::Relaxed) != reserved

@@ -178,6 +178,11 @@ fn use_pool(pool: &Pool, block: millpond::device::DevicePtr, stream: &Stream) {
     refused(pool.trim_to(0));
     refused(pool.sleep(Keep::InPinnedMemory));
     refused(pool.wake());
+    refused(pool.evict(stream));
+    refused(pool.restore(stream));
+    refused(pool.restore_ahead());
+    refused(pool.restore_free());
+    assert!(!pool.is_evicted());
     refused(pool.trim_staging());
     refused(pool.tagged("late"));
     assert!(!pool.is_asleep() && pool.tags().is_empty());

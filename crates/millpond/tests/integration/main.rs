@@ -41,6 +41,7 @@ mod debug;
 mod default_streams;
 mod errors;
 mod evict;
+mod evict_beside;
 mod failing_calls;
 mod floors;
 mod fork;

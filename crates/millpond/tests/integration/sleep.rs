@@ -640,14 +640,14 @@ fn whichever_call_fails_it_is_awake_or_asleep_and_can_be_tried_again() {
 /// The host device, of which one call fails.
 #[derive(Debug)]
 pub(crate) struct Failing {
-    pub(crate) below: Arc<HostDevice>,
+    pub(crate) below: Arc<dyn Device>,
     /// Calls until then; none where it is negative.
     pub(crate) left: AtomicI64,
 }
 
 impl Failing {
     /// None fails yet.
-    pub(crate) fn over(below: Arc<HostDevice>) -> Arc<Self> {
+    pub(crate) fn over(below: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self { below, left: AtomicI64::new(-1) })
     }
 

@@ -1,19 +1,21 @@
 //! Trace events as JSON, which Perfetto and Chrome open: what the job requested, what each allocator reserved, the job's
-//! phases, and the lives of its blocks.
+//! phases, when tags were evicted, and the lives of its blocks.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use millpond::device::DevicePtr;
+use millpond_baselines::MILLPOND;
 use serde_json::json;
 
 use super::ExportError;
 use super::lives::lives;
 use super::trace_events::TraceEvents;
 use crate::event::StackId;
+use crate::evictions::{AsItRan, tag_of};
 use crate::replay::{Choose, FreeWhen, Program, ReplayError, Stage, UNLIMITED};
 use crate::sites::tag;
-use crate::trace::Trace;
+use crate::trace::{RecordedMove, Trace};
 
 /// Writes what a job requested over time, in all, by stream and by tag, with its phases; and replays it through each of
 /// the allocators on the simulated device, and writes what that reserved. At the end come the blocks that weigh most.
@@ -28,10 +30,14 @@ pub fn chrome(
     allocators: &[(&str, &Choose<'_>)],
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    let program = Program::new(trace, free);
+    let ran = AsItRan::of(trace).map(|ran| ran.trace);
+    // What was evicted is away for the job, and for Millpond.
+    let as_it_ran = ran.as_ref().unwrap_or(trace);
+    let program = Program::new(as_it_ran, free);
     let mut events = TraceEvents::begin(out)?;
     events.process(&trace.name)?;
-    job(&mut events, trace, &program)?;
+    job(&mut events, as_it_ran, &program)?;
+    evicted(&mut events, as_it_ran)?;
     for phase in &trace.phases {
         let dur = phase.to_us - phase.from_us;
         events.push(&json!({
@@ -40,10 +46,32 @@ pub fn chrome(
     }
     for (name, choose) in allocators {
         events.process(name)?;
-        reserved(&mut events, trace, &program, choose)?;
+        let trace = if *name == MILLPOND { as_it_ran } else { trace };
+        reserved(&mut events, trace, &Program::new(trace, free), choose)?;
     }
-    lives(&mut events, trace, &program)?;
+    lives(&mut events, as_it_ran, &program)?;
     events.end()
+}
+
+/// When the memory of each tag was away: a slice, beside the phases.
+fn evicted(events: &mut TraceEvents<'_>, trace: &Trace) -> Result<(), ExportError> {
+    let mut since = vec![None; trace.moves.pools.len()];
+    let mut away = |pool: usize, (from, bytes): (u64, u64), to: u64| {
+        let name = format!("evicted: {}", tag_of(&trace.moves.pools[pool]));
+        events.push(&json!({
+            "name": name, "ph": "X", "pid": events.pid(), "tid": 2 + pool, "ts": from, "dur": to.saturating_sub(from),
+            "args": { "bytes": bytes }
+        }))
+    };
+    for RecordedMove { time_us, pool, leaves, bytes, .. } in trace.moves.all.iter().copied() {
+        if leaves {
+            since[pool] = Some((time_us, bytes));
+        } else if let Some(left) = since[pool].take() {
+            away(pool, left, time_us)?;
+        }
+    }
+    let mut still = since.into_iter().enumerate().filter_map(|(pool, left)| Some((pool, left?)));
+    still.try_for_each(|(pool, left)| away(pool, left, trace.wall_us))
 }
 
 /// What the job requested: in all, by stream where it has several, and by tag where it has any.

@@ -3,6 +3,7 @@
 //! The file has one thread's events after another; they are put into the order of their times first. What
 //! follows a chunk that is torn or damaged is left out, and the trace says so.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
 use std::io::{BufRead, Read};
 
@@ -35,6 +36,8 @@ enum Kind {
     Live,
     Reserved,
     OutOfMemory,
+    Evicted,
+    Restored,
 }
 
 /// What a row is counted as: the room that their table grows into, or that sorting takes, is as much again.
@@ -79,6 +82,8 @@ struct Recording {
     since: Option<(u64, String)>,
     /// What the program was told.
     messages: Vec<String>,
+    /// The addresses of the blocks that live, of each pool that is ever evicted.
+    live_of: FxHashMap<u32, BTreeSet<u64>>,
     ended: bool,
 }
 
@@ -173,6 +178,8 @@ impl Recording {
                 cursor.pass(after);
                 self.rows.push(cursor.row(Kind::OutOfMemory, device_free, size));
             }
+            Record::Evicted { after, bytes } => self.moved(cursor, Kind::Evicted, (after, bytes)),
+            Record::Restored { after, bytes } => self.moved(cursor, Kind::Restored, (after, bytes)),
             Record::Trim { after, .. } | Record::PoolEnd { after } => cursor.pass(after),
             Record::Dropped { events } => self.dropped = self.dropped.saturating_add(events),
             Record::Message { text } if self.messages.len() < MOST_MESSAGES => {
@@ -215,6 +222,12 @@ impl Recording {
         }
     }
 
+    fn moved(&mut self, cursor: &mut Cursor, kind: Kind, (after, bytes): (u64, u64)) {
+        cursor.pass(after);
+        self.live_of.entry(cursor.pool).or_default();
+        self.rows.push(cursor.row(kind, 0, bytes));
+    }
+
     fn block(&mut self, cursor: &mut Cursor, kind: Kind, (after, address, size): (u64, i64, u64)) {
         cursor.pass(after);
         cursor.address = cursor.address.wrapping_add_signed(address);
@@ -239,11 +252,13 @@ impl Recording {
         for row in since.map_or(Vec::new(), |since| live_at(since, &mut self.rows)) {
             let event = Event { stack: stack(&mut self.labels, &mut builder, &row)?, ..self.event(&row)? };
             known.alloc(&event);
+            self.follow(&row);
             builder.live_before(event)?;
         }
         for mut row in std::mem::take(&mut self.rows) {
             row.time = row.time.max(since.unwrap_or(0));
             let event = self.event(&row)?;
+            self.follow(&row);
             match row.kind {
                 Kind::Alloc => {
                     let stack = stack(&mut self.labels, &mut builder, &row)?;
@@ -266,10 +281,28 @@ impl Recording {
                     builder.push(Event { kind, size, ..event })?;
                 }
                 Kind::OutOfMemory => builder.push(Event { kind: EventKind::OutOfMemory, ..event })?,
+                Kind::Evicted | Kind::Restored => {
+                    let live = self.live_of.get(&row.pool).into_iter().flatten();
+                    for address in live.clone() {
+                        known.tell_of((event.device, *address), &mut builder)?;
+                    }
+                    let name = self.names.get(&row.pool).map_or("", String::as_str);
+                    builder.moved(event, (row.pool, name), row.kind == Kind::Evicted, live.copied())?;
+                }
             }
         }
         known.finish(&mut builder)?;
         Ok(builder)
+    }
+
+    /// Keeps which blocks live of a pool that is ever evicted.
+    fn follow(&mut self, row: &RecordedRow) {
+        let Some(live) = self.live_of.get_mut(&row.pool) else { return };
+        match row.kind {
+            Kind::Alloc | Kind::Live => _ = live.insert(row.address),
+            Kind::Free => _ = live.remove(&row.address),
+            Kind::Reserved | Kind::OutOfMemory | Kind::Evicted | Kind::Restored => {}
+        }
     }
 
     /// An allocation as the row tells of it, without its labels.
@@ -369,6 +402,16 @@ impl Known {
 
     fn live(&mut self, event: Event) {
         self.0.entry((event.device, event.address)).or_insert(State::Listed(event));
+    }
+
+    /// Tells the builder of a listed block, if it is one, before an event that is of it.
+    fn tell_of(&mut self, of: (u32, u64), builder: &mut TraceBuilder) -> Result<(), FormatError> {
+        let Some(state) = self.0.get_mut(&of) else { return Ok(()) };
+        if let State::Listed(event) = std::mem::replace(state, State::Allocated) {
+            let stream = builder.first_stream(event.device).unwrap_or(0);
+            builder.live_before(Event { stream, ..event })?;
+        }
+        Ok(())
     }
 
     /// Listed blocks that no event named were live all the time. On which stream, the recorder does not know:

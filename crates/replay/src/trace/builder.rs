@@ -6,7 +6,7 @@ use millpond::HumanBytes;
 use rustc_hash::FxHashMap;
 
 use super::phase::PhaseBuilder;
-use super::{Block, Op, OpKind, RecordedOom, Trace};
+use super::{Block, Moves, Op, OpKind, RecordedOom, Trace};
 use crate::event::{Event, EventKind, Stacks};
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
@@ -161,6 +161,27 @@ impl TraceBuilder {
         Ok(())
     }
 
+    /// Says that a pool, by its number and name, was evicted, or restored: with these of its blocks, of as many bytes as the event has.
+    ///
+    /// # Errors
+    /// As for [`push`](Self::push).
+    pub fn moved(
+        &mut self,
+        event: Event,
+        pool: (u32, &str),
+        leaves: bool,
+        blocks: impl Iterator<Item = u64>,
+    ) -> Result<(), TraceError> {
+        let device = self.device(event.device)?;
+        let first = *device.first_us.get_or_insert(event.time_us);
+        device.last_us = device.last_us.max(event.time_us.saturating_sub(first));
+        let blocks = blocks.filter_map(|address| Some(device.live.get(&address)?.block));
+        let moment = (device.ops.len(), device.last_us);
+        let moved = device.moves.add(pool, moment, (leaves, event.size), blocks);
+        self.left = self.left.checked_sub(moved).ok_or(TraceError::TooManyEvents { limit: self.limit })?;
+        Ok(())
+    }
+
     /// The traces of the devices on which anything happened, named after the file.
     pub fn finish(self, name: &str) -> Vec<Trace> {
         let stacks = Arc::new(self.stacks);
@@ -225,6 +246,7 @@ struct DeviceBuilder {
     last_us: u64,
     segments: Segments,
     phases: PhaseBuilder,
+    moves: Moves,
     ooms: Vec<RecordedOom>,
     lost_frees: u64,
 }
@@ -372,6 +394,7 @@ impl DeviceBuilder {
             recorded_reserved: self.segments.most_held(),
             segments: self.segments,
             phases: self.phases.finish(self.first_us.unwrap_or(0), self.last_us),
+            moves: self.moves,
             recorded_ooms: self.ooms,
             stacks: Arc::default(),
             lost_frees: self.lost_frees,

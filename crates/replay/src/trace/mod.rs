@@ -1,11 +1,13 @@
 //! A trace in memory: events with addresses resolved to dense block numbers, so that a replay hashes nothing.
 
 mod builder;
+mod moves;
 mod phase;
 
 use std::sync::Arc;
 
 pub use builder::{MAX_DEVICES, TraceBuilder, TraceError};
+pub use moves::{MovedPool, Moves, RecordedMove};
 pub use phase::{MOST_PHASES_INSIDE, Phase};
 
 use crate::event::{StackId, Stacks};
@@ -85,6 +87,8 @@ pub struct Trace {
     pub segments: Segments,
     /// Phases that the program named, by their begin.
     pub phases: Vec<Phase>,
+    /// When memory of tags left and came back.
+    pub moves: Moves,
     /// Requests that the recorded allocator could not serve.
     pub recorded_ooms: Vec<RecordedOom>,
     /// The call stacks that [`Block::stack`] names.

@@ -9,6 +9,9 @@
 //!
 //! Two devices have programs of their own (`peers.rs`, `peers_bytes.rs`), over buffers.
 //!
+//! Tags that are evicted and restored have programs of their own (`evictions.rs`), over the simulated device and the host device,
+//! whose bytes are compared.
+//!
 //! Captures into graphs have programs of their own (`captures.rs`), over the host device with the driver's rules of
 //! captures, whose bytes are compared.
 //!
@@ -20,6 +23,7 @@ mod block_steps;
 mod captures;
 mod checks;
 mod ending;
+mod evictions;
 mod options;
 mod order;
 mod peers;
@@ -83,6 +87,14 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
+    fn programs_with_evictions_keep_every_rule(
+        steps in evictions::steps(),
+        is_tight in any::<bool>(),
+    ) {
+        evictions::on_sim(is_tight, steps).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
     fn programs_on_two_devices_keep_every_rule(options in peers::options(), steps in peers::steps(false)) {
         peers::World::new(&options, false).run(steps).map_err(TestCaseError::fail)?;
     }
@@ -108,6 +120,14 @@ proptest! {
     #[test]
     fn graphs_replay_correctly_whatever_the_program_does_beside_them(steps in captures::steps()) {
         captures::World::new().run(steps);
+    }
+
+    #[test]
+    fn evicted_bytes_come_back_whatever_fails_and_whoever_has_the_memory(
+        steps in evictions::steps(),
+        is_tight in any::<bool>(),
+    ) {
+        evictions::on_host(is_tight, steps).map_err(TestCaseError::fail)?;
     }
 
     #[test]
