@@ -39,6 +39,7 @@ mod registered;
 mod stream;
 mod thread_end;
 mod timeline;
+mod timeline_table;
 mod timelines;
 mod watchers;
 

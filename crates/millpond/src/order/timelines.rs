@@ -2,16 +2,13 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use hashbrown::HashTable;
-use rustc_hash::FxBuildHasher;
-
 use super::events::Events;
 use super::thread_end::{ThreadEnd, tell_end};
-use super::timeline::{Promise, thread_of};
+use super::timeline::Promise;
+use super::timeline_table::TimelineTable;
 use super::watchers::Watchers;
 use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
@@ -22,150 +19,6 @@ use crate::system::process::{OfProcess, Process};
 /// Who wants to know that the host has waited for the device. Called without locks held.
 pub(crate) trait AfterSync: Send + Sync {
     fn after_sync(&self);
-}
-
-/// The timelines, and who holds their streams. One stream has one timeline however often it is presented. By different promises,
-/// it may have several: each promise has its own end. No step takes longer where there are more streams.
-#[derive(Debug, Default)]
-pub(super) struct Table {
-    slots: Vec<Option<Entered>>,
-    /// The slots that are free, with room for all.
-    free: Vec<u32>,
-    /// The slots of the streams that somebody holds, or whose thread lives: by what the driver calls the stream, and by handle.
-    by_id: HashTable<u32>,
-    by_handle: HashTable<u32>,
-}
-
-/// A timeline, and who holds its stream.
-type Entered = (Arc<Timeline>, Weak<HeldTimeline>);
-
-fn hash<T: Hash>(name: T, promise: Promise) -> u64 {
-    FxBuildHasher.hash_one((name, promise))
-}
-
-/// The hash of the stream in a slot that is found, by what the driver calls it, or by handle.
-fn hash_in<T: Hash>(slots: &[Option<Entered>], slot: u32, name: impl FnOnce(&Timeline) -> T) -> u64 {
-    slots[slot as usize].as_ref().map_or(0, |(timeline, _)| hash(name(timeline), timeline.promise))
-}
-
-impl Table {
-    /// The timeline, unless it is gone: then all of it is reached.
-    #[inline]
-    pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
-        let (timeline, _) = self.slots.get(id.slot as usize)?.as_ref()?;
-        (timeline.id == id).then_some(timeline)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Timeline>> {
-        self.slots.iter().flatten().map(|(timeline, _)| timeline)
-    }
-
-    /// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
-    fn find(&self, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<HeldTimeline>> {
-        let suffice: &[_] = match promise {
-            Promise::Stays => &[Promise::Stays],
-            Promise::WhileRegistered => &[Promise::Stays, Promise::WhileRegistered],
-            Promise::UntilDropped => &[Promise::Stays, Promise::UntilDropped],
-            Promise::OfThread => &[Promise::OfThread],
-            Promise::InCalls => &[Promise::Stays, Promise::WhileRegistered, Promise::InCalls],
-        };
-        let found = suffice.iter().find_map(|promise| {
-            #[cfg(test)]
-            LOOKS.set(LOOKS.get() + 1);
-            let of =
-                |slot: &u32| self.slots[*slot as usize].as_ref().filter(|(_, held)| held.strong_count() > 0);
-            let has = |slot: &u32, is_it: &dyn Fn(&Timeline) -> bool| {
-                of(slot).is_some_and(|(timeline, _)| timeline.promise == *promise && is_it(timeline))
-            };
-            let name = (handle, thread_of(handle));
-            let has_id =
-                |it: &Timeline| it.stream == id && (it.name() == name || *promise != Promise::OfThread);
-            let by_id = self.by_id.find(hash(id, *promise), |slot| has(slot, &has_id));
-            // What the driver does not identify is known by its handle, where somebody promised that it stays.
-            let by_handle = || {
-                let has_handle = id.is_in_capture() && *promise != Promise::InCalls;
-                let is_it = |slot: &u32| has(slot, &|it| it.name() == name);
-                has_handle.then(|| self.by_handle.find(hash(name, *promise), is_it)).flatten()
-            };
-            // Who lets go of it now still has its place.
-            let held = |slot: &u32| of(slot)?.1.upgrade();
-            by_id.and_then(held).or_else(|| by_handle().and_then(held))
-        })?;
-        if promise == Promise::WhileRegistered {
-            // Relaxed: the last one ends with the table locked.
-            found.registrations.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(found)
-    }
-
-    /// Makes room for one more; `false` where the host has no memory.
-    fn make_room(&mut self) -> bool {
-        let more = (self.slots.len() + 1).saturating_sub(self.free.len());
-        (!self.free.is_empty() || self.slots.try_reserve(1).is_ok())
-            && self.free.try_reserve(more).is_ok()
-            && self.by_id.try_reserve(1, |slot| hash_in(&self.slots, *slot, |it| it.stream)).is_ok()
-            && self.by_handle.try_reserve(1, |slot| hash_in(&self.slots, *slot, Timeline::name)).is_ok()
-    }
-
-    /// A free slot, which is taken with [`put`](Self::put). There is [room](Self::make_room).
-    fn free_slot(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 streams at once")
-        })
-    }
-
-    fn put(&mut self, timeline: Arc<Timeline>, held: Weak<HeldTimeline>) {
-        let (slot, promise) = (timeline.id.slot, timeline.promise);
-        let hashes = [hash(timeline.stream, promise), hash(timeline.name(), promise)];
-        self.slots[slot as usize] = Some((timeline, held));
-        let Self { slots, by_id, by_handle, .. } = self;
-        // There is room: no hash is computed anew.
-        by_id.insert_unique(hashes[0], slot, |slot| hash_in(slots, *slot, |it| it.stream));
-        by_handle.insert_unique(hashes[1], slot, |slot| hash_in(slots, *slot, Timeline::name));
-    }
-
-    /// The timeline of the calling thread's default stream, whoever holds it: the one that the driver calls so, if it says.
-    fn of_this_thread(&self, id: Option<StreamId>) -> Option<&Entered> {
-        let name = (StreamHandle::PER_THREAD, thread_of(StreamHandle::PER_THREAD));
-        let entered = |slot: u32| self.slots[slot as usize].as_ref();
-        let is_it = |slot: &u32| {
-            entered(*slot).is_some_and(|(timeline, _)| {
-                let is_named = timeline.promise == Promise::OfThread && timeline.name() == name;
-                is_named && !timeline.is_retired() && id.is_none_or(|id| timeline.stream == id)
-            })
-        };
-        entered(*self.by_handle.find(hash(name, Promise::OfThread), is_it)?)
-    }
-
-    /// Nobody finds the timeline any more. Returns whether somebody did.
-    fn hide(&mut self, timeline: &Timeline) -> bool {
-        let (slot, promise) = (timeline.id.slot, timeline.promise);
-        let mut was_there = false;
-        let names = [
-            (&mut self.by_id, hash(timeline.stream, promise)),
-            (&mut self.by_handle, hash(timeline.name(), promise)),
-        ];
-        for (table, hash) in names {
-            if let Ok(entry) = table.find_entry(hash, |other| *other == slot) {
-                entry.remove();
-                was_there = true;
-            }
-        }
-        was_there
-    }
-
-    /// The timeline is complete, and gone.
-    fn remove(&mut self, id: TimelineId) {
-        self.slots[id.slot as usize] = None;
-        self.free.push(id.slot);
-    }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Names that this thread looked up.
-    static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// A stream's timeline for as long as the program holds the stream. Its end retires the timeline.
@@ -202,6 +55,16 @@ impl HeldTimeline {
         }
     }
 
+    /// The stream, if somebody holds it by a promise that suffices for a caller with this one. A registration counts.
+    fn find(table: &Table, handle: StreamHandle, id: StreamId, promise: Promise) -> Option<Arc<Self>> {
+        let found = table.find(handle, id, promise)?;
+        if promise == Promise::WhileRegistered {
+            // Relaxed: the last one ends with the table locked.
+            found.registrations.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(found)
+    }
+
     /// The program has the stream: it keeps the context from now on.
     pub(super) fn keep_context(self: Arc<Self>) -> Arc<Self> {
         if self.context.get().is_none()
@@ -212,6 +75,9 @@ impl HeldTimeline {
         self
     }
 }
+
+/// The timelines, and who holds their streams.
+pub(super) type Table = TimelineTable<HeldTimeline>;
 
 /// What programs hold of the device, one floor or more above this one.
 pub(crate) type Holder = Arc<dyn Any + Send + Sync>;
@@ -332,7 +198,7 @@ impl Timelines {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
         }
-        let found = self.all().find(handle, id, promise);
+        let found = HeldTimeline::find(&self.all(), handle, id, promise);
         found.map_or_else(|| self.enter(handle, id, promise, false), Ok)
     }
 
@@ -351,7 +217,7 @@ impl Timelines {
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.sweep_retired();
         let mut table = self.table.write();
-        if let Some(other) = table.find(handle, id, promise) {
+        if let Some(other) = HeldTimeline::find(&table, handle, id, promise) {
             // Another thread was faster.
             return Ok(other);
         }
@@ -379,8 +245,7 @@ impl Timelines {
         // A driver does not identify it while it is captured.
         let timeline = table.of_this_thread(Some(id).filter(|id| !id.is_in_capture()))?.0.clone();
         let held = Arc::new(HeldTimeline::new(self.clone(), timeline.clone(), false));
-        let slot = timeline.id.slot as usize;
-        table.slots[slot] = Some((timeline, Arc::downgrade(&held)));
+        table.hold(timeline, Arc::downgrade(&held));
         Some(held)
     }
 
@@ -588,6 +453,7 @@ impl ThreadEnd for Timelines {
 
 #[cfg(test)]
 mod tests {
+    use super::super::timeline_table::{LOOKS, hash};
     use super::*;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::device::{DeviceError, EventHandle, Forward};
