@@ -186,6 +186,13 @@ impl Core {
         self.wrapping.as_ref().is_some_and(|wrapping| wrapping.give_back(self, all))
     }
 
+    /// Has what stands between look at all that it keeps of freed blocks. Nobody can later. The gate is closed.
+    pub(crate) fn unwrap_before_leaving(&self) {
+        if let Some(wrapping) = &self.wrapping {
+            wrapping.give_back_before_leaving(self);
+        }
+    }
+
     // ---- whether it allocates --------------------------------------------------------------------
 
     /// Until this is dropped, the pool does not fall asleep. Who gives work on its memory to the device has one.

@@ -27,4 +27,7 @@ pub(crate) trait Wrapping<C>: fmt::Debug + Send + Sync {
     /// Frees the blocks that the program gave back: those that it is time for, or after a wait `all` of them. Returns whether
     /// there were any.
     fn give_back(&self, core: &C, all: bool) -> bool;
+
+    /// Frees all blocks that the program gave back, after a wait, before the pool's pages go. The gate is closed.
+    fn give_back_before_leaving(&self, core: &C);
 }

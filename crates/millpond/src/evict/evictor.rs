@@ -160,8 +160,7 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream:
              millpond::Buffer",
         );
     }
-    // What a guard keeps of freed blocks it reads now, since nobody can later: that waits for their work.
-    core.unwrap_blocks(true);
+    core.unwrap_before_leaving();
     collect_held(core);
     let mut state = core.state.lock();
     core.check_not_destroyed(&state)?;

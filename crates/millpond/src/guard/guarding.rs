@@ -434,12 +434,30 @@ impl Wrapping<Core> for Guarding {
     }
 
     fn give_back(&self, core: &Core, all: bool) -> bool {
+        self.give_back_due(core, all, false)
+    }
+
+    fn give_back_before_leaving(&self, core: &Core) {
+        self.give_back_due(core, true, true);
+    }
+}
+
+impl Guarding {
+    /// Looks at blocks and frees them: those that are due, or all of them. `is_leaving`: the caller has closed the gate, and the pages
+    /// are still there.
+    fn give_back_due(&self, core: &Core, all: bool, is_leaving: bool) -> bool {
         self.look_at_canaries(core);
         let mut due = self.due(core, all);
         let mut freed = Vec::new();
         for quarantined in &mut due {
             match core.timelines.wait_on_host(&quarantined.fence) {
-                Ok(()) => self.look_at_whole(core, quarantined),
+                Ok(()) => {
+                    // While a pool sleeps, its free blocks have no memory. What was taken out before is not looked at then.
+                    let awake = core.gate.enter();
+                    if is_leaving || awake.is_some() {
+                        self.look_at_whole(core, quarantined);
+                    }
+                }
                 Err(error) => {
                     log!(WARN, "a freed block could not be waited for", error, pool = core.name)
                 }

@@ -120,6 +120,7 @@ impl Sleeper {
                 "a graph is being captured, which a wait for the device would end: end the capture first",
             );
         }
+        core.unwrap_before_leaving();
         collect_held(core);
         let mut state = core.state.lock();
         core.check_not_destroyed(&state)?;

@@ -296,6 +296,8 @@ fn a_guarded_tag_comes_back_with_its_redzones_and_its_overruns() {
     let freed = tag.alloc(2000, &stream).unwrap();
     tag.free_block(freed, &stream).unwrap();
     write(&tag, freed.offset(10), 1, &stream);
+    // The eviction waits for the work before the free only.
+    stream.synchronize().unwrap();
     tag.evict(&stream).unwrap();
     // What was freed has been looked at: later it could not be.
     let found = tag.guard_findings();

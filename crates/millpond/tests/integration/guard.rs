@@ -300,6 +300,33 @@ fn a_sleep_without_bytes_is_no_mistake() {
 }
 
 #[test]
+fn nothing_without_memory_is_looked_at_while_threads_free() {
+    let Guarded { context, pool, .. } = guarded(Guard::all().quarantine(200_000));
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                let stream = context.create_stream().unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    match pool.alloc(5000, &stream) {
+                        Ok(ptr) => pool.free_block(ptr, &stream).unwrap(),
+                        Err(error) => assert!(matches!(error, Error::Asleep { .. }), "{error}"),
+                    }
+                }
+            });
+        }
+        for _ in 0..3000 {
+            pool.sleep(millpond::Keep::InPinnedMemory).unwrap();
+            // It looks at what was freed before.
+            pool.trim_to(0).unwrap();
+            pool.wake().unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert!(pool.guard_findings().is_empty());
+}
+
+#[test]
 fn a_sleep_does_not_hide_a_write_to_a_freed_block() {
     let guarded = guarded(Guard::all());
     let block = guarded.make(1000);

@@ -28,7 +28,7 @@ pub struct RecordedMove {
     pub bytes: u64,
 }
 
-/// See the [module](self).
+/// Which pools left and came back in a recording, and when.
 #[derive(Debug, Clone, Default)]
 pub struct Moves {
     /// The pools, in the order in which they first left.
