@@ -30,7 +30,6 @@ use crate::policy::options::{ALIGNMENT, ALIGNMENTS, LARGEST_PAGE};
 use crate::policy::sleeping::PAGE_TO_MOVE;
 use crate::record;
 use crate::record::Recording;
-use crate::sharing::Exports;
 use crate::sleep::Sleep;
 use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
@@ -355,7 +354,6 @@ impl PoolBuilder {
             Box::new(socket.clone()),
             Box::new(guarding.clone()),
             Box::new(Decay::default()),
-            Box::new(Exports::default()),
         ];
         let inner = Arc::new(Core {
             name: self.name,

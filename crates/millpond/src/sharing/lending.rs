@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::event::SharedEvent;
-use super::exports::Exports;
+use super::exports;
 use super::lease::Lent;
 use super::socket;
 use super::token::{Flag, Header, SharedToken};
@@ -153,7 +153,7 @@ pub(crate) fn share(
     for (page, bytes) in under {
         // SAFETY: the page backs the block, which stays allocated until its lease ends. That ends behind these descriptors: here they
         // are dropped first, as they come later, and `Shared` drops them first.
-        let export = unsafe { core.beside::<Exports>().of(core.device.as_ref(), page) }?;
+        let export = unsafe { exports::export(core, page) }?;
         pages.push([export.position, bytes]);
         exports.push(export.descriptor);
     }

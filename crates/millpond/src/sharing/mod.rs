@@ -17,7 +17,6 @@ mod socket;
 mod token;
 
 pub use event::SharedEvent;
-pub(crate) use exports::Exports;
 pub(crate) use imported::ImportedMemory;
 pub use lending::Shared;
 pub(crate) use lending::share;
