@@ -29,7 +29,7 @@ impl Caches {
     /// many bytes are not cached now. Blocks of streams that are gone go to the arena.
     pub(crate) fn open(&self, lock: &mut Locked, bytes: u64, stream: &Stream, arena: &mut Arena) -> bool {
         stream.timeline().mark_if_wanted();
-        let may_be_cached = stream.timeline().may_be_cached_here();
+        let may_be_cached = stream.timeline().may_be_marked_here();
         if !self.caches_now(bytes) || !may_be_cached || lock.is_paused || !self.threads.may_open {
             return false;
         }

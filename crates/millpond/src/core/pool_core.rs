@@ -182,7 +182,7 @@ impl Core {
     }
 
     /// Has what stands between give back blocks: see [`Wrapping::give_back`].
-    pub(crate) fn unwrap_blocks(&self, all: bool) -> bool {
+    pub(super) fn unwrap_blocks(&self, all: bool) -> bool {
         self.wrapping.as_ref().is_some_and(|wrapping| wrapping.give_back(self, all))
     }
 

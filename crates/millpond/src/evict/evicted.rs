@@ -114,7 +114,7 @@ impl Evicted {
 
 /// The work that streams were given so far, and that is not seen to be complete. `None` where the host has no memory for it.
 pub(super) fn pending_work(core: &Core) -> DeviceResult<Option<Fence>> {
-    let Some(mut fence) = core.timelines.work_so_far()? else { return Ok(None) };
+    let Some(mut fence) = core.timelines.work_so_far() else { return Ok(None) };
     core.timelines.poll(&fence)?;
     core.timelines.prune(&mut fence, ReusePolicies::ALL);
     Ok(Some(fence))

@@ -28,8 +28,9 @@ impl From<DeviceError> for Refused {
 /// Pages that pass behind one copy.
 type Batch = (Range<usize>, Arc<Handover>);
 
-/// Copies the live bytes of a tag behind all work so far, that on the stream included, and has its pages pass to `whole`. Returns the bytes that passed.
-/// After a refusal all is as before. Who calls this has closed the gate, and paused the caches.
+/// Copies the live bytes of a tag behind all work so far, and has its pages pass to `whole`. Returns the bytes that passed. The work on
+/// `stream` counts, too, where only who presents that can mark it. After a refusal all is as before. Who calls this has closed the
+/// gate, waited for other threads' streams, and paused the caches.
 pub(super) fn evict(
     evicted: &mut Evicted,
     core: &Core,

@@ -160,6 +160,13 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream:
              millpond::Buffer",
         );
     }
+    // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
+    if !core.timelines.wait_for_other_threads()? {
+        return refuse(
+            "another thread uses its default stream, and a graph is being captured, which a wait for the device would end: end the \
+             capture first",
+        );
+    }
     core.unwrap_before_leaving();
     collect_held(core);
     let mut state = core.state.lock();

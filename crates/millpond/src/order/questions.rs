@@ -108,28 +108,30 @@ impl Timelines {
     }
 
     /// The work that all streams were given so far, as far as it is not known to be complete: but for streams that are [for
-    /// copies](Timeline::is_for_copies). `None` where the host has no memory for it. Waits for the device where another thread has a
-    /// default stream: what that was given last can be waited for in no other way.
-    pub(crate) fn work_so_far(&self) -> DeviceResult<Option<Fence>> {
-        let is_unmarked = |timeline: &Timeline| timeline.is_of_other_thread() && !timeline.is_retired();
-        let must_wait = self.all().iter().any(|timeline| is_unmarked(timeline));
-        let has_waited = must_wait && self.synchronize_device_unless_capturing()?;
+    /// copies](Timeline::is_for_copies), and for what no mark closes here. `None` where the host has no memory for it.
+    pub(crate) fn work_so_far(&self) -> Option<Fence> {
         let (all, mut fence) = (self.all(), Fence::empty());
         // Relaxed: the mark is set before anybody else has the stream.
         for timeline in all.iter().filter(|timeline| !timeline.is_for_copies.load(Ordering::Relaxed)) {
-            // What cannot be marked any more has closed all ticks but the present one.
-            let is_foreign = || timeline.is_marked_at_once() && !timeline.may_be_cached_here();
-            let is_marked = if is_unmarked(timeline) { has_waited } else { is_foreign() };
-            let is_closed = is_marked || timeline.is_retired();
+            // What cannot be marked here has closed all ticks but the present one.
+            let is_closed = !timeline.may_be_marked_here() || timeline.is_retired();
             let tick = if is_closed { timeline.now() - 1 } else { timeline.now() };
             if timeline.observed() < tick {
                 if !fence.make_room(1) {
-                    return Ok(None);
+                    return None;
                 }
                 fence.raise(timeline.id, tick);
             }
         }
-        Ok(Some(fence))
+        Some(fence)
+    }
+
+    /// Waits for the device where another thread has a default stream: what that was given last can be waited for in no other way.
+    /// `false` where a capture is under way, which the wait would end. To be called without locks.
+    pub(crate) fn wait_for_other_threads(&self) -> DeviceResult<bool> {
+        let is_unmarked = |timeline: &Timeline| timeline.is_of_other_thread() && !timeline.is_retired();
+        let must_wait = self.all().iter().any(|timeline| is_unmarked(timeline));
+        if must_wait { self.synchronize_device_unless_capturing() } else { Ok(true) }
     }
 
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later

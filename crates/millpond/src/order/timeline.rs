@@ -157,8 +157,8 @@ impl Timeline {
         matches!(self.promise, Promise::OfThread | Promise::InCalls)
     }
 
-    /// Whether the calling thread may keep what it frees on the stream for its own later work there. It needs no mark for that.
-    pub(crate) fn may_be_cached_here(&self) -> bool {
+    /// Whether the calling thread can mark the stream at any time. So it may keep what it frees there, without a mark yet.
+    pub(crate) fn may_be_marked_here(&self) -> bool {
         match self.promise {
             Promise::InCalls => false,
             Promise::OfThread => self.is_of_this_thread(),

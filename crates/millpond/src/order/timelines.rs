@@ -186,14 +186,14 @@ impl Timelines {
         promise: Promise,
     ) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
+        // SAFETY: the caller's promise.
+        let id = unsafe { self.device().stream_id(handle) }?;
         let promise = match handle {
+            StreamHandle::PER_THREAD => self.promise_of_thread(),
             // The legacy default stream's, by either of its names. It is there as long as the device is.
             _ if handle.raw() <= StreamHandle::LEGACY.raw() => Promise::Stays,
             _ => promise,
         };
-        // SAFETY: the caller's promise.
-        let id = unsafe { self.device().stream_id(handle) }?;
-        let promise = if handle == StreamHandle::PER_THREAD { self.promise_of_thread() } else { promise };
         if promise == Promise::WhileRegistered && id.is_in_capture() {
             let what = "the stream is being captured: register it before or after".to_owned();
             return Err(DeviceError::Invalid { call: "register_stream", what });
