@@ -186,7 +186,8 @@ impl Core {
         self.wrapping.as_ref().is_some_and(|wrapping| wrapping.give_back(self, all))
     }
 
-    /// Has what stands between look at all that it keeps of freed blocks. Nobody can later. The gate is closed.
+    /// Has what stands between the program and its blocks look at all freed blocks that it keeps, before they lose their memory. The
+    /// gate is closed.
     pub(crate) fn unwrap_before_leaving(&self) {
         if let Some(wrapping) = &self.wrapping {
             wrapping.give_back_before_leaving(self);

@@ -10,14 +10,12 @@ const PAGES_IN_BLOCK: u64 = 64;
 
 /// Pages that are enough for all that is held, unless the pool saves. (Of 75 recordings that nobody tuned for, a 256th, 512th and
 /// 1024th come to 1.0062, 1.0055 and 1.0054, for 15.3, 16.2 and 17.7 ms a GiB; 4, 6 and 13 of them spend more than 20 ms.) And pages
-/// in what the limits leave: what is free on a long page beside a live block cannot be had at a limit. (Of these recordings, 128,
-/// 512, 1,024 and any number bring 1.0055 to 1.0054, 1.0048, 1.0047 and 1.0046. Of all 86 they bring it from 1.0073 to 1.0071, 1.0066,
-/// 1.0065 and 1.0064, for 19.2, 23.5, 25.0 and 26.5 ms a GiB, not 18.0, with no more memory than is needed.)
+/// in what the limits leave: what is free on a long page beside a live block cannot be had at a limit. (docs/lab/fit.md has what other
+/// numbers come to there.)
 const PAGES_IN_POOL: u64 = 512;
 
-/// Pages in a block at least, however much is held. Where blocks that stay lie among others, each loses about a page. (Generation that
-/// keeps what it computed needs 1.123 of what it requests without this, and 1.115, 1.078 and 1.067 with 1, 2 and 4. The 86 recordings
-/// need 1.0066, 1.0066, 1.0066 and 1.0065, for 17.4, 17.4, 17.4 and 17.6 ms a GiB.)
+/// Pages in a block at least, however much is held. Where blocks that stay lie among others, each loses about a page. (1, 2 and 4 are
+/// compared in docs/lab/fit.md.)
 const LEAST_PAGES_IN_BLOCK: u64 = 2;
 
 /// What a new page is for. Lengths are in base pages.

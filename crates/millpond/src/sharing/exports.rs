@@ -6,8 +6,7 @@ use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 
-use crate::core::Core;
-use crate::device::{DeviceResult, PageExport, PageHandle};
+use crate::device::{Device, DeviceResult, PageExport, PageHandle};
 use crate::system::close_on_fork::CloseOnFork;
 use crate::system::lock::Mutex;
 use crate::system::process::PerProcess;
@@ -25,13 +24,13 @@ static EXPORTED: PerProcess<Mutex<Exported>> = PerProcess::new(Mutex::default);
 
 type Exported = FxHashMap<(u64, PageHandle), (Weak<CloseOnFork>, u64)>;
 
-/// The descriptor of a pool's page, which is opened where no shared block has it.
+/// The descriptor of a page, by its pool's number and itself, which is opened where no shared block has it.
 ///
 /// # Safety
 /// The page backs a block of the pool that stays allocated as long as anybody has what this returns. So no page that comes later has
 /// the same handle until then.
-pub(super) unsafe fn export(core: &Core, page: PageHandle) -> DeviceResult<Export> {
-    let (exported, name) = (EXPORTED.get(), (core.number, page));
+pub(super) unsafe fn export(name: (u64, PageHandle), device: &dyn Device) -> DeviceResult<Export> {
+    let exported = EXPORTED.get();
     if let Some((descriptor, position)) = exported.lock().get(&name)
         && let Some(descriptor) = descriptor.upgrade()
     {
@@ -40,7 +39,7 @@ pub(super) unsafe fn export(core: &Core, page: PageHandle) -> DeviceResult<Expor
     let mut position = 0;
     let [descriptor] = CloseOnFork::open(|| {
         // SAFETY: the page lives, by the caller's promise.
-        let PageExport { descriptor, position: at } = unsafe { core.device.export_page(page) }?;
+        let PageExport { descriptor, position: at } = unsafe { device.export_page(name.1) }?;
         position = at;
         DeviceResult::Ok([descriptor])
     })?;

@@ -153,7 +153,7 @@ pub(crate) fn share(
     for (page, bytes) in under {
         // SAFETY: the page backs the block, which stays allocated until its lease ends. That ends behind these descriptors: here they
         // are dropped first, as they come later, and `Shared` drops them first.
-        let export = unsafe { exports::export(core, page) }?;
+        let export = unsafe { exports::export((core.number, page), core.device.as_ref()) }?;
         pages.push([export.position, bytes]);
         exports.push(export.descriptor);
     }
