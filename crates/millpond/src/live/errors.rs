@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::figures::{SeenPool, figures_of, parsed, tamed};
+use super::side_by_side;
 use super::who::{Who, own_id};
 use crate::budgets::{SharedFolder, shared_folder, shared_folders};
 use crate::core::Core;
@@ -214,7 +215,7 @@ fn make_room(folder: &Path) {
 pub fn errors() -> Vec<SeenErrors> {
     let files = |folder: PathBuf| fs::read_dir(folder.join(FOLDER)).into_iter().flatten().flatten();
     let paths = shared_folders().into_iter().flat_map(|folder| files(folder).take(2 * MOST_ERROR_FILES));
-    let mut all: Vec<_> = paths.filter_map(|file| read_file(&file.path())).collect();
+    let mut all = side_by_side::each(paths.map(|file| file.path()).collect(), |path| read_file(&path));
     all.sort_by(|one, other| (other.last_at, &one.file).cmp(&(one.last_at, &other.file)));
     all
 }

@@ -18,6 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_thread_re
 
 use super::answering::prefix;
 use super::figures::{SeenPool, SeenSizes, is_unshown, read, read_pools, read_sizes, tamed};
+use super::side_by_side;
 use super::who::{Who, file_of};
 use crate::system::socket_peer::{credentials, own_users_process, send_all};
 
@@ -220,8 +221,8 @@ pub fn look(patience: Duration) -> Result<SeenProcesses, LookError> {
     } else {
         hidden += others.len();
     }
-    let mut all: Vec<_> = asked.into_iter().filter_map(|asked| asked.seen(until)).collect();
-    all.sort_by_key(|process| process.pid);
+    let mut all = side_by_side::each(asked, |asked| asked.seen(until));
+    all.sort_by(|one, other| (one.pid, &one.socket).cmp(&(other.pid, &other.socket)));
     Ok(SeenProcesses { all, hidden })
 }
 

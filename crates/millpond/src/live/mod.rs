@@ -55,6 +55,7 @@ mod answering;
 mod errors;
 mod figures;
 mod look;
+mod side_by_side;
 mod who;
 
 pub use answering::hide_all;
