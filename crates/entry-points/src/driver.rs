@@ -171,6 +171,33 @@ driver_functions! {
     cuIpcOpenMemHandle_v2(at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint);
     cuIpcCloseMemHandle(at: DeviceAddress);
 
+    cuMemcpy(to: DeviceAddress, from: DeviceAddress, bytes: usize);
+    cuMemcpy_ptds(to: DeviceAddress, from: DeviceAddress, bytes: usize);
+    cuMemcpyAsync(to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle);
+    cuMemcpyAsync_ptsz(to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle);
+    cuMemcpyDtoD_v2(to: DeviceAddress, from: DeviceAddress, bytes: usize);
+    cuMemcpyDtoD_v2_ptds(to: DeviceAddress, from: DeviceAddress, bytes: usize);
+    cuMemcpyDtoDAsync_v2(to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle);
+    cuMemcpyDtoDAsync_v2_ptsz(to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle);
+    cuMemcpyPeer(to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize);
+    cuMemcpyPeer_ptds(to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize);
+    cuMemcpyPeerAsync(to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize, stream: Handle);
+    cuMemcpyPeerAsync_ptsz(to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize, stream: Handle);
+    cuMemcpy2D_v2(plane: *const c_void);
+    cuMemcpy2D_v2_ptds(plane: *const c_void);
+    cuMemcpy2DUnaligned_v2(plane: *const c_void);
+    cuMemcpy2DUnaligned_v2_ptds(plane: *const c_void);
+    cuMemcpy2DAsync_v2(plane: *const c_void, stream: Handle);
+    cuMemcpy2DAsync_v2_ptsz(plane: *const c_void, stream: Handle);
+    cuMemcpy3D_v2(space: *const c_void);
+    cuMemcpy3D_v2_ptds(space: *const c_void);
+    cuMemcpy3DAsync_v2(space: *const c_void, stream: Handle);
+    cuMemcpy3DAsync_v2_ptsz(space: *const c_void, stream: Handle);
+    cuMemcpy3DPeer(space: *const c_void);
+    cuMemcpy3DPeer_ptds(space: *const c_void);
+    cuMemcpy3DPeerAsync(space: *const c_void, stream: Handle);
+    cuMemcpy3DPeerAsync_ptsz(space: *const c_void, stream: Handle);
+
     cuStreamDestroy(stream: Handle);
     cuStreamDestroy_v2(stream: Handle);
     cuStreamGetCtx(stream: Handle, context: *mut Handle);

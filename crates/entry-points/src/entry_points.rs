@@ -6,11 +6,12 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::code::Code;
+use crate::crossing::{Plane, Space};
 use crate::driver::{self, DeviceAddress, Handle, IpcHandle, Location, MemoryProps, PoolProps, functions};
 use crate::driver_memory::{self, Kind};
 use crate::linker::{self, Address, is_own};
 use crate::names::{self, CodeAddress, EntryPoint};
-use crate::{captures, contexts, driver_pools, ipc, memory_queries, pages, pooled, streams};
+use crate::{captures, contexts, crossing, driver_pools, ipc, memory_queries, pages, pooled, streams};
 
 macro_rules! entry_points {
     ($($name:ident since $since:literal ($($arg:ident: $ty:ty),* $(,)?) |$real:ident| $body:expr;)*) => {
@@ -272,6 +273,33 @@ entry_points! {
     cuIpcOpenMemHandle_v2 since 11000 (at: *mut DeviceAddress, handle: IpcHandle, flags: c_uint) |real|
         ipc::open(at, handle.0, real);
     cuIpcCloseMemHandle since 4010 (at: DeviceAddress) |real| ipc::close(at, real);
+
+    cuMemcpy since 4000 (to: DeviceAddress, from: DeviceAddress, bytes: usize) |real| crossing::copy(to, from, ptr::null_mut(), real);
+    cuMemcpy_ptds since 7000 (to: DeviceAddress, from: DeviceAddress, bytes: usize) |real| real();
+    cuMemcpyAsync since 4000 (to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle) |real| crossing::copy(to, from, stream, real);
+    cuMemcpyAsync_ptsz since 7000 (to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle) |real| real();
+    cuMemcpyDtoD_v2 since 3020 (to: DeviceAddress, from: DeviceAddress, bytes: usize) |real| crossing::copy(to, from, ptr::null_mut(), real);
+    cuMemcpyDtoD_v2_ptds since 7000 (to: DeviceAddress, from: DeviceAddress, bytes: usize) |real| real();
+    cuMemcpyDtoDAsync_v2 since 3020 (to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle) |real| crossing::copy(to, from, stream, real);
+    cuMemcpyDtoDAsync_v2_ptsz since 7000 (to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: Handle) |real| real();
+    cuMemcpyPeer since 4000 (to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize) |real| crossing::copy(to, from, ptr::null_mut(), real);
+    cuMemcpyPeer_ptds since 7000 (to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize) |real| real();
+    cuMemcpyPeerAsync since 4000 (to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize, stream: Handle) |real| crossing::copy(to, from, stream, real);
+    cuMemcpyPeerAsync_ptsz since 7000 (to: DeviceAddress, to_context: Handle, from: DeviceAddress, from_context: Handle, bytes: usize, stream: Handle) |real| real();
+    cuMemcpy2D_v2 since 3020 (plane: *const c_void) |real| crossing::copy_plane(plane.cast::<Plane>().as_ref(), ptr::null_mut(), real);
+    cuMemcpy2D_v2_ptds since 7000 (plane: *const c_void) |real| real();
+    cuMemcpy2DUnaligned_v2 since 3020 (plane: *const c_void) |real| crossing::copy_plane(plane.cast::<Plane>().as_ref(), ptr::null_mut(), real);
+    cuMemcpy2DUnaligned_v2_ptds since 7000 (plane: *const c_void) |real| real();
+    cuMemcpy2DAsync_v2 since 3020 (plane: *const c_void, stream: Handle) |real| crossing::copy_plane(plane.cast::<Plane>().as_ref(), stream, real);
+    cuMemcpy2DAsync_v2_ptsz since 7000 (plane: *const c_void, stream: Handle) |real| real();
+    cuMemcpy3D_v2 since 3020 (space: *const c_void) |real| crossing::copy_space(space.cast::<Space>().as_ref(), ptr::null_mut(), real);
+    cuMemcpy3D_v2_ptds since 7000 (space: *const c_void) |real| real();
+    cuMemcpy3DAsync_v2 since 3020 (space: *const c_void, stream: Handle) |real| crossing::copy_space(space.cast::<Space>().as_ref(), stream, real);
+    cuMemcpy3DAsync_v2_ptsz since 7000 (space: *const c_void, stream: Handle) |real| real();
+    cuMemcpy3DPeer since 4000 (space: *const c_void) |real| crossing::copy_space(space.cast::<Space>().as_ref(), ptr::null_mut(), real);
+    cuMemcpy3DPeer_ptds since 7000 (space: *const c_void) |real| real();
+    cuMemcpy3DPeerAsync since 4000 (space: *const c_void, stream: Handle) |real| crossing::copy_space(space.cast::<Space>().as_ref(), stream, real);
+    cuMemcpy3DPeerAsync_ptsz since 7000 (space: *const c_void, stream: Handle) |real| real();
 
     cuStreamDestroy since 2000 (stream: Handle) |real| destroy_stream(stream, real);
     cuStreamDestroy_v2 since 4000 (stream: Handle) |real| destroy_stream(stream, real);

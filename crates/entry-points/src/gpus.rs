@@ -75,6 +75,9 @@ static GPUS: PerProcess<Gpus> = PerProcess::new(Default::default);
 /// Counts the ends of streams and of pools: what a thread remembers of them is of one count.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
+/// Whether several GPUs had pools at once.
+static ARE_SEVERAL: AtomicBool = AtomicBool::new(false);
+
 /// Whether `cuMemAlloc` is the driver's.
 static SYNC_IS_DRIVERS: AtomicBool = AtomicBool::new(false);
 
@@ -106,6 +109,13 @@ pub(crate) fn is_sync_the_drivers() -> bool {
 /// The GPUs that have pools.
 pub(crate) fn known() -> Vec<Arc<Gpu>> {
     GPUS.get().known.read().clone()
+}
+
+/// Whether several GPUs have had pools at once.
+#[inline]
+pub(crate) fn are_several() -> bool {
+    // Relaxed: memory of both reaches a thread by what the program does after the second pool was built.
+    ARE_SEVERAL.load(Ordering::Relaxed)
 }
 
 /// The GPU of the calling thread's context. `None` where its memory is not a pool's.
@@ -145,8 +155,11 @@ fn meet(gpus: &Gpus, context: Handle, find: impl Fn() -> Option<Arc<Gpu>>) -> Op
             if let Some(bytes) = gpus.thresholds.lock().get(&gpu.ordinal) {
                 gpu.keep(*bytes);
             }
-            gpus.known.write().push(gpu.clone());
-            drop(failed);
+            let mut known = gpus.known.write();
+            known.push(gpu.clone());
+            // Relaxed: see `are_several`.
+            ARE_SEVERAL.store(known.len() > 1, Ordering::Relaxed);
+            drop((known, failed));
             share_known(gpus);
             Some(gpu)
         }

@@ -61,6 +61,7 @@ mod at_load;
 mod captures;
 mod code;
 mod contexts;
+mod crossing;
 mod deep_binding;
 mod driver;
 mod driver_memory;

@@ -29,8 +29,8 @@ const PER_THREAD: u64 = 2;
 /// The newest version of CUDA whose functions these entry points are. A newer one may give a name to a function with other arguments.
 const NEWEST: c_int = 13_999;
 
-/// What ends the name of a function for which stream 0 is the thread's own.
-const OF_THREAD: &[u8] = b"_ptsz";
+/// What ends the name of a function for which stream 0 is the thread's own: of one that takes a stream, and of one that does not.
+const OF_THREAD: [&[u8]; 2] = [b"_ptsz", b"_ptds"];
 
 /// Finds an entry point by its symbol.
 pub(crate) type Find = extern "C" fn(*const c_char) -> Address;
@@ -73,7 +73,7 @@ impl EntryPoint {
     /// The name without its version, and whether stream 0 is the thread's own.
     pub(crate) fn base(&self) -> (&'static [u8], bool) {
         let symbol = self.symbol.to_bytes();
-        let (name, of_thread) = match symbol.strip_suffix(OF_THREAD) {
+        let (name, of_thread) = match OF_THREAD.iter().find_map(|ending| symbol.strip_suffix(*ending)) {
             Some(name) => (name, true),
             None => (symbol, false),
         };

@@ -262,6 +262,11 @@ fn a_gpu_with_access_to_another_ones_memory_has_its_pools() {
 }
 
 #[test]
+fn copies_between_gpus_on_default_streams_are_in_order() {
+    linked("crossing", &[]);
+}
+
+#[test]
 fn after_a_reset_the_program_begins_anew() {
     let Some(report) = linked("reset", &[]) else { return };
     assert_eq!(report["pools"].as_array().map(Vec::len), Some(3), "{report}");
