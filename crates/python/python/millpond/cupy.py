@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Optional, Unpack
 
 from . import _millpond, _shared
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from ._options import Options
 
 _pools: dict[int, Pool] = {}
+
+_OF_SEVERAL = (
+    "CuPy uses memory of two GPUs with millpond: a copy between them on default streams may begin before what was computed there is "
+    "done, and kernels of a GPU that has allocated nothing cannot use the other one's arrays. Synchronize both GPUs before such a copy, or "
+    "use CuPy's own allocator: cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)"
+)
 
 #: By GPU, the pool of pinned memory, and the stream that its blocks are allocated on.
 _pinned: dict[int, tuple[Pool, Stream]] = {}
@@ -28,6 +35,8 @@ def _pool(ordinal: int) -> Pool:
     pool = _pools.get(ordinal)
     if pool is None:
         pool = _pools[ordinal] = _shared.pool(ordinal)
+        if len(_pools) == 2:
+            warnings.warn(_OF_SEVERAL, RuntimeWarning, stacklevel=3)
     return pool
 
 
