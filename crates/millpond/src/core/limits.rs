@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::pool_core::Core;
+use super::pool_core::{Core, HasCore};
 use crate::budgets::{Live, Shortage};
 use crate::extents::MOST_UNITS;
 
@@ -55,14 +55,14 @@ pub(crate) fn has_budget_of(core: &Core, other: &Core) -> bool {
 }
 
 /// The other pools of the context. No lock is held in between.
-pub(crate) fn others(core: &Core) -> impl Iterator<Item = Arc<Core>> {
+pub(crate) fn others(core: &Core) -> impl Iterator<Item = Arc<dyn HasCore>> {
     let (registry, mut next) = (core.registry.upgrade(), 0);
     let all = std::iter::from_fn(move || {
         let pool = registry.as_ref()?.first_from(next)?;
         next = pool.number + 1;
         Some(pool)
     });
-    all.filter(|other| !std::ptr::eq(&**other, core))
+    all.filter(|other| !std::ptr::eq(other.core(), core))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! `core/`: one allocation as one ladder, one free, making room, limits, and giving back. It owns the one lock of a pool.
 //!
 //! Uses `cache/`, `extents/`, `record/` and what is below them. It names no feature: what stands beside it (`capture`, `sleep/`,
-//! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, a closed gate, or state of its own
-//! ([`Core::beside`]).
+//! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, or a closed gate. Their states are `pool/`'s.
 //!
 //! **The files**, from the ground up. Each uses only files that come before it:
 //! - Objects: `gate` (who may give work on the memory to the device), `holds` (what keeps a block where it is), `arenas` (where
@@ -40,7 +39,7 @@ pub use callbacks::{ObserverId, ReclaimId};
 pub(crate) use gate::Gate;
 pub(crate) use holds::{Hold, Holds};
 pub(crate) use limits::others;
-pub(crate) use pool_core::{Core, PoolState};
+pub(crate) use pool_core::{Core, HasCore, PoolState};
 pub(crate) use registry::Registry;
 pub(crate) use routes::{Filter, Route, Routes};
 pub(crate) use wrapping::Wrapping;

@@ -3,8 +3,8 @@
 //! Here stand the state, the checks that every call begins with, and what empties the caches. What a request does is in
 //! the files that use this one.
 
-use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) struct Core {
     pub(crate) timelines: Arc<Timelines>,
     /// Whose memory the pool takes: that of the timelines, or another that its streams work on.
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) registry: Weak<Registry<Self>>,
+    pub(crate) registry: Weak<Registry<dyn HasCore>>,
     /// Which pool of the context owns which addresses.
     pub(crate) ranges: Arc<Ranges>,
     /// A copy of the arena's, for readers without the lock.
@@ -60,13 +60,24 @@ pub(crate) struct Core {
     /// What stands between the program and its blocks.
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// The pool that this one is a part of, under the same limits: pages may pass between both.
-    pub(crate) whole: Option<Weak<Self>>,
+    pub(crate) whole: Option<Weak<dyn HasCore>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
     /// Whether each block is zeros when it is allocated.
     pub(crate) zeroes: bool,
-    /// The state of what stands beside the core, one of each type.
-    pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// A pool: its core, and what stands beside it. Who knows neither the program's handles nor the features holds a pool by this.
+pub(crate) trait HasCore: fmt::Debug + Send + Sync {
+    fn core(&self) -> &Core;
+}
+
+impl Deref for dyn HasCore + '_ {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.core()
+    }
 }
 
 /// What the pool's lock guards. Whoever takes the lock writes to its cache line. So that line holds nothing that
@@ -123,11 +134,6 @@ impl Core {
     #[cold]
     pub(crate) fn no_host_memory(&self, what: &'static str, bytes: u64) -> Error {
         Error::HostMemory { what, bytes, pool: self.name_of() }
-    }
-
-    /// The state of what stands beside the core.
-    pub(crate) fn beside<T: 'static>(&self) -> &T {
-        self.beside.iter().find_map(|state| state.downcast_ref()).expect("the builder puts it there")
     }
 
     /// A device call's error, as this pool's.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::budgets::Budget;
-use crate::core::{Arenas, Core};
+use crate::core::{Arenas, Core, HasCore};
 use crate::device::DeviceResult;
 use crate::order::{Fence, ReusePolicies, Stream};
 use crate::physical::PageId;
@@ -121,7 +121,7 @@ pub(super) fn pending_work(core: &Core) -> DeviceResult<Option<Fence>> {
 }
 
 /// The pool that a tag is a part of, if it is still there and has the same memory.
-pub(super) fn whole_of(core: &Core) -> Option<Arc<Core>> {
+pub(super) fn whole_of(core: &Core) -> Option<Arc<dyn HasCore>> {
     let whole = core.whole.as_ref()?.upgrade()?;
     Arc::ptr_eq(&whole.device, &core.device).then_some(whole)
 }

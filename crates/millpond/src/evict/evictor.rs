@@ -26,13 +26,13 @@ pub(crate) struct Evict {
 
 impl Evict {
     /// That of a pool with this limit, or of a part of one.
-    pub(crate) fn new(limit: u64, whole: Option<&Core>) -> Self {
-        let limit = whole.map_or_else(|| Budget::bytes(limit), |whole| whole.beside::<Self>().limit.clone());
+    pub(crate) fn new(limit: u64, whole: Option<&Self>) -> Self {
+        let limit = whole.map_or_else(|| Budget::bytes(limit), |whole| whole.limit.clone());
         Self { evicted: OfProcess::default(), limit }
     }
 
-    /// See [`Pool::evict`](crate::Pool::evict).
-    pub(crate) fn evict(&self, core: &Core, stream: &Stream) -> Result<u64> {
+    /// See [`Pool::evict`](crate::Pool::evict). `sleep` is the same pool's.
+    pub(crate) fn evict(&self, core: &Core, sleep: &Sleep, stream: &Stream) -> Result<u64> {
         check_stream(core, "Pool::evict", stream)?;
         let mut evicted = self.evicted.lock();
         if is_evicted(core) {
@@ -40,7 +40,7 @@ impl Evict {
             tell_held(core, false);
             return Ok(0);
         }
-        let _excluded = core.beside::<Sleep>().exclude();
+        let _excluded = sleep.exclude();
         // An error where it sleeps.
         drop(core.stay_awake()?);
         // Relaxed: a setting.
@@ -132,7 +132,7 @@ pub(crate) fn is_evicted(core: &Core) -> bool {
 /// Says in recordings what both pools hold: first the one that has less now, so that the sum is never too high.
 fn tell_held(core: &Core, came_back: bool) {
     let whole = whole_of(core);
-    let mut both = [Some(core), whole.as_deref()];
+    let mut both = [Some(core), whole.as_deref().map(|whole| whole.core())];
     if came_back {
         both.reverse();
     }

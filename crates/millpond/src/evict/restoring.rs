@@ -6,7 +6,7 @@ use super::evicted::{Evicted, whole_of};
 use super::lacking::Lacking;
 use crate::budgets::Shortage;
 use crate::core::making_room::{make_room, shortage_of, steps_of_others};
-use crate::core::{Arenas, Core};
+use crate::core::{Arenas, Core, HasCore};
 use crate::device::{DeviceError, DeviceResult};
 use crate::error::Result;
 use crate::extents::Refusal;
@@ -83,7 +83,7 @@ impl Evicted {
     fn attempt(
         &mut self,
         core: &Core,
-        whole: Option<&Core>,
+        whole: Option<&dyn HasCore>,
         memory: Memory,
     ) -> std::result::Result<(), Stopped> {
         let state = &mut *core.state.lock();
@@ -106,7 +106,7 @@ impl Evicted {
     fn come_back(
         &mut self,
         core: &Core,
-        whole: Option<&Core>,
+        whole: Option<&dyn HasCore>,
         arenas: &mut Arenas,
         memory: Memory,
     ) -> std::result::Result<(), Stopped> {

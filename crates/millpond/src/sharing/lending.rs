@@ -13,7 +13,7 @@ use super::socket;
 use super::token::{Flag, Header, SharedToken};
 use crate::budgets::Tenancy;
 use crate::core::giving_back::{collect_some_held, free_behind};
-use crate::core::{Core, Hold};
+use crate::core::{Core, HasCore, Hold};
 use crate::device::{DevicePtr, MemoryKind, PageHandle};
 use crate::error::{Error, Result};
 use crate::extents::{Arena, PageAtHome, Pointer};
@@ -49,7 +49,7 @@ pub struct Shared {
     event: SharedEvent,
     /// The block.
     ptr: DevicePtr,
-    pool: Arc<Core>,
+    pool: Arc<dyn HasCore>,
 }
 
 impl Shared {
@@ -118,7 +118,7 @@ impl Hold for Loan {
 
 /// Lets other processes open a block: so many bytes, and the bytes of an element. By default all, as bytes.
 pub(crate) fn share(
-    core: &Arc<Core>,
+    core: Arc<dyn HasCore>,
     ptr: DevicePtr,
     elements: Option<(u64, usize)>,
     stream: &Stream,
@@ -135,7 +135,7 @@ pub(crate) fn share(
     if core.device.properties().memory != MemoryKind::Device || core.keeps_nothing {
         return Err(not_shareable("only a device's own memory can be: copy it to a pool of that"));
     }
-    collect_some_held(core);
+    collect_some_held(&core);
     let identity = core.device.identity()?;
     let (handle, export) = core.device.create_shared_event()?;
     // SAFETY: it was created above.
@@ -144,7 +144,7 @@ pub(crate) fn share(
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };
-    let (bytes, (under, offset)) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
+    let (bytes, (under, offset)) = lend(&core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
     // From here on the block is kept. If an export fails, its only lease ends here.
     let mut descriptors: Vec<_> = lease.into_iter().map(Arc::new).collect();
     let mut flags = export.descriptor.as_ref().map_or(0, |_| Flag::Event as u32);
@@ -174,7 +174,7 @@ pub(crate) fn share(
         bytes,
     };
     let token = SharedToken { header, pages };
-    Ok(Shared { token, descriptors, event, ptr, pool: core.clone() })
+    Ok(Shared { token, descriptors, event, ptr, pool: core })
 }
 
 /// Pages with their bytes, and where on the first of them a block begins.

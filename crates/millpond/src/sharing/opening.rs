@@ -10,7 +10,7 @@ use super::imported::ImportedMemory;
 use super::lease::{Borrowed, is_of};
 use super::socket::Received;
 use super::token::{Flag, SharedToken};
-use crate::core::{Core, allocating::hand_out, giving_back::trim, making_room::shortage_of};
+use crate::core::{HasCore, allocating::hand_out, giving_back::trim, making_room::shortage_of};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::error::{Error, Result};
 use crate::extents::MOST_UNITS;
@@ -47,15 +47,15 @@ fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Op
 /// A context's memory of other processes: one pool, and the device that it takes as its segments. Each block is a segment, and is
 /// unmapped once it was freed and the work on it is complete. The pool allocates nothing else: it is destroyed from the start.
 #[derive(Debug)]
-pub(crate) struct OfOthers {
+pub(crate) struct OfOthers<P> {
     pub(crate) memory: Arc<ImportedMemory>,
-    pub(crate) pool: Arc<Core>,
+    pub(crate) pool: Arc<P>,
 }
 
-impl OfOthers {
+impl<P: HasCore> OfOthers<P> {
     /// Opens a block of another process, for work on a stream of the same context.
     pub(crate) fn open(&self, received: Received, stream: &Stream) -> Result<(DevicePtr, SharedEvent)> {
-        let core = &*self.pool;
+        let core = self.pool.core();
         let device = core.timelines.device();
         let Received { token, mut descriptors } = received;
         check_token(device.as_ref(), &token)?;
