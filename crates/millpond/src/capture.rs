@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::allocating::{check_request, hand_out};
-use crate::core::giving_back::{bury, let_go_of_released, outlive_if_needed};
-use crate::core::{ArenaId, Core, Filter, HasCore, Route, others};
+use crate::core::giving_back::{end_capture, let_go_of_released, outlive_if_needed};
+use crate::core::{ArenaId, Filter, HasCore, Route};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::extents::Arena;
@@ -185,16 +185,6 @@ impl Drop for Capturing {
         drop(state);
         route.iter().for_each(Route::close_ticks);
         end_capture(pool);
-    }
-}
-
-/// While a capture is under way, no pool waits for the device. The end of the last one makes up for that.
-fn end_capture(pool: &Core) {
-    if pool.timelines.end_capture() {
-        // This one also where the context is gone.
-        let_go_of_released(pool);
-        others(pool).for_each(|pool| _ = let_go_of_released(&pool));
-        bury(pool);
     }
 }
 

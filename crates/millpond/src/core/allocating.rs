@@ -13,12 +13,12 @@ use super::freeing::free;
 use super::limits::limit_exceeded;
 use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
-use super::slow_path_time::{lock_noting_waits, note_slow_path, pages_moved};
 use crate::device::{ADDRESSES_END, DevicePtr};
 use crate::error::{Error, Result};
-use crate::extents::{self, Allocation, Effort, Refusal};
+use crate::extents::{self, Allocation, Effort};
 use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
+use crate::physical::Refusal;
 use crate::policy::ledger::{Balance, CUT};
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -175,7 +175,7 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     // A filter or a callback of the program may have forked.
     core.check_process()?;
     refuse_impossible(core, bytes, stream)?;
-    let mut state = lock_noting_waits(core);
+    let mut state = core.lock_noting_waits();
     core.check_allocates(&state)?;
     let to = route.filter(|to| state.arenas.named_mut(Some(*to)).is_some());
     let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
@@ -220,7 +220,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     let took = core.since(began);
     core.counters.note_device_time(took);
     if any {
-        note_slow_path(core, state, took);
+        core.note_slow_path(state, took);
     }
 }
 
@@ -231,7 +231,7 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
     if ready.is_some() {
-        note_slow_path(core, state, CUT);
+        core.note_slow_path(state, CUT);
     }
     Ok(ready)
 }
@@ -255,14 +255,14 @@ fn empty_caches_and_map(
     state: &mut PoolState,
     request: &LockedRequest<'_>,
 ) -> Climb<Option<Allocation>> {
-    let (began, moved) = (core.now(), pages_moved(core));
+    let (began, moved) = (core.now(), core.counters.pages_moved());
     let revoked = core.empty_caches(state);
     let emptied = core.since(began);
     let is_bought = matches!(state.ledger.balance(core.now()), Balance::Saving(_));
     let found = map(core, state, request);
-    let is_saved = revoked || pages_moved(core) > moved;
+    let is_saved = revoked || core.counters.pages_moved() > moved;
     let took = if is_bought { emptied } else { core.since(began) };
-    note_slow_path(core, state, if is_saved { took.max(CUT) } else { CUT });
+    core.note_slow_path(state, if is_saved { took.max(CUT) } else { CUT });
     found
 }
 

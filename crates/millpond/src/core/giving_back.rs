@@ -94,7 +94,7 @@ pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
 
 /// The pool that this one is a part of, if pages passed there: their mappings here go once the work on them is complete.
 fn whole_with_pages(core: &Core) -> Option<Arc<dyn HasCore>> {
-    if core.counters.asleep.current() > 0 { core.whole.as_ref()?.upgrade() } else { None }
+    if core.counters.asleep.current() > 0 { core.whole() } else { None }
 }
 
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
@@ -161,6 +161,16 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     lets_go
 }
 
+/// While a capture is under way, no pool waits for the device. The end of the last one makes up for that.
+pub(crate) fn end_capture(core: &Core) {
+    if core.timelines.end_capture() {
+        // This one also where the context is gone.
+        let_go_of_released(core);
+        core.others().for_each(|pool| _ = let_go_of_released(&pool));
+        bury(core);
+    }
+}
+
 /// Nothing of the pool is live, and it will allocate no more: what sleeps need not wake, and goes as what is free.
 fn end_sleep(core: &Core) {
     core.state.lock().is_asleep = false;
@@ -168,7 +178,7 @@ fn end_sleep(core: &Core) {
 }
 
 /// Lets go of the pools of the context that hold nothing any more.
-pub(crate) fn bury(core: &Core) {
+fn bury(core: &Core) {
     if let Some(registry) = core.registry.upgrade() {
         registry.bury(|pool| pool.holds_nothing());
     }

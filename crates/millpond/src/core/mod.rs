@@ -38,7 +38,6 @@ pub(crate) use callbacks::Callbacks;
 pub use callbacks::{ObserverId, ReclaimId};
 pub(crate) use gate::Gate;
 pub(crate) use holds::{Hold, Holds};
-pub(crate) use limits::others;
 pub(crate) use pool_core::{Core, HasCore, PoolState};
 pub(crate) use registry::Registry;
 pub(crate) use routes::{Filter, Route, Routes};

@@ -60,7 +60,7 @@ pub(crate) struct Core {
     /// What stands between the program and its blocks.
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// The pool that this one is a part of, under the same limits: pages may pass between both.
-    pub(crate) whole: Option<Weak<dyn HasCore>>,
+    pub(crate) part_of: Option<Weak<dyn HasCore>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
     /// Whether each block is zeros when it is allocated.
@@ -209,8 +209,7 @@ impl Core {
 
     #[cold]
     fn error_asleep(&self) -> Error {
-        // Relaxed: a setting.
-        match self.gate.is_evicted.load(Ordering::Relaxed) {
+        match self.gate.is_evicted() {
             true => Error::Evicted { pool: self.name_of() },
             false => Error::Asleep { pool: self.name_of() },
         }
@@ -275,7 +274,7 @@ impl Core {
     }
 
     /// By the clock that the ledger goes by.
-    pub(super) fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.timelines.device().now()
     }
 
@@ -332,6 +331,25 @@ impl Core {
     /// The most bytes in live blocks since the last [mark](Self::mark_high_water), or since the marks were reset.
     pub(crate) fn peak_since_mark(&self) -> u64 {
         self.caches.counted().allocated.high
+    }
+
+    // ---- other pools -----------------------------------------------------------------------------
+
+    /// The pool that this one is a part of, if it is still there and has the same memory.
+    pub(crate) fn whole(&self) -> Option<Arc<dyn HasCore>> {
+        let whole = self.part_of.as_ref()?.upgrade()?;
+        Arc::ptr_eq(&whole.device, &self.device).then_some(whole)
+    }
+
+    /// The other pools of the context. No lock is held in between.
+    pub(crate) fn others(&self) -> impl Iterator<Item = Arc<dyn HasCore>> {
+        let (registry, mut next) = (self.registry.upgrade(), 0);
+        let all = std::iter::from_fn(move || {
+            let pool = registry.as_ref()?.first_from(next)?;
+            next = pool.number + 1;
+            Some(pool)
+        });
+        all.filter(|other| other.number != self.number)
     }
 
     // ---- addresses -------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ use super::making_room::under_pressure;
 use super::pool_core::Core;
 use crate::device::MemoryKind;
 use crate::error::Result;
-use crate::extents::{Effort, Refusal};
+use crate::extents::Effort;
 use crate::order::Stream;
+use crate::physical::Refusal;
 
 /// See [`Pool::reserve`](crate::Pool::reserve).
 pub(crate) fn reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {

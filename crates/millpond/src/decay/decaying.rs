@@ -64,7 +64,7 @@ impl Decay {
             }
         };
         drop(before);
-        let policy = decay::Decay::new(delay, clock(core));
+        let policy = decay::Decay::new(delay, core.now());
         *own.lock() = Some(Decaying { delay, policy, thread: thread.clone() });
         let own = Arc::downgrade(self);
         let look = move |core: &Core| own.upgrade()?.look(core);
@@ -90,7 +90,7 @@ impl Decay {
         let own = OfProcess::here(&self.0)?;
         let (due, now) = {
             let mut own = own.lock();
-            let now = clock(core);
+            let now = core.now();
             let stats = core.stats();
             let seen = Observation {
                 now,
@@ -113,16 +113,11 @@ impl Decay {
                     log!(WARN, "what a pool no longer uses stays held", error, pool = core.name);
                 }
                 // Also what the trim itself took is behind.
-                own.lock().as_mut()?.policy.gave_back(trimmed.unwrap_or(0), clock(core));
+                own.lock().as_mut()?.policy.gave_back(trimmed.unwrap_or(0), core.now());
             }
         }
         Some(own.lock().as_ref()?.policy.pause(now))
     }
-}
-
-/// By the clock that the pool goes by.
-fn clock(core: &Core) -> Duration {
-    core.timelines.device().now()
 }
 
 #[cfg(test)]

@@ -1,8 +1,6 @@
 //! What a pool knows of its eviction, and the calls that change it.
 
-use std::sync::atomic::Ordering;
-
-use super::evicted::{Evicted, whole_of};
+use super::evicted::Evicted;
 use super::evicting::{Refused, evict};
 use super::restoring::cannot_wait;
 use crate::budgets::Budget;
@@ -35,7 +33,7 @@ impl Evict {
     pub(crate) fn evict(&self, core: &Core, sleep: &Sleep, stream: &Stream) -> Result<u64> {
         check_stream(core, "Pool::evict", stream)?;
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) {
+        if core.gate.is_evicted() {
             evicted.leave_again(core)?;
             tell_held(core, false);
             return Ok(0);
@@ -43,8 +41,7 @@ impl Evict {
         let _excluded = sleep.exclude();
         // An error where it sleeps.
         drop(core.stay_awake()?);
-        // Relaxed: a setting.
-        core.gate.is_evicted.store(true, Ordering::Relaxed);
+        core.gate.note_evicted(true);
         core.gate.close();
         let done = evict_behind_gate(core, &mut evicted, &self.limit, stream);
         match done {
@@ -55,7 +52,7 @@ impl Evict {
             Err(_) => {
                 evicted.end();
                 core.gate.open();
-                core.gate.is_evicted.store(false, Ordering::Relaxed);
+                core.gate.note_evicted(false);
             }
         }
         done
@@ -65,7 +62,7 @@ impl Evict {
     pub(crate) fn restore_ahead(&self, core: &Core) -> Result<()> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        let back = if is_evicted(core) { evicted.bring_back(core)? } else { Ok(()) };
+        let back = if core.gate.is_evicted() { evicted.bring_back(core)? } else { Ok(()) };
         tell_held(core, true);
         drop(evicted);
         back.map_err(|what| out_of_memory_awaking(core, what))
@@ -75,18 +72,18 @@ impl Evict {
     pub(crate) fn restore_free(&self, core: &Core) -> Result<u64> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        let back = if is_evicted(core) { evicted.bring_back_part(core)? } else { Ok(()) };
+        let back = if core.gate.is_evicted() { evicted.bring_back_part(core)? } else { Ok(()) };
         tell_held(core, true);
         drop(evicted);
         back.map_err(|what| out_of_memory_awaking(core, what))?;
-        Ok(if is_evicted(core) { core.counters.asleep.current() } else { 0 })
+        Ok(if core.gate.is_evicted() { core.counters.asleep.current() } else { 0 })
     }
 
     /// See [`Pool::restore`](crate::Pool::restore).
     pub(crate) fn restore(&self, core: &Core, stream: &Stream) -> Result<()> {
         check_stream(core, "Pool::restore", stream)?;
         let mut evicted = self.evicted.lock();
-        if !is_evicted(core) {
+        if !core.gate.is_evicted() {
             return Ok(());
         }
         if let Err(what) = evicted.bring_back(core)? {
@@ -105,8 +102,7 @@ impl Evict {
         state.is_asleep = false;
         core.resume_caches(&mut state);
         core.gate.open();
-        // Relaxed: a setting, which nobody reads while the gate is open.
-        core.gate.is_evicted.store(false, Ordering::Relaxed);
+        core.gate.note_evicted(false);
         drop(state);
         tell_held(core, true);
         core.recording.restored(bytes, stream);
@@ -119,19 +115,13 @@ impl Evict {
     /// Gives the pinned memory back, unless it is needed.
     pub(crate) fn trim_staging(&self, core: &Core) -> DeviceResult<u64> {
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) { Ok(0) } else { evicted.release(core, &self.limit) }
+        if core.gate.is_evicted() { Ok(0) } else { evicted.release(core, &self.limit) }
     }
-}
-
-/// Whether the pool is evicted. It changes under the lock of [`Evict`] only.
-pub(crate) fn is_evicted(core: &Core) -> bool {
-    // Relaxed: a setting.
-    core.gate.is_evicted.load(Ordering::Relaxed)
 }
 
 /// Says in recordings what both pools hold: first the one that has less now, so that the sum is never too high.
 fn tell_held(core: &Core, came_back: bool) {
-    let whole = whole_of(core);
+    let whole = core.whole();
     let mut both = [Some(core), whole.as_deref().map(|whole| whole.core())];
     if came_back {
         both.reverse();
@@ -151,7 +141,7 @@ fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream:
     if properties.memory != MemoryKind::Device || !properties.virtual_memory {
         return refuse("it has no memory that can be mapped elsewhere (virtual memory management)");
     }
-    let Some(whole) = whole_of(core) else {
+    let Some(whole) = core.whole() else {
         return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
     };
     if core.gate.has_residents() {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
 
-use super::figures::{LONGEST_NAME, figures_of, sizes_of};
+use super::figures::{LONGEST_NAME, SeenPool, SeenSizes};
 use super::who::own_id;
 use crate::core::{Core, HasCore, giving_back};
 use crate::log::log;
@@ -175,9 +175,9 @@ impl Inside {
         let with = |number| pools.iter().find(|pool| pool.number == number).ok_or("the pool is gone");
         let answer = match (word, &numbers[..]) {
             ("figures", _) => {
-                serde_json::to_string(&pools.iter().map(|pool| figures_of(pool)).collect::<Vec<_>>())
+                serde_json::to_string(&pools.iter().map(|pool| SeenPool::of(pool)).collect::<Vec<_>>())
             }
-            ("sizes", [number]) => serde_json::to_string(&sizes_of(with(*number)?)),
+            ("sizes", [number]) => serde_json::to_string(&SeenSizes::of(with(*number)?)),
             ("trim", [number, keep]) => {
                 let bytes = giving_back::trim(with(*number)?, *keep).map_err(|error| error.to_string())?;
                 serde_json::to_string(&bytes)

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::figures::{SeenPool, figures_of, parsed, tamed};
+use super::figures::{SeenPool, parsed, tamed};
 use super::who::{Who, own_id};
 use crate::budgets::{SharedFolder, shared_folder, shared_folders};
 use crate::core::{Core, HasCore};
@@ -105,7 +105,7 @@ static READY: PerProcess<Mutex<Option<Ready>>> = PerProcess::new(|| Mutex::new(R
 /// Writes down which of a pool's requests found no memory.
 pub(crate) fn watch(pool: &Arc<impl HasCore + 'static>) {
     drop(READY.get().lock());
-    let (weak, figures) = (Arc::downgrade(pool), Mutex::new(Some(figures_of(pool.core()))));
+    let (weak, figures) = (Arc::downgrade(pool), Mutex::new(Some(SeenPool::of(pool.core()))));
     let tell = move |report: &OutOfMemory| {
         if let Some(pool) = weak.upgrade()
             && let Some(ready) = &mut *READY.get().lock()

@@ -376,7 +376,7 @@ impl PoolBuilder {
             reuse: Reuse::new(self.reuse),
             gate: Gate::default(),
             holds: Holds::default(),
-            whole: whole.map(|whole| Arc::downgrade(whole.inner()) as _),
+            part_of: whole.map(|whole| Arc::downgrade(whole.inner()) as _),
             wrapping: guarding.clone().map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
             zeroes: self.zeroed,

@@ -4,7 +4,6 @@
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, MemoryKind, PeerId, Place, Residency};
 use crate::error::{Error, Result};
-use crate::evict;
 use crate::guard::Finding;
 use crate::managed;
 use crate::order::Stream;
@@ -226,7 +225,7 @@ impl Pool {
 
     /// Whether the pool is [evicted](Self::evict).
     pub fn is_evicted(&self) -> bool {
-        self.inner().is_here() && evict::is_evicted(self.inner())
+        self.inner().is_here() && self.inner().gate.is_evicted()
     }
 
     // ---- other devices ---------------------------------------------------------------------------
