@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::core::{Core, freeing};
 use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerId, PeerSet};
 use crate::error::{Error, Result};
-use crate::extents::{Arena, ExtentId, PageAtHome};
+use crate::extents::{Arena, ExtentId};
 use crate::log::log;
 use crate::order::{Stream, Timelines};
 use crate::system::lock::{RwLock, RwLockReadGuard};
@@ -96,16 +96,10 @@ pub(crate) fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
     Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, true) })?)
 }
 
-/// The pages that a live block lies on.
-fn pages_of(arena: &Arena, id: ExtentId) -> impl Iterator<Item = PageAtHome> {
-    let Range { start, end } = arena.range_of(id);
-    let next = move |at| arena.page_at(at).filter(|_| at < end);
-    std::iter::successors(next(start), move |page| next(page.at.offset(page.bytes)))
-}
-
 /// Whether these devices may use a live block.
 fn is_shared_with(arena: &Arena, id: ExtentId, peers: PeerSet) -> bool {
-    pages_of(arena, id).all(|page| peers.without(arena.pages.get(page.id).peers).is_empty())
+    let mut pages = arena.pages_under(arena.range_of(id));
+    pages.all(|page| peers.without(arena.pages.get(page.id).peers).is_empty())
 }
 
 /// Lets devices use a live block, and what else lies on its pages.
