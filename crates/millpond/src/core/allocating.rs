@@ -5,6 +5,8 @@
 //! 3. Under it: the same once more, with the thread's cache open. Then the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
+//! Memory that is taken in [advance](reserve) climbs to the last of these.
+//!
 //! The request is checked between 2 and 3: what is wrong finds no magazine, and what exceeds a limit is refused. Requests
 //! with a route climb the [`KEEPING`] rungs at 3, in an arena that keeps its pages.
 
@@ -13,7 +15,7 @@ use super::freeing::free;
 use super::limits::limit_exceeded;
 use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
-use crate::device::{ADDRESSES_END, DevicePtr};
+use crate::device::{ADDRESSES_END, DevicePtr, MemoryKind};
 use crate::error::{Error, Result};
 use crate::extents::{self, Allocation, Effort};
 use crate::log::log;
@@ -159,7 +161,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
 // ---- under the pool's lock -------------------------------------------------------------------
 
 /// Refuses what exceeds a limit together with all that is live: no rung can satisfy it.
-pub(super) fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
     if limit_exceeded(core, bytes).is_none() {
         return Ok(());
     }
@@ -291,6 +293,43 @@ pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, b
     core.caches.count_alloc(&mut state.locked, bytes, found.bytes);
     core.counters.misses.add(found.misses);
     found.ptr
+}
+
+// ---- in advance ------------------------------------------------------------------------------
+
+/// See [`Pool::reserve`](crate::Pool::reserve).
+pub(crate) fn reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    check_request(core, bytes, 1, stream)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let attempt = || try_reserve(core, bytes, stream);
+    match attempt()? {
+        Ok(()) => Ok(()),
+        Err(first) => under_pressure(core, (bytes, 1), stream, first, attempt),
+    }
+}
+
+/// Makes a free range of `bytes`, without a block of the program's.
+fn try_reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<std::result::Result<(), Refusal>> {
+    refuse_impossible(core, bytes, stream)?;
+    let mut state = core.state.lock();
+    core.check_allocates(&state)?;
+    core.empty_caches(&mut state);
+    // A device takes a segment of pinned memory several times as fast as pages of it.
+    let effort = match core.device.properties().memory {
+        MemoryKind::Pinned => Effort::TakeSegment,
+        MemoryKind::Device | MemoryKind::Managed => Effort::Map(state.ledger.balance(core.now())),
+    };
+    let arena = &mut state.arenas.own;
+    let found = arena.alloc((core.caches.sizes().units(bytes), 1), stream, effort);
+    Ok(found.map(|found| {
+        // SAFETY: the block is allocated, and the arena is this pool's.
+        let is_free =
+            found.is_some_and(|found| arena.take_back(unsafe { found.descriptor.get() }, stream.fence()));
+        debug_assert!(is_free, "it was just allocated, and nobody was told");
+    }))
 }
 
 #[cfg(test)]

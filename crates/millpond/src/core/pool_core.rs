@@ -20,7 +20,7 @@ use crate::budgets::Limits;
 use crate::cache::{Caches, Locked};
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::error::{Error, Result};
-use crate::extents::{Arena, ExtentId, Pointer, Ranges};
+use crate::extents::{self, Arena, ExtentId, Pointer, Ranges};
 use crate::figures::counters::Counters;
 use crate::figures::stats::Stats;
 use crate::order::{Fence, Reuse, Stream, Timelines};
@@ -333,12 +333,57 @@ impl Core {
         self.caches.counted().allocated.high
     }
 
+    /// Recounts every invariant, for tests; says what is wrong, if anything is.
+    pub(crate) fn check(&self) -> std::result::Result<(), String> {
+        let mut state = self.state.lock();
+        let PoolState { arenas, locked, .. } = &mut *state;
+        // While no thread allocates or frees.
+        self.caches.check(locked, |cached| {
+            let counted = self.counted();
+            let (mut held, mut blocks, mut live, mut requested, mut allocated) = (0, 0, 0, 0, 0);
+            for (_, arena) in arenas.iter() {
+                extents::check(arena)?;
+                held += arena.held();
+                blocks += arena.blocks();
+                for (id, descriptor) in arena.iter_allocated().filter(|(_, descriptor)| descriptor.is_live())
+                {
+                    live += 1;
+                    requested += arena.requested(id);
+                    allocated += descriptor.bytes();
+                }
+            }
+            let figures = [
+                ("reserved bytes", held, self.counters.reserved.current()),
+                ("live blocks", live, counted.blocks.current),
+                ("requested bytes", requested, counted.requested.current),
+                ("allocated bytes", allocated, counted.allocated.current),
+                ("cached blocks", blocks - live, cached),
+            ];
+            match figures.into_iter().find(|(_, recount, counted)| recount != counted) {
+                Some((what, recount, counted)) => {
+                    Err(format!("{what}: recount {recount}, counted {counted}"))
+                }
+                None => Ok(()),
+            }
+        })
+    }
+
     // ---- other pools -----------------------------------------------------------------------------
 
     /// The pool that this one is a part of, if it is still there and has the same memory.
     pub(crate) fn whole(&self) -> Option<Arc<dyn HasCore>> {
         let whole = self.part_of.as_ref()?.upgrade()?;
         Arc::ptr_eq(&whole.device, &self.device).then_some(whole)
+    }
+
+    /// Says in recordings what this pool and its whole hold: first the one that has less now, so that the sum is never too high.
+    pub(crate) fn tell_held(&self, came_back: bool) {
+        let whole = self.whole();
+        let mut both = [Some(self), whole.as_deref().map(|whole| whole.core())];
+        if came_back {
+            both.reverse();
+        }
+        both.into_iter().flatten().for_each(|pool| pool.recording.tell_held());
     }
 
     /// The other pools of the context. No lock is held in between.
@@ -409,6 +454,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use crate::error::Error;
     use crate::fixtures::{Bench, Freeing, MIB};
 
     /// A pool that holds a gigabyte, nothing of it live.
@@ -450,5 +496,19 @@ mod tests {
         _ = bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
         assert!(bench.pool.stats().misses > misses && !bench.pool.inner().caches.holds_any());
         bench.pool.check().unwrap();
+    }
+
+    #[test]
+    fn a_figure_that_is_wrong_is_told() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(MIB, &stream).unwrap();
+        pool.check().unwrap();
+        let reserved = &pool.inner().counters.reserved;
+        reserved.raise(1);
+        let told = pool.check().unwrap_err();
+        assert!(matches!(&told, Error::Broken { why, .. } if why.contains("reserved bytes")), "{told}");
+        reserved.lower(1);
+        pool.free_block(block, &stream).unwrap();
+        pool.check().unwrap();
     }
 }

@@ -31,11 +31,13 @@ impl Evict {
 
     /// See [`Pool::evict`](crate::Pool::evict). `sleep` is the same pool's.
     pub(crate) fn evict(&self, core: &Core, sleep: &Sleep, stream: &Stream) -> Result<u64> {
-        check_stream(core, "Pool::evict", stream)?;
+        core.check_process()?;
+        core.check_stream(stream)?;
+        stream.check_not_captured("Pool::evict", "evict or restore memory")?;
         let mut evicted = self.evicted.lock();
         if core.gate.is_evicted() {
             evicted.leave_again(core)?;
-            tell_held(core, false);
+            core.tell_held(false);
             return Ok(0);
         }
         let _excluded = sleep.exclude();
@@ -43,11 +45,11 @@ impl Evict {
         drop(core.stay_awake()?);
         core.gate.note_evicted(true);
         core.gate.close();
-        let done = evict_behind_gate(core, &mut evicted, &self.limit, stream);
+        let done = self.evict_behind_gate(core, &mut evicted, stream);
         match done {
             Ok(bytes) => {
                 core.recording.evicted(bytes, Some(stream));
-                tell_held(core, false);
+                core.tell_held(false);
             }
             Err(_) => {
                 evicted.end();
@@ -63,7 +65,7 @@ impl Evict {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
         let back = if core.gate.is_evicted() { evicted.bring_back(core)? } else { Ok(()) };
-        tell_held(core, true);
+        core.tell_held(true);
         drop(evicted);
         back.map_err(|what| out_of_memory_awaking(core, what))
     }
@@ -73,7 +75,7 @@ impl Evict {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
         let back = if core.gate.is_evicted() { evicted.bring_back_part(core)? } else { Ok(()) };
-        tell_held(core, true);
+        core.tell_held(true);
         drop(evicted);
         back.map_err(|what| out_of_memory_awaking(core, what))?;
         Ok(if core.gate.is_evicted() { core.counters.asleep.current() } else { 0 })
@@ -81,7 +83,9 @@ impl Evict {
 
     /// See [`Pool::restore`](crate::Pool::restore).
     pub(crate) fn restore(&self, core: &Core, stream: &Stream) -> Result<()> {
-        check_stream(core, "Pool::restore", stream)?;
+        core.check_process()?;
+        core.check_stream(stream)?;
+        stream.check_not_captured("Pool::restore", "evict or restore memory")?;
         let mut evicted = self.evicted.lock();
         if !core.gate.is_evicted() {
             return Ok(());
@@ -104,7 +108,7 @@ impl Evict {
         core.gate.open();
         core.gate.note_evicted(false);
         drop(state);
-        tell_held(core, true);
+        core.tell_held(true);
         core.recording.restored(bytes, stream);
         drop(evicted);
         // What was put off.
@@ -117,65 +121,49 @@ impl Evict {
         let mut evicted = self.evicted.lock();
         if core.gate.is_evicted() { Ok(0) } else { evicted.release(core, &self.limit) }
     }
-}
 
-/// Says in recordings what both pools hold: first the one that has less now, so that the sum is never too high.
-fn tell_held(core: &Core, came_back: bool) {
-    let whole = core.whole();
-    let mut both = [Some(core), whole.as_deref().map(|whole| whole.core())];
-    if came_back {
-        both.reverse();
-    }
-    both.into_iter().flatten().for_each(|pool| pool.recording.tell_held());
-}
-
-fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> {
-    core.check_process()?;
-    core.check_stream(stream)?;
-    stream.check_not_captured(call, "evict or restore memory")
-}
-
-fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream: &Stream) -> Result<u64> {
-    let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
-    let properties = core.device.properties();
-    if properties.memory != MemoryKind::Device || !properties.virtual_memory {
-        return refuse("it has no memory that can be mapped elsewhere (virtual memory management)");
-    }
-    let Some(whole) = core.whole() else {
-        return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
-    };
-    if core.gate.has_residents() {
-        return refuse(
-            "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
-             millpond::Buffer",
-        );
-    }
-    // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
-    if !core.timelines.wait_for_other_threads()? {
-        return refuse(
-            "another thread uses its default stream, and a graph is being captured, which a wait for the device would end: end the \
-             capture first",
-        );
-    }
-    core.unwrap_before_leaving();
-    collect_held(core);
-    let mut state = core.state.lock();
-    core.check_not_destroyed(&state)?;
-    // Under the lock, under which blocks are shared.
-    if core.holds.any() {
-        return refuse("other processes may use blocks of it: wait until they have let go");
-    }
-    core.pause_caches(&mut state);
-    match evict(evicted, core, (&whole, limit), &mut state, stream) {
-        Ok(bytes) => {
-            state.is_asleep = true;
-            Ok(bytes)
+    fn evict_behind_gate(&self, core: &Core, evicted: &mut Evicted, stream: &Stream) -> Result<u64> {
+        let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
+        let properties = core.device.properties();
+        if properties.memory != MemoryKind::Device || !properties.virtual_memory {
+            return refuse("it has no memory that can be mapped elsewhere (virtual memory management)");
         }
-        Err(refused) => {
-            core.resume_caches(&mut state);
-            match refused {
-                Refused::Because(why) => refuse(why),
-                Refused::Device(error) => Err(core.error_of(error)),
+        let Some(whole) = core.whole() else {
+            return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
+        };
+        if core.gate.has_residents() {
+            return refuse(
+                "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
+                 millpond::Buffer",
+            );
+        }
+        // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
+        if !core.timelines.wait_for_other_threads()? {
+            return refuse(
+                "another thread uses its default stream, and a graph is being captured, which a wait for the device would end: end the \
+                 capture first",
+            );
+        }
+        core.unwrap_before_leaving();
+        collect_held(core);
+        let mut state = core.state.lock();
+        core.check_not_destroyed(&state)?;
+        // Under the lock, under which blocks are shared.
+        if core.holds.any() {
+            return refuse("other processes may use blocks of it: wait until they have let go");
+        }
+        core.pause_caches(&mut state);
+        match evict(evicted, core, (&whole, &self.limit), &mut state, stream) {
+            Ok(bytes) => {
+                state.is_asleep = true;
+                Ok(bytes)
+            }
+            Err(refused) => {
+                core.resume_caches(&mut state);
+                match refused {
+                    Refused::Because(why) => refuse(why),
+                    Refused::Device(error) => Err(core.error_of(error)),
+                }
             }
         }
     }

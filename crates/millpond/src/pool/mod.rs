@@ -27,9 +27,7 @@ pub(crate) use parts::PoolParts;
 
 use crate::budgets::Budget;
 use crate::capture::CapturePool;
-use crate::core::{
-    ObserverId, ReclaimId, allocating, freeing, giving_back, recording, recounting, reserving,
-};
+use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recording};
 use crate::device::{Device, DevicePtr, MemoryInfo};
 use crate::error::{Error, Result};
 use crate::figures::stats::{Level, Stats};
@@ -314,7 +312,7 @@ impl Pool {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn reserve(&self, bytes: u64, stream: &Stream) -> Result<()> {
-        reserving::reserve(&self.inner, bytes, stream)
+        allocating::reserve(&self.inner, bytes, stream)
     }
 
     /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
@@ -588,7 +586,7 @@ impl Pool {
     /// [`Error::Broken`], with a sentence that says what is wrong.
     pub fn check(&self) -> Result<()> {
         self.inner.check_process()?;
-        recounting::check(&self.inner).map_err(|why| Error::Broken { pool: self.inner.name_of(), why })
+        self.inner.check().map_err(|why| Error::Broken { pool: self.inner.name_of(), why })
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

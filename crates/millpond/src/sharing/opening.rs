@@ -120,7 +120,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::recounting::check;
     use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::fixtures::{Bench, Freeing, MIB, nobody_begins};
@@ -147,15 +146,15 @@ mod tests {
         let mut opened: Vec<_> = buffers.iter().chain(&buffers).map(open).collect();
         assert_eq!(sim.calls()[Call::CreatePage], taken);
         let imports = context.of_others().unwrap().pool.clone();
-        check(&imports).unwrap();
+        imports.check().unwrap();
         assert_eq!(imports.counted().blocks.current, 8);
         // Some go, and others come: nobody gets what another one had.
         opened.truncate(3);
         context.synchronize().unwrap();
-        check(&imports).unwrap();
+        imports.check().unwrap();
         assert_eq!(imports.counted().blocks.current, 3);
         opened.extend(buffers.iter().map(open));
-        check(&imports).unwrap();
+        imports.check().unwrap();
         let mut starts: Vec<_> = opened.iter().map(|opened| opened.buffer.ptr()).collect();
         starts.sort();
         starts.dedup();
@@ -163,7 +162,7 @@ mod tests {
         drop(opened);
         context.synchronize().unwrap();
         assert!(imports.holds_nothing());
-        check(&imports).unwrap();
+        imports.check().unwrap();
     }
 
     #[test]
