@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::allocating::{check_request, hand_out};
-use crate::core::giving_back::{bury, let_go_of_released, outlive_if_needed};
-use crate::core::{ArenaId, Core, Filter, Route, others};
+use crate::core::giving_back::{end_capture, let_go_of_released, outlive_if_needed};
+use crate::core::{ArenaId, Filter, HasCore, Route};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::extents::Arena;
@@ -43,7 +43,7 @@ pub struct CapturePool {
 /// The right to find the memory as it was left.
 #[derive(Debug)]
 struct Claim {
-    pool: Arc<Core>,
+    pool: Arc<dyn HasCore>,
     id: ArenaId,
 }
 
@@ -59,13 +59,13 @@ pub struct Capturing {
 }
 
 impl CapturePool {
-    pub(crate) fn new(pool: &Arc<Core>) -> Self {
+    pub(crate) fn new(pool: Arc<dyn HasCore>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
         // In a forked child the pool is the parent's, which has no such memory.
         pool.lock_here().into_iter().for_each(|mut state| state.arenas.add(id));
-        Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
+        Self { claim: Arc::new(Claim { pool, id }) }
     }
 
     /// Sends the pool's allocations on `stream` to this memory until the guard is dropped. So it does with those on other
@@ -185,16 +185,6 @@ impl Drop for Capturing {
         drop(state);
         route.iter().for_each(Route::close_ticks);
         end_capture(pool);
-    }
-}
-
-/// While a capture is under way, no pool waits for the device. The end of the last one makes up for that.
-fn end_capture(pool: &Core) {
-    if pool.timelines.end_capture() {
-        // This one also where the context is gone.
-        let_go_of_released(pool);
-        others(pool).for_each(|pool| _ = let_go_of_released(&pool));
-        bury(pool);
     }
 }
 

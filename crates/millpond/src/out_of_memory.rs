@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::MemoryKind;
 use crate::figures::stats::HumanBytes;
 use crate::figures::tenant::Tenant;
+use crate::policy::watching::MOST_TENANTS;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
 ///
@@ -194,9 +195,6 @@ impl fmt::Display for OutOfMemory {
         write!(f, ", {} others hold {}", others.len(), HumanBytes(held))
     }
 }
-
-/// Processes under the budget that the error names, those that hold most.
-const MOST_TENANTS: usize = 5;
 
 #[cfg(test)]
 mod tests {

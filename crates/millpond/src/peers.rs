@@ -15,13 +15,14 @@ use std::ops::Range;
 use crate::core::{Core, freeing};
 use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerId, PeerSet};
 use crate::error::{Error, Result};
-use crate::extents::{Arena, ExtentId, PageAtHome};
+use crate::extents::{Arena, ExtentId};
 use crate::log::log;
 use crate::order::{Stream, Timelines};
 use crate::system::lock::{RwLock, RwLockReadGuard};
 use crate::system::process::OfProcess;
 
-/// Held for reading while a copy of a pool's memory is given to another device, and for writing while access is taken back.
+/// The copies of a pool's memory to other devices. Held for reading while one is given to the device, and for writing while access is
+/// taken back.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCopies(OfProcess<RwLock<()>>);
 
@@ -95,16 +96,10 @@ pub(crate) fn share_all(core: &Core, peers: PeerSet) -> Result<()> {
     Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, true) })?)
 }
 
-/// The pages that a live block lies on.
-fn pages_of(arena: &Arena, id: ExtentId) -> impl Iterator<Item = PageAtHome> {
-    let Range { start, end } = arena.range_of(id);
-    let next = move |at| arena.page_at(at).filter(|_| at < end);
-    std::iter::successors(next(start), move |page| next(page.at.offset(page.bytes)))
-}
-
 /// Whether these devices may use a live block.
 fn is_shared_with(arena: &Arena, id: ExtentId, peers: PeerSet) -> bool {
-    pages_of(arena, id).all(|page| peers.without(arena.pages.get(page.id).peers).is_empty())
+    let mut pages = arena.pages_under(arena.range_of(id));
+    pages.all(|page| peers.without(arena.pages.get(page.id).peers).is_empty())
 }
 
 /// Lets devices use a live block, and what else lies on its pages.
@@ -148,48 +143,55 @@ pub(crate) fn allow_access_to(core: &Core, ptr: DevicePtr, peer: &Timelines) -> 
     }
 }
 
-/// See [`Pool::take_back_access`](crate::Pool::take_back_access).
-pub(crate) fn take_back_access(core: &Core, peer: &Timelines) -> Result<()> {
-    let Some(id) = peer_of(core, peer.device().peer_id())? else { return Ok(()) };
-    if core.state.lock().arenas.own.pages.peers == PeerSet::ALL {
-        let why = format!(
-            "pool '{}' is for all peers: build it with accessible_from, for those that need it",
-            core.name
-        );
-        return Err(Error::BadOption { option: "accessible_from_all", why });
+impl PeerCopies {
+    /// See [`Pool::take_back_access`](crate::Pool::take_back_access).
+    pub(crate) fn take_back_access(&self, core: &Core, peer: &Timelines) -> Result<()> {
+        let Some(id) = peer_of(core, peer.device().peer_id())? else { return Ok(()) };
+        if core.state.lock().arenas.own.pages.peers == PeerSet::ALL {
+            let why = format!(
+                "pool '{}' is for all peers: build it with accessible_from, for those that need it",
+                core.name
+            );
+            return Err(Error::BadOption { option: "accessible_from_all", why });
+        }
+        let _no_copies = self.0.write();
+        if !peer.synchronize_device_unless_capturing()? {
+            let what = "a stream of the other GPU is being captured: end the capture first".to_owned();
+            return Err(DeviceError::Invalid { call: "Pool::take_back_access", what }.into());
+        }
+        let peers = PeerSet::of(id);
+        let mut state = core.state.lock();
+        state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages.peers.without(peers)));
+        // SAFETY: the peer has done all its work. Copies of safe code come later than this, and ask for access again; who
+        // launches kernels vouches for the memory that they use.
+        Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, false) })?)
     }
-    let _no_copies = core.beside::<PeerCopies>().0.write();
-    if !peer.synchronize_device_unless_capturing()? {
-        let what = "a stream of the other GPU is being captured: end the capture first".to_owned();
-        return Err(DeviceError::Invalid { call: "Pool::take_back_access", what }.into());
-    }
-    let peers = PeerSet::of(id);
-    let mut state = core.state.lock();
-    state.arenas.iter_mut().for_each(|(_, arena)| arena.set_peers(arena.pages.peers.without(peers)));
-    // SAFETY: the peer has done all its work. Copies of safe code come later than this, and ask for access again; who
-    // launches kernels vouches for the memory that they use.
-    Ok(state.arenas.iter_mut().try_for_each(|(_, arena)| unsafe { set_access(arena, peers, false) })?)
-}
 
-/// A copy from a live block is about to be given to another device: gives that access, where it reaches the memory. Until
-/// the guard goes, access is not taken back. Returns whether the device has access.
-pub(crate) fn begin_copy_to(
-    core: &Core,
-    ptr: DevicePtr,
-    to: PeerId,
-) -> Result<(RwLockReadGuard<'_, ()>, bool)> {
-    let guard = core.beside::<PeerCopies>().0.read();
-    let peers = PeerSet::of(to);
-    let is_own = core.device.peer_id() == Some(to);
-    if is_own || core.with_live(ptr, |arena, id| is_shared_with(arena, id, peers))? {
-        return Ok((guard, true));
+    /// A copy from a live block is about to be given to another device: gives that access, where it reaches the memory. Until
+    /// the guard goes, access is not taken back. Returns whether the device has access.
+    pub(crate) fn begin(
+        &self,
+        core: &Core,
+        ptr: DevicePtr,
+        to: PeerId,
+    ) -> Result<(RwLockReadGuard<'_, ()>, bool)> {
+        let guard = self.0.read();
+        let peers = PeerSet::of(to);
+        let is_own = core.device.peer_id() == Some(to);
+        if is_own || core.with_live(ptr, |arena, id| is_shared_with(arena, id, peers))? {
+            return Ok((guard, true));
+        }
+        if !core.device.can_be_reached_from(to)? {
+            return Ok((guard, false));
+        }
+        let shared = core.with_live(ptr, |arena, id| share(arena, id, peers))?;
+        if let Err(error) = &shared {
+            log!(
+                DEBUG,
+                "a copy goes by way of the host: its source got no access for the other device",
+                error
+            );
+        }
+        Ok((guard, shared.is_ok()))
     }
-    if !core.device.can_be_reached_from(to)? {
-        return Ok((guard, false));
-    }
-    let shared = core.with_live(ptr, |arena, id| share(arena, id, peers))?;
-    if let Err(error) = &shared {
-        log!(DEBUG, "a copy goes by way of the host: its source got no access for the other device", error);
-    }
-    Ok((guard, shared.is_ok()))
 }

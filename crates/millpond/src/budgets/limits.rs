@@ -130,6 +130,16 @@ impl Limits {
         self.bounds().find(|bound| needed > holds && is_exceeded(bound)).map(|bound| bound.what)
     }
 
+    /// Whether both are of the same memory: the device's own, or the same other memory.
+    pub(crate) fn have_memory_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.together, &other.together)
+    }
+
+    /// Whether both have one budget.
+    pub(crate) fn have_budget_of(&self, other: &Self) -> bool {
+        self.budget.as_ref().zip(other.budget.as_ref()).is_some_and(|(mine, theirs)| mine.is(theirs))
+    }
+
     /// Bytes that may still be taken from the device, of which so many are free.
     pub(crate) fn room(&self, free: u64) -> u64 {
         let under_limits = self.bounds().map(|bound| bound.most.saturating_sub(bound.held));

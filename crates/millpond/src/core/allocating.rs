@@ -5,6 +5,8 @@
 //! 3. Under it: the same once more, with the thread's cache open. Then the [`RUNGS`].
 //! 4. Memory is short: `making_room` does what it can, step by step, and the third part is climbed again.
 //!
+//! Memory that is taken in [advance](reserve) climbs to the last of these.
+//!
 //! The request is checked between 2 and 3: what is wrong finds no magazine, and what exceeds a limit is refused. Requests
 //! with a route climb the [`KEEPING`] rungs at 3, in an arena that keeps its pages.
 
@@ -13,12 +15,12 @@ use super::freeing::free;
 use super::limits::limit_exceeded;
 use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
-use super::slow_path_time::{lock_noting_waits, note_slow_path, pages_moved};
-use crate::device::{ADDRESSES_END, DevicePtr};
+use crate::device::{ADDRESSES_END, DevicePtr, MemoryKind};
 use crate::error::{Error, Result};
-use crate::extents::{self, Allocation, Effort, Refusal};
+use crate::extents::{self, Allocation, Effort};
 use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
+use crate::physical::Refusal;
 use crate::policy::ledger::{Balance, CUT};
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -159,7 +161,7 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
 // ---- under the pool's lock -------------------------------------------------------------------
 
 /// Refuses what exceeds a limit together with all that is live: no rung can satisfy it.
-pub(super) fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
     if limit_exceeded(core, bytes).is_none() {
         return Ok(());
     }
@@ -175,7 +177,7 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     // A filter or a callback of the program may have forked.
     core.check_process()?;
     refuse_impossible(core, bytes, stream)?;
-    let mut state = lock_noting_waits(core);
+    let mut state = core.lock_noting_waits();
     core.check_allocates(&state)?;
     let to = route.filter(|to| state.arenas.named_mut(Some(*to)).is_some());
     let rungs: &[Rung] = if to.is_some() { &KEEPING } else { &RUNGS };
@@ -220,7 +222,7 @@ pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
     let took = core.since(began);
     core.counters.note_device_time(took);
     if any {
-        note_slow_path(core, state, took);
+        core.note_slow_path(state, took);
     }
 }
 
@@ -231,7 +233,7 @@ fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) ->
     }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
     if ready.is_some() {
-        note_slow_path(core, state, CUT);
+        core.note_slow_path(state, CUT);
     }
     Ok(ready)
 }
@@ -255,14 +257,14 @@ fn empty_caches_and_map(
     state: &mut PoolState,
     request: &LockedRequest<'_>,
 ) -> Climb<Option<Allocation>> {
-    let (began, moved) = (core.now(), pages_moved(core));
+    let (began, moved) = (core.now(), core.counters.pages_moved());
     let revoked = core.empty_caches(state);
     let emptied = core.since(began);
     let is_bought = matches!(state.ledger.balance(core.now()), Balance::Saving(_));
     let found = map(core, state, request);
-    let is_saved = revoked || pages_moved(core) > moved;
+    let is_saved = revoked || core.counters.pages_moved() > moved;
     let took = if is_bought { emptied } else { core.since(began) };
-    note_slow_path(core, state, if is_saved { took.max(CUT) } else { CUT });
+    core.note_slow_path(state, if is_saved { took.max(CUT) } else { CUT });
     found
 }
 
@@ -291,6 +293,43 @@ pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, b
     core.caches.count_alloc(&mut state.locked, bytes, found.bytes);
     core.counters.misses.add(found.misses);
     found.ptr
+}
+
+// ---- in advance ------------------------------------------------------------------------------
+
+/// See [`Pool::reserve`](crate::Pool::reserve).
+pub(crate) fn reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
+    core.check_process()?;
+    check_request(core, bytes, 1, stream)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let attempt = || try_reserve(core, bytes, stream);
+    match attempt()? {
+        Ok(()) => Ok(()),
+        Err(first) => under_pressure(core, (bytes, 1), stream, first, attempt),
+    }
+}
+
+/// Makes a free range of `bytes`, without a block of the program's.
+fn try_reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<std::result::Result<(), Refusal>> {
+    refuse_impossible(core, bytes, stream)?;
+    let mut state = core.state.lock();
+    core.check_allocates(&state)?;
+    core.empty_caches(&mut state);
+    // A device takes a segment of pinned memory several times as fast as pages of it.
+    let effort = match core.device.properties().memory {
+        MemoryKind::Pinned => Effort::TakeSegment,
+        MemoryKind::Device | MemoryKind::Managed => Effort::Map(state.ledger.balance(core.now())),
+    };
+    let arena = &mut state.arenas.own;
+    let found = arena.alloc((core.caches.sizes().units(bytes), 1), stream, effort);
+    Ok(found.map(|found| {
+        // SAFETY: the block is allocated, and the arena is this pool's.
+        let is_free =
+            found.is_some_and(|found| arena.take_back(unsafe { found.descriptor.get() }, stream.fence()));
+        debug_assert!(is_free, "it was just allocated, and nobody was told");
+    }))
 }
 
 #[cfg(test)]

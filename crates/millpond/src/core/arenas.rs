@@ -132,7 +132,14 @@ impl Arenas {
     pub(crate) fn trim(&mut self) {
         let Self { keeping, let_go, .. } = self;
         let_go.retain(|id| {
-            let is_gone = keeping.get_mut(id).is_none_or(|arena| trim(arena));
+            let Some(arena) = keeping.get_mut(id) else { return false };
+            #[cfg(test)]
+            VISITS.set(VISITS.get() + 1);
+            let torn_down = extents::tear_down(arena);
+            let is_gone = torn_down.is_ok() && arena.blocks() == 0 && arena.held() == 0;
+            if let Err(error) = torn_down {
+                log!(WARN, "memory of a capture could not be given back; it is tried again", error);
+            }
             if is_gone {
                 keeping.remove(id);
             }
@@ -184,17 +191,6 @@ impl Arenas {
         self.trim();
         extents::tear_down(&mut self.own)
     }
-}
-
-/// Gives back what is free, and complete, of an arena that was let go. Returns whether nothing is left of it.
-fn trim(arena: &mut Arena) -> bool {
-    #[cfg(test)]
-    VISITS.set(VISITS.get() + 1);
-    if let Err(error) = extents::tear_down(arena) {
-        log!(WARN, "memory of a capture could not be given back; it is tried again", error);
-        return false;
-    }
-    arena.blocks() == 0 && arena.held() == 0
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@
 
 use super::giving_back::unlock_freed;
 use super::pool_core::{Core, PoolState};
-use super::slow_path_time::lock_noting_waits;
 use crate::device::{DeviceError, DevicePtr};
 use crate::error::{Error, Result};
 use crate::order::Stream;
@@ -52,7 +51,7 @@ pub(crate) fn free_block(core: &Core, ptr: DevicePtr, stream: &Stream) -> Result
     if ptr.is_null() {
         return Ok(());
     }
-    let mut state = lock_noting_waits(core);
+    let mut state = core.lock_noting_waits();
     if !free_plain(core, &mut state, ptr, stream) {
         let kept = core.holds.keep(ptr, || stream.fence());
         let free =

@@ -13,8 +13,8 @@ pub(crate) struct Gate {
     /// Cloned by who uses the pool's memory for long, without entering each time: until the clone goes, the pool is not put to
     /// sleep. To be cloned inside.
     pub(crate) resident: Arc<()>,
-    /// Whether the pool is evicted, while the gate is closed. A setting: it says which error who comes is told.
-    pub(crate) is_evicted: AtomicBool,
+    /// Whether the pool is evicted, while the gate is closed.
+    is_evicted: AtomicBool,
 }
 
 /// While it lives, the pool does not fall asleep.
@@ -51,6 +51,18 @@ impl Gate {
     pub(crate) fn open(&self) {
         // Release: pairs with `enter`.
         self.inside.fetch_and(i32::MAX, Ordering::Release);
+    }
+
+    /// Whether the pool is evicted: then its memory comes back by a restore only. It changes under the lock of who evicts, and while
+    /// sleep is excluded. Where the gate is open, it says nothing.
+    pub(crate) fn is_evicted(&self) -> bool {
+        // Relaxed: a setting. To who finds the gate closed it says which error that is.
+        self.is_evicted.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_evicted(&self, is_evicted: bool) {
+        // Relaxed: as in `is_evicted`.
+        self.is_evicted.store(is_evicted, Ordering::Relaxed);
     }
 
     /// Whether the pool sleeps, or is about to. A glance.

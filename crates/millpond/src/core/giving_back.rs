@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pool_core::{Core, PoolState};
+use super::pool_core::{Core, HasCore, PoolState};
 use crate::budgets::GivesBack;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::error::{Error, Result};
@@ -93,8 +93,8 @@ pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
 }
 
 /// The pool that this one is a part of, if pages passed there: their mappings here go once the work on them is complete.
-fn whole_with_pages(core: &Core) -> Option<Arc<Core>> {
-    if core.counters.asleep.current() > 0 { core.whole.as_ref()?.upgrade() } else { None }
+fn whole_with_pages(core: &Core) -> Option<Arc<dyn HasCore>> {
+    if core.counters.asleep.current() > 0 { core.whole() } else { None }
 }
 
 /// Frees the blocks that their owners have freed, and nothing holds any more. Returns whether there were any.
@@ -161,6 +161,16 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     lets_go
 }
 
+/// While a capture is under way, no pool waits for the device. The end of the last one makes up for that.
+pub(crate) fn end_capture(core: &Core) {
+    if core.timelines.end_capture() {
+        // This one also where the context is gone.
+        let_go_of_released(core);
+        core.others().for_each(|pool| _ = let_go_of_released(&pool));
+        bury(core);
+    }
+}
+
 /// Nothing of the pool is live, and it will allocate no more: what sleeps need not wake, and goes as what is free.
 fn end_sleep(core: &Core) {
     core.state.lock().is_asleep = false;
@@ -168,22 +178,22 @@ fn end_sleep(core: &Core) {
 }
 
 /// Lets go of the pools of the context that hold nothing any more.
-pub(crate) fn bury(core: &Core) {
+fn bury(core: &Core) {
     if let Some(registry) = core.registry.upgrade() {
-        registry.bury(Core::holds_nothing);
+        registry.bury(|pool| pool.holds_nothing());
     }
 }
 
 /// Keeps the pool as long as it holds memory, also without a handle: it goes back later.
-pub(crate) fn outlive_if_needed(core: &Arc<Core>) {
+pub(crate) fn outlive_if_needed(core: &Core) {
     if let Some(registry) = core.registry.upgrade() {
-        registry.outlive(core.number, core.clone());
+        registry.outlive(core.number);
     }
     bury(core);
 }
 
 /// The last handle of the pool is gone, or it was destroyed.
-pub(crate) fn close(core: &Arc<Core>) -> Result<()> {
+pub(crate) fn close(core: &Core) -> Result<()> {
     core.check_process()?;
     core.unwrap_blocks(true);
     core.recording.end();
@@ -219,32 +229,34 @@ fn end(core: &Core) -> Result<()> {
     }
 }
 
-impl GivesBack for Core {
+impl<P: HasCore> GivesBack for P {
     /// At least half of what is free, so that a program whose requests grow does not have to ask for each.
     fn give_back_free(&self, wanted: u64, at_most: u64) -> u64 {
-        let held = self.counters.reserved.current();
-        let free = held.saturating_sub(self.counted().allocated.current);
+        let core = self.core();
+        let held = core.counters.reserved.current();
+        let free = held.saturating_sub(core.counted().allocated.current);
         let give = wanted.max(free / 2).min(free).min(at_most);
-        trim_waiting(self, held - give).unwrap_or_else(|error| {
-            log!(DEBUG, "a pool could not give memory to another process", error, pool = self.name);
+        trim_waiting(core, held - give).unwrap_or_else(|error| {
+            log!(DEBUG, "a pool could not give memory to another process", error, pool = core.name);
             0
         })
     }
 }
 
-impl AfterSync for Core {
+impl<P: HasCore> AfterSync for P {
     fn after_sync(&self) {
-        let_go_of_released(self);
+        let core = self.core();
+        let_go_of_released(core);
         // Relaxed: a setting; it takes effect at the next synchronise.
-        let keep = self.release_threshold.load(Ordering::Relaxed);
+        let keep = core.release_threshold.load(Ordering::Relaxed);
         // Programs synchronise often; a pool that was destroyed has nothing else to do. The lock is taken for that only while some
         // block is held, and where the gate is open.
-        let collect = |core: &Self| match core.holds.any() && core.state.lock().destroyed {
+        let collect = |core: &Core| match core.holds.any() && core.state.lock().destroyed {
             true => collect_held(core),
             false => collect_some_held(core),
         };
-        if let Err(error) = trim_after(self, keep, collect) {
-            log!(WARN, "the release threshold could not be applied", error, pool = self.name);
+        if let Err(error) = trim_after(core, keep, collect) {
+            log!(WARN, "the release threshold could not be applied", error, pool = core.name);
         }
     }
 }

@@ -7,8 +7,6 @@
 //!
 //! A callback of the program may free live blocks. If one can be asked, only what alone exceeds a limit is impossible.
 
-use std::sync::Arc;
-
 use super::pool_core::Core;
 use crate::budgets::{Live, Shortage};
 use crate::extents::MOST_UNITS;
@@ -33,43 +31,21 @@ fn count_live(core: &Core) -> Live {
         return Live::default();
     }
     let mut live = Live { own: core.counted().allocated.current, ..Live::default() };
-    for other in others(core) {
+    for other in core.others() {
         // Where that pool sleeps, its live blocks hold no memory.
         let bytes = other.counted().allocated.current.min(other.counters.reserved.current());
-        live.on_device += if has_memory_of(core, &other) { bytes } else { 0 };
-        live.under_budget += if has_budget_of(core, &other) { bytes } else { 0 };
-        live.under_hard_limit += if core.limits.hard_limit.is(&other.limits.hard_limit) { bytes } else { 0 };
+        let (own, others) = (&core.limits, &other.limits);
+        live.on_device += if own.have_memory_of(others) { bytes } else { 0 };
+        live.under_budget += if own.have_budget_of(others) { bytes } else { 0 };
+        live.under_hard_limit += if own.hard_limit.is(&others.hard_limit) { bytes } else { 0 };
     }
     live
-}
-
-/// Whether both take the same memory: the device's own, or the same other memory.
-pub(crate) fn has_memory_of(core: &Core, other: &Core) -> bool {
-    Arc::ptr_eq(&core.limits.together, &other.limits.together)
-}
-
-/// Whether both share a budget.
-pub(crate) fn has_budget_of(core: &Core, other: &Core) -> bool {
-    let budgets = core.limits.budget.as_ref().zip(other.limits.budget.as_ref());
-    budgets.is_some_and(|(mine, theirs)| mine.is(theirs))
-}
-
-/// The other pools of the context. No lock is held in between.
-pub(crate) fn others(core: &Core) -> impl Iterator<Item = Arc<Core>> {
-    let (registry, mut next) = (core.registry.upgrade(), 0);
-    let all = std::iter::from_fn(move || {
-        let pool = registry.as_ref()?.first_from(next)?;
-        next = pool.number + 1;
-        Some(pool)
-    });
-    all.filter(|other| !std::ptr::eq(&**other, core))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::*;
     use crate::budgets::Budget;
     use crate::device::sim::{Call, PerCall, SimDevice, SimOptions};
     use crate::error::Error;
@@ -78,6 +54,7 @@ mod tests {
     use crate::order::Stream;
     use crate::out_of_memory::Limit;
     use crate::pool::{Context, Pool, PoolBuilder};
+    use std::sync::Arc;
 
     const TOTAL: u64 = 1 << 30;
 

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
 use super::giving_back::{trim, trim_waiting, wait_for_free};
-use super::limits::{has_budget_of, has_memory_of, others};
 use super::pool_core::Core;
-use crate::budgets::{Shortage, Tenancy};
+use crate::budgets::{Limits, Shortage, Tenancy};
 use crate::error::{Error, Result};
-use crate::extents::Refusal;
 use crate::log::log;
 use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
+use crate::physical::Refusal;
 use crate::policy::budgets::ROUNDS;
 use crate::system::host_memory::try_box;
 
@@ -137,7 +136,8 @@ fn tell_of(core: &Core, report: OutOfMemory) -> Error {
 fn trim_others(core: &Core) -> Result<bool> {
     let mut released = 0;
     // A pool of the same hard limit has the same memory.
-    for other in others(core).filter(|other| has_memory_of(core, other) || has_budget_of(core, other)) {
+    let shares = |others: &Limits| core.limits.have_memory_of(others) || core.limits.have_budget_of(others);
+    for other in core.others().filter(|other| shares(&other.limits)) {
         released += trim_waiting(&other, 0)?;
     }
     Ok(released > 0)

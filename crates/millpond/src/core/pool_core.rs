@@ -3,8 +3,8 @@
 //! Here stand the state, the checks that every call begins with, and what empties the caches. What a request does is in
 //! the files that use this one.
 
-use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::budgets::Limits;
 use crate::cache::{Caches, Locked};
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::error::{Error, Result};
-use crate::extents::{Arena, ExtentId, Pointer, Ranges};
+use crate::extents::{self, Arena, ExtentId, Pointer, Ranges};
 use crate::figures::counters::Counters;
 use crate::figures::stats::Stats;
 use crate::order::{Fence, Reuse, Stream, Timelines};
@@ -38,7 +38,7 @@ pub(crate) struct Core {
     pub(crate) timelines: Arc<Timelines>,
     /// Whose memory the pool takes: that of the timelines, or another that its streams work on.
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) registry: Weak<Registry<Self>>,
+    pub(crate) registry: Weak<Registry<dyn HasCore>>,
     /// Which pool of the context owns which addresses.
     pub(crate) ranges: Arc<Ranges>,
     /// A copy of the arena's, for readers without the lock.
@@ -60,13 +60,24 @@ pub(crate) struct Core {
     /// What stands between the program and its blocks.
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// The pool that this one is a part of, under the same limits: pages may pass between both.
-    pub(crate) whole: Option<Weak<Self>>,
+    pub(crate) part_of: Option<Weak<dyn HasCore>>,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
     /// Whether each block is zeros when it is allocated.
     pub(crate) zeroes: bool,
-    /// The state of what stands beside the core, one of each type.
-    pub(crate) beside: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// A pool: its core, and what stands beside it. Who knows neither the program's handles nor the features holds a pool by this.
+pub(crate) trait HasCore: fmt::Debug + Send + Sync {
+    fn core(&self) -> &Core;
+}
+
+impl Deref for dyn HasCore + '_ {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.core()
+    }
 }
 
 /// What the pool's lock guards. Whoever takes the lock writes to its cache line. So that line holds nothing that
@@ -123,11 +134,6 @@ impl Core {
     #[cold]
     pub(crate) fn no_host_memory(&self, what: &'static str, bytes: u64) -> Error {
         Error::HostMemory { what, bytes, pool: self.name_of() }
-    }
-
-    /// The state of what stands beside the core.
-    pub(crate) fn beside<T: 'static>(&self) -> &T {
-        self.beside.iter().find_map(|state| state.downcast_ref()).expect("the builder puts it there")
     }
 
     /// A device call's error, as this pool's.
@@ -203,8 +209,7 @@ impl Core {
 
     #[cold]
     fn error_asleep(&self) -> Error {
-        // Relaxed: a setting.
-        match self.gate.is_evicted.load(Ordering::Relaxed) {
+        match self.gate.is_evicted() {
             true => Error::Evicted { pool: self.name_of() },
             false => Error::Asleep { pool: self.name_of() },
         }
@@ -269,7 +274,7 @@ impl Core {
     }
 
     /// By the clock that the ledger goes by.
-    pub(super) fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.timelines.device().now()
     }
 
@@ -326,6 +331,70 @@ impl Core {
     /// The most bytes in live blocks since the last [mark](Self::mark_high_water), or since the marks were reset.
     pub(crate) fn peak_since_mark(&self) -> u64 {
         self.caches.counted().allocated.high
+    }
+
+    /// Recounts every invariant, for tests; says what is wrong, if anything is.
+    pub(crate) fn check(&self) -> std::result::Result<(), String> {
+        let mut state = self.state.lock();
+        let PoolState { arenas, locked, .. } = &mut *state;
+        // While no thread allocates or frees.
+        self.caches.check(locked, |cached| {
+            let counted = self.counted();
+            let (mut held, mut blocks, mut live, mut requested, mut allocated) = (0, 0, 0, 0, 0);
+            for (_, arena) in arenas.iter() {
+                extents::check(arena)?;
+                held += arena.held();
+                blocks += arena.blocks();
+                for (id, descriptor) in arena.iter_allocated().filter(|(_, descriptor)| descriptor.is_live())
+                {
+                    live += 1;
+                    requested += arena.requested(id);
+                    allocated += descriptor.bytes();
+                }
+            }
+            let figures = [
+                ("reserved bytes", held, self.counters.reserved.current()),
+                ("live blocks", live, counted.blocks.current),
+                ("requested bytes", requested, counted.requested.current),
+                ("allocated bytes", allocated, counted.allocated.current),
+                ("cached blocks", blocks - live, cached),
+            ];
+            match figures.into_iter().find(|(_, recount, counted)| recount != counted) {
+                Some((what, recount, counted)) => {
+                    Err(format!("{what}: recount {recount}, counted {counted}"))
+                }
+                None => Ok(()),
+            }
+        })
+    }
+
+    // ---- other pools -----------------------------------------------------------------------------
+
+    /// The pool that this one is a part of, if it is still there and has the same memory.
+    pub(crate) fn whole(&self) -> Option<Arc<dyn HasCore>> {
+        let whole = self.part_of.as_ref()?.upgrade()?;
+        Arc::ptr_eq(&whole.device, &self.device).then_some(whole)
+    }
+
+    /// Says in recordings what this pool and its whole hold: first the one that has less now, so that the sum is never too high.
+    pub(crate) fn tell_held(&self, came_back: bool) {
+        let whole = self.whole();
+        let mut both = [Some(self), whole.as_deref().map(|whole| whole.core())];
+        if came_back {
+            both.reverse();
+        }
+        both.into_iter().flatten().for_each(|pool| pool.recording.tell_held());
+    }
+
+    /// The other pools of the context. No lock is held in between.
+    pub(crate) fn others(&self) -> impl Iterator<Item = Arc<dyn HasCore>> {
+        let (registry, mut next) = (self.registry.upgrade(), 0);
+        let all = std::iter::from_fn(move || {
+            let pool = registry.as_ref()?.first_from(next)?;
+            next = pool.number + 1;
+            Some(pool)
+        });
+        all.filter(|other| other.number != self.number)
     }
 
     // ---- addresses -------------------------------------------------------------------------------
@@ -385,6 +454,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use crate::error::Error;
     use crate::fixtures::{Bench, Freeing, MIB};
 
     /// A pool that holds a gigabyte, nothing of it live.
@@ -426,5 +496,19 @@ mod tests {
         _ = bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
         assert!(bench.pool.stats().misses > misses && !bench.pool.inner().caches.holds_any());
         bench.pool.check().unwrap();
+    }
+
+    #[test]
+    fn a_figure_that_is_wrong_is_told() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(MIB, &stream).unwrap();
+        pool.check().unwrap();
+        let reserved = &pool.inner().counters.reserved;
+        reserved.raise(1);
+        let told = pool.check().unwrap_err();
+        assert!(matches!(&told, Error::Broken { why, .. } if why.contains("reserved bytes")), "{told}");
+        reserved.lower(1);
+        pool.free_block(block, &stream).unwrap();
+        pool.check().unwrap();
     }
 }

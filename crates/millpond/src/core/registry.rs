@@ -10,7 +10,7 @@ use crate::system::process::OfProcess;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Registry<P> {
+pub(crate) struct Registry<P: ?Sized> {
     /// By number, which is in the order in which they were built.
     pools: OfProcess<Mutex<BTreeMap<u64, Known<P>>>>,
     /// Which pool owns which addresses.
@@ -18,21 +18,21 @@ pub(crate) struct Registry<P> {
 }
 
 #[derive(Debug)]
-struct Known<P> {
+struct Known<P: ?Sized> {
     pool: Weak<P>,
     /// Set where it outlives its last handle: blocks of it are live, or work on them is pending.
     outliving: Option<Arc<P>>,
 }
 
-impl<P> Default for Registry<P> {
+impl<P: ?Sized> Default for Registry<P> {
     fn default() -> Self {
         Self { pools: OfProcess::new(Mutex::new(BTreeMap::new())), ranges: Arc::default() }
     }
 }
 
-impl<P> Registry<P> {
-    pub(crate) fn enter(&self, number: u64, pool: &Arc<P>) {
-        let known = Known { pool: Arc::downgrade(pool), outliving: None };
+impl<P: ?Sized> Registry<P> {
+    pub(crate) fn enter(&self, number: u64, pool: Weak<P>) {
+        let known = Known { pool, outliving: None };
         self.pools.lock().insert(number, known);
     }
 
@@ -42,9 +42,9 @@ impl<P> Registry<P> {
     }
 
     /// Keeps a pool, also without a handle, until it is [buried](Self::bury).
-    pub(crate) fn outlive(&self, number: u64, pool: Arc<P>) {
+    pub(crate) fn outlive(&self, number: u64) {
         if let Some(known) = self.pools.lock().get_mut(&number) {
-            known.outliving = Some(pool);
+            known.outliving = known.pool.upgrade();
         }
     }
 
@@ -136,6 +136,6 @@ mod tests {
         assert_eq!(next.alloc(3 << 20, &stream), Ok(gone), "the same addresses");
         context.free_block(gone, &stream).unwrap();
         let only = context.registry().first_from(0).unwrap();
-        assert_eq!((only.number, crate::core::others(&only).count()), (next.inner().number, 0));
+        assert_eq!((only.number, only.others().count()), (next.inner().number, 0));
     }
 }

@@ -7,39 +7,36 @@ use crate::log::log;
 use crate::policy::ledger::Observation;
 use crate::system::lock::MutexGuard;
 
-/// Pages that were taken from one place for another so far, or given back for others.
-pub(super) fn pages_moved(core: &Core) -> u64 {
-    core.counters.pages_remapped.get() + core.counters.calls.release.get()
-}
-
-/// The lock, for what found no block or no room in a magazine. The thread's wait counts as slow-path time: with
-/// more memory, few would come here.
-pub(super) fn lock_noting_waits(core: &Core) -> MutexGuard<'_, PoolState> {
-    let mut state = core.state.try_lock().unwrap_or_else(|| lock_waiting(core));
-    core.collect_ended(&mut state);
-    state
-}
-
-#[cold]
-fn lock_waiting(core: &Core) -> MutexGuard<'_, PoolState> {
-    let began = core.now();
-    let mut state = core.state.lock();
-    let waited = core.since(began);
-    // More memory would not have spared the wait for a sleep.
-    if !state.is_asleep {
-        note_slow_path(core, &mut state, waited);
+impl Core {
+    /// The lock, for what found no block or no room in a magazine. The thread's wait counts as slow-path time: with
+    /// more memory, few would come here.
+    pub(super) fn lock_noting_waits(&self) -> MutexGuard<'_, PoolState> {
+        let mut state = self.state.try_lock().unwrap_or_else(|| self.lock_waiting());
+        self.collect_ended(&mut state);
+        state
     }
-    state
-}
 
-pub(super) fn note_slow_path(core: &Core, state: &mut PoolState, took: Duration) {
-    let look = || {
-        let counted = core.counted();
-        Observation { now: core.now(), served: counted.allocations, live: counted.allocated.high }
-    };
-    if state.ledger.note(took, look) {
-        log!(DEBUG, "throughput mode", pool = core.name);
-        core.caches.set_throughput_mode(state.ledger.is_overdrawn());
+    #[cold]
+    fn lock_waiting(&self) -> MutexGuard<'_, PoolState> {
+        let began = self.now();
+        let mut state = self.state.lock();
+        let waited = self.since(began);
+        // More memory would not have spared the wait for a sleep.
+        if !state.is_asleep {
+            self.note_slow_path(&mut state, waited);
+        }
+        state
+    }
+
+    pub(super) fn note_slow_path(&self, state: &mut PoolState, took: Duration) {
+        let look = || {
+            let counted = self.counted();
+            Observation { now: self.now(), served: counted.allocations, live: counted.allocated.high }
+        };
+        if state.ledger.note(took, look) {
+            log!(DEBUG, "throughput mode", pool = self.name);
+            self.caches.set_throughput_mode(state.ledger.is_overdrawn());
+        }
     }
 }
 

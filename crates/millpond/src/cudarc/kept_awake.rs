@@ -5,21 +5,22 @@ use std::sync::Arc;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::pool::PoolParts;
 
 /// A pool that is not put to sleep as long as this lives.
 pub(super) struct KeptAwake {
-    core: Arc<Core>,
+    core: Arc<PoolParts>,
     _resident: Arc<()>,
 }
 
 impl KeptAwake {
-    pub(super) fn new(core: &Arc<Core>) -> Result<Self> {
+    pub(super) fn new(core: &Arc<PoolParts>) -> Result<Self> {
         core.check_process()?;
         let _awake = core.stay_awake()?;
         Ok(Self { core: core.clone(), _resident: core.gate.resident.clone() })
     }
 
-    pub(super) fn core(&self) -> &Arc<Core> {
+    pub(super) fn core(&self) -> &Arc<PoolParts> {
         &self.core
     }
 }

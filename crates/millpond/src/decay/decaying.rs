@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::thread::DecayThread;
-use crate::core::{Core, giving_back};
+use crate::core::{Core, HasCore, giving_back};
 use crate::log::{log, warn_in_any_case};
 use crate::policy::decay::{self, Due, Observation};
 use crate::system::lock::Mutex;
@@ -33,7 +33,7 @@ fn read(text: &str) -> Option<Duration> {
     text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
-/// The delay of a pool, beside the core; nothing where free memory stays.
+/// The delay of a pool; nothing where free memory stays.
 #[derive(Debug, Default)]
 pub(crate) struct Decay(OfProcess<Mutex<Option<Decaying>>>);
 
@@ -51,21 +51,25 @@ impl Decay {
     }
 
     /// Has free memory go back after this delay from now on, or not any more. Where the system has no thread for that, it stays.
-    pub(crate) fn set(&self, core: &Arc<Core>, delay: Option<Duration>) {
+    pub(crate) fn set(self: &Arc<Self>, pool: &Arc<impl HasCore + 'static>, delay: Option<Duration>) {
+        let core = pool.core();
         let Some(own) = OfProcess::here(&self.0) else { return };
         let before = self.take(core);
         let Some(delay) = delay.filter(|delay| !delay.is_zero()) else { return };
         // What a pool keeps in use, the next one finds.
-        let thread = match DecayThread::get(look) {
+        let thread = match DecayThread::get() {
             Ok(thread) => thread,
             Err(error) => {
                 return log!(WARN, "what a pool no longer uses stays held", error, pool = core.name);
             }
         };
         drop(before);
-        let policy = decay::Decay::new(delay, clock(core));
+        let policy = decay::Decay::new(delay, core.now());
         *own.lock() = Some(Decaying { delay, policy, thread: thread.clone() });
-        thread.enter(core);
+        let own = Arc::downgrade(self);
+        let look = move |core: &Core| own.upgrade()?.look(core);
+        let pool: Arc<dyn HasCore> = pool.clone();
+        thread.enter(core.number, Arc::downgrade(&pool), Arc::new(look));
     }
 
     /// Has the thread look at the pool no more, and waits for a look that is under way: so the pool ends in the thread that drops
@@ -80,46 +84,40 @@ impl Decay {
         ended.thread.leave(core);
         Some(ended.thread)
     }
-}
 
-/// By the clock that the pool goes by.
-fn clock(core: &Core) -> Duration {
-    core.timelines.device().now()
-}
-
-/// One look at a pool: gives back what is due. Returns how long until the next; `None` where the pool has no delay.
-pub(super) fn look(core: &Core) -> Option<Duration> {
-    let decay: &Decay = core.beside();
-    let own = OfProcess::here(&decay.0)?;
-    let (due, now) = {
-        let mut own = own.lock();
-        let now = clock(core);
-        let stats = core.stats();
-        let seen = Observation {
-            now,
-            requests: stats.allocations.wrapping_add(stats.frees),
-            used: stats.allocated.current,
-            peak: core.peak_since_mark(),
-            reserved: stats.reserved.current,
+    /// One look at a pool: gives back what is due. Returns how long until the next; `None` where the pool has no delay.
+    fn look(&self, core: &Core) -> Option<Duration> {
+        let own = OfProcess::here(&self.0)?;
+        let (due, now) = {
+            let mut own = own.lock();
+            let now = core.now();
+            let stats = core.stats();
+            let seen = Observation {
+                now,
+                requests: stats.allocations.wrapping_add(stats.frees),
+                used: stats.allocated.current,
+                peak: core.peak_since_mark(),
+                reserved: stats.reserved.current,
+            };
+            (own.as_mut()?.policy.look(&seen), now)
         };
-        (own.as_mut()?.policy.look(&seen), now)
-    };
-    match due {
-        Due::Nothing => {}
-        Due::Mark => core.mark_high_water(),
-        Due::Trim(keep) => {
-            // Relaxed: a setting. What the program said that the pool may keep stays; by default it said nothing.
-            let threshold = core.release_threshold.load(Ordering::Relaxed);
-            let floor = if threshold == u64::MAX { 0 } else { threshold };
-            let trimmed = giving_back::trim(core, keep.max(floor));
-            if let Err(error) = &trimmed {
-                log!(WARN, "what a pool no longer uses stays held", error, pool = core.name);
+        match due {
+            Due::Nothing => {}
+            Due::Mark => core.mark_high_water(),
+            Due::Trim(keep) => {
+                // Relaxed: a setting. What the program said that the pool may keep stays; by default it said nothing.
+                let threshold = core.release_threshold.load(Ordering::Relaxed);
+                let floor = if threshold == u64::MAX { 0 } else { threshold };
+                let trimmed = giving_back::trim(core, keep.max(floor));
+                if let Err(error) = &trimmed {
+                    log!(WARN, "what a pool no longer uses stays held", error, pool = core.name);
+                }
+                // Also what the trim itself took is behind.
+                own.lock().as_mut()?.policy.gave_back(trimmed.unwrap_or(0), core.now());
             }
-            // Also what the trim itself took is behind.
-            own.lock().as_mut()?.policy.gave_back(trimmed.unwrap_or(0), clock(core));
         }
+        Some(own.lock().as_ref()?.policy.pause(now))
     }
-    Some(own.lock().as_ref()?.policy.pause(now))
 }
 
 #[cfg(test)]
@@ -134,7 +132,7 @@ mod tests {
     }
 
     fn asked(bench: &Bench, delay: Duration) {
-        let own = bench.pool.inner().beside::<Decay>();
+        let own = &bench.pool.inner().decay;
         let mut own = own.0.lock();
         own.as_mut().unwrap().policy = decay::Decay::new(delay, bench.sim.now());
     }
@@ -144,7 +142,7 @@ mod tests {
         for _ in 0..4 * seconds {
             each();
             bench.sim.advance_to(bench.sim.now() + DELAY / 4);
-            look(bench.pool.inner()).unwrap();
+            bench.pool.inner().decay.look(bench.pool.inner()).unwrap();
         }
     }
 
@@ -223,14 +221,13 @@ mod tests {
     #[test]
     fn the_thread_ends_with_the_last_pool() {
         let bench = bench();
-        let thread =
-            || Arc::downgrade(&bench.pool.inner().beside::<Decay>().0.lock().as_ref().unwrap().thread);
+        let thread = || Arc::downgrade(&bench.pool.inner().decay.0.lock().as_ref().unwrap().thread);
         let first = thread();
         assert_eq!(bench.pool.decay(), Some(Duration::from_secs(1 << 30)));
         bench.pool.set_decay(Some(DELAY));
         assert!(first.ptr_eq(&thread()) || first.upgrade().is_none(), "another test may keep it");
         bench.pool.set_decay(None);
         assert_eq!(bench.pool.decay(), None);
-        assert_eq!(look(bench.pool.inner()), None);
+        assert_eq!(bench.pool.inner().decay.look(bench.pool.inner()), None);
     }
 }

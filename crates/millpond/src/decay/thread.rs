@@ -1,21 +1,21 @@
 //! The thread that has each pool with a delay look, one for the process.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use nix::sys::signal::SigSet;
 
-use crate::core::Core;
+use crate::core::{Core, HasCore};
 use crate::log::log;
 use crate::policy::decay::AT_EXIT;
 use crate::system::lock::Mutex;
 use crate::system::process::{OfProcess, Process, WhileHeld};
 
 /// One look at a pool, and the time until the next; `None` for one that is looked at no more.
-type Look = fn(&Core) -> Option<Duration>;
+pub(super) type Look = dyn Fn(&Core) -> Option<Duration> + Send + Sync;
 
 /// Whether the process ends by `exit`: then the driver goes, too, while this thread goes on.
 static EXITS: AtomicBool = AtomicBool::new(false);
@@ -46,24 +46,36 @@ pub(super) struct DecayThread {
 /// What the thread has, too.
 #[derive(Debug)]
 struct Inside {
-    look: Look,
-    pools: OfProcess<Mutex<Vec<Weak<Core>>>>,
+    pools: OfProcess<Mutex<Vec<Looked>>>,
     /// Locked while one of them looks: see [`DecayThread::leave`]. Not `pools`: a trim calls functions of the program, which may
     /// build a pool.
     looking: OfProcess<Mutex<()>>,
     ends: AtomicBool,
 }
 
+/// A pool that is looked at.
+#[derive(Clone)]
+struct Looked {
+    number: u64,
+    pool: Weak<dyn HasCore>,
+    look: Arc<Look>,
+}
+
+impl fmt::Debug for Looked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Looked").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
 impl DecayThread {
     /// The process's.
-    pub(super) fn get(look: Look) -> io::Result<Arc<Self>> {
+    pub(super) fn get() -> io::Result<Arc<Self>> {
         static THREAD: WhileHeld<(), DecayThread> = WhileHeld::new();
-        THREAD.get((), || Self::new(look).map(Arc::new))
+        THREAD.get((), || Self::new().map(Arc::new))
     }
 
-    fn new(look: Look) -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         let inside = Arc::new(Inside {
-            look,
             pools: OfProcess::default(),
             looking: OfProcess::default(),
             ends: AtomicBool::new(false),
@@ -78,17 +90,17 @@ impl DecayThread {
     }
 
     /// Has the thread look at a pool from now on.
-    pub(super) fn enter(&self, core: &Arc<Core>) {
+    pub(super) fn enter(&self, number: u64, pool: Weak<dyn HasCore>, look: Arc<Look>) {
         let mut pools = self.inside.pools.lock();
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(Arc::downgrade(core));
+        pools.retain(|looked| looked.pool.strong_count() > 0);
+        pools.push(Looked { number, pool, look });
         drop(pools);
         self.wake();
     }
 
     /// Has it look at the pool no more, and waits for a look that is under way.
     pub(super) fn leave(&self, core: &Core) {
-        self.inside.pools.lock().retain(|pool| !std::ptr::eq(pool.as_ptr(), core));
+        self.inside.pools.lock().retain(|looked| looked.number != core.number);
         // A look may drop a pool itself, and would wait for its own end.
         if !self.is_this_thread() {
             drop(self.inside.looking.lock());
@@ -138,7 +150,7 @@ impl Inside {
                 let _looking = self.looking.lock();
                 let pools = self.pools.lock().clone();
                 // One that left meanwhile is looked at once more: whoever had it leave waits for that.
-                let look = |pool: &Weak<Core>| (self.look)(&*pool.upgrade()?);
+                let look = |looked: &Looked| (looked.look)(&*looked.pool.upgrade()?);
                 pools.iter().take_while(|_| !EXITS.load(Ordering::SeqCst)).filter_map(look).min()
             };
             LOOKS.store(0, Ordering::SeqCst);
@@ -171,8 +183,8 @@ mod tests {
                 Some(Duration::from_micros(1))
             }
             let pool = Pool::builder(&Context::host().unwrap()).build().unwrap();
-            let thread = DecayThread::new(look).unwrap();
-            thread.enter(pool.inner());
+            let thread = DecayThread::new().unwrap();
+            thread.enter(0, Arc::downgrade(pool.inner()) as _, Arc::new(look));
             while !IS_INSIDE.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }

@@ -1,11 +1,9 @@
 //! What is known of a tag that is evicted: where its pages went, and where its bytes are.
 
-use std::sync::Arc;
-
 use crate::budgets::Budget;
 use crate::core::{Arenas, Core};
 use crate::device::DeviceResult;
-use crate::order::{Fence, ReusePolicies, Stream};
+use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::PageId;
 use crate::physical::staging::PinnedMemory;
 use crate::sleep::{Asleep, AsleepPage};
@@ -43,9 +41,9 @@ impl Evicted {
     /// Bytes of the pages that are back, once all are that were not forgotten.
     pub(super) fn bytes_back(&self, arenas: &mut Arenas) -> u64 {
         let mut is_known = |page: &&AsleepPage| {
-            arenas.named_mut(page.of).is_some_and(|arena| arena.pages.knows(page.page.0.id))
+            arenas.named_mut(page.of).is_some_and(|arena| arena.pages.knows(page.page.home.id))
         };
-        self.away.pages.iter().filter(&mut is_known).map(|page| page.page.0.bytes).sum()
+        self.away.pages.iter().filter(&mut is_known).map(|page| page.page.home.bytes).sum()
     }
 
     /// All pages are back.
@@ -113,15 +111,9 @@ impl Evicted {
 }
 
 /// The work that streams were given so far, and that is not seen to be complete. `None` where the host has no memory for it.
-pub(super) fn pending_work(core: &Core) -> DeviceResult<Option<Fence>> {
-    let Some(mut fence) = core.timelines.work_so_far() else { return Ok(None) };
-    core.timelines.poll(&fence)?;
-    core.timelines.prune(&mut fence, ReusePolicies::ALL);
+pub(super) fn pending_work(timelines: &Timelines) -> DeviceResult<Option<Fence>> {
+    let Some(mut fence) = timelines.work_so_far() else { return Ok(None) };
+    timelines.poll(&fence)?;
+    timelines.prune(&mut fence, ReusePolicies::ALL);
     Ok(Some(fence))
-}
-
-/// The pool that a tag is a part of, if it is still there and has the same memory.
-pub(super) fn whole_of(core: &Core) -> Option<Arc<Core>> {
-    let whole = core.whole.as_ref()?.upgrade()?;
-    Arc::ptr_eq(&whole.device, &core.device).then_some(whole)
 }

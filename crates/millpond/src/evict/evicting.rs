@@ -40,7 +40,7 @@ pub(super) fn evict(
 ) -> Result<u64, Refused> {
     // What the tag caches may be in use by any stream.
     let no_memory = DeviceError::HostMemory { what: "a list of streams", bytes: 0 };
-    let Some(mut before) = pending_work(core)? else { return Err(no_memory.into()) };
+    let Some(mut before) = pending_work(&core.timelines)? else { return Err(no_memory.into()) };
     // Of a foreign stream, only who presents it can mark its last work.
     if !before.try_join(&stream.fence()) {
         return Err(no_memory.into());
@@ -104,7 +104,7 @@ fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Bat
     // The page that is parked last is taken first: it is to be one that was copied first.
     for (batch, handover) in batches.iter().rev() {
         for page in evicted.away.pages[batch.clone()].iter().rev() {
-            let (page, of) = (&page.page.0, page.of);
+            let (page, of) = (&page.page.home, page.of);
             let arena = arenas.named_mut(of).expect("an arena stays while its pool has the lock");
             // SAFETY: it lies there, and the copy came behind all work. None is given while the gate is closed.
             let passing = unsafe { passing::pass_on(&mut arena.pages, page.id, page.at, handover) };
@@ -122,7 +122,7 @@ fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Bat
 fn list(arenas: &mut Arenas) -> DeviceResult<Asleep> {
     let mut away = Asleep::default();
     for (id, arena) in arenas.iter_mut() {
-        away.add(arena, id, Keep::InPinnedMemory, |arena, (page, _)| arena.pages.get(page.id).may_pass())?;
+        away.add(arena, id, Keep::InPinnedMemory, |arena, page| arena.pages.get(page.home.id).may_pass())?;
     }
     Ok(away)
 }

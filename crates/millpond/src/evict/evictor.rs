@@ -1,8 +1,6 @@
 //! What a pool knows of its eviction, and the calls that change it.
 
-use std::sync::atomic::Ordering;
-
-use super::evicted::{Evicted, whole_of};
+use super::evicted::Evicted;
 use super::evicting::{Refused, evict};
 use super::restoring::cannot_wait;
 use crate::budgets::Budget;
@@ -26,36 +24,37 @@ pub(crate) struct Evict {
 
 impl Evict {
     /// That of a pool with this limit, or of a part of one.
-    pub(crate) fn new(limit: u64, whole: Option<&Core>) -> Self {
-        let limit = whole.map_or_else(|| Budget::bytes(limit), |whole| whole.beside::<Self>().limit.clone());
+    pub(crate) fn new(limit: u64, whole: Option<&Self>) -> Self {
+        let limit = whole.map_or_else(|| Budget::bytes(limit), |whole| whole.limit.clone());
         Self { evicted: OfProcess::default(), limit }
     }
 
-    /// See [`Pool::evict`](crate::Pool::evict).
-    pub(crate) fn evict(&self, core: &Core, stream: &Stream) -> Result<u64> {
-        check_stream(core, "Pool::evict", stream)?;
+    /// See [`Pool::evict`](crate::Pool::evict). `sleep` is the same pool's.
+    pub(crate) fn evict(&self, core: &Core, sleep: &Sleep, stream: &Stream) -> Result<u64> {
+        core.check_process()?;
+        core.check_stream(stream)?;
+        stream.check_not_captured("Pool::evict", "evict or restore memory")?;
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) {
+        if core.gate.is_evicted() {
             evicted.leave_again(core)?;
-            tell_held(core, false);
+            core.tell_held(false);
             return Ok(0);
         }
-        let _excluded = core.beside::<Sleep>().exclude();
+        let _excluded = sleep.exclude();
         // An error where it sleeps.
         drop(core.stay_awake()?);
-        // Relaxed: a setting.
-        core.gate.is_evicted.store(true, Ordering::Relaxed);
+        core.gate.note_evicted(true);
         core.gate.close();
-        let done = evict_behind_gate(core, &mut evicted, &self.limit, stream);
+        let done = self.evict_behind_gate(core, &mut evicted, stream);
         match done {
             Ok(bytes) => {
                 core.recording.evicted(bytes, Some(stream));
-                tell_held(core, false);
+                core.tell_held(false);
             }
             Err(_) => {
                 evicted.end();
                 core.gate.open();
-                core.gate.is_evicted.store(false, Ordering::Relaxed);
+                core.gate.note_evicted(false);
             }
         }
         done
@@ -65,8 +64,8 @@ impl Evict {
     pub(crate) fn restore_ahead(&self, core: &Core) -> Result<()> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        let back = if is_evicted(core) { evicted.bring_back(core)? } else { Ok(()) };
-        tell_held(core, true);
+        let back = if core.gate.is_evicted() { evicted.bring_back(core)? } else { Ok(()) };
+        core.tell_held(true);
         drop(evicted);
         back.map_err(|what| out_of_memory_awaking(core, what))
     }
@@ -75,18 +74,20 @@ impl Evict {
     pub(crate) fn restore_free(&self, core: &Core) -> Result<u64> {
         core.check_process()?;
         let mut evicted = self.evicted.lock();
-        let back = if is_evicted(core) { evicted.bring_back_part(core)? } else { Ok(()) };
-        tell_held(core, true);
+        let back = if core.gate.is_evicted() { evicted.bring_back_part(core)? } else { Ok(()) };
+        core.tell_held(true);
         drop(evicted);
         back.map_err(|what| out_of_memory_awaking(core, what))?;
-        Ok(if is_evicted(core) { core.counters.asleep.current() } else { 0 })
+        Ok(if core.gate.is_evicted() { core.counters.asleep.current() } else { 0 })
     }
 
     /// See [`Pool::restore`](crate::Pool::restore).
     pub(crate) fn restore(&self, core: &Core, stream: &Stream) -> Result<()> {
-        check_stream(core, "Pool::restore", stream)?;
+        core.check_process()?;
+        core.check_stream(stream)?;
+        stream.check_not_captured("Pool::restore", "evict or restore memory")?;
         let mut evicted = self.evicted.lock();
-        if !is_evicted(core) {
+        if !core.gate.is_evicted() {
             return Ok(());
         }
         if let Err(what) = evicted.bring_back(core)? {
@@ -105,10 +106,9 @@ impl Evict {
         state.is_asleep = false;
         core.resume_caches(&mut state);
         core.gate.open();
-        // Relaxed: a setting, which nobody reads while the gate is open.
-        core.gate.is_evicted.store(false, Ordering::Relaxed);
+        core.gate.note_evicted(false);
         drop(state);
-        tell_held(core, true);
+        core.tell_held(true);
         core.recording.restored(bytes, stream);
         drop(evicted);
         // What was put off.
@@ -119,73 +119,51 @@ impl Evict {
     /// Gives the pinned memory back, unless it is needed.
     pub(crate) fn trim_staging(&self, core: &Core) -> DeviceResult<u64> {
         let mut evicted = self.evicted.lock();
-        if is_evicted(core) { Ok(0) } else { evicted.release(core, &self.limit) }
+        if core.gate.is_evicted() { Ok(0) } else { evicted.release(core, &self.limit) }
     }
-}
 
-/// Whether the pool is evicted. It changes under the lock of [`Evict`] only.
-pub(crate) fn is_evicted(core: &Core) -> bool {
-    // Relaxed: a setting.
-    core.gate.is_evicted.load(Ordering::Relaxed)
-}
-
-/// Says in recordings what both pools hold: first the one that has less now, so that the sum is never too high.
-fn tell_held(core: &Core, came_back: bool) {
-    let whole = whole_of(core);
-    let mut both = [Some(core), whole.as_deref()];
-    if came_back {
-        both.reverse();
-    }
-    both.into_iter().flatten().for_each(|pool| pool.recording.tell_held());
-}
-
-fn check_stream(core: &Core, call: &'static str, stream: &Stream) -> Result<()> {
-    core.check_process()?;
-    core.check_stream(stream)?;
-    stream.check_not_captured(call, "evict or restore memory")
-}
-
-fn evict_behind_gate(core: &Core, evicted: &mut Evicted, limit: &Budget, stream: &Stream) -> Result<u64> {
-    let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
-    let properties = core.device.properties();
-    if properties.memory != MemoryKind::Device || !properties.virtual_memory {
-        return refuse("it has no memory that can be mapped elsewhere (virtual memory management)");
-    }
-    let Some(whole) = whole_of(core) else {
-        return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
-    };
-    if core.gate.has_residents() {
-        return refuse(
-            "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
-             millpond::Buffer",
-        );
-    }
-    // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
-    if !core.timelines.wait_for_other_threads()? {
-        return refuse(
-            "another thread uses its default stream, and a graph is being captured, which a wait for the device would end: end the \
-             capture first",
-        );
-    }
-    core.unwrap_before_leaving();
-    collect_held(core);
-    let mut state = core.state.lock();
-    core.check_not_destroyed(&state)?;
-    // Under the lock, under which blocks are shared.
-    if core.holds.any() {
-        return refuse("other processes may use blocks of it: wait until they have let go");
-    }
-    core.pause_caches(&mut state);
-    match evict(evicted, core, (&whole, limit), &mut state, stream) {
-        Ok(bytes) => {
-            state.is_asleep = true;
-            Ok(bytes)
+    fn evict_behind_gate(&self, core: &Core, evicted: &mut Evicted, stream: &Stream) -> Result<u64> {
+        let refuse = |why| Err(Error::CannotEvict { pool: core.name_of(), why });
+        let properties = core.device.properties();
+        if properties.memory != MemoryKind::Device || !properties.virtual_memory {
+            return refuse("it has no memory that can be mapped elsewhere (virtual memory management)");
         }
-        Err(refused) => {
-            core.resume_caches(&mut state);
-            match refused {
-                Refused::Because(why) => refuse(why),
-                Refused::Device(error) => Err(core.error_of(error)),
+        let Some(whole) = core.whole() else {
+            return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
+        };
+        if core.gate.has_residents() {
+            return refuse(
+                "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
+                 millpond::Buffer",
+            );
+        }
+        // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
+        if !core.timelines.wait_for_other_threads()? {
+            return refuse(
+                "another thread uses its default stream, and a graph is being captured, which a wait for the device would end: end the \
+                 capture first",
+            );
+        }
+        core.unwrap_before_leaving();
+        collect_held(core);
+        let mut state = core.state.lock();
+        core.check_not_destroyed(&state)?;
+        // Under the lock, under which blocks are shared.
+        if core.holds.any() {
+            return refuse("other processes may use blocks of it: wait until they have let go");
+        }
+        core.pause_caches(&mut state);
+        match evict(evicted, core, (&whole, &self.limit), &mut state, stream) {
+            Ok(bytes) => {
+                state.is_asleep = true;
+                Ok(bytes)
+            }
+            Err(refused) => {
+                core.resume_caches(&mut state);
+                match refused {
+                    Refused::Because(why) => refuse(why),
+                    Refused::Device(error) => Err(core.error_of(error)),
+                }
             }
         }
     }

@@ -94,6 +94,6 @@ impl Receiver for Lacking<'_> {
 
 /// The page, and those of its arena, if it has no memory, and was not forgotten.
 fn page_without<'a>(arenas: &'a mut Arenas, page: &AsleepPage) -> Option<(&'a mut Pages, PageId)> {
-    let (id, arena) = (page.page.0.id, arenas.named_mut(page.of)?);
+    let (id, arena) = (page.page.home.id, arenas.named_mut(page.of)?);
     (arena.pages.knows(id) && arena.pages.get(id).has_gone()).then_some((&mut arena.pages, id))
 }

@@ -25,4 +25,4 @@ mod evictor;
 mod lacking;
 mod restoring;
 
-pub(crate) use evictor::{Evict, is_evicted};
+pub(crate) use evictor::Evict;

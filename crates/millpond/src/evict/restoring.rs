@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
-use super::evicted::{Evicted, whole_of};
+use super::evicted::Evicted;
 use super::lacking::Lacking;
 use crate::budgets::Shortage;
 use crate::core::making_room::{make_room, shortage_of, steps_of_others};
-use crate::core::{Arenas, Core};
+use crate::core::{Arenas, Core, HasCore};
 use crate::device::{DeviceError, DeviceResult};
 use crate::error::Result;
-use crate::extents::Refusal;
 use crate::order::Fence;
-use crate::physical::{Handover, Pages, passing};
+use crate::physical::{Handover, Pages, Refusal, passing};
 use crate::sleep::copies;
 
 const STUCK: &str = "a mapping of a page that another pool has now could not be removed";
@@ -42,7 +41,7 @@ impl Evicted {
     /// Has all pages come back that have not yet, and gives the copies to the device. If that fails, all leave again. What is
     /// short where there is no memory.
     pub(super) fn bring_back(&mut self, core: &Core) -> Result<std::result::Result<(), Shortage>> {
-        let whole = whole_of(core);
+        let whole = core.whole();
         // The page whose mapping was in the way, though the fence was complete: it may have become so during the attempt.
         let mut was_in_the_way = None;
         let mut attempt = || loop {
@@ -73,7 +72,7 @@ impl Evicted {
 
     /// Has the pages come back for which the pool has free memory, and gives the copies to the device.
     pub(super) fn bring_back_part(&mut self, core: &Core) -> Result<std::result::Result<(), Shortage>> {
-        let attempted = self.attempt(core, whole_of(core).as_deref(), Memory::Free);
+        let attempted = self.attempt(core, core.whole().as_deref(), Memory::Free);
         let Err(Stopped::Refused(refusal)) = attempted else { return Ok(Ok(())) };
         self.leave_again(core)?;
         Ok(Err(shortage_of(core, refusal)?.0))
@@ -83,7 +82,7 @@ impl Evicted {
     fn attempt(
         &mut self,
         core: &Core,
-        whole: Option<&Core>,
+        whole: Option<&dyn HasCore>,
         memory: Memory,
     ) -> std::result::Result<(), Stopped> {
         let state = &mut *core.state.lock();
@@ -106,7 +105,7 @@ impl Evicted {
     fn come_back(
         &mut self,
         core: &Core,
-        whole: Option<&Core>,
+        whole: Option<&dyn HasCore>,
         arenas: &mut Arenas,
         memory: Memory,
     ) -> std::result::Result<(), Stopped> {
@@ -162,7 +161,7 @@ impl Evicted {
     ) -> std::result::Result<(), Stopped> {
         for at in batch {
             let page = &self.away.pages[at];
-            let (id, home) = (page.page.0.id, page.page.0.at);
+            let (id, home) = (page.page.home.id, page.page.home.at);
             let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
                 continue;
             };
@@ -191,7 +190,7 @@ impl Evicted {
             let mut lacks_bytes = |at: &usize| {
                 let (page, passed) = (&self.away.pages[*at], &self.passed[*at]);
                 let pages = arenas.named_mut(page.of).map(|arena| &arena.pages);
-                let id = page.page.0.id;
+                let id = page.page.home.id;
                 !passed.is_intact && pages.is_some_and(|pages| pages.knows(id) && !pages.sleeps(id))
             };
             let run = next..next + (next..batch.end).take_while(&mut lacks_bytes).count();
@@ -215,7 +214,7 @@ impl Evicted {
     }
 
     fn pass_again(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
-        let whole = whole_of(core);
+        let whole = core.whole();
         let mut of_whole = whole
             .as_ref()
             .map(|whole| whole.state.lock())
@@ -229,7 +228,7 @@ impl Evicted {
         }
         let (handover, mut left) = (Handover::behind(self.copies()), Ok(()));
         for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
-            let (id, at) = (page.page.0.id, page.page.0.at);
+            let (id, at) = (page.page.home.id, page.page.home.at);
             let Some(arena) = arenas.named_mut(page.of).filter(|arena| arena.pages.knows(id)) else {
                 continue;
             };

@@ -3,17 +3,18 @@
 use super::arena::Arena;
 use super::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 use super::coalescing;
-use super::commit::{Commit, add_region};
+use super::commit::Commit;
 use super::extent::{ExtentId, ExtentState};
 use super::layout::Zone;
 use super::page_map::DescriptorRef;
 use super::planning::Planner;
 use super::search::{Effort, Found, Request, Search, find};
 use super::segments;
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::log::log;
 use crate::order::{Fence, Stream};
 use crate::physical::{PageId, Pages, Refusal, release_parked};
+use crate::policy::addresses::LONGEST_REGION;
 
 #[cfg(test)]
 thread_local! {
@@ -173,7 +174,7 @@ impl Arena {
         // Each plan in vain leaves one dormant mapping less, makes no stream wait any more, or has shorter pages.
         loop {
             let Some(mut plan) = Planner::new(self, request).plan()? else {
-                add_region(self, request.zone, request.units)?;
+                self.add_region(request.zone, request.units)?;
                 continue;
             };
             log!(TRACE, "a miss", plan);
@@ -186,6 +187,32 @@ impl Arena {
                 return Ok(found);
             }
         }
+    }
+
+    /// Reserves addresses with room for so many units. Nothing is mapped there.
+    fn add_region(&mut self, zone: Zone, units: u64) -> DeviceResult<()> {
+        let Self { map, pages, old_mappings, .. } = self;
+        let backing = map.regions.make_room_for_one(0)?;
+        let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
+        // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
+        let total = if old_mappings.stay() { 0 } else { device.properties().total_memory };
+        let least = map.layout.base_pages_for(units) * base_page;
+        let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
+        let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
+        let base = loop {
+            match device.reserve(bytes) {
+                Ok(base) => break base,
+                Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
+                // The process runs out of addresses, not the device.
+                Err(DeviceError::OutOfMemory { call, requested }) => {
+                    return Err(DeviceError::HostMemory { what: call, bytes: requested });
+                }
+                Err(other) => return Err(other),
+            }
+        };
+        pages.counters.calls.reserve.add(1);
+        map.enter_region((base, bytes), zone, ExtentState::Unmapped, backing);
+        Ok(())
     }
 
     /// Cuts `units` out of a free extent, and allocates them. What is left stays free.

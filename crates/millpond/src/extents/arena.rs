@@ -240,6 +240,12 @@ impl Arena {
         self.home_of(self.map.regions.page_at(region, at / self.map.layout.base_page_bytes)?)
     }
 
+    /// The pages that back a range of addresses, as far as it is backed, in their order.
+    pub(crate) fn pages_under(&self, range: Range<DevicePtr>) -> impl Iterator<Item = PageAtHome> {
+        let next = move |at| self.page_at(at).filter(|_| at < range.end);
+        std::iter::successors(next(range.start), move |page| next(page.at.offset(page.bytes)))
+    }
+
     /// The page with this id, if it lies somewhere.
     pub(crate) fn home_of(&self, id: PageId) -> Option<PageAtHome> {
         let (region, (first, _)) = self.pages.home(id)?;
@@ -270,6 +276,25 @@ impl Arena {
             Some((_, (_, behind))) => behind.min(end),
             None => end,
         }
+    }
+
+    /// The base pages of the whole pages that a free extent gives. Where old mappings stay, a page that was given to a peer by itself
+    /// stays too, and those before it: that access belongs to its mapping.
+    pub(super) fn given(&self, extent: ExtentId) -> Home {
+        let (region, within) = (self.map[extent].region, self.map.base_pages_within(extent));
+        let last = self.last_whole((region, within)).filter(|(page, _)| !self.pages.is_segment(*page));
+        let Some((_, (_, (_, end)))) = last else { return (region, (0, 0)) };
+        // All pages between the first and the last that are whole are whole.
+        let mut first = self.first_whole((region, (within.0, end)));
+        if self.keeps() {
+            let least = std::mem::replace(&mut first, end);
+            while let Some((page, (_, (start, _)))) = self.last_whole((region, (least, first)))
+                && self.pages.has_usual_peers(page)
+            {
+                first = start;
+            }
+        }
+        (region, (first, end))
     }
 
     /// Notes that a page lies nowhere from now on. Returns the units where it was.

@@ -3,14 +3,11 @@
 
 use super::arena::Arena;
 use super::extent::ExtentState;
-use super::layout::Zone;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::search::{Found, Request};
 use crate::budgets::Shortage;
-use crate::device::{DeviceError, DeviceResult};
 use crate::physical::{MapFailure, PageId, Refusal};
-use crate::policy::addresses::LONGEST_REGION;
 
 /// What a plan is carried out with.
 #[derive(Debug)]
@@ -150,30 +147,4 @@ impl Commit<'_, '_> {
         let fence = std::mem::take(&mut plan.fence);
         (arena.map.join_free(place.first, (place.start, place.end), fence), place.start)
     }
-}
-
-/// Reserves addresses with room for so many units. Nothing is mapped there.
-pub(super) fn add_region(arena: &mut Arena, zone: Zone, units: u64) -> DeviceResult<()> {
-    let Arena { map, pages, old_mappings, .. } = arena;
-    let backing = map.regions.make_room_for_one(0)?;
-    let (device, base_page) = (pages.device(), map.layout.base_page_bytes);
-    // Far more than the device has, since address space is free. But where captures allocate, as little as a region has.
-    let total = if old_mappings.stay() { 0 } else { device.properties().total_memory };
-    let least = map.layout.base_pages_for(units) * base_page;
-    let wanted = total.saturating_mul(8).clamp(LONGEST_REGION / 32, LONGEST_REGION).max(least);
-    let mut bytes = wanted.checked_next_multiple_of(base_page).unwrap_or(least);
-    let base = loop {
-        match device.reserve(bytes) {
-            Ok(base) => break base,
-            Err(_) if bytes / 2 >= least => bytes = (bytes / 2).next_multiple_of(base_page),
-            // The process runs out of addresses, not the device.
-            Err(DeviceError::OutOfMemory { call, requested }) => {
-                return Err(DeviceError::HostMemory { what: call, bytes: requested });
-            }
-            Err(other) => return Err(other),
-        }
-    };
-    pages.counters.calls.reserve.add(1);
-    map.enter_region((base, bytes), zone, ExtentState::Unmapped, backing);
-    Ok(())
 }

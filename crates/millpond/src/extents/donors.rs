@@ -62,7 +62,7 @@ impl Donors {
             if !is_ready && !request.may_wait {
                 continue;
             }
-            let pages = given(arena, extent);
+            let pages = arena.given(extent);
             if pages.1.0 == pages.1.1 {
                 continue;
             }
@@ -159,23 +159,4 @@ impl Donors {
 
 fn lie_apart((of, (first, behind)): Home, (region, (start, end)): Home) -> bool {
     of != region || behind <= start || end <= first
-}
-
-/// The whole pages that a free extent gives. Where old mappings stay, a page that was given to a peer by itself stays too, and those
-/// before it: that access belongs to its mapping.
-fn given(arena: &Arena, extent: ExtentId) -> Home {
-    let (region, within) = (arena.map[extent].region, arena.map.base_pages_within(extent));
-    let last = arena.last_whole((region, within)).filter(|(page, _)| !arena.pages.is_segment(*page));
-    let Some((_, (_, (_, end)))) = last else { return (region, (0, 0)) };
-    // All pages between the first and the last that are whole are whole.
-    let mut first = arena.first_whole((region, (within.0, end)));
-    if arena.keeps() {
-        let least = std::mem::replace(&mut first, end);
-        while let Some((page, (_, (start, _)))) = arena.last_whole((region, (least, first)))
-            && arena.pages.has_usual_peers(page)
-        {
-            first = start;
-        }
-    }
-    (region, (first, end))
 }

@@ -80,7 +80,6 @@ mod sparse;
 mod tests;
 mod trim;
 
-pub(crate) use crate::physical::Refusal;
 pub(crate) use allocation::Allocation;
 #[cfg(test)]
 pub(crate) use arena::LOOKS;

@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use super::donors::{DonorPage, Donors};
 use super::extent::{ExtentId, ExtentState};
+use super::extent_map::ExtentMap;
 use super::index::Hole;
 use super::search::Request;
 use crate::order::ReadinessQuery;
@@ -35,34 +36,70 @@ pub(super) enum Part {
     Idle(IdleMapping),
 }
 
-/// Where the request goes: to the start or the end of a hole that fits well and lacks few pages. Pages that `donors` can give back
-/// to their old mappings lack nowhere. `None` where only a new region has room.
-pub(super) fn choose_place(arena: &Arena, donors: &mut Donors, request: Request<'_>) -> Option<Placement> {
-    let (map, mut best) = (&arena.map, None);
-    let mut ready = arena.rules.query(request.stream);
-    for hole in request.holes(map) {
-        let over = (hole.units() - request.units) >> map.layout.base_page_shift;
-        for start in starts(arena, hole, &request).into_iter().flatten() {
-            let least = best.map_or(u64::MAX, |(least, _)| least);
-            let Some(most) = most_missing(over, least) else { return best.map(|(_, place)| place) };
-            let place = place(arena, donors, &request, &mut ready, (hole, start), most);
-            best = place.map(|place| (misfit(over, place.missing), place)).or(best);
-        }
+/// Chooses a place for a request. Pages that `donors` can give back to their old mappings lack nowhere.
+pub(super) struct Placer<'a, 'b> {
+    arena: &'a Arena,
+    donors: &'b mut Donors,
+    request: Request<'a>,
+    ready: ReadinessQuery<'a>,
+}
+
+impl<'a, 'b> Placer<'a, 'b> {
+    pub(super) fn new(arena: &'a Arena, donors: &'b mut Donors, request: Request<'a>) -> Self {
+        Self { arena, donors, request, ready: arena.rules.query(request.stream) }
     }
-    // Work may be under way in all of these. What no block was in yet is the longest.
-    let longest = || map.index.at_least(request.zone, request.units).rev().take(CANDIDATES);
-    let of_longest = || {
-        longest().find_map(|hole| {
-            let start = starts(arena, hole, &request)[0]?;
-            place(arena, donors, &request, &mut ready, (hole, start), u64::MAX)
-        })
-    };
-    best.map(|(_, place)| place).or_else(of_longest)
+
+    /// The start or the end of a hole that fits well and lacks few pages. `None` where only a new region has room.
+    pub(super) fn choose(mut self) -> Option<Placement> {
+        let (map, request, mut best) = (&self.arena.map, self.request, None);
+        for hole in request.holes(map) {
+            let over = (hole.units() - request.units) >> map.layout.base_page_shift;
+            for start in starts(map, hole, &request).into_iter().flatten() {
+                let least = best.map_or(u64::MAX, |(least, _)| least);
+                let Some(most) = most_missing(over, least) else { return best.map(|(_, place)| place) };
+                let place = self.place(hole, start, most);
+                best = place.map(|place| (misfit(over, place.missing), place)).or(best);
+            }
+        }
+        // Work may be under way in all of these. What no block was in yet is the longest.
+        let mut longest = map.index.at_least(request.zone, request.units).rev().take(CANDIDATES);
+        let of_longest = || {
+            longest.find_map(|hole| {
+                let start = starts(map, hole, &request)[0]?;
+                self.place(hole, start, u64::MAX)
+            })
+        };
+        best.map(|(_, place)| place).or_else(of_longest)
+    }
+
+    /// The place in a hole that starts at a unit, if it lacks at most so many base pages.
+    fn place(&mut self, hole: &Hole, start: u64, most: u64) -> Option<Placement> {
+        let Self { arena, donors, request, ready } = self;
+        let map = &arena.map;
+        let window = (start, start + request.units);
+        let first = map.piece_at(map.first_of(hole), start);
+        let mut place = Placement { region: hole.place().0, start, end: window.1, first, missing: 0 };
+        for (id, part) in walk(arena, donors, &place) {
+            place.missing += match part? {
+                Part::Free if request.may_wait || ready.covers(&map[id].fence) => 0,
+                Part::Free => return None,
+                Part::ComesBack(_) => 0,
+                Part::Unmapped | Part::Idle(_) => {
+                    let (first, end) = map.base_pages_in(id, window);
+                    end - first
+                }
+            };
+            if place.missing > most {
+                return None;
+            }
+        }
+        Some(place)
+    }
 }
 
 /// The first and the last unit of a hole at which the request may start.
-fn starts(arena: &Arena, hole: &Hole, request: &Request<'_>) -> [Option<u64>; 2] {
-    let (map, (region, start)) = (&arena.map, hole.place());
+fn starts(map: &ExtentMap, hole: &Hole, request: &Request<'_>) -> [Option<u64>; 2] {
+    let (region, start) = hole.place();
     let last = start + hole.units() - request.units;
     let first = map.align_up(region, start, request.align);
     if first > last {
@@ -72,36 +109,6 @@ fn starts(arena: &Arena, hole: &Hole, request: &Request<'_>) -> [Option<u64>; 2]
     let is_end = start + hole.units() == map.regions.get(region).bytes >> map.layout.unit_shift;
     let last = map.align_down(region, last, request.align).filter(|last| !is_end && *last > first);
     [Some(first), last]
-}
-
-/// The place in a hole that starts at a unit, if it lacks at most so many base pages.
-fn place(
-    arena: &Arena,
-    donors: &mut Donors,
-    request: &Request<'_>,
-    ready: &mut ReadinessQuery<'_>,
-    (hole, start): (&Hole, u64),
-    most: u64,
-) -> Option<Placement> {
-    let map = &arena.map;
-    let window = (start, start + request.units);
-    let first = map.piece_at(map.first_of(hole), start);
-    let mut place = Placement { region: hole.place().0, start, end: window.1, first, missing: 0 };
-    for (id, part) in walk(arena, donors, &place) {
-        place.missing += match part? {
-            Part::Free if request.may_wait || ready.covers(&map[id].fence) => 0,
-            Part::Free => return None,
-            Part::ComesBack(_) => 0,
-            Part::Unmapped | Part::Idle(_) => {
-                let (first, end) = map.base_pages_in(id, window);
-                end - first
-            }
-        };
-        if place.missing > most {
-            return None;
-        }
-    }
-    Some(place)
 }
 
 /// The extents of a place in the order of their addresses, with what each is to the plan; `None` for one that no plan may use. What

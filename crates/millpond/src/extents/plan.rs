@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use super::arena::Arena;
 use super::extent::ExtentId;
+use super::extent_map::ExtentMap;
 use super::placement::Placement;
+use super::search::Request;
 use crate::order::Fence;
-use crate::physical::{IdleMapping, PageId};
+use crate::physical::{IdleMapping, PageId, Refusal};
 
 /// What happens to one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,34 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// The stream is to use what lies in a free extent, or pages of it.
+    pub(super) fn take_over(
+        &mut self,
+        arena: &Arena,
+        request: &Request<'_>,
+        id: ExtentId,
+    ) -> Result<(), Refusal> {
+        self.come_behind(arena, request, &arena.map[id].fence)
+    }
+
+    /// The stream is to use what lies behind a fence.
+    pub(super) fn come_behind(
+        &mut self,
+        arena: &Arena,
+        request: &Request<'_>,
+        fence: &Fence,
+    ) -> Result<(), Refusal> {
+        let is_ready = arena.rules.query(request.stream).covers(fence);
+        let has_memory = self.fence.try_join(fence) && (is_ready || self.waits.try_join(fence));
+        Ok(arena.map.ensure(has_memory)?)
+    }
+
+    pub(super) fn push(&mut self, map: &ExtentMap, step: Step) -> Result<(), Refusal> {
+        map.ensure(self.steps.try_reserve(1).is_ok())?;
+        self.steps.push(step);
+        Ok(())
+    }
+
     /// The pages that are mapped, once none is to be created any more, and the first base page of each.
     pub(super) fn mapped(&self) -> impl Iterator<Item = (PageId, u64)> {
         self.steps.iter().filter_map(|step| match *step {

@@ -3,8 +3,7 @@
 
 use super::arena::Arena;
 use super::donors::{DonorPage, Donors};
-use super::extent::ExtentId;
-use super::placement::{Part, Placement, choose_place, walk};
+use super::placement::{Part, Placement, Placer, walk};
 use super::plan::{Plan, Step};
 use super::search::{Effort, Request};
 use crate::order::Fence;
@@ -36,7 +35,7 @@ impl<'a> Planner<'a> {
     /// new ones. `None` where only a new region has room.
     pub(super) fn plan(mut self) -> Result<Option<Plan>, Refusal> {
         let layout = &self.arena.map.layout;
-        let found = choose_place(self.arena, &mut self.donors, self.request);
+        let found = Placer::new(self.arena, &mut self.donors, self.request).choose();
         let Some(place) = found else { return Ok(None) };
         let (waits, fence) = (Fence::empty(), Fence::empty());
         let mut plan = Plan { place, steps: Vec::new(), waits, fence };
@@ -54,15 +53,15 @@ impl<'a> Planner<'a> {
         for (id, part) in walk(arena, donors, place) {
             match part.expect("a place has only what a plan may use") {
                 Part::Free => {
-                    take_over(arena, request, plan, id)?;
+                    plan.take_over(arena, request, id)?;
                     continue;
                 }
                 Part::ComesBack(DonorPage { page, extent: from, .. }) => {
-                    take_over(arena, request, plan, from)?;
-                    push(arena, plan, Step::BringBack { page, from, to: id })?;
+                    plan.take_over(arena, request, from)?;
+                    plan.push(&arena.map, Step::BringBack { page, from, to: id })?;
                     continue;
                 }
-                Part::Idle(of) => push(arena, plan, Step::Clear { mapping: id, of })?,
+                Part::Idle(of) => plan.push(map, Step::Clear { mapping: id, of })?,
                 Part::Unmapped => {}
             }
             let (first, end) = map.base_pages_in(id, (place.start, place.end));
@@ -82,19 +81,19 @@ impl<'a> Planner<'a> {
             let (step, base_pages) = if let Some(page) = self.parked.take(room) {
                 (Step::Unpark { page, at }, u64::from(self.arena.pages.get(page).base_pages))
             } else if let Some(donor) = self.donors.claim_next(self.arena, room, window) {
-                take_over(self.arena, &self.request, plan, donor.extent)?;
+                plan.take_over(self.arena, &self.request, donor.extent)?;
                 (Step::Move { page: donor.page, from: donor.extent, at }, donor.base_pages())
             } else if let Some(page) = self.arriving.take(room).filter(|_| self.request.may_wait) {
                 let page_record = self.arena.pages.get(page);
                 if let Some(fence) = page_record.arrives_behind() {
-                    come_behind(self.arena, &self.request, plan, fence)?;
+                    plan.come_behind(self.arena, &self.request, fence)?;
                 }
                 (Step::Unpark { page, at }, u64::from(page_record.base_pages))
             } else {
                 let base_pages = self.length_of_new(u32::try_from(room).unwrap_or(u32::MAX));
                 (Step::Create { base_pages, at }, u64::from(base_pages))
             };
-            push(self.arena, plan, step)?;
+            plan.push(&self.arena.map, step)?;
             at += base_pages;
         }
         Ok(())
@@ -115,22 +114,4 @@ impl<'a> Planner<'a> {
             balance,
         })
     }
-}
-
-/// The stream is to use what lies in a free extent, or pages of it.
-fn take_over(arena: &Arena, request: &Request<'_>, plan: &mut Plan, id: ExtentId) -> Result<(), Refusal> {
-    come_behind(arena, request, plan, &arena.map[id].fence)
-}
-
-/// The stream is to use what lies behind a fence.
-fn come_behind(arena: &Arena, request: &Request<'_>, plan: &mut Plan, fence: &Fence) -> Result<(), Refusal> {
-    let is_ready = arena.rules.query(request.stream).covers(fence);
-    let has_memory = plan.fence.try_join(fence) && (is_ready || plan.waits.try_join(fence));
-    Ok(arena.map.ensure(has_memory)?)
-}
-
-fn push(arena: &Arena, plan: &mut Plan, step: Step) -> Result<(), Refusal> {
-    arena.map.ensure(plan.steps.try_reserve(1).is_ok())?;
-    plan.steps.push(step);
-    Ok(())
 }

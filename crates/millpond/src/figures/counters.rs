@@ -95,6 +95,11 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Pages that were taken from one place for another so far, or given back for others.
+    pub(crate) fn pages_moved(&self) -> u64 {
+        self.pages_remapped.get() + self.calls.release.get()
+    }
+
     /// Notes that pages took so long. Whoever calls this has the pool's lock.
     pub(crate) fn note_device_time(&self, time: Duration) {
         self.device_nanoseconds.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));

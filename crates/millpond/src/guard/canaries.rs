@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::core::Core;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
 use crate::physical::staging::PinnedMemory;
+use crate::policy::watching::REDZONE;
 
 /// What memory is filled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,9 +20,6 @@ pub(super) enum Fill {
     /// Either, if so asked. In each floating-point type, of whatever length, a number of these bytes is not a number.
     Nan = 0xFF,
 }
-
-/// Bytes of a redzone, at most: a page may end before.
-pub(super) const REDZONE: u64 = 512;
 
 /// Pinned memory for the canaries of one block, which a copy may be writing to.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
-use super::canaries::{Changed, Fill, REDZONE, Slot, Staging, changed};
+use super::canaries::{Changed, Fill, Slot, Staging, changed};
 use super::fenced::FencedMemory;
 use super::finding::{Finding, GuardedCall, Mistake};
 use super::options::Guard;
@@ -20,9 +20,9 @@ use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
 use crate::error::{Error, Result};
 use crate::extents::MOST_UNITS;
 use crate::log::{log, warn_in_any_case};
-use crate::order::{Fence, Stream};
+use crate::order::{Fence, Stream, Timelines};
 use crate::policy::size_classes::EXACT_FROM;
-use crate::policy::watching::{LONGEST_DELAY, MOST_FINDINGS};
+use crate::policy::watching::{LONGEST_DELAY, MOST_FINDINGS, REDZONE};
 use crate::record::WantedOfFrees;
 use crate::system::lock::Mutex;
 use crate::system::process::OfProcess;
@@ -258,7 +258,7 @@ impl Guarding {
             let mut complete = queue
                 .iter()
                 .take(LONGEST_DELAY as usize + 1)
-                .take_while(|next| all || is_complete(core, &next.fence));
+                .take_while(|next| all || is_complete(&core.timelines, &next.fence));
             complete.position(|next| all || next.until <= frees)
         };
         let mut due = Vec::new();
@@ -286,7 +286,7 @@ impl Guarding {
             // In the order of their frees, those that were compared come first.
             let first = queue.partition_point(|quarantined| quarantined.canaries.is_none());
             for quarantined in queue.range_mut(first..) {
-                if !is_complete(core, &quarantined.fence) {
+                if !is_complete(&core.timelines, &quarantined.fence) {
                     break;
                 }
                 found.extend(self.compare_canaries(core, quarantined));
@@ -475,7 +475,6 @@ impl Guarding {
 }
 
 /// Whether the fence's work is complete, by what the device says now.
-fn is_complete(core: &Core, fence: &Fence) -> bool {
-    core.timelines.is_complete(fence)
-        || core.timelines.poll(fence).is_ok() && core.timelines.is_complete(fence)
+fn is_complete(timelines: &Timelines, fence: &Fence) -> bool {
+    timelines.is_complete(fence) || timelines.poll(fence).is_ok() && timelines.is_complete(fence)
 }

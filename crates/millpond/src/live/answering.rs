@@ -2,6 +2,7 @@
 
 use nix::sys::signal::SigSet;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -9,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, ThreadId};
 
-use super::figures::{LONGEST_NAME, figures_of, sizes_of};
+use super::figures::{LONGEST_NAME, SeenPool, SeenSizes};
 use super::who::own_id;
-use crate::core::{Core, giving_back};
+use crate::core::{Core, HasCore, giving_back};
 use crate::log::log;
 use crate::policy::other_processes::PATIENCE;
 use crate::system::close_on_fork::CloseOnFork;
@@ -54,14 +55,17 @@ pub(crate) struct LiveSocket {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Pools by their numbers, which is in the order in which they were built.
+type Shown = BTreeMap<u64, Weak<dyn HasCore>>;
+
 /// What the thread has, too.
 #[derive(Debug)]
 struct Inside {
     listener: CloseOnFork<UnixListener>,
-    pools: OfProcess<Mutex<Vec<Weak<Core>>>>,
+    pools: OfProcess<Mutex<Shown>>,
 }
 
-/// The process's socket, for a pool that will be [shown](show) there. `None` where pools are hidden, or the system refuses; the
+/// The process's socket, for a pool that will be [shown](LiveSocket::show) there. `None` where pools are hidden, or the system refuses; the
 /// pool is the same without.
 pub(crate) fn open() -> Option<Arc<LiveSocket>> {
     static SOCKET: WhileHeld<(), LiveSocket> = WhileHeld::new();
@@ -72,23 +76,22 @@ pub(crate) fn open() -> Option<Arc<LiveSocket>> {
     SOCKET.get((), || LiveSocket::new().map(Arc::new)).inspect_err(refused).ok()
 }
 
-/// Shows a pool to those who ask.
-pub(crate) fn show(socket: &LiveSocket, pool: &Arc<Core>) {
-    let mut pools = socket.inside.pools.lock();
-    pools.retain(|pool| pool.strong_count() > 0);
-    pools.push(Arc::downgrade(pool));
-}
-
-/// Shows a pool no more that nobody uses now, and waits for an answer that has it. So the pool ends in the thread that drops it.
-pub(crate) fn hide(pool: &Core) {
-    let socket = pool.beside::<Option<Arc<LiveSocket>>>();
-    // An answer may drop a pool itself: a trim calls functions of the program.
-    if let Some(socket) = socket.as_ref().filter(|socket| !socket.is_thread(std::thread::current().id())) {
-        socket.inside.pools.lock().retain(|shown| !std::ptr::eq(shown.as_ptr(), pool));
-    }
-}
-
 impl LiveSocket {
+    /// Shows a pool to those who ask.
+    pub(crate) fn show(&self, number: u64, pool: Weak<dyn HasCore>) {
+        let mut pools = self.inside.pools.lock();
+        pools.retain(|_, pool| pool.strong_count() > 0);
+        pools.insert(number, pool);
+    }
+
+    /// Shows a pool no more that nobody uses now, and waits for an answer that has it. So the pool ends in the thread that drops it.
+    pub(crate) fn hide(&self, core: &Core) {
+        // An answer may drop a pool itself: a trim calls functions of the program.
+        if !self.is_thread(std::thread::current().id()) {
+            self.inside.pools.lock().remove(&core.number);
+        }
+    }
+
     fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let make = || {
@@ -165,17 +168,16 @@ impl Inside {
         let mut words = question.split(' ');
         let word = words.next().unwrap_or_default();
         let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
-        // As long as an answer has a pool: see `hide`.
+        // As long as an answer has a pool: see `LiveSocket::hide`.
         let shown = self.pools.lock();
-        // Those of this process's own memory, in the order in which they were built.
-        let mut pools: Vec<_> = shown.iter().filter_map(Weak::upgrade).collect();
-        pools.sort_by_key(|pool| pool.number);
+        // Those of this process's own memory.
+        let pools: Vec<_> = shown.values().filter_map(Weak::upgrade).collect();
         let with = |number| pools.iter().find(|pool| pool.number == number).ok_or("the pool is gone");
         let answer = match (word, &numbers[..]) {
             ("figures", _) => {
-                serde_json::to_string(&pools.iter().map(|pool| figures_of(pool)).collect::<Vec<_>>())
+                serde_json::to_string(&pools.iter().map(|pool| SeenPool::of(pool)).collect::<Vec<_>>())
             }
-            ("sizes", [number]) => serde_json::to_string(&sizes_of(with(*number)?)),
+            ("sizes", [number]) => serde_json::to_string(&SeenSizes::of(with(*number)?)),
             ("trim", [number, keep]) => {
                 let bytes = giving_back::trim(with(*number)?, *keep).map_err(|error| error.to_string())?;
                 serde_json::to_string(&bytes)
@@ -199,7 +201,7 @@ mod tests {
         let pool = Pool::builder(&context).name("asked").build().unwrap();
         let socket = open().unwrap();
         let shown = socket.inside.pools.lock();
-        let asked = shown.iter().filter_map(Weak::upgrade).find(|pool| pool.name == "asked").unwrap();
+        let asked = shown.values().filter_map(Weak::upgrade).find(|pool| pool.name == "asked").unwrap();
         let weak = Arc::downgrade(&asked);
         let (dropped, is_dropped) = channel();
         let dropping = std::thread::spawn(move || {

@@ -7,17 +7,17 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::figures::{SeenPool, figures_of, parsed, tamed};
+use super::figures::{SeenPool, parsed, tamed};
 use super::side_by_side;
 use super::who::{Who, own_id};
 use crate::budgets::{SharedFolder, shared_folder, shared_folders};
-use crate::core::Core;
+use crate::core::{Core, HasCore};
 use crate::log::log;
 use crate::out_of_memory::OutOfMemory;
 use crate::policy::watching::{ERRORS_STAY, LONGEST_ERROR, MOST_ERROR_FILES, MOST_POOLS_WITH_ERRORS};
@@ -104,17 +104,17 @@ struct Ready {
 static READY: PerProcess<Mutex<Option<Ready>>> = PerProcess::new(|| Mutex::new(Ready::new().ok()));
 
 /// Writes down which of a pool's requests found no memory.
-pub(crate) fn watch(pool: &Arc<Core>) {
+pub(crate) fn watch(pool: &Arc<impl HasCore + 'static>) {
     drop(READY.get().lock());
-    let (weak, figures): (Weak<Core>, _) = (Arc::downgrade(pool), Mutex::new(Some(figures_of(pool))));
+    let (weak, figures) = (Arc::downgrade(pool), Mutex::new(Some(SeenPool::of(pool.core()))));
     let tell = move |report: &OutOfMemory| {
         if let Some(pool) = weak.upgrade()
             && let Some(ready) = &mut *READY.get().lock()
         {
-            ready.note(&pool, &figures, report);
+            ready.note(pool.core(), &figures, report);
         }
     };
-    pool.observers.add(Arc::new(tell), true);
+    pool.core().observers.add(Arc::new(tell), true);
 }
 
 impl Ready {

@@ -7,10 +7,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::core::Core;
+use crate::core::{Core, recording};
 use crate::device::{DeviceIdentity, DeviceName, DevicePtr, MemoryKind};
 use crate::figures::stats::Stats;
 use crate::policy::watching::{CELLS, MOST_FRAMES, MOST_HOLDERS};
+use crate::record::LiveBlock;
 
 /// Letters of a name.
 pub(super) const LONGEST_NAME: usize = 128;
@@ -97,40 +98,44 @@ pub(super) fn tamed(name: &str) -> String {
     name.trim().chars().map(shown).take(LONGEST_NAME).collect()
 }
 
-pub(super) fn figures_of(core: &Core) -> SeenPool {
-    let about = core.device.properties();
-    let is_own = about.memory == MemoryKind::Device;
-    SeenPool {
-        number: core.number,
-        name: tamed(&core.name),
-        device: DeviceName::of(about).to_string(),
-        memory: about.memory,
-        identity: if is_own { core.device.identity().ok() } else { None },
-        stats: core.stats(),
-        device_time: Duration::from_nanos(core.counters.device_nanoseconds.get()),
+impl SeenPool {
+    pub(super) fn of(core: &Core) -> Self {
+        let about = core.device.properties();
+        let is_own = about.memory == MemoryKind::Device;
+        Self {
+            number: core.number,
+            name: tamed(&core.name),
+            device: DeviceName::of(about).to_string(),
+            memory: about.memory,
+            identity: if is_own { core.device.identity().ok() } else { None },
+            stats: core.stats(),
+            device_time: Duration::from_nanos(core.counters.device_nanoseconds.get()),
+        }
     }
 }
 
-/// What the live blocks of a pool are. Holds its lock for a time that grows with their number.
-pub(super) fn sizes_of(core: &Core) -> SeenSizes {
-    let (live, backed) = (core.live(), core.backed());
-    let mut rows = [(); u64::BITS as usize].map(|()| SizeRow::default());
-    for (_, bytes) in &live {
-        let class = bytes.max(&1).ilog2();
-        let row = &mut rows[class as usize];
-        *row = SizeRow { from: 1 << class, blocks: row.blocks + 1, bytes: row.bytes + bytes };
-    }
-    let mut ranges: Vec<_> = backed.iter().map(|(start, bytes, _)| (start.raw(), *bytes)).collect();
-    ranges.sort_unstable();
-    SeenSizes {
-        rows: rows.into_iter().filter(|row| row.blocks > 0).collect(),
-        map: cells(&ranges, &live),
-        holders: holders_of(core),
+impl SeenSizes {
+    /// What the live blocks of a pool are. Holds its lock for a time that grows with their number.
+    pub(super) fn of(core: &Core) -> Self {
+        let (live, backed) = (core.live(), core.backed());
+        let tracked = recording::live_blocks(core).unwrap_or_default();
+        let mut rows = [(); u64::BITS as usize].map(|()| SizeRow::default());
+        for (_, bytes) in &live {
+            let class = bytes.max(&1).ilog2();
+            let row = &mut rows[class as usize];
+            *row = SizeRow { from: 1 << class, blocks: row.blocks + 1, bytes: row.bytes + bytes };
+        }
+        let mut ranges: Vec<_> = backed.iter().map(|(start, bytes, _)| (start.raw(), *bytes)).collect();
+        ranges.sort_unstable();
+        Self {
+            rows: rows.into_iter().filter(|row| row.blocks > 0).collect(),
+            map: cells(&ranges, &live),
+            holders: holders_of(&tracked),
+        }
     }
 }
 
-fn holders_of(core: &Core) -> Vec<SeenHolder> {
-    let blocks = crate::core::recording::live_blocks(core).unwrap_or_default();
+fn holders_of(blocks: &[LiveBlock]) -> Vec<SeenHolder> {
     let seen = |holder: crate::record::Holder| SeenHolder {
         tag: tamed(holder.tag.as_deref().unwrap_or_default()),
         stack: holder.frames().take(MOST_FRAMES).map(|frame| tamed(&frame.to_string())).collect(),
@@ -138,7 +143,7 @@ fn holders_of(core: &Core) -> Vec<SeenHolder> {
         blocks: holder.blocks,
         oldest: holder.oldest,
     };
-    crate::record::holders(&blocks).into_iter().take(MOST_HOLDERS).map(seen).collect()
+    crate::record::holders(blocks).into_iter().take(MOST_HOLDERS).map(seen).collect()
 }
 
 /// How much of each part of the ranges, which are in order, is in live blocks: in eighths.
@@ -223,7 +228,7 @@ mod tests {
         let bench = Bench::new(|pool| pool.name("a\tname\nof two lines \u{1b}[2J\u{202e}\u{2066}\u{200b}"));
         let blocks = [5 * MIB, 1000].map(|bytes| bench.pool.alloc(bytes, &bench.stream).unwrap());
         bench.pool.free_block(blocks[1], &bench.stream).unwrap();
-        let text = serde_json::to_string(&[figures_of(bench.pool.inner())]).unwrap();
+        let text = serde_json::to_string(&[SeenPool::of(bench.pool.inner())]).unwrap();
         let [seen] = &read_pools(&text)[..] else { panic!("{text}") };
         assert_eq!(seen.name, "a\u{fffd}name\u{fffd}of two lines \u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}");
         assert_eq!((seen.device.as_str(), seen.memory), ("sim", MemoryKind::Device));
@@ -233,7 +238,7 @@ mod tests {
     }
 
     fn told_sizes(bench: &Bench) -> SeenSizes {
-        read_sizes(&serde_json::to_string(&sizes_of(bench.pool.inner())).unwrap())
+        read_sizes(&serde_json::to_string(&SeenSizes::of(bench.pool.inner())).unwrap())
     }
 
     #[test]

@@ -59,7 +59,7 @@ mod side_by_side;
 mod who;
 
 pub use answering::hide_all;
-pub(crate) use answering::{are_hidden, hide, open, show};
+pub(crate) use answering::{LiveSocket, are_hidden, open};
 pub(crate) use errors::watch as watch_errors;
 pub use errors::{SeenErrors, errors};
 pub use figures::{SeenHolder, SeenPool, SeenSizes, SizeRow};

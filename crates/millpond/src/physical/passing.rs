@@ -168,6 +168,9 @@ pub(crate) fn join_handovers(pages: &Pages, fence: &mut Fence) {
 /// Removes the mappings elsewhere of pages that were received, as far as `reached` says that their fence is. One that cannot be
 /// removed is tried again.
 pub(crate) fn reap_arriving(pages: &mut Pages, reached: impl Fn(&Fence) -> Option<Reached>) {
+    if pages.arriving.is_empty() {
+        return;
+    }
     let mut arriving = std::mem::take(&mut pages.arriving);
     let mut last = None;
     arriving.retain(|id| {

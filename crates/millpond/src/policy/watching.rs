@@ -10,6 +10,9 @@ pub(crate) const CELLS: usize = 256;
 pub(crate) const MOST_HOLDERS: usize = 20;
 pub(crate) const MOST_FRAMES: usize = 8;
 
+/// Bytes of a redzone, at most: a page may end before.
+pub(crate) const REDZONE: u64 = 512;
+
 /// Findings that are kept.
 pub(crate) const MOST_FINDINGS: usize = 1000;
 
@@ -18,6 +21,9 @@ pub(crate) const LONGEST_DELAY: u64 = 16;
 
 /// How long the file of a process that ran out of memory stays after its last error: whoever asks on the next morning finds it.
 pub(crate) const ERRORS_STAY: Duration = Duration::from_secs(86_400);
+
+/// Processes under a budget that an out-of-memory error names, those that hold most.
+pub(crate) const MOST_TENANTS: usize = 5;
 
 /// Such files in a folder, the pools that each tells of, and letters of an error.
 pub(crate) const MOST_ERROR_FILES: usize = 1000;

@@ -1,18 +1,17 @@
 //! Building a pool: its options, and what makes sense of them.
 
-use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::context::PoolMemory;
-use super::{Context, FirstHandle, Pool};
+use super::{Context, Pool, PoolParts};
 use crate::budgets::{Budget, Limits, budget_for};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::core::recording::{start_checking, start_recording, start_tracking};
-use crate::core::{Arenas, Callbacks, Core, Gate, Holds, PoolState, Registry, Routes};
-use crate::decay::{self, Decay};
+use crate::core::{Arenas, Callbacks, Core, Gate, HasCore, Holds, PoolState, Registry, Routes};
+use crate::decay;
 use crate::device::{Device, MemoryKind, PeerSet};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
@@ -54,7 +53,7 @@ use crate::system::process::OfProcess;
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
     timelines: Arc<Timelines>,
-    registry: Arc<Registry<Core>>,
+    registry: Arc<Registry<dyn HasCore>>,
     memory: PoolMemory,
     name: String,
     hard_limit: u64,
@@ -304,69 +303,65 @@ impl PoolBuilder {
     }
 
     /// As [`build`](Self::build), as a part of another pool, if there is one: under its hard limit.
-    pub(super) fn build_in(self, whole: Option<&Arc<Core>>) -> Result<Pool> {
+    pub(super) fn build_in(self, whole: Option<&Pool>) -> Result<Pool> {
+        let inner = Arc::new(self.parts(whole)?);
+        self.let_peers_in(&inner)?;
+        self.start_recording(&inner)?;
+        if let Some(tenancy) = inner.limits.tenancy() {
+            tenancy.add_giver(Arc::downgrade(&inner) as _)?;
+        }
+        self.registry.enter(inner.number, Arc::downgrade(&inner) as _);
+        self.timelines.listen(Arc::downgrade(&inner) as _);
+        if let Some(socket) = &inner.socket {
+            socket.show(inner.number, Arc::downgrade(&inner) as _);
+            live::watch_errors(&inner);
+        }
+        inner.decay.set(&inner, self.delay(&inner));
+        let pool = Pool::new(inner, Some(self));
+        let limit = || pool.hard_limit().map_or_else(|| "none".to_owned(), |bytes| bytes.to_string());
+        log!(DEBUG, "a pool was built", pool = pool.name(), limit = limit());
+        Ok(pool)
+    }
+
+    /// The pool, of which nobody knows yet.
+    fn parts(&self, whole: Option<&Pool>) -> Result<PoolParts> {
         let mut layout = self.layout()?;
         if whole.is_some() {
             layout.least_page = PAGE_TO_MOVE;
         }
-        let hard_limit =
-            whole.map_or_else(|| Budget::bytes(self.hard_limit), |whole| whole.limits.hard_limit.clone());
-        let options = self.clone();
-        let (timelines, registry) = (self.timelines, self.registry);
-        timelines.check_process()?;
-        let PoolMemory { device, together } = self.memory;
-        let guard = self.guard.or_else(Guard::from_environment);
+        self.timelines.check_process()?;
+        let guard = self.guard.clone().or_else(Guard::from_environment);
         let device = match &guard {
-            Some(guard) if guard.fences => FencedMemory::over(device),
-            _ => device,
+            Some(guard) if guard.fences => FencedMemory::over(self.memory.device.clone()),
+            _ => self.memory.device.clone(),
         };
-        let total = device.properties().total_memory;
-        let ledger = Ledger::new(self.policy, self.growth_allowance, total, device.now());
+        let limits = self.limits(device.as_ref(), whole)?;
+        let ledger = Ledger::new(self.policy, self.growth_allowance, limits.total, device.now());
         let counters = Arc::new(Counters::default());
-        // What other processes gave is theirs, and pools of a tool on a recording are nobody's.
-        let is_limited =
-            device.properties().memory == MemoryKind::Device && !self.keeps_nothing && !live::are_hidden();
-        let outer = if is_limited { budget_for(device.as_ref())? } else { None };
-        let (budget, imposed) = if self.budget.is_some() { (self.budget, outer) } else { (outer, None) };
-        let headroom = Arc::new(AtomicU64::new(self.headroom));
-        let limits = Limits { hard_limit, headroom, budget, imposed, total, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let published = (registry.ranges.clone(), Owner { pool: number, memory: None });
-        let arena = Arena::new(timelines.clone(), layout, self.reuse, pages, published);
-        let sizes = Sizes::new(layout.unit_bytes);
-        // What is not the device's takes long to give back, and may wait for running work.
-        let is_seen = self.live && !live::are_hidden() && device.properties().memory == MemoryKind::Device;
-        let delay = self.decay.or_else(|| decay::from_environment().filter(|_| is_seen));
+        let ranges = &self.registry.ranges;
+        let published = (ranges.clone(), Owner { pool: number, memory: None });
+        let arena = Arena::new(self.timelines.clone(), layout, self.reuse, pages, published);
         // First: in a process with one thread, the kernel grants its barriers at once. Beside the socket's thread that takes
         // it 10 to 20 ms.
-        let caches = OfProcess::new(Caches::new(arena.page_map().clone(), sizes));
+        let caches = Caches::new(arena.page_map().clone(), Sizes::new(layout.unit_bytes));
         let socket = if self.live { live::open() } else { None };
-        let recording = Recording::new(&self.name, device.as_ref(), counters.clone());
         let guarding = guard.map(Guarding::new).map(Arc::new);
-        let beside: Vec<Box<dyn Any + Send + Sync>> = vec![
-            Box::new(Sleep::default()),
-            Box::new(FirstHandle::default()),
-            Box::new(Evict::new(self.pinned_limit, whole.map(|whole| &**whole))),
-            Box::new(PeerCopies::default()),
-            Box::new(socket.clone()),
-            Box::new(guarding.clone()),
-            Box::new(Decay::default()),
-        ];
-        let inner = Arc::new(Core {
-            name: self.name,
+        let core = Core {
+            name: self.name.clone(),
             number,
-            timelines: timelines.clone(),
+            timelines: self.timelines.clone(),
+            registry: Arc::downgrade(&self.registry),
+            ranges: ranges.clone(),
+            recording: Recording::new(&self.name, device.as_ref(), counters.clone()),
             device,
-            registry: Arc::downgrade(&registry),
-            ranges: registry.ranges.clone(),
-            recording,
             limits,
             counters,
             marks: Default::default(),
-            caches,
+            caches: OfProcess::new(caches),
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arenas: Arenas::new(arena),
@@ -381,44 +376,70 @@ impl PoolBuilder {
             reuse: Reuse::new(self.reuse),
             gate: Gate::default(),
             holds: Holds::default(),
-            whole: whole.map(Arc::downgrade),
-            wrapping: guarding.map(|guarding| guarding as _),
+            part_of: whole.map(|whole| Arc::downgrade(whole.inner()) as _),
+            wrapping: guarding.clone().map(|guarding| guarding as _),
             keeps_nothing: self.keeps_nothing,
             zeroes: self.zeroed,
-            beside,
-        });
+        };
+        Ok(PoolParts {
+            core,
+            sleep: Sleep::default(),
+            evict: Evict::new(self.pinned_limit, whole.map(|whole| &whole.inner().evict)),
+            peer_copies: PeerCopies::default(),
+            decay: Arc::default(),
+            guarding,
+            socket,
+            first_handle: OnceLock::new(),
+        })
+    }
+
+    fn limits(&self, device: &dyn Device, whole: Option<&Pool>) -> Result<Limits> {
+        let hard_limit = match whole {
+            Some(whole) => whole.inner().limits.hard_limit.clone(),
+            None => Budget::bytes(self.hard_limit),
+        };
+        let properties = device.properties();
+        // What other processes gave is theirs, and pools of a tool on a recording are nobody's.
+        let is_limited =
+            properties.memory == MemoryKind::Device && !self.keeps_nothing && !live::are_hidden();
+        let outer = if is_limited { budget_for(device)? } else { None };
+        let (budget, imposed) =
+            if self.budget.is_some() { (self.budget.clone(), outer) } else { (outer, None) };
+        let headroom = Arc::new(AtomicU64::new(self.headroom));
+        let together = self.memory.together.clone();
+        Ok(Limits { hard_limit, headroom, budget, imposed, total: properties.total_memory, together })
+    }
+
+    fn let_peers_in(&self, core: &Core) -> Result<()> {
         match &self.peers {
-            Some(peers) => peers.iter().try_for_each(|peer| allow_access(&inner, peer.device().peer_id()))?,
-            None => share_all(&inner, PeerSet::ALL)?,
+            Some(peers) => peers.iter().try_for_each(|peer| allow_access(core, peer.device().peer_id())),
+            None => share_all(core, PeerSet::ALL),
         }
-        start_checking(&inner)?;
-        match (self.record, record::Options::from_environment()) {
-            (Some(asked), _) => start_recording(&inner, &asked)?,
+    }
+
+    /// What the program asked for comes before what the environment does.
+    fn start_recording(&self, core: &Core) -> Result<()> {
+        start_checking(core)?;
+        match (&self.record, record::Options::from_environment()) {
+            (Some(asked), _) => start_recording(core, asked)?,
             (None, Some(environment)) => {
-                if let Err(error) = start_recording(&inner, &environment) {
+                if let Err(error) = start_recording(core, &environment) {
                     warn_in_any_case(&format!("MILLPOND_RECORD is ignored: {error}"));
                 }
             }
             (None, None) => {}
         }
-        if let Some(tracking) = self.track.or_else(record::Tracking::from_environment) {
-            start_tracking(&inner, &tracking)?;
+        match self.track.clone().or_else(record::Tracking::from_environment) {
+            Some(tracking) => start_tracking(core, &tracking),
+            None => Ok(()),
         }
-        let weak = Arc::downgrade(&inner);
-        if let Some(tenancy) = inner.limits.tenancy() {
-            tenancy.add_giver(weak.clone())?;
-        }
-        registry.enter(number, &inner);
-        timelines.listen(weak);
-        if let Some(socket) = socket {
-            live::show(&socket, &inner);
-            live::watch_errors(&inner);
-        }
-        inner.beside::<Decay>().set(&inner, delay);
-        let pool = Pool::new(inner, Some(options));
-        let limit = || pool.hard_limit().map_or_else(|| "none".to_owned(), |bytes| bytes.to_string());
-        log!(DEBUG, "a pool was built", pool = pool.name(), limit = limit());
-        Ok(pool)
+    }
+
+    /// The delay of the decay. What is not the device's takes long to give back, and may wait for running work.
+    fn delay(&self, core: &Core) -> Option<Duration> {
+        let is_devices = core.device.properties().memory == MemoryKind::Device;
+        let is_seen = self.live && !live::are_hidden() && is_devices;
+        self.decay.or_else(|| decay::from_environment().filter(|_| is_seen))
     }
 
     fn layout(&self) -> Result<Layout> {

@@ -6,8 +6,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::{Handle, Pool};
-use crate::core::{Core, Registry, freeing};
+use super::{Handle, Pool, PoolParts};
+use crate::core::{HasCore, Registry, freeing};
 use crate::device;
 use crate::device::{
     Advice, Device, DeviceError, DeviceResult, HasDevice, MemoryInfo, MemoryKind, Place, StreamHandle,
@@ -64,11 +64,11 @@ struct ContextInner {
     timelines: Arc<Timelines>,
     state: Arc<ContextState>,
     /// What other processes shared, once there is any.
-    of_others: OfProcess<OnceLock<OfOthers>>,
+    of_others: OfProcess<OnceLock<OfOthers<PoolParts>>>,
     default: OfProcess<OnceLock<Pool>>,
     current: OfProcess<Mutex<Option<Pool>>>,
     /// Last: pools that outlive their handles go with it.
-    registry: Arc<Registry<Core>>,
+    registry: Arc<Registry<dyn HasCore>>,
 }
 
 /// What lives as long as anything of the context: its timelines have it, and so pools, blocks and events. It holds no pool,
@@ -79,7 +79,7 @@ struct ContextState {
     /// What was asked for.
     other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
     /// Held by what programs hold, since it keeps pools: [`ContextInner`], and the handles of pools with their options.
-    registry: OfProcess<Mutex<Weak<Registry<Core>>>>,
+    registry: OfProcess<Mutex<Weak<Registry<dyn HasCore>>>>,
     default: OfProcess<Mutex<Weak<Handle>>>,
     current: OfProcess<Mutex<Weak<Handle>>>,
 }
@@ -100,7 +100,7 @@ impl ContextState {
         OfProcess::here(weak)?.lock().upgrade()
     }
 
-    fn registry(&self) -> Arc<Registry<Core>> {
+    fn registry(&self) -> Arc<Registry<dyn HasCore>> {
         Self::held(&self.registry).unwrap_or_else(|| {
             let new = Arc::default();
             if let Some(registry) = OfProcess::here(&self.registry) {
@@ -311,7 +311,7 @@ impl Context {
     }
 
     /// What other processes shared with this one.
-    pub(crate) fn of_others(&self) -> Result<&OfOthers> {
+    pub(crate) fn of_others(&self) -> Result<&OfOthers<PoolParts>> {
         self.inner.timelines.check_process()?;
         if let Some(known) = self.inner.of_others.get() {
             return Ok(known);
@@ -457,7 +457,7 @@ impl Context {
         &self.inner.timelines
     }
 
-    pub(crate) fn registry(&self) -> &Arc<Registry<Core>> {
+    pub(crate) fn registry(&self) -> &Arc<Registry<dyn HasCore>> {
         &self.inner.registry
     }
 }

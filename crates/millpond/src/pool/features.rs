@@ -1,20 +1,17 @@
 //! What a pool does by what stands beside the core: sleep, sharing between processes, peers, kinds of memory, tags, and who
 //! holds memory.
 
-use std::sync::Arc;
-
 use super::{Context, Pool, PoolBuilder};
 use crate::device::{Advice, DevicePtr, MemoryKind, PeerId, Place, Residency};
 use crate::error::{Error, Result};
-use crate::evict::{self, Evict};
-use crate::guard::{Finding, Guarding};
+use crate::guard::Finding;
 use crate::managed;
 use crate::order::Stream;
 use crate::peers;
 use crate::record;
 use crate::sharing;
 use crate::sharing::Shared;
-use crate::sleep::{Keep, Sleep};
+use crate::sleep::Keep;
 
 impl Pool {
     // ---- who holds memory ---------------------------------------------------------------------------
@@ -64,8 +61,7 @@ impl Pool {
     /// guard. Freed blocks are looked at later: all of them once the pool is dropped or [destroyed](Self::destroy).
     #[must_use]
     pub fn guard_findings(&self) -> Vec<Finding> {
-        let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
-        guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
+        self.inner().guarding.as_ref().map(|guarding| guarding.findings()).unwrap_or_default()
     }
 
     // ---- sleep -----------------------------------------------------------------------------------
@@ -107,13 +103,13 @@ impl Pool {
     ///
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
-        let guarding = self.inner().beside::<Option<Arc<Guarding>>>();
+        let guarding = self.inner().guarding.as_ref();
         let was_awake = guarding.is_some() && !self.is_asleep();
-        if let Some(guarding) = guarding.as_ref().filter(|_| was_awake) {
+        if let Some(guarding) = guarding.filter(|_| was_awake) {
             guarding.before_sleep(self.inner(), keep != Keep::Nothing);
         }
-        let slept = self.sleep_state().sleep(self.inner(), keep);
-        if let Some(guarding) = guarding.as_ref().filter(|_| was_awake && !self.is_asleep()) {
+        let slept = self.inner().sleep.sleep(self.inner(), keep);
+        if let Some(guarding) = guarding.filter(|_| was_awake && !self.is_asleep()) {
             guarding.did_not_sleep();
         }
         let own = slept?;
@@ -129,8 +125,8 @@ impl Pool {
     /// [`Error::OutOfMemory`] where memory is lacking, also after the context's other pools gave back what they cache. Else
     /// the device's own.
     pub fn wake(&self) -> Result<()> {
-        self.sleep_state().wake(self.inner())?;
-        if let Some(guarding) = self.inner().beside::<Option<Arc<Guarding>>>() {
+        self.inner().sleep.wake(self.inner())?;
+        if let Some(guarding) = &self.inner().guarding {
             guarding.after_wake(self.inner())?;
         }
         self.tagged_pools().iter().try_for_each(|(_, of_tag)| of_tag.wake())
@@ -149,12 +145,8 @@ impl Pool {
     /// The device's own; what could not be given back stays.
     pub fn trim_staging(&self) -> Result<u64> {
         self.inner().check_process()?;
-        let own = self.sleep_state().trim_staging()? + self.evict_state().trim_staging(self.inner())?;
+        let own = self.inner().sleep.trim_staging()? + self.inner().evict.trim_staging(self.inner())?;
         self.tagged_pools().iter().try_fold(own, |sum, (_, of_tag)| Ok(sum + of_tag.trim_staging()?))
-    }
-
-    fn sleep_state(&self) -> &Sleep {
-        self.inner().beside()
     }
 
     // ---- evict -----------------------------------------------------------------------------------
@@ -195,7 +187,7 @@ impl Pool {
     /// sleeps. [`Error::PoolDestroyed`], or the device's own, such as
     /// [`DeviceError::OutOfMemory`](crate::device::DeviceError::OutOfMemory) where the host has too little pinned memory.
     pub fn evict(&self, stream: &Stream) -> Result<u64> {
-        self.evict_state().evict(self.inner(), stream)
+        self.inner().evict.evict(self.inner(), &self.inner().sleep, stream)
     }
 
     /// Ends an [eviction](Self::evict): takes memory again, maps it where it was, and copies the bytes back. Later work on
@@ -210,7 +202,7 @@ impl Pool {
     /// # Errors
     /// As for [`wake`](Self::wake).
     pub fn restore(&self, stream: &Stream) -> Result<()> {
-        self.evict_state().restore(self.inner(), stream)
+        self.inner().evict.restore(self.inner(), stream)
     }
 
     /// Begins a [restore](Self::restore), which then only has `stream` wait: the copies run beside other work until then.
@@ -218,7 +210,7 @@ impl Pool {
     /// # Errors
     /// As for [`restore`](Self::restore).
     pub fn restore_ahead(&self) -> Result<()> {
-        self.evict_state().restore_ahead(self.inner())
+        self.inner().evict.restore_ahead(self.inner())
     }
 
     /// As [`restore_ahead`](Self::restore_ahead), for as much of the tag as the pool has free memory. No memory is taken for it, and
@@ -228,16 +220,12 @@ impl Pool {
     /// # Errors
     /// As for [`restore`](Self::restore), but for memory that is lacking.
     pub fn restore_free(&self) -> Result<u64> {
-        self.evict_state().restore_free(self.inner())
+        self.inner().evict.restore_free(self.inner())
     }
 
     /// Whether the pool is [evicted](Self::evict).
     pub fn is_evicted(&self) -> bool {
-        self.inner().is_here() && evict::is_evicted(self.inner())
-    }
-
-    fn evict_state(&self) -> &Evict {
-        self.inner().beside()
+        self.inner().is_here() && self.inner().gate.is_evicted()
     }
 
     // ---- other devices ---------------------------------------------------------------------------
@@ -305,7 +293,7 @@ impl Pool {
     ///
     /// [`DeviceError::Invalid`]: crate::device::DeviceError::Invalid
     pub fn take_back_access(&self, peer: &Context) -> Result<()> {
-        peers::take_back_access(self.inner(), peer.timelines())
+        self.inner().peer_copies.take_back_access(self.inner(), peer.timelines())
     }
 
     /// Lets the GPU of another context use one live block. Its pages get access, as far as they have none: about 40 µs for
@@ -387,7 +375,7 @@ impl Pool {
     /// # Errors
     /// As for [`Buffer::share`](crate::Buffer::share), and for [`size_of`](Self::size_of).
     pub fn share(&self, ptr: DevicePtr, stream: &Stream) -> Result<Shared> {
-        sharing::share(self.inner(), ptr, None, stream)
+        sharing::share(self.inner().clone(), ptr, None, stream)
     }
 
     /// Whether another process may use a live block, or a [`Shared`] of it lives.
@@ -436,7 +424,7 @@ impl Pool {
             return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
         };
         let name = format!("{}/{tag}", self.name());
-        let new = options.name(name).build_in(Some(self.inner()))?;
+        let new = options.name(name).build_in(Some(self))?;
         pools.push((tag.to_owned(), new.clone()));
         Ok(new)
     }

@@ -13,26 +13,24 @@
 mod builder;
 mod context;
 mod features;
+mod parts;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub use builder::PoolBuilder;
 pub use context::Context;
+pub(crate) use parts::PoolParts;
 
 use crate::budgets::Budget;
 use crate::capture::CapturePool;
-use crate::core::{
-    Core, ObserverId, ReclaimId, allocating, freeing, giving_back, recording, recounting, reserving,
-};
-use crate::decay::Decay;
+use crate::core::{ObserverId, ReclaimId, allocating, freeing, giving_back, recording};
 use crate::device::{Device, DevicePtr, MemoryInfo};
 use crate::error::{Error, Result};
 use crate::figures::stats::{Level, Stats};
-use crate::live;
 use crate::log::log;
 use crate::order::{ReusePolicies, Stream, Timelines};
 use crate::out_of_memory::OutOfMemory;
@@ -73,7 +71,7 @@ use crate::system::process::OfProcess;
 /// ends the process with a message where a handler meets its thread inside.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<Core>,
+    inner: Arc<PoolParts>,
     /// Counts the program's handles; buffers hold the inner pool only.
     handle: Arc<Handle>,
 }
@@ -105,17 +103,13 @@ impl RefUnwindSafe for Pool {}
 /// What the program's handles of a pool share.
 #[derive(Debug)]
 struct Handle {
-    inner: Arc<Core>,
+    inner: Arc<PoolParts>,
     /// What the pool was built with, and with that the list of the context's pools; `None` for one that is destroyed from the
     /// start.
     options: Option<PoolBuilder>,
     /// The parts of its memory that sleep on their own: a pool for each tag, under the same limits.
     tags: OfProcess<Mutex<Vec<(String, Pool)>>>,
 }
-
-/// How a block finds the program's pool.
-#[derive(Debug, Default)]
-struct FirstHandle(OnceLock<Weak<Handle>>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -131,8 +125,7 @@ impl Drop for Handle {
         }
         // One that holds blocks is still seen.
         if self.inner.holds_nothing() {
-            live::hide(&self.inner);
-            self.inner.beside::<Decay>().end(&self.inner);
+            self.inner.leave();
         }
     }
 }
@@ -144,16 +137,16 @@ impl Pool {
     }
 
     /// `options` are those that it was built with; `None` for one that is destroyed, as that of other processes' memory is.
-    pub(crate) fn new(inner: Arc<Core>, options: Option<PoolBuilder>) -> Self {
+    pub(crate) fn new(inner: Arc<PoolParts>, options: Option<PoolBuilder>) -> Self {
         let handle = Arc::new(Handle { inner: inner.clone(), options, tags: OfProcess::default() });
         // The first stays: it is that of the program.
-        _ = inner.beside::<FirstHandle>().0.set(Arc::downgrade(&handle));
+        _ = inner.first_handle.set(Arc::downgrade(&handle));
         Self { inner, handle }
     }
 
     /// The pool, as the program holds it; an error once its last handle is gone.
-    pub(crate) fn of(inner: &Arc<Core>) -> Result<Self> {
-        let handle = inner.beside::<FirstHandle>().0.get().and_then(Weak::upgrade);
+    pub(crate) fn of(inner: &Arc<PoolParts>) -> Result<Self> {
+        let handle = inner.first_handle.get().and_then(Weak::upgrade);
         handle.map(Self::of_handle).ok_or_else(|| Error::PoolDestroyed { pool: inner.name_of() })
     }
 
@@ -194,7 +187,7 @@ impl Pool {
     }
 
     /// One of memory of other processes. Its only handle goes here, so that it is destroyed.
-    fn of_others(context: &Context, memory: Arc<dyn Device>) -> Result<Arc<Core>> {
+    fn of_others(context: &Context, memory: Arc<dyn Device>) -> Result<Arc<PoolParts>> {
         Ok(PoolBuilder::of_others(context, memory).build()?.inner.clone())
     }
 
@@ -319,7 +312,7 @@ impl Pool {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn reserve(&self, bytes: u64, stream: &Stream) -> Result<()> {
-        reserving::reserve(&self.inner, bytes, stream)
+        allocating::reserve(&self.inner, bytes, stream)
     }
 
     /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
@@ -397,13 +390,13 @@ impl Pool {
 
     /// Changes the [decay](PoolBuilder::decay): how long free memory stays that nobody uses; `None` for always.
     pub fn set_decay(&self, delay: Option<Duration>) {
-        self.inner.beside::<Decay>().set(&self.inner, delay);
+        self.inner.decay.set(&self.inner, delay);
     }
 
     /// The present [decay](PoolBuilder::decay); `None` where free memory stays.
     #[must_use]
     pub fn decay(&self) -> Option<Duration> {
-        self.inner.beside::<Decay>().get()
+        self.inner.decay.get()
     }
 
     /// What the pool did and holds. Waits for no lock.
@@ -512,7 +505,7 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn capture_pool(&self) -> CapturePool {
-        CapturePool::new(&self.inner)
+        CapturePool::new(self.inner.clone())
     }
 
     /// Starts recording what the pool does to a file, for `millpond replay`. The file has every allocation and free
@@ -593,14 +586,14 @@ impl Pool {
     /// [`Error::Broken`], with a sentence that says what is wrong.
     pub fn check(&self) -> Result<()> {
         self.inner.check_process()?;
-        recounting::check(&self.inner).map_err(|why| Error::Broken { pool: self.inner.name_of(), why })
+        self.inner.check().map_err(|why| Error::Broken { pool: self.inner.name_of(), why })
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {
         &self.inner.timelines
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Core> {
+    pub(crate) fn inner(&self) -> &Arc<PoolParts> {
         &self.inner
     }
 }

@@ -13,10 +13,10 @@ use super::socket;
 use super::token::{Flag, Header, SharedToken};
 use crate::budgets::Tenancy;
 use crate::core::giving_back::{collect_some_held, free_behind};
-use crate::core::{Core, Hold};
+use crate::core::{Core, HasCore, Hold};
 use crate::device::{DevicePtr, MemoryKind, PageHandle};
 use crate::error::{Error, Result};
-use crate::extents::{Arena, PageAtHome, Pointer};
+use crate::extents::Pointer;
 use crate::order::{OwnedEvent, Stream};
 use crate::system::close_on_fork::CloseOnFork;
 
@@ -49,7 +49,7 @@ pub struct Shared {
     event: SharedEvent,
     /// The block.
     ptr: DevicePtr,
-    pool: Arc<Core>,
+    pool: Arc<dyn HasCore>,
 }
 
 impl Shared {
@@ -110,6 +110,40 @@ struct Loan {
     _event: Arc<OwnedEvent>,
 }
 
+/// Pages with their bytes, and where on the first of them a block begins.
+type PagesUnder = (Vec<(PageHandle, u64)>, u64);
+
+impl Loan {
+    /// Notes the loan of a live block. Returns its bytes, and what they lie on.
+    fn note(self, core: &Core, ptr: DevicePtr, bytes: Option<u64>) -> Result<(u64, PagesUnder)> {
+        let mut state = core.state.lock();
+        core.check_allocates(&state)?;
+        let (pointer, _) = state.arenas.look_up(ptr);
+        let Pointer::Live(id) = pointer else {
+            drop(state);
+            return Err(core.misuse(ptr, pointer));
+        };
+        let not_shareable = |why| Error::NotShareable { pool: core.name_of(), why };
+        if state.arenas.keeping_at(ptr).is_some() {
+            return Err(not_shareable("it is memory of a capture: share a block that was allocated outside"));
+        }
+        let arena = &state.arenas.own;
+        let bytes = bytes.unwrap_or_else(|| arena.requested(id));
+        let mut pages = arena.pages_under(ptr..ptr.offset(bytes)).peekable();
+        let Some(first) = pages.peek().filter(|page| !arena.pages.is_segment(page.id)) else {
+            return Err(not_shareable("the device has no virtual memory, so its memory is no pages"));
+        };
+        let before = ptr.raw() - first.at.raw();
+        let under = (pages.map(|page| arena.pages.handle(page.id)).collect(), before);
+        // A free finds the block among those that are shared.
+        if !arena.free_under_lock(id) || !core.holds.add(ptr, Box::new(self)) {
+            drop(state);
+            return Err(core.misuse(ptr, Pointer::NotLive));
+        }
+        Ok((bytes, under))
+    }
+}
+
 impl Hold for Loan {
     fn is_over(&mut self, now: Instant) -> bool {
         self.lent.is_over(now)
@@ -118,7 +152,7 @@ impl Hold for Loan {
 
 /// Lets other processes open a block: so many bytes, and the bytes of an element. By default all, as bytes.
 pub(crate) fn share(
-    core: &Arc<Core>,
+    core: Arc<dyn HasCore>,
     ptr: DevicePtr,
     elements: Option<(u64, usize)>,
     stream: &Stream,
@@ -135,7 +169,7 @@ pub(crate) fn share(
     if core.device.properties().memory != MemoryKind::Device || core.keeps_nothing {
         return Err(not_shareable("only a device's own memory can be: copy it to a pool of that"));
     }
-    collect_some_held(core);
+    collect_some_held(&core);
     let identity = core.device.identity()?;
     let (handle, export) = core.device.create_shared_event()?;
     // SAFETY: it was created above.
@@ -144,7 +178,7 @@ pub(crate) fn share(
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };
-    let (bytes, (under, offset)) = lend(core, ptr, elements.map(|(bytes, _)| bytes), loan)?;
+    let (bytes, (under, offset)) = loan.note(&core, ptr, elements.map(|(bytes, _)| bytes))?;
     // From here on the block is kept. If an export fails, its only lease ends here.
     let mut descriptors: Vec<_> = lease.into_iter().map(Arc::new).collect();
     let mut flags = export.descriptor.as_ref().map_or(0, |_| Flag::Event as u32);
@@ -174,45 +208,5 @@ pub(crate) fn share(
         bytes,
     };
     let token = SharedToken { header, pages };
-    Ok(Shared { token, descriptors, event, ptr, pool: core.clone() })
-}
-
-/// Pages with their bytes, and where on the first of them a block begins.
-type PagesUnder = (Vec<(PageHandle, u64)>, u64);
-
-/// What the first `bytes` of a live block lie on; `None` in a segment.
-fn pages_under(arena: &Arena, ptr: DevicePtr, bytes: u64) -> Option<PagesUnder> {
-    let first = arena.page_at(ptr).filter(|page| !arena.pages.is_segment(page.id))?;
-    let next = |page: &PageAtHome| {
-        let behind = page.at.offset(page.bytes);
-        arena.page_at(behind).filter(|_| behind < ptr.offset(bytes))
-    };
-    let pages = std::iter::successors(Some(first), next).map(|page| arena.pages.handle(page.id)).collect();
-    Some((pages, ptr.raw() - first.at.raw()))
-}
-
-/// Notes the loan of a live block. Returns its bytes, and what they lie on.
-fn lend(core: &Core, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(u64, PagesUnder)> {
-    let mut state = core.state.lock();
-    core.check_allocates(&state)?;
-    let (pointer, _) = state.arenas.look_up(ptr);
-    let Pointer::Live(id) = pointer else {
-        drop(state);
-        return Err(core.misuse(ptr, pointer));
-    };
-    let not_shareable = |why| Error::NotShareable { pool: core.name_of(), why };
-    if state.arenas.keeping_at(ptr).is_some() {
-        return Err(not_shareable("it is memory of a capture: share a block that was allocated outside"));
-    }
-    let arena = &state.arenas.own;
-    let bytes = bytes.unwrap_or_else(|| arena.requested(id));
-    let Some(under) = pages_under(arena, ptr, bytes) else {
-        return Err(not_shareable("the device has no virtual memory, so its memory is no pages"));
-    };
-    // A free finds the block among those that are shared.
-    if !arena.free_under_lock(id) || !core.holds.add(ptr, Box::new(loan)) {
-        drop(state);
-        return Err(core.misuse(ptr, Pointer::NotLive));
-    }
-    Ok((bytes, under))
+    Ok(Shared { token, descriptors, event, ptr, pool: core })
 }

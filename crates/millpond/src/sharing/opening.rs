@@ -10,7 +10,7 @@ use super::imported::ImportedMemory;
 use super::lease::{Borrowed, is_of};
 use super::socket::Received;
 use super::token::{Flag, SharedToken};
-use crate::core::{Core, allocating::hand_out, giving_back::trim, making_room::shortage_of};
+use crate::core::{HasCore, allocating::hand_out, giving_back::trim, making_room::shortage_of};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::error::{Error, Result};
 use crate::extents::MOST_UNITS;
@@ -47,15 +47,15 @@ fn keep_budget(token: &SharedToken, descriptors: &mut Vec<OwnedFd>) -> Result<Op
 /// A context's memory of other processes: one pool, and the device that it takes as its segments. Each block is a segment, and is
 /// unmapped once it was freed and the work on it is complete. The pool allocates nothing else: it is destroyed from the start.
 #[derive(Debug)]
-pub(crate) struct OfOthers {
+pub(crate) struct OfOthers<P> {
     pub(crate) memory: Arc<ImportedMemory>,
-    pub(crate) pool: Arc<Core>,
+    pub(crate) pool: Arc<P>,
 }
 
-impl OfOthers {
+impl<P: HasCore> OfOthers<P> {
     /// Opens a block of another process, for work on a stream of the same context.
     pub(crate) fn open(&self, received: Received, stream: &Stream) -> Result<(DevicePtr, SharedEvent)> {
-        let core = &*self.pool;
+        let core = self.pool.core();
         let device = core.timelines.device();
         let Received { token, mut descriptors } = received;
         check_token(device.as_ref(), &token)?;
@@ -120,7 +120,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::recounting::check;
     use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::fixtures::{Bench, Freeing, MIB, nobody_begins};
@@ -147,15 +146,15 @@ mod tests {
         let mut opened: Vec<_> = buffers.iter().chain(&buffers).map(open).collect();
         assert_eq!(sim.calls()[Call::CreatePage], taken);
         let imports = context.of_others().unwrap().pool.clone();
-        check(&imports).unwrap();
+        imports.check().unwrap();
         assert_eq!(imports.counted().blocks.current, 8);
         // Some go, and others come: nobody gets what another one had.
         opened.truncate(3);
         context.synchronize().unwrap();
-        check(&imports).unwrap();
+        imports.check().unwrap();
         assert_eq!(imports.counted().blocks.current, 3);
         opened.extend(buffers.iter().map(open));
-        check(&imports).unwrap();
+        imports.check().unwrap();
         let mut starts: Vec<_> = opened.iter().map(|opened| opened.buffer.ptr()).collect();
         starts.sort();
         starts.dedup();
@@ -163,7 +162,7 @@ mod tests {
         drop(opened);
         context.synchronize().unwrap();
         assert!(imports.holds_nothing());
-        check(&imports).unwrap();
+        imports.check().unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pages::{PlacedPage, pages_that_can_sleep, put_to_sleep};
+use super::pages::PlacedPage;
 use crate::core::{ArenaId, Arenas};
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::Arena;
@@ -60,7 +60,7 @@ impl Asleep {
         keep: Keep,
         goes: impl Fn(&Arena, &PlacedPage) -> bool,
     ) -> DeviceResult<()> {
-        let mut pages = pages_that_can_sleep(arena)?;
+        let mut pages = PlacedPage::all_of(arena)?;
         pages.retain(|page| goes(arena, page));
         let live = match keep {
             Keep::InPinnedMemory => arena.live_ranges(GAP)?,
@@ -74,7 +74,7 @@ impl Asleep {
         self.pages.try_reserve(pages.len()).map_err(|_| no_memory())?;
         self.pieces.try_reserve(pages.len() + live.len()).map_err(|_| no_memory())?;
         for page in pages {
-            let (start, end) = (page.0.at, page.0.at.offset(page.0.bytes));
+            let (start, end) = (page.home.at, page.home.at.offset(page.home.bytes));
             let first = self.pieces.len();
             let before = live.partition_point(|(at, bytes)| at.offset(*bytes) <= start);
             for (at, bytes) in live[before..].iter().take_while(|(at, _)| *at < end) {
@@ -94,7 +94,7 @@ impl Asleep {
         let mut gone = Ok(());
         for page in &mut self.pages[pages] {
             let Some(arena) = arenas.named_mut(page.of) else { continue };
-            gone = gone.and(put_to_sleep(arena, &mut page.page));
+            gone = gone.and(page.page.put_to_sleep(arena));
         }
         gone
     }
@@ -122,9 +122,9 @@ impl Asleep {
             // Two that were joined may be half of a longer one.
             while let [.., first, next] = &mut self.pages[..left]
                 && first.of == next.of
-                && first.page.1.count() + next.page.1.count() == 0
+                && first.page.others.count() + next.page.others.count() == 0
                 && let Some(arena) = arenas.named_mut(first.of)
-                && arena.join_pages(&mut first.page.0, &next.page.0, PAGE_TO_MOVE)
+                && arena.join_pages(&mut first.page.home, &next.page.home, PAGE_TO_MOVE)
             {
                 first.pieces.end = next.pieces.end;
                 left -= 1;
@@ -139,7 +139,7 @@ impl Asleep {
         let mut bytes = 0;
         let batch = self.pages[first..].iter().take_while(|page| {
             let has_room = bytes < BATCH;
-            bytes += page.page.0.bytes;
+            bytes += page.page.home.bytes;
             has_room
         });
         first..first + batch.count()

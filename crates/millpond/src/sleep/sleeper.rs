@@ -1,38 +1,32 @@
 //! What a pool knows of its sleep, and how it falls asleep and wakes.
 
-use std::sync::atomic::Ordering;
-
 use super::asleep::{Asleep, Keep};
-use super::{copies, pages};
+use super::copies;
 use crate::budgets::Shortage;
 use crate::core::giving_back::{collect_held, let_go_of_released};
 use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others};
 use crate::core::{Arenas, Core, PoolState};
-use crate::device::{DeviceResult, MemoryKind};
+use crate::device::{DeviceResult, MemoryKind, Properties};
 use crate::error::{Error, Result};
-use crate::extents::{Refusal, trim};
+use crate::extents::trim;
 use crate::log::log;
 use crate::order::OwnedEvent;
+use crate::physical::Refusal;
 use crate::physical::staging::PinnedMemory;
 use crate::system::lock::{Mutex, MutexGuard};
 use crate::system::process::OfProcess;
 
-fn check_can_sleep(core: &Core) -> Result<()> {
-    let properties = core.device.properties();
-    let why = match properties.memory {
-        MemoryKind::Pinned => "its memory is the host's already",
-        MemoryKind::Managed => "managed memory cannot be mapped again at its addresses",
-        MemoryKind::Device if core.keeps_nothing => "its memory is another process's",
-        MemoryKind::Device if properties.virtual_memory => return Ok(()),
+/// Why memory with these properties cannot sleep.
+fn obstacle(properties: &Properties, is_of_others: bool) -> Option<&'static str> {
+    match properties.memory {
+        MemoryKind::Pinned => Some("its memory is the host's already"),
+        MemoryKind::Managed => Some("managed memory cannot be mapped again at its addresses"),
+        MemoryKind::Device if is_of_others => Some("its memory is another process's"),
+        MemoryKind::Device if properties.virtual_memory => None,
         MemoryKind::Device => {
-            "the device cannot map memory again at its addresses (virtual memory management)"
+            Some("the device cannot map memory again at its addresses (virtual memory management)")
         }
-    };
-    Err(cannot_sleep(core, why))
-}
-
-fn cannot_sleep(core: &Core, why: &'static str) -> Error {
-    Error::CannotSleep { pool: core.name_of(), why }
+    }
 }
 
 // ---- the state ---------------------------------------------------------------------------------------
@@ -54,9 +48,12 @@ impl Sleep {
     /// See [`Pool::sleep`](crate::Pool::sleep).
     pub(crate) fn sleep(&self, core: &Core, keep: Keep) -> Result<u64> {
         core.check_process()?;
-        check_can_sleep(core)?;
+        if let Some(why) = obstacle(core.device.properties(), core.keeps_nothing) {
+            return Err(Error::CannotSleep { pool: core.name_of(), why });
+        }
         let mut sleeper = self.0.lock();
-        if is_evicted(core) {
+        // Then its memory is another pool's already.
+        if core.gate.is_evicted() {
             return Ok(0);
         }
         core.gate.close();
@@ -71,7 +68,8 @@ impl Sleep {
     pub(crate) fn wake(&self, core: &Core) -> Result<()> {
         core.check_process()?;
         let mut sleeper = self.0.lock();
-        if is_evicted(core) {
+        // Then its memory is another pool's already.
+        if core.gate.is_evicted() {
             return Ok(());
         }
         let woken = sleeper.wake(core)?;
@@ -99,15 +97,9 @@ impl Sleep {
 #[must_use = "the pool may sleep once this is dropped"]
 pub(crate) struct Excluded<'a>(#[expect(dead_code)] MutexGuard<'a, Sleeper>);
 
-/// Its memory is another pool's already, and comes back by a restore only.
-fn is_evicted(core: &Core) -> bool {
-    // Relaxed: changes while sleep is excluded only.
-    core.gate.is_evicted.load(Ordering::Relaxed)
-}
-
 impl Sleeper {
     fn sleep_behind_gate(&mut self, core: &Core, keep: Keep) -> Result<u64> {
-        let refuse = |why| Err(cannot_sleep(core, why));
+        let refuse = |why| Err(Error::CannotSleep { pool: core.name_of(), why });
         if core.gate.has_residents() {
             return refuse(
                 "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
@@ -258,7 +250,7 @@ impl Sleeper {
         for at in 0..asleep.kept {
             let page = &mut asleep.pages[at];
             let Some(arena) = arenas.named_mut(page.of) else { continue };
-            if !pages::wake(arena, &mut page.page)? {
+            if !page.page.wake(arena)? {
                 continue;
             }
             // SAFETY: the page is mapped, and nobody uses it while the gate is closed. The pinned memory stays.

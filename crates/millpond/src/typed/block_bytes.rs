@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::order::{Event, Stream, Tick};
 use crate::peers;
 use crate::policy::options::FILL;
+use crate::pool::PoolParts;
 use crate::system::lock::Mutex;
 
 /// What the device does with a block, as far as that is known.
@@ -79,7 +80,7 @@ impl Drop for Writing<'_> {
 /// See the [module](self). The block is live as long as this.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockBytes<'a> {
-    pub(super) pool: &'a Arc<Core>,
+    pub(super) pool: &'a Arc<PoolParts>,
     pub(super) stream: &'a Stream,
     pub(super) access: &'a DeviceAccess,
     /// Where the block begins; null for one of no bytes.
@@ -270,7 +271,7 @@ impl<'a> BlockBytes<'a> {
         let (handle, _awake) = self.begin_write()?;
         let _from_awake = from.pool.stay_awake()?;
         self.stream.wait_for(from.stream)?;
-        let (copying, has_access) = peers::begin_copy_to(from.pool, from.block, own)?;
+        let (copying, has_access) = from.pool.peer_copies.begin(from.pool, from.block, own)?;
         let is_on_host = |pool: &Core| pool.device.properties().memory != MemoryKind::Device;
         if !has_access && (is_on_host(from.pool) || is_on_host(self.pool)) {
             let device = self.pool.device.properties().name.clone();

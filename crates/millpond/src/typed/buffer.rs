@@ -12,7 +12,7 @@ use bytemuck::Pod;
 
 use super::block_bytes::{BlockBytes, DeviceAccess};
 use super::view::{BufferView, BufferViewMut, cast_len, check_len};
-use crate::core::{Core, allocating, freeing};
+use crate::core::{allocating, freeing};
 #[cfg(doc)]
 use crate::device::DeviceError;
 #[cfg(feature = "cudarc")]
@@ -23,7 +23,7 @@ use crate::log::log;
 use crate::managed;
 use crate::order::{Event, Stream};
 use crate::peers;
-use crate::pool::Pool;
+use crate::pool::{Pool, PoolParts};
 
 /// `len` elements of device memory on one stream.
 ///
@@ -72,7 +72,7 @@ use crate::pool::Pool;
 /// ```
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Buffer<T: Pod> {
-    pool: Arc<Core>,
+    pool: Arc<PoolParts>,
     ptr: DevicePtr,
     len: usize,
     stream: Stream,
@@ -100,13 +100,13 @@ impl<T: Pod> Buffer<T> {
         Self::of_core(pool.inner(), len, stream)
     }
 
-    pub(super) fn of_core(pool: &Arc<Core>, len: usize, stream: &Stream) -> Result<Self> {
+    pub(super) fn of_core(pool: &Arc<PoolParts>, len: usize, stream: &Stream) -> Result<Self> {
         let ptr = allocating::alloc_aligned(pool, byte_len::<T>(len)?, align_of::<T>() as u64, stream)?;
         Ok(Self::over_block(pool, ptr, len, stream))
     }
 
     /// Over a block of the pool, which nobody else has.
-    pub(crate) fn over_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
+    pub(crate) fn over_block(pool: &Arc<PoolParts>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
         let access = DeviceAccess::none_yet(stream);
         let (pool, stream, advised) = (pool.clone(), stream.clone(), AtomicBool::default());
         Self { pool, ptr, len, stream, access, advised, element: PhantomData }
@@ -157,7 +157,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// The pool that the memory is of.
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<PoolParts> {
         &self.pool
     }
 
@@ -694,7 +694,12 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Over a block that others had. Nobody knows whether copies on other streams read it.
-    pub(crate) fn over_used_block(pool: &Arc<Core>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
+    pub(crate) fn over_used_block(
+        pool: &Arc<PoolParts>,
+        ptr: DevicePtr,
+        len: usize,
+        stream: &Stream,
+    ) -> Self {
         let mut buffer = Self::over_block(pool, ptr, len, stream);
         buffer.access = DeviceAccess::unknown();
         buffer

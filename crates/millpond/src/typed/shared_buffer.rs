@@ -39,7 +39,12 @@ impl<T: Pod> Buffer<T> {
     /// and devices without virtual memory. [`Error::Device`] where the device cannot share memory, for a stream that is being
     /// captured, and where the process has too few descriptors: there is one for each page.
     pub fn share(&self) -> Result<Shared> {
-        crate::sharing::share(self.core(), self.ptr(), Some((self.byte_len(), size_of::<T>())), self.stream())
+        crate::sharing::share(
+            self.core().clone(),
+            self.ptr(),
+            Some((self.byte_len(), size_of::<T>())),
+            self.stream(),
+        )
     }
 }
 
