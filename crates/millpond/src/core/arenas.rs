@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::extents::{self, Arena, Pointer};
 use crate::log::log;
-use crate::order::Fence;
+use crate::order::{Fence, Stream};
 
 /// Names an arena that keeps its pages, among all of this process, for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +69,12 @@ impl Arenas {
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Option<ArenaId>, &mut Arena)> {
         let others = self.keeping.iter_mut().map(|(id, arena)| (Some(*id), &mut **arena));
         std::iter::once((None, &mut self.own)).chain(others)
+    }
+
+    /// Notes that the stream uses all memory of all: see [`Arena::record_use_of_all`].
+    #[must_use]
+    pub(crate) fn record_use_of_all(&mut self, stream: &Stream) -> bool {
+        self.iter_mut().all(|(_, arena)| arena.record_use_of_all(stream))
     }
 
     // ---- by address ------------------------------------------------------------------------------

@@ -63,8 +63,12 @@ pub(super) fn evict(
     }
     let copied = copy_out(evicted, core, &out);
     let passed = copied.and_then(|batches| pass(evicted, whole, &mut state.arenas, &batches));
-    // Copies may be under way, and their pages may be used again.
-    passed.or_else(|refused| evicted.wait(core).map_err(Refused::from).and(Err(refused)))
+    // Copies may be under way. Whoever gets their pages comes behind them. To wait for them under the pool's lock could hang: they may
+    // come behind a function of the host that uses the pool.
+    if passed.is_err() && !state.arenas.record_use_of_all(&out) {
+        evicted.wait(core)?;
+    }
+    passed
 }
 
 /// Gives the copies to the device. Returns the batches of pages.

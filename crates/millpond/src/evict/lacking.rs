@@ -37,7 +37,9 @@ impl<'a> Lacking<'a> {
         lacking.try_reserve_exact(batch.len()).map_err(|_| no_memory)?;
         for at in batch {
             let Some((pages, id)) = page_without(arenas, &away[at]) else { continue };
-            match passing::give_back(there, passed[at].there) {
+            // Access belongs to a mapping. One with other access goes first, once the work on it is complete.
+            let is_of_use = !pages.get(id).has_other_peers_than_left();
+            match passing::give_back(there, passed[at].there, is_of_use) {
                 Some(given) => passing::return_home(pages, id, given),
                 // Another page cannot be mapped where its old mapping is.
                 None if pages.get(id).leaves_behind().is_some() => {}

@@ -95,7 +95,7 @@ impl Evicted {
         let back = self.streams(core)?.back.clone();
         // Blocks may be freed from now on, and the pool may end. Whoever is given a page next, on whatever stream, comes behind the
         // copies, and no page goes before. They come behind those of the eviction.
-        if !state.arenas.iter_mut().all(|(_, arena)| arena.record_use_of_all(&back)) {
+        if !state.arenas.record_use_of_all(&back) {
             self.wait(core)?;
         }
         attempted
@@ -207,13 +207,32 @@ impl Evicted {
 
     /// Has all pages that are back leave once more: their bytes are in the pinned memory.
     pub(super) fn leave_again(&mut self, core: &Core) -> Result<()> {
-        let mut state = core.state.lock();
-        let left = self.pass_again(core, &mut state.arenas);
-        drop(state);
-        left.map_err(|error| core.error_of(error))
+        let mut is_waited_for = false;
+        loop {
+            let mut state = core.state.lock();
+            if !state.is_asleep {
+                // The tag came to its end meanwhile.
+                self.end();
+                return Ok(());
+            }
+            let left = self.pass_again(core, &mut state.arenas, is_waited_for);
+            drop(state);
+            if let Some(left) = left {
+                return left.map_err(|error| core.error_of(error));
+            }
+            // Without locks: the copies may come behind a function of the host that uses the pool.
+            self.wait(core)?;
+            is_waited_for = true;
+        }
     }
 
-    fn pass_again(&mut self, core: &Core, arenas: &mut Arenas) -> DeviceResult<()> {
+    /// `None`, and nothing done, where the copies have to be waited for before.
+    fn pass_again(
+        &mut self,
+        core: &Core,
+        arenas: &mut Arenas,
+        is_waited_for: bool,
+    ) -> Option<DeviceResult<()>> {
         let whole = core.whole();
         let mut of_whole = whole
             .as_ref()
@@ -222,9 +241,9 @@ impl Evicted {
         let there = of_whole.as_mut().map(|of_whole| &mut of_whole.arenas.own.pages);
         let has_room = |there: &mut Pages| passing::make_room(there, self.passed.len()).is_ok();
         let mut taker = there.and_then(|there| has_room(there).then_some(there));
-        if taker.is_none() {
+        if taker.is_none() && !is_waited_for {
             // The device takes them, once no copy uses them.
-            self.wait(core)?;
+            return None;
         }
         let (handover, mut left) = (Handover::behind(self.copies()), Ok(()));
         for (page, passed) in self.away.pages.iter().zip(&mut self.passed) {
@@ -247,7 +266,7 @@ impl Evicted {
                 _ => left = left.and(unsafe { pages.put_to_sleep(id, at) }),
             }
         }
-        left
+        Some(left)
     }
 }
 

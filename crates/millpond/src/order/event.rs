@@ -96,6 +96,8 @@ impl Future for Event {
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
         let event = self.get_mut();
+        // In a forked child, a thread that is gone may have the lock, and nobody would tell.
+        event.timelines.check_process()?;
         if let Some(told) = &event.told {
             *told.waker.lock() = Some(task.waker().clone());
             // After the waker is there, so that who tells later finds it. Acquire: pairs with the Release in `tell`.

@@ -129,7 +129,12 @@ impl Timelines {
     /// Waits for the device where another thread has a default stream: what that was given last can be waited for in no other way.
     /// `false` where a capture is under way, which the wait would end. To be called without locks.
     pub(crate) fn wait_for_other_threads(&self) -> DeviceResult<bool> {
-        let is_unmarked = |timeline: &Timeline| timeline.is_of_other_thread() && !timeline.is_retired();
+        // A stream that has ended is in order up to its last mark. What was freed to it later has none.
+        let has_ended = |timeline: &Timeline| {
+            let last = timeline.now() - 1;
+            timeline.is_retired() && (timeline.observed() >= last || timeline.has_mark_for(last))
+        };
+        let is_unmarked = |timeline: &Timeline| timeline.is_of_other_thread() && !has_ended(timeline);
         let must_wait = self.all().iter().any(|timeline| is_unmarked(timeline));
         if must_wait { self.synchronize_device_unless_capturing() } else { Ok(true) }
     }

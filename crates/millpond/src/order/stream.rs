@@ -140,6 +140,7 @@ impl Stream {
     /// [`DeviceError::Invalid`] for another thread's default stream, for a foreign stream whose handle was recycled, and for
     /// one that is [registered](super::RegisteredStream) no longer; or the device's own.
     pub fn handle_here(&self) -> Result<StreamHandle> {
+        self.inner.timelines.check_process()?;
         Ok(self.inner.timeline.handle_here()?)
     }
 

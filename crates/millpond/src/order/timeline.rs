@@ -502,7 +502,8 @@ impl Timeline {
     /// The same as `usable_handle`, for who presents the stream.
     pub(super) fn handle_here(&self) -> DeviceResult<StreamHandle> {
         // Others are not retired as long as somebody holds them. A lock would have to ask for the process first.
-        let state = (self.promise == Promise::WhileRegistered).then(|| self.state.lock());
+        let may_be_retired = matches!(self.promise, Promise::WhileRegistered | Promise::OfThread);
+        let state = may_be_retired.then(|| self.state.lock());
         self.usable_handle(state.as_ref().is_some_and(|state| state.is_retired))
     }
 

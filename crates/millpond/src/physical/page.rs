@@ -70,8 +70,8 @@ pub(crate) struct Page {
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
     pub(super) parked: Option<ParkedLink>,
-    /// What it left behind, where its memory is another pool's now.
-    pub(super) left: Option<Arc<Handover>>,
+    /// What it left behind, where its memory is another pool's now, and who may use its mapping there.
+    pub(super) left: Option<(Arc<Handover>, PeerSet)>,
     /// The mapping where it was, where it came from another pool.
     pub(super) elsewhere: Option<MappingElsewhere>,
     /// Whether it came from another pool, and nobody has mapped it since.
@@ -105,7 +105,12 @@ impl Page {
 
     /// What it left behind, where its memory is another pool's now, and its mapping may still be at its home.
     pub(crate) fn leaves_behind(&self) -> Option<&Handover> {
-        self.left.as_deref().filter(|handover| !handover.is_over())
+        self.left.as_ref().map(|(handover, _)| &**handover).filter(|handover| !handover.is_over())
+    }
+
+    /// Whether the devices that may use it are others than those that may use the mapping that it left behind.
+    pub(crate) fn has_other_peers_than_left(&self) -> bool {
+        self.left.as_ref().is_some_and(|(_, peers)| *peers != self.peers)
     }
 
     /// What it comes behind, where it came from another pool, and work may still use it there.

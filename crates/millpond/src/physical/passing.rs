@@ -36,7 +36,7 @@ pub(crate) unsafe fn pass_on(
 ) -> Passing {
     let ((handle, bytes), page) = (pages.handle(id), pages.get_mut(id));
     handover.add();
-    (page.presence, page.left) = (Presence::Gone, Some(handover.clone()));
+    (page.presence, page.left) = (Presence::Gone, Some((handover.clone(), page.peers)));
     let elsewhere = Some(MappingElsewhere { at, handover: handover.clone() });
     let passing = Passing { handle, base_pages: page.base_pages, elsewhere, is_intact: true };
     pages.counters.reserved.lower(bytes);
@@ -71,13 +71,15 @@ pub(crate) fn receive(pages: &mut Pages, passing: Passing) -> (PageId, u64) {
     (id, number)
 }
 
-/// Gives a page away again that was received with this number, if nobody has mapped it since.
-pub(crate) fn give_back(pages: &mut Pages, (id, number): (PageId, u64)) -> Option<Passing> {
+/// Gives a page away again that was received with this number, if nobody has mapped it since. One that is still mapped where it was,
+/// only if that mapping `is_of_use`.
+pub(crate) fn give_back(pages: &mut Pages, (id, number): (PageId, u64), is_of_use: bool) -> Option<Passing> {
     let is_it = |page: &&Page| {
         page.number == number
             && page.is_intact
             && page.parked.is_some()
             && page.mappings == u32::from(page.elsewhere.is_some())
+            && (is_of_use || page.elsewhere.is_none())
     };
     pages.table.get(id.0 as usize)?.as_ref().filter(is_it)?;
     pages.unpark(id);
@@ -157,7 +159,8 @@ pub(crate) fn join_handovers(pages: &Pages, fence: &mut Fence) {
     let mut last = None;
     for (_, page) in pages.iter() {
         let elsewhere = page.elsewhere.as_ref().map(|elsewhere| &elsewhere.handover);
-        let Some(handover) = elsewhere.or(page.left.as_ref()) else { continue };
+        let left = page.left.as_ref().map(|(handover, _)| handover);
+        let Some(handover) = elsewhere.or(left) else { continue };
         // Pages beside each other passed together.
         if last.replace(Arc::as_ptr(handover)) != Some(Arc::as_ptr(handover)) {
             _ = fence.try_join(&handover.fence);

@@ -12,7 +12,7 @@ use crate::cache::{Caches, Locked, Sizes};
 use crate::core::recording::{start_checking, start_recording, start_tracking};
 use crate::core::{Arenas, Callbacks, Core, Gate, HasCore, Holds, PoolState, Registry, Routes};
 use crate::decay;
-use crate::device::{Device, MemoryKind, PeerSet};
+use crate::device::{Device, MemoryKind, PeerId, PeerSet};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
 use crate::extents::{Arena, Layout, Owner};
@@ -69,7 +69,8 @@ pub struct PoolBuilder {
     budget: Option<Budget>,
     keeps_nothing: bool,
     zeroed: bool,
-    peers: Option<Vec<Context>>,
+    /// Names, and no contexts, which may hold the pool.
+    peers: Option<Vec<Option<PeerId>>>,
     live: bool,
     record: Option<record::Options>,
     track: Option<record::Tracking>,
@@ -251,7 +252,8 @@ impl PoolBuilder {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn accessible_from<'a>(self, peers: impl IntoIterator<Item = &'a Context>) -> Self {
-        Self { peers: Some(peers.into_iter().cloned().collect()), ..self }
+        let peers = peers.into_iter().map(|peer| peer.device().peer_id());
+        Self { peers: Some(peers.collect()), ..self }
     }
 
     /// As [`accessible_from`](Self::accessible_from), for all GPUs that take memory in this process, also later, as far as they
@@ -412,7 +414,7 @@ impl PoolBuilder {
 
     fn let_peers_in(&self, core: &Core) -> Result<()> {
         match &self.peers {
-            Some(peers) => peers.iter().try_for_each(|peer| allow_access(core, peer.device().peer_id())),
+            Some(peers) => peers.iter().try_for_each(|peer| allow_access(core, *peer)),
             None => share_all(core, PeerSet::ALL),
         }
     }

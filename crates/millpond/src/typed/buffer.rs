@@ -355,10 +355,12 @@ impl<T: Pod> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] for a stream of another context, or the device's own. The buffer is freed then.
+    /// [`Error::WrongDevice`] for a stream of another context. [`DeviceError::Invalid`] while its own stream is being captured: the
+    /// other would wait in the graph only. Else the device's own. The buffer is freed then.
     pub fn on_stream(mut self, stream: &Stream) -> Result<Self> {
         self.pool.check_stream(stream)?;
         if self.stream != *stream {
+            self.stream.check_not_captured("Buffer::on_stream", "order what comes after it")?;
             stream.wait_for(&self.stream)?;
             self.stream = stream.clone();
             self.access.move_to(stream);

@@ -242,3 +242,20 @@ fn an_event_from_before_the_buffer_says_nothing_of_its_memory() {
     read.as_slice_after(&before).unwrap();
     assert!(is_over.load(Ordering::SeqCst), "who had the memory before may write to it");
 }
+
+#[test]
+fn an_event_from_before_a_move_says_nothing_of_the_buffer() {
+    let (device, context) = host();
+    let (pool, pinned) =
+        (Pool::builder(&context).build().unwrap(), context.pinned().unwrap().build().unwrap());
+    let (stream, other) = (context.create_stream().unwrap(), context.create_stream().unwrap());
+    let from = Buffer::from_slice(&pool, &[7_u32; 100], &stream).unwrap();
+    let mut read = Buffer::<u32>::zeroed(&pinned, 100, &stream).unwrap();
+    device.launch(stream.handle(), || sleep(Duration::from_millis(50))).unwrap();
+    read.copy_from(&from).unwrap();
+    // The other stream's ticks are further than those of the copy.
+    (0..10).for_each(|_| drop(other.record().unwrap()));
+    let before = other.record().unwrap();
+    let read = read.on_stream(&other).unwrap();
+    assert_eq!(read.as_slice_after(&before).unwrap(), [7; 100]);
+}

@@ -805,3 +805,15 @@ fn a_foreign_stream_is_known_by_its_handle_while_captured() {
     // SAFETY: nobody uses it any more.
     unsafe { rig.device.destroy_stream(handle) }.unwrap();
 }
+
+#[test]
+fn a_buffer_does_not_leave_a_stream_that_is_captured() {
+    let rig = Rig::new();
+    let buffer = Buffer::<u8>::zeroed(&rig.pool, 100, &rig.stream).unwrap();
+    rig.device.begin_capture(rig.stream.handle()).unwrap();
+    // The wait would be a part of the graph, and order nothing once that is made.
+    let moved = buffer.on_stream(&rig.other);
+    assert!(matches!(moved, Err(Error::Device(DeviceError::Invalid { .. }))), "{moved:?}");
+    rig.device.end_capture(rig.stream.handle()).expect("no rule was broken");
+    Buffer::<u8>::zeroed(&rig.pool, 100, &rig.other).unwrap().to_vec().expect("it is in no capture");
+}

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use millpond::device::Device;
-use millpond::device::sim::Call;
+use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::{Buffer, Context, Error, Pool, Result, Stream};
 
 use crate::processes::alone;
@@ -158,4 +158,16 @@ fn a_default_pool_with_evicted_memory_does_not_keep_its_device() {
     assert_eq!(part.reserved().current, 0);
     drop((buffer, part, pool, context, stream));
     assert_eq!(Arc::strong_count(&sim), 1);
+}
+
+#[test]
+fn current_pools_that_are_for_all_devices_keep_none_of_them() {
+    let sims = SimDevice::group(2, SimOptions::default()).unwrap();
+    let contexts = [0, 1].map(|number| Context::new(sims[number].clone()));
+    for context in &contexts {
+        let pool = Pool::builder(context).accessible_from(&contexts).build().unwrap();
+        context.set_current_pool(Some(&pool)).unwrap();
+    }
+    drop(contexts);
+    assert!(sims.iter().all(|sim| Arc::strong_count(sim) == 1));
 }

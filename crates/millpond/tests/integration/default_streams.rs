@@ -1,6 +1,7 @@
 //! Threads' default streams: one handle, which means another stream on each thread.
 
-use std::sync::{Arc, Barrier};
+use std::cell::RefCell;
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -258,4 +259,34 @@ fn an_eviction_comes_behind_other_threads_default_streams() {
         assert!(evicted.unwrap() > 0);
         assert!(took >= Duration::from_millis(999), "nobody here can mark what that was given: {took:?}");
     });
+}
+
+/// A buffer that its thread uses once more when its variables go, and what came of that.
+struct UsedLate(Buffer<u8>, mpsc::Sender<millpond::Result<()>>);
+
+impl Drop for UsedLate {
+    fn drop(&mut self) {
+        self.1.send(self.0.set_zero()).unwrap();
+    }
+}
+
+#[test]
+fn a_threads_stream_takes_no_work_once_it_has_ended_and_evictions_go_on() {
+    thread_local!(static LATE: RefCell<Option<UsedLate>> = const { RefCell::new(None) });
+    let context = Context::new(SimDevice::new(SimOptions::default().capacity(64 << 20)).unwrap());
+    let pool = Pool::builder(&context).build().unwrap();
+    let tag = pool.tagged("optimizer").unwrap();
+    let stream = context.create_stream().unwrap();
+    let _moments = Buffer::<u8>::zeroed(&tag, 4 << 20, &stream).unwrap();
+    let (send, receive) = mpsc::channel();
+    elsewhere(|| {
+        // Before the thread has a stream: so it goes after that has ended.
+        LATE.with_borrow(|late| assert!(late.is_none()));
+        let own = context.per_thread_stream().unwrap();
+        LATE.set(Some(UsedLate(Buffer::zeroed(&tag, 100, &own).unwrap(), send)));
+    });
+    assert!(is_invalid(receive.recv().unwrap()), "nobody could wait for that");
+    // It was freed late, too, which no mark closes.
+    assert!(tag.evict(&stream).unwrap() > 0);
+    tag.check().unwrap();
 }

@@ -2,9 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
-use std::thread::{sleep, spawn, yield_now};
-use std::time::Duration;
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
@@ -247,40 +244,6 @@ fn a_tag_outlives_its_pool_and_comes_back_without_it() {
         tag.trim_to(0).unwrap();
         assert_eq!(held(&tag), 0);
     }
-}
-
-/// The eviction waits for a function of the host that asks the tag for something, on another thread's own stream.
-#[test]
-fn an_eviction_that_waits_for_the_device_holds_no_lock() {
-    let (_device, context, stream) = host(256 * MIB);
-    let pool = Pool::builder(&context).build().unwrap();
-    let tag = pool.tagged("optimizer").unwrap();
-    let block = tag.alloc(5 * MIB, &stream).unwrap();
-    let ((given, is_given), (done, is_done), (end, is_end)) = (channel(), channel(), channel::<()>());
-    let asked = tag.clone();
-    let other = spawn(move || {
-        let own = context.per_thread_stream().unwrap();
-        let work = move || {
-            while !asked.is_evicted() {
-                yield_now();
-            }
-            // By then the eviction waits.
-            sleep(Duration::from_millis(100));
-            asked.check().unwrap();
-        };
-        own.launch_host(work).unwrap();
-        given.send(()).unwrap();
-        is_end.recv().unwrap();
-    });
-    is_given.recv().unwrap();
-    let leaves = (tag.clone(), stream.clone());
-    spawn(move || done.send(leaves.0.evict(&leaves.1)));
-    let evicted = is_done.recv_timeout(Duration::from_secs(30)).expect("it hangs");
-    assert_eq!(evicted, Ok(6 * MIB));
-    end.send(()).unwrap();
-    other.join().unwrap();
-    tag.restore(&stream).unwrap();
-    tag.free_block(block, &stream).unwrap();
 }
 
 /// Its block is freed while copies of the eviction, or of the early restore, use the page.

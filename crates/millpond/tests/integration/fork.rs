@@ -2,9 +2,11 @@
 //!
 //! Each test runs in a process of its own (this program again), since a fork copies all that other tests are doing.
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context as Task, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use millpond::device::Kind;
@@ -235,6 +237,14 @@ fn use_context(context: &Context, block: millpond::device::DevicePtr, stream: &S
 fn every_call_is_refused(world: World) {
     let block = world.pool.alloc(8192, &world.stream).unwrap();
     let event = world.stream.record().unwrap();
+    // SAFETY: the stream lives until the end of the test.
+    let registered =
+        unsafe { world.context.register_stream(world.context.device().create_stream().unwrap()) };
+    let registered = registered.unwrap();
+    world.stream.launch_host(|| std::thread::sleep(Duration::from_millis(100))).unwrap();
+    let mut awaited = Box::pin(world.stream.record().unwrap());
+    let mut poll = move || awaited.as_mut().poll(&mut Task::from_waker(Waker::noop()));
+    _ = poll();
     let mut buffer = Buffer::<u8>::zeroed(&world.pool, 100, &world.stream).unwrap();
     let memory = world.pool.capture_pool();
     let pinned = world.context.pinned().unwrap().build().unwrap();
@@ -244,6 +254,8 @@ fn every_call_is_refused(world: World) {
     world.while_busy(|| {
         for _ in 0..CHILDREN {
             fork_and(End::Exit, || {
+                assert_eq!(poll(), Poll::Ready(Err(Error::Forked)));
+                refused(registered.handle_here());
                 refused(staging.as_slice());
                 refused(staging.as_mut_slice());
                 refused(staging.copy_from(&buffer));

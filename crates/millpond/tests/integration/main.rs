@@ -42,6 +42,7 @@ mod default_streams;
 mod errors;
 mod evict;
 mod evict_beside;
+mod evict_waiting;
 mod failing_calls;
 mod floors;
 mod fork;

@@ -665,3 +665,31 @@ fn access_comes_back_when_a_pool_wakes() {
     drop((given, kept));
     sim.ends_well();
 }
+
+#[test]
+fn access_that_changes_while_a_tag_is_evicted_holds_when_it_is_back() {
+    let sim = Sim::new();
+    let [first, second] = &sim.gpus;
+    let tag = first.pool.tagged("optimizer").unwrap();
+    let buffer = Buffer::<u8>::zeroed(&tag, 8 << 20, &first.stream).unwrap();
+    for allowed in [true, false, true] {
+        tag.evict(&first.stream).unwrap();
+        match allowed {
+            true => buffer.allow_access(&second.context).unwrap(),
+            false => tag.take_back_access(&second.context).unwrap(),
+        }
+        // Nobody used the pages, which come back.
+        tag.restore(&first.stream).unwrap();
+        second.stream.wait_for(&first.stream).unwrap();
+        assert_eq!(tag.is_accessible_from(buffer.ptr(), &second.context), Ok(allowed));
+        // SAFETY: there are no bytes, and what has no access is refused.
+        let used = unsafe { sim.sims[1].memset(buffer.ptr(), 1, 1, second.stream.handle()) };
+        assert_eq!(used.is_ok(), allowed, "{used:?}");
+        buffer.record_use(&second.stream).unwrap();
+        first.context.synchronize().unwrap();
+    }
+    drop(buffer);
+    tag.check().unwrap();
+    drop(tag);
+    sim.ends_well();
+}

@@ -12,6 +12,8 @@
 //! Tags that are evicted and restored have programs of their own (`evictions.rs`), over the simulated device and the host device,
 //! whose bytes are compared.
 //!
+//! Typed buffers have programs of their own (`typed.rs`), over a host device whose streams are held back.
+//!
 //! Captures into graphs have programs of their own (`captures.rs`), over the host device with the driver's rules of
 //! captures, whose bytes are compared.
 //!
@@ -32,6 +34,8 @@ mod program;
 mod replays;
 mod steps;
 mod threads;
+mod typed;
+mod typed_steps;
 mod world;
 
 use program::Case;
@@ -133,5 +137,10 @@ proptest! {
     #[test]
     fn bytes_on_two_devices_are_those_given_last(steps in peers::steps(false)) {
         peers_bytes::World::new().run(steps);
+    }
+
+    #[test]
+    fn typed_buffers_hold_what_they_were_given_last(steps in typed_steps::steps(), zeroes in any::<bool>()) {
+        typed::World::new(zeroes).run(steps);
     }
 }
