@@ -38,7 +38,7 @@ impl<'a> Lacking<'a> {
         for at in batch {
             let Some((pages, id)) = page_without(arenas, &away[at]) else { continue };
             // Access belongs to a mapping. One with other access goes first, once the work on it is complete.
-            let is_of_use = !pages.get(id).has_other_peers_than_left();
+            let is_of_use = pages.get(id).left_for_its_peers();
             match passing::give_back(there, passed[at].there, is_of_use) {
                 Some(given) => passing::return_home(pages, id, given),
                 // Another page cannot be mapped where its old mapping is.

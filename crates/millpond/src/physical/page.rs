@@ -70,12 +70,14 @@ pub(crate) struct Page {
     /// The other devices that may use it, through the mapping in use.
     pub(crate) peers: PeerSet,
     pub(super) parked: Option<ParkedLink>,
-    /// What it left behind, where its memory is another pool's now, and who may use its mapping there.
-    pub(super) left: Option<(Arc<Handover>, PeerSet)>,
+    /// What it left behind, where its memory is another pool's now.
+    pub(super) left: Option<Arc<Handover>>,
     /// The mapping where it was, where it came from another pool.
     pub(super) elsewhere: Option<MappingElsewhere>,
     /// Whether it came from another pool, and nobody has mapped it since.
     pub(super) is_intact: bool,
+    /// Whether other devices may use it than may use the mapping that it left behind.
+    pub(super) has_new_peers: bool,
     /// How many pages had been created before it.
     pub(super) number: u64,
     /// The number of the last place that it was claimed for, while somebody plans with pages.
@@ -105,12 +107,12 @@ impl Page {
 
     /// What it left behind, where its memory is another pool's now, and its mapping may still be at its home.
     pub(crate) fn leaves_behind(&self) -> Option<&Handover> {
-        self.left.as_ref().map(|(handover, _)| &**handover).filter(|handover| !handover.is_over())
+        self.left.as_deref().filter(|handover| !handover.is_over())
     }
 
-    /// Whether the devices that may use it are others than those that may use the mapping that it left behind.
-    pub(crate) fn has_other_peers_than_left(&self) -> bool {
-        self.left.as_ref().is_some_and(|(_, peers)| *peers != self.peers)
+    /// Whether its mapping there, if it left one behind, is for those that may use it now.
+    pub(crate) fn left_for_its_peers(&self) -> bool {
+        self.left.is_none() || !self.has_new_peers
     }
 
     /// What it comes behind, where it came from another pool, and work may still use it there.

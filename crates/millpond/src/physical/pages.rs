@@ -194,6 +194,7 @@ impl Pages {
             left: None,
             elsewhere: None,
             is_intact: false,
+            has_new_peers: false,
             number: self.taken - 1,
             mark: Cell::new(0),
         };
@@ -297,7 +298,8 @@ impl Pages {
             let change = if peers == PeerSet::ALL { peers } else { change };
             // SAFETY: the caller's promise.
             unsafe { self.set_peer_access_elsewhere(id, at, change, allowed) }?;
-            self.get_mut(id).peers = has;
+            let page = self.get_mut(id);
+            (page.peers, page.has_new_peers) = (has, true);
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ pub(crate) unsafe fn pass_on(
 ) -> Passing {
     let ((handle, bytes), page) = (pages.handle(id), pages.get_mut(id));
     handover.add();
-    (page.presence, page.left) = (Presence::Gone, Some((handover.clone(), page.peers)));
+    (page.presence, page.left, page.has_new_peers) = (Presence::Gone, Some(handover.clone()), false);
     let elsewhere = Some(MappingElsewhere { at, handover: handover.clone() });
     let passing = Passing { handle, base_pages: page.base_pages, elsewhere, is_intact: true };
     pages.counters.reserved.lower(bytes);
@@ -159,8 +159,7 @@ pub(crate) fn join_handovers(pages: &Pages, fence: &mut Fence) {
     let mut last = None;
     for (_, page) in pages.iter() {
         let elsewhere = page.elsewhere.as_ref().map(|elsewhere| &elsewhere.handover);
-        let left = page.left.as_ref().map(|(handover, _)| handover);
-        let Some(handover) = elsewhere.or(left) else { continue };
+        let Some(handover) = elsewhere.or(page.left.as_ref()) else { continue };
         // Pages beside each other passed together.
         if last.replace(Arc::as_ptr(handover)) != Some(Arc::as_ptr(handover)) {
             _ = fence.try_join(&handover.fence);
