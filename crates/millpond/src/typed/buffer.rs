@@ -203,7 +203,7 @@ impl<T: Pod> Buffer<T> {
     /// Copies to a slice of the same length, after the work given to the stream so far, and waits for it.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], or the device's own.
+    /// [`Error::LengthMismatch`], or the device's own. [`DeviceError::Unsupported`] for a simulated device, which holds no bytes.
     pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
         self.check_len("Buffer::copy_to_slice", to.len())?;
         self.part().copy_to_host(to)
@@ -212,7 +212,7 @@ impl<T: Pod> Buffer<T> {
     /// The elements, after the work given to the stream so far. Waits.
     ///
     /// # Errors
-    /// The device's own.
+    /// Those of [`copy_to_slice`](Self::copy_to_slice).
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.as_view().to_vec()
     }
