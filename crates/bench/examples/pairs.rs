@@ -7,10 +7,11 @@
 //! ```
 
 use std::error::Error;
+use std::hint::black_box;
 use std::time::Instant;
 
 use millpond::device::{DeviceChoice, DeviceName, StreamHandle};
-use millpond::{Context, Pool, Stream};
+use millpond::{Buffer, Context, Pool, Stream};
 use millpond_bench::{Target, repeat};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,6 +30,9 @@ fn count(args: &[&str]) -> Result<(), Box<dyn Error>> {
     let pairs = args.get(2).map_or(Ok(1000), |text| text.parse())?;
     if allocator == OF_THREAD {
         return count_of_thread(bytes, pairs);
+    }
+    if allocator == BUFFER {
+        return count_buffers(bytes, pairs);
     }
     let (target, _) = Target::find(DeviceName::SIM.into())?;
     repeat(&target, allocator, bytes, pairs)?;
@@ -52,6 +56,28 @@ fn count_of_thread(bytes: u64, pairs: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Buffers of the pool, which free themselves.
+const BUFFER: &str = "buffer";
+
+fn count_buffers(bytes: u64, pairs: usize) -> Result<(), Box<dyn Error>> {
+    let context = Context::new(DeviceChoice::from(DeviceName::SIM).find().0.open_with_capacity(None)?);
+    let pool = Pool::builder(&context).build()?;
+    let stream = pool.create_stream()?;
+    for _ in 0..pairs {
+        buffer_pair(&pool, bytes, &stream)?;
+    }
+    println!("{BUFFER}: {pairs} pairs of {bytes} bytes");
+    Ok(())
+}
+
+/// A buffer that stays where it is made, until it is dropped.
+#[inline(always)]
+fn buffer_pair(pool: &Pool, bytes: u64, stream: &Stream) -> millpond::Result<()> {
+    let buffer = Buffer::<u8>::uninit(pool, black_box(bytes as usize), stream)?;
+    black_box(&buffer);
+    Ok(())
+}
+
 const ROUNDS: usize = 201;
 const PAIRS: u32 = 1000;
 
@@ -71,6 +97,7 @@ fn streams(device: DeviceChoice) -> Result<(), Box<dyn Error>> {
     println!("{:<50} {:>10} {:>10}", context.device().properties().name, "512 B", "1 MiB");
     row(&pool, "the legacy default stream", &Given::Kept(&context.default_stream()?))?;
     row(&pool, "created by millpond", &Given::Kept(&own))?;
+    row(&pool, "created by millpond, by a Buffer", &Given::Buffer(&own))?;
     row(&pool, "stream_from_raw", &Given::Kept(&kept_stream))?;
     row(&pool, "register_stream", &Given::Kept(&registration))?;
     row(&pool, "registered, foreign_stream in each call", &Given::Presented(&|| present(registered)))?;
@@ -90,6 +117,8 @@ fn streams(device: DeviceChoice) -> Result<(), Box<dyn Error>> {
 enum Given<'a> {
     /// The program has it.
     Kept(&'a Stream),
+    /// It has the stream, and a [`Buffer`] frees itself.
+    Buffer(&'a Stream),
     /// It has the driver's handle only.
     Presented(&'a dyn Fn() -> millpond::Result<Stream>),
 }
@@ -101,16 +130,15 @@ fn row(pool: &Pool, name: &str, given: &Given<'_>) -> Result<(), Box<dyn Error>>
 }
 
 fn median(pool: &Pool, bytes: u64, given: &Given<'_>) -> Result<f64, Box<dyn Error>> {
-    let pair = || -> millpond::Result<()> {
-        let block = match given {
-            Given::Kept(stream) => pool.alloc(bytes, stream),
-            Given::Presented(present) => pool.alloc(bytes, &present()?),
-        }?;
-        match given {
-            // SAFETY: nobody else has the block, and there is no work on it.
-            Given::Kept(stream) => unsafe { pool.free(block, stream) },
+    // SAFETY: nobody else has the block, and there is no work on it.
+    let raw = |stream: &Stream| unsafe { pool.free(pool.alloc(bytes, stream)?, stream) };
+    let pair = || match given {
+        Given::Kept(stream) => raw(stream),
+        Given::Buffer(stream) => buffer_pair(pool, bytes, stream),
+        Given::Presented(present) => {
+            let block = pool.alloc(bytes, &present()?)?;
             // SAFETY: as above.
-            Given::Presented(present) => unsafe { pool.free(block, &present()?) },
+            unsafe { pool.free(block, &present()?) }
         }
     };
     let round = |_| -> millpond::Result<f64> {

@@ -18,6 +18,7 @@ use cudarc::driver::{
 
 use super::kept_awake::KeptAwake;
 use super::uses::Uses;
+use super::view::ViewMut;
 use super::{Stream, refused};
 use crate::core::freeing;
 use crate::device;
@@ -204,13 +205,35 @@ impl<T> Buffer<T> {
         Pool::of(self.pool.core())
     }
 
-    /// The elements in a range, as cudarc's view. To write some: `buffer.as_view_mut().slice_mut(range)`.
+    /// The elements in a range, as cudarc's view.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<CudaView<'_, T>> {
         let range = range_in("Buffer::slice", range, self.len)?;
         Ok(self.as_view().slice(range))
+    }
+
+    /// The elements in a range, to be written. [`ViewMut`] has an example.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
+        let (range, each) = (range_in("Buffer::slice_mut", range, self.len)?, size_of::<T>());
+        // SAFETY: elements of the buffer, which is borrowed as long. That they are `T`s was promised where it was made.
+        Ok(unsafe { ViewMut::new(self.uses.slice_mut(range.start * each..range.end * each), range.len()) })
+    }
+
+    /// The elements before `mid`, and those from there on, each to be written. [`ViewMut`] has an example.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn split_at_mut(&mut self, mid: usize) -> Result<(ViewMut<'_, T>, ViewMut<'_, T>)> {
+        let len = self.len;
+        range_in("Buffer::split_at_mut", mid.., len)?;
+        let (one, other) = self.uses.split_at_mut(mid * size_of::<T>());
+        // SAFETY: as above, and both have other elements.
+        Ok(unsafe { (ViewMut::new(one, mid), ViewMut::new(other, len - mid)) })
     }
 
     /// All of it as cudarc's view, which can be sliced.

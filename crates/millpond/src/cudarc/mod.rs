@@ -28,6 +28,7 @@
 // | --- | --- |
 // | `stream` | `Stream`: a stream of cudarc's that a pool knows too |
 // | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
+// | `view` | `ViewMut`: a part of such a buffer, to be written |
 // | `copies` | copies between a plain buffer, of pinned memory, and cudarc's device memory |
 // | `pinned` | `Pinned`: page-locked elements for cudarc's own copies, which it makes wait |
 // | `kept_awake` | a pool that is not put to sleep, since cudarc does not ask it |
@@ -50,6 +51,7 @@ mod kept_awake;
 mod pinned;
 mod stream;
 mod uses;
+mod view;
 
 use std::ffi::CStr;
 
@@ -59,6 +61,7 @@ use bytemuck::Pod;
 pub use buffer::Buffer;
 pub use pinned::Pinned;
 pub use stream::Stream;
+pub use view::ViewMut;
 
 use crate::device::{DeviceError, DevicePtr};
 use crate::error::{Error, Result};

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::Pod;
 
 use crate::core::{Core, allocating, freeing};
-use crate::device::{DeviceError, DevicePtr, MemoryKind, StreamHandle};
+use crate::device::{DeviceError, DevicePtr, Kind, MemoryKind, StreamHandle};
 use crate::error::{Error, Result};
 use crate::order::{Event, Stream, Tick};
 use crate::peers;
 use crate::policy::options::FILL;
 use crate::pool::PoolParts;
+use crate::system::host_memory::name_for_error;
 use crate::system::lock::Mutex;
 
 /// What the device does with a block, as far as that is known.
@@ -202,6 +203,7 @@ impl<'a> BlockBytes<'a> {
             self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
             let awake = self.pool.stay_awake()?;
+            self.check_bytes()?;
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised below; any bytes are
             // a valid `T`. The block as in `set_bytes`.
             let copied = unsafe {
@@ -214,6 +216,18 @@ impl<'a> BlockBytes<'a> {
             self.stream.synchronize().and(copied.map_err(Error::from))?;
         }
         Ok(())
+    }
+
+    /// Refuses to read what a simulated device does not hold: a program would take the host's memory, as it was, for what it
+    /// copied.
+    fn check_bytes(self) -> Result<()> {
+        let of = self.pool.device.properties();
+        if of.kind != Kind::Sim {
+            return Ok(());
+        }
+        let what =
+            "reading elements, since it holds no bytes: use Context::host() where a test looks at them";
+        Err(DeviceError::Unsupported { device: name_for_error(&of.name), what }.into())
     }
 
     /// From a part of as many bytes, which may be of another stream, or of another GPU.

@@ -12,7 +12,7 @@ use bytemuck::Pod;
 
 use super::block_bytes::{BlockBytes, DeviceAccess};
 use super::view::{BufferView, BufferViewMut, cast_len, check_len};
-use crate::core::{allocating, freeing};
+use crate::core::{Core, allocating, freeing};
 #[cfg(doc)]
 use crate::device::DeviceError;
 #[cfg(feature = "cudarc")]
@@ -87,6 +87,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// Those of [`uninit`](Self::uninit).
+    #[inline(always)]
     pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         Self::uninit(pool, len, stream)
     }
@@ -96,16 +97,21 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
+    #[inline(always)]
     pub fn uninit(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         Self::of_core(pool.inner(), len, stream)
     }
 
+    // Always inlined, as what calls it is. Else the buffer is returned through memory: written in single words and read in pairs,
+    // which no processor forwards, so that it waits for the stores (docs/lab/speed.md).
+    #[inline(always)]
     pub(super) fn of_core(pool: &Arc<PoolParts>, len: usize, stream: &Stream) -> Result<Self> {
         let ptr = allocating::alloc_aligned(pool, byte_len::<T>(len)?, align_of::<T>() as u64, stream)?;
         Ok(Self::over_block(pool, ptr, len, stream))
     }
 
     /// Over a block of the pool, which nobody else has.
+    #[inline(always)]
     pub(crate) fn over_block(pool: &Arc<PoolParts>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
         let access = DeviceAccess::none_yet(stream);
         let (pool, stream, advised) = (pool.clone(), stream.clone(), AtomicBool::default());
@@ -203,7 +209,7 @@ impl<T: Pod> Buffer<T> {
     /// Copies to a slice of the same length, after the work given to the stream so far, and waits for it.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], or the device's own.
+    /// [`Error::LengthMismatch`], or the device's own. [`DeviceError::Unsupported`] for a simulated device, which holds no bytes.
     pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
         self.check_len("Buffer::copy_to_slice", to.len())?;
         self.part().copy_to_host(to)
@@ -212,7 +218,7 @@ impl<T: Pod> Buffer<T> {
     /// The elements, after the work given to the stream so far. Waits.
     ///
     /// # Errors
-    /// The device's own.
+    /// Those of [`copy_to_slice`](Self::copy_to_slice).
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.as_view().to_vec()
     }
@@ -727,26 +733,38 @@ impl<'a, T: Pod> From<&'a Buffer<T>> for BufferView<'a, T> {
 }
 
 pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
-    let overflow = Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
-    len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or(overflow)
+    // Made only where it is needed: an error that is dropped costs more than the rest.
+    let overflow = || Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
+    len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or_else(overflow)
 }
 
 impl<T: Pod> Drop for Buffer<T> {
+    #[inline]
     fn drop(&mut self) {
-        if *self.advised.get_mut()
-            && let Err(error) = managed::advise(&self.pool, "Buffer", self.ptr, &Advice::TAKEN_BACK)
-            && error != Error::Forked
-        {
-            log!(ERROR, "advice could not be taken back: the next owner of the memory has it", error);
+        if *self.advised.get_mut() {
+            take_back_advice(&self.pool, self.ptr);
         }
         // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
-        let freed = unsafe { freeing::free(&self.pool, self.ptr, &self.stream) };
-        // In a forked child the block is the parent's.
-        if let Err(error) = freed
-            && error != Error::Forked
-        {
-            log!(ERROR, "a buffer could not be freed", error);
+        if let Err(error) = unsafe { freeing::free(&self.pool, self.ptr, &self.stream) } {
+            note_not_freed(&error);
         }
+    }
+}
+
+#[cold]
+fn take_back_advice(pool: &Core, ptr: DevicePtr) {
+    if let Err(error) = managed::advise(pool, "Buffer", ptr, &Advice::TAKEN_BACK)
+        && error != Error::Forked
+    {
+        log!(ERROR, "advice could not be taken back: the next owner of the memory has it", error);
+    }
+}
+
+#[cold]
+fn note_not_freed(error: &Error) {
+    // In a forked child the block is the parent's.
+    if *error != Error::Forked {
+        log!(ERROR, "a buffer could not be freed", error);
     }
 }
 

@@ -13,7 +13,7 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, HostSlice, LaunchArgs,
     LaunchConfig, PushKernelArg,
 };
-use millpond::cudarc::{Buffer, Pinned, Stream};
+use millpond::cudarc::{Buffer, Pinned, Stream, ViewMut};
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Keep, Pool};
@@ -41,6 +41,7 @@ fn a_buffer_is_what_cudarc_asks_of_a_slice() {
     is_a_slice::<f32, Buffer<f32>>();
     is_a_slice::<u8, Buffer<u8>>();
     is_a_slice::<[i64; 3], Buffer<[i64; 3]>>();
+    is_a_slice::<f32, ViewMut<'_, f32>>();
 }
 
 /// What cudarc's copies ask of memory of the host.
@@ -67,6 +68,7 @@ fn pinned_elements_are_host_memory_and_a_plain_buffer_is_none() {
 fn buffers_of_both_kinds_and_addresses_are_launch_arguments() {
     is_an_argument::<&Buffer<f32>>();
     is_an_argument::<&mut Buffer<f32>>();
+    is_an_argument::<&mut ViewMut<'_, f32>>();
     is_an_argument::<&millpond::Buffer<f32>>();
     is_an_argument::<&mut millpond::Buffer<f32>>();
     is_an_argument::<&millpond::device::DevicePtr>();
@@ -86,7 +88,7 @@ fn buffers_become_plain_and_back_in_order() -> Outcome {
         let at = plain.ptr();
         let mut buffer = Buffer::from_plain(plain, &on_second)?;
         assert_eq!(first.clone_dtoh(&buffer.slice(5..8)?)?, [turn; 3]);
-        second.memcpy_htod(&[turn + 1; 10], &mut buffer.as_view_mut().slice_mut(..10))?;
+        second.memcpy_htod(&[turn + 1; 10], &mut buffer.slice_mut(..10)?)?;
         let plain = buffer.into_plain()?.on_stream(on_first.millpond())?;
         assert_eq!((plain.ptr(), plain.slice(8..12)?.to_vec()?), (at, vec![turn + 1, turn + 1, turn, turn]));
     }
@@ -183,7 +185,7 @@ fn copies_go_both_ways_and_between_buffers_and_slices() -> Outcome {
     assert_eq!(stream.clone_dtoh(&y)?, elements);
 
     let half = ELEMENTS / 2;
-    stream.memset_zeros(&mut y.as_view_mut().slice_mut(..half))?;
+    stream.memset_zeros(&mut y.slice_mut(..half)?)?;
     assert_eq!(stream.clone_dtoh(&y.as_view().slice(half - 1..half + 1))?, [0.0, half as f32]);
 
     let nothing = Buffer::<f32>::zeroed(&pool, 0, &on)?;
@@ -192,6 +194,41 @@ fn copies_go_both_ways_and_between_buffers_and_slices() -> Outcome {
     drop((x, y, nothing));
     assert_eq!(pool.allocated().current, 0);
     pool.check()?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn parts_are_written_by_kernels_and_copies_in_order() -> Outcome {
+    let Rig { cuda, pool, stream, on, .. } = rig()?;
+    let other = cuda.new_stream()?;
+    let kernel = kernel(&cuda, "to[i] = 2 * from[i];")?;
+    let (quarter, launches) = (ELEMENTS / 4, LaunchConfig::for_num_elems((ELEMENTS / 4) as u32));
+    // The second time with the uses of a block that was longer.
+    for len in [2 * ELEMENTS, ELEMENTS] {
+        let from = Buffer::from_slice(&pool, &vec![3.0_f32; quarter], &on)?;
+        let mut buffer = Buffer::<f32>::zeroed(&pool, len, &on)?;
+        let mut part = buffer.slice_mut(quarter..2 * quarter)?;
+        assert_eq!(part.len(), quarter);
+        let n = quarter as i32;
+        // SAFETY: the kernel writes as many floats as the part has, and reads as many as the other buffer has.
+        unsafe { stream.launch_builder(&kernel).arg(&mut part).arg(&from).arg(&n).launch(launches) }?;
+        // On another stream, which waits for the kernel.
+        other.memcpy_htod(&[1.0; 5], &mut part.slice_mut(5..10)?)?;
+        let (mut front, mut back) = buffer.split_at_mut(len - 1)?;
+        other.memset_zeros(&mut front.slice_mut(..1)?)?;
+        stream.memcpy_htod(&[7.0], &mut back.as_view_mut())?;
+        assert_eq!((front.len(), back.len()), (len - 1, 1));
+
+        let mut expected = vec![0.0; len];
+        expected[quarter..2 * quarter].fill(6.0);
+        expected[quarter + 5..quarter + 10].fill(1.0);
+        expected[len - 1] = 7.0;
+        assert!(stream.clone_dtoh(&buffer)? == expected);
+        let refused = buffer.slice_mut(len - 1..len + 1);
+        assert!(matches!(refused, Err(Error::OutOfRange { end, .. }) if end == len + 1));
+        assert!(buffer.split_at_mut(len + 1).is_err());
+    }
     Ok(())
 }
 

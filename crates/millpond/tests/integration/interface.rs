@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 
 use millpond::device::sim::Call;
 use millpond::device::{DeviceError, DevicePtr, MemoryInfo};
-use millpond::{Budget, Buffer, Context, Error, HumanBytes, Pool, ReusePolicies, Stats};
+use millpond::{Budget, Buffer, Context, Error, HumanBytes, Pool, ReusePolicies, Stats, Workspace};
 
 use crate::shared::{Freeing, MIB, sim};
 
@@ -24,6 +24,31 @@ fn no_request_sees_what_another_left_in_a_zeroed_pool() {
     };
     assert!(seen(&build(false)), "the blocks come again");
     assert!(!seen(&build(true)));
+}
+
+#[test]
+fn a_simulated_device_has_no_elements_to_read() {
+    let (sim, context, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&context).build().unwrap();
+    let workspace = Workspace::new(&pool, 4096, &stream).unwrap();
+    let buffer = Buffer::from_slice(&pool, &[7_u32; 4], &stream).unwrap();
+    let mut seen = [1; 4];
+    let before = sim.calls()[Call::CopyToHost];
+    let reads = [
+        buffer.copy_to_slice(&mut seen),
+        buffer.to_vec().map(drop),
+        buffer.slice(1..2).unwrap().to_vec().map(drop),
+        workspace.alloc::<u32>(4).unwrap().to_vec().map(drop),
+    ];
+    for read in reads {
+        let refused = read.unwrap_err();
+        assert!(matches!(refused, Error::Device(DeviceError::Unsupported { .. })), "{refused}");
+        assert!(refused.to_string().contains("Context::host()"), "it says which device to use: {refused}");
+    }
+    assert_eq!((seen, sim.calls()[Call::CopyToHost]), ([1; 4], before), "nothing was asked of it");
+    // Copies between buffers cost what they cost, and no elements can be read.
+    buffer.try_clone().unwrap().fill(9).unwrap();
+    assert_eq!(buffer.slice(..0).unwrap().to_vec(), Ok(vec![]));
 }
 
 #[test]

@@ -3,6 +3,9 @@
 //! A pool runs on it at millions of calls a second, and each call is checked. The same calls from one thread give the same
 //! addresses, handles, times and errors in every run.
 //!
+//! **Bytes.** There are none: a [`Buffer`](crate::Buffer) refuses to have its elements read. A test that looks at them uses
+//! [`Context::host`](crate::Context::host), which holds bytes and needs no GPU.
+//!
 //! **Time.** There is one clock, in nanoseconds. It moves when a call costs something ([`CostTable`]), when the host waits,
 //! and by [`SimDevice::advance_to`]. [`SimDevice::hold`] keeps a stream's work pending until the hold is released, so that
 //! a test decides what is complete.
