@@ -16,25 +16,22 @@ pub(crate) mod program;
 mod top;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::Permissions;
-
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use clap::{Args, Parser};
 use millpond::bindings::Amount;
-use tempfile::TempDir;
 
 use self::accounts::Told;
 use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
 use crate::amounts::of_the_gpus;
 use crate::error::{Error, Result};
-use crate::outputs::{Output, refuse_clashes, refuse_stdout, write_json};
+use crate::outputs::{Output, files_among, refuse_clashes, refuse_stdout, write_json};
 use crate::replay;
 use crate::replay::ReplayArgs;
+use crate::temporary::OwnFolder;
 use crate::terminal::{remark, silently};
 
 #[derive(Debug, Args)]
@@ -155,13 +152,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if std::env::var_os("MILLPOND_DISABLE").is_some_and(|is| is == "1") {
         return as_it_is(&Program::new(&args.program));
     }
-    refuse_clashes(&[], &[&args.record, &args.report, &args.json].map(Option::as_deref))?;
+    refuse_clashes(
+        &files_among(&args.program),
+        &[&args.record, &args.report, &args.json].map(Option::as_deref),
+    )?;
     let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
     let (page, json) = (page?, json?);
+    // Whether it can be made there: the program finds out once it allocates. A pipe waits for its reader then.
+    if let Some(file) = args.record.as_deref().filter(|file| file.is_dir() || !file.exists()) {
+        Output::open(file)?;
+    }
     let library = library::RUN.find()?;
     let folder =
         args.report.as_ref().filter(|_| args.record.is_none()).map(|page| folder_beside(page)).transpose()?;
-    let recording = args.recording(folder.as_ref().map(TempDir::path));
+    let recording = args.recording(folder.as_ref().map(OwnFolder::path));
     let limit = args.limit.map(of_the_gpus).transpose()?;
     let accounts = Handed::new("accounts", &[])?;
     let python = Handed::new("python", &archive(&PYTHON))?;
@@ -202,8 +206,8 @@ fn as_it_is(program: &Program<'_>) -> Result<()> {
 /// The exit status is the program's.
 fn outcome(ended: Ended) -> Result<()> {
     match ended {
-        Ended { status: 0 } => Ok(()),
-        Ended { status } => Err(Error::SaidElsewhere { status }),
+        Ended { status: 0, .. } => Ok(()),
+        Ended { status, .. } => Err(Error::SaidElsewhere { status }),
     }
 }
 
@@ -244,15 +248,9 @@ fn environment(
 }
 
 /// Where a recording lies that only a page is made of.
-fn folder_beside(page: &Path) -> Result<TempDir> {
+fn folder_beside(page: &Path) -> Result<OwnFolder> {
     let beside = page.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    own_folder(&std::env::temp_dir()).or_else(|_| own_folder(beside))
-}
-
-/// A new folder that is this user's alone, whatever the umask.
-pub(crate) fn own_folder(place: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir_in(place);
-    made.map_err(|source| Error::Io { path: place.to_owned(), action: "make a folder there", source })
+    OwnFolder::below(&std::env::temp_dir()).or_else(|_| OwnFolder::below(beside))
 }
 
 /// What Python processes begin with.
