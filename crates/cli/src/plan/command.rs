@@ -117,13 +117,10 @@ fn job(trace: &Trace) -> Result<(JobJson, Job)> {
     let program = Program::new(trace, FreeWhen::Completed);
     let choose = |context: &Context| Choice::default().build(MILLPOND, context);
     let unlimited = on_sim(trace, &program, &choose, UNLIMITED)?;
-    let need = Need::of(&program, &choose, &unlimited)?.map_or(u64::MAX, |need| need.bytes);
-    let told = JobJson {
-        job: trace.name.clone(),
-        needs: need,
-        peak_requested: program.peak_requested().0,
-        lacks: trace.lacks.clone(),
-    };
+    let peak_requested = program.peak_requested().0;
+    // Beyond what any device has, no need is found; it is no less than what is requested.
+    let need = Need::of(&program, &choose, &unlimited)?.map_or(peak_requested, |need| need.bytes);
+    let told = JobJson { job: trace.name.clone(), needs: need, peak_requested, lacks: trace.lacks.clone() };
     Ok((told, Job { need, curve: Curve::of(&program, need) }))
 }
 
