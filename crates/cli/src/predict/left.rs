@@ -6,14 +6,13 @@ use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// What each process of a run has in its environment, with the run's folder.
-pub(super) const MARK: &str = "MILLPOND_PREDICT";
+use crate::run::PREDICTED;
 
 /// Ends the processes that a run left. Those that cleared their environment are not known.
 pub(super) fn end(folder: &Path) {
     /// Some may begin others meanwhile.
     const LOOKS: usize = 100;
-    let mark = [MARK.as_bytes(), b"=", folder.as_os_str().as_bytes()].concat();
+    let mark = [PREDICTED.as_bytes(), b"=", folder.as_os_str().as_bytes()].concat();
     for _ in 0..LOOKS {
         let left = marked(&mark);
         if left.is_empty() {

@@ -150,7 +150,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         }
     }
     if std::env::var_os("MILLPOND_DISABLE").is_some_and(|is| is == "1") {
-        return as_it_is(&Program::new(&args.program));
+        return as_it_is(&Program::new(&args.program), "MILLPOND_DISABLE=1");
+    }
+    if is_predicted() {
+        return as_it_is(&Program::new(&args.program), "under millpond predict");
     }
     refuse_clashes(
         &files_among(&args.program),
@@ -194,12 +197,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     outcome(ended)
 }
 
+/// What each process of a prediction has in its environment, with the folder of the prediction.
+pub(crate) const PREDICTED: &str = "MILLPOND_PREDICT";
+
+/// Whether this command is part of a program that is predicted.
+pub(crate) fn is_predicted() -> bool {
+    std::env::var_os(PREDICTED).is_some_and(|folder| !folder.is_empty())
+}
+
 /// Runs the program as if this command were not there.
-fn as_it_is(program: &Program<'_>) -> Result<()> {
-    remark(&format!(
-        "millpond: MILLPOND_DISABLE=1: {} runs as it is, without pool and limit",
-        program.name()
-    ));
+fn as_it_is(program: &Program<'_>, why: &str) -> Result<()> {
+    remark(&format!("millpond: {why}: {} runs as it is, without pool and limit", program.name()));
     outcome(program.run(&[], Stdio::inherit())?)
 }
 
