@@ -423,7 +423,7 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     refused(&answer("refused", "train.py:3: say --item"), &[], 2, "train.py:3: say --item");
     refused(&answer("failed", "ValueError: no"), &[], 1, "python3: ValueError: no; nothing is predicted");
     refused("pass", &[], 2, "it allocated nothing on a card by PyTorch");
-    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had allocated on a card");
+    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it told of an allocation");
     refused("import os; os.kill(os.getpid(), 11)", &[], 1, "signal 11 ended it before");
     refused(STAND_IN, &["--card", "1GiB", "--batch", "auto"], 2, "a batch of 1 does not fit a card of 1 GiB");
     refused(STAND_IN, &["--batch", "0"], 2, "should be a number above 0, or auto");
@@ -527,6 +527,50 @@ print('started', child.pid, file=sys.stderr)
     let state = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
     assert!(state.is_empty() || state.contains(") Z "), "{state}");
     assert_eq!(children(child), 0);
+}
+
+#[test]
+fn the_command_within_a_predicted_program_is_left_out_or_refused() {
+    let run = "import subprocess, sys; sys.exit(subprocess.run([sys.argv[1], 'run', '--', sys.executable, '-c', sys.argv[2]]).returncode)";
+    let program = command().get_program().to_str().unwrap().to_owned();
+    let Some(output) = predicted_of(run, &[], &[&program, STAND_IN]) else { return };
+    assert!(stdout(&output).contains("requests 1.39 GiB at most"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("millpond: under millpond predict: python3 runs as it is"),
+        "{}",
+        stderr(&output)
+    );
+    let predict = run.replace("'run'", "'predict'");
+    let refused = predicted_of(&predict, &[], &[&program, STAND_IN]).unwrap();
+    assert!(stderr(&refused).contains("leave the outer one out"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_full_temporary_folder_is_said() {
+    let place = tempfile::tempdir().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let mut alone = Command::new("unshare");
+    alone.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+    if !alone
+        .arg("mount -t tmpfs -o size=1m tmpfs \"$0\"")
+        .arg(place.path())
+        .status()
+        .is_ok_and(|it| it.success())
+    {
+        eprintln!("not run: no file system can be mounted here");
+        return;
+    }
+    let fills = "open('filler', 'wb').write(bytes(2 << 20))";
+    let mut alone = Command::new("unshare");
+    alone.args(["--user", "--map-root-user", "--mount", "sh", "-c"]).arg(
+        "mount -t tmpfs -o size=1m tmpfs \"$TMPDIR\" && \"$0\" predict -- python3 -c \"$1\"; ls -A \"$TMPDIR\"",
+    );
+    alone.arg(command().get_program()).arg(fills).env("TMPDIR", place.path());
+    alone.env("MILLPOND_CARD_LIBRARY", test.parent().unwrap().join("libmillpond_card.so"));
+    let output = alone.output().unwrap();
+    let full = format!("millpond: python3: {} is full, where what it writes goes", place.path().display());
+    assert!(stderr(&output).contains(&full), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "the folder goes all the same");
 }
 
 #[test]

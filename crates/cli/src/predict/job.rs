@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::outputs::Output;
 use crate::run::library::Library;
 use crate::run::program::{Ended, Program};
-use crate::run::{preloaded, python_path};
+use crate::run::{PREDICTED, is_predicted, preloaded, python_path};
 use crate::temporary::OwnFolder;
 use crate::terminal::{Signal, count, is_quiet};
 use crate::traces::{TraceProgress, read_file};
@@ -112,6 +112,10 @@ impl<'a> Job<'a> {
             |word: &OsString| Path::new(word).file_name().is_some_and(|name| name == "torchrun");
         if words.first().is_some_and(is_launcher) {
             let why = "torchrun waits for all ranks: name --ranks N, and the script itself after --, as in -- python train.py";
+            return Err(Error::Usage(why.to_owned()));
+        }
+        if is_predicted() {
+            let why = "millpond predict is part of a program that is predicted: leave the outer one out";
             return Err(Error::Usage(why.to_owned()));
         }
         Ok(Self { words, options, library: CARD.find()? })
@@ -210,7 +214,7 @@ impl<'a> Job<'a> {
             ("PYTHONPATH", python_path(&folder.join("python"), &HOOK)?),
             // Files that go with the folder need no compiled form.
             ("PYTHONDONTWRITEBYTECODE", "1".into()),
-            (left::MARK, folder.into()),
+            (PREDICTED, folder.into()),
             ("MILLPOND_PREDICT_APART", if *writes_through { "".into() } else { folder.into() }),
             ("MILLPOND_PREDICT_STEPS", steps.to_string().into()),
             ("MILLPOND_PREDICT_ITEM", number(*item).into()),
@@ -261,13 +265,23 @@ impl<'a> Job<'a> {
         }
         match processes.is_empty() {
             false => Ok(processes),
+            true if is_full(folder) => {
+                let why = format!(
+                    "{} is full, where what it writes goes; TMPDIR names another place for temporary folders",
+                    folder.parent().unwrap_or(folder).display()
+                );
+                Err(Error::ProgramFailed { program: self.name(), why })
+            }
             // As shells have it.
             true if ended.status > 128 => {
                 let why = format!("signal {} ended it before its allocations were told", ended.status - 128);
                 Err(Error::ProgramFailed { program: self.name(), why })
             }
             true if ended.status != 0 => {
-                let why = format!("it ended with status {} before it had allocated on a card", ended.status);
+                let why = format!(
+                    "it ended with status {} before it told of an allocation on a card",
+                    ended.status
+                );
                 Err(Error::ProgramFailed { program: self.name(), why })
             }
             true => Err(Error::NotPredicted(format!(
@@ -276,6 +290,13 @@ impl<'a> Job<'a> {
             ))),
         }
     }
+}
+
+/// Whether an answer may not have found room in a folder.
+fn is_full(folder: &Path) -> bool {
+    /// Longer than an answer is.
+    const ROOM: u64 = 64 << 10;
+    rustix::fs::statvfs(folder).is_ok_and(|about| about.f_bavail * about.f_frsize < ROOM)
 }
 
 /// Where a signal came before there was anything to tell.
