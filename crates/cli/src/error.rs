@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use millpond_baselines::ChoiceError;
+use rustix::io::Errno;
 
 use crate::terminal::Signal;
 
@@ -64,7 +65,12 @@ pub(crate) enum Error {
     Soak { findings: String, first: String },
     #[error("{}: cannot {action}: {source}", path.display())]
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
-    #[error("{}: cannot run it: {source}", program.display())]
+    #[error(
+        "{}: cannot make a folder there: {}; TMPDIR names another place for temporary folders",
+        place.display(), source.kind()
+    )]
+    NoFolder { place: PathBuf, source: std::io::Error },
+    #[error("{}: cannot run it: {source}{}", program.display(), what_to_do(source))]
     CannotRun { program: PathBuf, source: std::io::Error },
     #[error(
         "{name} is neither beside the command nor in ../lib: `scripts/install` puts it there, `cargo build --release -p \
@@ -95,6 +101,19 @@ pub(crate) enum Error {
         /// Each mirror with its answer.
         tried: String,
     },
+}
+
+/// What helps where a program cannot be run.
+fn what_to_do(source: &std::io::Error) -> &'static str {
+    match Errno::from_io_error(source) {
+        Some(Errno::NOEXEC) => {
+            "; a script without #! in its first line needs its shell named, as in -- sh ./script; another file is for \
+             another machine"
+        }
+        Some(Errno::NOENT) => "; the program or, for a script, what its first line names is not there",
+        Some(Errno::ACCESS) => "; it needs to be a file that this user may execute (chmod +x)",
+        _ => "",
+    }
 }
 
 impl Error {

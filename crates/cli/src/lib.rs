@@ -30,6 +30,7 @@ mod probe;
 mod replay;
 mod run;
 mod soak;
+mod temporary;
 mod terminal;
 mod top;
 mod traces;
@@ -46,6 +47,7 @@ use error::Error;
 /// where all went well, 1 after an error, 2 for wrong usage, 130 after Ctrl-C. What it says is on stdout and stderr.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     terminal::begin();
+    terminal::be_the_command();
     let args = match Args::try_parse_from(asking_for_help_once(arguments)) {
         Ok(args) => args,
         // Help and version come this way too, on stdout.

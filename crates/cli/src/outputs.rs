@@ -3,14 +3,18 @@
 //!
 //! `-` is stdout, as other tools have it; a file of that name is `./-`.
 
-use std::fs::{File, OpenOptions, Permissions, canonicalize, metadata, remove_file};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata, OpenOptions, Permissions, canonicalize, metadata, read_link};
 use std::io::{BufWriter, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
+use crate::temporary::Temporary;
 use crate::terminal::{Stdout, give_stdout_away, say};
 
 /// Something to be written, once or several times.
@@ -72,43 +76,99 @@ impl Sink {
             give_stdout_away();
             return Ok(Self::Stdout);
         }
-        let was_there = path.exists();
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
-        if !file.metadata()?.is_file() {
-            return Ok(Self::Stream(file));
+        match OpenOptions::new().append(true).open(path) {
+            Ok(file) if !file.metadata()?.is_file() => return Ok(Self::Stream(file)),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if path.as_os_str().as_bytes().ends_with(b"/") {
+                    return Err(ErrorKind::IsADirectory.into());
+                }
+                // Whether its folder takes it. It is not made itself: another process may make it meanwhile.
+                beside(&behind_links(path)?)?;
+            }
+            Err(error) => return Err(error),
         }
-        let path = canonicalize(path)?;
-        if !was_there {
-            remove_file(&path)?;
-        }
-        Ok(Self::File(path))
+        Ok(Self::File(behind_links(path)?))
     }
 }
 
-/// Writes a file of this path beside it and renames that. Where the folder takes no new file, it is written in place.
+/// Where a file lies, or is to be made: behind all links, also those that lead to nothing yet.
+fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
+    let mut path = std::path::absolute(path)?;
+    loop {
+        match canonicalize(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            found => return found,
+        }
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Ok(path) };
+        match read_link(&path) {
+            Ok(link) => path = folder.join(link),
+            Err(_) => return Ok(canonicalize(folder)?.join(name)),
+        }
+    }
+}
+
+/// A new file in the folder of another one, whose place it is to take. As every new file, it has what the umask leaves.
+fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    /// What is added to it must fit in a name, too.
+    const MOST_OF_NAME: usize = 200;
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut part = tempfile::Builder::new();
+    part.prefix(OsStr::from_bytes(&name[..name.len().min(MOST_OF_NAME)])).suffix(".part");
+    part.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)
+}
+
+/// Gives a new file the owner and the permissions of the one whose place it takes. Where it cannot have that owner, nobody else
+/// reads it.
+fn takes_after(part: &File, before: &Metadata) -> std::io::Result<bool> {
+    let owner = |file: &Metadata| (file.uid(), file.gid());
+    if owner(&part.metadata()?) != owner(before)
+        && fchown(part, Some(before.uid()), Some(before.gid())).is_err()
+    {
+        part.set_permissions(Permissions::from_mode(0o600))?;
+        return Ok(false);
+    }
+    part.set_permissions(before.permissions())?;
+    Ok(true)
+}
+
+/// Writes a file of this path beside it and renames that. Where the folder takes no new file, or another user's file would
+/// become this one's, it is written in place.
 pub(crate) fn replace<E: From<std::io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    let before = metadata(path).map(|before| before.permissions()).ok();
-    let name = path.file_name().unwrap_or_default();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut part = tempfile::Builder::new();
-    // As every new file, it has what the umask leaves of these.
-    part.prefix(name).suffix(".part").permissions(Permissions::from_mode(0o666));
-    let part = match part.tempfile_in(folder) {
+    let before = metadata(path).ok();
+    let part = match beside(path) {
         Ok(part) => part,
-        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+        Err(error)
+            if before.is_some()
+                && matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) =>
+        {
             return buffered(File::create(path)?, write);
         }
         Err(error) => return Err(error.into()),
     };
-    if let Some(before) = before {
-        part.as_file().set_permissions(before)?;
-    }
+    let _temporary = Temporary::at(part.path());
+    let takes_its_place = match &before {
+        Some(before) => takes_after(part.as_file(), before)?,
+        None => true,
+    };
     buffered(part.as_file(), write)?;
-    part.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    let in_place =
+        |part: &NamedTempFile| std::io::copy(&mut part.reopen()?, &mut File::create(path)?).map(drop);
+    if !takes_its_place {
+        return Ok(in_place(&part)?);
+    }
+    match part.persist(path) {
+        Ok(_) => Ok(()),
+        // In a folder such as /tmp, where nobody renames over another user's file.
+        Err(refused) if before.is_some() && refused.error.kind() == ErrorKind::PermissionDenied => {
+            Ok(in_place(&refused.file)?)
+        }
+        Err(refused) => Err(refused.error.into()),
+    }
 }
 
 fn buffered<E: From<std::io::Error>>(
@@ -151,13 +211,24 @@ pub(crate) fn refuse_stdout(flag: &str, path: Option<&Path>, why: &str) -> Resul
     }
 }
 
-/// Refuses to write over what is read, and to write two things to one file.
+/// The files that a program's words name: itself, a script, what it reads.
+pub(crate) fn files_among(words: &[OsString]) -> Vec<&Path> {
+    words.iter().map(Path::new).filter(|path| !is_stdout(path) && path.is_file()).collect()
+}
+
+/// Refuses to write over what is read, to read standard input twice, and to write two things to one file.
 ///
 /// # Errors
 /// [`Error::Usage`], which names the file.
 pub(crate) fn refuse_clashes(read: &[&Path], written: &[Option<&Path>]) -> Result<()> {
     let mut taken: Vec<(Identity, &str)> = Vec::new();
-    taken.extend(read.iter().filter_map(|path| Some((Identity::of(path)?, "is read"))));
+    if read.iter().filter(|path| is_stdout(path)).count() > 1 {
+        return Err(Error::Usage("-: standard input is one trace; name a file for the other".to_owned()));
+    }
+    taken.extend(read.iter().filter_map(|path| {
+        let path = if is_stdout(path) { Path::new("/dev/stdin") } else { path };
+        Some((Identity::of(path)?, "is read"))
+    }));
     for path in written.iter().flatten() {
         let file = if is_stdout(path) { Some(Identity::Stdout) } else { Identity::of(path) };
         let Some(file) = file else { continue };
@@ -186,13 +257,8 @@ impl Identity {
     fn of(path: &Path) -> Option<Self> {
         match metadata(path) {
             Ok(file) => file.is_file().then(|| Self::There(file.dev(), file.ino())),
-            Err(_) => {
-                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                let folder = folder.unwrap_or(Path::new("."));
-                // The folder may have to be made, too.
-                let folder = canonicalize(folder).or_else(|_| std::path::absolute(folder)).ok()?;
-                Some(Self::ToBeMade(folder.join(path.file_name()?)))
-            }
+            // The folder may have to be made, too.
+            Err(_) => behind_links(path).or_else(|_| std::path::absolute(path)).ok().map(Self::ToBeMade),
         }
     }
 }
@@ -268,6 +334,58 @@ mod tests {
         let error = said(&[Some(&new), None, Some(&again)]).unwrap_err();
         assert!(error.ends_with("new: is written to already; name another file"), "{error}");
         assert_eq!(said(&[Some(&new), Some(&at("other"))]), Ok(()));
+    }
+
+    #[test]
+    fn a_link_to_a_file_that_is_not_there_yet_is_that_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| dir.path().join(name));
+        std::os::unix::fs::symlink("./file", &link).unwrap();
+        assert!(refuse_clashes(&[], &[Some(&file), Some(&link)]).is_err());
+        Output::open(&link).unwrap().write("new").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_file_that_another_process_makes_meanwhile_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let output = Output::open(&path).unwrap();
+        std::fs::write(&path, "another's").unwrap();
+        assert!(Output::open(&path).is_ok());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "another's");
+        output.write("whole").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole");
+    }
+
+    #[test]
+    fn a_name_may_be_as_long_as_the_system_allows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n".repeat(255));
+        Output::open(&path).unwrap().write("text").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
+        assert!(Output::open(&dir.path().join("n".repeat(256))).is_err());
+    }
+
+    #[test]
+    fn a_file_keeps_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("theirs");
+        std::fs::write(&path, "before").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        // Only root gives files away.
+        let is_given = std::os::unix::fs::chown(&path, Some(12_345), Some(12_345)).is_ok();
+        Output::open(&path).unwrap().write("after").unwrap();
+        let about = metadata(&path).unwrap();
+        assert_eq!(about.permissions().mode() & 0o777, 0o600);
+        assert_eq!((about.uid(), about.gid()) == (12_345, 12_345), is_given);
+    }
+
+    #[test]
+    fn standard_input_is_read_once() {
+        let error = refuse_clashes(&[Path::new("-"), Path::new("-")], &[]).unwrap_err();
+        assert!(error.to_string().starts_with("-: standard input is one trace"), "{error}");
     }
 
     #[test]

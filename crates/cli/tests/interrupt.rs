@@ -129,6 +129,39 @@ fn before_the_first_epoch_nothing_is_left() {
 }
 
 #[test]
+fn a_signal_ends_pytorch_which_trains_beside() {
+    use std::os::unix::fs::PermissionsExt;
+    let [tools, place] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    // It stands for Python with PyTorch, and hears no signal but the one that nobody refuses.
+    let stands_in = r#"#!/bin/sh
+case "$2" in "import torch"*) echo 2.99; exit ;; esac
+trap '' INT TERM
+echo '{"epoch": 1, "train_loss": 0.5, "val_loss": 0.25, "val_accuracy": 0.75, "wall_ms": 1500.0, "device_calls": 0}'
+echo $$ > "$TMPDIR/trains"
+while :; do sleep 0.05; done
+"#;
+    let python = tools.path().join("python3");
+    std::fs::write(&python, stands_in).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
+    let mut command = command();
+    command.args(["train", "--device", "host", "--epochs", "2", "--compare", "pytorch"]).args(SMALL);
+    command.env("PATH", path).env("TMPDIR", place.path());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let trains = place.path().join("trains");
+    until("PyTorch trains", || std::fs::read_to_string(&trains).is_ok_and(|text| text.ends_with('\n')));
+    signal(&child, "TERM");
+    let output = child.wait_with_output().unwrap();
+    let error = shared::stderr(&output);
+    assert_eq!(output.status.code(), Some(143), "{error}");
+    assert!(error.ends_with("millpond: stopped by SIGTERM: 3 of 4 epochs are done\n"), "{error}");
+    let process = std::fs::read_to_string(&trains).unwrap();
+    assert!(!Path::new("/proc").join(process.trim()).exists());
+    std::fs::remove_file(trains).unwrap();
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+}
+
+#[test]
 fn a_second_ctrl_c_ends_at_once() {
     // One step of this model takes many seconds.
     let mut child = train(&["--feat-dim", "16384", "--num-layers", "4", "--batch-size", "8000"], &[]);

@@ -50,6 +50,17 @@ fn a_job_without_a_card_is_an_error() {
 }
 
 #[test]
+fn a_job_that_no_device_has_room_for_needs_what_it_requests() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let rows =
+        "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x1000,140737488355328,0x0\n";
+    std::fs::write(log.path(), rows).unwrap();
+    let output = command().args(["plan", "--cards", "24GiB", "--jobs"]).arg(log.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("(needs 128.00 TiB)"), "{}", stderr(&output));
+}
+
+#[test]
 fn cards_and_jobs_have_to_be_named() {
     let output = command().args(["plan", "--cards", "24GiB"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

@@ -2,9 +2,11 @@
 
 mod shared;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
 
 use millpond::{Context, Pool, record};
 use shared::{command, read_json, stderr, stdout};
@@ -118,6 +120,12 @@ fn predicted(program: &str, args: &[&str]) -> Option<Output> {
 
 /// The same, of a program with arguments.
 fn predicted_of(program: &str, args: &[&str], words: &[&str]) -> Option<Output> {
+    let mut predict = prediction(args)?;
+    Some(predict.args(["python3", "-c", program]).args(words).output().unwrap())
+}
+
+/// The command up to the program; `None` where Python is not installed.
+fn prediction(args: &[&str]) -> Option<Command> {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "python3 is not installed");
         eprintln!("not run: python3 is not installed");
@@ -127,15 +135,8 @@ fn predicted_of(program: &str, args: &[&str], words: &[&str]) -> Option<Output> 
     let mut predict = command();
     predict.env("MILLPOND_CARD_LIBRARY", test.parent().unwrap().join("libmillpond_card.so"));
     predict.env_remove("RANK").env_remove("WORLD_SIZE");
-    Some(
-        predict
-            .arg("predict")
-            .args(args)
-            .args(["--", "python3", "-c", program])
-            .args(words)
-            .output()
-            .unwrap(),
-    )
+    predict.arg("predict").args(args).arg("--");
+    Some(predict)
 }
 
 #[test]
@@ -422,7 +423,7 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     refused(&answer("refused", "train.py:3: say --item"), &[], 2, "train.py:3: say --item");
     refused(&answer("failed", "ValueError: no"), &[], 1, "python3: ValueError: no; nothing is predicted");
     refused("pass", &[], 2, "it allocated nothing on a card by PyTorch");
-    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it had allocated on a card");
+    refused("raise SystemExit(3)", &[], 1, "it ended with status 3 before it told of an allocation");
     refused("import os; os.kill(os.getpid(), 11)", &[], 1, "signal 11 ended it before");
     refused(STAND_IN, &["--card", "1GiB", "--batch", "auto"], 2, "a batch of 1 does not fit a card of 1 GiB");
     refused(STAND_IN, &["--batch", "0"], 2, "should be a number above 0, or auto");
@@ -432,4 +433,163 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     assert_eq!(launcher.status.code(), Some(2), "{}", stderr(&launcher));
     let neither = command().arg("predict").output().unwrap();
     assert_eq!(neither.status.code(), Some(2), "{}", stderr(&neither));
+}
+
+/// Begins a prediction, whose temporary folder is this one, and waits until its program says that it is ready.
+fn ready(program: &str, args: &[&str], place: &Path) -> Option<(Child, BufReader<impl std::io::Read>)> {
+    let mut predict = prediction(args)?;
+    predict.env("TMPDIR", place).args(["python3", "-c", program]);
+    let mut child = predict.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("ready") {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).unwrap(), 0, "the program says so");
+    }
+    Some((child, said))
+}
+
+fn signal(process: u32, name: &str) {
+    assert!(
+        Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap().success()
+    );
+}
+
+/// The processes that this one began and that have not ended.
+fn children(parent: u32) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let of = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("status")).ok();
+    let line = format!("PPid:\t{parent}");
+    processes.filter_map(of).filter(|status| status.lines().any(|found| found == line)).count()
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+#[test]
+fn a_signal_ends_a_prediction_whose_program_has_ended() {
+    // So many blocks of so many sizes take longer to replay than this test waits for anything.
+    let program = STAND_IN.replace(
+        "snapshot = {",
+        "for block in range(200_000):\n    alloc(1 + block * 7919 % (1 << 20), \"h\", \"activation\")\nsnapshot = {",
+    ) + "print('ready', flush=True)\n";
+    for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+        let place = tempfile::tempdir().unwrap();
+        let Some((mut child, _said)) = ready(&program, &[], place.path()) else { return };
+        while children(child.id()) > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(!is_empty(place.path()));
+        signal(child.id(), name);
+        assert_eq!(child.wait().unwrap().signal(), Some(number));
+        assert!(is_empty(place.path()), "what is temporary goes with it");
+    }
+}
+
+#[test]
+fn a_signal_to_one_run_ends_all_of_them() {
+    let waits = format!("{STAND_IN}import time\nprint('ready', flush=True)\ntime.sleep(100)\n");
+    // PyTorch's programs tell of what came before a Ctrl-C.
+    let tells = format!(
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    pass\n{STAND_IN}"
+    );
+    for (program, name, status, kept) in [
+        (&waits, "TERM", 143, "millpond: stopped by SIGTERM: what came before is predicted\n"),
+        (&tells, "INT", 130, "millpond: stopped by Ctrl-C: what came before is predicted\n"),
+        (
+            &"import time; print('ready', flush=True); time.sleep(100)".to_owned(),
+            "TERM",
+            143,
+            "stopped by SIGTERM: nothing is predicted\n",
+        ),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let Some((mut child, mut said)) = ready(program, &["--ranks", "3"], place.path()) else { return };
+        signal(child.id(), name);
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
+        assert!(rest.ends_with(kept) && !rest.contains("ready"), "{rest}");
+        assert_eq!(child.wait().unwrap().code(), Some(status), "{rest}");
+        assert!(is_empty(place.path()));
+    }
+}
+
+#[test]
+fn what_a_predicted_program_started_ends_with_it() {
+    let starts = "import subprocess, sys
+child = subprocess.Popen(['sh', '-c', 'sleep 1000 & wait'], stdin=subprocess.DEVNULL)
+print('started', child.pid, file=sys.stderr)
+";
+    let Some(output) = predicted(&format!("{starts}{STAND_IN}"), &[]) else { return };
+    let said = stderr(&output);
+    let child: u32 = said.trim().strip_prefix("started ").and_then(|pid| pid.parse().ok()).expect(&said);
+    let state = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    assert_eq!(children(child), 0);
+}
+
+#[test]
+fn the_command_within_a_predicted_program_is_left_out_or_refused() {
+    let run = "import subprocess, sys; sys.exit(subprocess.run([sys.argv[1], 'run', '--', sys.executable, '-c', sys.argv[2]]).returncode)";
+    let program = command().get_program().to_str().unwrap().to_owned();
+    let Some(output) = predicted_of(run, &[], &[&program, STAND_IN]) else { return };
+    assert!(stdout(&output).contains("requests 1.39 GiB at most"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("millpond: under millpond predict: python3 runs as it is"),
+        "{}",
+        stderr(&output)
+    );
+    let predict = run.replace("'run'", "'predict'");
+    let refused = predicted_of(&predict, &[], &[&program, STAND_IN]).unwrap();
+    assert!(stderr(&refused).contains("leave the outer one out"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_full_temporary_folder_is_said() {
+    let place = tempfile::tempdir().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let mut alone = Command::new("unshare");
+    alone.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+    if !alone
+        .arg("mount -t tmpfs -o size=1m tmpfs \"$0\"")
+        .arg(place.path())
+        .status()
+        .is_ok_and(|it| it.success())
+    {
+        eprintln!("not run: no file system can be mounted here");
+        return;
+    }
+    let fills = "open('filler', 'wb').write(bytes(2 << 20))";
+    let mut alone = Command::new("unshare");
+    alone.args(["--user", "--map-root-user", "--mount", "sh", "-c"]).arg(
+        "mount -t tmpfs -o size=1m tmpfs \"$TMPDIR\" && \"$0\" predict -- python3 -c \"$1\"; ls -A \"$TMPDIR\"",
+    );
+    alone.arg(command().get_program()).arg(fills).env("TMPDIR", place.path());
+    alone.env("MILLPOND_CARD_LIBRARY", test.parent().unwrap().join("libmillpond_card.so"));
+    let output = alone.output().unwrap();
+    let full = format!("millpond: python3: {} is full, where what it writes goes", place.path().display());
+    assert!(stderr(&output).contains(&full), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "the folder goes all the same");
+}
+
+#[test]
+fn a_prediction_writes_over_no_file_of_its_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    std::fs::write(&script, STAND_IN).unwrap();
+    let script = script.to_str().unwrap();
+    for flag in ["--record", "--json"] {
+        let Some(mut predict) = prediction(&[flag, script]) else { return };
+        let said = shared::failure(&predict.args(["python3", script]).output().unwrap());
+        assert_eq!(said, format!("{script}: is read; name another file"));
+    }
+    assert_eq!(std::fs::read_to_string(script).unwrap(), STAND_IN);
+}
+
+#[test]
+fn a_recording_that_cannot_be_written_is_refused_before_the_program_runs() {
+    let Some(output) = predicted("print('ran')", &["--record", "/no/such/folder/a.pickle"]) else { return };
+    let said = shared::failure(&output);
+    assert!(said.starts_with("/no/such/folder/a.pickle: cannot write it: "), "{said}");
 }

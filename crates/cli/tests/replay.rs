@@ -380,6 +380,10 @@ fn a_run_writes_over_none_of_its_files() {
         assert_eq!(output.status.code(), Some(2));
         assert_eq!(stderr(&output), format!("millpond: {path}: is read; name another file\n"));
         assert_eq!(std::fs::read(&copy).unwrap(), before, "{flag}");
+        let mut piped = command();
+        piped.args(["replay", "-", flag, path]).stdin(std::fs::File::open(&copy).unwrap());
+        assert_eq!(piped.output().unwrap().status.code(), Some(2));
+        assert_eq!(std::fs::read(&copy).unwrap(), before, "{flag}");
     }
     let page = dir.path().join("page");
     let page = page.to_str().unwrap();

@@ -550,6 +550,13 @@ fn pythons_libraries_get_the_pool_when_they_are_imported() {
         stdout(&output),
         stderr(&output)
     );
+    // Under the command twice.
+    let mut twice = run(&[command().get_program().to_str().unwrap(), "run", "python3", "-c", "import torch"]);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("sitecustomize.py"), "print('own')").unwrap();
+    let output = twice.env("PYTHONPATH", folder.path()).output().unwrap();
+    assert!(!stderr(&output).contains("RecursionError"), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "own\n");
     // Children too, and not what the caller's environment leaves out.
     let script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch, numba.cuda'], check=True)";
     let output = python(&modules, script, &[("MILLPOND_TORCH", "0")]).unwrap();

@@ -239,13 +239,18 @@ fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
     (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
 }
 
-/// Writes the file beside its place, has it on the disk, and puts it there.
+/// Writes the file beside its place, has it on the disk, and puts it there. Nothing stays of one that could not be written.
 fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = file.with_extension("part");
-    let mut out = File::create(&part)?;
-    out.write_all(bytes)?;
-    out.sync_all()?;
-    fs::rename(&part, file)?;
+    let write = || {
+        let mut out = File::create(&part)?;
+        out.write_all(bytes)?;
+        out.sync_all()?;
+        fs::rename(&part, file)
+    };
+    write().inspect_err(|_| {
+        fs::remove_file(&part).ok();
+    })?;
     // So that the new name survives the machine, too.
     file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
@@ -335,5 +340,20 @@ impl<'a> Saver<'a> {
             Some(saving) => saving.write(model, velocities, &self.progress, self.team),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_stays_of_a_checkpoint_that_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = dir.path().join("checkpoint.safetensors");
+        // No file takes the place of a folder.
+        fs::create_dir(&taken).unwrap();
+        assert!(replace(&taken, b"bytes").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -403,13 +403,27 @@ fn a_cut_file_is_read_to_its_last_whole_chunk() {
             Ok(traces) => {
                 let trace = &traces[0];
                 assert_eq!(trace.ops, all.ops[..trace.ops.len()], "{cut}");
-                assert_eq!(trace.remarks.len(), 1, "{cut}: {:?}", trace.remarks);
+                let said = [trace.lacks.as_slice(), trace.remarks.as_slice()].concat();
+                assert_eq!(said.len(), 1, "{cut}: {said:?}");
+                // A process that is killed writes whole chunks; of a chunk that is cut, nobody knows how much followed.
+                assert_eq!(trace.lacks.is_some(), said[0].contains("what follows is left out"), "{said:?}");
                 lengths.insert(trace.ops.len());
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }
     }
     assert!(lengths.len() > 1, "{lengths:?}");
+}
+
+#[test]
+fn a_damaged_recording_lacks_what_follows() {
+    let mut file = small();
+    // In the last chunk.
+    let late = file.len() - 5;
+    file[late] ^= 1;
+    let trace = read_from(&mut &file[..], "damaged", Limits::default()).unwrap().remove(0);
+    let lacks = trace.lacks.unwrap();
+    assert!(lacks.contains("a damaged chunk") && lacks.contains("what follows is left out"), "{lacks}");
 }
 
 /// A recording with one chunk of this payload.

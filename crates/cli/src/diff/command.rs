@@ -14,17 +14,13 @@ use crate::error::{Error, Result};
 use crate::outputs::write_json;
 use crate::outputs::{Output, refuse_clashes};
 use crate::terminal::remark;
-use crate::traces::{is_stdin, read_traces};
+use crate::traces::read_traces;
 
 /// Runs the command.
 pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let read = [Some(&args.first), args.second.as_ref()].into_iter().flatten();
     let read: Vec<&Path> = read.map(PathBuf::as_path).collect();
-    if read.iter().filter(|path| is_stdin(path)).count() > 1 {
-        return Err(Error::Usage("-: standard input is one trace; name a file for the other".to_owned()));
-    }
-    let files: Vec<&Path> = read.into_iter().filter(|path| !is_stdin(path)).collect();
-    refuse_clashes(&files, &[args.json.as_deref()])?;
+    refuse_clashes(&read, &[args.json.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let first = read_traces(&args.first)?;
     let second = args.second.as_deref().map(read_traces).transpose()?;

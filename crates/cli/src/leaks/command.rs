@@ -1,7 +1,5 @@
 //! Finds what grows, and shows it.
 
-use std::path::Path;
-
 use millpond::HumanBytes;
 use millpond_replay::growth::Growth;
 use millpond_replay::out_of_memory::OutOfMemory;
@@ -16,7 +14,7 @@ use crate::error::Result;
 use crate::outputs::write_json;
 use crate::outputs::{Output, refuse_clashes};
 use crate::terminal::{count, say, thousands};
-use crate::traces::{grew_by, held, is_stdin, read_traces, say_summary, wrapped};
+use crate::traces::{grew_by, held, read_traces, say_summary, wrapped};
 
 /// What is told of one trace, in the shape that `--json` writes.
 #[derive(Serialize)]
@@ -30,8 +28,7 @@ struct LeaksJson {
 
 /// Runs the command.
 pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
-    let read: Vec<&Path> = [args.trace.as_path()].into_iter().filter(|path| !is_stdin(path)).collect();
-    refuse_clashes(&read, &[args.json.as_deref()])?;
+    refuse_clashes(&[&args.trace], &[args.json.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let told = read_traces(&args.trace)?.iter().map(|trace| look(args, trace)).collect::<Result<Vec<_>>>()?;
     json.map_or(Ok(()), |file| write_json(file, &told))

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::outputs::write_json;
 use crate::outputs::{Output, refuse_clashes};
 use crate::terminal::{WIDTH, count, say, wrapped};
-use crate::traces::{TraceProgress, is_stdin, read_file};
+use crate::traces::{TraceProgress, read_file};
 
 /// What is told, in the shape that `--json` writes. Sizes in bytes.
 #[derive(Debug, Serialize)]
@@ -59,7 +59,7 @@ struct JobJson {
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
-    let read: Vec<&Path> = args.jobs.iter().map(PathBuf::as_path).filter(|path| !is_stdin(path)).collect();
+    let read: Vec<&Path> = args.jobs.iter().map(PathBuf::as_path).collect();
     refuse_clashes(&read, &[args.json.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let context = args.context.unwrap_or(CONTEXT_BYTES);
@@ -117,13 +117,10 @@ fn job(trace: &Trace) -> Result<(JobJson, Job)> {
     let program = Program::new(trace, FreeWhen::Completed);
     let choose = |context: &Context| Choice::default().build(MILLPOND, context);
     let unlimited = on_sim(trace, &program, &choose, UNLIMITED)?;
-    let need = Need::of(&program, &choose, &unlimited)?.map_or(u64::MAX, |need| need.bytes);
-    let told = JobJson {
-        job: trace.name.clone(),
-        needs: need,
-        peak_requested: program.peak_requested().0,
-        lacks: trace.lacks.clone(),
-    };
+    let peak_requested = program.peak_requested().0;
+    // Beyond what any device has, no need is found; it is no less than what is requested.
+    let need = Need::of(&program, &choose, &unlimited)?.map_or(peak_requested, |need| need.bytes);
+    let told = JobJson { job: trace.name.clone(), needs: need, peak_requested, lacks: trace.lacks.clone() };
     Ok((told, Job { need, curve: Curve::of(&program, need) }))
 }
 

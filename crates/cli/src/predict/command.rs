@@ -7,12 +7,12 @@ use super::apart::Kept;
 use super::args::PredictArgs;
 use super::batch::{Batch, Largest};
 use super::cards::CardFacts;
-use super::job::{Job, Options};
+use super::job::{Job, Options, nothing_predicted};
 use super::rank::{Rank, Wanted};
 use super::{batch, rank, scaled};
 use crate::error::{Error, Result};
 use crate::outputs::write_json;
-use crate::outputs::{Output, refuse_clashes, refuse_stdout, say_written};
+use crate::outputs::{Output, files_among, refuse_clashes, refuse_stdout, say_written};
 use crate::terminal::{WIDTH, say, wrapped};
 
 /// What is told of a program, in the shape that `--json` writes. Sizes in bytes.
@@ -34,8 +34,9 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
         return scaled::run(&args.recording, scale, args.json.as_deref());
     }
     refuse_stdout("--record", args.record.as_deref(), "a recording needs a file")?;
-    refuse_clashes(&[], &[args.record.as_deref(), args.json.as_deref()])?;
+    refuse_clashes(&files_among(&args.program), &[args.record.as_deref(), args.json.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
+    let recording = args.record.as_deref().map(Output::open).transpose()?;
     let card = args.card.first().cloned().unwrap_or_default();
     let context = args.context.unwrap_or(rank::CONTEXT_BYTES);
     let job = Job::new(
@@ -64,7 +65,8 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
     let (largest, batch) = match args.batch {
         Some(Batch::Auto) => {
             let largest = batch::search(card.bytes.saturating_sub(wanted.beside()), |batch| {
-                Ok(predict(Some(batch), false)?.1)
+                let (run, ranks) = predict(Some(batch), false)?;
+                run.stopped().map_or(Ok(ranks), |signal| Err(nothing_predicted(signal)))
             })?;
             let most = largest.iter().filter_map(|largest| largest.batch).min();
             let most = most.ok_or_else(|| no_batch_fits(&card))?;
@@ -78,9 +80,9 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
     if let Some(line) = run.kept().said(&job.name()) {
         say(&wrapped(&format!("\n{line}"), WIDTH));
     }
-    if let Some(path) = &args.record {
-        run.keep(path)?;
-        say_written(path);
+    if let Some(file) = &recording {
+        run.keep(file)?;
+        say_written(file.path());
     }
     let told = PredictionJson {
         program: job.name(),
@@ -90,7 +92,10 @@ pub(crate) fn run(args: &PredictArgs) -> Result<()> {
         not_kept: run.kept(),
         largest_batch: largest,
     };
-    json.map_or(Ok(()), |file| write_json(file, &told))
+    json.map_or(Ok(()), |file| write_json(file, &told))?;
+    run.stopped().map_or(Ok(()), |signal| {
+        Err(Error::Stopped { signal, kept: "what came before is predicted".to_owned() })
+    })
 }
 
 fn no_batch_fits(card: &CardFacts) -> Error {

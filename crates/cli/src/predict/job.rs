@@ -1,6 +1,8 @@
 //! A program's first steps on a card that is not there.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -8,15 +10,17 @@ use millpond::HumanBytes;
 use millpond_replay::replay::{FreeWhen, Program as Replayed};
 use millpond_replay::trace::Trace;
 use serde::Deserialize;
-use tempfile::TempDir;
 
 use super::apart::{self, Kept};
 use super::cards::CardFacts;
+use super::left;
 use crate::error::{Error, Result};
+use crate::outputs::Output;
 use crate::run::library::Library;
 use crate::run::program::{Ended, Program};
-use crate::run::{own_folder, preloaded, python_path};
-use crate::terminal::{count, is_quiet};
+use crate::run::{PREDICTED, is_predicted, preloaded, python_path};
+use crate::temporary::OwnFolder;
+use crate::terminal::{Signal, count, is_quiet};
 use crate::traces::{TraceProgress, read_file};
 
 /// What is preloaded: CUDA's runtime of a card that does nothing.
@@ -65,8 +69,10 @@ pub(super) struct Job<'a> {
 pub(super) struct Run {
     processes: Vec<Process>,
     kept: Kept,
+    /// What ended the program, and not by itself: no other run follows.
+    stopped: Option<Signal>,
     /// Goes with this.
-    _folders: Vec<TempDir>,
+    _folders: Vec<OwnFolder>,
 }
 
 /// What a process of it did.
@@ -108,6 +114,10 @@ impl<'a> Job<'a> {
             let why = "torchrun waits for all ranks: name --ranks N, and the script itself after --, as in -- python train.py";
             return Err(Error::Usage(why.to_owned()));
         }
+        if is_predicted() {
+            let why = "millpond predict is part of a program that is predicted: leave the outer one out";
+            return Err(Error::Usage(why.to_owned()));
+        }
         Ok(Self { words, options, library: CARD.find()? })
     }
 
@@ -128,12 +138,17 @@ impl<'a> Job<'a> {
     /// and the one that requests more is taken.
     pub(super) fn run(&self, more: &[OsString], is_shown: bool) -> Result<Run> {
         let mut run = self.run_with(more, is_shown, true)?;
+        if run.stopped.is_some() {
+            return Ok(run);
+        }
         let Some(asked) = run.processes.iter().find_map(|process| process.answer.asked.clone()) else {
             return Ok(run);
         };
         let mut answer = "yes";
         // A program may wait for the first answer.
         let said = match self.run_with(more, false, false) {
+            Err(stopped @ Error::Stopped { .. }) => return Err(stopped),
+            Ok(Run { stopped: Some(signal), .. }) => return Err(nothing_predicted(signal)),
             Ok(other) => {
                 let mut requested = [run.peak_requested(), other.peak_requested()];
                 if requested[1] > requested[0] {
@@ -152,10 +167,11 @@ impl<'a> Job<'a> {
     /// Runs it once for each rank, with this answer.
     fn run_with(&self, more: &[OsString], is_shown: bool, holds_for_all: bool) -> Result<Run> {
         let _progress = TraceProgress::new(&self.name(), "predicting");
-        let mut run = Run { processes: Vec::new(), kept: Kept::default(), _folders: Vec::new() };
+        let mut run =
+            Run { processes: Vec::new(), kept: Kept::default(), stopped: None, _folders: Vec::new() };
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
         for rank in 0..self.options.ranks.unwrap_or(1) {
-            let folder = own_folder(&std::env::temp_dir())?;
+            let folder = OwnFolder::below(&std::env::temp_dir())?;
             let program = Program::new(&words);
             // The results have standard output for themselves.
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
@@ -167,9 +183,18 @@ impl<'a> Job<'a> {
                 true => program.run(&environment, stdout)?,
                 false => apart::run(&path, || program.run(&environment, stdout))?,
             };
-            run.processes.extend(self.processes(&path, ended)?);
+            left::end(&path);
+            match (self.processes(&path, ended), ended.asked) {
+                (Ok(processes), _) => run.processes.extend(processes),
+                (Err(_), Some(signal)) => return Err(nothing_predicted(signal)),
+                (Err(error), None) => return Err(error),
+            }
             run.kept.add(&path);
             run._folders.push(folder);
+            run.stopped = ended.asked;
+            if run.stopped.is_some() {
+                break;
+            }
         }
         run.processes.sort_by_key(|process| process.rank);
         Ok(run)
@@ -189,7 +214,7 @@ impl<'a> Job<'a> {
             ("PYTHONPATH", python_path(&folder.join("python"), &HOOK)?),
             // Files that go with the folder need no compiled form.
             ("PYTHONDONTWRITEBYTECODE", "1".into()),
-            ("MILLPOND_PREDICT", folder.into()),
+            (PREDICTED, folder.into()),
             ("MILLPOND_PREDICT_APART", if *writes_through { "".into() } else { folder.into() }),
             ("MILLPOND_PREDICT_STEPS", steps.to_string().into()),
             ("MILLPOND_PREDICT_ITEM", number(*item).into()),
@@ -240,13 +265,23 @@ impl<'a> Job<'a> {
         }
         match processes.is_empty() {
             false => Ok(processes),
+            true if is_full(folder) => {
+                let why = format!(
+                    "{} is full, where what it writes goes; TMPDIR names another place for temporary folders",
+                    folder.parent().unwrap_or(folder).display()
+                );
+                Err(Error::ProgramFailed { program: self.name(), why })
+            }
             // As shells have it.
             true if ended.status > 128 => {
                 let why = format!("signal {} ended it before its allocations were told", ended.status - 128);
                 Err(Error::ProgramFailed { program: self.name(), why })
             }
             true if ended.status != 0 => {
-                let why = format!("it ended with status {} before it had allocated on a card", ended.status);
+                let why = format!(
+                    "it ended with status {} before it told of an allocation on a card",
+                    ended.status
+                );
                 Err(Error::ProgramFailed { program: self.name(), why })
             }
             true => Err(Error::NotPredicted(format!(
@@ -257,9 +292,26 @@ impl<'a> Job<'a> {
     }
 }
 
+/// Whether an answer may not have found room in a folder.
+fn is_full(folder: &Path) -> bool {
+    /// Longer than an answer is.
+    const ROOM: u64 = 64 << 10;
+    rustix::fs::statvfs(folder).is_ok_and(|about| about.f_bavail * about.f_frsize < ROOM)
+}
+
+/// Where a signal came before there was anything to tell.
+pub(super) fn nothing_predicted(signal: Signal) -> Error {
+    Error::Stopped { signal, kept: "nothing is predicted".to_owned() }
+}
+
 impl Run {
     pub(super) fn processes(&self) -> &[Process] {
         &self.processes
+    }
+
+    /// The signal that ended the program before it was through.
+    pub(super) fn stopped(&self) -> Option<Signal> {
+        self.stopped
     }
 
     /// The most that one process requests, in bytes.
@@ -274,10 +326,11 @@ impl Run {
     }
 
     /// Keeps the recording: of several ranks, that of the first.
-    pub(super) fn keep(&self, path: &Path) -> Result<()> {
+    pub(super) fn keep(&self, file: &Output) -> Result<()> {
         let Some(process) = self.processes.first() else { return Ok(()) };
-        let copied = std::fs::copy(&process.recording, path).map(drop);
-        copied.map_err(|source| Error::Io { path: path.to_owned(), action: "write it", source })
+        let copy = |out: &mut dyn Write| std::io::copy(&mut File::open(&process.recording)?, out).map(drop);
+        let copied = file.write_with(copy);
+        copied.map_err(|source| Error::Io { path: file.path().to_owned(), action: "write it", source })
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `apart` | what a program writes, apart from its real files |
 //! | `cards` | what programs find out about a card, by its name |
 //! | `job` | a program's first steps on a card that is not there |
+//! | `left` | what a program leaves running, which is ended |
 //! | `needs` | what is needed with each allocator, and which cards have that |
 //! | `rank` | what one process of it requests and needs |
 //! | `batch` | the largest batch that fits |
@@ -22,6 +23,7 @@ mod batch;
 mod cards;
 mod command;
 mod job;
+mod left;
 mod needs;
 mod rank;
 mod scaled;

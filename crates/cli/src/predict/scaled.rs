@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::outputs::write_json;
 use crate::outputs::{Output, refuse_clashes};
 use crate::terminal::{columns, remark, say, table, wrapped};
-use crate::traces::{cut, is_stdin, read_traces};
+use crate::traces::{cut, read_traces};
 
 /// A size by its name: a batch of 8.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -77,8 +77,7 @@ struct ToldRecording {
 /// Predicts the job at this size.
 pub(super) fn run(recordings: &[Recording], scale: &Size, json: Option<&Path>) -> Result<()> {
     refuse_what_is_no_scale(recordings, scale)?;
-    let read = recordings.iter().map(|recording| recording.path.as_path());
-    let read: Vec<&Path> = read.filter(|path| !is_stdin(path)).collect();
+    let read: Vec<&Path> = recordings.iter().map(|recording| recording.path.as_path()).collect();
     refuse_clashes(&read, &[json])?;
     let json = json.map(Output::open).transpose()?;
     let traces = read_all(recordings)?;

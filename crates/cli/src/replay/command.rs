@@ -17,13 +17,11 @@ use super::text;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes, write_json};
 use crate::terminal::complain;
-use crate::traces::is_stdin;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_what_does_not_go_together(args)?;
-    let read = args.traces.iter().chain(&args.cost_table).map(PathBuf::as_path);
-    let read: Vec<_> = read.filter(|path| !is_stdin(path)).collect();
+    let read: Vec<_> = args.traces.iter().chain(&args.cost_table).map(PathBuf::as_path).collect();
     refuse_clashes(&read, &args.written())?;
     let costs = args.cost_table.as_deref().map(cost_table::read).transpose()?;
     let json = args.json.as_deref().map(Output::open).transpose()?;

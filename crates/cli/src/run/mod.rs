@@ -16,25 +16,22 @@ pub(crate) mod program;
 mod top;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::Permissions;
-
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use clap::{Args, Parser};
 use millpond::bindings::Amount;
-use tempfile::TempDir;
 
 use self::accounts::Told;
 use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
 use crate::amounts::of_the_gpus;
 use crate::error::{Error, Result};
-use crate::outputs::{Output, refuse_clashes, refuse_stdout, write_json};
+use crate::outputs::{Output, files_among, refuse_clashes, refuse_stdout, write_json};
 use crate::replay;
 use crate::replay::ReplayArgs;
+use crate::temporary::OwnFolder;
 use crate::terminal::{remark, silently};
 
 #[derive(Debug, Args)]
@@ -153,15 +150,25 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         }
     }
     if std::env::var_os("MILLPOND_DISABLE").is_some_and(|is| is == "1") {
-        return as_it_is(&Program::new(&args.program));
+        return as_it_is(&Program::new(&args.program), "MILLPOND_DISABLE=1");
     }
-    refuse_clashes(&[], &[&args.record, &args.report, &args.json].map(Option::as_deref))?;
+    if is_predicted() {
+        return as_it_is(&Program::new(&args.program), "under millpond predict");
+    }
+    refuse_clashes(
+        &files_among(&args.program),
+        &[&args.record, &args.report, &args.json].map(Option::as_deref),
+    )?;
     let [page, json] = [&args.report, &args.json].map(|file| file.as_deref().map(Output::open).transpose());
     let (page, json) = (page?, json?);
+    // Whether it can be made there: the program finds out once it allocates. A pipe waits for its reader then.
+    if let Some(file) = args.record.as_deref().filter(|file| file.is_dir() || !file.exists()) {
+        Output::open(file)?;
+    }
     let library = library::RUN.find()?;
     let folder =
         args.report.as_ref().filter(|_| args.record.is_none()).map(|page| folder_beside(page)).transpose()?;
-    let recording = args.recording(folder.as_ref().map(TempDir::path));
+    let recording = args.recording(folder.as_ref().map(OwnFolder::path));
     let limit = args.limit.map(of_the_gpus).transpose()?;
     let accounts = Handed::new("accounts", &[])?;
     let python = Handed::new("python", &archive(&PYTHON))?;
@@ -190,20 +197,25 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     outcome(ended)
 }
 
+/// What each process of a prediction has in its environment, with the folder of the prediction.
+pub(crate) const PREDICTED: &str = "MILLPOND_PREDICT";
+
+/// Whether this command is part of a program that is predicted.
+pub(crate) fn is_predicted() -> bool {
+    std::env::var_os(PREDICTED).is_some_and(|folder| !folder.is_empty())
+}
+
 /// Runs the program as if this command were not there.
-fn as_it_is(program: &Program<'_>) -> Result<()> {
-    remark(&format!(
-        "millpond: MILLPOND_DISABLE=1: {} runs as it is, without pool and limit",
-        program.name()
-    ));
+fn as_it_is(program: &Program<'_>, why: &str) -> Result<()> {
+    remark(&format!("millpond: {why}: {} runs as it is, without pool and limit", program.name()));
     outcome(program.run(&[], Stdio::inherit())?)
 }
 
 /// The exit status is the program's.
 fn outcome(ended: Ended) -> Result<()> {
     match ended {
-        Ended { status: 0 } => Ok(()),
-        Ended { status } => Err(Error::SaidElsewhere { status }),
+        Ended { status: 0, .. } => Ok(()),
+        Ended { status, .. } => Err(Error::SaidElsewhere { status }),
     }
 }
 
@@ -244,15 +256,9 @@ fn environment(
 }
 
 /// Where a recording lies that only a page is made of.
-fn folder_beside(page: &Path) -> Result<TempDir> {
+fn folder_beside(page: &Path) -> Result<OwnFolder> {
     let beside = page.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    own_folder(&std::env::temp_dir()).or_else(|_| own_folder(beside))
-}
-
-/// A new folder that is this user's alone, whatever the umask.
-pub(crate) fn own_folder(place: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir_in(place);
-    made.map_err(|source| Error::Io { path: place.to_owned(), action: "make a folder there", source })
+    OwnFolder::below(&std::env::temp_dir()).or_else(|_| OwnFolder::below(beside))
 }
 
 /// What Python processes begin with.

@@ -15,9 +15,10 @@ use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::error::{Error, Result};
+use crate::terminal::{Hearing, SIGNALS, Signal as Asked, ignored};
 
 /// What is to be run.
 #[derive(Debug)]
@@ -30,10 +31,12 @@ pub(crate) struct Program<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ended {
     pub(crate) status: u8,
+    /// The signal by which this command was asked to end meanwhile.
+    pub(crate) asked: Option<Asked>,
 }
 
-/// What asks a program for something.
-const SIGNALS: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+/// Those of the signals that ask a program to end.
+const ASK_TO_END: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
 
 impl<'a> Program<'a> {
     /// The first of the words is the program.
@@ -93,14 +96,14 @@ impl<'a> Program<'a> {
         passing.to(&child);
         let ended = if std::process::id() == 1 { ended_among_orphans(&child) } else { child.wait() };
         let failed = |source| Error::Io { path: self.path.into(), action: "wait for it", source };
-        ended.map(Ended::of).map_err(failed)
+        ended.map(|status| Ended::of(status, passing.asked())).map_err(failed)
     }
 }
 
 impl Ended {
-    fn of(status: ExitStatus) -> Self {
+    fn of(status: ExitStatus, asked: Option<Asked>) -> Self {
         let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-        Self { status: u8::try_from(number).unwrap_or(u8::MAX) }
+        Self { status: u8::try_from(number).unwrap_or(u8::MAX), asked }
     }
 }
 
@@ -150,17 +153,24 @@ struct Passing {
     child: Arc<AtomicI32>,
     /// A signal that came before.
     early: Arc<AtomicI32>,
+    /// The last one that asks to end; 0 for none.
+    asked: Arc<AtomicI32>,
     registered: Vec<signal_hook_registry::SigId>,
+    _hearing: Hearing,
 }
 
 impl Passing {
     /// Before the child is there: it may ask for a signal at once.
     fn begin() -> Self {
-        let (child, early) = (Arc::<AtomicI32>::default(), Arc::<AtomicI32>::default());
+        let hearing = Hearing::begin(&SIGNALS);
+        let [child, early, asked] = [(); 3].map(|()| Arc::<AtomicI32>::default());
         let ignored = ignored();
         let register = |signal: i32| {
-            let (child, early) = (child.clone(), early.clone());
+            let (child, early, asked) = (child.clone(), early.clone(), asked.clone());
             let pass = move |about: &libc::siginfo_t| {
+                if ASK_TO_END.contains(&signal) {
+                    asked.store(signal, Ordering::SeqCst);
+                }
                 // Sequentially consistent: `to` looks for an early signal after it has named the child.
                 match child.load(Ordering::SeqCst) {
                     0 => early.store(signal, Ordering::SeqCst),
@@ -168,12 +178,20 @@ impl Passing {
                     child => send(child, signal),
                 }
             };
-            // SAFETY: the handler uses two numbers and calls of the system, which a handler may.
+            // SAFETY: the handler uses three numbers and calls of the system, which a handler may.
             unsafe { signal_hook_registry::register_sigaction(signal, pass) }.ok()
         };
         let heard = SIGNALS.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
         let registered = heard.filter_map(register).collect();
-        Self { child, early, registered }
+        Self { child, early, asked, registered, _hearing: hearing }
+    }
+
+    /// The last signal that asked to end.
+    fn asked(&self) -> Option<Asked> {
+        u8::try_from(self.asked.load(Ordering::SeqCst))
+            .ok()
+            .filter(|signal| *signal > 0)
+            .map(Asked::of_number)
     }
 
     /// Sends them to this child from here on.
@@ -203,13 +221,6 @@ fn send(child: i32, signal: i32) {
         // It may have ended.
         rustix::process::kill_process(child, signal).ok();
     }
-}
-
-/// The signals that this process ignores, a bit each from 1 on: as under `nohup`.
-fn ignored() -> u64 {
-    let about = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = about.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 impl Drop for Passing {

@@ -43,10 +43,18 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
         Some(json) => json.write(&(in_json(&report) + "\n"))?,
         None => answer(&in_words(&report)),
     }
+    let stopped = interrupt.signal();
     let first = report.findings.first().map(|first| first.what.lines().next().unwrap_or_default().to_owned());
-    first.map_or(Ok(()), |first| {
-        Err(Error::Soak { findings: count(report.findings.len() as u64, "finding"), first })
-    })
+    match (first, stopped) {
+        (Some(first), _) => {
+            Err(Error::Soak { findings: count(report.findings.len() as u64, "finding"), first })
+        }
+        (None, Some(signal)) => {
+            let done = count(report.operations, "operation");
+            Err(Error::Stopped { signal, kept: format!("{done} without a finding") })
+        }
+        (None, None) => Ok(()),
+    }
 }
 
 fn options(args: &SoakArgs) -> Options {

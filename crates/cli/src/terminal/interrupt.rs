@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::{flag, low_level};
+
+use super::heard::Hearing;
 
 /// The signals that ask a program to end. A shell adds 128 to their numbers for the exit status.
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
@@ -17,12 +19,14 @@ pub(crate) struct Interrupt {
     /// The signal that came; 0 before.
     came: Arc<AtomicUsize>,
     registered: Vec<SigId>,
+    _hearing: Hearing,
 }
 
 impl Interrupt {
     /// From now on a signal does not end the program, unless it is the second one. Where the system refuses that, a
     /// signal ends the program as before.
     pub(crate) fn watch() -> Self {
+        let hearing = Hearing::begin(&SIGNALS);
         let (came, again) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let register = |signal: i32| {
             // They run in this order: the first signal finds `again` unset.
@@ -33,7 +37,7 @@ impl Interrupt {
             ]
         };
         let registered = SIGNALS.into_iter().flat_map(register).flatten().collect();
-        Self { came, registered }
+        Self { came, registered, _hearing: hearing }
     }
 
     /// Waits so long; `false` where a signal ended it.
@@ -90,6 +94,11 @@ impl Signal {
 
 impl std::fmt::Display for Signal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if i32::from(self.0) == SIGINT { "Ctrl-C" } else { "SIGTERM" })
+        f.write_str(match i32::from(self.0) {
+            SIGINT => "Ctrl-C",
+            SIGHUP => "SIGHUP",
+            SIGQUIT => "SIGQUIT",
+            _ => "SIGTERM",
+        })
     }
 }

@@ -5,11 +5,14 @@
 //! | `screen` | lines on stdout and stderr; tables, counts, paragraphs |
 //! | `progress_lines` | what is being done, in lines, where no terminal shows a bar |
 //! | `interrupt` | Ctrl-C |
+//! | `heard` | who hears a signal; one that nobody hears ends the command |
 
+mod heard;
 mod interrupt;
 mod progress_lines;
 mod screen;
 
+pub(crate) use self::heard::{Hearing, SIGNALS, be_the_command, before_ending, ignored};
 pub(crate) use self::interrupt::{Interrupt, Signal};
 pub(crate) use self::progress_lines::ProgressLines;
 pub(crate) use self::screen::{

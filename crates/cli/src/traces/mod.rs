@@ -16,6 +16,6 @@ mod tables;
 
 pub(crate) use self::offloaded::{Bandwidth, Offloaded};
 pub(crate) use self::progress::TraceProgress;
-pub(crate) use self::read::{is_stdin, read_file, read_traces};
+pub(crate) use self::read::{read_file, read_traces};
 pub(crate) use self::summary::say_summary;
 pub(crate) use self::tables::{MOST_HELD, cut, grew_by, held, whole, wrapped};

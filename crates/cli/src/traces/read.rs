@@ -19,6 +19,6 @@ pub(crate) fn read_file(path: &Path) -> std::result::Result<Vec<Trace>, ReadErro
 }
 
 /// `-`, as other tools have it; a file of that name is `./-`.
-pub(crate) fn is_stdin(path: &Path) -> bool {
+fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }

@@ -308,7 +308,8 @@ impl Trainings {
     fn kept(&self, done: &Trained) -> String {
         let epochs = |outcome: &Outcome| outcome.epochs.len();
         let whole: usize = done.outcomes.iter().map(epochs).sum();
-        let all = self.wanted.hyper.epochs * self.names.len();
+        // PyTorch's come after those of the allocators.
+        let all = self.wanted.hyper.epochs * self.names.len().max(done.outcomes.len());
         let written =
             if whole > 0 && done.results.are_asked() { ", and their results are written" } else { "" };
         format!("{} of {} are done{written}", thousands(whole as u64), count(all as u64, "epoch"))

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use millpond::HumanBytes;
 use millpond::device::DeviceName;
@@ -17,6 +19,7 @@ use serde_json::{Value, json};
 use super::outcome::{Outcome, Times};
 use super::progress::duration;
 use crate::error::{Error, Result};
+use crate::temporary::OwnFolder;
 use crate::terminal::say;
 
 const SCRIPT: &str = include_str!("pytorch.py");
@@ -65,17 +68,17 @@ impl PyTorch {
         Ok(Self { version })
     }
 
-    /// Trains in each way that there is on this device. `stops` is asked after each epoch.
-    pub(super) fn train(&self, of: &Compared<'_>, mut stops: impl FnMut() -> bool) -> Result<Vec<Outcome>> {
-        let folder = tempfile::tempdir().map_err(|source| failed(Path::new("temporary folder"), source))?;
+    /// Trains in each way that there is on this device, until `stops` says so.
+    pub(super) fn train(&self, of: &Compared<'_>, stops: impl Fn() -> bool) -> Result<Vec<Outcome>> {
+        let folder = OwnFolder::below(&std::env::temp_dir())?;
         write(folder.path(), of).map_err(|source| failed(folder.path(), source))?;
         let is_gpu = of.device != DeviceName::HOST;
         let mut outcomes = Vec::new();
         for way in WAYS.into_iter().filter(|way| is_gpu || *way != "graph") {
             say(&format!("trains with PyTorch {}, {way}", self.version));
-            match Self::way(way, folder.path(), of) {
+            match Self::way(way, folder.path(), of, &stops) {
+                Ok(outcome) if outcome.epochs.is_empty() => {}
                 Ok(outcome) => outcomes.push(outcome),
-                Err(_) if stops() => break,
                 Err(why) => say(&format!("  left out: {why}")),
             }
             if stops() {
@@ -85,8 +88,15 @@ impl PyTorch {
         Ok(outcomes)
     }
 
-    /// Trains in one way, or says why not.
-    fn way(way: &str, folder: &Path, of: &Compared<'_>) -> std::result::Result<Outcome, String> {
+    /// Trains in one way, or says why not. Stopped, it has the epochs that are done.
+    fn way(
+        way: &str,
+        folder: &Path,
+        of: &Compared<'_>,
+        stops: &impl Fn() -> bool,
+    ) -> std::result::Result<Outcome, String> {
+        /// How soon it is stopped.
+        const PART: Duration = Duration::from_millis(50);
         let mut outcome = Outcome::new(&of.device.to_string(), &format!("PyTorch {way}"));
         let script = python().args([Path::new("-c"), Path::new(SCRIPT), folder, Path::new(way)]).spawn();
         let mut child = script.map_err(|error| error.to_string())?;
@@ -104,8 +114,22 @@ impl PyTorch {
                 .unwrap_or("it said nothing")
                 .to_owned()
         });
-        for line in BufReader::new(out).lines() {
-            let line: Value = line.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default();
+        let (tells, told) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(out).lines().map_while(|line| line.ok()).try_for_each(|line| tells.send(line))
+        });
+        loop {
+            if stops() {
+                // Processes of its own may hold its output for longer, so nothing more is read.
+                child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
+                return Ok(outcome);
+            }
+            let line = match told.recv_timeout(PART) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let line: Value = serde_json::from_str(&line).unwrap_or_default();
             match serde_json::from_value::<Epoch>(line.clone()) {
                 Ok(epoch) => outcome.epochs.push(epoch),
                 Err(_) => {
@@ -117,7 +141,7 @@ impl PyTorch {
         }
         let ended = child.wait().map_err(|error| error.to_string())?;
         let said = said.join().unwrap_or_default();
-        if ended.success() { Ok(outcome) } else { Err(said) }
+        if ended.success() || stops() { Ok(outcome) } else { Err(said) }
     }
 }
 

@@ -363,7 +363,7 @@ def test_settings_of_the_allocator_are_left_out_and_said(sets: str, settings: st
 @pytest.mark.parametrize(
     ("program", "status", "said"),
     [
-        ("import torch, argparse; argparse.ArgumentParser().parse_args(['--nope'])", 1, "ended with status 2 before it had allocated"),
+        ("import torch, argparse; argparse.ArgumentParser().parse_args(['--nope'])", 1, "ended with status 2 before it told"),
         ("import torch; print(torch.cuda.is_available())", 2, "it allocated nothing on a card"),
     ],
 )

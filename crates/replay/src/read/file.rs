@@ -70,7 +70,8 @@ pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result
         _ => return Err(FormatError::Unknown),
     };
     // What was left out may be all there was.
-    let why = if builder.remarks.is_empty() { advice.to_owned() } else { builder.remarks.join("; ") };
+    let said: Vec<_> = builder.lacks.iter().chain(&builder.remarks).map(String::as_str).collect();
+    let why = if said.is_empty() { advice.to_owned() } else { said.join("; ") };
     let traces = builder.finish(name);
     if traces.is_empty() { Err(FormatError::Empty(why)) } else { Ok(traces) }
 }

@@ -89,7 +89,7 @@ struct Recording {
 
 pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuilder, FormatError> {
     let mut recording = Recording::default();
-    let mut remarks = Vec::new();
+    let (mut remarks, mut cut) = (Vec::new(), None);
     let mut chunks = Chunks::new(source.take(limits.bytes))?;
     loop {
         let at = chunks.position();
@@ -97,13 +97,15 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
             Ok(Some(payload)) => recording.chunk(payload, at, limits)?,
             Ok(None) => break,
             Err(error @ (ChunkError::Torn { .. } | ChunkError::Damaged { .. })) => {
-                remarks.push(format!("{error}; what follows is left out"));
+                cut = Some(format!(
+                    "{error}; what follows is left out. Copy the file again, if there is more of it"
+                ));
                 break;
             }
             Err(error) => return Err(error.into()),
         }
     }
-    if !recording.ended && remarks.is_empty() {
+    if !recording.ended && cut.is_none() {
         remarks.push("the recording has no end: the process was killed, or still records".to_owned());
     }
     let dropped = (recording.dropped > 0).then(|| {
@@ -114,8 +116,8 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
         )
     });
     let earlier = recording.since.as_ref().map(|(_, remark)| remark.clone());
-    // The rest is a remark, where there are both.
-    let mut lacks = earlier.into_iter().chain(dropped);
+    // The rest are remarks, where there are several.
+    let mut lacks = cut.into_iter().chain(earlier).chain(dropped);
     let first = lacks.next();
     remarks.splice(0..0, lacks);
     remarks.extend(

@@ -11,8 +11,10 @@ import millpond_imports  # noqa: F401
 def run_the_programs_own():
     """The next ``sitecustomize`` on the path."""
     here = os.path.dirname(os.path.abspath(__file__))
-    path = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    path = [os.path.abspath(folder or os.curdir) for folder in sys.path]
+    # What another ``millpond run`` put first stands before it.
+    after = path[path.index(here) + 1 :] if here in path else path
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", after)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -87,7 +88,9 @@ BUILT = 0
 
 
 def write(ended: str) -> None:
-    """Writes what was seen."""
+    """Writes what was seen. Another Ctrl-C does not cut that off."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if BUILT and "steps" not in ANSWER.figures:
         ANSWER.say_first(
             "no optimizer took a step: its state, and what a step allocates, are not in what follows. The program ended before"

@@ -1,0 +1,101 @@
+//! Files and folders of the command's own, which go with it, also where a signal ends it.
+
+use std::collections::BTreeSet;
+use std::fs::{Permissions, remove_dir_all, remove_file, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tempfile::TempDir;
+
+use crate::error::{Error, Result};
+use crate::terminal::before_ending;
+
+/// Those that are there now.
+static THERE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// A file or folder that a signal removes while this lives.
+#[derive(Debug)]
+pub(crate) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(crate) fn at(path: &Path) -> Self {
+        before_ending(|| there().iter().for_each(|path| remove(path)));
+        there().insert(path.to_owned());
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        there().remove(&self.0);
+    }
+}
+
+/// A folder that is this user's alone, whatever the umask, and goes with this.
+#[derive(Debug)]
+pub(crate) struct OwnFolder {
+    folder: TempDir,
+    _temporary: Temporary,
+}
+
+impl OwnFolder {
+    pub(crate) fn below(place: &Path) -> Result<Self> {
+        let made = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir_in(place);
+        let folder = made.map_err(|source| Error::NoFolder { place: place.to_owned(), source })?;
+        let temporary = Temporary::at(folder.path());
+        Ok(Self { folder, _temporary: temporary })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for OwnFolder {
+    fn drop(&mut self) {
+        remove(self.folder.path());
+    }
+}
+
+fn there() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    THERE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes a file, or a folder with all that is in it: also in folders that a program made unwritable.
+fn remove(path: &Path) {
+    if remove_file(path).is_err() && remove_dir_all(path).is_err() && path.exists() {
+        open_up(path);
+        remove_dir_all(path).ok();
+    }
+}
+
+/// Lets the user change this folder and those in it.
+fn open_up(folder: &Path) {
+    set_permissions(folder, Permissions::from_mode(0o700)).ok();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            open_up(&entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_own_folder_goes_with_the_folders_that_nobody_may_write() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = OwnFolder::below(place.path()).unwrap();
+        let below = folder.path().join("a/b");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(below.join("file"), "").unwrap();
+        for folder in [below.as_path(), below.parent().unwrap()] {
+            set_permissions(folder, Permissions::from_mode(0o000)).unwrap();
+        }
+        drop(folder);
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        assert_eq!(there().iter().filter(|path| path.starts_with(place.path())).count(), 0);
+    }
+}
