@@ -33,7 +33,8 @@ use crate::typed::range_in;
 /// copies, cuBLAS, NCCL. A function that asks for a `CudaSlice` itself takes [views](Self::as_view) only if it is changed. Dropped, it is freed to the pool in stream order; the host does not wait.
 ///
 /// cudarc orders its use on other streams than its own, as it does for its slices. It does so where the context has
-/// more than one stream and tracks events. Reads then wait for writes, writes for both, and the free for all of them.
+/// more than one stream and tracks events. Reads then wait for writes; writes and the free wait for the last
+/// write and the last read. Where two streams read a buffer, have one wait for the other before the buffer is written or dropped.
 ///
 /// cudarc's calls do not ask whether the pool [sleeps](Pool::sleep). So a pool is not put to sleep while such buffers of it
 /// live. A [`millpond::Buffer`](crate::Buffer) can sleep, and goes into launches, too.
