@@ -437,7 +437,16 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
 
 /// Begins a prediction, whose temporary folder is this one, and waits until its program says that it is ready.
 fn ready(program: &str, args: &[&str], place: &Path) -> Option<(Child, BufReader<impl std::io::Read>)> {
-    let mut predict = prediction(args)?;
+    let told = prediction(args)?;
+    // What runs the tests may ignore signals, and so would the command then.
+    let mut predict = Command::new("env");
+    predict.arg("--default-signal=INT,TERM,HUP").arg(told.get_program()).args(told.get_args());
+    for (name, value) in told.get_envs() {
+        match value {
+            Some(value) => predict.env(name, value),
+            None => predict.env_remove(name),
+        };
+    }
     predict.env("TMPDIR", place).args(["python3", "-c", program]);
     let mut child = predict.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
