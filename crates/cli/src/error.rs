@@ -46,6 +46,8 @@ pub(crate) enum Error {
     BudgetInUse(String),
     #[error("out of memory: {0}")]
     OutOfMemory(String),
+    #[error("{trace}: nothing is promised of a job of which a part is missing: {lacks}")]
+    NotWhole { trace: String, lacks: String },
     #[error(
         "no card has room for {left}, by itself or in {likely:.0} % of the ways to begin beside others: add a card"
     )]

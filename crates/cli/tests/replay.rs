@@ -327,6 +327,13 @@ fn a_history_that_is_not_whole_is_said_first_and_promises_no_card() {
         let told = &read_json(Path::new(file))[0];
         assert!(told["remarks"][0].as_str().unwrap().contains(said), "{told}");
         assert!(told["allocators"][0]["cards"].is_null());
+        let asked = millpond(&["replay", path, "--allocator", "millpond", "--card", "H100", "--fail-if-oom"]);
+        assert_eq!(asked.status.code(), Some(1));
+        assert!(
+            stderr(&asked).contains("nothing is promised") && stderr(&asked).contains(said),
+            "{}",
+            stderr(&asked)
+        );
     }
 }
 

@@ -98,7 +98,8 @@ impl Answers {
     }
 }
 
-/// For `--fail-if-oom`: the allocators that were chosen run out of memory, or do not fit on a card that was named.
+/// For `--fail-if-oom`: the allocators that were chosen run out of memory, or do not fit on a card that was named. Or nobody knows,
+/// since a part of the job is missing.
 fn refuse_oom(args: &ReplayArgs, all: &[TraceJson]) -> Result<()> {
     let of_row = |row: &AllocatorJson| {
         let name = &row.outcome.allocator;
@@ -115,5 +116,9 @@ fn refuse_oom(args: &ReplayArgs, all: &[TraceJson]) -> Result<()> {
         (!names.is_empty()).then(|| format!("{} with {}", told.trace, names.join(", ")))
     };
     let without: Vec<_> = all.iter().filter_map(of).collect();
-    if without.is_empty() { Ok(()) } else { Err(Error::OutOfMemory(without.join("; "))) }
+    if !without.is_empty() {
+        return Err(Error::OutOfMemory(without.join("; ")));
+    }
+    let unknown = all.iter().find_map(|told| Some((told.trace.clone(), told.lacks.clone()?)));
+    unknown.map_or(Ok(()), |(trace, lacks)| Err(Error::NotWhole { trace, lacks }))
 }

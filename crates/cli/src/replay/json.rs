@@ -23,6 +23,9 @@ use crate::traces::Offloaded;
 #[derive(Serialize)]
 pub(super) struct TraceJson {
     pub(crate) trace: String,
+    /// What is missing of the job; one of the remarks says it.
+    #[serde(skip)]
+    pub(crate) lacks: Option<String>,
     blocks: usize,
     streams: usize,
     wall_us: u64,
@@ -109,6 +112,7 @@ pub(super) fn of_trace(
     let Replayed { program, rows, verdict, out_of_memory, .. } = replayed;
     let json = TraceJson {
         trace: trace.name.clone(),
+        lacks: trace.lacks.clone(),
         blocks: program.blocks,
         streams: program.streams,
         wall_us: trace.wall_us,
